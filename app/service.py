@@ -21,6 +21,7 @@ from app.access.access_log import AccessLog
 from app.access.quotas import Quotas
 from app.access.tokens import KnownTokens
 from app.background.loops import called_in
+from app.background.share import Share
 from app.background.turns import FairTurns
 from app.chain.appender import STATEMENT_TIMEOUT_S, Appender
 from app.chain.followers import Follower, TableFollower
@@ -56,6 +57,7 @@ from app.store import chaining, following
 from app.store.edge import EdgeLookups
 from app.store.growth import Growth
 from app.upkeep import Upkeep
+from app.watch.tail import Tails
 from ledger.errors import (
     DurabilityTimeoutError,
     LedgerError,
@@ -192,7 +194,8 @@ class Service:
             JobTable(self.submitter.followed), self._connect_follower, lambda: self.node.chained.lsn
         )
         self._table_followers = (self.job_table,)
-        self._followers: tuple[Follower, ...] = (self.notary, *self._table_followers)
+        self.tails = Tails(pool, Share())
+        self._followers: tuple[Follower, ...] = (self.notary, *self._table_followers, self.tails)
         self.key_changes = KeyChanges(
             settings=settings,
             node=self.node,
@@ -349,7 +352,7 @@ class Service:
         self.spawn(self.appender.run())
         self._persisting = self.spawn(self.upkeep.persist_control(self.settings.hlc.persistence_interval))
         followers = [follower.run for follower in self._followers]
-        for derived in (*followers, self.key_changes.follow_admission):
+        for derived in (*followers, self.tails.share.run, self.key_changes.follow_admission):
             self.spawn(kept_running(derived))
         self.spawn(kept_running(partial(self.upkeep.clean_up, self.settings.wal.retain)))
         self.spawn(record_start(self._started, self.system_entries, self.key_changes))

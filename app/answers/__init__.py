@@ -11,6 +11,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, NotRequired
 
+import orjson
 from msgspec import Meta
 from typing_extensions import TypedDict
 
@@ -23,6 +24,14 @@ JobId = Annotated[str, Meta(pattern=names.anchored(names.JOB_ID), examples=["use
 Time = Annotated[datetime, Meta(tz=True)]
 TimeOfHlc = str | None
 """The time that the HLC beside it says (RFC 3339, UTC); null where that has no such form."""
+
+
+_JSON_OPTIONS = orjson.OPT_UTC_Z
+
+
+def json_bytes(value: object) -> bytes:
+    """``value`` as the JSON of an answer."""
+    return orjson.dumps(value, option=_JSON_OPTIONS)
 
 
 class Problem(TypedDict):

@@ -134,8 +134,9 @@ async def list_entries(
         if not entries:
             await chain_reads.require_tenant(connection, tenant_id)
     await record_read(request, tenant_id, from_seq=start, entries=len(entries))
-    items = [{**entry._asdict(), "at": rfc3339.time_of(entry.t_hlc)} for entry in entries]
-    return page(items, _ENTRIES.next(tenant_id, (entries[-1].seq + 1,)) if more else None)
+    return page(
+        [entry.as_listed() for entry in entries], _ENTRIES.next(tenant_id, (entries[-1].seq + 1,)) if more else None
+    )
 
 
 @router.get("/v1/chain/proof/inclusion", responses=answered(InclusionAnswer))

@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from fastapi import Request, Response
 
-from app.http.answers import json_bytes
+from app.answers import json_bytes
 from app.http.body import JSON_MEDIA_TYPE
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN
 from app.node.session import SessionTokens, Token

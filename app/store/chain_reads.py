@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
 from app.store.rows import columns, fetch_as, fetch_one_as, like, told, whole
+from ledger import rfc3339
 from ledger.errors import ChainDamagedError, TenantNotFoundError
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class ListedEntry(NamedTuple):
     payload: str
     origin: str | None
     created_at: datetime
+
+    def as_listed(self) -> dict[str, Any]:
+        """The entry as it is listed, for JSON."""
+        return {**self._asdict(), "at": rfc3339.time_of(self.t_hlc)}
 
 
 class SnapshotRow(NamedTuple):

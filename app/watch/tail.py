@@ -1,0 +1,413 @@
+"""The tails of the chains that are watched: one read of each chain for all who watch it.
+
+A tail follows the end of its chain. What this node chained itself it has in memory, and asks PostgreSQL only what that
+gave the rows; what others chained it reads. Each entry is encoded once and kept while there is room::
+
+    seq                 up to here the tail has come; <= head_seq, where it is known that the chain ends
+    first_seq .. seq    kept, in blocks without a gap; the oldest go first
+
+Who wants what lies before that reads it from the log, page by page (``Tails.page``): so does whoever starts from a
+position that it kept, until it meets the tail. ``Tails.read`` does either.
+
+What others chained is found by looking at the heads of watched chains every ``LOOK_INTERVAL_S``. A chain that nobody
+watches costs nothing. All of it is done in turns of one share of the event loop, so the writer does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final, Protocol
+
+import structlog
+
+from app.background.share import Share
+from app.node.kept_running import kept_running
+from app.store import Connection, chain_reads, job_table, tailing
+from app.store.chain_reads import ListedEntry
+from app.store.chaining import LOG_COLUMNS
+from app.store.growth import Growth
+from app.store.reading import Pool, reading
+from app.watch.blocks import Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
+from ledger.errors import ChainDamagedError, DatabaseUnavailableError, TenantNotFoundError
+from ledger.machines import job_dcs
+
+LOOK_INTERVAL_S: Final = 0.2
+"""How often it is looked what others chained."""
+RETRY_PAUSE_S: Final = 1.0
+"""Rest before what the database did not answer is read again."""
+ENTRIES_A_READ: Final = 200
+"""Entries that a tail takes in at a time."""
+ENTRIES_BEFORE: Final = 500
+"""Entries before the end with which a tail begins: of many who come back together, most had come further than that."""
+PAGE_ENTRIES: Final = 64
+"""Entries that are read at a time for one who is behind the tail: about a block of them."""
+READS_MAX: Final = 4
+"""Reads of PostgreSQL at once, for all."""
+TAILS_BYTES_MAX: Final = 64 << 20
+"""Bytes of the events that all tails keep together, each its part of it; what is chosen of them comes on top, once."""
+TAIL_BYTES_MAX: Final = 4 << 20
+"""Bytes of the events that one tail keeps."""
+ROWS_BYTES_MAX: Final = 4 << 20
+"""Payload bytes of rows that this node chained and a tail has not taken in; what goes beyond is read back."""
+ROW_READ_S: Final = 10e-6
+"""What reading one row takes of the event loop, about: the driver does it at no time of ours."""
+
+_TENANT, _SEQ, _PAYLOAD = (LOG_COLUMNS.index(name) for name in ("tenant_id", "seq", "payload"))
+
+log = structlog.get_logger()
+
+Row = tuple[Any, ...]
+"""A row of ``LOG_COLUMNS``."""
+
+
+class Waiter(Protocol):
+    """Who is to be woken when there is more."""
+
+    def more(self, block: Block) -> bool:
+        """``block``, the newest, may hold something for it; false when it waits on."""
+        ...
+
+    def ended(self, error: ChainDamagedError) -> None:
+        """There will be no more."""
+        ...
+
+
+class Tail:
+    """The end of one chain, as those who watch it see it. Belongs to one event loop."""
+
+    def __init__(self, tenant_id: str, seq: int) -> None:
+        """Follows the chain from behind ``seq`` on."""
+        self.tenant_id = tenant_id
+        self.seq = self.head_seq = seq
+        self.users = 0
+        self.dc_users = 0
+        """How many of them want to know which data centres entries concern."""
+        self.error: ChainDamagedError | None = None
+        """Why there will be no more."""
+        self.grown = asyncio.Event()
+        """Set while ``seq < head_seq``."""
+        self._blocks: list[Block] = []
+        self._bytes = 0
+        self._rows: list[Row] = []
+        """The newest rows that this node chained and that are not taken in, without a gap."""
+        self._rows_bytes = 0
+        self._waiting: dict[Wanted, list[Waiter]] = {}
+
+    @property
+    def first_seq(self) -> int:
+        """The oldest entry that is kept; ``seq + 1`` where none is."""
+        return self._blocks[0].first_seq if self._blocks else self.seq + 1
+
+    def after(self, seq: int) -> Block | None:
+        """The block that holds the entry after ``seq``; None where that is not kept, or is not there yet."""
+        if not self.first_seq <= seq + 1 <= self.seq:
+            return None
+        return self._blocks[bisect_right(self._blocks, seq + 1, key=_first_seq) - 1]
+
+    def wait(self, wanted: Wanted, waiter: Waiter) -> None:
+        """Wake the waiter once, with the next block that holds something that is wanted."""
+        self._waiting.setdefault(wanted, []).append(waiter)
+
+    def leave(self, wanted: Wanted, waiter: Waiter) -> None:
+        """Wake the waiter no more."""
+        waiting = self._waiting.get(wanted, [])
+        if waiter in waiting:
+            waiting.remove(waiter)
+        if not waiting:
+            self._waiting.pop(wanted, None)
+
+    # --- growing ----------------------------------------------------------------------------------
+
+    def hear(self, head_seq: int) -> None:
+        """The chain ends at ``head_seq`` at least."""
+        if head_seq > self.head_seq:
+            self.head_seq = head_seq
+            self.grown.set()
+
+    def chained(self, rows: Sequence[Row]) -> None:
+        """This node chained these, in seq order; of two calls that wait, in whatever order."""
+        if self._rows and rows[0][_SEQ] != self._rows[-1][_SEQ] + 1:
+            self._drop_rows()
+        self._rows += rows
+        self._rows_bytes += _bytes_of(rows)
+        if self._rows_bytes > ROWS_BYTES_MAX:
+            self._drop_rows()
+        self.hear(rows[-1][_SEQ])
+
+    def next_rows(self) -> list[Row]:
+        """What comes next, as far as it is known; none where it must be read."""
+        if not self._rows or not self._rows[0][_SEQ] <= self.seq + 1 <= self._rows[-1][_SEQ]:
+            return []
+        start = self.seq + 1 - self._rows[0][_SEQ]
+        return self._rows[start : start + ENTRIES_A_READ]
+
+    def take(self, blocks: Sequence[Block], bytes_max: int) -> None:
+        """Keep these blocks, which come next, and wake who waits for something in them."""
+        for block in blocks:
+            self._blocks.append(block)
+            self._bytes += block.event_bytes
+            self.seq = block.last_seq
+            self._wake(block)
+        dropped = 0
+        while self._bytes > bytes_max and dropped < len(self._blocks) - 1:
+            self._bytes -= self._blocks[dropped].event_bytes
+            dropped += 1
+        del self._blocks[:dropped]
+        if self._rows and (done := max(0, self.seq + 1 - self._rows[0][_SEQ])):
+            self._rows_bytes -= _bytes_of(self._rows[:done])
+            del self._rows[:done]
+        if self.seq >= self.head_seq:
+            self.head_seq = self.seq
+            self.grown.clear()
+
+    def fail(self, error: ChainDamagedError) -> None:
+        """There will be no more."""
+        self.error = error
+        waiting, self._waiting = self._waiting, {}
+        for waiters in waiting.values():
+            for waiter in waiters:
+                waiter.ended(error)
+
+    def _wake(self, block: Block) -> None:
+        for wanted in [*self._waiting]:
+            if block.chosen(wanted) or (wanted.dc is not None and not block.has_dcs):
+                waiters = self._waiting.pop(wanted)
+                if left := [each for each in waiters if not each.more(block)]:
+                    self._waiting[wanted] = left
+
+    def _drop_rows(self) -> None:
+        self._rows, self._rows_bytes = [], 0
+
+
+class Tails:
+    """The tails of a node."""
+
+    def __init__(self, pool: Pool, share: Share) -> None:
+        self._pool = pool
+        self.share = share
+        self._tails: dict[str, Tail] = {}
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._reads = asyncio.Semaphore(READS_MAX)
+        self._watched = asyncio.Event()
+        """Set while something is watched."""
+        self.last_error: str | None = None
+
+    @asynccontextmanager
+    async def watching(self, tenant_id: str, *, with_dcs: bool = False) -> AsyncIterator[Tail]:
+        """The tail of the tenant's chain, which is followed until all have left it. Entries that come say which data
+        centres they concern while somebody asked ``with_dcs``.
+
+        Raises:
+            TenantNotFoundError: there is no such tenant.
+            DatabaseUnavailableError: Postgres does not answer.
+        """
+        tail = self._tails.get(tenant_id)
+        if tail is None:
+            head_seq = await self.head_seq(tenant_id)
+            tail = self._tails.get(tenant_id) or self._begin(tenant_id, head_seq)
+        tail.users += 1
+        tail.dc_users += with_dcs
+        try:
+            yield tail
+        finally:
+            tail.users -= 1
+            tail.dc_users -= with_dcs
+            if not tail.users:
+                self._end(tail)
+
+    async def read(self, tail: Tail, after_seq: int, *, with_dcs: bool = False) -> Block | None:
+        """The entries that follow ``after_seq``, some of them at least, from memory or from the log; None where there
+        are none yet. Those of a block from memory may begin earlier.
+
+        Raises:
+            ChainDamagedError: an entry is missing, or a row is damaged.
+            DatabaseUnavailableError: Postgres does not answer.
+        """
+        kept = tail.after(after_seq)
+        if kept is not None and (kept.has_dcs or not with_dcs):
+            return kept
+        return await self.page(tail, after_seq, with_dcs=with_dcs) if after_seq < tail.seq else None
+
+    async def grown_beyond(self, tail: Tail, seq: int) -> None:
+        """Return once ``read`` has something behind ``seq``.
+
+        Raises:
+            ChainDamagedError: there will be no more.
+        """
+        beyond = _Beyond(seq)
+        while tail.seq <= seq:
+            if tail.error is not None:
+                raise tail.error
+            tail.wait(Wanted(), beyond)
+            try:
+                await beyond.reached
+            finally:
+                tail.leave(Wanted(), beyond)
+
+    async def page(self, tail: Tail, after_seq: int, *, with_dcs: bool) -> Block:
+        """The entries that follow ``after_seq``, which MUST be before the end of the tail, read from the log.
+
+        Raises:
+            as ``read``.
+        """
+        async with self._reads:
+            await self.share.turn()
+            async with reading(self._pool) as connection:
+                listed, _ = await chain_reads.list_entries(connection, tail.tenant_id, after_seq + 1, PAGE_ENTRIES)
+                dcs = await _dcs_of_jobs(connection, tail.tenant_id, listed) if with_dcs else None
+        self.share.spent(ROW_READ_S * len(listed))
+        return self._encoded(tail, after_seq, listed, dcs)[0]
+
+    # --- following --------------------------------------------------------------------------------
+
+    def chained(self, growth: Growth) -> None:
+        """This node chained ``growth``; as ``Follower.chained``."""
+        if not self._tails:
+            return
+        for tenant_id, rows in groupby(growth.log_rows, itemgetter(_TENANT)):
+            tail = self._tails.get(tenant_id)
+            if tail is not None:
+                tail.chained([*rows])
+
+    async def run(self) -> None:
+        """Look what others chained, until cancelled."""
+        while True:
+            await self._watched.wait()
+            try:
+                async with reading(self._pool) as connection:
+                    heads = await tailing.head_seqs(connection, [*self._tails])
+                for tenant_id, head_seq in heads.items():
+                    if (tail := self._tails.get(tenant_id)) is not None:
+                        tail.hear(head_seq)
+                self.last_error = None
+            except DatabaseUnavailableError as error:
+                self._note(error)
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def _begin(self, tenant_id: str, head_seq: int) -> Tail:
+        tail = self._tails[tenant_id] = Tail(tenant_id, max(0, head_seq - ENTRIES_BEFORE))
+        tail.hear(head_seq)
+        following = kept_running(partial(self._follow, tail))
+        self._following[tenant_id] = asyncio.get_running_loop().create_task(following)
+        self._watched.set()
+        return tail
+
+    def _end(self, tail: Tail) -> None:
+        if self._tails.get(tail.tenant_id) is tail:
+            del self._tails[tail.tenant_id]
+            self._following.pop(tail.tenant_id).cancel()
+        if not self._tails:
+            self._watched.clear()
+            self.last_error = None
+
+    async def _follow(self, tail: Tail) -> None:
+        """Take in what is chained, until cancelled or the chain turns out to be damaged."""
+        while True:
+            await tail.grown.wait()
+            try:
+                async with self._reads:
+                    await self.share.turn()
+                    blocks = await self._next_blocks(tail)
+            except DatabaseUnavailableError as error:
+                self._note(error)
+                await asyncio.sleep(RETRY_PAUSE_S)
+            except ChainDamagedError as error:
+                log.error("watch_ended", tenant_id=tail.tenant_id, error=str(error))
+                del self._tails[tail.tenant_id], self._following[tail.tenant_id]
+                tail.fail(error)
+                return
+            else:
+                began_s = time.perf_counter()
+                self.last_error = None
+                tail.take(blocks, min(TAIL_BYTES_MAX, TAILS_BYTES_MAX // len(self._tails)))
+                self.share.spent(time.perf_counter() - began_s)
+
+    async def _next_blocks(self, tail: Tail) -> list[Block]:
+        rows, dcs = tail.next_rows(), None
+        async with reading(self._pool) as connection:
+            if rows:
+                stamps = await tailing.stamps(connection, tail.tenant_id, tail.seq + 1, rows[-1][_SEQ])
+                listed = [
+                    ListedEntry._make((stamp.id, *row, stamp.created_at))
+                    for row, stamp in zip(rows, stamps, strict=False)
+                    if stamp.seq == row[_SEQ]
+                ]
+            else:
+                listed, _ = await chain_reads.list_entries(connection, tail.tenant_id, tail.seq + 1, ENTRIES_A_READ)
+                self.share.spent(ROW_READ_S * len(listed))
+            if tail.dc_users:
+                dcs = await _dcs_of_jobs(connection, tail.tenant_id, listed)
+        return self._encoded(tail, tail.seq, listed, dcs)
+
+    def _encoded(
+        self, tail: Tail, after_seq: int, listed: Sequence[ListedEntry], dcs_of_jobs: DcsOfJobs | None
+    ) -> list[Block]:
+        if not listed:
+            raise ChainDamagedError(tail.tenant_id, f"the entry of seq {after_seq + 1} is missing")
+        began_s = time.perf_counter()
+        blocks = blocks_of(tail.tenant_id, after_seq, listed, dcs_of_jobs)
+        self.share.spent(time.perf_counter() - began_s)
+        return blocks
+
+    async def head_seq(self, tenant_id: str) -> int:
+        """Where the chain ends now.
+
+        Raises:
+            as ``watching``.
+        """
+        async with reading(self._pool) as connection:
+            found = await tailing.head_seqs(connection, [tenant_id])
+        if tenant_id not in found:
+            raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+        return found[tenant_id]
+
+    def _note(self, error: DatabaseUnavailableError) -> None:
+        if self.last_error is None:
+            log.warning("watch_delayed", error=str(error))
+        self.last_error = str(error)
+
+
+class _Beyond:
+    """Waits for a chain to come beyond a seq."""
+
+    def __init__(self, seq: int) -> None:
+        self._seq = seq
+        self.reached = asyncio.get_running_loop().create_future()
+
+    def more(self, block: Block) -> bool:
+        if block.last_seq > self._seq and not self.reached.done():
+            self.reached.set_result(None)
+        return self.reached.done()
+
+    def ended(self, error: ChainDamagedError) -> None:
+        if not self.reached.done():
+            self.reached.set_exception(error)
+
+
+async def _dcs_of_jobs(connection: Connection, tenant_id: str, listed: Sequence[ListedEntry]) -> DcsOfJobs:
+    """The data centres of the jobs that must be asked for it."""
+    wanted = [(tenant_id, job_id) for job_id in jobs_in_question(listed)]
+    found: dict[str, frozenset[str] | None] = {}
+    for parts in await job_table.find_parts(connection, wanted) if wanted else ():
+        try:
+            state = await job_table.merged(connection, parts)
+            found[parts.job_id] = frozenset() if state is None else job_dcs.dcs_of(state)
+        except ChainDamagedError:
+            # Verification says where; here it is not known whom the job's entries concern, so all are told.
+            found[parts.job_id] = None
+    return found
+
+
+def _bytes_of(rows: Sequence[Row]) -> int:
+    return sum(len(row[_PAYLOAD]) for row in rows)
+
+
+def _first_seq(block: Block) -> int:
+    return block.first_seq
