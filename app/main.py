@@ -416,11 +416,12 @@ async def serve(
     accept_lost_wal: bool = False,
     own_port: int | None = None,
     on_ready: Callable[[str], None] | None = None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> int:
     """Run the service until SIGINT, SIGTERM or a failure of the node; returns the exit code.
 
     With ``own_port`` the port is shared with other nodes, and this one listens there on loopback too. ``on_ready`` is
-    called with the base URL once requests are answered.
+    called with the base URL once requests are answered, ``on_stop`` when it is time to stop.
 
     Raises:
         LedgerError: the start was refused.
@@ -431,11 +432,17 @@ async def serve(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
-    stop_signals.handle(signalled.set)
+
+    def asked_to_stop() -> None:
+        signalled.set()
+        on_stop()
+
+    stop_signals.handle(asked_to_stop)
     async with contextlib.AsyncExitStack() as stack:
         start = running(settings, database_url, accept_lost_wal=accept_lost_wal)
         entered = await stop_signals.unless(signalled, stack.enter_async_context(start))
         if entered is None:
+            log.info("stopped_while_starting")
             return 0
         service, parts = entered
         url, serving = await stack.enter_async_context(listening(parts, own_port))
@@ -443,6 +450,7 @@ async def serve(
             on_ready(url)
         asked = [loop.create_task(event.wait()) for event in (signalled, service.stop_requested)]
         await asyncio.wait((serving, *asked), return_when=asyncio.FIRST_COMPLETED)
+        on_stop()
         service.begin_stop()
         for waiting in asked:
             waiting.cancel()

@@ -19,6 +19,7 @@ import typer
 import uvloop
 
 from app.background import stop_signals
+from app.background.stop_deadline import StopDeadline
 from app.cli import nodes
 from app.config import Settings, load_settings
 from app.logs import configure_logs
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 WATCH_INTERVAL_S = 0.5
 """How often ``tally dev`` looks whether its PostgreSQL is alive."""
+STOP_MARGIN_S = 5.0
+"""How much longer than ``shutdown_grace`` a stop may take before the process ends whatever is under way."""
 NODES_MAX = 64
 """Of one ``tally serve``."""
 
@@ -71,7 +74,8 @@ def dev(accept_lost_wal: AcceptLostWal = False) -> None:
             from app import main  # noqa: F401 - a second of imports, which a signal may still cut short
 
             stop_signals.hold()
-        code = uvloop.run(_serve_and_watch(settings, postgres, accept_lost_wal))
+        with _stop_deadline(settings) as deadline:
+            code = uvloop.run(_serve_and_watch(settings, postgres, accept_lost_wal, deadline))
     raise CommandExit(code)
 
 
@@ -110,7 +114,9 @@ def serve(
         from app import main  # noqa: F401 - a second of imports, which a signal may still cut short
 
         stop_signals.hold()
-    raise CommandExit(uvloop.run(_serve(settings, settings.database_url, accept_lost_wal, parent, own_port)))
+    with _stop_deadline(settings) as deadline:
+        code = uvloop.run(_serve(settings, settings.database_url, accept_lost_wal, parent, own_port, deadline))
+    raise CommandExit(code)
 
 
 def migrate(as_json: Json = False) -> None:
@@ -186,10 +192,23 @@ def _child_of(descriptor: int) -> Iterator[Callable[[], None]]:
             loop.remove_reader(parent)
 
 
-async def _serve(settings: Settings, url: str, accept_lost_wal: bool, parent: int | None, own_port: int | None) -> int:
+def _stop_deadline(settings: Settings) -> StopDeadline:
+    return StopDeadline(settings.shutdown_grace.total_seconds() + STOP_MARGIN_S)
+
+
+async def _serve(
+    settings: Settings,
+    url: str,
+    accept_lost_wal: bool,
+    parent: int | None,
+    own_port: int | None,
+    deadline: StopDeadline,
+) -> int:
     from app import main
 
-    serving = partial(main.serve, settings, url, accept_lost_wal=accept_lost_wal, own_port=own_port)
+    serving = partial(
+        main.serve, settings, url, accept_lost_wal=accept_lost_wal, own_port=own_port, on_stop=deadline.begin
+    )
     if parent is None:
         return await serving(on_ready=_say_ready)
     with _child_of(parent) as ready:
@@ -201,13 +220,21 @@ async def _serve(settings: Settings, url: str, accept_lost_wal: bool, parent: in
         return await serving(on_ready=say_ready)
 
 
-async def _serve_and_watch(settings: Settings, postgres: EmbeddedPostgres, accept_lost_wal: bool) -> int:
+async def _serve_and_watch(
+    settings: Settings, postgres: EmbeddedPostgres, accept_lost_wal: bool, deadline: StopDeadline
+) -> int:
     """Serve, and start PostgreSQL again whenever it dies; what came in meanwhile waits in the WAL."""
     from app import main
 
     watching = asyncio.create_task(_keep_alive(postgres))
     try:
-        return await main.serve(settings, postgres.service_url(), accept_lost_wal=accept_lost_wal, on_ready=_say_ready)
+        return await main.serve(
+            settings,
+            postgres.service_url(),
+            accept_lost_wal=accept_lost_wal,
+            on_ready=_say_ready,
+            on_stop=deadline.begin,
+        )
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import resource
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -123,7 +124,7 @@ async def listening(parts: Parts, own_port: int | None = None) -> AsyncIterator[
             lifespan="off",
             # Uvicorn would believe any client on this machine; the connection asks http.trusted_proxies.
             proxy_headers=False,
-            timeout_graceful_shutdown=max(1, int(settings.shutdown_grace.total_seconds() * OPEN_REQUESTS_SHARE)),
+            timeout_graceful_shutdown=max(1, math.ceil(settings.shutdown_grace.total_seconds() * OPEN_REQUESTS_SHARE)),
         )
     )
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=listeners))

@@ -21,6 +21,9 @@ from wal.segment import store_file
 LOOKS_A_TTL = 5
 """How often, in the life of a lease, a standby looks whether it is free, and its holder makes it last longer."""
 
+RELEASE_TIMEOUT_S = 2.0
+"""How long a stop waits for that at the most; a lease that is not released runs out."""
+
 HOLDER_NAME = "holder"
 
 log = structlog.get_logger()
@@ -103,7 +106,7 @@ class Lease:
     async def release(self) -> None:
         """Let a standby go on at once."""
         try:
-            async with asyncio.timeout(self._ttl_s / LOOKS_A_TTL):
+            async with asyncio.timeout(min(self._ttl_s / LOOKS_A_TTL, RELEASE_TIMEOUT_S)):
                 await self._leases.release(self._node_id, self._run)
         except self._faults as error:
             log.warning("wal_lease_not_released", node_id=self._node_id, error=str(error))

@@ -253,7 +253,7 @@ async def _start_locked(
     if members is not None:
         accept_loss = takeover is Takeover.ACCEPTS_LOSS
         elect = partial(take_lead, settings, members, folder, who.node_id, position, lock, accept_loss=accept_loss)
-        lead = await to_its_end(elect)
+        lead = await to_its_end(elect, members.given_up.set)
 
     # 4. 5. the WAL
     wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal)

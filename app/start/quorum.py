@@ -136,7 +136,7 @@ def take_lead(
         try:
             return _take_lead(settings, members, folder, node_id, position, lock, accept_loss=accept_loss)
         except WalError as error:
-            if attempt == ATTEMPTS_MAX:
+            if attempt == ATTEMPTS_MAX or members.given_up.is_set():
                 raise StartRefusedError(
                     f"{error}. Nothing was written. Start safekeepers until a majority answers (tally safekeeper "
                     "status), or look whether another process has taken this node's log over"

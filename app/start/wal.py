@@ -218,11 +218,13 @@ def _ranges(lsns: Iterable[Lsn]) -> list[LsnRange]:
     return ranges
 
 
-async def to_its_end(work: Callable[[], Value]) -> Value:
-    """What ``work`` returns, run in a thread. Whoever is cancelled waits for it, so that the lock is held as long."""
+async def to_its_end(work: Callable[[], Value], give_up: Callable[[], object] = lambda: None) -> Value:
+    """What ``work`` returns, run in a thread. Whoever is cancelled calls ``give_up``, and waits for it, so that the
+    lock is held as long."""
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
+        give_up()
         await asyncio.wait((working,))
         raise

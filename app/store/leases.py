@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import asyncpg
@@ -45,27 +47,25 @@ class PostgresLeases:
         self._url = url
 
     async def take(self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False) -> Held:
-        connection = await self._connect()
-        try:
+        async with self._connected() as connection:
             row = await connection.fetchrow(_TAKE, node_id, holder, run, ttl_s, seize)
-        finally:
-            await connection.close(timeout=CONNECT_TIMEOUT_S)
         assert row is not None
         return Held(*row)
 
     async def renew(self, node_id: str, run: str, ttl_s: float) -> bool:
-        connection = await self._connect()
-        try:
+        async with self._connected() as connection:
             return bool(await connection.fetchval(_RENEW, node_id, run, ttl_s))
-        finally:
-            await connection.close(timeout=CONNECT_TIMEOUT_S)
 
     async def release(self, node_id: str, run: str) -> None:
-        connection = await self._connect()
-        try:
+        async with self._connected() as connection:
             await connection.execute(_RELEASE, node_id, run)
-        finally:
-            await connection.close(timeout=CONNECT_TIMEOUT_S)
 
-    async def _connect(self) -> asyncpg.Connection[asyncpg.Record]:
-        return await asyncpg.connect(self._url, timeout=CONNECT_TIMEOUT_S, command_timeout=CONNECT_TIMEOUT_S)
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+        connection = await asyncpg.connect(self._url, timeout=CONNECT_TIMEOUT_S, command_timeout=CONNECT_TIMEOUT_S)
+        try:
+            yield connection
+            await connection.close(timeout=CONNECT_TIMEOUT_S)
+        except BaseException:
+            connection.terminate()  # who is cancelled, or asked a server that hangs, does not wait for it once more
+            raise

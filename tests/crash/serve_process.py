@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -74,25 +75,25 @@ class ServeProcess:
         """As ``ended`` returns it, None while the child runs."""
         return self.process.poll()
 
-    async def ready(self) -> str:
+    async def ready(self, within_s: float = WAIT_S) -> str:
         """Base URL, once the child answers requests.
 
         Raises:
             AssertionError: it ended before; the text has what it said.
         """
-        return await self._wait_for(lambda line: (said := _READY.search(line)) and said[1], "that it answers")
+        return await self._wait_for(lambda line: (said := _READY.search(line)) and said[1], "that it answers", within_s)
 
     async def ready_or_ended(self) -> str | None:
-        """Base URL once the child answers requests, None when it ended before."""
+        """Base URL once the child answers requests, however long that takes, None when it ended before."""
         try:
-            return await self.ready()
+            return await self.ready(math.inf)
         except AssertionError:
             await self.ended()
             return None
 
-    async def says(self, event: str) -> dict[str, Any]:
+    async def says(self, event: str, within_s: float = WAIT_S) -> dict[str, Any]:
         """The first log event of this name, once it is logged."""
-        return await self._wait_for(lambda line: _log_event(line, event), event)
+        return await self._wait_for(lambda line: _log_event(line, event), event, within_s)
 
     async def says_line(self, text: str) -> str:
         """The first line that has ``text`` in it, once it is there."""
@@ -160,9 +161,9 @@ class ServeProcess:
             self._closed = True
             self._heard.notify_all()
 
-    async def _wait_for(self, find: Callable[[str], Found | None], wanted: str) -> Found:
+    async def _wait_for(self, find: Callable[[str], Found | None], wanted: str, within_s: float = WAIT_S) -> Found:
         seen = 0
-        async with asyncio.timeout(WAIT_S), self._heard:
+        async with asyncio.timeout(within_s), self._heard:
             while True:
                 unread = self.lines[seen:]
                 seen += len(unread)

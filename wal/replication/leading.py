@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ledger.errors import FencedError, LedgerError, WalError
@@ -23,6 +23,8 @@ from wal.replication.replica_log import ReplicaLog
 from wal.replication.tls import PeerTls
 from wal.replication.wires import Connected, Event, Lost, Received, Wires
 
+LOOK_S = 0.25
+"""How long anybody waits for a member before he looks whether the log is still to be written."""
 BEATS_A_TIMEOUT = 3
 """How often members are told what is committed, so that they answer, in the time after which a silent one is lost."""
 
@@ -38,6 +40,8 @@ class Members:
     run: str
     timeout_s: float = 5.0
     tls: PeerTls | None = None
+    given_up: threading.Event = field(default_factory=threading.Event)
+    """Set once nobody wants the log to be written any more: who waits for a member in an election then fails."""
 
 
 def held_in(log: ReplicaLog) -> Held:
@@ -60,7 +64,8 @@ def elect(members: Members, election: Election) -> Plan:
             if left_s <= 0:
                 election.time_is_up()
                 break
-            for event in wires.wait(left_s):
+            _go_on(members)
+            for event in wires.wait(min(left_s, LOOK_S)):
                 for address, message in _told(election, event):
                     wires.send(address, Frame(message))
     finally:
@@ -68,6 +73,16 @@ def elect(members: Members, election: Election) -> Plan:
     if not isinstance(election.outcome, Plan):
         raise WalError(str(election.outcome))
     return election.outcome
+
+
+def _go_on(members: Members) -> None:
+    """Return while the log is still to be written.
+
+    Raises:
+        WalError: it is not.
+    """
+    if members.given_up.is_set():
+        raise WalError("the start was given up")
 
 
 def _told(election: Election, event: object) -> Said:
@@ -94,7 +109,7 @@ def carry_out(members: Members, plan: Plan, log: ReplicaLog, election_greeting: 
         assert plan.donor is not None
         wires = Wires({plan.donor: members.addresses[plan.donor]}, members.tls, members.timeout_s)
         try:
-            ask = _Asking(wires, plan.donor, members.timeout_s)
+            ask = _Asking(members, wires, plan.donor)
             ask(election_greeting)
             while True:
                 request = steps.send(ask(Frame(request)))
@@ -107,8 +122,8 @@ def carry_out(members: Members, plan: Plan, log: ReplicaLog, election_greeting: 
 class _Asking:
     """One member, asked one thing after the other."""
 
-    def __init__(self, wires: Wires, address: str, timeout_s: float) -> None:
-        self._wires, self._address, self._timeout_s = wires, address, timeout_s
+    def __init__(self, members: Members, wires: Wires, address: str) -> None:
+        self._members, self._wires, self._address = members, wires, address
         self._events: deque[Event] = deque()
         """What happened that nobody has asked for yet."""
         self._until(Connected)
@@ -127,8 +142,9 @@ class _Asking:
                     raise WalError(f"the member at {self._address}, which holds the log, was lost: {event.reason}")
                 if isinstance(event, kind):
                     return event
+            _go_on(self._members)
             self._wires.open_due()
-            self._events.extend(self._wires.wait(self._timeout_s))
+            self._events.extend(self._wires.wait(LOOK_S))
 
 
 class MemberReport(NamedTuple):

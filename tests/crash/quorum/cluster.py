@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import shutil
 import signal
@@ -181,11 +182,11 @@ class Cluster:
         if url is not None:
             self.urls[name] = url
             try:
-                await child.says("wal_fencing_reject")
+                await child.says("wal_fencing_reject", math.inf)
                 self.history.note(Fenced(at_s=now_s(), process=name))
             except AssertionError:
                 pass
-        await child.ended(float("inf"))
+        await child.ended(math.inf)
         self.ended_with[disk_of(name)] = f"{child.returncode}:\n{child.last_words()}"
         self.urls.pop(name, None)
         self.processes.pop(name, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 
 CHUNK_BYTES = 1 << 16
@@ -20,6 +21,7 @@ class Link:
         self._moving = asyncio.Event()
         self._moving.set()
         self._is_cut = False
+        self._left_bytes = math.inf
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[asyncio.StreamWriter] = set()
 
@@ -36,9 +38,18 @@ class Link:
         """Move nothing any more, in either direction; connections stay."""
         self._moving.clear()
 
+    def stall_behind(self, count: int) -> None:
+        """Stall once so many bytes more came from the target."""
+        self._left_bytes = count
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether nothing moves any more."""
+        return not self._moving.is_set()
+
     def heal(self) -> None:
         """Be a link as any other again."""
-        self._is_cut = False
+        self._is_cut, self._left_bytes = False, math.inf
         self._moving.set()
 
     def lead_to(self, port: int) -> None:
@@ -77,13 +88,19 @@ class Link:
         with contextlib.suppress(OSError, ExceptionGroup):
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._forward(near, to_far))
-                group.create_task(self._forward(far, to_near))
+                group.create_task(self._forward(far, to_near, is_answer=True))
         self._open -= ends
         for end in ends:
             end.transport.abort()
 
-    async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _forward(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, is_answer: bool = False
+    ) -> None:
         while data := await source.read(CHUNK_BYTES):
+            if is_answer:
+                self._left_bytes -= len(data)
+                if self._left_bytes < 0:
+                    self.stall()
             await self._moving.wait()
             if self._is_cut:
                 break

@@ -1,0 +1,147 @@
+"""SIGTERM to a node while what it waits for does not answer, safekeepers, PostgreSQL or disk: it ends in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.app.chains import until
+from tests.app.postgres_proxy import PostgresProxy, proxy_to
+from tests.conftest import Database
+from tests.crash.conftest import Launch
+from tests.crash.load import Book
+from tests.crash.proof import key_recorded
+from tests.crash.quorum.links import Link
+from tests.crash.serve_process import ServeProcess
+from tests.crash.writer import writer
+from tests.wal.replication.keepers import KeeperProcess
+
+SETTINGS = {
+    "node_id": "node-a",
+    "wal__ack_mode": "REPLICATED_QUORUM",
+    "lease__ttl": "1s",
+    "shutdown_grace": "3s",
+    "verify__on_start": "false",
+}
+AT_ONCE_S = 20.0
+"""What a stop takes at the most that waits for nobody, on a busy machine: less than ``SLOW``."""
+SLOW = {"replication__timeout": "2m"}
+"""An election that waits for members longer than a stop may take."""
+GRACE_S = 15.0
+"""The budget of ``SETTINGS``, and what a busy machine adds to it."""
+FETCHED_BYTES = 1_000_000
+NDJSON = {"Content-Type": "application/x-ndjson"}
+LINE = json.dumps({"tenant_id": "acme", "type": "JobCreated", "spec": {"image": "x" * 3000}})
+
+
+class Quorum:
+    """Three safekeepers, each over a link, PostgreSQL over a proxy, and nodes on disks of theirs."""
+
+    def __init__(self, folder: Path, links: list[Link], proxy: PostgresProxy, launch: Launch) -> None:
+        self.folder, self.links, self.proxy = folder, links, proxy
+        self._launch = launch
+
+    async def node(self, disk: str, **settings: object) -> ServeProcess:
+        members = ",".join(f"127.0.0.1:{link.port}" for link in self.links)
+        how = SETTINGS | {"replication__members": members} | settings
+        return await self._launch(self.folder / disk, self.proxy.url, **how)
+
+
+@pytest.fixture
+async def quorum(tmp_path: Path, database: Database, launch: Launch) -> AsyncIterator[Quorum]:
+    async with AsyncExitStack() as stack:
+        links = []
+        for number in range(3):
+            keeper = await asyncio.to_thread(KeeperProcess, tmp_path / f"keeper-{number}")
+            stack.callback(keeper.close)
+            links.append(Link(keeper.port))
+            await links[-1].open()
+            stack.push_async_callback(links[-1].close)
+        proxy = await stack.enter_async_context(proxy_to(database.service_url))
+        yield Quorum(tmp_path, links, proxy, launch)
+
+
+async def test_a_stop_without_quorum_and_postgres_tells_who_waits_and_ends_in_time(quorum: Quorum) -> None:
+    child = await quorum.node("disk")
+    async with writer(await child.ready(), Book()) as one:
+        await key_recorded(one.session, one.url)
+        for link in quorum.links[1:]:
+            link.stall()
+        quorum.proxy.stall()
+        waiting = [asyncio.ensure_future(one.create(level, named=False)) for level in ("REGIONAL", "GLOBAL")]
+        await one.created("LOCAL")
+        assert await child.terminate(GRACE_S) == 0
+        assert [(await each).problem for each in waiting] == ["durability-timeout"] * 2
+
+
+async def test_a_start_that_waits_for_members_can_be_stopped(quorum: Quorum) -> None:
+    child = await quorum.node("disk")
+    await child.ready()
+    assert await child.terminate(AT_ONCE_S) == 0
+    for link in quorum.links[1:]:
+        link.stall()
+    child = await quorum.node("disk", **SLOW)
+    await child.says("wal_lease_taken")
+    assert await child.terminate(AT_ONCE_S) == 0
+    assert child.events("stopped_while_starting")
+
+
+async def test_a_start_that_waits_for_the_rest_of_the_log_can_be_stopped_and_the_next_has_it(quorum: Quorum) -> None:
+    child = await quorum.node("disk")
+    url = await child.ready()
+    async with writer(url, Book()) as one:
+        lines = "\n".join([LINE] * 1000)
+        async with one.session.post(f"{url}/v1/events?durability=GLOBAL", data=lines, headers=NDJSON) as answer:
+            assert answer.status == 200, await answer.text()
+    assert await child.terminate(AT_ONCE_S) == 0
+    for link in quorum.links:
+        link.stall_behind(FETCHED_BYTES)
+    child = await quorum.node("another", **SLOW)
+    await until(lambda: any(link.is_stalled for link in quorum.links), "part of the log came")
+    assert await child.terminate(AT_ONCE_S) == 0
+    assert child.events("stopped_while_starting")
+    for link in quorum.links:
+        link.heal()
+    child = await quorum.node("another")
+    await child.ready()
+    assert await child.terminate(AT_ONCE_S) == 0
+
+
+async def test_a_standby_that_waits_for_the_lease_can_be_stopped_though_postgres_hangs(quorum: Quorum) -> None:
+    child = await quorum.node("disk")
+    await child.ready()
+    standby = await quorum.node("another")
+    await standby.says("wal_lease_waiting")
+    quorum.proxy.stall()
+    assert await standby.terminate(AT_ONCE_S) == 0
+    quorum.proxy.resume()
+    assert await child.terminate(AT_ONCE_S) == 0
+
+
+async def test_a_stop_that_a_hanging_disk_holds_up_says_so_and_ends(
+    tmp_path: Path, database: Database, launch: Launch, strace: str
+) -> None:
+    child = await launch(tmp_path / "node", database.service_url, shutdown_grace="1s", verify__on_start="false")
+    await child.ready()
+    hang = ("-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:delay_enter=60s")
+    tracing = await asyncio.create_subprocess_exec(
+        *(strace, "-f", "-o", str(tmp_path / "trace"), *hang, "-p", str(child.pid)), stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        assert tracing.stderr is not None
+        assert b"attached" in await tracing.stderr.readline()
+        child.signal(signal.SIGTERM)
+        overdue = await child.says("stop_overdue", GRACE_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            tracing.kill()
+        await tracing.wait()
+    assert await child.ended(AT_ONCE_S) == 1
+    assert any("fsync" in line for stand in overdue["threads"].values() for line in stand)
