@@ -20,6 +20,7 @@ from ledger.positions import BEFORE_FIRST, NO_EPOCH
 from wal import control as control_file
 from wal import history as histories
 from wal.replication.acceptor import Acceptor
+from wal.replication.commit_note import CommitNote
 from wal.replication.file_log import FileLog
 from wal.replication.messages import Position, WalStatus
 from wal.segment import list_segments
@@ -52,6 +53,7 @@ class KeptLog:
         self._tell = tell
         self._acceptor: Acceptor | None = None
         self._log: FileLog | None = None
+        self._note: CommitNote | None = None
         self._failure = ""
 
     @property
@@ -74,8 +76,10 @@ class KeptLog:
             return self._acceptor
         try:
             self._log = FileLog(self.folder, self.node_id, "" if self._has_control() else wal_id)
+            self._take_note(self._log)
         except (OSError, WalError) as error:
             self._failed("wal_recovery_failed", error)
+            self._abandon()
             raise
         self._failure = ""
         if self.archived_lsn is not None:
@@ -89,10 +93,17 @@ class KeptLog:
 
     def fail(self, error: BaseException) -> None:
         """An operation on its files failed: what they hold is for recovery to judge."""
-        log, self._acceptor, self._log = self._log, None, None
         self._failed("wal_sync_failure", error)
-        if log is not None:
-            log.abandon()
+        self._abandon()
+
+    def note_committed(self) -> None:
+        """Note how far it is known to be committed by now, where a process that is killed leaves it.
+
+        Raises:
+            OSError: that cannot be written.
+        """
+        if self._note is not None and self._acceptor is not None:
+            self._note.write(self._acceptor.committed_lsn)
 
     def tend(self) -> None:
         """Let the control file know what is durable and committed by now, so that a log which loses that is not opened
@@ -119,7 +130,8 @@ class KeptLog:
             self._log.close()
         except (OSError, WalError) as error:
             self.fail(error)
-        self._acceptor = self._log = None
+        self._log = None
+        self._abandon()
 
     def status(self) -> WalStatus:
         """How it stands; waits for ``lock``, but not for long: a recovery, or a disk that does not answer, may hold it.
@@ -175,6 +187,21 @@ class KeptLog:
             committed_lsn=control.committed_lsn,
             disk_bytes=_bytes_in(self.folder),
         )
+
+    def _take_note(self, log: FileLog) -> None:
+        """Let the control file know what a process that was killed had noted as committed."""
+        self._note = CommitNote(self.folder, log.control.wal_id)
+        if self._note.lsn > log.control.committed_lsn:
+            log.store(log.control._replace(committed_lsn=self._note.lsn))
+
+    def _abandon(self) -> None:
+        """Let the files go as they are."""
+        log, note = self._log, self._note
+        self._acceptor = self._log = self._note = None
+        if note is not None:
+            note.close()
+        if log is not None:
+            log.abandon()
 
     def _has_control(self) -> bool:
         return (self.folder / control_file.CONTROL_NAME).exists()

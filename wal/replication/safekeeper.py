@@ -201,6 +201,7 @@ class Conversation:
         if self._acceptor is not None and self._acceptor is self._kept_log.acceptor:
             acknowledged = self._acceptor.flush()
             if acknowledged is not None:
+                self._kept_log.note_committed()
                 answers.append(acknowledged)
 
     def _greet(self, message: Greet) -> Frame:

@@ -13,13 +13,16 @@ import pytest
 from cryptography.x509 import DNSName
 
 from ledger.errors import LedgerError
+from ledger.positions import Epoch, Lsn
 from tests.app.certificates import Authority, Pair
 from tests.tally import run_tally
-from tests.wal.logs import NODE
+from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.keepers import WAIT_S, KeeperProcess, talking, until
+from wal.history import EpochStart
 from wal.inspect import verify
 from wal.replication import messages
-from wal.replication.messages import Ack, Refusal
+from wal.replication.commit_note import NOTE_NAME, CommitNote
+from wal.replication.messages import Ack, Elected, Greeting, Refusal
 from wal.replication.tls import PeerTls, TlsFiles
 
 Start = Callable[..., KeeperProcess]
@@ -76,6 +79,37 @@ def test_a_kill_between_truncations_leaves_a_sound_log_with_all_that_is_committe
     assert report.verdict in ("ok", "torn")
     assert report.last_lsn >= committed_lsn > 50
     assert len(list((tmp_path / NODE).glob("cut-*"))) > 6
+
+
+def test_what_was_told_to_be_committed_is_known_after_a_kill_and_never_cut(tmp_path: Path, start: Start) -> None:
+    keeper = start(tmp_path)
+    with talking(keeper.port) as peer:
+        peer.elect(1)
+        peer.append(8)
+        assert isinstance(peer.tell(8), Ack)
+    keeper.kill()
+    keeper = start(tmp_path)
+    with talking(keeper.port, 2) as peer:
+        greeting = peer.greet()
+        assert isinstance(greeting, Greeting)
+        assert greeting.committed_lsn == 8
+        peer.prepare(2)
+        history = (EpochStart(Epoch(1), Lsn(1)), EpochStart(Epoch(2), Lsn(7)))
+        refusal = peer.refused(Elected(Epoch(2), Lsn(1), history))
+        assert (refusal.reason, "LSN 8 is committed here" in refusal.detail) == (messages.COMMITTED, True)
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"\0" * 28, b"x" * 100])
+def test_a_note_that_is_damaged_says_nothing(tmp_path: Path, spoilt: bytes) -> None:
+    with closing(CommitNote(tmp_path, WAL_ID)) as note:
+        note.write(Lsn(7))
+    with closing(CommitNote(tmp_path, WAL_ID)) as note:
+        assert note.lsn == 7
+    with closing(CommitNote(tmp_path, "ab" * 16)) as other:
+        assert other.lsn == 0
+    (tmp_path / NOTE_NAME).write_bytes(spoilt)
+    with closing(CommitNote(tmp_path, WAL_ID)) as note:
+        assert note.lsn == 0
 
 
 def test_sigterm_stops_in_order_while_a_node_writes(tmp_path: Path, start: Start) -> None:
