@@ -135,13 +135,12 @@ class Scenario:
             self._unless_over(self.world.between(0.1, 1.5), lambda: self._restart(member))
 
     def _can_do_without(self, member: Member) -> bool:
-        """Whether the others are a majority by every list that may come to count."""
+        """Whether the others are a majority by every list that may come to count, also once it has this member, too."""
         left = frozenset({each.member_id for each in self.members.values()} - {member.member_id})
+        lists = [listed.voters | {member.member_id} for listed in self._lists() if listed.is_quorum]
         told = [site.members for site in self.sites if site.is_alive]
         to_come = [{each.member_id for each in members.values() if each.region == HOME} for members in told]
-        return all(listed.has_majority(left) for listed in self._lists() if listed.is_quorum) and all(
-            len(member_ids & left) > len(member_ids) // 2 for member_ids in to_come
-        )
+        return all(len(member_ids & left) > len(member_ids) // 2 for member_ids in (*lists, *to_come))
 
     def _replace_member(self) -> None:
         """Another takes the place of a member, which runs on: for those who start from now on."""
