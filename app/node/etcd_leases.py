@@ -28,7 +28,10 @@ class EtcdLeases:
         self._ids: dict[tuple[str, str], str] = {}
         """etcd's id of the lease by node and run."""
 
-    async def take(self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False) -> Held:
+    async def take(
+        self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False, ran_out: bool = True
+    ) -> Held:
+        # ran_out: etcd itself lets every lease last for its ttl once more when its cluster has a leader again
         key = _text(PREFIX + node_id)
         lease_id = (await self._post("/v3/lease/grant", {"TTL": max(1, round(ttl_s))}))["ID"]
         value = json.dumps({"holder": holder, "run": run})

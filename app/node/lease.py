@@ -7,6 +7,7 @@ of it: a writer whose lease ran out is stopped by the epoch that another won, at
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -40,9 +41,11 @@ def holder_of(folder: Path) -> str:
 class Leases(Protocol):
     """Where leases are kept. Whatever cannot be reached raises OSError, or what its driver raises."""
 
-    async def take(self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False) -> Held:
-        """Take the lease where it is free, ran out, or is that of the same holder or run; with ``seize`` in any case.
-        Who holds it then."""
+    async def take(
+        self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False, ran_out: bool = True
+    ) -> Held:
+        """Take the lease where it is free, or that of the same holder or run; with ``ran_out`` also where it ran out,
+        with ``seize`` in any case. Who holds it then."""
 
     async def renew(self, node_id: str, run: str, ttl_s: float) -> bool:
         """Let it last from now; False when another run holds it, or nobody."""
@@ -68,25 +71,34 @@ class Lease:
         """Whether it could be made to last when that was tried last."""
 
     async def take(self, *, seize: bool = False) -> None:
-        """Return once it is held, however long another has it. Who waits already goes on while none can be asked."""
-        waits, is_reached = False, True
+        """Return once it is held, however long another has it. Who waits already goes on while none can be asked.
+
+        Whoever holds it could not make it last either while none could be asked. So, asked again, it is not taken
+        because it ran out meanwhile, but once it could be made to last for a ttl, and was not.
+        """
+        loop = asyncio.get_running_loop()
+        waits, asked_since_s = False, -math.inf
         while True:
+            now_s = loop.time()
+            ran_out = now_s - asked_since_s >= self._ttl_s
             try:
-                held = await self._leases.take(self._node_id, self._holder, self._run, self._ttl_s, seize=seize)
+                held = await self._leases.take(
+                    self._node_id, self._holder, self._run, self._ttl_s, seize=seize, ran_out=ran_out
+                )
             except self._faults as error:
                 if not waits:
                     raise
-                if is_reached:
+                if asked_since_s < math.inf:
                     log.warning("wal_lease_not_asked", node_id=self._node_id, error=str(error))
-                is_reached = False
+                asked_since_s = math.inf
             else:
                 if held.run == self._run:
                     log.info("wal_lease_taken", node_id=self._node_id, waited=waits)
                     return
-                if not waits:
+                if not waits or asked_since_s == math.inf:
                     left_s = round(held.left_s, 1)
                     log.info("wal_lease_waiting", node_id=self._node_id, holder=held.holder, left_s=left_s)
-                waits = is_reached = True
+                waits, asked_since_s = True, min(asked_since_s, loop.time())
             await asyncio.sleep(self._ttl_s / LOOKS_A_TTL)
 
     async def keep(self, on_lost: Callable[[LedgerError], None]) -> None:

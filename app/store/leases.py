@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -14,7 +15,8 @@ WITH taken AS (
     VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
         ON CONFLICT (node_id) DO UPDATE
            SET holder = excluded.holder, run = excluded.run, expires_at = excluded.expires_at
-         WHERE $5 OR l.run = excluded.run OR l.holder = excluded.holder OR l.expires_at <= clock_timestamp()
+         WHERE $5 OR l.run = excluded.run OR l.holder = excluded.holder
+            OR ($6 AND l.expires_at <= clock_timestamp())
     RETURNING holder, run, expires_at
 )
 SELECT holder, run, extract(epoch FROM expires_at - clock_timestamp())::float8 FROM taken
@@ -46,14 +48,16 @@ class PostgresLeases:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    async def take(self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False) -> Held:
-        async with self._connected() as connection:
-            row = await connection.fetchrow(_TAKE, node_id, holder, run, ttl_s, seize)
+    async def take(
+        self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False, ran_out: bool = True
+    ) -> Held:
+        async with self._connected(ttl_s) as connection:
+            row = await connection.fetchrow(_TAKE, node_id, holder, run, ttl_s, seize, ran_out)
         assert row is not None
         return Held(*row)
 
     async def renew(self, node_id: str, run: str, ttl_s: float) -> bool:
-        async with self._connected() as connection:
+        async with self._connected(ttl_s) as connection:
             return bool(await connection.fetchval(_RENEW, node_id, run, ttl_s))
 
     async def release(self, node_id: str, run: str) -> None:
@@ -61,11 +65,13 @@ class PostgresLeases:
             await connection.execute(_RELEASE, node_id, run)
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-        connection = await asyncpg.connect(self._url, timeout=CONNECT_TIMEOUT_S, command_timeout=CONNECT_TIMEOUT_S)
+    async def _connected(self, ttl_s: float = math.inf) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+        """A connection that is given up soon enough to ask again before a lease of ``ttl_s`` runs out."""
+        timeout_s = min(CONNECT_TIMEOUT_S, ttl_s / 2)
+        connection = await asyncpg.connect(self._url, timeout=timeout_s, command_timeout=timeout_s)
         try:
             yield connection
-            await connection.close(timeout=CONNECT_TIMEOUT_S)
+            await connection.close(timeout=timeout_s)
         except BaseException:
             connection.terminate()  # who is cancelled, or asked a server that hangs, does not wait for it once more
             raise

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
+import asyncpg
 import httpx
 import pytest
 from structlog.testing import capture_logs
@@ -124,6 +125,46 @@ async def test_who_waits_goes_on_waiting_while_none_can_be_asked(database: Datab
             await leases.release("node-a", "run-1")
             await proxy.accept()
             await asyncio.wait_for(waiting, 60)
+
+
+async def test_a_postgres_that_was_away_gives_a_standby_no_lease_that_its_holder_renews_then(
+    database: Database, superuser: asyncpg.Connection
+) -> None:
+    ttl_s = 5.0
+    async with proxy_to(database.service_url) as near_writer, proxy_to(database.service_url) as near_standby:
+        writer = Lease(PostgresLeases(near_writer.url), "node-a", "one", "run-1", ttl_s, DATABASE_FAULTS)
+        standby = Lease(PostgresLeases(near_standby.url), "node-a", "two", "run-2", ttl_s, DATABASE_FAULTS)
+        await writer.take()
+        lost: list[LedgerError] = []
+        keeping = asyncio.create_task(writer.keep(lost.append))
+
+        def told(event: str) -> int:
+            return sum(line["event"] == event for line in lines)
+
+        async def has_run_out() -> bool:
+            return bool(await superuser.fetchval("SELECT expires_at < clock_timestamp() FROM scheduler.wal_leases"))
+
+        with capture_logs() as lines:
+            waiting = asyncio.create_task(standby.take())
+            await until(lambda: told("wal_lease_waiting") == 1, "the standby waits")
+            await near_writer.refuse()
+            await near_standby.refuse()
+            await until(has_run_out, "the lease ran out")
+            await near_standby.accept()
+            await until(lambda: told("wal_lease_waiting") == 2 or waiting.done(), "the standby asks again")
+            assert not waiting.done()
+            await near_writer.accept()
+
+            async def is_renewed() -> bool:
+                return not await has_run_out()
+
+            await until(is_renewed, "the writer renews it")
+            assert not waiting.done()
+            await near_writer.refuse()
+            await asyncio.wait_for(waiting, 60)  # a writer that is away alone loses it
+            await near_writer.accept()
+            await asyncio.wait_for(keeping, 60)
+        assert len(lost) == 1
 
 
 async def test_it_is_measured_whether_the_lease_is_renewed(database: Database) -> None:
