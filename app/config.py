@@ -58,6 +58,7 @@ from app.setting_types import (
     parse_size,
     sized,
 )
+from app.webhook_settings import WebhookSettings
 from ledger.errors import ConfigurationError
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT
 from wal.replication.ack_mode import AckMode
@@ -352,6 +353,7 @@ class Settings(BaseSettings):
     replication: ReplicationSettings = ReplicationSettings()
     lease: LeaseSettings = LeaseSettings()
     exchange: ExchangeSettings = ExchangeSettings()
+    webhooks: WebhookSettings = WebhookSettings()
 
     @model_validator(mode="after")
     def _closed_by_default(self) -> Settings:

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import gc
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -68,6 +68,7 @@ from app.start.quorum import Takeover
 from app.store.faults import DATABASE_FAULTS
 from app.store.known_types import TypesKnown
 from app.store.privacy_chain import PrivacyEntry
+from app.webhooks.registry import WebhookRegistry
 from ledger.errors import DatabaseUnavailableError
 from ledger.machines.events import ACTIONS, SystemAction
 from signing.keys import Keyring
@@ -130,6 +131,7 @@ async def running(
         service.spawn(kept_running(service.tokens.run))
         service.spawn(kept_running(service.access_records.run))
         service.spawn(kept_running(service.access_records.log.run))
+        service.spawn(kept_running(parts.webhooks.deliveries.run))
         if parts.tls is not None:
             service.spawn(kept_running(parts.tls.run))
         if given.issuer is not None:
@@ -263,6 +265,7 @@ def _parts(
         stats=service.stats,
         key_changes=service.key_changes,
         tokens=service.tokens,
+        webhooks=_webhooks(service, pool, knowledge),
         callers=_callers(service, given),
         tls=given.tls,
         trust=service.trust,
@@ -298,6 +301,24 @@ def _regions(
         service.submitter.answers.head_seq = service.appender.head_seq
     service.metrics.watch_peers(regions.figures)
     return regions
+
+
+def _webhooks(service: Service, pool: asyncpg.Pool[asyncpg.Record], knowledge: PrivacyKnowledge) -> WebhookRegistry:
+    """The receivers of entries, whose secrets follow from that of the ledger."""
+
+    @contextlib.asynccontextmanager
+    async def follow(tenant_id: str) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
+        async with service.tails.watching(tenant_id) as tail:
+            yield partial(service.tails.grown_beyond, tail)
+
+    return WebhookRegistry(
+        pool=pool,
+        keys=knowledge.keys,
+        note=service.system_entries.note,
+        follow=follow,
+        networks=service.settings.webhooks.networks,
+        metrics=service.metrics,
+    )
 
 
 def _callers(service: Service, given: _Given) -> CallerSource:

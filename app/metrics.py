@@ -58,6 +58,11 @@ class Metrics:
         )
         for name in QUOTAS:
             self._quota_refusals.labels(name)
+        self.webhook_entries = self._counter("webhook_entries", "Entries that receivers of webhooks confirmed")
+        self.webhook_failures = self._counter("webhook_failures", "Attempts to deliver to a webhook that failed")
+        self.webhook_dead_letters = self._counter(
+            "webhook_dead_letters", "Entries that a receiver refused while it took others"
+        )
         self.signing_failures = self._counter(
             "scheduler_signing_failures", "Times that the signer of snapshots failed, was refused or did not answer"
         )
@@ -143,6 +148,17 @@ class Metrics:
             "scheduler_chain_breaks", "Breaks that verification found, not acknowledged yet", registry=self.registry
         )
         gauge.set_function(open_breaks)
+
+    def watch_webhooks(self, state: Callable[[], tuple[int, float]]) -> None:
+        """Report how many webhooks this node delivers to, and for how long the one that fails longest has."""
+        held = Gauge("webhooks_held", "Webhooks that this node delivers to", registry=self.registry)
+        held.set_function(lambda: state()[0])
+        failing = Gauge(
+            "webhook_failing_seconds",
+            "How long a webhook of this node has taken nothing, the one that fails longest",
+            registry=self.registry,
+        )
+        failing.set_function(lambda: state()[1])
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one answered request. ``route`` is a template such as ``/v1/jobs/{job_id}``."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from app.read.revealing import Revealing
     from app.read.verification import ChainVerifier
     from app.stats.intake import StatsIntake
+    from app.webhooks.registry import WebhookRegistry
     from signing.cosignature import WitnessKey
     from wal.replication.leading import MemberReport
 
@@ -95,6 +96,7 @@ class Parts:
     """None when no authority is configured."""
     key_changes: KeyChanges
     tokens: Tokens
+    webhooks: WebhookRegistry
     callers: CallerSource
     """Says who calls. Asked by every route before the body is read."""
     trust: Trust

@@ -116,11 +116,17 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
     Rule(Right.ADMIN, Needs.NAMED): (
         "PUT /v1/tenants/{tenant_id}/privacy",
         "POST /v1/tenants/{tenant_id}/erasures",
+        "GET /v1/webhooks",
     ),
-    Rule(Right.ADMIN, Needs.IN_BODY): ("POST /v1/tokens",),
+    Rule(Right.ADMIN, Needs.IN_BODY): (
+        "POST /v1/tokens",
+        "POST /v1/webhooks",
+    ),
     Rule(Right.ADMIN, Needs.ANY): (
         "GET /v1/tokens",
         "DELETE /v1/tokens/{token_id}",
+        "DELETE /v1/webhooks/{webhook_id}",
+        "POST /v1/webhooks/{webhook_id}/redeliver",
     ),
 }
 

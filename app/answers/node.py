@@ -229,6 +229,48 @@ class WhoamiAnswer(TypedDict):
     grants: list[GrantAnswer]
 
 
+class DeadLetterAnswer(TypedDict):
+    """An entry that a webhook refused while it took others."""
+
+    seq: int
+    reason: str
+    at: Time
+    redelivering: bool
+
+
+class WebhookAnswer(TypedDict):
+    """A receiver of entries. All up to ``delivered_seq`` was confirmed, not asked for, or is a dead letter; the first
+    100 of these are listed. ``backlog_entries`` come behind it in the chain, also those that it does not ask for."""
+
+    webhook_id: str
+    tenant_id: str
+    url: str
+    actions: list[str] | None
+    job: str | None
+    state: Literal["delivering", "failing", "stopped"]
+    delivered_seq: int
+    backlog_entries: int
+    delivered_at: Time | None
+    failing_since: Time | None
+    last_error: str | None
+    created_by: str | None
+    created_at: Time
+    dead_letter_count: int
+    dead_letters: list[DeadLetterAnswer]
+
+
+class NewWebhookAnswer(WebhookAnswer):
+    """A new receiver, with the secret that its messages are signed with."""
+
+    secret: str
+
+
+class WebhookList(TypedDict):
+    """The receivers of a tenant's entries, the first one first."""
+
+    items: list[WebhookAnswer]
+
+
 class AccessAnswer(TypedDict):
     """That somebody read payloads of a tenant, acted on it, or was refused."""
 

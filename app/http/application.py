@@ -34,6 +34,7 @@ from app.http import (
     service,
     snapshots,
     stats,
+    webhooks,
 )
 from app.http.body import SCHEMA_REF
 from app.http.middleware import Observed
@@ -58,6 +59,7 @@ ROUTERS = (
     privacy,
     keys,
     access,
+    webhooks,
     exchange,
     log,
     service,

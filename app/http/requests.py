@@ -39,11 +39,14 @@ from app.http.fields import (
     Text,
     TimeText,
 )
-from app.setting_types import PATTERNS_MAX, TenantsPattern
+from app.setting_types import PATTERNS_MAX, FetchedUrl, TenantsPattern
 from ledger import names
 from ledger.canonical import INTEGER_MAX
 from ledger.machines.events import JOB_EVENTS
 from ledger.private_fields import FIELDS_MAX
+
+ActionName = Annotated[str, Field(pattern="^[A-Z][A-Z_]{0,63}$", examples=["COMPLETE"])]
+WEBHOOK_ACTIONS_MAX = 64
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 ACCELERATORS_MAX = 64
@@ -350,6 +353,18 @@ class TokenRequest(TypedDict, total=False):
     rights: Required[Annotated[list[RightName], Field(min_length=1, max_length=len(Right))]]
     tenants: Required[Annotated[list[TenantsPattern], Field(min_length=1, max_length=PATTERNS_MAX)]]
     expires_in: Annotated[str, Field(min_length=1, max_length=32, examples=["30d"])]
+
+
+@with_config(STRICT)
+class WebhookRequest(TypedDict, total=False):
+    """Body of ``POST /v1/webhooks``: what to deliver where. Without ``actions`` or ``job`` it is all, without
+    ``from_seq`` what is chained from now on."""
+
+    tenant_id: Required[ReadableTenantId]
+    url: Required[Annotated[FetchedUrl, Field(max_length=2048, examples=["https://receiver.example.org/ledger"])]]
+    actions: Annotated[list[ActionName], Field(min_length=1, max_length=WEBHOOK_ACTIONS_MAX)]
+    job: Name
+    from_seq: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
 
 
 STATS_REPORT: TypeAdapter[Any] = TypeAdapter(StatsReport)

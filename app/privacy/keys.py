@@ -132,6 +132,11 @@ class SubjectKeys:
             raise PrivacyUnavailableError(f"private fields cannot be encrypted on this node: {self._fault}")
 
     @property
+    def is_usable(self) -> bool:
+        """Whether the ledger has a master key, and this node too."""
+        return self._master is not None
+
+    @property
     def fault(self) -> str | None:
         """Why this node can use no key; None while it can, or need not."""
         return self._fault
@@ -150,6 +155,15 @@ class SubjectKeys:
     def body_digest(self, digest: bytes) -> bytes | None:
         """A digest of a request body that tells nothing to who does not have the ledger's secret; None without it."""
         return None if self._secret is None else self._keyed(_BODY_CONTEXT + digest)
+
+    def derived(self, context: bytes) -> bytes:
+        """A secret of 32 bytes that follows from the ledger's own and ``context``, which no other use begins alike.
+
+        Raises:
+            PrivacyUnavailableError: this node does not have the ledger's secret.
+        """
+        self.check_usable()
+        return self._keyed(context)
 
     def _keyed(self, message: bytes) -> bytes:
         assert self._secret is not None

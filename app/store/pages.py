@@ -16,7 +16,7 @@ PAGE_BYTES_MAX = 4 << 20
 PAYLOAD_BYTES = "coalesce(octet_length(payload::text), 0) AS bytes"
 
 
-def page_of(listed: str, order: str, limit: str) -> str:
+def page_of(listed: str, order: str, limit: str, bytes_max: int = PAGE_BYTES_MAX) -> str:
     """The relation of the rows of ``listed``, a query with ``bytes`` and at most ``limit`` + 1 rows, that one page has.
 
     ``number`` counts its rows in ``order``; ``found`` is how many ``listed`` has.
@@ -27,7 +27,7 @@ SELECT *
                sum(bytes) OVER ordered - bytes AS bytes_before
           FROM ({listed}) AS listed
         WINDOW ordered AS (ORDER BY {order})) AS numbered
- WHERE number <= {limit} AND bytes_before < {PAGE_BYTES_MAX})"""
+ WHERE number <= {limit} AND bytes_before < {bytes_max})"""
 
 
 async def fetch_page(

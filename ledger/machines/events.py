@@ -52,6 +52,9 @@ class SystemAction(StrEnum):
     EPOCH_START = "EPOCH_START"
     TOKEN_ISSUED = "TOKEN_ISSUED"  # noqa: S105 (an action)
     TOKEN_REVOKED = "TOKEN_REVOKED"  # noqa: S105 (an action)
+    WEBHOOK_ADDED = "WEBHOOK_ADDED"
+    WEBHOOK_REMOVED = "WEBHOOK_REMOVED"
+    WEBHOOK_DEAD_LETTERED = "WEBHOOK_DEAD_LETTERED"
 
 
 class CommitmentAction(StrEnum):
@@ -112,6 +115,9 @@ SYSTEM_RECORD_TYPES = {
     30: SystemAction.ACCESS_REFUSED,
     31: SystemAction.PAYLOADS_READ,
     32: SystemAction.EPOCH_START,
+    36: SystemAction.WEBHOOK_ADDED,
+    37: SystemAction.WEBHOOK_REMOVED,
+    38: SystemAction.WEBHOOK_DEAD_LETTERED,
 }
 
 ACTIONS: dict[int, str] = {event.record_type: event.action for event in JOB_EVENTS.values()} | {

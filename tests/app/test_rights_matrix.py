@@ -74,6 +74,7 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
     "POST /v1/keys/{key_id}/revoke": _key(),
     "PUT /v1/tenants/{tenant_id}/privacy": lambda _: {"json": {"fields": []}},
     "POST /v1/tenants/{tenant_id}/erasures": lambda _: {"json": {"subject": "nobody"}},
+    "POST /v1/webhooks": _body(url="https://receiver.example.org/"),
     "POST /v1/tokens": lambda tenant: {"json": {"name": "x", "rights": ["read"], "tenants": [tenant]}},
 }
 """What a request of each route sends, about a tenant; what is not here sends nothing."""
@@ -83,6 +84,7 @@ PARTS = {
     "{key_id}": "0123456789abcdef",
     "{snapshot_id}": "1",
     "{token_id}": "0123456789abcdef",
+    "{webhook_id}": "0123456789abcdef",
     "{name}": "swagger-ui.css",
     "{bundle:path}": "000.p/1",
     "{tile:path}": "0/000.p/1",

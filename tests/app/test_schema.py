@@ -408,7 +408,8 @@ async def test_the_service_has_these_rights_and_no_others(superuser: asyncpg.Con
     expected |= {name: ["SELECT"] for name in ("alembic_version", "log_entries")}
     expected["session_secret"] = ["INSERT", "SELECT"]
     expected["wal_leases"] = ["DELETE", "INSERT", "SELECT", "UPDATE"]
-    expected |= {name: ["DELETE", "INSERT", "SELECT", "UPDATE"] for name in ("idempotency", "jobs", "commitments")}
+    removable = ("idempotency", "jobs", "commitments", "webhooks", "webhook_dead_letters")
+    expected |= {name: ["DELETE", "INSERT", "SELECT", "UPDATE"] for name in removable}
     assert {row["relname"]: sorted(row["rights"]) for row in rows} == expected
 
 

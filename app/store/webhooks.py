@@ -1,0 +1,266 @@
+"""SQL of webhooks: who delivers to each, how far it has confirmed, and what it refused.
+
+Whatever a delivery stores is stored only while the node holds the webhook. Where that says False, the webhook was
+removed or stopped, or another node delivers to it now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from app.store.chain_reads import ListedEntry
+from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
+from app.store.rows import columns, fetch_as, fetch_one_as
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+BATCH_BYTES_MAX = 1 << 20
+"""A batch ends after the entry that brings its payloads to this many bytes."""
+SCANNED_MAX = 10_000
+"""Entries that are looked at in one statement for those that a webhook asks for."""
+DEAD_LETTERS_LISTED_MAX = 100
+
+
+class Webhook(NamedTuple):
+    """A receiver, and what it asks for; None of ``actions`` or ``job`` is all."""
+
+    webhook_id: str
+    tenant_id: str
+    url: str
+    actions: list[str] | None
+    job: str | None
+
+
+class ListedWebhook(NamedTuple):
+    """A receiver as it is told of."""
+
+    webhook_id: str
+    tenant_id: str
+    url: str
+    actions: list[str] | None
+    job: str | None
+    delivered_seq: int
+    head_seq: int
+    delivered_at: datetime | None
+    failing_since: datetime | None
+    last_error: str | None
+    stopped_at: datetime | None
+    created_by: str | None
+    created_at: datetime
+    dead_letters: int
+
+
+class DeadLetter(NamedTuple):
+    """An entry that the receiver refused; a dead letter unless it is to be sent once more."""
+
+    seq: int
+    reason: str
+    is_again: bool
+    created_at: datetime
+
+
+class Place(NamedTuple):
+    """Where a delivery stands: what is confirmed, where what is being sent ends, the dead letter to send first."""
+
+    delivered_seq: int
+    sending_seq: int
+    again_seq: int | None
+    head_seq: int
+
+
+_ADD = """
+INSERT INTO scheduler.webhooks (webhook_id, tenant_id, url, actions, job, delivered_seq, created_by)
+SELECT $1, $2, $3, $4, $5,
+       coalesce($6 - 1, (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $2), 0), $7
+ WHERE (SELECT count(*) FROM scheduler.webhooks) < $8
+   AND (SELECT count(*) FROM scheduler.webhooks WHERE tenant_id = $2) < $9
+RETURNING true
+"""
+_LISTED = """
+SELECT w.webhook_id, w.tenant_id, w.url, w.actions, w.job, w.delivered_seq, coalesce(h.head_seq, 0), w.delivered_at,
+       w.failing_since, w.last_error, w.stopped_at, w.created_by, w.created_at,
+       (SELECT count(*) FROM scheduler.webhook_dead_letters d WHERE d.webhook_id = w.webhook_id)
+  FROM scheduler.webhooks w LEFT JOIN scheduler.chain_heads h USING (tenant_id)
+"""
+_LIST = f"{_LISTED} WHERE w.tenant_id = $1 ORDER BY w.created_at, w.webhook_id"
+_FIND = f"{_LISTED} WHERE w.webhook_id = $1"
+_DEAD_LETTERS = f"""
+SELECT {columns(DeadLetter)} FROM scheduler.webhook_dead_letters WHERE webhook_id = $1 ORDER BY seq LIMIT $2
+"""
+_REMOVE = "DELETE FROM scheduler.webhooks WHERE webhook_id = $1"
+_FORGET = "DELETE FROM scheduler.webhook_dead_letters WHERE webhook_id = $1"
+_RESUME = (
+    "UPDATE scheduler.webhooks SET stopped_at = NULL, failing_since = NULL, last_error = NULL WHERE webhook_id = $1"
+)
+_AGAIN = "UPDATE scheduler.webhook_dead_letters SET is_again = true WHERE webhook_id = $1"
+
+_HOLD = f"""
+WITH mine AS (
+    SELECT webhook_id FROM scheduler.webhooks
+     WHERE stopped_at IS NULL AND (holder = $1 OR held_until IS NULL OR held_until <= clock_timestamp())
+     ORDER BY webhook_id FOR UPDATE SKIP LOCKED
+)
+UPDATE scheduler.webhooks w SET holder = $1, held_until = clock_timestamp() + make_interval(secs => $2)
+  FROM mine WHERE w.webhook_id = mine.webhook_id
+RETURNING {", ".join(f"w.{name}" for name in Webhook._fields)}
+"""
+_LET_GO = "UPDATE scheduler.webhooks SET held_until = NULL WHERE holder = $1"
+_HELD = "webhook_id = $1 AND holder = $2 AND stopped_at IS NULL"
+_PLACE = f"""
+SELECT delivered_seq, sending_seq,
+       (SELECT min(seq) FROM scheduler.webhook_dead_letters d WHERE d.webhook_id = w.webhook_id AND is_again),
+       coalesce((SELECT head_seq FROM scheduler.chain_heads h WHERE h.tenant_id = w.tenant_id), 0)
+  FROM scheduler.webhooks w WHERE {_HELD}
+"""
+_WANTED = f"""
+SELECT {columns(ListedEntry, ("created_at",))}, {PAYLOAD_BYTES} FROM scheduler.scheduler_log
+ WHERE tenant_id = $1 AND seq > $2 AND seq <= $3
+   AND ($5::text[] IS NULL OR action = ANY($5)) AND ($6::text IS NULL OR job_id = $6)
+ ORDER BY seq LIMIT $4 + 1
+"""
+_ENTRIES = f"""
+SELECT {columns(ListedEntry)}, found FROM {page_of(_WANTED, "seq", limit="$4", bytes_max=BATCH_BYTES_MAX)} AS page
+ ORDER BY number
+"""
+_SENDING = f"UPDATE scheduler.webhooks SET sending_seq = $3 WHERE {_HELD} RETURNING true"
+_PASS = f"UPDATE scheduler.webhooks SET delivered_seq = greatest(delivered_seq, $3) WHERE {_HELD} RETURNING true"
+_CONFIRM = f"""
+UPDATE scheduler.webhooks SET delivered_seq = greatest(delivered_seq, $3), delivered_at = now(), failing_since = NULL,
+       last_error = NULL
+ WHERE {_HELD} RETURNING true
+"""
+_FAIL = f"""
+UPDATE scheduler.webhooks SET failing_since = coalesce(failing_since, now()), last_error = $3
+ WHERE {_HELD} RETURNING failing_since
+"""
+_STOP = f"UPDATE scheduler.webhooks SET stopped_at = now(), last_error = $3 WHERE {_HELD} RETURNING true"
+_REFUSE = """
+INSERT INTO scheduler.webhook_dead_letters (webhook_id, seq, reason, is_again)
+SELECT $1, seq, $3, $4 FROM unnest($2::bigint[]) AS refused(seq)
+    ON CONFLICT (webhook_id, seq) DO UPDATE
+       SET reason = excluded.reason, is_again = excluded.is_again, created_at = now()
+"""
+_TAKE = "DELETE FROM scheduler.webhook_dead_letters WHERE webhook_id = $1 AND seq = $2"
+
+
+async def add(
+    connection: Connection,
+    webhook: Webhook,
+    from_seq: int | None,
+    created_by: str | None,
+    *,
+    most: int,
+    most_of_tenant: int,
+) -> bool:
+    """Register a receiver of what comes from ``from_seq`` on, behind the end of the chain when that is None; False
+    where there are as many as there may be."""
+    asked = (from_seq, created_by, most, most_of_tenant)
+    return bool(await connection.fetchval(_ADD, *webhook, *asked))
+
+
+async def listed(connection: Connection, tenant_id: str) -> list[ListedWebhook]:
+    """The tenant's receivers, the first one first."""
+    return await fetch_as(connection, ListedWebhook, _LIST, tenant_id)
+
+
+async def find(connection: Connection, webhook_id: str) -> ListedWebhook | None:
+    """One receiver; None when there is none of this id."""
+    return await fetch_one_as(connection, ListedWebhook, _FIND, webhook_id)
+
+
+async def dead_letters(connection: Connection, webhook_id: str) -> list[DeadLetter]:
+    """What it refused, in seq order; no more than ``DEAD_LETTERS_LISTED_MAX``."""
+    return await fetch_as(connection, DeadLetter, _DEAD_LETTERS, webhook_id, DEAD_LETTERS_LISTED_MAX)
+
+
+async def remove(connection: Connection, webhook_id: str) -> None:
+    """Let there be no such receiver, nor what it refused."""
+    async with connection.transaction():
+        # The receiver first: whoever stores a refusal has its row locked, and stores none once that is gone.
+        await connection.execute(_REMOVE, webhook_id)
+        await connection.execute(_FORGET, webhook_id)
+
+
+async def send_again(connection: Connection, webhook_id: str) -> None:
+    """Let its dead letters be sent again, and go on where it was stopped."""
+    async with connection.transaction():
+        await connection.execute(_RESUME, webhook_id)
+        await connection.execute(_AGAIN, webhook_id)
+
+
+async def hold(connection: Connection, holder: str, held_s: float) -> list[Webhook]:
+    """The receivers that ``holder`` delivers to for the next ``held_s`` seconds: those it had, and those nobody has."""
+    return await fetch_as(connection, Webhook, _HOLD, holder, held_s)
+
+
+async def let_go(connection: Connection, holder: str) -> None:
+    """Let others deliver, at once."""
+    await connection.execute(_LET_GO, holder)
+
+
+async def place(connection: Connection, webhook_id: str, holder: str) -> Place | None:
+    """Where the delivery stands; None where ``holder`` is not to deliver."""
+    return await fetch_one_as(connection, Place, _PLACE, webhook_id, holder)
+
+
+async def entries(
+    connection: Connection, webhook: Webhook, after_seq: int, upto_seq: int, limit: int
+) -> tuple[list[ListedEntry], int]:
+    """Entries that the receiver asks for, behind ``after_seq`` and up to ``upto_seq``, in seq order; and the seq up to
+    which there are no others.
+
+    Raises:
+        ChainDamagedError: a column of one is NULL.
+    """
+    upto_seq = min(upto_seq, after_seq + SCANNED_MAX)
+    asked = (after_seq, upto_seq, limit, webhook.actions, webhook.job)
+    page, more = await fetch_page(
+        connection, ListedEntry, _ENTRIES, webhook.tenant_id, *asked, nullable=("prev_chain_link", "origin")
+    )
+    return page, page[-1].seq if more else upto_seq
+
+
+async def begin_batch(connection: Connection, webhook_id: str, holder: str, sending_seq: int) -> bool:
+    """What is sent next ends at ``sending_seq``, also when it is sent again."""
+    return bool(await connection.fetchval(_SENDING, webhook_id, holder, sending_seq))
+
+
+async def pass_over(connection: Connection, webhook_id: str, holder: str, seq: int) -> bool:
+    """Up to ``seq`` the receiver asks for nothing."""
+    return bool(await connection.fetchval(_PASS, webhook_id, holder, seq))
+
+
+async def confirm(
+    connection: Connection, webhook_id: str, holder: str, seq: int, refused: Sequence[int] = (), reason: str = ""
+) -> bool:
+    """The receiver has taken all up to ``seq`` but the entries ``refused``, which are to be sent once more."""
+    async with connection.transaction():
+        is_held = bool(await connection.fetchval(_CONFIRM, webhook_id, holder, seq))
+        if is_held and refused:
+            await connection.execute(_REFUSE, webhook_id, refused, reason, True)
+    return is_held
+
+
+async def settle(connection: Connection, webhook_id: str, holder: str, seq: int, refusal: str | None) -> bool:
+    """The entry ``seq``, which was refused before, was taken or refused again: then it is a dead letter."""
+    async with connection.transaction():
+        is_held = bool(await connection.fetchval(_CONFIRM, webhook_id, holder, 0))
+        if is_held and refusal is None:
+            await connection.execute(_TAKE, webhook_id, seq)
+        elif is_held:
+            await connection.execute(_REFUSE, webhook_id, [seq], refusal, False)
+    return is_held
+
+
+async def fail(connection: Connection, webhook_id: str, holder: str, error: str) -> datetime | None:
+    """An attempt failed; since when they all do. None where ``holder`` is not to deliver."""
+    since: datetime | None = await connection.fetchval(_FAIL, webhook_id, holder, error)
+    return since
+
+
+async def stop(connection: Connection, webhook_id: str, holder: str, error: str) -> bool:
+    """Send nothing more before somebody says so."""
+    return bool(await connection.fetchval(_STOP, webhook_id, holder, error))

@@ -1,0 +1,1 @@
+"""Receivers of entries: the ledger delivers to them in order, signed, until they confirm (docs/webhooks.md)."""
