@@ -9,8 +9,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 
 BUILT_IN = "build/native"
-IN_C = ("ledger", "wal")
-"""Packages with a module ``_native``."""
+IN_C = ("app/node", "ledger", "wal")
+"""Folders of packages with a module ``_native``."""
 
 
 class NativeFunctions(BuildHookInterface):  # type: ignore[type-arg]
@@ -19,8 +19,8 @@ class NativeFunctions(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called before anything is built."""
         extensions = [
-            Extension(f"{package}._native", [f"{package}/_native.c"], libraries=["dl"], optional=True)
-            for package in IN_C
+            Extension(f"{folder.replace('/', '.')}._native", [f"{folder}/_native.c"], libraries=["dl"], optional=True)
+            for folder in IN_C
         ]
         build = Distribution({"name": "tallystick", "ext_modules": extensions}).get_command_obj("build_ext")
         build.inplace = build.force = True
