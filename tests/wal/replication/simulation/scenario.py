@@ -93,7 +93,12 @@ class Scenario:
     def _start(self, site: Site) -> None:
         if not site.is_alive:
             is_outdated = not self.is_over and self.world.happens(0.3)
-            site.start(self._outdated if is_outdated else self.members, self.mode)
+            site.start(self._outdated if is_outdated and not self._has_lost_voter() else self.members, self.mode)
+
+    def _has_lost_voter(self) -> bool:
+        """Whether one that votes by some list is on no disk any more: then nobody brings back who was replaced."""
+        there = {each.member_id for each in (*self.members.values(), *self.retired)}
+        return any(not listed.voters <= there for listed in self._lists())
 
     # --- what goes wrong --------------------------------------------------------------------------
 
