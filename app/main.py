@@ -373,7 +373,7 @@ def _importer(service: Service, pool: asyncpg.Pool[asyncpg.Record]) -> BundleImp
         node=service.node,
         trusted_keys=service.settings.bundle.trusted_keys,
         begin_tenant=service.system_entries.begin_tenant,
-        check_heads=service.appender.check_heads,
+        check_heads=service.appender.heads.check,
         on_imported=service.imported,
         on_damaged=service.appender.found_damaged,
         metrics=service.metrics,

@@ -8,8 +8,9 @@ For each batch, in one Postgres transaction::
     4. COPY the rows, store the keyed lines, move the heads
     5. commit; only then do outcomes resolve and the chained watermark rise
 
-While Postgres stores this batch (4), steps 2 and 3 of the next are done as its records become committed; the result
-counts only if the heads are then where this one left them.
+While Postgres stores this batch (4), steps 2 and 3 of the next are done as its records become committed; while this one
+is committed (5), the rows of the next are copied (app.chain.storing_ahead). Both count only if the heads are then where
+this one left them.
 
 Invariants::
 
@@ -49,25 +50,22 @@ from app.chain import previous
 from app.chain.fence import is_moved
 from app.chain.linking_ahead import LinkingAhead
 from app.chain.promised import Promised
+from app.chain.seen_heads import SeenHeads
+from app.chain.storing_ahead import ENTRIES_MIN, StoringAhead
 from app.metrics import Metrics
 from app.node.state import Node
 from app.pending.backlog import Backlog, Pending
 from app.pending.linking import LinkedBatch, link_batch, tenants_begun_by, tenants_decided_by
 from app.pending.quarantine import Quarantine
 from app.store import chaining, idempotency
-from app.store.chaining import ChainHead
+from app.store.chaining import ChainHead, Step
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import head_of
 from ledger.chain import Linker
 from ledger.errors import (
     ChainDamagedError,
-    ClockSkewError,
-    EventRefusedError,
-    IdempotencyReusedError,
-    InvalidInputError,
     LedgerError,
 )
-from ledger.hlc import Hlc
 from ledger.positions import Lsn
 
 BATCH_ENTRIES_MAX = 4000
@@ -110,7 +108,7 @@ class Appender:
         self._backlog = backlog
         self._connect = connect
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
-        self._heads = heads
+        self.heads = SeenHeads(node, quarantine, heads)
         self._quarantine = quarantine
         self._metrics = metrics
         self._on_chained = on_chained
@@ -118,6 +116,8 @@ class Appender:
         self._linkers: dict[str, Linker] = {}
         self._ahead = LinkingAhead(pool, self._linkers)
         self.promised = Promised()
+        self._storing: StoringAhead | None = None
+        """While ``run`` goes on."""
         self._is_returning = False
         """Whether the last batch held records that were in the chain already, imported while this node was away: then
         the next one probably does too, and what stands in the chain is looked up first."""
@@ -131,15 +131,16 @@ class Appender:
 
     def head_seq(self, tenant_id: str) -> int:
         """Where the tenant's chain ends, as far as this node has seen; 0 where it has not."""
-        head = self._heads.get(tenant_id)
+        head = self.heads.known.get(tenant_id)
         return 0 if head is None else head.seq
 
     def wake(self) -> None:
         """There may be newly committed records, or somebody waits for one: then, or when they fill a batch or half of
-        the backlog, they are chained at once, else within ``COLLECT_S``."""
+        the backlog, or are stored ahead, they are chained at once, else within ``COLLECT_S``."""
         self._ahead.more()
         chained = self._node.chained
-        if chained.wanted_lsn > chained.lsn or self._backlog.is_due(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX):
+        is_due = (self._storing and self._storing.batch) or self._backlog.is_due(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+        if is_due or chained.wanted_lsn > chained.lsn:
             self._work.set()
         elif self._backlog and self._collecting is None:
             self._collecting = asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
@@ -150,6 +151,7 @@ class Appender:
 
     async def run(self) -> None:
         """Chain what is committed, for ever; ends by cancellation, or when the node has failed."""
+        self._storing = StoringAhead(self._connect)
         try:
             while True:
                 await self._work.wait()
@@ -166,6 +168,8 @@ class Appender:
         finally:
             self._drained.set()
             self._ahead.cancel()
+            self._storing.cancel()
+            self._storing = None
             if self._connection is not None:
                 self._connection.terminate()
 
@@ -192,6 +196,8 @@ class Appender:
 
     def _next(self) -> list[Pending]:
         """The next batch; what was linked ahead of it is not looked at once more."""
+        if self._storing and self._backlog.begins_with(self._storing.batch):
+            return list(self._storing.batch)
         linked = self._ahead.batch
         if self._backlog.begins_with(linked):
             return [*linked, *self._peek_following(0, len(linked), self._ahead.payload_bytes)]
@@ -236,7 +242,7 @@ class Appender:
             self._begin_quarantine(error.tenant_id, error.reason)
 
     def _begin_quarantine(self, tenant_id: str, reason: str) -> None:
-        self._quarantine.begin(tenant_id, reason, self._heads.get(tenant_id), self._backlog)
+        self._quarantine.begin(tenant_id, reason, self.heads.known.get(tenant_id), self._backlog)
 
     # --- tenants whose rows are locked ------------------------------------------------------------
 
@@ -295,26 +301,11 @@ class Appender:
         for tenant_id, t_hlc, lsn in linked.conflicts:
             log.error("hlc_conflict", tenant_id=tenant_id, hlc=t_hlc, lsn=lsn)
         for tenant, links in linked.links.items():
-            self._heads[tenant] = head_of(links)
+            self.heads.known[tenant] = head_of(links)
         self.promised.chained(linked)
         self._metrics.chain_entries.inc(len(linked.log_rows))
         self._on_chained(linked)
-        is_plain = linked.outcomes.count(None) == len(batch)
-        for pending, outcome in () if is_plain else zip(batch, linked.outcomes, strict=True):
-            future = pending.outcome
-            if (outcome is None and future is None) or pending.tenant_id in self._quarantine.locked:
-                continue
-            if isinstance(outcome, EventRefusedError | IdempotencyReusedError):
-                pending.refusal = outcome
-                log.error("event_refused", tenant_id=pending.tenant_id, lsn=pending.lsn, error=str(outcome))
-            if future is None or future.done():
-                continue
-            if isinstance(outcome, LedgerError):
-                future.set_exception(outcome)
-                future.exception()
-            else:
-                assert outcome is not None
-                future.set_result(outcome)
+        linked.settle(batch, self._quarantine.locked)
         self._node.chained.advance(batch[-1].lsn)
 
     async def _commit(self, batch: Sequence[Pending], *, refused_sqlstate: str | None) -> LinkedBatch:
@@ -326,10 +317,13 @@ class Appender:
             DatabaseWentBackError: Postgres lost what it had.
         """
         new_lsn = max(self._node.chained.lsn, batch[-1].lsn)
+        if (stored := await self._commit_stored(batch, new_lsn)) is not None:
+            return stored
         pause_s = RETRY_PAUSE_FIRST_S
         while True:
             linked: LinkedBatch | None = None
             try:
+                await self._drop_stored()
                 await self._quarantine.hold(batch)
                 connection = await self._connected()
                 transaction = connection.transaction()
@@ -358,8 +352,43 @@ class Appender:
             if linked is not None and await self._was_committed(new_lsn):
                 self.database_error = None
                 return linked
+            await self._drop_stored()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+
+    async def _commit_stored(self, batch: Sequence[Pending], new_lsn: Lsn) -> LinkedBatch | None:
+        """Commit what was stored ahead, if that is ``batch`` as it is to be chained; None when nothing of it is left,
+        and all is to be done as usual."""
+        storing = self._storing
+        if storing is None or storing.ahead is None or storing.batch != batch or self._quarantine:
+            return None
+        linked = storing.ahead.linked
+        self._link_ahead(batch, linked)
+        if (stored := await storing.take(self._connection)) is None:
+            return None
+        self._connection, is_sent = stored.connection, False
+        self._store_ahead()
+        try:
+            if not self._quarantine and await stored.move(self._step_to(new_lsn)):
+                is_sent = True
+                await stored.commit()
+                self.database_error = None
+                return linked
+        except DATABASE_FAULTS as error:
+            log.debug("not_committed_ahead", error=str(error))
+        await storing.end(stored)
+        return linked if is_sent and await self._was_committed(new_lsn) else None
+
+    async def _drop_stored(self) -> None:
+        """Leave nothing of what was stored ahead: it was linked onto a batch that may become another."""
+        self._ahead.pause()
+        if self._storing is not None:
+            await self._storing.drop()
+
+    def _store_ahead(self) -> None:
+        """Store what is linked of the next batch while this one is committed."""
+        if self._storing is not None and self._storing.may_start:
+            self._ahead.hand_over(ENTRIES_MIN, self._storing.start)
 
     def _retry_later(self, error: Exception) -> None:
         if self.database_error is None:
@@ -399,15 +428,7 @@ class Appender:
         quarantine = self._quarantine
         tenants = {pending.tenant_id for pending in batch if pending.tenant_id not in quarantine}
         begun = {name for name in tenants_begun_by(batch) if name not in quarantine}
-        heads = await chaining.advance_and_lock(
-            connection,
-            node_id=self._node.node_id,
-            epoch=self._node.epoch,
-            old_chained_lsn=self._node.chained.lsn,
-            new_chained_lsn=new_lsn,
-            durable_lsn=self._node.committed.lsn,
-            tenant_ids=sorted(tenants | begun),
-        )
+        heads = await chaining.advance_and_lock(connection, self._step_to(new_lsn), sorted(tenants | begun))
         if heads is None:
             is_moved(await chaining.read_position(connection, self._node.node_id), self._node, new_lsn, self._metrics)
             raise asyncpg.InterfaceError("the fence refused once and then held; trying again")
@@ -415,7 +436,7 @@ class Appender:
         # 2. what the batch meets: tenants, keys
         new_tenants: set[str] = set()
         if missing := (tenants | begun) - heads.keys():
-            self._check_never_seen(missing)
+            self.heads.check_never_seen(missing)
             new_tenants = await chaining.create_heads(connection, sorted(missing))
             if new_tenants != missing:
                 begun_elsewhere = await chaining.read_heads(connection, sorted(missing - new_tenants))
@@ -423,8 +444,8 @@ class Appender:
                     raise ChainDamagedError(tenant, "PostgreSQL dropped its new row of scheduler.chain_heads")
                 raise asyncpg.InterfaceError("another node began the same tenant; trying again")
             heads.update((tenant, ChainHead(0, None, None)) for tenant in missing)
-        self.check_heads(heads)
-        await self._learn_time(connection, heads)
+        self.heads.check(heads)
+        await self.heads.learn_time(connection, heads)
 
         # 3. decide and link, unless that was done ahead
         decided = tenants_decided_by(batch)
@@ -452,16 +473,22 @@ class Appender:
         if linked.log_rows:
             on_sent = partial(self._link_ahead, batch, linked)
             await chaining.copy_entries(connection, linked.log_rows, on_sent, linked.encoded)
+            self._store_ahead()
         if linked.idempotency_rows:
             await idempotency.store_lines(connection, linked.idempotency_rows)
         if linked.links:
             await chaining.move_heads(connection, linked.heads())
         return linked
 
+    def _step_to(self, new_lsn: Lsn) -> Step:
+        """What the fence must let through."""
+        node = self._node
+        return Step(node.node_id, node.epoch, node.chained.lsn, new_lsn, node.committed.lsn)
+
     def _link_ahead(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
         """Link the next batch while PostgreSQL stores the rows of this one."""
         if not self._is_returning and not self._quarantine:
-            self._ahead.start(partial(self._peek_following, len(batch)), linked, self._heads)
+            self._ahead.start(partial(self._peek_following, len(batch)), linked, self.heads.known)
 
     def _peek_following(self, stored: int, linked: int, linked_bytes: int) -> Sequence[Pending]:
         """What comes behind so many records of this batch and of the next one, as far as that has room."""
@@ -470,41 +497,3 @@ class Appender:
         piece = self._backlog.peek(committed_lsn, entries_max, bytes_max, skip=stored + linked)
         is_next = piece and piece[0].lsn > self._node.chained.lsn and (not linked or len(piece[0].payload) <= bytes_max)
         return piece if is_next else []
-
-    # --- heads ------------------------------------------------------------------------------------
-
-    def _check_never_seen(self, missing: set[str]) -> None:
-        for tenant in sorted(missing):
-            if (seen := self._heads.get(tenant)) is not None:
-                raise ChainDamagedError(tenant, f"its head is gone, which this node has seen at seq {seen.seq}")
-
-    def check_heads(self, heads: dict[str, ChainHead]) -> None:
-        """Refuse to extend chains that are shorter than this node has seen them, or others.
-
-        Raises:
-            ChainDamagedError: names the first that is.
-        """
-        for tenant, head in heads.items():
-            self._quarantine.check(tenant)
-            if (fault := chaining.head_fault(head)) is not None:
-                raise ChainDamagedError(tenant, fault)
-            seen = self._heads.get(tenant)
-            if seen is not None and (head.seq < seen.seq or (head.seq == seen.seq and head[:2] != seen[:2])):
-                raise ChainDamagedError(
-                    tenant,
-                    f"its head stands at seq {head.seq} ({head.chain_link}), but this node has seen seq {seen.seq} "
-                    f"({seen.chain_link})",
-                )
-
-    async def _learn_time(self, connection: asyncpg.Connection[asyncpg.Record], heads: dict[str, ChainHead]) -> None:
-        """Let the clock follow heads that other nodes of this ledger left: what is written after them gets a later
-        HLC. Heads that an import left teach nothing."""
-        for tenant, head in heads.items():
-            if head.hlc is None or head == self._heads.get(tenant):
-                continue
-            try:
-                hlc = Hlc.parse(head.hlc)
-                if await chaining.is_by_node(connection, tenant, head.seq):
-                    self._node.clock.receive(hlc, self._node.wall.now_ms())
-            except (ClockSkewError, InvalidInputError) as error:
-                log.warning("head_hlc_refused", tenant_id=tenant, error=str(error))

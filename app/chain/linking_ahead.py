@@ -28,7 +28,7 @@ full, or where what comes next is not linked ahead."""
 _TENANT = itemgetter(LOG_COLUMNS.index("tenant_id"))
 
 
-class _Ahead:
+class Ahead:
     """The beginning of the batch that follows ``before``, linked."""
 
     def __init__(self, before: LinkedBatch, known: Mapping[str, ChainHead], linkers: dict[str, Linker]) -> None:
@@ -72,6 +72,10 @@ class _Ahead:
                 else:
                     self._encoded.setdefault(tenant_id, []).append(encoded)
 
+    def fits(self, heads: Mapping[str, ChainHead]) -> bool:
+        """Whether these are the heads that it was linked onto."""
+        return all(heads.get(tenant_id) == head for tenant_id, head in self.met.items())
+
     def encoded(self) -> bytes | None:
         """All rows as COPY takes them, those of a tenant behind each other: they go into one partition."""
         return None if self._encoded is None else chaining.joined(chain.from_iterable(self._encoded.values()))
@@ -83,15 +87,16 @@ class LinkingAhead:
     def __init__(self, pool: Pool, linkers: dict[str, Linker]) -> None:
         self._pool = pool
         self._linkers = linkers
-        self._ahead: _Ahead | None = None
+        self._ahead: Ahead | None = None
         self._task: asyncio.Task[None] | None = None
         self._more = asyncio.Event()
+        self._wanted: tuple[int, Callable[[Ahead], None]] | None = None
 
     def start(self, peek: Peek, before: LinkedBatch, known: Mapping[str, ChainHead]) -> None:
         """Begin to link what ``peek`` finds onto what ``before`` leaves. ``known`` has the heads of tenants that
         ``before`` does not touch, as this node left them."""
         self.cancel()
-        self._ahead = _Ahead(before, known, self._linkers)
+        self._ahead = Ahead(before, known, self._linkers)
         self._more.set()
         self._task = asyncio.get_running_loop().create_task(self._link(self._ahead, peek))
 
@@ -111,6 +116,7 @@ class LinkingAhead:
 
     def pause(self) -> None:
         """Link no more until what is linked is taken: the batch before is about to leave the backlog."""
+        self._wanted = None
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -123,7 +129,7 @@ class LinkingAhead:
         self.cancel()
         if ahead is None or not ahead.batch or batch[: len(ahead.batch)] != ahead.batch:
             return None
-        if any(heads.get(tenant_id) != head for tenant_id, head in ahead.met.items()):
+        if not ahead.fits(heads):
             return None
         if rest := batch[len(ahead.batch) :]:
             ends = {tenant_id: head_of(links) for tenant_id, links in ahead.linked.links.items()}
@@ -131,12 +137,24 @@ class LinkingAhead:
         ahead.linked.encoded = ahead.encoded()
         return ahead.linked
 
+    def hand_over(self, entries_min: int, take: Callable[[Ahead], None]) -> None:
+        """Call ``take`` with what is linked, to which nothing is added any more, as soon as it is so many entries,
+        unless the batch before leaves the backlog first."""
+        self._wanted = entries_min, take
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        ahead, wanted = self._ahead, self._wanted
+        if ahead is not None and wanted is not None and len(ahead.batch) >= wanted[0]:
+            self.cancel()
+            wanted[1](ahead)
+
     def cancel(self) -> None:
         """Stop what is under way, and forget it."""
         self.pause()
         self._ahead = None
 
-    async def _link(self, ahead: _Ahead, peek: Peek) -> None:
+    async def _link(self, ahead: Ahead, peek: Peek) -> None:
         """Link what is committed as it comes, until something needs locks first."""
         while True:
             await self._more.wait()
@@ -154,3 +172,4 @@ class LinkingAhead:
                 return  # the transaction will find the same, and say so
             if piece:
                 ahead.link(piece, heads, keys)
+                self._hand_over()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
+import structlog
 
 from app.pending.backlog import Pending
 from app.pending.requests import RequestName
@@ -50,6 +51,8 @@ from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
 
 _NEVER_PLAIN = {_TENANT_CREATED, *DECIDED_RECORD_TYPES}
+
+log = structlog.get_logger()
 
 
 class KeyWinner(NamedTuple):
@@ -106,6 +109,27 @@ class LinkedBatch(Growth):
             self.winners.setdefault(request, {}).update(winners)
         self.is_returning |= following.is_returning
         self.last_lsn = following.last_lsn
+
+    def settle(self, batch: Sequence[Pending], passed_over: Collection[str]) -> None:
+        """Tell who waits for an event of ``batch`` what became of it, once that is committed. Events of tenants that
+        were ``passed_over`` still wait."""
+        if self.outcomes.count(None) == len(batch):
+            return
+        for pending, outcome in zip(batch, self.outcomes, strict=True):
+            future = pending.outcome
+            if (outcome is None and future is None) or pending.tenant_id in passed_over:
+                continue
+            if isinstance(outcome, EventRefusedError | IdempotencyReusedError):
+                pending.refusal = outcome
+                log.error("event_refused", tenant_id=pending.tenant_id, lsn=pending.lsn, error=str(outcome))
+            if future is None or future.done():
+                continue
+            if isinstance(outcome, LedgerError):
+                future.set_exception(outcome)
+                future.exception()
+            else:
+                assert outcome is not None
+                future.set_result(outcome)
 
 
 def refused_payload(pending: Pending, why: Mapping[str, object]) -> bytes:

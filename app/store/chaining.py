@@ -30,15 +30,19 @@ _COPY_TRAILER = b"\xff\xff"
 LOCK_TIMEOUT_S = 2.0
 """Longest that a chaining transaction waits for a row: nodes and imports hold one for a fraction of that."""
 
+AHEAD_LOCK_TIMEOUT_MS = 50
+"""The same of one that stores rows ahead, without the locks of their heads: who has those may wait for it."""
+
 _LINK = re.compile(r"[0-9a-f]{64}")
 
-_ADVANCE_AND_LOCK = """
+_FENCE = """
 WITH fence AS (
     UPDATE scheduler.wal_positions
-       SET chained_lsn = $3, seen_durable_lsn = greatest(seen_durable_lsn, $4), updated_at = now()
-     WHERE node_id = $1 AND epoch = $2 AND chained_lsn = $5
+       SET chained_lsn = $4, seen_durable_lsn = greatest(seen_durable_lsn, $5), updated_at = now()
+     WHERE node_id = $1 AND epoch = $2 AND chained_lsn = $3
     RETURNING 1
-), heads AS MATERIALIZED (
+)"""
+_ADVANCE_AND_LOCK = f"""{_FENCE}, heads AS MATERIALIZED (
     SELECT tenant_id, head_seq, head_chain_link, head_hlc
       FROM scheduler.chain_heads
      WHERE tenant_id = ANY($6::text[]) AND EXISTS (SELECT FROM fence)
@@ -48,6 +52,16 @@ WITH fence AS (
 SELECT NULL::text AS tenant_id, count(*) AS head_seq, NULL::text AS head_chain_link, NULL::text AS head_hlc FROM fence
 UNION ALL
 SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM heads
+"""
+
+_ADVANCE_AND_MOVE = f"""{_FENCE}
+UPDATE scheduler.chain_heads AS h
+   SET head_seq = n.head_seq, head_chain_link = n.head_chain_link, head_hlc = n.head_hlc, updated_at = now()
+  FROM unnest($6::text[], $7::bigint[], $8::text[], $9::text[], $10::bigint[], $11::text[], $12::text[])
+       AS n(tenant_id, seq, chain_link, hlc, head_seq, head_chain_link, head_hlc)
+ WHERE h.tenant_id = n.tenant_id AND EXISTS (SELECT FROM fence)
+   AND (h.head_seq, h.head_chain_link, h.head_hlc) IS NOT DISTINCT FROM (n.seq, n.chain_link, n.hlc)
+RETURNING h.tenant_id, h.head_seq, h.head_chain_link, h.head_hlc
 """
 
 _MOVE_HEADS = """
@@ -115,6 +129,17 @@ def head_fault(head: ChainHead) -> str | None:
     return None
 
 
+class Step(NamedTuple):
+    """What one batch does to the position of its node: the fence is the first three, and it goes to
+    ``new_chained_lsn``."""
+
+    node_id: str
+    epoch: Epoch
+    old_chained_lsn: Lsn
+    new_chained_lsn: Lsn
+    durable_lsn: Lsn
+
+
 class WalPosition(NamedTuple):
     """What Postgres knows of one node's WAL."""
 
@@ -140,24 +165,45 @@ async def connect(
     return connection
 
 
+async def begin_ahead(connection: Connection) -> None:
+    """Begin a transaction that stores rows before it may pass the fence. It ends by ``commit`` or ``roll_back``."""
+    await connection.execute(f"BEGIN; SET LOCAL lock_timeout = '{AHEAD_LOCK_TIMEOUT_MS}ms'")
+
+
+async def commit(connection: Connection) -> None:
+    """Commit what ``begin_ahead`` began.
+
+    Raises:
+        DATABASE_FAULTS: whether it was committed is not known.
+    """
+    if (status := await connection.execute("COMMIT")) != "COMMIT":
+        raise asyncpg.InterfaceError(f"PostgreSQL answered COMMIT with {status}")
+
+
+async def roll_back(connection: Connection) -> None:
+    """Leave nothing of what ``begin_ahead`` began."""
+    await connection.execute("ROLLBACK")
+
+
+async def advance_and_move(
+    connection: Connection, step: Step, moves: Sequence[tuple[str, ChainHead, ChainHead]]
+) -> bool:
+    """Pass the fence, lock the heads of tenants that are where they are said to be, and move them: (tenant, from, to)
+    each. False when the fence does not let through, or one head is elsewhere: the transaction MUST be rolled back."""
+    columns = zip(*((tenant_id, *old, *new) for tenant_id, old, new in moves), strict=True)
+    rows = await connection.fetch(_ADVANCE_AND_MOVE, *step, *columns)
+    return _by_tenant(rows) == {tenant_id: new for tenant_id, _, new in moves}
+
+
 async def advance_and_lock(
-    connection: Connection,
-    *,
-    node_id: str,
-    epoch: Epoch,
-    old_chained_lsn: Lsn,
-    new_chained_lsn: Lsn,
-    durable_lsn: Lsn,
-    tenant_ids: Sequence[str],
+    connection: Connection, step: Step, tenant_ids: Sequence[str]
 ) -> dict[str, ChainHead] | None:
     """Pass the fence and lock the heads of ``tenant_ids`` that exist, in tenant order.
 
     Returns:
         Heads by tenant, or None when the fence did not let this node pass.
     """
-    rows = await connection.fetch(
-        _ADVANCE_AND_LOCK, node_id, epoch, new_chained_lsn, durable_lsn, old_chained_lsn, tenant_ids
-    )
+    rows = await connection.fetch(_ADVANCE_AND_LOCK, *step, tenant_ids)
     heads = {tenant_id: ChainHead(*head) for tenant_id, *head in rows}
     passed = heads.pop(None).seq == 1
     return heads if passed else None

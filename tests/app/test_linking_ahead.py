@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import asyncpg
 import pytest
 
-from app.chain.linking_ahead import LinkingAhead
+from app.chain.linking_ahead import Ahead, LinkingAhead
 from app.pending.backlog import Pending
 from app.pending.linking import _TENANT_CREATED, LinkedBatch, link_batch
 from app.store.chaining import _WIDTHS, LOG_COLUMNS, ChainHead
@@ -163,6 +163,29 @@ async def test_nothing_more_is_linked_once_the_backlog_moves(
     found = await linking.take(superuser, [*linking._ahead.batch, event(2, "acme")], KNOWN)
     assert found is not None
     assert len(found.outcomes) == 2
+
+
+async def test_it_is_handed_over_once_enough_is_linked_and_nothing_is_added_then(linking: LinkingAhead) -> None:
+    handed_over: list[Ahead] = []
+    backlog = await begun(linking, [event(1, "acme")])
+    linking.hand_over(3, handed_over.append)
+    assert not handed_over
+    backlog.committed = [event(number, "acme") for number in range(1, 5)]
+    linking.more()
+    await until(lambda: handed_over, "it is handed over")
+    assert [each.lsn for each in handed_over[0].batch] == [1, 2, 3, 4]
+    assert not linking.batch
+
+    await begun(linking, [event(1, "acme"), event(2, "acme")])
+    linking.hand_over(2, handed_over.append)
+    assert len(handed_over) == 2, "it was linked already"
+    linking.hand_over(1, handed_over.append)
+    backlog = await begun(linking, [])
+    linking.hand_over(1, handed_over.append)
+    linking.pause()
+    backlog = await begun(linking, [event(1, "acme")])
+    assert linking.batch
+    assert len(handed_over) == 2, "the backlog has moved since it was asked for"
 
 
 async def test_a_batch_of_which_nothing_is_to_be_decided_is_linked_as_any_other() -> None:
