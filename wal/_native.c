@@ -137,13 +137,13 @@ typedef struct {
     long long last_physical, last_logical;
     long long wanted; /* how many queued records the writer sleeps for; 0 when it is awake */
     int is_refusing, is_closing;
+    int is_held_open; /* the next batch waits for so many, from this time on */
+    long long held_entries;
+    double held_at_s;
     Heard heard[HEARD_MAX];
     size_t heard_first, heard_count;
 
     /* the writer's */
-    int is_held_open;
-    long long resolved_entries;
-    double resolved_at_s;
     struct iovec pieces[PIECES_MAX];
 } Queue;
 
@@ -447,21 +447,51 @@ static int ring(int bell)
 
 /* --- the writer's loop: without the interpreter's lock ------------------------------------------------------------ */
 
-/* Sleep until so many are queued or a full batch is, or the queue closes; 0 when time was up before. The lock is held. */
-static int await_queued(Queue *queue, long long records, double until_s)
+/* Sleep until so many are queued, or to be woken, or for that long. The lock is held, but while it sleeps. */
+static void sleep_for(Queue *queue, long long records, double until_s)
 {
-    while (!queue->is_closing && queue->queued < records && queue->bytes < queue->batch_max_bytes) {
-        if (seconds() >= until_s) {
-            queue->wanted = 0;
-            return 0;
-        }
-        struct timespec until;
-        until.tv_sec = (time_t)until_s;
-        until.tv_nsec = (long)((until_s - (double)until.tv_sec) * 1e9);
-        queue->wanted = records;
-        pthread_cond_timedwait(&queue->changed, &queue->lock, &until);
-    }
+    struct timespec until;
+    until.tv_sec = (time_t)until_s;
+    until.tv_nsec = (long)((until_s - (double)until.tv_sec) * 1e9);
+    queue->wanted = records;
+    pthread_cond_timedwait(&queue->changed, &queue->lock, &until);
     queue->wanted = 0;
+}
+
+/* Sleep until a record is queued, or the queue closes; 0 when time was up before. The lock is held. */
+static int await_record(Queue *queue, double until_s)
+{
+    while (!queue->is_closing && queue->queued == 0) {
+        if (seconds() >= until_s)
+            return 0;
+        sleep_for(queue, 1, until_s);
+    }
+    return 1;
+}
+
+/* So many are about to come back: the next batch is held open for them, but where many have come. The lock is held. */
+static void hold_open(Queue *queue, long long entries)
+{
+    if (entries > queue->batch_max_entries)
+        entries = queue->batch_max_entries;
+    queue->is_held_open = entries >= LINGER_ENTRIES_MIN && queue->queued * LINGER_PART < entries;
+    queue->held_entries = entries;
+    queue->held_at_s = seconds();
+}
+
+/* Sleep while the next batch is held open; 0 when it still is at this time. The lock is held. */
+static int await_company(Queue *queue, double until_s)
+{
+    while (queue->is_held_open && !queue->is_closing && queue->queued < queue->held_entries
+           && queue->bytes < queue->batch_max_bytes) {
+        const double held_until_s = queue->held_at_s + queue->batch_timeout_s, now_s = seconds();
+        if (now_s >= held_until_s)
+            break;
+        if (now_s >= until_s)
+            return 0; /* the folder comes first */
+        sleep_for(queue, queue->held_entries, held_until_s < until_s ? held_until_s : until_s);
+    }
+    queue->is_held_open = 0;
     return 1;
 }
 
@@ -584,7 +614,7 @@ static int announce(Queue *queue, const Taken *taken, double sync_s)
         let_go(queue, done);
     }
     queue->head_at = taken->end_at;
-    queue->is_held_open = taken->entries >= LINGER_ENTRIES_MIN && queue->queued * LINGER_PART < taken->entries;
+    hold_open(queue, taken->entries);
     if (queue->heard_count == HEARD_MAX) {
         queue->heard_first = (queue->heard_first + 1) % HEARD_MAX;
         queue->heard_count--;
@@ -592,8 +622,6 @@ static int announce(Queue *queue, const Taken *taken, double sync_s)
     queue->heard[(queue->heard_first + queue->heard_count++) % HEARD_MAX]
         = (Heard){queue->durable_lsn, taken->entries, sync_s};
     pthread_mutex_unlock(&queue->lock);
-    queue->resolved_entries = taken->entries;
-    queue->resolved_at_s = seconds();
     const int unheard = ring(queue->bell);
     return unheard != 0 ? unheard : ring(queue->shipper_bell);
 }
@@ -605,19 +633,12 @@ static int write_on(Queue *queue, Segment *segment)
         Taken taken;
         double sync_s = 0;
         pthread_mutex_lock(&queue->lock);
-        const double held_until_s = queue->resolved_at_s + queue->batch_timeout_s;
-        if (queue->is_held_open
-            && !await_queued(queue, queue->resolved_entries,
-                             held_until_s < segment->until_s ? held_until_s : segment->until_s)
-            && seconds() < held_until_s) {
-            pthread_mutex_unlock(&queue->lock);
-            return 0; /* still held open; the folder comes first */
-        }
-        if (!await_queued(queue, 1, segment->until_s)) {
-            pthread_mutex_unlock(&queue->lock);
-            return 0;
-        }
-        queue->is_held_open = 0;
+        do
+            if (!await_company(queue, segment->until_s) || !await_record(queue, segment->until_s)) {
+                pthread_mutex_unlock(&queue->lock);
+                return 0;
+            }
+        while (queue->is_held_open && !queue->is_closing); /* since one came, others were said to come */
         taken = (Taken){.entries = queue->queued, .bytes = queue->bytes, .end = queue->tail,
                         .end_at = queue->tail->used};
         if (taken.entries == 0) { /* it is closing */
@@ -728,6 +749,22 @@ static PyObject *closed(Queue *queue, int is_dropped)
     queue->wanted = 0;
     pthread_mutex_unlock(&queue->lock);
     pthread_cond_signal(&queue->changed);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(expect_doc, "expect(entries)\n--\n\nSo many writers are about to come back: the next batch is held open for\n"
+    "them, if they are several.");
+
+static PyObject *expect(Queue *queue, PyObject *value)
+{
+    const long long entries = PyLong_AsLongLong(value);
+    if (entries == -1 && PyErr_Occurred())
+        return NULL;
+    if (entries < LINGER_ENTRIES_MIN)
+        Py_RETURN_NONE;
+    pthread_mutex_lock(&queue->lock);
+    hold_open(queue, entries);
+    pthread_mutex_unlock(&queue->lock);
     Py_RETURN_NONE;
 }
 
@@ -897,6 +934,7 @@ static PyMethodDef queue_methods[] = {
     METHOD(write_batches, write_batches, METH_VARARGS),
     METHOD(heard, heard, METH_NOARGS),
     METHOD(stand, stand, METH_NOARGS),
+    METHOD(expect, expect, METH_O),
     METHOD(close, close_queue, METH_NOARGS),
     METHOD(drop, drop, METH_NOARGS),
     {NULL, NULL, 0, NULL},

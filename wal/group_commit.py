@@ -115,6 +115,11 @@ class GroupCommit:
         """The batches that became durable since the last call, in their order; of very many, the last."""
         return [HeardBatch(*batch) for batch in self._queue.heard()]
 
+    def expect(self, entries: int) -> None:
+        """The writers of so many records are answered now, and about to come back; from any thread. Said by whoever has
+        them wait for more than ``durable_lsn``: the next batch is held open for them, as behind a sync."""
+        self._queue.expect(entries)
+
     def append(self, hlc: Hlc, record_type: int, payload: bytes) -> Lsn:
         """``append_all`` of one record: its LSN."""
         lsn: Lsn | None = self._append(hlc, record_type, payload)  # type: ignore[assignment]  # Lsn() is a call

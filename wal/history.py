@@ -50,4 +50,7 @@ def since(history: History, first_lsn: Lsn) -> History:
 
 def epoch_of(history: History, lsn: Lsn) -> Epoch | None:
     """The epoch that wrote ``lsn``; None where the history does not reach back to it."""
-    return max((start.epoch for start in history if start.first_lsn <= lsn), default=None)
+    for epoch, first_lsn in reversed(history):
+        if first_lsn <= lsn:
+            return epoch
+    return None

@@ -97,7 +97,7 @@ class Log:
         self._guard = FolderGuard(folder)
         self._open_segment(Lsn(next_lsn - 1) if previous_lsn is None else previous_lsn)
 
-    def append(self, batch: BatchRecord, body: bytes) -> None:
+    def append(self, batch: BatchRecord, body: bytes | memoryview) -> None:
         """Write one batch: the BATCH record and ``body``, the records that it announces, in one system call.
 
         ``body`` MUST be as ``wal.format`` says and fit ``batch``; it is not looked at again. Nothing of it is durable

@@ -14,7 +14,7 @@ wrong with a record says ``fault_of`` alone: both queues only refuse.
 A batch begins at once when the log is idle. While one is written, the next collects. Behind a batch of several, their
 writers are about to come back: the next is held open until about as many records are queued again, for
 ``batch_timeout_us`` at the most. Not so where many came while it was written: they go at once, and the others come back
-while that is done.
+while that is done. Writers who wait for more than that, an answer of others, come back later: ``expect`` says when.
 
 Whoever wants to know what is durable listens to the bell: a descriptor, an eventfd as a rule, to which 8 bytes are
 written once a batch, after its sync. That of whoever ships batches elsewhere is rung before each sync, too, as soon as
@@ -86,8 +86,8 @@ class HeardBatch(NamedTuple):
 
 
 class Queue(Protocol):
-    """What both queues are. ``append``, ``append_all``, ``close``, ``drop``, ``heard`` and the LSNs may be used by any
-    thread, ``write`` by the one that writes."""
+    """What both queues are. ``append``, ``append_all``, ``expect``, ``close``, ``drop``, ``heard`` and the LSNs may be
+    used by any thread, ``write`` by the one that writes."""
 
     @property
     def next_lsn(self) -> int:
@@ -112,6 +112,10 @@ class Queue(Protocol):
 
     def heard(self) -> list[tuple[int, float, int]]:
         """A ``HeardBatch`` for each that became durable since the last call."""
+
+    def expect(self, entries: int) -> None:
+        """So many writers, who waited for more than their records' durability, are about to come back: the next batch
+        is held open for them, if they are several."""
 
     def close(self) -> None:
         """Take nothing more; what is queued is written, without waiting for company."""
@@ -180,14 +184,13 @@ class PythonQueue:
         self._wanted = 0
         """How many queued records the writer thread sleeps for; 0 when it is awake."""
         self._heard: deque[HeardBatch] = deque(maxlen=HEARD_MAX)
+        self._is_held_open = False
+        """The batch to come waits for so many writers, who are about to come back, from this time on."""
+        self._held_entries = 0
+        self._held_at_s = float("-inf")
         self._alarm = threading.Lock()
         """Held while nothing is to be told; released to wake the writer thread."""
         self._alarm.acquire()
-
-        self._resolved_at = float("-inf")
-        self._resolved_entries = 0
-        self._is_held_open = False
-        """The batch to come waits for the writers of the one before."""
 
     @property
     def next_lsn(self) -> int:
@@ -235,6 +238,12 @@ class PythonQueue:
             self._heard.clear()
         return heard
 
+    def expect(self, entries: int) -> None:
+        """As ``Queue`` says."""
+        if entries >= LINGER_ENTRIES_MIN:
+            with self._lock:
+                self._hold_open(entries)
+
     def close(self) -> None:
         """As ``Queue`` says."""
         with self._lock:
@@ -251,6 +260,13 @@ class PythonQueue:
     def _stand(self) -> Stand:
         return Stand(self._next_lsn, self._durable_lsn, self._bytes, *self._last)
 
+    def _hold_open(self, entries: int) -> None:
+        """Hold the next batch open for so many, but where many have come. The lock is held."""
+        entries = min(entries, self._bounds.batch_entries_max)
+        self._is_held_open = entries >= LINGER_ENTRIES_MIN and len(self._records) * LINGER_PART < entries
+        self._held_entries = entries
+        self._held_at_s = time.monotonic()
+
     def _wake(self) -> None:
         """Wake the writer thread, which sleeps. The lock is held."""
         self._wanted = 0
@@ -260,20 +276,28 @@ class PythonQueue:
 
     def write(self, log: Log, until_s: float) -> bool:
         """As ``Queue`` says: one batch."""
-        held_until_s = self._resolved_at + self._bounds.batch_timeout_s
-        if (
-            self._is_held_open
-            and not self._await_queued(self._resolved_entries, min(held_until_s, until_s))
-            and time.monotonic() < held_until_s
-        ):
-            return True
-        if not self._await_queued(1, until_s):
+        if not self._await_company(until_s) or not self._await_queued(1, until_s):
             return True
         with self._lock:
+            if self._is_held_open and not self._is_refusing:
+                return True  # since one came, others were said to come
             records, body_bytes = self._take()
         if records:
             self._commit(log, records, body_bytes)
         return bool(records)
+
+    def _await_company(self, until_s: float) -> bool:
+        """Sleep while the next batch is held open; False when it still is at this time."""
+        while True:
+            with self._lock:
+                entries, held_until_s = self._held_entries, self._held_at_s + self._bounds.batch_timeout_s
+                is_there = len(self._records) >= entries or self._bytes >= self._bounds.batch_bytes_max
+                if not self._is_held_open or self._is_refusing or is_there or time.monotonic() >= held_until_s:
+                    self._is_held_open = False
+                    return True
+            if time.monotonic() >= until_s:
+                return False
+            self._await_queued(entries, min(held_until_s, until_s))
 
     def _await_queued(self, records: int, until_s: float) -> bool:
         """Sleep until so many are queued or a full batch is, or the queue closes; False when time was up before."""
@@ -319,11 +343,8 @@ class PythonQueue:
         with self._lock:
             self._durable_lsn = last_lsn
             self._bytes -= body_bytes
-            came = len(self._records)
             self._heard.append(HeardBatch(last_lsn, sync_s, entries))
-        self._is_held_open = entries >= LINGER_ENTRIES_MIN and came * LINGER_PART < entries
-        self._resolved_entries = entries
-        self._resolved_at = time.monotonic()
+            self._hold_open(entries)
         ring(self._bell)
         ring(self._shipper_bell)
 

@@ -115,6 +115,39 @@ def test_a_batch_is_not_held_open_longer_than_its_timeout(tmp_path: Path) -> Non
     assert batch_ranges(tmp_path) == [(1, 1), (2, 4), (5, 5)]
 
 
+def test_writers_who_are_answered_later_are_waited_for_from_then_on(tmp_path: Path) -> None:
+    with LogWriter(tmp_path, batch_timeout_us=3_600_000_000) as log:
+        log.wait_durable(log.append())
+        assert not log.becomes_durable(2, within_s=0.1), "the writer sleeps for the next"
+        log.writer.expect(3)
+        log.append()
+        log.append()
+        assert not log.becomes_durable(2, within_s=0.1)
+        log.wait_durable(log.append())
+        log.append()
+        log.writer.expect(1)
+        assert not log.becomes_durable(5, within_s=0.1), "it is held open for the writers of the batch before"
+    assert batch_ranges(tmp_path) == [(1, 1), (2, 4), (5, 5)]
+
+
+def test_no_more_writers_are_waited_for_than_a_batch_may_have(tmp_path: Path) -> None:
+    with LogWriter(tmp_path, batch_timeout_us=3_600_000_000, batch_max_entries=4) as log:
+        log.wait_durable(log.append())
+        log.writer.expect(100)
+        for _ in range(4):
+            last = log.append()
+        log.wait_durable(last)
+    assert batch_ranges(tmp_path) == [(1, 1), (2, 5)]
+
+
+def test_who_waits_for_writers_that_are_answered_later_does_not_wait_for_long(tmp_path: Path) -> None:
+    with LogWriter(tmp_path, batch_timeout_us=2000) as log:
+        log.wait_durable(log.append())
+        log.writer.expect(3)
+        log.wait_durable(log.append())
+    assert batch_ranges(tmp_path) == [(1, 1), (2, 2)]
+
+
 def test_closing_does_not_wait_for_a_batch_held_open(tmp_path: Path) -> None:
     log = LogWriter(tmp_path, batch_timeout_us=3_600_000_000)
     log.batches([1, 3])

@@ -71,6 +71,11 @@ class Configuration(NamedTuple):
         voters = self.voters
         return len(voters & member_ids) > len(voters) // 2
 
+    @property
+    def regions(self) -> frozenset[str]:
+        """Where members stand."""
+        return _regions_of(self.members)
+
     def of_region(self, region: str) -> frozenset[str]:
         """Ids of the members in one region."""
         return _of_region(self.members, region)
@@ -79,6 +84,11 @@ class Configuration(NamedTuple):
 @lru_cache(maxsize=64)
 def _of_region(members: tuple[Member, ...], region: str) -> frozenset[str]:
     return frozenset(member.member_id for member in members if member.region == region)
+
+
+@lru_cache(maxsize=64)
+def _regions_of(members: tuple[Member, ...]) -> frozenset[str]:
+    return frozenset(member.region for member in members)
 
 
 NO_MEMBERS = Configuration()

@@ -36,7 +36,7 @@ from wal.reader import records_of
 from wal.recovery import recover
 from wal.replication import configuration as configurations
 from wal.replication.configuration import Configuration
-from wal.replication.messages import Position
+from wal.replication.messages import EMPTY, Position
 from wal.replication.replica_log import Chunk
 from wal.retention import remove_segments
 from wal.segment import Segment, list_segments, read_header
@@ -74,10 +74,10 @@ class FileLog:
         self._written_in = NO_EPOCH
         self.cut: TornTail | None = None
         """What recovery cut, when the files were read the last time."""
-        self._gathered: list[bytes] = []
-        """Bodies of batches that are appended and not written, from ``_gathered_from`` on."""
+        self._gathered: list[tuple[BatchRecord, memoryview]] = []
+        """Batches that are appended and not written, from ``_gathered_from`` on."""
         self._gathered_bytes = 0
-        self._gathered_hlc = b""
+        self._tail_of: tuple[History, Position] = (), EMPTY
         self._gathered_from = Lsn(1)
         self._lock = None if lock is not None else wal_lock.acquire(folder)
         try:
@@ -135,7 +135,11 @@ class FileLog:
 
     @property
     def tail(self) -> Position:
-        return Position(histories.epoch_of(self._history, self._last_lsn) or NO_EPOCH, self._last_lsn)
+        history, tail = self._tail_of
+        if history is not self._history or tail.lsn != self._last_lsn:
+            tail = Position(histories.epoch_of(self._history, self._last_lsn) or NO_EPOCH, self._last_lsn)
+            self._tail_of = self._history, tail
+        return tail
 
     @property
     def history(self) -> History:
@@ -165,20 +169,24 @@ class FileLog:
         for batch, body in _bodies(bytes(batches)):
             if self._gathered_bytes + len(body) > GATHERED_BYTES_MAX:
                 self.sync()
-            self._gathered.append(body)
+            self._gathered.append((batch, body))
             self._gathered_bytes += len(body)
-            self._gathered_hlc = batch.hlc
             self._last_lsn = batch.last_lsn
 
     def sync(self) -> None:
         if not self._gathered:
             return
         assert self._log is not None
-        body = b"".join(self._gathered)
-        self._log.append(batch_of(self._gathered_from, self._last_lsn, self._gathered_hlc, body), body)
+        batch, body = self._gathered[0] if len(self._gathered) == 1 else self._as_one()
+        self._log.append(batch, body)
         self._log.sync()
         self._gathered, self._gathered_bytes = [], 0
         self._gathered_from = after(self._last_lsn)
+
+    def _as_one(self) -> tuple[BatchRecord, bytes]:
+        """What is gathered, as one batch."""
+        body = b"".join(body for _, body in self._gathered)
+        return batch_of(self._gathered_from, self._last_lsn, self._gathered[-1][0].hlc, body), body
 
     def truncate(self, last_lsn: Lsn) -> None:
         self._let_go()
@@ -321,11 +329,11 @@ def _from(segment: Segment, node_id: str, from_lsn: Lsn, upto_lsn: Lsn) -> Itera
         yield batch_of(max(record.first_lsn, from_lsn), min(record.last_lsn, upto_lsn), hlc, body), body
 
 
-def _bodies(data: bytes) -> Iterator[tuple[BatchRecord, bytes]]:
+def _bodies(data: bytes) -> Iterator[tuple[BatchRecord, memoryview]]:
     """The batches that ``data`` is, which were checked."""
-    at = 0
+    at, view = 0, memoryview(data)
     while at < len(data):
         batch = decode_batch(data, at, len(data))
         body_at = at + BATCH_RECORD_BYTES
         at = body_at + batch.body_bytes
-        yield batch, data[body_at:at]
+        yield batch, view[body_at:at]

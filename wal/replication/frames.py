@@ -70,6 +70,9 @@ class FrameSocket:
         """Of the budget."""
         self._at = self._end = 0
         """What was read and not given out is between these."""
+        self._is_drained = False
+        """The last read left room: so nothing more has come by then. Of TLS that is not known."""
+        self._readable = self._waiting_for(select.POLLIN)
 
     def close(self) -> None:
         self._budget.give_back(self._taken_bytes)
@@ -159,9 +162,15 @@ class FrameSocket:
 
     def _read(self, deadline_s: float | None) -> bool:
         """Read what has come, waited for until ``deadline_s``; whether it was anything, where nobody waits."""
+        if self._is_drained:
+            self._is_drained = False
+            if deadline_s is None:
+                return False
+            self._wait(select.POLLIN, deadline_s)
         while True:
+            room = memoryview(self._buffer)[self._end :]
             try:
-                count = self._socket.recv_into(memoryview(self._buffer)[self._end :])
+                count = self._socket.recv_into(room)
             except (BlockingIOError, ssl.SSLWantReadError):
                 if deadline_s is None:
                     return False
@@ -172,6 +181,7 @@ class FrameSocket:
                 if not count:
                     raise ConnectionOverError("the peer closed the connection")
                 self._end += count
+                self._is_drained = count < len(room) and not isinstance(self._socket, ssl.SSLSocket)
                 return True
 
     # --- writing ----------------------------------------------------------------------------------
@@ -210,12 +220,16 @@ class FrameSocket:
         Raises:
             ConnectionOverError: the time is up, or it is time to stop.
         """
-        waiting = select.poll()
-        waiting.register(self._socket, event)
-        if self._stop is not None:
-            waiting.register(self._stop, select.POLLIN)
+        waiting = self._readable if event == select.POLLIN else self._waiting_for(event)
         found = waiting.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
         if not found:
             raise ConnectionOverError("the peer is silent, or takes nothing")
         if self._stop is not None and any(descriptor == self._stop for descriptor, _ in found):
             raise ConnectionOverError("this side stops")
+
+    def _waiting_for(self, event: int) -> select.poll:
+        waiting = select.poll()
+        waiting.register(self._socket, event)
+        if self._stop is not None:
+            waiting.register(self._stop, select.POLLIN)
+        return waiting

@@ -187,6 +187,7 @@ class Writer(Protocol):
     def durable_lsn(self) -> Lsn: ...
     @property
     def has_ended(self) -> bool: ...
+    def expect(self, entries: int) -> None: ...
 
 
 class Reached(NamedTuple):
@@ -291,13 +292,11 @@ class Shipper:
             while not is_last and not proposer.is_fenced:
                 is_last = self._closing
                 wires.open_due()
-                for event in wires.wait(0.0 if is_last else min(beat_s, 0.25)):
+                events = wires.wait(0.0 if is_last else min(beat_s, 0.25))
+                for event in events:
                     self._take(event)
-                self._take_in()
-                reached = Reached(proposer.committed_lsn, proposer.region_lsns())
-                if reached != before:
-                    self._on_reached(reached)
-                    before = reached
+                if self._take_in() or events:
+                    before = self._tell_reached(before)
                 if time.monotonic() >= next_beat_s:
                     next_beat_s = time.monotonic() + beat_s
                     proposer.tell_committed()
@@ -324,8 +323,19 @@ class Shipper:
                     self.faults.pop(address, None)
                     self._wires.settled(address)
 
-    def _take_in(self) -> None:
-        """What the writer has done since the last time."""
+    def _tell_reached(self, before: Reached) -> Reached:
+        """Tell how far the log has come, if that is further than before; whoever waits for what is committed now will
+        come back to the writer."""
+        reached = Reached(self.proposer.committed_lsn, self.proposer.region_lsns())
+        if reached == before:
+            return before
+        if self._writer is not None and self.proposer.configuration.is_quorum:
+            self._writer.expect(reached.committed_lsn - before.committed_lsn)
+        self._on_reached(reached)
+        return reached
+
+    def _take_in(self) -> bool:
+        """What the writer has done since the last time; whether more is durable."""
         assert self._writer is not None
         durable_lsn, written_lsn = self._writer.durable_lsn, self._writer.written_lsn  # in this order: it is not less
         if written_lsn > self._written_lsn:
@@ -334,9 +344,11 @@ class Shipper:
             for address, link in self.proposer.links.items():
                 if link.is_streaming and address not in self._timed:
                     self._timed[address] = written_lsn, time.perf_counter()
-        if durable_lsn > self._durable_lsn:
-            self._durable_lsn = durable_lsn
-            self.proposer.became_durable(durable_lsn)
+        if durable_lsn == self._durable_lsn:
+            return False
+        self._durable_lsn = durable_lsn
+        self.proposer.became_durable(durable_lsn)
+        return True
 
     def _look_at_time(self, address: str) -> None:
         lsn, since_s = self._timed.get(address, (None, 0.0))

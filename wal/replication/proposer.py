@@ -107,6 +107,8 @@ class Proposer:
         """A list that is being stored, and by whom it is. The first of an epoch is the one before with another epoch:
         so one which a proposer before could not have stored by a majority never counts."""
         self._stored_by: set[str] = set()
+        self._is_settled = False
+        """The members are those who should be, so what they acknowledge changes nothing about that."""
         if configuration.members:
             self._pending = self._following(configuration.members, copies=configuration.copies)
         self._ack_mode = ack_mode
@@ -121,6 +123,8 @@ class Proposer:
         self._durable_lsn = self._written_lsn
         self.committed_lsn = committed_lsn
         self._settled_lsn = BEFORE_FIRST
+        self._appended = Frame(self._greet)
+        """The Append that was sent last."""
         self.is_fenced = False
 
     def in_sync(self) -> int:
@@ -205,6 +209,7 @@ class Proposer:
         else:
             if link.member_id != greeting.member_id:
                 link.member_id, link.replicated_lsn = greeting.member_id, BEFORE_FIRST
+                self._is_settled = False
             self._say(address, Prepare(self._epoch, self._wal_id, newest))
 
     def _acknowledged(self, address: str, link: Link, lsn: Lsn) -> None:
@@ -214,7 +219,8 @@ class Proposer:
         while ends and ends[0][0] <= lsn:
             link.under_way -= ends.popleft()[1]
         self._commit()
-        self._reconfigure()
+        if not self._is_settled:
+            self._reconfigure()
         self._pump(address, link)
 
     def _fence(self, detail: str) -> None:
@@ -240,13 +246,20 @@ class Proposer:
                 return
             if not chunk.batches:
                 return
-            append = Append(self._epoch, link.sent, chunk.written_in, self.committed_lsn, self._settled_lsn)
+            frame = self._append_of(chunk, link.sent)
             link.sent_records += chunk.last_lsn - link.sent.lsn
             link.sent_bytes += len(chunk.batches)
             link.sent = Position(chunk.written_in, chunk.last_lsn)
             link.under_way += len(chunk.batches)
             ends.append((chunk.last_lsn, len(chunk.batches)))
-            self._send(address, Frame(append, chunk.batches))
+            self._send(address, frame)
+
+    def _append_of(self, chunk: Chunk, previous: Position) -> Frame:
+        """The Append of this chunk: the very frame that was sent last, where another member gets the same."""
+        append = Append(self._epoch, previous, chunk.written_in, self.committed_lsn, self._settled_lsn)
+        if self._appended.body is not chunk.batches or self._appended.message != append:
+            self._appended = Frame(append, chunk.batches)
+        return self._appended
 
     # --- what is committed ------------------------------------------------------------------------
 
@@ -275,9 +288,11 @@ class Proposer:
 
     def region_lsns(self) -> dict[str, Lsn]:
         """By region, what is held there: at home what is committed, elsewhere by a majority of its members."""
-        regions = {member.region for member in self.configuration.members} - {self._home}
-        held = {region: self._majority_lsn(self.configuration.of_region(region)) for region in regions}
-        return {**held, self._home: self.committed_lsn}
+        held = {self._home: self.committed_lsn}
+        for region in self.configuration.regions:
+            if region != self._home:
+                held[region] = self._majority_lsn(self.configuration.of_region(region))
+        return held
 
     # --- who keeps it -----------------------------------------------------------------------------
 
@@ -296,6 +311,7 @@ class Proposer:
             else:
                 return
         following = self._next_configuration()
+        self._is_settled = following is None and self._are_all_members()
         if following is not None and self._stays_committed(following):
             if following.is_quorum and not self.configuration.is_quorum:
                 self._on_configured(following)
@@ -343,6 +359,13 @@ class Proposer:
         for member in sorted(set(ready.values()) - set(now.members)):
             return self._following((*now.members, member))
         return None
+
+    def _are_all_members(self) -> bool:
+        """Whether the list is of the kind that the mode asks for, and holds everybody who stands at an address and
+        nobody else: then there is no next one until somebody else stands there."""
+        now = self.configuration
+        shown = {Member(link.member_id, link.region) for link in self.links.values()}
+        return shown == set(now.members) and (now.is_quorum if self._ack_mode.is_replicated else now.copies)
 
     def _as_copies(
         self, now: Configuration, ready: Mapping[str, Member], gone: AbstractSet[Member]

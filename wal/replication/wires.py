@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import selectors
+import select
 import socket
 import ssl
 import threading
@@ -24,6 +24,8 @@ from wal.replication.messages import PREFIX_BYTES, Frame, decode, encode, length
 from wal.replication.tls import PeerTls
 
 RECEIVE_BYTES = 1 << 18
+SILENCE_LOOKS = 20
+"""So often within the time after which a silent member is lost it is looked whether one is."""
 PAUSE_FIRST_S = 0.05
 PAUSE_MAX_S = 2.0
 """Between attempts to reach a member that is lost: at first this, then twice as long each time, up to this."""
@@ -58,11 +60,16 @@ class Wires:
     def __init__(self, addresses: Mapping[str, str], tls: PeerTls | None, timeout_s: float) -> None:
         self._wires = {address: _Wire(address, tls) for address in addresses}
         self._timeout_s = timeout_s
-        self._selector = selectors.DefaultSelector()
+        self._poll = select.epoll()
+        self._polled: dict[int, _Wire] = {}
+        """By descriptor."""
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Ends a ``wait`` when it is rung."""
-        self._selector.register(self.bell, selectors.EVENT_READ)
+        self._poll.register(self.bell, select.EPOLLIN)
         self._events: deque[Event] = deque()
+        self._encoded: tuple[Frame, Encoded] | None = None
+        """The frame that was sent last: often it goes to all."""
+        self._look_for_silent_s = 0.0
 
     def ring(self) -> None:
         """End a ``wait``; from any thread."""
@@ -78,7 +85,8 @@ class Wires:
                     if wire.is_found(self.ring):
                         wire.connect()
                         wire.is_awaited_to_write = True
-                        self._selector.register(wire.descriptor, selectors.EVENT_READ | selectors.EVENT_WRITE, wire)
+                        self._polled[wire.descriptor] = wire
+                        self._poll.register(wire.descriptor, select.EPOLLIN | select.EPOLLOUT)
                 except OSError as error:
                     self._lose(wire, str(error))
 
@@ -87,7 +95,9 @@ class Wires:
         wire = self._wires[address]
         if wire.is_open:
             try:
-                wire.send(frame)
+                if self._encoded is None or self._encoded[0] is not frame:
+                    self._encoded = frame, encode(frame)
+                wire.send(self._encoded[1])
                 self._flush(wire)
             except OSError as error:
                 self._lose(wire, str(error))
@@ -107,11 +117,12 @@ class Wires:
     def wait(self, timeout_s: float) -> list[Event]:
         """What happened, at once if anything did, else within ``timeout_s`` seconds or when the bell was rung."""
         if not self._events:
-            for key, mask in self._selector.select(timeout_s):
-                if key.data is None:
+            for descriptor, mask in self._poll.poll(timeout_s):
+                wire = self._polled.get(descriptor)
+                if descriptor == self.bell:
                     os.eventfd_read(self.bell)
-                else:
-                    self._serve(key.data, mask)
+                elif wire is not None:
+                    self._serve(wire, mask)
             self._lose_silent()
         events, self._events = list(self._events), deque()
         return events
@@ -120,20 +131,19 @@ class Wires:
         """Let all connections go; the bell may still be rung."""
         for wire in self._wires.values():
             if wire.socket is not None:
-                self._selector.unregister(wire.descriptor)
-                wire.close()
+                self._let_go(wire)
 
     def close(self) -> None:
         """Let everything go."""
         self.leave()
-        self._selector.close()
+        self._poll.close()
         os.close(self.bell)
 
     def _serve(self, wire: _Wire, mask: int) -> None:
         try:
             if not wire.is_open and wire.goes_on():
                 self._events.append(Connected(wire.address))
-            if wire.is_open and mask & selectors.EVENT_READ:
+            if wire.is_open and mask & ~select.EPOLLOUT:
                 for frame in wire.receive():
                     self._events.append(Received(wire.address, frame))
             self._flush(wire)
@@ -144,24 +154,32 @@ class Wires:
         wire.flush()
         if wire.wants_to_write != wire.is_awaited_to_write:
             wire.is_awaited_to_write = wire.wants_to_write
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if wire.wants_to_write else 0)
-            self._selector.modify(wire.descriptor, wanted, wire)
+            self._poll.modify(wire.descriptor, select.EPOLLIN | (select.EPOLLOUT if wire.wants_to_write else 0))
 
     def _lose_silent(self) -> None:
         now_s = time.monotonic()
+        if now_s < self._look_for_silent_s:
+            return
+        self._look_for_silent_s = now_s + self._timeout_s / SILENCE_LOOKS
         for wire in self._wires.values():
             if wire.socket is not None and now_s - wire.heard_s > self._timeout_s:
                 self._lose(wire, f"nothing was heard for {self._timeout_s:g} s")
 
     def _lose(self, wire: _Wire, reason: str) -> None:
         if wire.socket is not None:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(wire.descriptor)
-            wire.close()
+            self._let_go(wire)
         wire.next_try_s = max(wire.next_try_s, time.monotonic() + wire.pause_s)
         wire.pause_s = min(2 * wire.pause_s, PAUSE_MAX_S)
         self._events.append(Lost(wire.address, reason))
 
+    def _let_go(self, wire: _Wire) -> None:
+        if self._polled.pop(wire.descriptor, None) is not None:
+            self._poll.unregister(wire.descriptor)
+        wire.close()
+
+
+Encoded = tuple[bytes, bytes | memoryview]
+"""A frame's beginning and its body."""
 
 _Where = tuple[socket.AddressFamily, socket.SocketKind, int, Any]
 
@@ -182,6 +200,7 @@ class _Wire:
         self.pause_s = PAUSE_FIRST_S
         self._out: deque[memoryview] = deque()
         self._in = bytearray()
+        self._room = memoryview(bytearray(RECEIVE_BYTES))
         self._is_looking = False
         self._found: _Where | OSError | None = None
         self._where: _Where | None = None
@@ -255,8 +274,8 @@ class _Wire:
         self.is_open = True
         return True
 
-    def send(self, frame: Frame) -> None:
-        for part in encode(frame):
+    def send(self, encoded: Encoded) -> None:
+        for part in encoded:
             if self._tls is not None:
                 self._ssl.write(part) if part else None
             elif part:
@@ -288,12 +307,13 @@ class _Wire:
             self._give_out()
         self.heard_s = time.monotonic()
         frames, at = [], 0
-        while len(self._in) - at >= PREFIX_BYTES:
-            length = length_of(bytes(self._in[at : at + PREFIX_BYTES]))
-            if len(self._in) - at < length:
-                break
-            frames.append(decode(bytes(self._in[at : at + length])))
-            at += length
+        with memoryview(self._in) as found:
+            while len(found) - at >= PREFIX_BYTES:
+                length = length_of(found[at : at + PREFIX_BYTES])
+                if len(found) - at < length:
+                    break
+                frames.append(decode(bytes(found[at : at + length])))
+                at += length
         del self._in[:at]
         return frames
 
@@ -302,15 +322,16 @@ class _Wire:
         self.socket.close()
         self.socket, self.is_open = None, False
 
-    def _read_socket(self) -> bytes:
+    def _read_socket(self) -> bytes | memoryview:
+        """What has come; holds until the next call."""
         assert self.socket is not None
         try:
-            data = self.socket.recv(RECEIVE_BYTES)
+            count = self.socket.recv_into(self._room)
         except BlockingIOError:
             return b""
-        if not data:
+        if not count:
             raise ConnectionResetError("the member closed the connection")
-        return data
+        return self._room[:count]
 
     def _take_in(self) -> None:
         if data := self._read_socket():

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from ledger.errors import WalError
+from ledger.machines.events import BATCH_RECORD_TYPE
 from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.quorums import batch, lsns_of
 from wal import history as histories
 from wal.format import SegmentHeader
 from wal.history import EpochStart
+from wal.inspect import dump
 from wal.replication import file_log
 from wal.replication.configuration import Configuration, Member
 from wal.replication.file_log import FileLog, oldest_whole_lsn
@@ -93,6 +95,17 @@ def test_what_was_cut_away_is_not_in_the_history_of_what_comes_next(tmp_path: Pa
         write(log, 2, 5, 8)
     with opened(tmp_path) as log:
         check(log, [*WRITTEN[:4], (2, 5), (2, 6), (2, 7), (2, 8)])
+
+
+def test_what_comes_together_is_one_batch_and_what_comes_alone_stays_as_it_is(tmp_path: Path) -> None:
+    with opened(tmp_path) as log:
+        write(log, 1, 1, 3)
+        log.append(Epoch(1), batch(4, 5))
+        log.append(Epoch(1), batch(6, 6))
+        log.sync()
+        check(log, [(1, lsn) for lsn in range(1, 7)])
+    found = [(item["first_lsn"], item["last_lsn"]) for item in dump(tmp_path) if item["type"] == BATCH_RECORD_TYPE]
+    assert found == [(1, 3), (4, 6)]
 
 
 def test_what_comes_together_is_never_more_than_a_batch_may_hold(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class ByHand:
 
     def __init__(self, log: Log, bell: int) -> None:
         self._log, self._bell = log, bell
+        self.expected: list[int] = []
 
     @property
     def written_lsn(self) -> Lsn:
@@ -48,6 +49,9 @@ class ByHand:
         self._log.append(decode_batch(data, 0, len(data)), data[BATCH_RECORD_BYTES:])
         if ring:
             os.eventfd_write(self._bell, 1)
+
+    def expect(self, entries: int) -> None:
+        self.expected.append(entries)
 
     def sync(self, *, ring: bool = True) -> None:
         self._log.sync()
@@ -138,6 +142,7 @@ def test_members_hold_a_batch_before_it_is_synced_here_and_it_is_committed_only_
     node.shipper.close(WAIT_S)
     node.log.close()
     assert (node.over, node.reached[-1]) == ([], 9)
+    assert writer.expected == [1, 4, 1, 3], "whoever waited for what is committed comes back to the writer"
 
 
 def test_what_the_writer_makes_durable_is_shipped_and_told_by_its_bell_alone(node: Node) -> None:
