@@ -130,6 +130,8 @@ class TableFollower:
         self._came = 0
         """Entries that came since it was last looked whether to follow."""
         self._rush_ends_s = 0.0
+        self._is_lull = False
+        """Whether what is followed now is so because little came, and not because a rush has lasted long enough."""
         self._failed: set[str] = set()
         """Those that could not be followed; they are tried again when it is next asked who is behind."""
         self._recent: dict[str, list[tuple[Any, ...]]] = {}
@@ -161,7 +163,8 @@ class TableFollower:
     def _collected(self) -> None:
         """Follow what came together, or let more come."""
         came, self._came = self._came, 0
-        is_rush = came >= RUSH_ENTRIES and self._recent_bytes < RUSH_BYTES_MAX
+        self._is_lull = came < RUSH_ENTRIES
+        is_rush = not self._is_lull and self._recent_bytes < RUSH_BYTES_MAX
         if is_rush and time.monotonic() < self._rush_ends_s:
             asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
         else:
@@ -174,6 +177,7 @@ class TableFollower:
 
     def hurry(self, tenant_id: str) -> None:
         """Somebody waits for this tenant to be followed."""
+        self._is_lull = False
         self._behind[tenant_id] = None
         self._wake.set()
 
@@ -245,9 +249,13 @@ class TableFollower:
         self._table.taken(turn)
         for name, seq in turn.places.items():
             self._forget(name, seq)
-            if name not in turn.covered_lsn:
+            if name not in turn.covered_lsn and not (name in self._grown and self._is_lull_over()):
                 self._behind[name] = None
         return True
+
+    def _is_lull_over(self) -> bool:
+        """Whether a rush goes on that seemed to have ended: what has grown is followed with what comes of it."""
+        return self._is_lull and self._came >= RUSH_ENTRIES and self._recent_bytes < RUSH_BYTES_MAX
 
     async def _fill(self, turn: Turn, connection: asyncpg.Connection[asyncpg.Record], names: Sequence[str]) -> None:
         """Take into ``turn`` what comes next of these tenants, whose places are locked."""

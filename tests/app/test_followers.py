@@ -385,6 +385,49 @@ async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enoug
         assert await is_followed(3)
 
 
+async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
+    run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_node() as service:
+        for number in range(6):
+            await service.submitter.submit(created("acme", number), key=None)
+    monkeypatch.setattr("app.chain.followers.COLLECT_S", 3600)
+    monkeypatch.setattr("app.chain.followers.RUSH_ENTRIES", 3)
+    monkeypatch.setattr("app.chain.followers.ENTRIES_A_TURN", 2)
+
+    def grown(seqs: range) -> Growth:
+        rows = [tuple({"tenant_id": "acme", "seq": n, "payload": "{}"}.get(name) for name in LOG_COLUMNS) for n in seqs]
+        return Growth(rows, {"acme": []})
+
+    async def is_followed_on(first: int, meanwhile: int, *, hurries: bool = False) -> bool:
+        """Whether the next turn comes at once when so many entries came meanwhile, behind ``first`` that had come."""
+        await superuser.execute("DELETE FROM scheduler.follower_positions WHERE tenant_id = 'acme'")
+        follower = TableFollower(
+            JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda: BEFORE_FIRST
+        )
+        follower.chained(grown(range(10, 10 + first)))
+        follower._collected()
+        if hurries:
+            follower.hurry("acme")
+        follower._behind.clear()
+        follower.chained(grown(range(20, 20 + meanwhile)))
+        assert await follower._follow(("acme",))
+        follower._lose_connection()
+        assert await superuser.fetchval("SELECT seq FROM scheduler.follower_positions WHERE tenant_id = 'acme'") == 2
+        assert "acme" in follower._grown
+        return "acme" in follower._behind
+
+    assert await is_followed_on(2, 2)
+    assert not await is_followed_on(2, 3)
+    assert await is_followed_on(2, 3, hurries=True)
+    with monkeypatch.context() as patched:
+        patched.setattr("app.chain.followers.RUSH_BYTES_MAX", 6)
+        assert await is_followed_on(2, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr("app.chain.followers.RUSH_S", 0)
+        assert await is_followed_on(3, 3), "it has lasted"
+
+
 async def test_a_clean_stop_leaves_nothing_to_follow(run_node: RunNode, superuser: asyncpg.Connection) -> None:
     async with run_node() as service:
         await service.submitter.submit_lines(
