@@ -153,11 +153,12 @@ def get(path: str, token: str | None = None) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{_bearer(token)}\r\n".encode()
 
 
-def post(path: str, body: bytes, kind: str = "json", token: str | None = None) -> bytes:
-    """A POST request with ``body``."""
+def post(path: str, body: bytes, kind: str = "json", token: str | None = None, key: str | None = None) -> bytes:
+    """A POST request with ``body``, and an Idempotency-Key where one is given."""
+    keyed = "" if key is None else f"Idempotency-Key: {key}\r\n"
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {CONTENT_TYPES[kind]}\r\n"
-        f"Content-Length: {len(body)}\r\n{_bearer(token)}\r\n"
+        f"Content-Length: {len(body)}\r\n{keyed}{_bearer(token)}\r\n"
     )
     return head.encode() + body
 

@@ -14,7 +14,6 @@ from app.store import job_table as store
 from app.store.following import FollowedEntry
 from app.store.job_table import JobKey
 from ledger.machines import jobs
-from ledger.machines.events import CommitmentAction
 from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import HlcParts
 from ledger.machines.jobs import JobState
@@ -50,9 +49,7 @@ class JobTable:
 
     async def take(self, connection: Connection, turn: Turn) -> None:
         """Fold the entries, and store the states that they leave, and which of them promise something."""
-        promising = {name for name, entries in turn.entries.items() if any(map(_is_promise, entries))}
-        if promising:
-            await commitments.take(connection, {name: (turn.after[name], turn.places[name]) for name in promising})
+        await commitments.take(connection, turn.entries)
         self._cache.begin(turn.after)
         said = {tenant_id: await _said(entries) for tenant_id, entries in turn.entries.items()}
         touched = sorted((tenant_id, job_id) for tenant_id, of_jobs in said.items() for job_id in of_jobs)
@@ -87,12 +84,6 @@ class JobTable:
         self._states = {}
 
 
-def _is_promise(entry: FollowedEntry) -> bool:
-    return entry.action in _PROMISES
-
-
-_PROMISES = frozenset({CommitmentAction.PROPOSE_ACCEPTED, CommitmentAction.CAPACITY_SET})
-
 _Said = tuple[str, Mapping[str, Any], HlcParts, str, int]
 """The arguments of ``JobFold.add``."""
 
@@ -101,7 +92,7 @@ async def _said(entries: Sequence[FollowedEntry]) -> dict[str, list[_Said]]:
     """By job, what the entries say of it. One that somebody edited beyond its types says nothing."""
     found: dict[str, list[_Said]] = defaultdict(list)
     for number, entry in enumerate(entries, 1):
-        said = jobs.said_of_row(*entry)
+        said = jobs.said_of_row(*entry[:-1])
         if said is not None:
             found[entry[0]].append((*said, entry[1]))
         if number % ENTRIES_A_STEP == 0:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from app.answers import json_bytes
 from app.answers.commitments import CapacityAnswer, CommitmentList, NodeList, VerdictOfProposal
-from app.http.answers import json_answer
 from app.http.body import JSON_MEDIA_TYPE, body_of, parse, read_body
 from app.http.charging import charge_tenant
 from app.http.fields import CursorQuery, Limit, ReadableTenantId, SeqNumber
@@ -16,16 +16,18 @@ from app.http.lists import Cursors, number_position, page
 from app.http.recording import record_read
 from app.http.requests import CAPACITY, PROMISE_PATTERN, PROPOSAL, PROPOSAL_TAGS
 from app.http.routing import (
+    BEGUN,
     IDEMPOTENCY_KEY_PARAMETER,
     PROBLEM_RESPONSE,
     WRITE_HEADERS,
+    Begun,
     LeanRoute,
     StrictRoute,
     answered,
     caller_of,
 )
 from app.http.writing import Route, request_key, token_of, write_headers
-from app.intake.proposals import NO_BET, Recorded
+from app.intake.proposals import Recorded
 from app.parts import Parts, PartsDep, parts_of
 from app.read.commitments import Snapshot
 from ledger.errors import InvalidInputError
@@ -47,8 +49,11 @@ def _place(as_of_seq: int, index: int) -> tuple[int, int]:
 _COMMITMENTS, _NODES = Cursors("commitments", _place), Cursors("nodes", _place)
 
 
+PROPOSALS_PATH = "/v1/commitments"
+
+
 @proposals.post(
-    "/v1/commitments",
+    PROPOSALS_PATH,
     status_code=201,
     responses=answered(VerdictOfProposal, 201, headers=WRITE_HEADERS),
     openapi_extra={
@@ -63,17 +68,16 @@ async def propose(request: Request) -> Response:
     parts.check_writable()
     body = await read_body(request, JSON_MEDIA_TYPE, parts.settings.event_bytes_max)
     wanted = parse(PROPOSAL, body, PROPOSAL_TAGS)
-    tenant_id: str = wanted["tenant_id"]
-    charge_tenant(request, tenant_id, body)
+    begun: Begun | None = request.scope.get(BEGUN)
+    if begun is None or not begun.is_charged:
+        charge_tenant(request, wanted["tenant_id"], body)
     key = request_key(request, Route.COMMITMENTS, body, "")
     if key is None:
         raise InvalidInputError(
             "Idempotency-Key: a proposal needs one, so that it can be repeated", ("Idempotency-Key",)
         )
-    entered = await parts.proposals.propose(
-        tenant_id, wanted["commitment"], wanted.get("precondition", NO_BET), caller_of(request).id, key
-    )
-    return _entered(parts, entered, 201, {"verdict": "accepted"})
+    entered = await parts.proposals.propose(wanted, caller_of(request).id, key)
+    return _entered(parts, entered, 201, ACCEPTED)
 
 
 @proposals.put(
@@ -96,10 +100,16 @@ async def set_capacity(request: Request, node: NodePath) -> Response:
 
 def _entered(parts: Parts, entered: Recorded, status: int, said: dict[str, Any]) -> Response:
     token = token_of(parts.sessions, entered.hlc, entered.epoch, entered.lsn)
-    answer = json_answer({"index": entered.seq, "hlc": entered.hlc, **said})
-    answer.status_code = status
-    answer.headers.update(write_headers(token, entered.replayed))
-    return answer
+    headers = write_headers(token, entered.replayed)
+    return Response(recorded_body(entered, said), status, headers, media_type=JSON_MEDIA_TYPE)
+
+
+ACCEPTED = {"verdict": "accepted"}
+
+
+def recorded_body(entered: Recorded, said: dict[str, Any]) -> bytes:
+    """The JSON that answers what was recorded."""
+    return json_bytes({"index": entered.seq, "hlc": entered.hlc, **said})
 
 
 @router.get("/v1/commitments", responses=answered(CommitmentList))

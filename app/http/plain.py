@@ -1,8 +1,9 @@
-"""A write in its common form: one event, taken and answered from the connection, without the framework.
+"""A write in its common form: one event or proposal, taken and answered from the connection, without the framework.
 
 What it skips costs more than all that is done for the event. In order::
 
-    1. head     POST to a job or to all, HTTP/1.1, nothing in it but HEADERS, a body of at most BODY_BYTES_MAX
+    1. head     POST to a job or to all, or a proposal with its key, HTTP/1.1, nothing but HEADERS, a body of at most
+                BODY_BYTES_MAX
     2. right    asked for, and the request taken out of the caller's quota, before there is a body
     3. body     checked as the route checks it, and taken out of the quota of its tenant
     4. entered  as the route enters it, where that takes no question to the store and no seal
@@ -14,21 +15,30 @@ is raised again by the route, and a request of which an event was entered is nev
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 from app.access import callers
 from app.access.principals import Principal
 from app.access.rights import Right
-from app.http.body import FREE_BYTES, JSON_MEDIA_TYPE
+from app.http.body import FREE_BYTES, JSON_MEDIA_TYPE, parse
 from app.http.charging import PACED, charge_caller
+from app.http.commitments import ACCEPTED, PROPOSALS_PATH, proposals, recorded_body
 from app.http.jobs import CANCELLATION, CREATION, REPORT, Submission, submissions
+from app.http.problems import respond
+from app.http.requests import PROPOSAL, PROPOSAL_TAGS
 from app.http.routing import BEGUN, Begun, RightedRoute
-from app.http.writing import location_of, receipt_body
+from app.http.writing import Route as KeyRoute
+from app.http.writing import key_of, location_of, receipt_body, token_of
 from app.intake.answers import Entered
+from app.intake.proposals import EnteredProposal
 from app.parts import Parts
+from app.pending.linking import DuplicateLineError
 from ledger import names
+from ledger.errors import CommitmentConflictError
 
 BODY_BYTES_MAX = FREE_BYTES
 """A longer body is read by the framework, which counts what all of them hold."""
@@ -47,23 +57,101 @@ _LINES = f"tally-session: %s\r\nlocation: %s\r\ncontent-length: %d\r\ncontent-ty
 _REQUIRED = {b"content-length", b"content-type"}
 _UNKNOWN = b"\n"
 """The value of no header."""
-_ROUTES = {route.path: route for route in submissions.routes if isinstance(route, RightedRoute)}
-_SUBMISSIONS = {
-    action: (_ROUTES[submission.path], submission)
-    for action, submission in ((None, CREATION), (b"/events", REPORT), (b"/cancel", CANCELLATION))
-}
-"""By what stands behind ``/v1/jobs`` and the job."""
-_PATH = re.compile(rf"/v1/jobs(?:/({names.JOB_ID})(/events|/cancel))?".encode(), re.ASCII)
+_LINES_OF_VERDICT = f"tally-session: %s\r\ncontent-length: %d\r\ncontent-type: {JSON_MEDIA_TYPE}\r\n"
+_ROUTES = {route.path: route for route in (*submissions.routes, *proposals.routes) if isinstance(route, RightedRoute)}
+_PROPOSALS_PATH = PROPOSALS_PATH.encode()
+_PATH = re.compile(rf"/v1/jobs(?:/({names.JOB_ID})(/events|/cancel))?|/v1/commitments".encode(), re.ASCII)
+
+
+class Settling(Protocol):
+    """What was entered, and will be answered."""
+
+    @property
+    def reached(self) -> asyncio.Future[Any]: ...
 
 
 class PlainWrite(NamedTuple):
     """A request whose head is plain and whose caller has the right."""
 
+    form: EventForm | ProposalForm
     route: RightedRoute
-    submission: Submission
     job_id: str | None
+    key: bytes | None
     begun: Begun
     caller: Principal
+
+
+class PlainAnswer(NamedTuple):
+    """An answer, but for the lines that every answer has."""
+
+    status: int
+    lines: bytes
+    body: bytes
+
+
+class EventForm:
+    """One event without an Idempotency-Key."""
+
+    takes_key = False
+
+    def __init__(self, submission: Submission) -> None:
+        self.submission = submission
+        self.path = submission.path
+
+    def enter(self, parts: Parts, write: PlainWrite, body: bytes) -> Entered | None:
+        """The event in the WAL, None where the framework is to do that."""
+        draft = self.submission.draft_of(body, write.job_id, write.caller.id)
+        _charge(parts, write, draft.tenant_id, body)
+        return None if parts.sealing.may_have_private(draft) else parts.submitter.enter_known(draft)
+
+    def answer(self, parts: Parts, entered: Any) -> PlainAnswer:
+        """The answer once it has reached its level."""
+        receipt = entered.receipt()
+        session, body = receipt_body(parts.sessions, receipt)
+        return PlainAnswer(201, (_LINES % (session, location_of(receipt), len(body))).encode(), body)
+
+
+class ProposalForm:
+    """One proposal, which has an Idempotency-Key."""
+
+    takes_key = True
+    path = PROPOSALS_PATH
+
+    def enter(self, parts: Parts, write: PlainWrite, body: bytes) -> EnteredProposal:
+        """The proposal in the WAL."""
+        wanted = parse(PROPOSAL, body, PROPOSAL_TAGS)
+        _charge(parts, write, wanted["tenant_id"], body)
+        assert write.key is not None
+        key = key_of(write.key.decode("latin-1"), KeyRoute.COMMITMENTS, body, "")
+        return parts.proposals.enter(wanted, write.caller.id, key)
+
+    def answer(self, parts: Parts, entered: Any) -> PlainAnswer | None:
+        """The verdict; None where the key was chained before: the framework then asks for it under the same key."""
+        try:
+            recorded = entered.recorded()
+        except DuplicateLineError:
+            return None
+        except CommitmentConflictError as error:
+            response = respond(error)
+            lines = b"".join(b"%b: %b\r\n" % field for field in response.raw_headers)
+            return PlainAnswer(response.status_code, lines, bytes(response.body))
+        session = token_of(parts.sessions, recorded.hlc, recorded.epoch, recorded.lsn)
+        body = recorded_body(recorded, ACCEPTED)
+        return PlainAnswer(201, (_LINES_OF_VERDICT % (session, len(body))).encode(), body)
+
+
+def _charge(parts: Parts, write: PlainWrite, tenant_id: str, body: bytes) -> None:
+    write.caller.check(Right.WRITE, tenant_id)
+    if parts.quotas.bounds_tenants:
+        parts.quotas.admit_tenants({tenant_id: 1}, {tenant_id: len(body)})
+        write.begun.is_charged = True
+
+
+_FORMS: Mapping[bytes | None, tuple[EventForm | ProposalForm, RightedRoute]] = {
+    action: (EventForm(submission), _ROUTES[submission.path])
+    for action, submission in ((None, CREATION), (b"/events", REPORT), (b"/cancel", CANCELLATION))
+}
+_PROPOSAL: tuple[EventForm | ProposalForm, RightedRoute] = ProposalForm(), _ROUTES[PROPOSALS_PATH]
 
 
 class PlainWrites:
@@ -78,10 +166,15 @@ class PlainWrites:
         if scope["method"] != "POST" or scope["query_string"] or scope["http_version"] != "1.1":
             return None
         match = _PATH.fullmatch(scope["raw_path"])
-        if match is None or not self._is_plain(scope["headers"]) or not self._parts.accepting:
+        if match is None:
             return None
         job_id, action = match.groups()
-        route, submission = _SUBMISSIONS[action]
+        form, route = _PROPOSAL if match.group() == _PROPOSALS_PATH else _FORMS[action]
+        if not self._parts.accepting:
+            return None
+        key = self._plain_key(scope["headers"], form.takes_key)
+        if key is None:
+            return None
         began_s, caller = time.perf_counter(), None
         try:
             caller = self._parts.callers.known(scope)
@@ -98,51 +191,48 @@ class PlainWrites:
         scope["route"] = route
         if PACED in scope:
             return None
-        return PlainWrite(route, submission, None if job_id is None else job_id.decode(), begun, caller)
+        return PlainWrite(form, route, None if job_id is None else job_id.decode(), key, begun, caller)
 
-    def _is_plain(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        seen = set()
+    def _plain_key(self, headers: list[tuple[bytes, bytes]], takes_key: bool) -> bytes | None:
+        """The Idempotency-Key of a plain head, empty where it has and takes none; None where the head is not plain."""
+        seen, key = set(), b""
         for name, value in headers:
+            if name == b"idempotency-key":
+                if not takes_key or key:
+                    return None
+                key = value
+                continue
             expected = HEADERS.get(name, _UNKNOWN)
             if expected is not None and value != expected:
-                return False
+                return None
             if name == b"content-length" and (len(value) > len(str(BODY_BYTES_MAX)) or int(value) > self._bytes_max):
-                return False
+                return None
             seen.add(name)
-        return seen >= _REQUIRED
+        return key if seen >= _REQUIRED and bool(key) == takes_key else None
 
-    def enter(self, write: PlainWrite, body: bytes) -> Entered | None:
-        """The event of a whole request, in the WAL; None when the framework is to answer: with the error that
+    def enter(self, write: PlainWrite, body: bytes) -> Settling | None:
+        """What a whole request asks for, in the WAL; None when the framework is to answer: with the error that
         ``write.begun`` has, or by itself, nothing being taken."""
         parts = self._parts
         try:
             parts.check_writable()
             if time.perf_counter() - write.begun.at_s > callers.ASK_AGAIN_S:
                 return None
-            draft = write.submission.draft_of(body, write.job_id, write.caller.id)
-            write.caller.check(Right.WRITE, draft.tenant_id)
-            if parts.quotas.bounds_tenants:
-                parts.quotas.admit_tenants({draft.tenant_id: 1}, {draft.tenant_id: len(body)})
-                write.begun.is_charged = True
-            if parts.sealing.may_have_private(draft):
-                return None
-            return parts.submitter.enter_known(draft)
+            return write.form.enter(parts, write, body)
         except Exception as error:
             write.begun.error = error
             return None
 
-    def answer(self, write: PlainWrite, entered: Entered) -> tuple[bytes, bytes] | None:
-        """Header lines and body of the answer, which is a 201, once ``entered.reached`` is done; None when
-        ``write.begun`` has the error to answer with."""
+    def answer(self, write: PlainWrite, entered: Settling) -> PlainAnswer | None:
+        """The answer once ``entered.reached`` is done; None when ``write.begun`` has the error to answer with, or the
+        framework can ask again."""
         try:
-            receipt = entered.receipt()
-            session, body = receipt_body(self._parts.sessions, receipt)
+            return write.form.answer(self._parts, entered)
         except Exception as error:
             write.begun.error = error
             return None
-        return (_LINES % (session, location_of(receipt), len(body))).encode(), body
 
-    def answered(self, write: PlainWrite) -> None:
+    def answered(self, write: PlainWrite, status: int) -> None:
         """Count a request that was answered."""
         took_s = time.perf_counter() - write.begun.at_s
-        self._parts.metrics.observe_request("POST", write.submission.path, 201, took_s)
+        self._parts.metrics.observe_request("POST", write.form.path, status, took_s)

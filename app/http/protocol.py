@@ -38,8 +38,7 @@ from app.http.proxies import TrustedProxies
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
 
-    from app.http.plain import PlainWrite, PlainWrites
-    from app.intake.answers import Entered
+    from app.http.plain import PlainAnswer, PlainWrite, PlainWrites, Settling
 
 HEAD_BYTES_MAX = 64 * 1024
 """Longest request line and headers together."""
@@ -262,21 +261,21 @@ class ProblemProtocol(HttpToolsProtocol):
             self._start_framework(self._running, self.app)
 
     def _settled(
-        self, plain: PlainWrites, write: PlainWrite, entered: Entered, cycle: RequestResponseCycle, _reached: object
+        self, plain: PlainWrites, write: PlainWrite, entered: Settling, cycle: RequestResponseCycle, _reached: object
     ) -> None:
         answer = plain.answer(write, entered)
         if answer is None:
             self._start_framework(cycle, self.app)
             return
-        plain.answered(write)
+        plain.answered(write, answer.status)
         if not cycle.disconnected:
-            self._write(cycle, *answer)
+            self._write(cycle, answer)
 
-    def _write(self, cycle: RequestResponseCycle, lines: bytes, body: bytes) -> None:
+    def _write(self, cycle: RequestResponseCycle, answer: PlainAnswer) -> None:
         """Write a whole answer, as the framework and uvicorn do."""
         first = [b"%b: %b\r\n" % field for field in cycle.default_headers]
         last = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
-        data = b"".join((STATUS_LINE[201], *first, lines, last, body))
+        data = b"".join((STATUS_LINE[answer.status], *first, answer.lines, last, answer.body))
         cycle.response_started = cycle.response_complete = True
         self.written_bytes += len(data)
         self.transport.write(data)

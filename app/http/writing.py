@@ -43,9 +43,20 @@ def request_key(request: Request, route: Route, body: bytes, scope: str) -> Requ
     given = request.headers.getlist("idempotency-key")
     if not given:
         return None
-    if len(given) > 1 or _KEY.fullmatch(given[0]) is None:
-        raise InvalidInputError("Idempotency-Key: send one, of 1 to 255 visible ASCII characters", ("Idempotency-Key",))
-    return RequestKey(route, given[0], hashlib.sha256(b"%b\n%b" % (scope.encode(), body)).digest())
+    if len(given) > 1:
+        raise _no_key()
+    return key_of(given[0], route, body, scope)
+
+
+def key_of(given: str, route: Route, body: bytes, scope: str) -> RequestKey:
+    """As ``request_key``, of the value of the header."""
+    if _KEY.fullmatch(given) is None:
+        raise _no_key()
+    return RequestKey(route, given, hashlib.sha256(b"%b\n%b" % (scope.encode(), body)).digest())
+
+
+def _no_key() -> InvalidInputError:
+    return InvalidInputError("Idempotency-Key: send one, of 1 to 255 visible ASCII characters", ("Idempotency-Key",))
 
 
 def session_tokens(request: Request) -> Sequence[Token]:

@@ -6,6 +6,7 @@ is looked up before, and one that came again is an entry of the WAL that adds no
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,11 +20,10 @@ from app.pending.backlog import Pending
 from app.pending.keyed_entry import gone
 from app.pending.linking import DuplicateLineError, conflict_of
 from app.pending.requests import RequestKey
-from app.store.growth import ChainPosition
 from app.store.idempotency import ChainedLine
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
-from ledger.errors import ChainDamagedError, InvalidInputError, RecordTooLargeError
+from ledger.errors import ChainDamagedError, DurabilityTimeoutError, InvalidInputError, RecordTooLargeError
 from ledger.machines.events import (
     ACTOR,
     CAPACITY_RECORD_TYPE,
@@ -48,6 +48,42 @@ class Recorded(NamedTuple):
     replayed: bool = False
 
 
+class EnteredProposal:
+    """A proposal, or a capacity, in the WAL. ``reached`` resolves once it is chained, or will not be in time; it MUST
+    NOT be answered before that."""
+
+    __slots__ = ("_answers", "_timer", "pending", "reached")
+
+    def __init__(self, answers: Answers, pending: Pending) -> None:
+        self._answers = answers
+        self.pending = pending
+        self.reached, self._timer = answers.reached(pending, Durability.GLOBAL)
+
+    def recorded(self) -> Recorded:
+        """Where it stands, when ``reached`` is done.
+
+        Raises:
+            DuplicateLineError: its key was chained before; the answer is to be found there.
+            CommitmentConflictError: it was rejected, and that is recorded.
+            DurabilityTimeoutError: it was not chained in time.
+            LedgerError: as ``Submitter.submit``.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+        pending = self.pending
+        try:
+            place = self.reached.result()
+        except DurabilityTimeoutError as error:
+            raise self._answers.late(Durability.GLOBAL, str(error), pending.lsn, pending) from None
+        assert place is not None
+        return Recorded(place.seq, pending.hlc.text(), pending.epoch, pending.lsn)
+
+    async def settled(self) -> Recorded:
+        """``recorded``, waited for."""
+        await asyncio.wait((self.reached,))
+        return self.recorded()
+
+
 @dataclass(kw_only=True, eq=False)
 class Proposals:
     """Takes proposals, and capacities of nodes."""
@@ -57,14 +93,25 @@ class Proposals:
     answers: Answers
     record_bytes_max: int
 
-    async def propose(
-        self,
-        tenant_id: str,
-        commitment: Mapping[str, Any],
-        precondition: Mapping[str, Any],
-        actor: str | None,
-        key: RequestKey,
-    ) -> Recorded:
+    def enter(self, wanted: Mapping[str, Any], actor: str | None, key: RequestKey) -> EnteredProposal:
+        """Queue what a checked body proposes.
+
+        Raises:
+            LedgerError: as ``Submitter.submit``; nothing was taken.
+        """
+        tenant_id: str = wanted["tenant_id"]
+        said = {
+            "type": PROPOSAL_TYPE,
+            "commitment": wanted["commitment"],
+            "precondition": wanted.get("precondition", NO_BET),
+        }
+        named = IdempotencyKey(key.route, key.key, 0, key.body_digest)
+        payload = self._encoded({**said, keyed.MEMBER: keyed.key_digest(tenant_id, named)}, actor)
+        subject = read_proposal(payload).commitment.subject
+        pending = self.system.enter_about(PROPOSED_RECORD_TYPE, subject, payload, tenant_id, named, actor)
+        return EnteredProposal(self.answers, pending)
+
+    async def propose(self, wanted: Mapping[str, Any], actor: str | None, key: RequestKey) -> Recorded:
         """Propose, and wait for the verdict.
 
         Raises:
@@ -72,16 +119,12 @@ class Proposals:
             IdempotencyReusedError: the key was used with another body.
             LedgerError: as ``Submitter.submit``.
         """
-        named = IdempotencyKey(key.route, key.key, 0, key.body_digest)
-        said = {"type": PROPOSAL_TYPE, "commitment": commitment, "precondition": precondition}
-        payload = self._encoded({**said, keyed.MEMBER: keyed.key_digest(tenant_id, named)}, actor)
-        subject = read_proposal(payload).commitment.subject
-        pending = self.system.enter_about(PROPOSED_RECORD_TYPE, subject, payload, tenant_id, named, actor)
+        entered = self.enter(wanted, actor, key)
         try:
-            place = await self._chained(pending)
+            return await entered.settled()
         except DuplicateLineError:
-            return _again(await self.keyed.find((tenant_id,), key), payload, subject, key, tenant_id)
-        return Recorded(place.seq, pending.hlc.text(), pending.epoch, pending.lsn)
+            pending = entered.pending
+            return _again(await self.keyed.find((pending.tenant_id,), key), pending, key)
 
     async def set_capacity(self, tenant_id: str, node: str, capacity: Mapping[str, Any], actor: str | None) -> Recorded:
         """Record what a node has, and wait until it counts.
@@ -91,13 +134,7 @@ class Proposals:
         """
         payload = self._encoded({"type": CAPACITY_TYPE, "node": node, "capacity": capacity}, actor)
         pending = self.system.enter_about(CAPACITY_RECORD_TYPE, node_subject(node), payload, tenant_id, None, actor)
-        place = await self._chained(pending)
-        return Recorded(place.seq, pending.hlc.text(), pending.epoch, pending.lsn)
-
-    async def _chained(self, pending: Pending) -> ChainPosition:
-        place = await self.answers.wait(pending.lsn, Durability.GLOBAL, pending, pending.outcome)
-        assert place is not None
-        return place
+        return await EnteredProposal(self.answers, pending).settled()
 
     def _encoded(self, facts: dict[str, object], actor: str | None) -> bytes:
         if actor is not None:
@@ -110,7 +147,7 @@ class Proposals:
         return payload
 
 
-def _again(chained: list[ChainedLine], payload: bytes, subject: str, key: RequestKey, tenant_id: str) -> Recorded:
+def _again(chained: list[ChainedLine], pending: Pending, key: RequestKey) -> Recorded:
     """The first answer to the request, from the entry that it has in the chain.
 
     Raises:
@@ -119,14 +156,14 @@ def _again(chained: list[ChainedLine], payload: bytes, subject: str, key: Reques
         ChainDamagedError: the entry is not the proposal of this request, or is gone.
     """
     if not chained:
-        raise gone(tenant_id, key)
+        raise gone(pending.tenant_id, key)
     line = chained[0]
     if line.action == SystemAction.REFUSED:
         raise refused(line)
     try:
         event = keyed.kept_event(line.job_id, line.action, line.payload)
-        is_ours = event is not None and (event.job_id, event.action) == (subject, CommitmentAction.PROPOSED)
-        is_ours = is_ours and event is not None and _anybodys(event.payload) == _anybodys(payload)
+        is_ours = event is not None and (event.job_id, event.action) == (pending.job_id, CommitmentAction.PROPOSED)
+        is_ours = is_ours and event is not None and _anybodys(event.payload) == _anybodys(pending.payload)
         if is_ours and line.action == CommitmentAction.PROPOSE_ACCEPTED:
             return Recorded(line.seq, line.t_hlc, line.epoch, line.lsn, replayed=True)
         rejection = read_proposal(line.payload).rejection if is_ours else None
@@ -134,7 +171,7 @@ def _again(chained: list[ChainedLine], payload: bytes, subject: str, key: Reques
         rejection = None
     if rejection is None:
         named = f"the row of Idempotency-Key {key.key!r} in scheduler.idempotency names seq {line.seq}"
-        raise ChainDamagedError(tenant_id, f"{named}, whose entry is not the proposal of this request")
+        raise ChainDamagedError(pending.tenant_id, f"{named}, whose entry is not the proposal of this request")
     conflict = conflict_of(rejection, line.seq, line.t_hlc)
     conflict.replayed = True
     raise conflict

@@ -10,47 +10,35 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from app.store.following import FollowedEntry
 from app.store.job_table import PLACES
+from ledger.machines.events import CommitmentAction
 from ledger.machines.promises import INDEX_PREFIX, NODE_PREFIX
 
 if TYPE_CHECKING:
     from app.store import Connection
 
 ROWS_AT_ONCE = 2000
+_PROMISES = frozenset({CommitmentAction.PROPOSE_ACCEPTED, CommitmentAction.CAPACITY_SET})
 
 _SAYS = "action IN ('PROPOSE_ACCEPTED', 'CAPACITY_SET') AND origin IS NULL"
 _OF_REVOCATION = (
     f"CASE WHEN job_id ~ '^{INDEX_PREFIX}[0-9]{{1,18}}$' THEN substr(job_id, {len(INDEX_PREFIX) + 1})::bigint END"
 )
 
-_TAKE = f"""
-INSERT INTO scheduler.commitments (tenant_id, seq, subject)
-SELECT l.tenant_id, l.seq, l.job_id
-  FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS followed(tenant_id, after_seq, upto_seq)
-  JOIN scheduler.scheduler_log l
-    ON l.tenant_id = followed.tenant_id AND l.seq > followed.after_seq AND l.seq <= followed.upto_seq
- WHERE {_SAYS} AND NOT starts_with(l.job_id, '{INDEX_PREFIX}')
+_ADD = """
+INSERT INTO scheduler.commitments (tenant_id, seq, ended_seq, subject)
+SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[])
 """
-_REVOKE = f"""
-UPDATE scheduler.commitments AS c SET ended_seq = r.seq
-  FROM (SELECT l.tenant_id, l.seq, {_OF_REVOCATION} AS revoked_seq
-          FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS followed(tenant_id, after_seq, upto_seq)
-          JOIN scheduler.scheduler_log l
-            ON l.tenant_id = followed.tenant_id AND l.seq > followed.after_seq AND l.seq <= followed.upto_seq
-         WHERE {_SAYS} AND starts_with(l.job_id, '{INDEX_PREFIX}')) AS r
- WHERE c.tenant_id = r.tenant_id AND c.seq = r.revoked_seq AND c.ended_seq IS NULL AND c.seq < r.seq
+_REVOKE = """
+UPDATE scheduler.commitments AS c SET ended_seq = r.ended_seq
+  FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS r(tenant_id, seq, ended_seq)
+ WHERE c.tenant_id = r.tenant_id AND c.seq = r.seq AND c.ended_seq IS NULL AND c.seq < r.ended_seq
 """
-_REPLACE = f"""
-UPDATE scheduler.commitments AS c SET ended_seq = n.next_seq
-  FROM (SELECT tenant_id, seq, lead(seq) OVER (PARTITION BY tenant_id, subject ORDER BY seq) AS next_seq
-          FROM scheduler.commitments
-         WHERE ended_seq IS NULL AND (tenant_id, subject) IN (
-               SELECT l.tenant_id, l.job_id
-                 FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS followed(tenant_id, after_seq, upto_seq)
-                 JOIN scheduler.scheduler_log l
-                   ON l.tenant_id = followed.tenant_id AND l.seq > followed.after_seq AND l.seq <= followed.upto_seq
-                WHERE {_SAYS} AND action = 'CAPACITY_SET')) AS n
- WHERE c.tenant_id = n.tenant_id AND c.seq = n.seq AND n.next_seq IS NOT NULL
+_REPLACE = """
+UPDATE scheduler.commitments AS c SET ended_seq = r.ended_seq
+  FROM unnest($1::text[], $2::text[], $3::bigint[]) AS r(tenant_id, subject, ended_seq)
+ WHERE c.tenant_id = r.tenant_id AND c.subject = r.subject AND c.ended_seq IS NULL AND c.seq < r.ended_seq
 """
 _EMPTY = "DELETE FROM scheduler.commitments WHERE tenant_id = ANY($1::text[])"
 
@@ -106,16 +94,43 @@ class Said(NamedTuple):
     payload: str | None
 
 
-Range = tuple[int, int]
-"""Entries that are followed: after this seq, up to that one."""
+async def take(connection: Connection, followed: Mapping[str, Sequence[FollowedEntry]]) -> None:
+    """Follow these entries of each tenant, which come next."""
+    added: dict[tuple[str, int], tuple[int | None, str]] = {}
+    newest: dict[tuple[str, str], int] = {}
+    revoked: list[tuple[str, int, int]] = []
+    replaced: list[tuple[str, str, int]] = []
+    for tenant_id, entries in followed.items():
+        for entry in entries:
+            if entry.action not in _PROMISES or entry.origin is not None:
+                continue
+            seq, subject = entry.seq, entry.job_id
+            if (target := _revoked_by(subject)) is not None:
+                if (tenant_id, target) in added:
+                    added[tenant_id, target] = seq, added[tenant_id, target][1]
+                else:
+                    revoked.append((tenant_id, target, seq))
+                continue
+            if entry.action == CommitmentAction.CAPACITY_SET:
+                if (before := newest.get((tenant_id, subject))) is None:
+                    replaced.append((tenant_id, subject, seq))
+                else:
+                    added[tenant_id, before] = seq, subject
+                newest[tenant_id, subject] = seq
+            added[tenant_id, seq] = None, subject
+    if revoked:
+        await connection.execute(_REVOKE, *zip(*revoked, strict=True))
+    if replaced:
+        await connection.execute(_REPLACE, *zip(*replaced, strict=True))
+    if added:
+        rows = [(tenant_id, seq, *more) for (tenant_id, seq), more in added.items()]
+        await connection.execute(_ADD, *zip(*rows, strict=True))
 
 
-async def take(connection: Connection, ranges: Mapping[str, Range]) -> None:
-    """Follow these entries of each tenant."""
-    tenants = list(ranges)
-    after, upto = [ranges[name][0] for name in tenants], [ranges[name][1] for name in tenants]
-    for statement in (_TAKE, _REVOKE, _REPLACE):
-        await connection.execute(statement, tenants, after, upto)
+def _revoked_by(subject: str) -> int | None:
+    """The index that an entry about ``subject`` revokes, None where it revokes none."""
+    target = subject.removeprefix(INDEX_PREFIX)
+    return int(target) if target != subject and target.isascii() and target.isdigit() and len(target) <= 18 else None
 
 
 async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:

@@ -28,6 +28,7 @@ class FollowedEntry(NamedTuple):
     action: str
     payload_digest: str
     payload: str
+    origin: str | None
 
 
 _LOCK = """
