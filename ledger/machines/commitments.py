@@ -320,7 +320,7 @@ class Commitments:
         if reserved or capacity is not None:
             self.state.nodes[node] = NodeState(capacity, reserved)
         else:
-            del self.state.nodes[node]
+            self.state.nodes.pop(node, None)
 
     def _link(self, subject: str, index: int) -> None:
         """``index`` is the newest of its subject."""

@@ -1,0 +1,116 @@
+"""The rules of commitments the naive way: what is active is worked out of the whole log each time it is asked for.
+
+Written from the seed's words, over the plain JSON of the entries; it shares nothing with the machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Log = list[tuple[str, dict[str, Any]]]
+"""By index from 1: (action, what was proposed or set)."""
+
+_AMOUNTS = ("cpu_millis", "memory_bytes", "disk_bytes", "disk_bw_bps")
+
+
+def active(log: Log) -> dict[int, dict[str, Any]]:
+    """Accepted commitments that no accepted revocation names."""
+    accepted = {
+        index: said["commitment"] for index, (action, said) in enumerate(log, 1) if action == "PROPOSE_ACCEPTED"
+    }
+    revoked = {each["index"] for each in accepted.values() if each["kind"] == "Revocation"}
+    return {index: each for index, each in accepted.items() if each["kind"] != "Revocation" and index not in revoked}
+
+
+def verdict(log: Log, proposed: dict[str, Any]) -> str | None:
+    """Why the next proposal is to be rejected, None when it is accepted."""
+    return _bet(log, proposed["precondition"]) or _rule(log, proposed["commitment"])
+
+
+def reserved(log: Log, node: str) -> dict[str, int]:
+    """What active placements claim of a node, by dimension."""
+    claimed: dict[str, int] = {}
+    for _, member in _members(log):
+        if member["node"] == node:
+            for name, amount in flat(member["reservation"]).items():
+                claimed[name] = claimed.get(name, 0) + amount
+    return claimed
+
+
+def flat(resources: dict[str, Any]) -> dict[str, int]:
+    """By dimension, accelerators each by itself."""
+    amounts = {name: resources.get(name, 0) for name in _AMOUNTS}
+    amounts |= {f"accelerators.{name}": amount for name, amount in resources.get("accelerators", {}).items()}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _members(log: Log) -> list[tuple[int, dict[str, Any]]]:
+    found = []
+    for index, each in active(log).items():
+        if each["kind"] == "Placement":
+            found.append((index, each))
+        elif each["kind"] == "GangPlacement":
+            found += [(index, member) for member in each["members"]]
+    return found
+
+
+def _capacity(log: Log, node: str) -> dict[str, int] | None:
+    known = None
+    for action, said in log:
+        if action == "CAPACITY_SET" and said["node"] == node:
+            known = flat(said["capacity"])
+    return known
+
+
+def _bet(log: Log, bet: dict[str, Any]) -> str | None:
+    if bet["kind"] == "NodeFreeOf":
+        capacity, claimed, asked = _capacity(log, bet["node"]), reserved(log, bet["node"]), flat(bet["at_least"])
+        if capacity is not None:
+            fits = all(capacity.get(name, 0) - claimed.get(name, 0) >= amount for name, amount in asked.items())
+            return None if fits else "node-not-free"
+        one = {name.partition(".")[0] for name in asked} & {name.partition(".")[0] for name in claimed}
+        return "node-not-free" if one else None
+    if bet["kind"] == "GangUnplaced":
+        return _gang(log, bet["gang"])
+    if bet["kind"] == "ModuleAdjustmentVersion":
+        epochs = [
+            each["epoch"]
+            for each in active(log).values()
+            if each["kind"] == "ModuleAdjustment"
+            and (each["mission"], each["module"]) == (bet["mission"], bet["module"])
+        ]
+        return None if (epochs or [0])[-1] == bet["epoch"] else "adjustment-version"
+    return None
+
+
+def _gang(log: Log, gang: str) -> str | None:
+    placed = any(each["kind"] == "GangPlacement" and each["gang"] == gang for each in active(log).values())
+    return "gang-placed" if placed else None
+
+
+def _rule(log: Log, commitment: dict[str, Any]) -> str | None:
+    kind = commitment["kind"]
+    if kind == "Placement":
+        return _placing(log, [commitment])
+    if kind == "GangPlacement":
+        return _gang(log, commitment["gang"]) or _placing(log, commitment["members"])
+    if kind == "IdentityBind":
+        bound = {each["capsule"] for each in active(log).values() if each["kind"] == "IdentityBind"}
+        return "identity-bound" if commitment["capsule"] in bound else None
+    if kind == "ModuleAdjustment":
+        return "scale-to-zero" if commitment["replicas"] == 0 else None
+    if kind == "Revocation":
+        return None if commitment["index"] in active(log) else "not-active"
+    return None
+
+
+def _placing(log: Log, members: list[dict[str, Any]]) -> str | None:
+    placed = {member["capsule"] for _, member in _members(log)}
+    for member in members:
+        most = flat(member["limit"]) if "limit" in member else None
+        if most is not None and any(amount > most.get(name, 0) for name, amount in flat(member["reservation"]).items()):
+            return "reservation-over-limit"
+        if member["capsule"] in placed:
+            return "capsule-placed"
+        placed.add(member["capsule"])
+    return None
