@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -31,9 +31,12 @@ from rich.table import Table
 from rich.text import Text
 
 from app.answers.jobs import BatchAnswer
+from app.cli import replay_commitments
 from app.cli.client import LedgerClient, RequestRefusedError, say_wait
 from app.cli.event_files import EventChunk, EventFile, FileFormat, Mapping
+from app.cli.openb_commitments import NODES_FILE
 from app.cli.options import Durability, Level, Tenant, Url
+from app.cli.replay_commitments import read
 from console.counted import counted
 from console.options import Json
 from console.outcome import err, out, print_json
@@ -88,6 +91,19 @@ def replay(
     mapping: Annotated[
         Mapping | None, typer.Option("--map", help="Read a trace in a form of its own: openb, as CSV.")
     ] = None,
+    form: Annotated[
+        Literal["events", "commitments"],
+        typer.Option("--as", help="What a trace becomes: events of jobs, or placements that two schedulers race for."),
+    ] = "events",
+    nodes: Annotated[
+        Path | None,
+        typer.Option(
+            "--nodes",
+            dir_okay=False,
+            help="With --as commitments: the trace's list of nodes.",
+            show_default=f"{NODES_FILE} beside the file",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Feed a file of events to a running service. Resumable for seven days: what it added is not added again.
@@ -101,7 +117,13 @@ def replay(
       tally replay events.ndjson --tenant acme
       tally replay jobs.csv --tenant acme --durability LOCAL --json
       tally replay openb_pod_list_default.csv --map openb --tenant openb
+      tally replay openb_pod_list_default.csv --map openb --as commitments --tenant openb
     """
+    if form == "commitments":
+        if mapping != "openb":
+            raise InvalidInputError("--as commitments needs a trace of nodes and pods: --map openb")
+        _race(file, nodes, tenant, url, as_json=as_json)
+        return
     source = EventFile(file, tenant, file_format, mapping)
     total = sum(1 for _ in source.events())
     with LedgerClient(url, patience_s=0.0) as client:
@@ -115,6 +137,34 @@ def replay(
         print_json(summary.to_json(file, tenant))
     else:
         _print(summary, file, tenant)
+
+
+def _race(file: Path, nodes: Path | None, tenant: str, url: str, *, as_json: bool) -> None:
+    """Replay a trace as commitments."""
+    nodes, cluster, happened = read(file, nodes)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn())
+    with Progress(*columns, console=err, disable=as_json) as progress:
+        task = progress.add_task(file.name, total=len(happened))
+        with LedgerClient(url, patience_s=PATIENCE_S, on_wait=say_wait) as client:
+            done = replay_commitments.replay(
+                client, tenant, (file, nodes), cluster, happened, lambda count: progress.advance(task, count)
+            )
+    if as_json:
+        print_json({"file": str(file), "tenant_id": tenant, **msgspec.to_builtins(done)})
+        return
+    race = done.race
+    out.print(
+        f"{counted(race.placed, 'pod')} placed on {counted(done.nodes, 'node')} for tenant {tenant} in "
+        f"{done.duration_s:.1f} s ({done.proposals_per_second or 0:,.0f} proposals/s): {race.conflicts:,} conflicts, "
+        f"{race.unplaced:,} pods not placed, {race.revoked:,} revoked, at most {race.live_max:,} at one time; "
+        f"{done.entries_added:,} entries added, the chain ends at {done.as_of_seq:,}",
+        markup=False,
+    )
+    table = Table("proposed", "pods placed")
+    table.columns[1].justify = "right"
+    for attempts, pods in sorted(race.attempts.items(), key=lambda each: int(each[0])):
+        table.add_row(counted(int(attempts), "time"), f"{pods:,}")
+    out.print(table)
 
 
 def _feed(
