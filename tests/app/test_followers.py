@@ -450,6 +450,7 @@ ALTER TABLE scheduler.scheduler_log
     ADD CONSTRAINT scheduler_log_prev_chain_link UNIQUE NULLS NOT DISTINCT (tenant_id, prev_chain_link),
     ADD CONSTRAINT scheduler_log_t_hlc UNIQUE NULLS NOT DISTINCT (tenant_id, t_hlc);
 CREATE INDEX scheduler_log_hlc ON scheduler.scheduler_log (tenant_id, hlc_physical, hlc_logical, hlc_node);
+DROP TABLE scheduler.webhook_dead_letters, scheduler.webhooks;
 DROP TABLE scheduler.exchange_positions;
 DROP TABLE scheduler.wal_leases;
 ALTER TABLE scheduler.jobs DROP COLUMN created_by;
