@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -129,13 +129,19 @@ class Database:
 
 
 class Cluster:
-    """All of it. ``processes`` are those that run, by a name that no other ever has; ``urls`` those that answer."""
+    """All of it. ``processes`` are those that run, by a name that no other ever has; ``urls`` those that answer.
 
-    def __init__(self, folder: Path, history: History, database: Database, members: list[Member]) -> None:
+    ``disks`` are those on which a process is to run.
+    """
+
+    def __init__(
+        self, folder: Path, history: History, database: Database, members: list[Member], disks: Sequence[str]
+    ) -> None:
         self.folder = folder
         self.history = history
         self.database = database
         self.members = members
+        self.disks = disks
         self.processes: dict[str, ServeProcess] = {}
         self.urls: dict[str, str] = {}
         self.ended_with: dict[str, str] = {}
@@ -160,16 +166,16 @@ class Cluster:
         """The disk on which it waits."""
         return "a-2" if self.writer() == "a-1" else "a-1"
 
-    async def launch(self, disk: str) -> ServeProcess:
-        """A process on a disk; once it answers, that is known."""
+    async def launch(self, disk: str, *arguments: str, **settings: object) -> ServeProcess:
+        """A process on a disk, with ``arguments`` and other ``settings``; once it answers, that is known."""
         members = ",".join(f"127.0.0.1:{member.links[disk].port}" for member in self.members)
         child = await ServeProcess.launch(
             self.folder / disk,
             self.database.service_url,
+            arguments=arguments,
             node_id=NODES[disk],
-            replication__members=members,
             database_replica_urls=self.database.replica_url,
-            **SETTINGS,
+            **({"replication__members": members} | SETTINGS | settings),
         )
         name = f"{disk}.{next(self._runs)}"
         self.processes[name] = child
@@ -238,12 +244,12 @@ class Cluster:
             await until(lambda: self._are_whole(session), "both nodes answer, and all members follow them")
 
     async def _are_whole(self, session: aiohttp.ClientSession) -> bool:
-        for disk in NODES:
+        for disk in self.disks:
             if not any(disk_of(name) == disk for name in self.processes):
                 assert '"kind": "FencedError"' in self.ended_with[disk], self.ended_with[disk]
                 await self.launch(disk)
         urls = list(self.urls.items())
-        return {NODES[disk_of(name)] for name, _ in urls} == set(NODES.values()) and all(
+        return {NODES[disk_of(name)] for name, _ in urls} == {NODES[disk] for disk in self.disks} and all(
             [await self._is_whole(session, url) for _, url in urls]
         )
 
@@ -284,7 +290,11 @@ def disk_of(process: str) -> str:
 
 @asynccontextmanager
 async def running_cluster(
-    folder: Path, pair: tuple[EmbeddedPostgres, Standby], history: History, members: int
+    folder: Path,
+    pair: tuple[EmbeddedPostgres, Standby],
+    history: History,
+    members: int,
+    disks: Sequence[str] = ("a-1", "b-1", "a-2"),
 ) -> AsyncIterator[Cluster]:
     """A whole cluster, both nodes ready and followed by all members; it is gone afterwards."""
     async with AsyncExitStack() as stack:
@@ -293,7 +303,8 @@ async def running_cluster(
         database = Database(*pair, Link(port))
         stack.push_async_callback(database.link.close)
         await database.link.open()
-        cluster = Cluster(folder, history, database, [Member(folder / f"keeper-{n}") for n in range(members)])
+        keepers = [Member(folder / f"keeper-{n}") for n in range(members)]
+        cluster = Cluster(folder, history, database, keepers, disks)
         stack.push_async_callback(cluster.close)
         for member in cluster.members:
             await member.start()
@@ -301,10 +312,10 @@ async def running_cluster(
             for disk in NODES:
                 link = member.links[disk] = Link(member.process.port)
                 await link.open()
-        for disk in ("a-1", "b-1"):
+        for disk in disks:
             await cluster.launch(disk)
-            await cluster.answers(disk)
-        await cluster.launch("a-2")
+            if disk != "a-2":
+                await cluster.answers(disk)
         await cluster.settled()
         yield cluster
 
