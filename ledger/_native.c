@@ -1156,6 +1156,7 @@ typedef struct {
     Text prev_link, first_prev, last_hlc; /* as they are stored */
     unsigned char *leaves;
     size_t count, room;
+    long long commitments; /* entries whose verdicts are judged later: ledger.verification.commitment_check */
     Marked *marked;
     Py_ssize_t marks, marks_passed;
 } Walk;
@@ -1212,6 +1213,15 @@ static int raw_of(Text text, unsigned char *raw)
     return 1;
 }
 
+/* Whether it is that of a proposal or of a capacity. */
+static int is_of_commitments(Text action)
+{
+    if (action.count == 12)
+        return memcmp(action.bytes, "CAPACITY_SET", 12) == 0;
+    return action.count == 16 && memcmp(action.bytes, "PROPOSE_", 8) == 0
+        && (memcmp(action.bytes + 8, "ACCEPTED", 8) == 0 || memcmp(action.bytes + 8, "REJECTED", 8) == 0);
+}
+
 /* Judges the entry against the one before it; 0 where it is not in order. */
 static int pass(Walk *walk, const Entry *entry)
 {
@@ -1252,6 +1262,7 @@ static int pass(Walk *walk, const Entry *entry)
         memcpy(walk->marked[walk->marks_passed].link, link, HASH_BYTES);
         walk->marked[walk->marks_passed].hlc = entry->hlc;
     }
+    walk->commitments += entry->origin.bytes == NULL && is_of_commitments(entry->action);
     if (walk->count++ == 0)
         walk->first_prev = entry->prev;
     memcpy(walk->prev_raw, link, HASH_BYTES);
@@ -1321,6 +1332,7 @@ static PyObject *passed_of(const Walk *walk, long long at)
                         PyBytes_FromStringAndSize((const char *)walk->prev_raw, walk->prev_bytes),
                         text_or_none(walk->prev_link),
                         text_or_none(walk->last_hlc),
+                        PyLong_FromLongLong(walk->commitments),
                         PyLong_FromLongLong(at)};
     enum { PARTS = sizeof made / sizeof *made };
     PyObject *found = PyTuple_New(PARTS);

@@ -63,6 +63,9 @@ OWN_SOURCES: Final = ("archive", "bundle")
 """What ``compared_with`` calls checkpoints that came with the entries; each also names the aspect of such a place."""
 
 
+_NO_TABLES: Final = ("projection", "not_checked")
+
+
 class Unchecked(NamedTuple):
     """What a verification left unchecked; nothing where all of it is empty."""
 
@@ -101,13 +104,13 @@ def exit_code_of_verdict(verdict: Mapping[str, Any]) -> ExitCode:
 
 
 def exit_code_of_bundle(verdict: Mapping[str, Any]) -> ExitCode:
-    """What a bundle's verdict object means: as a chain's, but that no bundle holds job states to be checked."""
+    """What a bundle's verdict object means: as a chain's, but that no bundle holds tables to be checked."""
     return exit_code_of_verdict(without_jobs(verdict))
 
 
 def without_jobs(verdict: Mapping[str, Any]) -> dict[str, Any]:
     """The verdict object as of a place that holds no job states, so that it leaves none unchecked."""
-    verdicts = {aspect: result for aspect, result in verdict["verdicts"].items() if aspect != "projection"}
+    verdicts = {name: said for name, said in verdict["verdicts"].items() if (name, said) != _NO_TABLES}
     return {**verdict, "verdicts": verdicts}
 
 

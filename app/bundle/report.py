@@ -38,7 +38,7 @@ _MEANINGS: Final = {
     "snapshots": "the signed statements say what the entries say",
     "signatures": "the signatures of those statements",
     "tree": "the Merkle tree over all entries",
-    "projection": "job states",
+    "projection": "verdicts on proposals follow from the entries before them",
     "checkpoint": "checkpoints, of the bundle and kept elsewhere",
 }
 

@@ -17,7 +17,16 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
-from app.read.checking_process import LENGTH_BYTES, Begin, CheckRange, ComparedJobs, CompareJobs, Request, framed
+from app.read.checking_process import (
+    LENGTH_BYTES,
+    Begin,
+    CheckRange,
+    ComparedJobs,
+    CompareJobs,
+    JudgeCommitments,
+    Request,
+    framed,
+)
 from app.store.chain_reader import PostgresChainReader
 from ledger.errors import LedgerError
 from ledger.verification.checks import CheckedRange
@@ -77,6 +86,12 @@ class CheckingProcesses:
                 _tell(on_break, answer.breaks)
                 _tell(on_candidate, answer.candidates)
         return compared
+
+    async def judge_commitments(self, on_candidate: OnBreak | None) -> JobsFound:
+        """Judge all verdicts, in one process: each hangs on those before it."""
+        judged = await self._ask(JudgeCommitments(), _COMPARED_DECODER)
+        _tell(on_candidate, judged.candidates)
+        return judged.jobs
 
     async def _ask(self, request: Begin | Request, decoder: msgspec.msgpack.Decoder[_Answer]) -> _Answer:
         """The answer of a process that has nothing else to do.

@@ -17,6 +17,7 @@ import msgspec
 
 from app.store.chain_reader import CopiedEntries, JobRange, PostgresChainReader, consistent_reader
 from ledger.verification.checks import CheckedRange, finished
+from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.projection_check import JobsFound, compare_jobs
 from ledger.verification.range_check import RangeChecker
 from ledger.verification.range_summary import RangeTask
@@ -58,7 +59,11 @@ class ComparedJobs(NamedTuple):
     candidates: list[Break]
 
 
-Request = CheckRange | CompareJobs
+class JudgeCommitments(msgspec.Struct, tag=True):
+    """Judge all verdicts on proposals, and the table of commitments; the answer is as of ``CompareJobs``."""
+
+
+Request = CheckRange | CompareJobs | JudgeCommitments
 
 _BEGIN_DECODER: Final = msgspec.msgpack.Decoder(Begin)
 _REQUEST_DECODER: Final = msgspec.msgpack.Decoder(Request)
@@ -80,8 +85,10 @@ async def _work(requests: BinaryIO, answers: BinaryIO) -> None:
             request = _REQUEST_DECODER.decode(data)
             if isinstance(request, CheckRange):
                 answer: object = await _checked(reader, request)
-            else:
+            elif isinstance(request, CompareJobs):
                 answer = await _compared(reader, request)
+            else:
+                answer = await _judged(reader)
             _write(answers, answer)
     connection.terminate()
 
@@ -118,6 +125,13 @@ async def _compared(reader: PostgresChainReader, request: CompareJobs) -> Compar
     entries, stored = reader.entries_by_job(request.part), reader.jobs(request.part)
     jobs = await compare_jobs(entries, stored, breaks.append, candidates.append)
     return ComparedJobs(jobs, breaks, candidates)
+
+
+async def _judged(reader: PostgresChainReader) -> ComparedJobs:
+    candidates: list[Break] = []
+    followed_seq = await reader.followed_seq()
+    found = await judge_commitments(reader.commitments(), reader.promised(), followed_seq, candidates.append)
+    return ComparedJobs(found, [], candidates)
 
 
 def _write(answers: BinaryIO, answer: object) -> None:

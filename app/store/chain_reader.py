@@ -21,9 +21,12 @@ from app.store.rows import ENTRIES
 from ledger import native
 from ledger.errors import InvalidInputError
 from ledger.verification import (
+    COMMITMENT_ACTIONS,
+    COMMITMENT_COLUMNS,
     ENTRY_COLUMNS,
     FOLD_COLUMNS,
     JOB_COLUMNS,
+    PROMISED_COLUMNS,
     SNAPSHOT_COLUMNS,
     Head,
     StoredTree,
@@ -50,6 +53,7 @@ FETCH_TIMEOUT_S = 600.0
 """Longest wait for one batch; sorting a long chain by job comes before the first."""
 
 _PAYLOAD, _FOLDED_PAYLOAD = ENTRY_COLUMNS.index("payload"), FOLD_COLUMNS.index("payload")
+_COMMITTED_PAYLOAD, _SUBJECT = COMMITMENT_COLUMNS.index("payload"), PROMISED_COLUMNS.index("subject")
 _SEQS, _ENVELOPE = JOB_COLUMNS.index("seqs"), SNAPSHOT_COLUMNS.index("dsse_envelope")
 _SEQ_MIN, _SEQ_MAX = -(2**63), 2**63 - 1
 _SNAPSHOT_NAME = re.compile(r"[0-9A-Fa-f-]+")
@@ -83,6 +87,15 @@ _JOBS = (
 _ENTRIES_BY_JOB = (
     f"SELECT {', '.join(FOLD_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq <= {_FOLLOWED}{{part}}"
     " ORDER BY job_id, seq, ctid"
+)
+_ACTIONS = ", ".join(f"'{action}'" for action in sorted(COMMITMENT_ACTIONS))
+_COMMITMENTS = (
+    f"SELECT {', '.join(COMMITMENT_COLUMNS)} FROM scheduler.scheduler_log"
+    f" WHERE tenant_id = $1 AND action::text IN ({_ACTIONS}) AND origin IS NULL ORDER BY seq, ctid"
+)
+_PROMISED = (
+    f"SELECT {', '.join(PROMISED_COLUMNS)} FROM scheduler.commitments"
+    f" WHERE tenant_id = $1 AND {_FOLLOWED} IS NOT NULL ORDER BY seq, ctid"
 )
 _JOB_BORDERS = (
     "SELECT job_id FROM (SELECT job_id, row_number() OVER (ORDER BY job_id) AS number FROM scheduler.jobs"
@@ -213,6 +226,19 @@ class PostgresChainReader:
         return self._in_turns(
             _FOLDED_PAYLOAD, FOLDED_A_BATCH, _ENTRIES_BY_JOB.format(part=part.condition), *part.bounds
         )
+
+    def commitments(self) -> Batches:
+        """Batches of the entries whose verdicts are judged, by seq."""
+        return self._in_turns(_COMMITTED_PAYLOAD, FOLDED_A_BATCH, _COMMITMENTS)
+
+    def promised(self) -> Batches:
+        """Batches of the table of commitments by seq, none where it has not followed the chain."""
+        return self._batches(_SUBJECT, FOLDED_A_BATCH, _PROMISED)
+
+    async def followed_seq(self) -> int:
+        """How far these tables have followed the chain."""
+        row = await self._row(f"SELECT {_FOLLOWED}")
+        return row[0] if row is not None and isinstance(row[0], int) else 0
 
     async def job_ranges(self, jobs_a_range: int) -> list[JobRange]:
         """Ranges of job ids that cover all there can be, each of so many stored jobs."""

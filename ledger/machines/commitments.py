@@ -279,7 +279,8 @@ class Commitments:
     # --- applying ---------------------------------------------------------------------------------
 
     def apply(self, index: int, commitment: Commitment) -> None:
-        """What holds from the entry at seq ``index`` on, which was accepted."""
+        """What holds from the entry at seq ``index`` on, which was accepted; MUST be so, or be said so by a chain that
+        revokes what is active. Of two that hold one name the newer counts."""
         if isinstance(commitment, Revocation):
             self._end(commitment.index)
             return
@@ -298,7 +299,8 @@ class Commitments:
         commitment = state.active[index]
         del state.active[index]
         for name in _names_of(commitment):
-            del state.holders[name]
+            if state.holders.get(name) == index:
+                del state.holders[name]
         for node, claimed in _claims_of(commitment).items():
             self._change_reserved(node, claimed, -1)
             self._unlink(node_subject(node), index)

@@ -9,12 +9,14 @@ does not grow with their number. Between batches the event loop gets its turn.
 
 What is checked depends on the range that is asked for. Entries, and the snapshots that lie wholly inside it, always;
 the head when the range reaches the end; the stored tree, roots of the whole tree and checkpoints when it begins at
-seq 1; the projection when it is the whole chain. The rest is ``not_checked``.
+seq 1; the projection when it is the whole chain: verdicts on proposals, and the tables that follow from entries. The
+rest is ``not_checked``.
 """
 
 from __future__ import annotations
 
 from ledger.verification.checks import Checks
+from ledger.verification.commitment_rows import COMMITMENT_ACTIONS, COMMITMENT_COLUMNS, PROMISED_COLUMNS
 from ledger.verification.driver import verify
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.projection_check import FOLD_COLUMNS, JOB_COLUMNS
@@ -25,10 +27,13 @@ from ledger.verification.verdict import ASPECTS, KINDS, Break, Head, Verdict
 
 __all__ = [
     "ASPECTS",
+    "COMMITMENT_ACTIONS",
+    "COMMITMENT_COLUMNS",
     "ENTRY_COLUMNS",
     "FOLD_COLUMNS",
     "JOB_COLUMNS",
     "KINDS",
+    "PROMISED_COLUMNS",
     "SNAPSHOT_COLUMNS",
     "Anchor",
     "Break",

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.entry_check import EntryColumns, PackedEntries
 from ledger.verification.projection_check import JobsFound, OnBreak, compare_jobs
 from ledger.verification.range_check import RangeChecker
@@ -32,6 +33,9 @@ class Checks(Protocol):
 
     async def compare_jobs(self, on_break: OnBreak | None, on_candidate: OnBreak | None) -> JobsFound:
         """Compare all jobs; the calls are told what is found."""
+
+    async def judge_commitments(self, on_candidate: OnBreak | None) -> JobsFound:
+        """Judge all verdicts on proposals once more, and the table of commitments."""
 
 
 class InOrder:
@@ -63,6 +67,13 @@ class InOrder:
     async def compare_jobs(self, on_break: OnBreak | None, on_candidate: OnBreak | None) -> JobsFound:
         """Compare all jobs."""
         return await compare_jobs(self._reader.entries_by_job(), self._reader.jobs(), on_break, on_candidate)
+
+    async def judge_commitments(self, on_candidate: OnBreak | None) -> JobsFound:
+        """Judge all verdicts."""
+        reader = self._reader
+        return await judge_commitments(
+            reader.commitments(), reader.promised(), await reader.followed_seq(), on_candidate
+        )
 
     def _check(
         self, checker: RangeChecker, ahead: EntryColumns | PackedEntries, to_seq: int

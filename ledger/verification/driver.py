@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from ledger.verification.checks import CheckedRange, Checks, InOrder
 from ledger.verification.entry_check import EntryRow
-from ledger.verification.projection_check import CHAIN_ASPECTS, conclude
+from ledger.verification.projection_check import CHAIN_ASPECTS, conclude, merged
 from ledger.verification.range_fold import Ends, Fold
 from ledger.verification.range_summary import RangeSummary, RangeTask
 from ledger.verification.reader import ChainReader
@@ -52,7 +52,8 @@ async def verify(
         open_snapshot: opens envelopes and judges signatures; without it neither is looked at.
         checkpoints: tree heads kept outside this ledger, which its chain must extend.
         anchors: what outsiders said of tree heads, kept inside; the chain must extend those too.
-        projection: whether to fold all entries once more and compare job states.
+        projection: whether to fold all entries once more and compare job states, where they are stored. Verdicts on
+            proposals are judged once more all the same.
         on_break: is called with every break as it is found.
         elsewhere: checks ranges and jobs of a whole chain, where there is anything that can beside this process.
     """
@@ -89,10 +90,12 @@ async def verify(
         chain.add_unreached(opened)
     chain.close()
     # 3. The projection.
-    if projection and is_whole:
+    if is_whole and (projection or chain.commitments):
         # The chain is judged already, so it is known whether what differs from it counts.
         on_candidate = None if findings.has(*CHAIN_ASPECTS) else on_break
-        conclude(await checks.compare_jobs(on_break, on_candidate), findings)
+        judged = await checks.judge_commitments(on_candidate)
+        compared = await checks.compare_jobs(on_break, on_candidate) if projection else merged(())
+        conclude(merged((compared, judged)), findings)
     return chain.verdict()
 
 

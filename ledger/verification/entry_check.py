@@ -81,6 +81,8 @@ class Passed(NamedTuple):
     last_raw: bytes
     last_link: str
     last_hlc: str
+    commitments: int
+    """How many are proposals or capacities, and not imported."""
     at: int
     """Where the entries begin that were not asked for."""
 

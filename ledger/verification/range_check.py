@@ -15,6 +15,7 @@ from typing import Any, Final
 from ledger.merkle import leaf_hashes
 from ledger.merkle.subtrees import PartOfTree
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
+from ledger.verification.commitment_rows import of_commitments
 from ledger.verification.entry_check import (
     EntryChecker,
     EntryColumns,
@@ -66,6 +67,8 @@ class RangeChecker:
         self._marks: dict[int, Mark] = {}
         self._tile_breaks: list[tuple[int, TileBreak]] = []
         self._tiles: list[Tile] = []
+        self.commitments = 0
+        """Entries so far whose verdicts are to be judged."""
 
     def check(self, rows: Sequence[EntryRow]) -> None:
         """The next rows, at least one."""
@@ -84,6 +87,7 @@ class RangeChecker:
                 prev_link=first_row[8],
                 may_be_v1=self.task.may_be_v1,
             )
+        self.commitments += len(of_commitments(columns))
         for run in self._entries.check_columns(columns):
             self._append(run.first_seq, leaf_hashes(run.links))
             self._mark(run)
@@ -107,6 +111,7 @@ class RangeChecker:
             return passed
         if self._entries is None:
             self._border, self._entries = Border(first_seq, passed.first_prev, False), entries
+        self.commitments += passed.commitments
         self._append(first_seq, passed.leaves)
         self._marks.update((seq, Mark(link, hlc)) for seq, link, hlc in passed.marks)
         self._last_row = Head(entries.last_seq, passed.last_link, passed.last_hlc)
@@ -181,6 +186,7 @@ class RangeChecker:
             tile_breaks=self._tile_breaks,
             tiles=self._tiles,
             snapshots=self._snapshots,
+            commitments=self.commitments,
             found=self._findings.found,
         )
 

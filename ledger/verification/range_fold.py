@@ -137,6 +137,8 @@ class Fold:
         self._is_link_known = is_from_start or ends.expected_prev is not None
         self._may_be_v1 = True
         self._entries_checked = 0
+        self.commitments = 0
+        """Entries whose verdicts are to be judged, of those added."""
         self._last_row: Head | None = None
         self._passed_seq = ends.first_seq - 1
         self._marks: dict[int, Mark] = {}
@@ -182,6 +184,7 @@ class Fold:
         # 1. The entries.
         self._check_border(summary)
         self._entries_checked += summary.rows
+        self.commitments += summary.commitments
         self._last_row = summary.last_row or self._last_row
         # 2. What hangs on them.
         self._take(summary.snapshots)
@@ -242,6 +245,7 @@ class Fold:
             signed_to=self._snapshots.signed_to or Head(ends.first_seq - 1, ends.expected_prev, None),
             anchors=self._compared.anchored,
             signed_digest=self._snapshots.signed_digest,
+            commitments=self.commitments,
         )
 
     def _last(self) -> Head:

@@ -121,6 +121,8 @@ class RangeSummary(NamedTuple):
     tiles: list[Tile]
     snapshots: list[OpenedRow]
     """Those stored to begin here."""
+    commitments: int
+    """Entries whose verdicts are to be judged."""
     found: Found
 
     def encode(self) -> bytes:

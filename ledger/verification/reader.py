@@ -38,3 +38,12 @@ class ChainReader(Protocol):
 
     def entries_by_job(self) -> Rows:
         """Batches of ``FOLD_COLUMNS`` by job id and seq, of the entries which that table has followed."""
+
+    def commitments(self) -> Rows:
+        """Batches of ``COMMITMENT_COLUMNS`` by seq, of the entries whose verdicts are judged."""
+
+    def promised(self) -> Rows:
+        """Batches of ``PROMISED_COLUMNS`` by seq, of the table of commitments, which follows as that of jobs."""
+
+    async def followed_seq(self) -> int:
+        """How far these tables have followed the chain, 0 where there are none."""

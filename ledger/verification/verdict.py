@@ -228,6 +228,8 @@ class Verdict(NamedTuple):
     """What outsiders said of beginnings of the chain."""
     signed_digest: str | None = None
     """Payload digest of the snapshot that ends at ``signed_to``, which the next one names."""
+    commitments: int = 0
+    """Entries read that are proposals or capacities, and not imported."""
 
     @property
     def is_valid(self) -> bool:

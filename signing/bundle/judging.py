@@ -286,6 +286,8 @@ def _left_out(found: Verdict, result: BundleVerdict, keyring: Keyring | None, un
     if unsigned > 0:
         left.append(f"no snapshot covers the last {unsigned} entries, from seq {found.signed_to.seq + 1} on")
     left += unjudged
+    if found.from_seq > 1 and found.commitments:
+        left.append("verdicts on proposals: each hangs on all entries before it, and not all are here")
     left.append("job states: bundles hold none, they follow from the entries")
     return left
 

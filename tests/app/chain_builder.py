@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, SNAPSHOT_COLUMNS
+from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, PROMISED_COLUMNS, SNAPSHOT_COLUMNS
 
 if TYPE_CHECKING:
     import asyncpg
@@ -46,12 +46,13 @@ async def replace(superuser: asyncpg.Connection, ledger: Ledger, *more: str) -> 
 
 
 async def insert(connection: asyncpg.Connection, ledger: Ledger) -> None:
-    """Store all of ``ledger``: log, head, snapshots, tree, tiles and jobs."""
+    """Store all of ``ledger``: log, head, snapshots, tree, tiles, jobs and what is promised."""
     tenant = ledger.tenant_id
     tables = (
         ("scheduler_log", ENTRY_COLUMNS, ledger.entries),
         ("batch_snapshot", SNAPSHOT_COLUMNS, ledger.snapshots),
         ("jobs", JOB_COLUMNS, ledger.jobs),
+        ("commitments", PROMISED_COLUMNS, ledger.promised),
     )
     for table, columns, rows in tables:
         await connection.copy_records_to_table(

@@ -23,9 +23,12 @@ from ledger.machines import jobs
 from ledger.machines.events import JOB_EVENTS
 from ledger.merkle.tiles import TileTree
 from ledger.verification import (
+    COMMITMENT_ACTIONS,
+    COMMITMENT_COLUMNS,
     ENTRY_COLUMNS,
     FOLD_COLUMNS,
     JOB_COLUMNS,
+    PROMISED_COLUMNS,
     SNAPSHOT_COLUMNS,
     Head,
     OpenSnapshot,
@@ -65,6 +68,7 @@ class Ledger:
     head: Head | None = None
     tree: StoredTree | None = None
     tiles: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    promised: list[Row] = field(default_factory=list)
 
     def copy(self) -> Ledger:
         """A ledger to tamper with."""
@@ -267,6 +271,16 @@ class MemoryReader:
 
     def entries_by_job(self) -> AsyncIterator[Sequence[tuple[Any, ...]]]:
         return self._batches(self._entries_by_job, FOLD_COLUMNS)
+
+    def commitments(self) -> AsyncIterator[Sequence[tuple[Any, ...]]]:
+        wanted = (row for row in self._entries if row["action"] in COMMITMENT_ACTIONS and row["origin"] is None)
+        return self._batches(wanted, COMMITMENT_COLUMNS)
+
+    def promised(self) -> AsyncIterator[Sequence[tuple[Any, ...]]]:
+        return self._batches(self._ledger.promised, PROMISED_COLUMNS)
+
+    async def followed_seq(self) -> int:
+        return self._entries[-1]["seq"] if self._entries else 0
 
     async def _batches(self, rows: Iterable[Row], columns: Sequence[str]) -> AsyncIterator[Sequence[tuple[Any, ...]]]:
         remaining = iter(rows)

@@ -12,6 +12,7 @@ from ledger.machines.job_parts import JobParts
 from ledger.machines.job_state import JobState
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.checks import CheckedRange, finished
+from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.projection_check import (
     JOB_COLUMNS,
     JobJudge,
@@ -185,6 +186,13 @@ class Beside:
             reader = MemoryReader(part)
             parts.append(await compare_jobs(reader.entries_by_job(), reader.jobs(), on_break, on_candidate))
         return merged(parts)
+
+    async def judge_commitments(self, on_candidate: OnBreak | None) -> JobsFound:
+        """Judge the verdicts."""
+        reader = MemoryReader(self._ledger)
+        return await judge_commitments(
+            reader.commitments(), reader.promised(), await reader.followed_seq(), on_candidate
+        )
 
 
 def _is_odd(job_id: Any) -> bool:

@@ -19,18 +19,31 @@ from ledger.chain import Linker
 from ledger.errors import BundleInvalidError
 from ledger.merkle import leaf_hashes
 from ledger.verification import ENTRY_COLUMNS, driver, verify
+from ledger.verification.commitment_rows import of_commitments
 from ledger.verification.entry_check import EntryChecker, Known, PackedEntries, Passed
 from ledger.verification.range_check import SEQ_MAX, RangeChecker
 from ledger.verification.range_summary import RangeSummary, RangeTask
 from ledger.verification.verdict import Findings
+from tests.ledger.committed import RACE, committed, mend, placement
 from tests.ledger.damage import DAMAGE, damage
-from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader, build
+from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader
 from tests.ledger.test_native import outcome
 
-WHOLE = build(40)
+
+def raced() -> Ledger:
+    """Jobs, then proposals, the last of them imported."""
+    ledger = committed([*RACE, placement("a")], before=30)
+    ledger.entry(40)["origin"] = '{"bundle":"x"}'
+    mend(ledger)
+    return ledger
+
+
+WHOLE = raced()
 IN_C = native.NAME == "c"
 SEQ, T_HLC, PREV, LINK = map(ENTRY_COLUMNS.index, ("seq", "t_hlc", "prev_chain_link", "chain_link"))
 WIDTHS = {"seq": 8, "hlc_physical": 8, "hlc_logical": 8, "link_version": 2}
+
+NOTHING: tuple[Any, ...] = ([], [], None, b"", None, None, 0)
 
 Rows = list[list[Any]]
 
@@ -74,11 +87,13 @@ def by_rows(rows: Rows, known: Known) -> tuple[Any, ...] | None:
         first_seq=known.first_seq,
         prev_link=rows[0][PREV] if known.prev_raw is None else known.prev_link,
     )
-    links = checker._links_when_in_order([*zip(*rows, strict=True)])
+    columns = [*zip(*rows, strict=True)]
+    links = checker._links_when_in_order(columns)
     if links is None:
         return None
     marks = [(row[SEQ], link, row[T_HLC]) for row, link in zip(rows, links, strict=True) if row[SEQ] in known.to_mark]
-    return leaf_hashes(links), marks, rows[0][PREV], links[-1], rows[-1][LINK], rows[-1][T_HLC]
+    count = len(of_commitments(columns))
+    return leaf_hashes(links), marks, rows[0][PREV], links[-1], rows[-1][LINK], rows[-1][T_HLC], count
 
 
 def known_at(first_seq: int = 1, *, is_believed: bool = False, stop_seq: int = SEQ_MAX) -> Known:
@@ -102,6 +117,7 @@ def test_entries_in_order_are_judged_at_once(form: str, first_seq: int, is_belie
     if found is None:
         return
     assert found[:-1] == by_rows(rows, known)
+    assert found.commitments == len(RACE)
     assert [seq for seq, _, _ in found.marks] == [seq for seq in (1, 7, 20, 40) if seq >= first_seq]
 
 
@@ -113,7 +129,7 @@ def test_those_behind_are_left(stop_seq: int) -> None:
     assert (found is not None) == IN_C
     if found is None:
         return
-    assert found[:-1] == (by_rows(rows[:stop_seq], known) if stop_seq else ([], [], None, b"", None, None))
+    assert found[:-1] == (by_rows(rows[:stop_seq], known) if stop_seq else NOTHING)
     behind = lines.behind(found.at)
     assert [tuple(row) for row in behind or ()] == [tuple(row) for row in rows[stop_seq:]]
     if behind is not None and stop_seq:
@@ -141,7 +157,7 @@ def test_damaged_entries_are_judged_as_their_rows_are(form: str, which: int, at:
     packed: Any = outcome(PACKED[form], rows)
     if isinstance(packed, type):
         return  # The form does not hold it.
-    expected = outcome(by_rows, rows, known_at()) if rows else ([], [], None, b"", None, None)
+    expected = outcome(by_rows, rows, known_at()) if rows else NOTHING
     found = packed.passed(known_at())
     assert (None if found is None else found[:-1]) == (expected if IN_C and isinstance(expected, tuple) else None)
 

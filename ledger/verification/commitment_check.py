@@ -1,0 +1,252 @@
+"""Judging every proposal of a chain once more, and checking the table that names what is promised.
+
+Entries of commitments go through ``ledger.machines.commitments`` in the order of the chain, as the appender put them
+through; what they say must be what judging gives, to the byte. Imported ones are history and MUST be left out. The rows
+of the table come in order of seq as well and are joined as both stream by, so what is held grows with what is promised,
+not with history::
+
+    action, rejection == what judging the proposal gives           job_id == what the payload is about
+    rows == accepted proposals other than revocations, and capacities, up to the seq that the table has followed
+    ended_seq == the revocation of the row's entry, or the node's next capacity, up to that seq
+
+A verdict that is wrong is named once. Those behind it may have been given by somebody who took it at its word, or
+before somebody changed it. So from then on two machines go on, one as it should be and one as it is recorded: a later
+verdict holds where it is that of either. What the table says of a commitment that a wrong verdict touches is not
+judged.
+
+Entries that are missing or edited give other verdicts, so once the chain itself is broken all this is left undecided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from ledger.errors import InvalidInputError
+from ledger.machines.commitments import Commitments, LiveState, read_capacity_of
+from ledger.machines.events import CommitmentAction
+from ledger.machines.promises import (
+    Commitment,
+    Proposal,
+    Rejection,
+    Revocation,
+    node_subject,
+    proposed_payload,
+    read_proposal,
+    rejected_payload,
+)
+from ledger.verification.commitment_rows import CommitmentRow, PromisedRow
+from ledger.verification.projection_check import JobsFound, OnBreak, Rows
+from ledger.verification.verdict import Findings, is_number
+
+
+async def judge_commitments(
+    entries: Rows, promised: Rows, followed_seq: int, on_candidate: OnBreak | None = None
+) -> JobsFound:
+    """Judge all entries of commitments of a chain, and the table's rows, of which it has followed so many entries.
+
+    ``on_candidate`` is told each break; they count only if the chain itself is whole.
+    """
+    judge = CommitmentJudge(followed_seq, on_candidate)
+    ahead: list[PromisedRow] = []
+    """Rows of the table that were read and come behind the entry, in descending order."""
+    is_any_left = True
+
+    async def give_up_to(seq: int | None) -> None:
+        """The table's rows up to that of ``seq``, all where it is None."""
+        nonlocal is_any_left
+        while ahead or is_any_left:
+            if not ahead:
+                rows = await anext(promised, None)
+                is_any_left = rows is not None
+                ahead.extend(reversed([*map(PromisedRow._make, rows or ())]))
+            elif seq is None or not is_number(ahead[-1].seq) or ahead[-1].seq <= seq:
+                judge.add_promised(ahead.pop())
+            else:
+                return
+
+    async for rows in entries:
+        for entry in map(CommitmentRow._make, rows):
+            if is_number(entry.seq):
+                await give_up_to(entry.seq)
+                judge.add_entry(entry)
+        await asyncio.sleep(0)
+    await give_up_to(None)
+    return judge.finish()
+
+
+class _Effect(NamedTuple):
+    """What an entry changes of what is promised."""
+
+    subject: str | None = None
+    """Of the row that names it, None where none does."""
+    ended: int | None = None
+    """The index of what holds no longer."""
+    is_sure: bool = True
+    """Whether the entry itself is right, so that the table must say the same."""
+
+
+_NOTHING: Final = _Effect()
+_UNSURE: Final = _Effect(is_sure=False)
+
+
+class CommitmentJudge:
+    """Takes entries and rows of the table, each by seq, whichever comes first of one seq."""
+
+    def __init__(self, followed_seq: int, on_candidate: OnBreak | None = None) -> None:
+        """``followed_seq`` is up to which seq the table has followed the chain, 0 where there is none."""
+        self._followed_seq = followed_seq
+        self._findings = Findings(on_candidate)
+        self._right = Commitments()
+        self._told: Commitments | None = None
+        """As recorded, from the first wrong verdict on."""
+        self._at = 0
+        self._entry: CommitmentRow | None = None
+        """Of seq ``_at``, and the rows of the table that name it."""
+        self._rows: list[PromisedRow] = []
+        self._ends: dict[int, Any] = {}
+        """By index of what is promised, where the table says that it ended."""
+        self._capacities: dict[str, int] = {}
+        """By subject, the index of the node's capacity."""
+
+    def add_entry(self, entry: CommitmentRow) -> None:
+        """The next entry; its seq is a number. Of several of one seq the first counts."""
+        self._reach(entry.seq)
+        if self._entry is None:
+            self._entry = entry
+
+    def add_promised(self, row: PromisedRow) -> None:
+        """The next row of the table."""
+        if not is_number(row.seq):
+            self._report(1, f"scheduler.commitments names seq {row.seq!r}")
+            return
+        self._reach(row.seq)
+        self._rows.append(row)
+
+    def finish(self) -> JobsFound:
+        """Nothing follows: what was found."""
+        self._settle()
+        for index, ended_seq in self._ends.items():
+            if ended_seq is not None:
+                self._report_end(index, None, ended_seq)
+        self._ends = {}
+        return JobsFound(Findings().found, self._findings.found)
+
+    def _reach(self, seq: int) -> None:
+        if seq != self._at:
+            self._settle()
+            self._at = seq
+
+    def _settle(self) -> None:
+        """All there is of seq ``_at`` has come."""
+        seq, entry, rows = self._at, self._entry, self._rows
+        self._entry, self._rows = None, []
+        effect = _NOTHING if entry is None else self._judge(entry)
+        if not effect.is_sure:
+            self._ends.pop(effect.ended or 0, None)
+            return
+        is_followed = seq <= self._followed_seq
+        if effect.ended is not None and is_followed and effect.ended in self._ends:
+            ended_seq = self._ends.pop(effect.ended)
+            if ended_seq != seq:
+                self._report_end(effect.ended, seq, ended_seq)
+        if effect.subject is None or not is_followed:
+            if rows:
+                self._report(seq, f"scheduler.commitments names seq {seq}, which promises nothing that was followed")
+        elif not rows:
+            self._report(seq, f"what seq {seq} promises is not in scheduler.commitments")
+        else:
+            self._ends[seq] = rows[0].ended_seq
+            subject = next((row.subject for row in rows if row.subject != effect.subject), effect.subject)
+            if subject != effect.subject or len(rows) > 1:
+                detail = f"scheduler.commitments names seq {seq} {len(rows)} times, or as another's"
+                self._report(seq, detail, effect.subject, subject)
+
+    # --- entries ----------------------------------------------------------------------------------
+
+    def _judge(self, entry: CommitmentRow) -> _Effect:
+        seq, job_id, action, payload = entry
+        try:
+            if type(payload) is not str:
+                raise InvalidInputError(f"its payload is {payload!r}")
+            if action == CommitmentAction.CAPACITY_SET:
+                return self._take_capacity(seq, job_id, payload)
+            proposal = read_proposal(payload)
+        except InvalidInputError as error:
+            self._report(seq, f"{action} at seq {seq}: {error}")
+            return _UNSURE
+        is_right = self._take_verdict(entry, proposal)
+        commitment = proposal.commitment
+        revoked = commitment.index if isinstance(commitment, Revocation) else None
+        if not self._is_about(seq, job_id, commitment.subject) or not is_right:
+            return _Effect(ended=revoked, is_sure=False)
+        if action != CommitmentAction.PROPOSE_ACCEPTED:
+            return _NOTHING
+        return _Effect(ended=revoked) if revoked is not None else _Effect(commitment.subject)
+
+    def _take_capacity(self, seq: int, job_id: Any, payload: str) -> _Effect:
+        node, capacity = read_capacity_of(payload)
+        for machine in (self._right, self._told):
+            if machine is not None:
+                machine.set_capacity(node, capacity)
+        subject = node_subject(node)
+        before = self._capacities.pop(subject, None)
+        if not self._is_about(seq, job_id, subject):
+            return _Effect(ended=before, is_sure=False)
+        self._capacities[subject] = seq
+        return _Effect(subject, before)
+
+    def _is_about(self, seq: int, job_id: Any, subject: str) -> bool:
+        if job_id != subject:
+            self._report(seq, f"the job_id of seq {seq} is not what its payload is about", subject, job_id)
+        return bool(job_id == subject)
+
+    def _take_verdict(self, entry: CommitmentRow, proposal: Proposal) -> bool:
+        """Judge the proposal and go on from it; whether its verdict is as it should be."""
+        seq, commitment = entry.seq, proposal.commitment
+        due = self._right.judge(proposal)
+        is_right = _is_verdict(entry, proposal, due)
+        if not is_right and (self._told is None or not _is_verdict(entry, proposal, self._told.judge(proposal))):
+            said = "accepted" if entry.action == CommitmentAction.PROPOSE_ACCEPTED else _spelt(proposal.rejection)
+            self._report(seq, f"the verdict of seq {seq} is not what judging its proposal gives", _spelt(due), said)
+        if not is_right and self._told is None:
+            self._told = Commitments(LiveState(*map(dict, self._right.state.tables())))
+        if due is None:
+            self._right.apply(seq, commitment)
+        if self._told is not None and entry.action == CommitmentAction.PROPOSE_ACCEPTED:
+            _believe(self._told, seq, commitment)
+        return is_right
+
+    # --- what is wrong ----------------------------------------------------------------------------
+
+    def _report_end(self, index: int, due: int | None, ended_seq: Any) -> None:
+        detail = f"scheduler.commitments does not say where the promise of seq {index} ended"
+        if due is None:
+            detail = f"scheduler.commitments says that the promise of seq {index} ended, which it did not"
+        self._report(index, detail, due, ended_seq)
+
+    def _report(self, seq: int, detail: str, expected: str | int | None = None, actual: Any = None) -> None:
+        self._findings.add("projection", seq, detail, expected=expected, actual=actual)
+
+
+def _is_verdict(entry: CommitmentRow, proposal: Proposal, due: Rejection | None) -> bool:
+    """Whether the entry is the one that the appender makes of the proposal where that is the verdict."""
+    if due is None or proposal.rejection != due:
+        return due is None and proposal.rejection is None and entry.action == CommitmentAction.PROPOSE_ACCEPTED
+    try:
+        payload = rejected_payload(proposed_payload(entry.payload), due).decode()
+    except (ValueError, TypeError, InvalidInputError):
+        return False
+    return bool(entry.action == CommitmentAction.PROPOSE_REJECTED and entry.payload == payload)
+
+
+def _believe(machine: Commitments, seq: int, commitment: Commitment) -> None:
+    """Apply what was accepted, as far as it can be."""
+    if not isinstance(commitment, Revocation) or commitment.index in machine.state.active:
+        machine.apply(seq, commitment)
+
+
+def _spelt(rejection: Rejection | None) -> str:
+    return "accepted" if rejection is None else msgspec.json.encode(rejection).decode()

@@ -1,0 +1,49 @@
+"""Rows about commitments as verification reads them: entries that are judged, and the table of what is promised."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from ledger.machines.events import VERDICTS, CommitmentAction
+from ledger.verification.entry_check import EntryColumns
+
+COMMITMENT_ACTIONS: Final = frozenset((*map(str, VERDICTS), str(CommitmentAction.CAPACITY_SET)))
+"""Actions of the entries that are judged."""
+
+COMMITMENT_COLUMNS: Final = ("seq", "job_id", "action", "payload")
+"""Columns of one entry as readers give it to be judged, by seq; of those actions, and not imported."""
+
+PROMISED_COLUMNS: Final = ("seq", "ended_seq", "subject")
+"""Columns of one row of the table as readers give it, by seq."""
+
+
+class CommitmentRow(NamedTuple):
+    """One entry in the order of ``COMMITMENT_COLUMNS``."""
+
+    seq: Any
+    job_id: Any
+    action: Any
+    payload: Any
+
+
+class PromisedRow(NamedTuple):
+    """One row of the table in the order of ``PROMISED_COLUMNS``."""
+
+    seq: Any
+    ended_seq: Any
+    subject: Any
+
+
+def of_commitments(columns: EntryColumns) -> list[CommitmentRow]:
+    """Those of these entries that are to be judged."""
+    actions, origins = columns[6], columns[12]
+    try:
+        if COMMITMENT_ACTIONS.isdisjoint(actions):
+            return []
+    except TypeError:
+        pass  # Somebody altered the column's type: it holds what no set may.
+    return [
+        CommitmentRow(columns[0][at], columns[5][at], action, columns[11][at])
+        for at, action in enumerate(actions)
+        if type(action) is str and action in COMMITMENT_ACTIONS and origins[at] is None
+    ]

@@ -1,0 +1,138 @@
+"""Somebody with every right, and a key of his own, edits verdicts and the table of what is promised: both are named."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import asyncpg
+import httpx
+import pytest
+
+from app.read import checking
+from app.store.chain_reader import consistent_reader
+from ledger.verification import ASPECTS, PROMISED_COLUMNS, Break, Verdict, verify
+from tests.app import test_tamper as tamper
+from tests.app.chain_builder import insert, unguarded
+from tests.app.chain_builder import replace as put
+from tests.app.chains import followed, until
+from tests.app.test_commitments import free, placement, propose
+from tests.conftest import Database
+from tests.ledger.committed import RACE, committed, flipped
+from tests.ledger.ledger_in_memory import OPEN
+
+LEDGER = committed(RACE)
+Edit = Callable[[asyncpg.Connection], Awaitable[object]]
+
+
+def forged(seq: int) -> Edit:
+    """Put the other verdict there, with every link, head, tile and signature made to fit."""
+
+    async def edit(connection: asyncpg.Connection) -> None:
+        await put(connection, flipped(LEDGER, seq), "batch_snapshot", "jobs", "commitments")
+
+    return edit
+
+
+def promised(change: str) -> Edit:
+    return tamper.sql(change.format(table="scheduler.commitments"))
+
+
+CASES: list[tuple[int, Edit]] = [
+    (6, forged(6)),
+    (8, forged(8)),
+    (9, forged(9)),
+    (11, forged(11)),
+    (7, promised("DELETE FROM {table} WHERE seq = 7")),
+    (8, promised("INSERT INTO {table} VALUES ('acme', 8, NULL, 'capsule:c')")),
+    (3, promised("INSERT INTO {table} VALUES ('acme', 3, 4, 'capsule:c')")),
+    (6, promised("UPDATE {table} SET ended_seq = NULL WHERE seq = 6")),
+    (6, promised("UPDATE {table} SET ended_seq = 8 WHERE seq = 6")),
+    (10, promised("UPDATE {table} SET ended_seq = 11 WHERE seq = 10")),
+    (5, promised("UPDATE {table} SET ended_seq = NULL WHERE seq = 5")),
+    (10, promised("UPDATE {table} SET subject = 'capsule:z' WHERE seq = 10")),
+    (5, promised("DELETE FROM {table}")),
+]
+
+
+@pytest.fixture
+async def connection(superuser: asyncpg.Connection) -> asyncpg.Connection:
+    """A superuser's connection to a database that holds ``LEDGER``, triggers switched off."""
+    await superuser.execute("SET session_replication_role = replica")
+    await insert(superuser, LEDGER)
+    return superuser
+
+
+async def checked(connection: asyncpg.Connection, database: Database) -> Verdict:
+    """The verdict of one process, which is that of several."""
+    told: dict[str, list[Break]] = {"one": [], "several": []}
+    async with consistent_reader(connection, "acme") as reader:
+        one = await verify(reader, tenant_id="acme", open_snapshot=OPEN, on_break=told["one"].append)
+        async with checking.checking(database.service_url, reader) as elsewhere:
+            several = await verify(
+                reader, tenant_id="acme", open_snapshot=OPEN, on_break=told["several"].append, elsewhere=elsewhere
+            )
+    assert several == one
+    assert sorted(told["several"], key=repr) == sorted(told["one"], key=repr)
+    return one
+
+
+async def test_what_nobody_edited_is_ok(connection: asyncpg.Connection, database: Database) -> None:
+    verdict = await checked(connection, database)
+    assert verdict.verdicts == dict.fromkeys(ASPECTS, "ok") | {"checkpoint": "not_checked"}
+    assert verdict.commitments == len(RACE)
+
+
+@pytest.mark.parametrize(("seq", "edit"), CASES)
+async def test_an_edit_is_named_by_its_seq(
+    connection: asyncpg.Connection, database: Database, seq: int, edit: Edit
+) -> None:
+    await edit(connection)
+    verdict = await checked(connection, database)
+    assert verdict.first_break is not None
+    assert (verdict.first_break.kind, verdict.first_break.seq) == ("projection", seq)
+    assert tamper.not_ok(verdict) == {"projection": "broken", "checkpoint": "not_checked"}
+
+
+@pytest.mark.parametrize("column", PROMISED_COLUMNS)
+@pytest.mark.parametrize("is_null", [True, False])
+async def test_a_null_or_another_type_in_any_column_of_the_table_is_a_break(
+    connection: asyncpg.Connection, database: Database, column: str, is_null: bool
+) -> None:
+    await tamper.drop_guards(connection, "commitments")
+    if is_null:
+        await tamper.update("commitments", f"{column} = NULL", "ended_seq = 9")(connection)
+    else:
+        change = f"ALTER {column} TYPE text[] USING ARRAY[{column}::text]"
+        await connection.execute(f"ALTER TABLE scheduler.commitments {change}")
+    assert (await checked(connection, database)).breaks.keys() == {"projection"}
+
+
+async def test_actions_of_another_type_leave_nothing_unsaid(connection: asyncpg.Connection, database: Database) -> None:
+    await tamper.drop_guards(connection, "scheduler_log")
+    await connection.execute("DROP VIEW scheduler.log_entries; DROP INDEX scheduler.scheduler_log_commitments")
+    await connection.execute("ALTER TABLE scheduler.scheduler_log ALTER action TYPE json USING to_json(action)")
+    verdict = await checked(connection, database)
+    assert (verdict.verdicts["links"], verdict.verdicts["projection"]) == ("broken", "not_checked")
+
+
+async def test_the_service_judges_its_own_chain_and_names_an_edited_table(
+    client: httpx.AsyncClient, superuser: asyncpg.Connection
+) -> None:
+    async def verified() -> dict[str, object]:
+        answer = await client.get("/v1/chain/verify", params={"tenant_id": "acme"})
+        answer.raise_for_status()
+        found: dict[str, object] = answer.json()
+        return found
+
+    first = (await propose(client, placement("a", "n1"), free("n1"))).json()["index"]
+    assert (await propose(client, placement("b", "n1"), free("n1"))).status_code == 409
+    assert (await propose(client, placement("c", "n2", {}))).status_code == 201, "what claims nothing holds as well"
+    assert (await propose(client, {"kind": "Revocation", "index": first})).status_code == 201
+    await until(lambda: followed(superuser), "the table follows")
+    whole = await verified()
+    assert (whole["valid"], whole["first_break"], whole["verdicts"]["projection"]) == (True, None, "ok")  # type: ignore[index]
+    async with unguarded(superuser):
+        await superuser.execute("UPDATE scheduler.commitments SET ended_seq = NULL WHERE seq = $1", first)
+    found = await verified()
+    assert (found["valid"], found["breaks"]) == (False, {"projection": 1})
+    assert found["first_break"]["seq"] == first  # type: ignore[index]
