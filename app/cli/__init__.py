@@ -38,6 +38,7 @@ class Commands(TyperGroup):
         "db-url": EntryPoint("app.cli.serve", "db_url"),
         "run": EntryPoint("app.cli.run", "run", {"allow_interspersed_args": False}),
         "replay": EntryPoint("app.cli.replay", "replay"),
+        "simulate": EntryPoint("app.cli.simulate", "simulate"),
         "verify": EntryPoint("app.cli.verify", "verify"),
         "verify-bundle": EntryPoint("app.cli.verify_bundle", "verify_bundle"),
         "snapshot": EntryPoint("app.cli.snapshot", "snapshot"),

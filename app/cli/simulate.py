@@ -1,0 +1,200 @@
+"""``tally simulate``: run a log of proposals through the commitment machine, without a service.
+
+The log is a bundle, or NDJSON: entries as ``/v1/chain/entries`` gives them, or proposals and capacities of one's own::
+
+    {"commitment": {...}, "precondition": {...}}        {"node": "n1", "capacity": {...}}
+
+An entry is judged again, whatever verdict it records; where that was another, it counts as different.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import orjson
+import typer
+
+from app.cli.simulated_state import stored_state
+from console.counted import counted
+from console.options import Json
+from console.outcome import CommandExit, out, print_json
+from ledger.errors import InvalidInputError
+from ledger.exit_code import ExitCode
+from ledger.machines.commitments import Commitments, read_capacity_of
+from ledger.machines.events import VERDICTS, CommitmentAction
+from ledger.machines.promises import Resources, Revocation, read_proposal
+from ledger.verification.entry_check import ENTRY_COLUMNS
+from signing.bundle.reader import BundleReader
+
+ENTRIES_A_COMMIT: Final = 10_000
+NO_BET: Final = {"kind": "None"}
+_SEQ, _ACTION, _PAYLOAD, _ORIGIN = map(ENTRY_COLUMNS.index, ("seq", "action", "payload", "origin"))
+_ACTIONS: Final = (*VERDICTS, CommitmentAction.CAPACITY_SET)
+
+
+class Step(NamedTuple):
+    """One entry of the log; ``action`` is None where no verdict is recorded."""
+
+    seq: int
+    action: str | None
+    payload: bytes | str
+
+
+class Simulated(msgspec.Struct):
+    """What running a log came to."""
+
+    entries: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    reasons: dict[str, int] = msgspec.field(default_factory=dict)
+    capacities: int = 0
+    different: int = 0
+    """Entries that record another verdict."""
+    first_different: int | None = None
+    live: int = 0
+    """Commitments that are active now."""
+    live_max: int = 0
+    """Most commitments that were active at one time."""
+
+
+def simulate(
+    log: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="A bundle, or NDJSON.")],
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", dir_okay=False, help="Keep the state in this file, and go on from it."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a log through the commitment machine: what is accepted, how full the nodes are, how large the state is.
+
+    Needs no service. With --state a run that was killed goes on where it
+    stored the state last. Exit code 2: an entry records another verdict than
+    judging gives.
+
+    \b
+    Examples:
+      tally simulate openb.bundle.tar
+      tally simulate proposals.ndjson --state /tmp/what-if.sqlite --json
+    """
+    began_s = time.monotonic()
+    with stored_state(state) if state is not None else nullcontext() as stored:
+        done, summary = stored.taken() if stored is not None else (0, None)
+        found = msgspec.msgpack.decode(summary, type=Simulated) if summary is not None else Simulated()
+        machine = Commitments(stored.live if stored is not None else None)
+        steps = islice(_steps(log), done, None)
+        while batch := list(islice(steps, ENTRIES_A_COMMIT)):
+            for step in batch:
+                _take(machine, step, found)
+            done += len(batch)
+            if stored is not None:
+                stored.commit(done, msgspec.msgpack.encode(found))
+        took_s = time.monotonic() - began_s
+        document = {
+            "log": str(log),
+            **msgspec.to_builtins(found),
+            "nodes": len(machine.state.nodes),
+            "packing": _packing(machine),
+            "duration_s": round(took_s, 3),
+            "entries_per_second": round(found.entries / took_s, 1) if took_s else None,
+        }
+    if as_json:
+        print_json(document)
+    else:
+        _print(document)
+    raise CommandExit(ExitCode.TAMPERED if found.different else ExitCode.FINE)
+
+
+def _take(machine: Commitments, step: Step, found: Simulated) -> None:
+    found.entries += 1
+    if step.action == CommitmentAction.CAPACITY_SET:
+        machine.set_capacity(*read_capacity_of(step.payload))
+        found.capacities += 1
+        return
+    proposal = read_proposal(step.payload)
+    rejection = machine.decide(step.seq, proposal)
+    verdict = CommitmentAction.PROPOSE_ACCEPTED if rejection is None else CommitmentAction.PROPOSE_REJECTED
+    if rejection is None:
+        found.accepted += 1
+        live = found.live + (-1 if isinstance(proposal.commitment, Revocation) else 1)
+        found.live, found.live_max = live, max(found.live_max, live)
+    else:
+        found.rejected += 1
+        found.reasons[rejection.reason] = found.reasons.get(rejection.reason, 0) + 1
+    if step.action is not None and (step.action != verdict or proposal.rejection != rejection):
+        found.different += 1
+        found.first_different = found.first_different or step.seq
+
+
+def _steps(log: Path) -> Iterator[Step]:
+    """The proposals and capacities of a log, in its order."""
+    with log.open("rb") as file:
+        is_ndjson = file.read(1) == b"{"
+        file.seek(0)
+        if is_ndjson:
+            for number, line in enumerate(file, 1):
+                if line.strip() and (step := _step_of(number, line)) is not None:
+                    yield step
+            return
+    with BundleReader.open(log) as bundle:
+        for rows in bundle.entry_batches():
+            for row in rows:
+                if row[_ACTION] in _ACTIONS and row[_ORIGIN] is None:
+                    yield Step(row[_SEQ], row[_ACTION], row[_PAYLOAD])
+
+
+def _step_of(number: int, line: bytes) -> Step | None:
+    try:
+        said: dict[str, Any] = orjson.loads(line)
+        if "action" in said:
+            if said["action"] not in _ACTIONS or said.get("origin") is not None:
+                return None
+            return Step(said["seq"], said["action"], said["payload"])
+        if "capacity" in said:
+            return Step(number, CommitmentAction.CAPACITY_SET, line)
+        said.setdefault("precondition", {"kind": "None"})
+        return Step(
+            number, None, orjson.dumps({"commitment": said["commitment"], "precondition": said["precondition"]})
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidInputError(f"line {number} is neither an entry nor a proposal nor a capacity: {error!r}") from None
+
+
+def _packing(machine: Commitments) -> dict[str, dict[str, float]]:
+    """By dimension, of the nodes whose capacity is known: what they have, what is reserved, and the share of it."""
+    has: Counter[str] = Counter()
+    reserved: Counter[str] = Counter()
+    for node in machine.state.nodes:
+        known = machine.state.nodes[node]
+        capacity: Resources | None = known.capacity
+        if capacity is not None:
+            amounts = dict(capacity.amounts())
+            has.update(amounts)
+            reserved.update({name: amount for name, amount in known.reserved.items() if name in amounts})
+    return {
+        name: {"capacity": amount, "reserved": reserved[name], "share": round(reserved[name] / amount, 4)}
+        for name, amount in sorted(has.items())
+    }
+
+
+def _print(document: dict[str, Any]) -> None:
+    proposals = document["accepted"] + document["rejected"]
+    out.print(
+        f"{counted(proposals, 'proposal')}: {document['accepted']:,} accepted, {document['rejected']:,} rejected; "
+        f"{document['live']:,} active now, at most {document['live_max']:,}; {counted(document['nodes'], 'node')}; "
+        f"{document['entries_per_second'] or 0:,.0f} entries/s",
+        markup=False,
+    )
+    for reason, count in sorted(document["reasons"].items()):
+        out.print(f"  {reason}: {count:,}", markup=False)
+    for name, dimension in document["packing"].items():
+        out.print(f"  {name}: {dimension['share']:.1%} of {dimension['capacity']:,} reserved", markup=False)
+    if document["different"]:
+        first = document["first_different"]
+        out.print(f"{document['different']:,} entries record another verdict, the first at {first:,}", markup=False)

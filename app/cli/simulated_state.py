@@ -1,0 +1,91 @@
+"""State of the commitment machine in a file, so that a simulation that is killed goes on where it stored it last."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, MutableMapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ledger.errors import InvalidInputError
+from ledger.machines.commitments import LiveState, Neighbours, NodeState
+from ledger.machines.promises import Commitment
+
+_VALUES: Final[tuple[Any, ...]] = (Commitment, int, NodeState, int, Neighbours)
+"""Of the tables of ``LiveState``, in their order."""
+_ENCODE: Final = msgspec.msgpack.Encoder().encode
+
+
+class StoredTable(MutableMapping[Any, Any]):
+    """One table of a file; changes count once the file's transaction is committed."""
+
+    def __init__(self, file: sqlite3.Connection, name: str, value: Any) -> None:
+        self._file = file
+        self._decode = msgspec.msgpack.Decoder(value).decode
+        file.execute(f"CREATE TABLE IF NOT EXISTS {name} (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
+        self._get = f"SELECT value FROM {name} WHERE key = ?"  # noqa: S608 (names of our own)
+        self._put = f"INSERT OR REPLACE INTO {name} VALUES (?, ?)"  # noqa: S608
+        self._drop = f"DELETE FROM {name} WHERE key = ?"  # noqa: S608
+        self._keys = f"SELECT key FROM {name} ORDER BY key"  # noqa: S608
+        self._count = f"SELECT count(*) FROM {name}"  # noqa: S608
+
+    def __getitem__(self, key: Any) -> Any:
+        row = self._file.execute(self._get, (_ENCODE(key),)).fetchone()
+        if row is None:
+            raise KeyError(key)
+        return self._decode(row[0])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._file.execute(self._put, (_ENCODE(key), _ENCODE(value)))
+
+    def __delitem__(self, key: Any) -> None:
+        if not self._file.execute(self._drop, (_ENCODE(key),)).rowcount:
+            raise KeyError(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        for (key,) in self._file.execute(self._keys):
+            found = msgspec.msgpack.decode(key)
+            yield tuple(found) if isinstance(found, list) else found
+
+    def __len__(self) -> int:
+        count: int = self._file.execute(self._count).fetchone()[0]
+        return count
+
+
+class StoredState:
+    """The state, and how far the log was taken."""
+
+    def __init__(self, file: sqlite3.Connection) -> None:
+        self._file = file
+        names = ("active", "holders", "nodes", "newest", "neighbours")
+        self.live = LiveState(*(StoredTable(file, name, value) for name, value in zip(names, _VALUES, strict=True)))
+        file.execute("CREATE TABLE IF NOT EXISTS taken (entries INTEGER NOT NULL, summary BLOB NOT NULL)")
+
+    def taken(self) -> tuple[int, bytes | None]:
+        """How many entries of the log were taken, and what was said with that."""
+        row = self._file.execute("SELECT entries, summary FROM taken").fetchone()
+        return (0, None) if row is None else (row[0], row[1])
+
+    def commit(self, entries: int, summary: bytes) -> None:
+        """All up to that entry is taken."""
+        self._file.execute("DELETE FROM taken")
+        self._file.execute("INSERT INTO taken VALUES (?, ?)", (entries, summary))
+        self._file.commit()
+
+
+@contextmanager
+def stored_state(path: Path) -> Iterator[StoredState]:
+    """The state that ``path`` holds, a new one where there is none.
+
+    Raises:
+        InvalidInputError: the file is something else.
+    """
+    try:
+        with closing(sqlite3.connect(path, isolation_level="IMMEDIATE")) as file:
+            file.execute("PRAGMA journal_mode = WAL")
+            yield StoredState(file)
+    except sqlite3.DatabaseError as error:
+        raise InvalidInputError(f"--state {path}: {error}") from None

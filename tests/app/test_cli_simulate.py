@@ -1,0 +1,109 @@
+"""``tally simulate``: a log through the commitment machine, in memory and in a file that outlives the process."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli.simulated_state import stored_state
+from ledger import canonical
+from ledger.machines.commitments import Commitments
+from ledger.machines.promises import read_proposal, rejected_payload
+from tests.tally import run_tally
+
+
+def drawn(count: int, seed: int = 7) -> list[dict[str, Any]]:
+    """Capacities, and proposals of which some must lose."""
+    random_ = random.Random(seed)
+    log: list[dict[str, Any]] = [{"node": f"n{n}", "capacity": {"cpu_millis": 4}} for n in range(3)]
+    for _ in range(count):
+        node, amount = f"n{random_.randrange(3)}", {"cpu_millis": random_.randrange(1, 3)}
+        commitment: dict[str, Any] = {
+            "kind": "Placement", "capsule": f"c{random_.randrange(20)}", "node": node, "reservation": amount
+        }  # fmt: skip
+        bet: dict[str, Any] = {"kind": "NodeFreeOf", "node": node, "at_least": amount}
+        if random_.random() < 0.6:
+            commitment = {"kind": "Revocation", "index": random_.randrange(max(1, len(log) - 40), len(log) + 1)}
+            bet = {"kind": "None"}
+        log.append({"commitment": commitment, "precondition": bet})
+    return log
+
+
+def write(path: Path, log: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in log))
+    return path
+
+
+def simulated(log: Path, *options: object, code: int = 0) -> dict[str, Any]:
+    done = run_tally("simulate", log, "--json", *options)
+    assert done.returncode == code, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def facts(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if name not in ("log", "duration_s", "entries_per_second")}
+
+
+def test_a_log_in_parts_with_its_state_in_a_file_comes_to_the_same_as_all_of_it_in_memory(tmp_path: Path) -> None:
+    log = drawn(400)
+    whole = simulated(write(tmp_path / "whole.ndjson", log))
+    assert (whole["accepted"] > 20, whole["rejected"] > 50, whole["capacities"]) == (True, True, 3)
+    assert whole["packing"]["cpu_millis"]["capacity"] == 12
+    state = tmp_path / "state.sqlite"
+    simulated(write(tmp_path / "part.ndjson", log[:150]), "--state", state)
+    assert facts(simulated(tmp_path / "whole.ndjson", "--state", state)) == facts(whole)
+    assert facts(simulated(tmp_path / "whole.ndjson", "--state", state)) == facts(whole), "all of it was taken"
+
+
+def test_what_was_not_stored_is_taken_again(tmp_path: Path) -> None:
+    placed = (
+        b'{"commitment":{"kind":"Placement","capsule":"%c","node":"n","reservation":{}},"precondition":{"kind":"None"}}'
+    )
+    with stored_state(tmp_path / "state.sqlite") as stored:
+        machine = Commitments(stored.live)
+        assert machine.decide(1, read_proposal(placed % b"a")) is None
+        stored.commit(1, b"")
+        assert machine.decide(2, read_proposal(placed % b"b")) is None
+    with stored_state(tmp_path / "state.sqlite") as stored:
+        assert (list(stored.live.active), stored.taken()[0]) == ([1], 1)
+        assert sorted(stored.live.holders) == ["capsule:a"]
+        assert dict(stored.live.neighbours) == {("node:n", 1): (0, 0)}
+
+
+def test_entries_that_record_another_verdict_are_told(tmp_path: Path) -> None:
+    said = {"commitment": {"kind": "IdentityBind", "capsule": "a", "identity": "x"}, "precondition": {"kind": "None"}}
+    machine = Commitments()
+    assert machine.decide(1, read_proposal(canonical.encode(said))) is None
+    rejection = machine.decide(2, read_proposal(canonical.encode(said)))
+    assert rejection is not None
+    accepted = {"seq": 1, "action": "PROPOSE_ACCEPTED", "payload": canonical.encode(said).decode(), "origin": None}
+    rejected = {**accepted, "seq": 2, "action": "PROPOSE_REJECTED"}
+    rejected["payload"] = rejected_payload(canonical.encode(said), rejection).decode()
+    created = {"seq": 3, "action": "ENQUEUE", "payload": "{}", "origin": None}
+    imported = {**accepted, "seq": 4, "origin": "elsewhere"}
+    right = simulated(write(tmp_path / "right.ndjson", [accepted, rejected, created, imported]))
+    assert (right["accepted"], right["rejected"], right["different"]) == (1, 1, 0)
+    forged = {**accepted, "seq": 2}
+    wrong = simulated(write(tmp_path / "wrong.ndjson", [accepted, forged]), code=2)
+    assert (wrong["different"], wrong["first_different"]) == (1, 2)
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", "no json", '{"commitment": {"kind": "Placed"}}', '{"capacity": 1}'])
+def test_a_line_that_is_nothing_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "log.ndjson").write_text(json.dumps({"node": "n", "capacity": {}}) + "\n" + line + "\n")
+    done = run_tally("simulate", tmp_path / "log.ndjson")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "line 2" in done.stderr or "payload" in done.stderr
+
+
+def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state").write_bytes(b"this is no database, and long enough to tell" * 10)
+    write(tmp_path / "log.ndjson", drawn(3))
+    done = run_tally("simulate", tmp_path / "log.ndjson", "--state", tmp_path / "state")
+    assert (done.returncode, "--state" in done.stderr) == (1, True)
