@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,20 @@ from app.store.chain_reads import ListedEntry
 from app.store.webhooks import Webhook
 from app.webhooks import deliveries, delivery, sending
 from app.webhooks.messages import message_of, secret_text
+from app.webhooks.sending import Outcome
 from ledger.machines.events import SystemAction
 from tests.app.certificates import Authority
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
+from tests.app.postgres_proxy import PostgresProxy
 from tests.app.receiver import ENDLESS, STALLED, Received, Receiver, is_signed, receiving
 from tests.app.served import Serve
 from tests.app.test_access_records import entries
 
 ROOT = Path(__file__).parents[2]
 LOOPBACK = {"webhooks": {"networks": ["127.0.0.0/8"]}}
+
+ENTRY = ListedEntry._make([7] * len(ListedEntry._fields))._replace(t_hlc="1704931200000:1:node", action="CANCEL")
 
 
 @pytest.fixture(autouse=True)
@@ -148,13 +153,42 @@ async def test_what_a_receiver_does_not_take_now_is_sent_again_as_it_was(
 ) -> None:
     answers = iter([status] * 3)
     receiver.judge = lambda _: next(answers, 200)
-    receiver.more = {"Location": "http://127.0.0.1:1/"}
+    receiver.more = {"Location": f"http://127.0.0.1:{receiver.port}/elsewhere"}
     await add(node, receiver, from_seq=1)
     await write(node, 2)
     await until_taken(receiver, 2)
     tries = receiver.requests[:4]
     assert [each.status for each in tries] == [status] * 3 + [200]
     assert len({(each.message_id, each.body) for each in tries}) == 1
+    assert receiver.asked == {"POST /hook?from=tally HTTP/1.1"}
+
+
+async def test_a_receiver_says_how_long_to_wait(node: httpx.AsyncClient, receiver: Receiver) -> None:
+    loop = asyncio.get_running_loop()
+    asked_s: list[float] = []
+
+    def judge(_: Received) -> int:
+        asked_s.append(loop.time())
+        return 429 if len(asked_s) == 1 else 200
+
+    receiver.judge = judge
+    receiver.more = {"Retry-After": "1"}
+    await add(node, receiver, from_seq=1)
+    await write(node, 1)
+    await until_taken(receiver, 1)
+    assert asked_s[1] - asked_s[0] >= 1
+
+
+async def test_entries_that_are_chained_while_the_node_loses_the_database_come_all_the_same(
+    run_server: RunServer, make_settings: MakeSettings, receiver: Receiver, proxy: PostgresProxy
+) -> None:
+    async with run_server(make_settings(**LOOPBACK), url=proxy.url) as client:
+        await add(client, receiver, from_seq=1)
+        for count in (3, 300, 5):
+            await write(client, count)
+            proxy.cut()
+        await until(lambda: receiver.taken[-1:] == [308], "all is delivered")
+    assert list(dict.fromkeys(receiver.taken)) == [*range(1, 309)]
 
 
 async def test_a_receiver_that_is_down_for_a_while_loses_nothing_over_a_restart_of_the_node(
@@ -248,7 +282,16 @@ async def test_a_receiver_that_refuses_everything_loses_nothing(
     await add(node, receiver, from_seq=1)
     await until(lambda: len(receiver.requests) > 60, "it is asked often")
     assert (await shown(node))["dead_letter_count"] == 0
-    receiver.judge = lambda request: 200 if request.seqs[0] == 1 or receiver.taken else status
+    tried_before_its_turn = asyncio.Event()
+
+    def back_then(request: Received) -> int:
+        if tried_before_its_turn.is_set():
+            return 200
+        if request.seqs == [4]:
+            tried_before_its_turn.set()
+        return status
+
+    receiver.judge = back_then
     await until_taken(receiver, 30)
 
 
@@ -351,6 +394,41 @@ async def test_what_is_removed_gets_nothing_more(
         assert (await client.delete(f"/v1/webhooks/{webhook['webhook_id']}")).status_code == 404
 
 
+async def test_who_administers_another_tenant_neither_sees_nor_changes_a_webhook(
+    serve: Serve, receiver: Receiver
+) -> None:
+    async with serve(**LOOPBACK) as served, served.client(served.root) as client:
+        webhook = await add(client, receiver)
+        stranger = await served.issue("admin", "audit", tenants="other", name="stranger")
+        async with served.client(stranger["token"]) as other:
+            path = f"/v1/webhooks/{webhook['webhook_id']}"
+            assert (await other.delete(path)).status_code == 404
+            assert (await other.post(f"{path}/redeliver")).status_code == 404
+            assert (await other.get("/v1/webhooks?tenant_id=acme")).status_code == 403
+            wanted = {"tenant_id": "acme", "url": receiver.url}
+            assert (await other.post("/v1/webhooks", json=wanted)).status_code == 403
+            assert (await other.get("/v1/webhooks?tenant_id=other")).json() == {"items": []}
+        assert (await shown(client))["webhook_id"] == webhook["webhook_id"]
+
+
+async def test_the_connection_goes_to_the_address_that_was_looked_at() -> None:
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, stream=httpx.ByteStream(b""))
+
+    webhook = Webhook("5f0c9a1e2b3d4c5f", "acme", "https://localhost:8443/hook?a=b", None, None)
+    message = message_of(webhook, [ENTRY])
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        allowed = await sending.attempt(client, webhook.url, message, b"key", [ip_network("127.0.0.0/8")])
+        refused = await sending.attempt(client, webhook.url, message, b"key", [])
+    (request,) = asked
+    assert (allowed.outcome, refused.outcome) == (Outcome.TAKEN, Outcome.AWAY)
+    assert str(request.url) == "https://127.0.0.1:8443/hook?a=b"
+    assert (request.headers["Host"], request.extensions["sni_hostname"]) == ("localhost:8443", "localhost")
+
+
 async def test_a_stop_waits_for_no_receiver(
     run_server: RunServer, make_settings: MakeSettings, receiver: Receiver
 ) -> None:
@@ -365,15 +443,30 @@ async def test_a_stop_waits_for_no_receiver(
 
 
 async def test_another_node_goes_on_at_once_where_one_stops(
-    run_server: RunServer, make_settings: MakeSettings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    run_server: RunServer,
+    make_settings: MakeSettings,
+    superuser: asyncpg.Connection,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(deliveries, "HOLD_S", 10_000.0)
+    monkeypatch.setattr(deliveries, "RENEW_S", 0.02)
     shared = {"privacy": {"master_key_uri": f"file:{make_settings().data_dir}.master"}, **LOOPBACK}
     async with run_server(make_settings("one", node_id="node-a", **shared)) as one:
         await write(one, 3)
         webhook = await add(one, receiver, from_seq=1)
         await until_taken(receiver, 3)
         async with run_server(make_settings("two", node_id="node-b", gate="b", **shared)) as two:
+            holders, ends = set(), set()
+
+            async def renewed() -> bool:
+                holder, end = await superuser.fetchrow("SELECT holder, held_until FROM scheduler.webhooks")
+                holders.add(holder)
+                ends.add(end)
+                return len(ends) > 20
+
+            await until(renewed, "the hold is made to last")
+            assert len(holders) == 1
             held = "webhooks_held 1.0"
             assert held in (await one.get("/metrics")).text
             assert held not in (await two.get("/metrics")).text
@@ -440,8 +533,7 @@ async def test_over_tls_the_receiver_must_have_the_name_that_the_url_has(
 def test_the_receiver_of_the_page_takes_what_is_signed_and_nothing_else(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/webhooks.md").read_text(), re.DOTALL)
     webhook = Webhook("5f0c9a1e2b3d4c5f", "acme", "https://receiver.example.org/", None, None)
-    entry = ListedEntry._make([7] * len(ListedEntry._fields))._replace(t_hlc="1704931200000:1:node", action="CANCEL")
-    message = message_of(webhook, [entry])
+    message = message_of(webhook, [ENTRY])
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = os.environ | {"SECRET": secret_text(b"k" * 32), "PORT": str(port)}
