@@ -27,9 +27,9 @@ from console.options import Json
 from console.outcome import CommandExit, out, print_json
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
-from ledger.machines.commitments import Commitments, read_capacity_of
+from ledger.machines.commitments import Commitments, claims_of, read_capacity_of
 from ledger.machines.events import VERDICTS, CommitmentAction
-from ledger.machines.promises import Resources, Revocation, read_proposal
+from ledger.machines.promises import Commitment, Resources, Revocation, read_proposal
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing.bundle.reader import BundleReader
 
@@ -62,6 +62,19 @@ class Simulated(msgspec.Struct):
     """Commitments that are active now."""
     live_max: int = 0
     """Most commitments that were active at one time."""
+    reserved: dict[str, int] = msgspec.field(default_factory=dict)
+    """By dimension, what is reserved on all nodes."""
+    reserved_max: dict[str, int] = msgspec.field(default_factory=dict)
+    """The most that it was."""
+
+    def count(self, commitment: Commitment, change: int) -> None:
+        """One commitment more, or less, is active."""
+        self.live += change
+        self.live_max = max(self.live_max, self.live)
+        for claimed in claims_of(commitment).values():
+            for name, amount in claimed.items():
+                self.reserved[name] = self.reserved.get(name, 0) + change * amount
+                self.reserved_max[name] = max(self.reserved_max.get(name, 0), self.reserved[name])
 
 
 def simulate(
@@ -100,7 +113,7 @@ def simulate(
             "log": str(log),
             **msgspec.to_builtins(found),
             "nodes": len(machine.state.nodes),
-            "packing": _packing(machine),
+            "packing": _packing(machine, found),
             "duration_s": round(took_s, 3),
             "entries_per_second": round(found.entries / took_s, 1) if took_s else None,
         }
@@ -118,12 +131,13 @@ def _take(machine: Commitments, step: Step, found: Simulated) -> None:
         found.capacities += 1
         return
     proposal = read_proposal(step.payload)
+    commitment = proposal.commitment
+    revoked = machine.state.active.get(commitment.index) if isinstance(commitment, Revocation) else None
     rejection = machine.decide(step.seq, proposal)
     verdict = CommitmentAction.PROPOSE_ACCEPTED if rejection is None else CommitmentAction.PROPOSE_REJECTED
     if rejection is None:
         found.accepted += 1
-        live = found.live + (-1 if isinstance(proposal.commitment, Revocation) else 1)
-        found.live, found.live_max = live, max(found.live_max, live)
+        found.count(commitment if revoked is None else revoked, 1 if revoked is None else -1)
     else:
         found.rejected += 1
         found.reasons[rejection.reason] = found.reasons.get(rejection.reason, 0) + 1
@@ -166,19 +180,20 @@ def _step_of(number: int, line: bytes) -> Step | None:
         raise InvalidInputError(f"line {number} is neither an entry nor a proposal nor a capacity: {error!r}") from None
 
 
-def _packing(machine: Commitments) -> dict[str, dict[str, float]]:
-    """By dimension, of the nodes whose capacity is known: what they have, what is reserved, and the share of it."""
+def _packing(machine: Commitments, found: Simulated) -> dict[str, dict[str, float]]:
+    """By dimension: what nodes of known capacity have, what is reserved now and was at most, and that as a share."""
     has: Counter[str] = Counter()
-    reserved: Counter[str] = Counter()
     for node in machine.state.nodes:
-        known = machine.state.nodes[node]
-        capacity: Resources | None = known.capacity
+        capacity: Resources | None = machine.state.nodes[node].capacity
         if capacity is not None:
-            amounts = dict(capacity.amounts())
-            has.update(amounts)
-            reserved.update({name: amount for name, amount in known.reserved.items() if name in amounts})
+            has.update(dict(capacity.amounts()))
     return {
-        name: {"capacity": amount, "reserved": reserved[name], "share": round(reserved[name] / amount, 4)}
+        name: {
+            "capacity": amount,
+            "reserved": found.reserved.get(name, 0),
+            "reserved_max": found.reserved_max.get(name, 0),
+            "share_max": round(found.reserved_max.get(name, 0) / amount, 4),
+        }
         for name, amount in sorted(has.items())
     }
 
@@ -194,7 +209,7 @@ def _print(document: dict[str, Any]) -> None:
     for reason, count in sorted(document["reasons"].items()):
         out.print(f"  {reason}: {count:,}", markup=False)
     for name, dimension in document["packing"].items():
-        out.print(f"  {name}: {dimension['share']:.1%} of {dimension['capacity']:,} reserved", markup=False)
+        out.print(f"  {name}: at most {dimension['share_max']:.1%} of {dimension['capacity']:,} reserved", markup=False)
     if document["different"]:
         first = document["first_different"]
         out.print(f"{document['different']:,} entries record another verdict, the first at {first:,}", markup=False)

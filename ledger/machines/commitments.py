@@ -271,7 +271,7 @@ class Commitments:
         for _ in range(CLAIMS_LOOKED_AT_MAX):
             if not index:
                 return None
-            if dimension in _claims_of(self.state.active[index]).get(node, ()):
+            if dimension in claims_of(self.state.active[index]).get(node, ()):
                 return index
             index = self.state.neighbours[subject, index].older
         return None
@@ -288,7 +288,7 @@ class Commitments:
         state.active[index] = commitment
         for name in _names_of(commitment):
             state.holders[name] = index
-        for node, claimed in _claims_of(commitment).items():
+        for node, claimed in claims_of(commitment).items():
             self._change_reserved(node, claimed, 1)
             self._link(node_subject(node), index)
         if isinstance(commitment, ModuleAdjustment):
@@ -301,7 +301,7 @@ class Commitments:
         for name in _names_of(commitment):
             if state.holders.get(name) == index:
                 del state.holders[name]
-        for node, claimed in _claims_of(commitment).items():
+        for node, claimed in claims_of(commitment).items():
             self._change_reserved(node, claimed, -1)
             self._unlink(node_subject(node), index)
         if isinstance(commitment, ModuleAdjustment):
@@ -368,7 +368,7 @@ def _names_of(commitment: Commitment) -> list[str]:
     return []
 
 
-def _claims_of(commitment: Commitment) -> dict[str, dict[str, int]]:
+def claims_of(commitment: Commitment) -> dict[str, dict[str, int]]:
     """By node and dimension, what the commitment claims; accelerators by name and all together."""
     members: Iterable[Placement | GangMember] = ()
     if isinstance(commitment, Placement):
