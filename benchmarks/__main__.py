@@ -20,6 +20,7 @@ from benchmarks import (
     bytes_kept,
     exchange,
     flood,
+    herds,
     ingest,
     machine,
     proof,
@@ -62,6 +63,7 @@ BY_NAME: tuple[Row, ...] = (
     bundle_import.GROWTH,
     exchange.LAG,
     flood.ROW,
+    herds.ROW,
     spark_verify.SCALING_ARCHIVE,
     spark_verify.SCALING_POSTGRES,
 )

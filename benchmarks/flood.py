@@ -103,7 +103,7 @@ async def _send_floods(target: Target, stop: Event) -> dict[int, int]:
     async def send() -> None:
         client = await Client.connect(target)
         while not stop.is_set():
-            answers[await client.answered(request)] += 1
+            answers[(await client.answered(request)).status] += 1
         client.close()
 
     await asyncio.gather(*(send() for _ in range(FLOOD_CONNECTIONS)))

@@ -116,15 +116,15 @@ class Client:
         client = cls(connection, token)
         return client
 
-    async def answered(self, request: bytes) -> int:
-        """The status that one request is answered with.
+    async def answered(self, request: bytes) -> Answer:
+        """What one request is answered with, whatever that is.
 
         Raises:
             BenchmarkError: the service hung up.
         """
         self._waiting = asyncio.get_running_loop().create_future()
         self._connection.send(request)
-        return (await self._waiting).status
+        return await self._waiting
 
     async def ask(self, request: bytes, expected_status: int = 200) -> Answer:
         """The answer to one request.
@@ -132,9 +132,7 @@ class Client:
         Raises:
             BenchmarkError: another status, or the service hung up.
         """
-        self._waiting = asyncio.get_running_loop().create_future()
-        self._connection.send(request)
-        answer = await self._waiting
+        answer = await self.answered(request)
         if answer.status != expected_status:
             raise BenchmarkError(f"answered {answer.status}, not {expected_status}: {answer.body[:500].decode()}")
         return answer
