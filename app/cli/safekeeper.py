@@ -17,7 +17,7 @@ from console.outcome import CommandExit, tell
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
 from ledger.names import GATE
-from wal.replication import server
+from wal.replication import archived, server
 from wal.replication.address import split_address
 from wal.replication.inquiry import Keeper, status
 from wal.replication.messages import WalStatus
@@ -92,6 +92,33 @@ def serve(
     finally:
         keeper.close()
     tell_event("safekeeper_stopped", {})
+
+
+@safekeeper.command("restore")
+def restore(
+    archive: Annotated[str, typer.Option("--archive", metavar="URL", help="The archive of safekeepers.")],
+    node: Annotated[str, typer.Option("--node", help="The node whose log is brought back.")],
+    folder: Annotated[
+        Path, typer.Option("--dir", file_okay=False, help="Where its WAL folder is made: a safekeeper's, or wal.dir.")
+    ],
+    wal_id: Annotated[str | None, typer.Option("--wal-id", help="Which of its logs, where there are several.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Bring a log back from its archive, where no safekeeper and no disk of the node has it any more.
+
+    It ends with the last segment that was archived: the newest one never was.
+
+    \b
+    Examples:
+      tally safekeeper restore --archive s3://wal-archive/use1 --node node-7f3a --dir /var/lib/tallystick/wal
+    """
+    from objects.store import ArchiveStore
+
+    configure_logs()
+    found = archived.restore(ArchiveStore(archive), node, wal_id, folder / node)
+    said = {"node_id": node, "wal_id": found.wal_id, "first_lsn": found.first_lsn, "last_lsn": found.tail.lsn}
+    line = f"the log {found.wal_id} of {node} is in {folder / node}: LSN {found.first_lsn} to {found.tail.lsn}"
+    tell(said, line, as_json=as_json)
 
 
 @safekeeper.command("status")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -51,7 +50,7 @@ class PostgresLeases:
     async def take(
         self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False, ran_out: bool = True
     ) -> Held:
-        async with self._connected(ttl_s) as connection:
+        async with self._connected() as connection:
             row = await connection.fetchrow(_TAKE, node_id, holder, run, ttl_s, seize, ran_out)
         assert row is not None
         return Held(*row)
@@ -65,9 +64,9 @@ class PostgresLeases:
             await connection.execute(_RELEASE, node_id, run)
 
     @asynccontextmanager
-    async def _connected(self, ttl_s: float = math.inf) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-        """A connection that is given up soon enough to ask again before a lease of ``ttl_s`` runs out."""
-        timeout_s = min(CONNECT_TIMEOUT_S, ttl_s / 2)
+    async def _connected(self, within_s: float = CONNECT_TIMEOUT_S) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """A connection. Who is to renew a lease asks again before it can have run out: in less than its ttl."""
+        timeout_s = min(CONNECT_TIMEOUT_S, within_s)
         connection = await asyncpg.connect(self._url, timeout=timeout_s, command_timeout=timeout_s)
         try:
             yield connection

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import ArchiveUnavailableError
+from ledger.errors import ArchiveUnavailableError, WalCorruptError, WalError
+from ledger.positions import Epoch, Lsn
 from objects.store import ArchiveStore
 from tests.pipeline.bucket_server import BucketServer, bucket_server
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.keepers import WAIT_S, Keeper, talking
 from wal.inspect import verify
-from wal.replication import messages
+from wal.replication import archived, messages
 from wal.replication.archiving import Archiver
 from wal.replication.inquiry import status
-from wal.replication.messages import Fetch, Refusal, WalStatus
+from wal.replication.messages import Fetch, Greeting, Position, Refusal, WalStatus
 from wal.segment import list_segments
 
 
@@ -75,6 +76,39 @@ def test_whole_segments_that_are_committed_are_archived_under_names_that_tell_th
     # Nobody said yet that nobody needs them here.
     keeper.safekeeper.tend()
     assert held(keeper) == [1, 5, 9]
+
+
+def test_a_log_is_brought_back_from_what_several_members_archived(tmp_path: Path, place: Path, keeper: Keeper) -> None:
+    three_epochs(keeper, committed_lsn=12)
+    with talking(keeper.port, 4) as peer:
+        peer.elect(4)
+        peer.tell(peer.append(1))
+    archive(keeper, place)
+    # Another member cut its segments elsewhere, and does not go as far.
+    first, second, third = sorted(objects_in(place))
+    shutil.copy(place / second, place / second.replace(wal(keeper).member_id, "ab" * 16))
+    (place / third.replace(f"{9:020d}", f"{10:020d}")).write_bytes(b"never looked at: nothing goes on to it")
+    found = archived.restore(ArchiveStore(str(place)), NODE, None, tmp_path / "back" / NODE)
+    assert found == (WAL_ID, Lsn(1), Position(Epoch(3), Lsn(12)))
+    (report,) = verify(tmp_path / "back" / NODE)
+    assert (report.verdict, report.last_lsn) == ("ok", 12)
+    with closing(Keeper(tmp_path / "back")) as back, talking(back.port, 5) as peer:
+        greeting = peer.greet()
+        assert isinstance(greeting, Greeting)
+        assert greeting.tail == found.tail
+        assert greeting.committed_lsn == 12
+        assert greeting.promised_epoch > 1000, "no epoch of the lost end is used again"
+        assert peer.elect(greeting.promised_epoch + 1).lsn == 12
+        assert peer.append() == 13
+    with pytest.raises(WalError, match="not empty"):
+        archived.restore(ArchiveStore(str(place)), NODE, None, tmp_path / "back" / NODE)
+    with pytest.raises(WalError, match="holds the logs"):
+        archived.restore(ArchiveStore(str(place)), "node-x", None, tmp_path / "none")
+    data = bytearray((place / first).read_bytes())
+    data[200] ^= 1
+    (place / first).write_bytes(data)
+    with pytest.raises(WalCorruptError, match=f"{1:020d}"):
+        archived.restore(ArchiveStore(str(place)), NODE, WAL_ID, tmp_path / "spoilt")
 
 
 def test_what_is_not_committed_is_not_archived(keeper: Keeper, place: Path) -> None:
