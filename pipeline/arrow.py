@@ -17,7 +17,7 @@ from ledger.verification.entry_check import Known, Passed
 INTEGERS: Final = frozenset(
     (
         *("seq", "hlc_physical", "hlc_logical", "link_version", "from_seq", "to_seq", "entry_count", "last_seq"),
-        *("created_physical", "created_logical", "head_seq", "tree_size", "level", "tile_index"),
+        *("created_physical", "created_logical", "head_seq", "tree_size", "level", "tile_index", "ended_seq"),
     )
 )
 """Columns of a ledger that hold integers; all others hold text, but for the hashes of a tile."""

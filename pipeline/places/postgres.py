@@ -90,6 +90,10 @@ class PostgresPieceReader(PieceReader):
         """Stored jobs of the tenant."""
         return self._connection.batches(statements.jobs(self._types, self._piece.tenant_id))
 
+    def promised(self) -> Iterator[pa.RecordBatch]:
+        """The table of commitments of the tenant."""
+        return self._connection.batches(statements.promised(self._types, self._piece.tenant_id))
+
 
 @dataclass(frozen=True, slots=True)
 class PostgresPlace(Place):

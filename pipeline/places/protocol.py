@@ -94,12 +94,16 @@ class PieceReader(Protocol):
         return None
 
     def followed_seq(self) -> int:
-        """How far the stored jobs follow the tenant's chain; 0 where none are stored."""
+        """How far the stored jobs and commitments follow the tenant's chain; 0 where none are stored."""
         return 0
 
     def jobs(self) -> Iterator[pa.RecordBatch] | None:
         """``JOB_COLUMNS`` of all stored jobs of the tenant by job id; None when this form of a ledger stores none."""
         return None
+
+    def promised(self) -> Iterator[pa.RecordBatch]:
+        """``PROMISED_COLUMNS`` of the tenant's table of commitments by seq, which follows as the stored jobs do."""
+        return iter(())
 
 
 ReaderOf = Callable[["Piece"], PieceReader]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from ledger.machines.events import SYSTEM_TENANT
-from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, SNAPSHOT_COLUMNS
+from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, PROMISED_COLUMNS, SNAPSHOT_COLUMNS
 from pipeline.arrow import INTEGERS
 from pipeline.places.protocol import SEQ_MAX, SEQ_MIN, Piece, Times
 from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
@@ -18,6 +18,7 @@ from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJEC
 LOG, SNAPSHOTS, JOBS = "scheduler.scheduler_log", "scheduler.batch_snapshot", "scheduler.jobs"
 HEADS, TREES, TILES = "scheduler.chain_heads", "scheduler.merkle_head", "scheduler.merkle_tile"
 FOLLOWERS: Final = "scheduler.follower_positions"
+COMMITMENTS: Final = "scheduler.commitments"
 HEAD_COLUMNS: Final = ("head_seq", "head_chain_link", "head_hlc")
 TREE_COLUMNS: Final = ("tree_size", "root_hash")
 
@@ -29,6 +30,7 @@ COLUMNS: Final[Mapping[str, Sequence[str]]] = {
     TREES: ("tenant_id", *TREE_COLUMNS),
     TILES: ("tenant_id", "level", "tile_index", "hashes"),
     FOLLOWERS: ("tenant_id", "follower", "seq"),
+    COMMITMENTS: ("tenant_id", *PROMISED_COLUMNS),
 }
 """What is read, table by table."""
 
@@ -155,6 +157,7 @@ TENANTS: Final = f"""
 SELECT tenant_id FROM (
     SELECT tenant_id FROM {HEADS} UNION SELECT tenant_id FROM {TREES}
     UNION {tenants_in(LOG)} UNION {tenants_in(SNAPSHOTS)} UNION {tenants_in(JOBS)} UNION {tenants_in(TILES)}
+    UNION {tenants_in(COMMITMENTS)}
 ) AS named WHERE tenant_id IS NOT NULL ORDER BY tenant_id COLLATE "C"
 """
 
@@ -272,6 +275,14 @@ def jobs(types: Types, tenant_id: str) -> str:
     return (
         f"SELECT {select_list(types, JOBS, JOB_COLUMNS)} FROM {JOBS} j WHERE tenant_id = {literal(tenant_id)}"
         f" AND EXISTS ({followed_seq(types, tenant_id)}) ORDER BY j.job_id, j.ctid"
+    )
+
+
+def promised(types: Types, tenant_id: str) -> str:
+    """The table of commitments of a tenant by seq; nothing where it has not begun to follow."""
+    return (
+        f"SELECT {select_list(types, COMMITMENTS, PROMISED_COLUMNS)} FROM {COMMITMENTS} c"
+        f" WHERE tenant_id = {literal(tenant_id)} AND EXISTS ({followed_seq(types, tenant_id)}) ORDER BY c.seq, c.ctid"
     )
 
 

@@ -193,7 +193,7 @@ def check_chains(
     chains = _planned(pieces, ends)
     keys = sent(keyring)
     # 1. The ranges. 2. The jobs.
-    check = CheckRanges(_by_piece(pieces, chains), keys, with_jobs, passed)
+    check = CheckRanges(_by_piece(pieces, chains), keys, with_jobs, passed=passed)
     found = over_pieces(spark, pieces, check, DDL, rows_a_task(pieces, spark.sparkContext.defaultParallelism))
     if with_jobs:
         stored = over_pieces(spark, [piece for piece in pieces if piece.is_first], read_jobs, DDL)
@@ -277,7 +277,7 @@ def _again(
     of_pieces = _by_piece(pieces, chains)
     numbers = {key: task.number for key, task in of_pieces.items()}
     concerned = [piece for piece in pieces if (piece.tenant_id, numbers[piece.tenant_id, piece.from_seq]) in changed]
-    return over_pieces(spark, concerned, CheckRanges(of_pieces, keys, False), DDL)
+    return over_pieces(spark, concerned, CheckRanges(of_pieces, keys, False, False), DDL)
 
 
 def _is_chain_whole(verdict: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from ledger.verification.commitment_rows import CommitmentRow, PromisedRow
 from ledger.verification.verdict import Break
 from pipeline.arrow import batch_of, ddl_of, lists_of
 
@@ -30,6 +31,8 @@ STORED: Final = "stored"
 """A stored job, as its columns."""
 JOBS: Final = "jobs"
 """What comparing some of the jobs came to, as ``JobsFound``."""
+COMMITMENT: Final = "commitment"
+"""What judging verdicts takes: a ``Judged``. They belong to no range; ``place`` is the seq."""
 VERDICT: Final = "verdict"
 """A ``Verdict``; of a bundle its verdict object, as JSON."""
 REFUSED: Final = "refused"
@@ -58,6 +61,14 @@ class Refusal(NamedTuple):
     is_signature: bool
     message: str
     seq: int
+
+
+class Judged(NamedTuple):
+    """One entry or row of the table of commitments, or, before all of these, how far the table has followed."""
+
+    entry: CommitmentRow | None = None
+    promised: PromisedRow | None = None
+    followed_seq: int = 0
 
 
 class TaskRow(NamedTuple):

@@ -8,10 +8,10 @@ gave, and makes its verdict of it, or says what must be checked again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -20,24 +20,29 @@ import pyarrow as pa
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
 from ledger.machines import job_parts
 from ledger.machines.job_parts import JobParts
+from ledger.verification.commitment_check import CommitmentJudge
+from ledger.verification.commitment_rows import CommitmentRow, PromisedRow, of_commitments
 from ledger.verification.projection_check import JobJudge, JobsFound, StoredJob, merged
 from ledger.verification.range_check import RangeChecker, opened_for
 from ledger.verification.range_fold import CheckAgain, Ends, fold
 from ledger.verification.range_summary import RangeSummary, RangeTask
-from ledger.verification.verdict import Break, Findings
+from ledger.verification.verdict import Break, Findings, is_number
 from pipeline.arrow import ArrowEntries, lists_of, rows_of
 from pipeline.keys import keyring_of
 from pipeline.places import Piece, PieceReader
+from pipeline.places.protocol import SEQ_MIN
 from pipeline.verify.task_rows import (
     AGAIN,
     BREAK,
     CANDIDATE,
+    COMMITMENT,
     JOBS,
     PART,
     REFUSED,
     STORED,
     SUMMARY,
     VERDICT,
+    Judged,
     Refusal,
     TaskRow,
     batched,
@@ -53,10 +58,11 @@ JOBS_HELD_MAX: Final = 20_000
 """Jobs whose states a task holds before it hands them on: some tens of megabytes."""
 JOBS_SORTED_BY: Final = ("tenant_id", "job_id", "kind", "number", "place")
 """Parts come in chain order, stored jobs in the order that they are stored in."""
-CHAINS_SORTED_BY: Final = ("tenant_id", "kind", "number")
-ROWS_FOLDED: Final = (SUMMARY, JOBS, REFUSED)
+CHAINS_SORTED_BY: Final = ("tenant_id", "kind", "number", "place")
+ROWS_FOLDED: Final = (SUMMARY, JOBS, REFUSED, COMMITMENT)
 """Kinds of rows that are folded."""
 _JOBS_DECODER: Final = msgspec.msgpack.Decoder(JobsFound)
+_JUDGED_DECODER: Final = msgspec.msgpack.Decoder(Judged)
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ class CheckRanges:
     """The keyring as JSON; without one signatures are not judged."""
     with_jobs: bool
     """Whether to fold the jobs."""
+    with_commitments: bool = True
+    """Whether to hand on what verdicts are judged by."""
     passed: Accumulator[int] | None = None
     """Counts entries."""
 
@@ -90,8 +98,11 @@ class CheckRanges:
         checker = RangeChecker(task, opened_for(task, snapshots, opener, findings), findings)
         jobs, place = JobParts(reader.followed_seq() if self.with_jobs else 0), 0
         for batch in reader.entries():
+            known = checker.commitments
             if checker.check_packed(ArrowEntries(batch)) is None:
                 checker.check_columns(lists_of(batch))
+            if self.with_commitments and checker.commitments > known:
+                yield from _commitments(task.tenant_id, of_commitments(lists_of(batch)))
             if self.with_jobs:
                 jobs.add(lists_of(batch))
             if len(jobs) >= JOBS_HELD_MAX:
@@ -112,8 +123,8 @@ class CheckRanges:
 
 
 def read_jobs(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
-    """The stored jobs of the tenant whose first piece this is, where its ledger stores any."""
-    return batched(_stored(piece.tenant_id, reader))
+    """What is stored of jobs and commitments of the tenant whose first piece this is, where its ledger stores any."""
+    return batched(chain(_stored(piece.tenant_id, reader), _promised(piece.tenant_id, reader)))
 
 
 def _stored(tenant_id: str, reader: PieceReader) -> Iterator[TaskRow]:
@@ -127,6 +138,21 @@ def _stored(tenant_id: str, reader: PieceReader) -> Iterator[TaskRow]:
             job_id = row[0] if isinstance(row[0], str) else None
             yield TaskRow(tenant_id, STORED, 0, place, job_id, encode(row))
             place += 1
+
+
+def _promised(tenant_id: str, reader: PieceReader) -> Iterator[TaskRow]:
+    header = Judged(followed_seq=reader.followed_seq())
+    yield TaskRow(tenant_id, COMMITMENT, -1, SEQ_MIN, None, encode(header))
+    for batch in reader.promised():
+        for row in map(PromisedRow._make, rows_of(batch)):
+            place = row.seq if is_number(row.seq) else 0
+            yield TaskRow(tenant_id, COMMITMENT, -1, place, None, encode(Judged(promised=row)))
+
+
+def _commitments(tenant_id: str, entries: Sequence[CommitmentRow]) -> Iterator[TaskRow]:
+    for entry in entries:
+        if is_number(entry.seq):
+            yield TaskRow(tenant_id, COMMITMENT, -1, entry.seq, None, encode(Judged(entry=entry)))
 
 
 def _parts(task: RangeTask, place: int, jobs: JobParts) -> Iterator[TaskRow]:
@@ -219,10 +245,15 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
     tenant_id = chain.ends.tenant_id
     jobs: JobsFound | None = None
     breaks: list[Break] = []
-    assert JOBS < REFUSED < SUMMARY, "rows come sorted by kind"
+    candidates: list[Break] = []
+    assert COMMITMENT < JOBS < REFUSED < SUMMARY, "rows come sorted by kind"
     for kind, of_kind in groupby(rows, key=lambda row: row.kind):
+        if kind == COMMITMENT:
+            jobs = _judged(of_kind, candidates)
+            continue
         if kind == JOBS:
-            jobs = merged(_JOBS_DECODER.decode(row.data) for row in of_kind)
+            found = merged(_JOBS_DECODER.decode(row.data) for row in of_kind)
+            jobs = found if jobs is None else merged((jobs, found))
             continue
         if kind == REFUSED:
             # What the lowest range met first is what reading from end to end would have met.
@@ -237,4 +268,20 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
             return
         for each in breaks:
             yield TaskRow(tenant_id, BREAK, -1, 0, None, encode(each))
+        for each in candidates:
+            yield TaskRow(tenant_id, CANDIDATE, -1, 0, None, encode(each))
         yield TaskRow(tenant_id, VERDICT, 0, 0, None, encode(outcome))
+
+
+def _judged(rows: Iterator[TaskRow], candidates: list[Break]) -> JobsFound:
+    """What judging the verdicts of one chain came to; rows come by seq."""
+    judge = CommitmentJudge(0)
+    for number, row in enumerate(rows):
+        entry, promised, followed_seq = _JUDGED_DECODER.decode(row.data)
+        if number == 0:
+            judge = CommitmentJudge(followed_seq, candidates.append)
+        if entry is not None:
+            judge.add_entry(entry)
+        elif promised is not None:
+            judge.add_promised(promised)
+    return judge.finish()

@@ -97,9 +97,11 @@ class Racing:
         return said
 
 
-def committed(payloads: Iterable[dict[str, Any]], *, forged: Sequence[int] = (), before: int = 4) -> Ledger:
+def committed(
+    payloads: Iterable[dict[str, Any]], *, forged: Sequence[int] = (), before: int = 4, tenant_id: str = "acme"
+) -> Ledger:
     """A ledger of ``before`` entries of jobs and one each of these; those of the seqs that are ``forged`` otherwise."""
-    ledger, racing = build(before), Racing()
+    ledger, racing = build(before, tenant_id=tenant_id), Racing()
     for seq, payload in enumerate(payloads, before + 1):
         racing.add(seq, payload, forged=seq in forged)
     physical = ledger.entries[-1]["hlc_physical"] if ledger.entries else 1_704_931_200_000
