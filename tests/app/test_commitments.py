@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -151,3 +152,25 @@ async def test_a_proposal_needs_a_key(client: httpx.AsyncClient) -> None:
     body = {"tenant_id": "acme", "commitment": placement("a", "n1")}
     answer = await client.post("/v1/commitments", json=body)
     assert (answer.status_code, answer.json()["path"]) == (422, "Idempotency-Key")
+
+
+async def test_a_node_that_lost_its_fence_answers_neither_proposal_nor_snapshot(
+    client: httpx.AsyncClient, superuser: asyncpg.Connection
+) -> None:
+    await propose(client, placement("a", "n1"))
+    await superuser.execute("UPDATE scheduler.wal_positions SET epoch = epoch + 1")
+    snapshot = await client.get("/v1/commitments", params={"tenant_id": "acme"})
+    assert (snapshot.status_code, snapshot.json()["type"].rpartition("/")[2]) == (503, "fenced")
+    proposal = await propose(client, placement("b", "n2"))
+    assert (proposal.status_code, proposal.json()["type"].rpartition("/")[2]) == (503, "fenced")
+    assert await superuser.fetchval("SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id = 'acme'") == 1
+
+
+async def test_what_came_by_an_import_is_history(client: httpx.AsyncClient, tmp_path: Path) -> None:
+    placed = (await propose(client, placement("a", "n1"), free("n1"))).json()["index"]
+    bundle = (await client.post("/v1/bundles/export", json={"tenant_id": "acme"})).content
+    # The tenant of a bundle is its own: what the chain has already adds nothing, and changes nothing that holds.
+    answer = await client.post("/v1/bundles/import", files={"file": ("acme.tar", bundle)})
+    assert answer.status_code in (200, 422), answer.text
+    assert list(await promised(client)) == [placed]
+    assert (await propose(client, placement("b", "n1"), free("n1"))).json()["blocking_index"] == placed

@@ -52,6 +52,12 @@ async def schedule(who: int, seed: int, urls: Sequence[asyncio.Future[str]], ans
         for number in range(PROPOSALS):
             body, key = proposal(drawn, who, number), f"{who}-{number}"
 
+            if number % 3 == 0:
+                # A batch without proposals, perhaps behind those of the other node.
+                job = {"tenant_id": "acme", "durability": "GLOBAL"}
+                with contextlib.suppress(httpx.TransportError):
+                    await client.post(f"{await asyncio.shield(urls[who % len(urls)])}/v1/jobs", json=job)
+
             async def answered(body: dict[str, Any] = body, key: str = key) -> httpx.Response | None:
                 url = await asyncio.shield(urls[drawn.randrange(len(urls))])
                 with contextlib.suppress(httpx.TransportError):  # the node is gone, and another comes
