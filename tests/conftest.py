@@ -29,16 +29,18 @@ from app.store.migrate import migrate
 
 MEMORY = Path("/dev/shm")
 """Linux's file system in memory."""
-MEMORY_BYTES_MIN = 2 << 30
-"""Free room there with which the PostgreSQL of a run goes to it. One of five takes some 200 MB."""
+MEMORY_BYTES_MIN = 6 << 30
+"""Free room there with which the files of a run go to it: each of five PostgreSQL takes some 200 MB, tests as much."""
 SETTINGS = {"fsync": "off", "max_wal_size": "128MB", "min_wal_size": "32MB"}
-"""Of that PostgreSQL. Tests that kill the server have one of their own; here nothing is asked of its disk."""
+"""Of the PostgreSQL of a run. Tests that kill the server have one of their own; here nothing is asked of its disk."""
 
 EXAMPLES = int(os.environ.get("TEST_EXAMPLES") or 25)
 """Examples of each property that names no number of its own; `make torture` draws many."""
 settings.register_profile("tests", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
+LONGEST = ("test_model", "test_quorum_processes", "test_simulation", "test_truncation", "test_cluster", "test_keyed")
+"""Names of files that take half a minute and more; only those that have a Spark session are handed out before them."""
 LONG_FIRST = ("pipeline", "crash", "app", "wal")
 """Folders whose files take longest, in the order in which they are handed to workers; the others follow."""
 ONE_JAVA = (
@@ -68,6 +70,17 @@ class FewJavas(LoadFileScheduling):
         return file if row is None else f"tests/pipeline {row}"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure() -> None:
+    """Files of tests are in memory, where that has room: an fsync then costs no time, nor the system's half of it.
+
+    What is synced, and in which order, tests ask of strace; what is left after a kill is the same in either place.
+    """
+    if "TMPDIR" not in os.environ and _takes_files(MEMORY):
+        os.environ["TMPDIR"] = str(MEMORY)
+        tempfile.tempdir = None
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FewJavas | None:
     """What distributes tests among workers under ``--dist loadfile``."""
     return FewJavas(config, log) if config.getoption("dist") == "loadfile" else None
@@ -85,9 +98,13 @@ def pytest_collection_finish() -> None:
 
 
 def _rank(item: pytest.Item) -> tuple[int, int]:
-    folder, row = item.path.relative_to(Path(__file__).parent).parts[0], _row_of_java(item.path)
-    rank = LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
-    return rank, len(ONE_JAVA) if row is None else row
+    row = _row_of_java(item.path)
+    if row is not None:
+        return 0, row
+    if item.path.stem in LONGEST:
+        return 1, LONGEST.index(item.path.stem)
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return 2, LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
 
 
 def _row_of_java(file: Path) -> int | None:
@@ -124,12 +141,12 @@ class Database:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
-    """A running PostgreSQL, in memory where that has room; its own database is the migrated template of others.
+    """A running PostgreSQL; its own database is the migrated template of others.
 
     Do not log in to that one.
     """
     # Not below pytest's own folder: that is closed to the account that runs PostgreSQL when we are root.
-    folder = Path(tempfile.mkdtemp(prefix="tally-", dir=_memory()))
+    folder = Path(tempfile.mkdtemp(prefix="tally-"))
     folder.chmod(0o755)
     server = EmbeddedPostgres(folder / "postgres")
     try:
@@ -190,11 +207,11 @@ def copy_of(template: str, name: str) -> str:
     return f"CREATE DATABASE {name} TEMPLATE {template} OWNER {OWNER} STRATEGY file_copy"
 
 
-def _memory() -> Path | None:
-    """Where files may lie in memory, None when there is no such place or too little room."""
-    if not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < MEMORY_BYTES_MIN:
-        return None
-    return MEMORY
+def _takes_files(folder: Path) -> bool:
+    """Whether there is such a folder, with room for a run, whose files may be programs too."""
+    if not os.access(folder, os.W_OK) or os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return False
+    return shutil.disk_usage(folder).free >= MEMORY_BYTES_MIN
 
 
 @contextmanager
