@@ -25,7 +25,7 @@ from app.start.procedure import start_node
 from ledger.errors import ChainDamagedError, HeldBackError, StartRefusedError
 from ledger.hlc import Hlc
 from tests.app.chain_builder import edit
-from tests.app.chains import Chains, numbers, until
+from tests.app.chains import Chains, followed, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key
 from tests.conftest import Database
@@ -208,6 +208,7 @@ async def test_a_head_cut_below_what_the_node_saw_is_not_extended_by_the_next_st
     async with run_node(settings) as service:
         await chained(service, "acme", 1)
         await chained(service, "acme", 2)
+        await until(lambda: followed(superuser), "the job table is at the chain's end")
         await superuser.execute(KEEP_HEAD)
         await edit(
             superuser,

@@ -21,6 +21,7 @@ from signing import checkpoint, key_file, note
 from tests.app import chain_builder
 from tests.app.admitting import admit_node
 from tests.app.chains import Chains, until
+from tests.app.chains import followed as all_followed
 from tests.app.conftest import BackUp, MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
 from tests.app.starting import assert_refused, kept_size, wal_folder, write
@@ -42,8 +43,14 @@ async def followed(other: Settings, size: int = ENTRIES) -> None:
     await until(lambda: kept_size(other) >= size, "the other node keeps the writer's checkpoint")
 
 
+async def job_table_followed(superuser: asyncpg.Connection) -> None:
+    """Wait for what follows behind the last commit: it would find its entries gone, and stop for that."""
+    await until(lambda: all_followed(superuser), "the job table is at the end of every chain")
+
+
 async def remove_acme(superuser: asyncpg.Connection) -> None:
     """Remove every row of the tenant, as if it had never been."""
+    await job_table_followed(superuser)
     async with chain_builder.unguarded(superuser):
         await chain_builder.remove(superuser, "acme", "batch_snapshot", "jobs")
 
@@ -65,6 +72,7 @@ async def test_a_tail_cut_with_everything_made_to_fit_stops_the_node_that_only_w
     async with run_node(writer) as first, run_node(other) as second:
         await write(first, *range(ENTRIES))
         await followed(other)
+        await job_table_followed(superuser)
         await superuser.execute("SET session_replication_role = replica")
         await cut_tail(superuser, "acme", 3)
         await assert_stopped(first, second, match="tenant acme ends at seq 3")
