@@ -74,7 +74,10 @@ async def test_an_act_that_was_allowed_is_on_record_whether_or_not_it_was_done(
             assert await acted() == before
             await child.kill()
             ended = await asyncio.gather(*acting, return_exceptions=True)
-            assert all(isinstance(each, httpx.TransportError) for each in ended), ended
+            # None is answered as done: where the kill came late, some were told that the database is busy.
+            answered = {each.status_code for each in ended if isinstance(each, httpx.Response)}
+            assert answered <= {503}
+            assert all(isinstance(each, httpx.TransportError | httpx.Response) for each in ended), ended
 
     # 2. The next one has them on record, once, and has done none of what was not.
     child = await launch(data_dir, database.service_url, auth__mode="tokens")
