@@ -301,6 +301,7 @@ class QuotaSettings(_Section):
     exports: Annotated[int, Field(ge=1, le=1000)] = 1
     imports: Annotated[int, Field(ge=1, le=1000)] = 1
     verifications: Annotated[int, Field(ge=1, le=1000)] = 1
+    watches: Annotated[int, Field(ge=1, le=1_000_000)] = 500
 
 
 class TopologySettings(_Section):

@@ -68,6 +68,7 @@ from app.start.quorum import Takeover
 from app.store.faults import DATABASE_FAULTS
 from app.store.known_types import TypesKnown
 from app.store.privacy_chain import PrivacyEntry
+from app.watch.watchers import Watchers, watchers_max
 from app.webhooks.registry import WebhookRegistry
 from ledger.errors import DatabaseUnavailableError
 from ledger.machines.events import ACTIONS, SystemAction
@@ -142,6 +143,7 @@ async def running(
         verifying = partial(parts.verifier.run, verify.interval.total_seconds(), on_start=verify.on_start)
         service.spawn(kept_running(verifying))
         service.spawn(kept_running(parts.full_walk.run))
+        service.spawn(kept_running(parts.watchers.run))
         for peer in parts.regions.peers:
             service.spawn(kept_running(peer.run))
         service.spawn(kept_running(parts.importer.log_unfinished))
@@ -263,6 +265,7 @@ def _parts(
         quotas=service.quotas,
         line_turns=service.line_turns,
         stats=service.stats,
+        watchers=Watchers(service.tails, watchers_max(settings.http.connections_max), service.metrics),
         key_changes=service.key_changes,
         tokens=service.tokens,
         webhooks=_webhooks(service, pool, knowledge),

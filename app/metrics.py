@@ -63,6 +63,8 @@ class Metrics:
         self.webhook_dead_letters = self._counter(
             "webhook_dead_letters", "Entries that a receiver refused while it took others"
         )
+        self.watch_entries = self._counter("watch_entries_sent", "Entries that were sent to those who watch chains")
+        self.watch_lagged = self._counter("watch_lagged", "Watches that ended because their client fell behind")
         self.signing_failures = self._counter(
             "scheduler_signing_failures", "Times that the signer of snapshots failed, was refused or did not answer"
         )
@@ -141,6 +143,11 @@ class Metrics:
         """Report whether the lease on this node's log can be made to last."""
         gauge = Gauge("wal_lease_reached", "Whether the lease on the log was renewed last time", registry=self.registry)
         gauge.set_function(is_reached)
+
+    def watch_streams(self, open_streams: Callable[[], int]) -> None:
+        """Report how many clients watch chains."""
+        gauge = Gauge("watch_streams", "Clients that watch chains now", registry=self.registry)
+        gauge.set_function(open_streams)
 
     def watch_breaks(self, open_breaks: Callable[[], int]) -> None:
         """Report how many breaks were found and not acknowledged yet."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from app.read.revealing import Revealing
     from app.read.verification import ChainVerifier
     from app.stats.intake import StatsIntake
+    from app.watch.watchers import Watchers
     from app.webhooks.registry import WebhookRegistry
     from signing.cosignature import WitnessKey
     from wal.replication.leading import MemberReport
@@ -89,6 +90,7 @@ class Parts:
     line_turns: FairTurns
     """Who looks at the lines of a request next."""
     stats: StatsIntake
+    watchers: Watchers
     witnesses: Sequence[WitnessKey]
     """Whose cosignatures are taken and served."""
     cosignatures: CosignatureInbox

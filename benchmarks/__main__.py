@@ -32,6 +32,7 @@ from benchmarks import (
     verify,
     wal_append,
     wal_recovery,
+    watch,
 )
 from benchmarks.bench import Bench
 from benchmarks.row import BenchmarkError, Outcome, Row
@@ -56,6 +57,7 @@ ROWS: tuple[Row, ...] = (
     bundle_import.RATE,
     bytes_kept.ROW,
     proof.ROW,
+    watch.ROW,
     spark_verify.ARCHIVE,
 )
 BY_NAME: tuple[Row, ...] = (

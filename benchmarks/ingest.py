@@ -67,13 +67,13 @@ def measure(bench: Bench) -> Outcome:
 def _ingest(bench: Bench) -> Ingested:
     with bench.fresh_database() as database, bench.fresh_folder() as folder:
         with tally_serve(database.service_url, folder) as url:
-            rate, entries = apart(_send, url)
+            rate, entries = apart(send, url)
             syncs = wait_for(check_service(url, entries))
         bench.say(f"ours: {rate:,.0f}/s; {syncs}")
         return Ingested(rate, entries, wait_for(read_back(database.superuser_url, SEED_COLUMNS, _CHAINED)))
 
 
-def _send(url: str) -> tuple[float, dict[str, int]]:
+def send(url: str) -> tuple[float, dict[str, int]]:
     """(events a second until the last is chained, entries by tenant)."""
     return uvloop.run(_send_all(Target.of(url)))
 

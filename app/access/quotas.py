@@ -187,6 +187,7 @@ class Quotas:
     exports: AtOnce
     imports: AtOnce
     verifications: AtOnce
+    watches: AtOnce
 
     @classmethod
     def of(
@@ -219,6 +220,7 @@ class Quotas:
             exports=at_once("exports"),
             imports=at_once("imports"),
             verifications=at_once("verifications"),
+            watches=at_once("watches"),
         )
 
     @property

@@ -65,6 +65,8 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
     Rule(Right.READ, Needs.NAMED): (
         "GET /v1/jobs",
         "GET /v1/jobs/{job_id}/events",
+        "GET /v1/cancellations",
+        "GET /v1/watch",
         "GET /v1/commitments",
         "GET /v1/nodes",
         "GET /v1/tenants/{tenant_id}/privacy",

@@ -41,10 +41,13 @@ first."""
 ANSWER_BYTES_MAX = 64 << 20
 """Largest answer that is read, other than a download; the longest list of the service has a quarter of that."""
 _TAR = "application/x-tar"
+_EVENTS = "text/event-stream"
 QUOTED_CHARACTERS = 60
 """How much of a foreign answer is shown."""
 DOWNLOAD_PAUSE_MAX_S = 600.0
 """Longest wait for the next piece of a download; before the first, a long chain may have to be signed."""
+SILENCE_MAX_S = 45.0
+"""Longest wait for the next piece of a stream of events: the service gives a sign of life every 15 s."""
 PATIENCE_S = 5.0
 """How long a request is repeated by default before the command gives up: somebody looks at the screen."""
 CA_VARIABLE = "TALLY_CA"
@@ -253,6 +256,26 @@ class LedgerClient:
             for piece in response.iter_raw():
                 write(piece)
 
+    @contextlib.contextmanager
+    def events(self, path: str, *, last_id: int | None = None, **params: str | int | None) -> Iterator[Iterator[bytes]]:
+        """The lines of the server-sent events that ``GET path`` answers, as they come; ``last_id`` is shown as
+        Last-Event-ID. Errors as ``get``, also while lines are read. Never repeated.
+
+        Raises:
+            NotTheLedgerError: a line has more than ``ANSWER_BYTES_MAX``.
+        """
+        timeout = httpx.Timeout(self._timeout_s, read=SILENCE_MAX_S)
+        headers = {} if last_id is None else {"Last-Event-ID": str(last_id)}
+        with (
+            self._failures(),
+            self._http.stream(
+                "GET", f"{self.url}{path}", params=given(params), headers=headers, timeout=timeout
+            ) as response,
+        ):
+            if response.status_code != 200 or not response.headers.get("Content-Type", "").startswith(_EVENTS):
+                raise problem_of(self.url, _whole(response, time.monotonic() + self._timeout_s))
+            yield _lines(response)
+
     def upload(
         self,
         path: str,
@@ -389,6 +412,20 @@ def _whole(response: httpx.Response, until: float) -> Reply:
             raise TimeoutError
         pieces.append(piece)
     return Reply(response.status_code, response.headers, b"".join(pieces))
+
+
+def _lines(response: httpx.Response) -> Iterator[bytes]:
+    """The lines of an answer, as they come.
+
+    Raises:
+        NotTheLedgerError: one is longer than any answer of the ledger.
+    """
+    rest = b""
+    for piece in response.iter_raw():
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+        if len(rest) > ANSWER_BYTES_MAX:
+            raise NotTheLedgerError(f"a line of {response.url.host} does not end after {ANSWER_BYTES_MAX:,} bytes")
 
 
 def _within(timeout_s: float, work: Callable[[float], Reply]) -> Reply:

@@ -34,6 +34,7 @@ from app.http import (
     service,
     snapshots,
     stats,
+    watch,
     webhooks,
 )
 from app.http.body import SCHEMA_REF
@@ -54,6 +55,7 @@ ROUTERS = (
     commitments,
     stats,
     chain,
+    watch,
     snapshots,
     bundles,
     privacy,

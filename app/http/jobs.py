@@ -19,6 +19,7 @@ from app.http.fields import (
     CursorQuery,
     Limit,
     Moment,
+    Name,
     ReadableTenantId,
     WholeNumber,
     in_lower_case,
@@ -58,6 +59,7 @@ _LOCATION = {"schema": {"type": "string"}, "description": "The job, to be read w
 _TAKEN = answered(EventAnswer, 201, headers={**WRITE_HEADERS, "Location": _LOCATION})
 _JOBS = Cursors("jobs", hlc_position)
 _EVENTS = Cursors("events", hlc_position)
+_CANCELLATIONS = Cursors("cancellations", hlc_position)
 
 _JOB_ID = re.compile(JOB_ID_PATTERN)
 
@@ -207,6 +209,25 @@ async def list_jobs(
     found = await parts.job_reader.list(tenant_id, promise, status, actor, first, after or end, limit)
     await record_read(request, tenant_id, jobs=len(found.items))
     return page(found.items, _JOBS.next(scope, found.last) if found.last else None, consistency=found.consistency)
+
+
+@router.get("/v1/cancellations", responses=answered(JobList))
+async def list_cancellations(
+    request: Request,
+    parts: PartsDep,
+    promise: PromiseDep,
+    tenant_id: TenantQuery,
+    dc: Annotated[Name, Query(description="The data centre.")],
+    limit: Annotated[Limit, Query()] = 100,
+    cursor: CursorQuery = None,
+) -> Response:
+    """Jobs that are to be cancelled and whose data centre `dc` has not acknowledged that, newest first: of those that
+    are assigned to it, or that it has accepted. A page may have fewer than `limit` items and still a `next_cursor`."""
+    scope = f"{tenant_id}/{dc}"
+    found = await parts.job_reader.list_cancellations(tenant_id, dc, promise, _CANCELLATIONS.at(scope, cursor), limit)
+    await record_read(request, tenant_id, dc=dc, jobs=len(found.items))
+    following = _CANCELLATIONS.next(scope, found.last) if found.last else None
+    return page(found.items, following, consistency=found.consistency)
 
 
 @router.get("/v1/jobs/{job_id}/events", responses=answered(JobEventList))

@@ -136,6 +136,7 @@ async def listening(parts: Parts, own_port: int | None = None) -> AsyncIterator[
     finally:
         parts.accepting = False
         parts.node.shutting_down = True
+        parts.watchers.close()
         server.should_exit = True
         await asyncio.wait((serving,))
         for listener in listeners:

@@ -20,6 +20,8 @@ from app.parts import Parts
 from ledger.errors import NotReadyError, QuotaExceededError, WalFullError
 
 CLIENT_GONE_STATUS = 499
+IS_HEAD = "tally.is_head"
+"""In the scope of a request whose answer's body is kept back."""
 REFUSAL_PAUSE_S = (0.25, 0.5)
 """How long who has had his share, or finds the backlog full, waits to be told so: to refuse him as fast as he asks
 would take from the others. Something between these: who is refused together does not come back together."""
@@ -46,7 +48,7 @@ class Observed:
         began_s = time.perf_counter() if begun is None else begun.at_s
         asked = scope["method"]
         if asked == "HEAD":
-            scope = {**scope, "method": "GET"}
+            scope = {**scope, "method": "GET", IS_HEAD: True}
         status = 0
 
         async def send_observed(message: Message) -> None:

@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -49,6 +49,8 @@ LINGER_S = 2.0
 _NO_LINGER = struct.pack("ii", 1, 0)
 STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
 """What browsers are told with each answer that goes over TLS: never to ask in the clear again."""
+CUT_OFF: Final = "tally.cut_off"
+"""Where the scope of a request has what ends its connection now, whatever the client has not taken yet."""
 _FIELD_BYTES = len(b": \r\n")
 _OF_KNOWN_LENGTH = b"content-length: "
 """Stands in the head of an answer whose body is there already, or follows at once."""
@@ -221,6 +223,7 @@ class ProblemProtocol(HttpToolsProtocol):
     def _start_framework(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if cycle.scope["method"] != "HEAD":
             cycle.transport = _AnswerTransport(self, cycle)
+        cycle.scope[CUT_OFF] = self.cut_off  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -314,7 +317,7 @@ class ProblemProtocol(HttpToolsProtocol):
         stalled_s = self._progress.stalled_s(stage, moved_bytes, now_s)
         is_stalled = stage is not None and stalled_s > self._bounds.body_timeout_s
         if unread_bytes and is_stalled:
-            self._cut_off()
+            self.cut_off()
         elif unread_bytes or self.transport.is_closing():
             return
         elif self.pipeline:
@@ -334,7 +337,7 @@ class ProblemProtocol(HttpToolsProtocol):
         ended.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
         return bool(ended.poll(0))
 
-    def _cut_off(self) -> None:
+    def cut_off(self) -> None:
         """End the connection, with all that the system still holds to send on it."""
         with contextlib.suppress(OSError):  # The client may have ended it this moment.
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

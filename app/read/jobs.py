@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
@@ -14,7 +14,7 @@ from app.store import job_table, reads
 from app.store.reading import reading
 from ledger import rfc3339
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
-from ledger.machines import jobs
+from ledger.machines import job_dcs, jobs
 from ledger.machines.events import ACTOR
 from ledger.machines.refusals import Refusal, refused_job_id
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from app.read.copies import Copies
     from app.read.replicas import Judge, Source
     from app.read.revealing import Revealing
+    from app.store import Connection
     from app.store.following import Place
     from app.store.job_table import JobParts
     from app.store.reading import Pool
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
     from ledger.hlc import Hlc
 
 State = jobs.JobState | None
+
+
+CANCELLATIONS_A_PAGE: Final = 200
+CANCELLATION_PAGES_MAX: Final = 5
+"""Pages of jobs that are to be cancelled which are looked through for one answer."""
+
+
+class _Found(NamedTuple):
+    """Jobs of a list, and after which creation the next part begins; None when there is none."""
+
+    states: Sequence[jobs.JobState]
+    last: CreatedHlc | None
 
 
 class Page(NamedTuple):
@@ -123,9 +136,47 @@ class JobReader:
         Raises:
             TenantNotFoundError: there is no such tenant; errors else as ``read``.
         """
+
+        async def find(connection: Connection) -> _Found:
+            page = await reads.list_jobs(connection, tenant_id, status, actor, since, below, limit)
+            return _Found([_listed(parts) for parts in page.jobs], page.last_created if page.more else None)
+
+        return await self._listed(tenant_id, promise, find)
+
+    async def list_cancellations(
+        self, tenant_id: str, dc: str, promise: Promise, below: CreatedHlc | None, limit: int
+    ) -> Page:
+        """Jobs of the tenant that are to be cancelled and whose data centre ``dc`` has not acknowledged that, newest
+        first, created before ``below``. A page may have fewer than ``limit`` and be followed by another.
+
+        Raises:
+            as ``list``.
+        """
+
+        async def find(connection: Connection) -> _Found:
+            found: list[jobs.JobState] = []
+            last = below
+            for _ in range(CANCELLATION_PAGES_MAX):
+                page = await reads.list_jobs(
+                    connection, tenant_id, jobs.CANCELLING, None, None, last, CANCELLATIONS_A_PAGE
+                )
+                for state in map(_listed, page.jobs):
+                    if job_dcs.awaits_ack(state, dc):
+                        if len(found) == limit:
+                            return _Found(found, _created(found[-1]))
+                        found.append(state)
+                if not page.more:
+                    return _Found(found, None)
+                last = page.last_created
+            return _Found(found, last)
+
+        return await self._listed(tenant_id, promise, find)
+
+    async def _listed(self, tenant_id: str, promise: Promise, find: Callable[[Connection], Awaitable[_Found]]) -> Page:
+        """What ``find`` finds in the job table, once that is as far as ``promise`` has it."""
         awaited = _AwaitedEnd(promise)
 
-        async def look(pool: Pool, judge: Judge) -> tuple[reads.JobPage, Place] | None:
+        async def look(pool: Pool, judge: Judge) -> tuple[_Found, Place] | None:
             async with reading(pool, snapshot=True) as connection:
                 await self._copies.judged(connection, promise, judge)
                 place = await job_table.place(connection, tenant_id)
@@ -134,18 +185,16 @@ class JobReader:
                 if not awaited.is_reached(place):
                     self._hurry(tenant_id)
                     raise UnfitError
-                if place.is_begun:
-                    return reads.JobPage([], None, False), place
-                return await reads.list_jobs(connection, tenant_id, status, actor, since, below, limit), place
+                return (_Found([], None) if place.is_begun else await find(connection)), place
 
         found, source = await self._copies.read(tenant_id, look, promise)
         if found is None:
             raise TenantNotFoundError(f"there is no tenant {tenant_id}{_behind(source)}")
-        page, place = found
-        states = await self._revealing.states(tenant_id, [_listed(parts) for parts in page.jobs])
-        items = [{"tenant_id": tenant_id, **jobs.view(state)} for state in states]
+        (states, last), place = found
+        shown = await self._revealing.states(tenant_id, states)
+        items = [{"tenant_id": tenant_id, **jobs.view(state)} for state in shown]
         as_of = {"as_of_seq": place.seq, "head_seq": place.head_seq}
-        return Page(items, page.last_created if page.more else None, _kept(promise, source) | as_of)
+        return Page(items, last, _kept(promise, source) | as_of)
 
     async def list_events(
         self, tenant_id: str, job_id: str, promise: Promise, after: CreatedHlc | None, limit: int
@@ -252,6 +301,12 @@ def _event_item(event: reads.EventRow, shown: object) -> dict[str, Any]:
         "chain_link": event.chain_link,
         "state": event.state,
     }
+
+
+def _created(state: jobs.JobState) -> CreatedHlc:
+    """Where the job stands in the order of lists: all that are listed have a creation."""
+    assert state.created is not None
+    return state.created.order[:3]
 
 
 def _listed(parts: JobParts) -> jobs.JobState:

@@ -66,6 +66,13 @@ class WatchedEntry(NamedTuple):
         return self.event[self.event.index(_DATA) + len(_DATA) : -2]
 
 
+class Chosen(NamedTuple):
+    """Events that follow each other, and how many."""
+
+    events: bytes
+    entries: int
+
+
 class Block:
     """Entries that follow each other, one at least. What was chosen of it once is chosen for all who want the same."""
 
@@ -78,19 +85,25 @@ class Block:
         self.has_dcs = has_dcs
         """Whether it was found out which data centres the entries concern."""
         self.event_bytes = sum(len(entry.event) for entry in entries)
-        self._chosen: dict[Wanted, bytes] = {}
+        self._chosen: dict[Wanted, Chosen] = {}
         self._of_jobs: dict[str, list[WatchedEntry]] | None = None
 
-    def chosen(self, wanted: Wanted) -> bytes:
+    def chosen(self, wanted: Wanted) -> Chosen:
         """The events of those that are ``wanted``."""
         if wanted.job_id is not None:
-            return b"".join(entry.event for entry in self._of_job(wanted.job_id) if wanted.takes(entry))
+            return _joined(entry for entry in self._of_job(wanted.job_id) if wanted.takes(entry))
         found = self._chosen.get(wanted)
         if found is None:
-            found = b"".join(entry.event for entry in self.entries if wanted.takes(entry))
+            found = _joined(entry for entry in self.entries if wanted.takes(entry))
             if len(self._chosen) < CHOICES_KEPT_MAX:
                 self._chosen[wanted] = found
         return found
+
+    def chosen_between(self, wanted: Wanted, after_seq: int, to_seq: int) -> Chosen:
+        """The events of those that are ``wanted`` and lie behind ``after_seq``, up to ``to_seq``."""
+        if after_seq < self.first_seq and to_seq >= self.last_seq:
+            return self.chosen(wanted)
+        return _joined(entry for entry in self.entries if after_seq < entry.seq <= to_seq and wanted.takes(entry))
 
     def _of_job(self, job_id: str) -> Sequence[WatchedEntry]:
         if self._of_jobs is None:
@@ -98,14 +111,6 @@ class Block:
             for entry in self.entries:
                 self._of_jobs.setdefault(entry.job_id, []).append(entry)
         return self._of_jobs.get(job_id, ())
-
-    def chosen_between(self, wanted: Wanted, after_seq: int, to_seq: int) -> bytes:
-        """The events of those that are ``wanted`` and lie behind ``after_seq``, up to ``to_seq``."""
-        if after_seq < self.first_seq and to_seq >= self.last_seq:
-            return self.chosen(wanted)
-        return b"".join(
-            entry.event for entry in self.entries if after_seq < entry.seq <= to_seq and wanted.takes(entry)
-        )
 
 
 def blocks_of(
@@ -141,6 +146,11 @@ def jobs_in_question(listed: Iterable[ListedEntry]) -> set[str]:
         for entry in listed
         if job_dcs.is_about_job(entry.action) and job_dcs.reporting_dc(payload_of(entry.payload)) is None
     }
+
+
+def _joined(entries: Iterable[WatchedEntry]) -> Chosen:
+    events = [entry.event for entry in entries]
+    return Chosen(b"".join(events), len(events))
 
 
 def _watched(entry: ListedEntry, dcs_of_jobs: DcsOfJobs | None) -> WatchedEntry:

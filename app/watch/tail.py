@@ -34,7 +34,7 @@ from app.store.chain_reads import ListedEntry
 from app.store.chaining import LOG_COLUMNS
 from app.store.growth import Growth
 from app.store.reading import Pool, reading
-from app.watch.blocks import Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
+from app.watch.blocks import EVERYTHING, Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, TenantNotFoundError
 from ledger.machines import job_dcs
 
@@ -52,12 +52,18 @@ READS_MAX: Final = 4
 """Reads of PostgreSQL at once, for all."""
 TAILS_BYTES_MAX: Final = 64 << 20
 """Bytes of the events that all tails keep together, each its part of it; what is chosen of them comes on top, once."""
-TAIL_BYTES_MAX: Final = 4 << 20
+TAIL_BYTES_MAX: Final = 8 << 20
 """Bytes of the events that one tail keeps."""
 ROWS_BYTES_MAX: Final = 4 << 20
 """Payload bytes of rows that this node chained and a tail has not taken in; what goes beyond is read back."""
-ROW_READ_S: Final = 10e-6
-"""What reading one row takes of the event loop, about: the driver does it at no time of ours."""
+READ_S: Final = 300e-6
+"""What one statement takes of the event loop, about: the driver does it at no time of ours."""
+ROW_READ_S: Final = 25e-6
+"""What each row takes beside that."""
+STAMP_READ_S: Final = 5e-6
+"""What each row takes of which only that is read which PostgreSQL gave it."""
+DCS_READ_S: Final = 30e-6
+"""What it takes to find out the data centres that an entry concerns."""
 
 _TENANT, _SEQ, _PAYLOAD = (LOG_COLUMNS.index(name) for name in ("tenant_id", "seq", "payload"))
 
@@ -98,7 +104,7 @@ class Tail:
         self._rows: list[Row] = []
         """The newest rows that this node chained and that are not taken in, without a gap."""
         self._rows_bytes = 0
-        self._waiting: dict[Wanted, list[Waiter]] = {}
+        self._waiting: dict[Wanted, dict[Waiter, None]] = {}
 
     @property
     def first_seq(self) -> int:
@@ -113,15 +119,17 @@ class Tail:
 
     def wait(self, wanted: Wanted, waiter: Waiter) -> None:
         """Wake the waiter once, with the next block that holds something that is wanted."""
-        self._waiting.setdefault(wanted, []).append(waiter)
+        self._waiting.setdefault(wanted, {})[waiter] = None
 
-    def leave(self, wanted: Wanted, waiter: Waiter) -> None:
-        """Wake the waiter no more."""
-        waiting = self._waiting.get(wanted, [])
-        if waiter in waiting:
-            waiting.remove(waiter)
+    def leave(self, wanted: Wanted, waiter: Waiter) -> bool:
+        """Wake the waiter no more; whether it would have been."""
+        waiting = self._waiting.get(wanted, {})
+        if waiter not in waiting:
+            return False
+        del waiting[waiter]
         if not waiting:
-            self._waiting.pop(wanted, None)
+            del self._waiting[wanted]
+        return True
 
     # --- growing ----------------------------------------------------------------------------------
 
@@ -148,13 +156,12 @@ class Tail:
         start = self.seq + 1 - self._rows[0][_SEQ]
         return self._rows[start : start + ENTRIES_A_READ]
 
-    def take(self, blocks: Sequence[Block], bytes_max: int) -> None:
-        """Keep these blocks, which come next, and wake who waits for something in them."""
-        for block in blocks:
-            self._blocks.append(block)
-            self._bytes += block.event_bytes
-            self.seq = block.last_seq
-            self._wake(block)
+    def take(self, block: Block, bytes_max: int) -> None:
+        """Keep the block, which comes next, and wake who waits for something in it."""
+        self._blocks.append(block)
+        self._bytes += block.event_bytes
+        self.seq = block.last_seq
+        self._wake(block)
         dropped = 0
         while self._bytes > bytes_max and dropped < len(self._blocks) - 1:
             self._bytes -= self._blocks[dropped].event_bytes
@@ -177,9 +184,9 @@ class Tail:
 
     def _wake(self, block: Block) -> None:
         for wanted in [*self._waiting]:
-            if block.chosen(wanted) or (wanted.dc is not None and not block.has_dcs):
+            if block.chosen(wanted).entries or (wanted.dc is not None and not block.has_dcs):
                 waiters = self._waiting.pop(wanted)
-                if left := [each for each in waiters if not each.more(block)]:
+                if left := {each: None for each in waiters if not each.more(block)}:
                     self._waiting[wanted] = left
 
     def _drop_rows(self) -> None:
@@ -245,11 +252,11 @@ class Tails:
         while tail.seq <= seq:
             if tail.error is not None:
                 raise tail.error
-            tail.wait(Wanted(), beyond)
+            tail.wait(EVERYTHING, beyond)
             try:
                 await beyond.reached
             finally:
-                tail.leave(Wanted(), beyond)
+                tail.leave(EVERYTHING, beyond)
 
     async def page(self, tail: Tail, after_seq: int, *, with_dcs: bool) -> Block:
         """The entries that follow ``after_seq``, which MUST be before the end of the tail, read from the log.
@@ -258,11 +265,11 @@ class Tails:
             as ``read``.
         """
         async with self._reads:
-            await self.share.turn()
             async with reading(self._pool) as connection:
                 listed, _ = await chain_reads.list_entries(connection, tail.tenant_id, after_seq + 1, PAGE_ENTRIES)
                 dcs = await _dcs_of_jobs(connection, tail.tenant_id, listed) if with_dcs else None
-        self.share.spent(ROW_READ_S * len(listed))
+            await self.share.turn()
+        self.share.spent(READ_S + ROW_READ_S * len(listed))
         return self._encoded(tail, after_seq, listed, dcs)[0]
 
     # --- following --------------------------------------------------------------------------------
@@ -313,7 +320,6 @@ class Tails:
             await tail.grown.wait()
             try:
                 async with self._reads:
-                    await self.share.turn()
                     blocks = await self._next_blocks(tail)
             except DatabaseUnavailableError as error:
                 self._note(error)
@@ -324,16 +330,23 @@ class Tails:
                 tail.fail(error)
                 return
             else:
-                began_s = time.perf_counter()
                 self.last_error = None
-                tail.take(blocks, min(TAIL_BYTES_MAX, TAILS_BYTES_MAX // len(self._tails)))
-                self.share.spent(time.perf_counter() - began_s)
+                await self._take(tail, blocks)
+
+    async def _take(self, tail: Tail, blocks: Sequence[Block]) -> None:
+        """Hand on what was read, block by block: who waits for one has his turn before the next comes."""
+        for block in blocks:
+            began_s = time.thread_time()
+            tail.take(block, min(TAIL_BYTES_MAX, TAILS_BYTES_MAX // len(self._tails)))
+            self.share.spent(time.thread_time() - began_s)
+            await self.share.turn()
 
     async def _next_blocks(self, tail: Tail) -> list[Block]:
         rows, dcs = tail.next_rows(), None
         async with reading(self._pool) as connection:
             if rows:
                 stamps = await tailing.stamps(connection, tail.tenant_id, tail.seq + 1, rows[-1][_SEQ])
+                self.share.spent(READ_S + STAMP_READ_S * len(stamps))
                 listed = [
                     ListedEntry._make((stamp.id, *row, stamp.created_at))
                     for row, stamp in zip(rows, stamps, strict=False)
@@ -341,7 +354,7 @@ class Tails:
                 ]
             else:
                 listed, _ = await chain_reads.list_entries(connection, tail.tenant_id, tail.seq + 1, ENTRIES_A_READ)
-                self.share.spent(ROW_READ_S * len(listed))
+                self.share.spent(READ_S + ROW_READ_S * len(listed))
             if tail.dc_users:
                 dcs = await _dcs_of_jobs(connection, tail.tenant_id, listed)
         return self._encoded(tail, tail.seq, listed, dcs)
@@ -351,9 +364,11 @@ class Tails:
     ) -> list[Block]:
         if not listed:
             raise ChainDamagedError(tail.tenant_id, f"the entry of seq {after_seq + 1} is missing")
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         blocks = blocks_of(tail.tenant_id, after_seq, listed, dcs_of_jobs)
-        self.share.spent(time.perf_counter() - began_s)
+        if dcs_of_jobs is not None:
+            self.share.spent(READ_S + DCS_READ_S * len(listed))
+        self.share.spent(time.thread_time() - began_s)
         return blocks
 
     async def head_seq(self, tenant_id: str) -> int:

@@ -131,3 +131,6 @@ ACTIONS |= {
 
 EVENTS_BY_ACTION = {event.action: event for event in JOB_EVENTS.values()}
 """Job events by the action their entries carry; entries with other actions do not touch a job."""
+
+EVERY_ACTION = frozenset((*ACTIONS.values(), *SystemAction, *CommitmentAction))
+"""The action of every entry that there can be."""

@@ -39,6 +39,16 @@ OPERATIONS = [
     for method in sorted(route.methods or ())
 ]
 EXAMPLES = 30
+STREAMS = {"/v1/watch"}
+"""Paths whose answers have no end unless the query names one."""
+
+
+def with_an_end(case: schemathesis.Case[Any]) -> schemathesis.Case[Any]:
+    """The request, so that its answer ends."""
+    if case.path in STREAMS:
+        case.query = {**(case.query or {}), "from_seq": 1, "to_seq": 1}
+        case.headers.pop("Last-Event-ID", None)
+    return case
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +76,7 @@ def test_every_answer_is_one_that_the_description_allows(
     @given(api_schema[path][method].as_strategy())
     @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     def check(case: schemathesis.Case[Any]) -> None:
-        case.call_and_validate(checks=CHECKS)
+        with_an_end(case).call_and_validate(checks=CHECKS)
 
     check()
 

@@ -49,6 +49,7 @@ CALLS: dict[str, Call] = {
     "read_job": lambda seen: (JOB | {"consistency": "session", "tally-session": seen["report_event"].session}, None),
     "list_jobs": lambda _: ({"tenant_id": "acme", "status": "CANCELLING", "limit": 1}, None),
     "list_job_events": lambda _: (JOB, None),
+    "list_cancellations": lambda _: ({"tenant_id": "acme", "dc": "use1"}, None),
     "set_capacity": lambda _: ({"node": "n1"}, {"tenant_id": "acme", "capacity": {"cpu_millis": 1}}),
     "propose": lambda _: (
         {"Idempotency-Key": "promise"},
@@ -61,6 +62,7 @@ CALLS: dict[str, Call] = {
     "acknowledge_breaks": lambda _: (None, {"tenant_id": "broken", "reason": "broken on purpose"}),
     "read_head": lambda _: ({"tenant_id": "acme"}, None),
     "list_entries": lambda _: ({"tenant_id": "acme", "from_seq": 2}, None),
+    "watch_chain": lambda _: ({"tenant_id": "settled", "from_seq": 1, "to_seq": 2}, None),
     "sign_snapshot": lambda _: (None, {"tenant_id": "acme"}),
     "list_snapshots": lambda _: ({"tenant_id": "acme"}, None),
     "read_snapshot": lambda seen: ({"snapshot_id": seen["sign_snapshot"].id}, None),
