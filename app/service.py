@@ -377,8 +377,8 @@ class Service:
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None or error is self.node.failure:
             return
-        if self._stop_by_s is not None and isinstance(error, DurabilityTimeoutError):
-            return
+        if self._stop_by_s is not None and isinstance(error, DurabilityTimeoutError | WalPoisonedError):
+            return  # it came too late for the stop; a WAL that really failed says so itself
         log.error("task_failed", exc_info=error)
         self.fail(error if isinstance(error, LedgerError) else LedgerError(f"internal error: {error!r}"))
 

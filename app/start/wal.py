@@ -226,5 +226,5 @@ async def to_its_end(work: Callable[[], Value], give_up: Callable[[], object] = 
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         give_up()
-        await asyncio.wait((working,))
+        await asyncio.gather(working, return_exceptions=True)  # nobody is left to hear what became of it
         raise

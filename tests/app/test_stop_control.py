@@ -1,4 +1,4 @@
-"""The control file at a stop: what is stored last is what the node has reached, however slow the disk is."""
+"""A stop: the control file stored last says what the node has reached, and what comes too late is no failure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ledger.errors import LedgerError, WalPoisonedError
+from ledger.machines.events import SystemAction
 from tests.app.chains import UNTIL_S, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.starting import wal_folder, write
@@ -45,3 +47,24 @@ async def test_a_stop_waits_for_a_control_file_that_is_being_stored(
     known = wal_control.load(wal_folder(settings))
     assert known is not None
     assert known.chained_lsn == known.durable_lsn == service.writer.durable_lsn
+
+
+async def test_what_the_node_would_record_once_the_log_is_closed_is_no_failure(
+    run_node: RunNode, make_settings: MakeSettings
+) -> None:
+    refused: list[LedgerError] = []
+    async with run_node(make_settings()) as service:
+        await service.key_changes.recorded.wait()
+
+        async def record_too_late() -> None:
+            while not service.writer.has_ended:
+                await asyncio.sleep(0)
+            try:
+                await service.system_entries.record(SystemAction.EPOCH_START, "wal:late", {})
+            except LedgerError as error:
+                refused.append(error)
+                raise
+
+        service.spawn(record_too_late())
+    assert [type(error) for error in refused] == [WalPoisonedError]
+    assert service.node.failure is None

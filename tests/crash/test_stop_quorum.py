@@ -88,7 +88,7 @@ async def test_a_start_that_waits_for_members_can_be_stopped(quorum: Quorum) -> 
     for link in quorum.links[1:]:
         link.stall()
     child = await quorum.node("disk", **SLOW)
-    await child.says("wal_lease_taken")
+    await until(lambda: all(link.is_in_use for link in quorum.links), "it asks the members")
     assert await child.terminate(AT_ONCE_S) == 0
     assert child.events("stopped_while_starting")
 

@@ -25,6 +25,7 @@ class Faults:
 
     async def strike(self, fault: str) -> None:
         """One fault, from its beginning to its end."""
+        await self._cluster.settled()
         self._history.note(Struck(at_s=now_s(), fault=fault))
         await getattr(self, fault)()
         await self._cluster.settled()

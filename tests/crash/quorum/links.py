@@ -43,6 +43,11 @@ class Link:
         self._left_bytes = count
 
     @property
+    def is_in_use(self) -> bool:
+        """Whether anybody is connected over it."""
+        return bool(self._open)
+
+    @property
     def is_stalled(self) -> bool:
         """Whether nothing moves any more."""
         return not self._moving.is_set()

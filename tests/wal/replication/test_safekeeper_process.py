@@ -57,7 +57,7 @@ def test_what_was_acknowledged_is_there_after_a_kill_at_any_time(tmp_path: Path,
 
 
 def test_a_kill_between_truncations_leaves_a_sound_log_with_all_that_is_committed(tmp_path: Path, start: Start) -> None:
-    epoch = committed_lsn = 0
+    epoch = committed_lsn = told_lsn = 0
     for life in range(1, 7):
         keeper = start(tmp_path)
         killing = threading.Timer(0.03 * life, keeper.kill)
@@ -65,12 +65,13 @@ def test_a_kill_between_truncations_leaves_a_sound_log_with_all_that_is_committe
             while True:
                 epoch += 1
                 with talking(keeper.port, epoch) as peer:
-                    held = peer.elect(epoch, from_lsn=committed_lsn + 3 if committed_lsn else None)
+                    held = peer.elect(epoch, from_lsn=told_lsn + 3 if told_lsn else None)
                     assert held.lsn >= committed_lsn
                     for _ in range(3):
                         lsn = peer.append(4)
-                    peer.tell(lsn - 6)
-                    committed_lsn = lsn - 6
+                    told_lsn = lsn - 6
+                    peer.tell(told_lsn)
+                    committed_lsn = told_lsn
                     if not killing.is_alive():
                         killing.start()
         except (LedgerError, OSError):
