@@ -286,12 +286,12 @@ def _decided(machine: Commitments, index: int, pending: Pending) -> tuple[str, b
     """Action and payload of the entry at ``index`` that ``pending`` becomes, and why it is not accepted."""
     if pending.record_type == CAPACITY_RECORD_TYPE:
         machine.set_capacity(*read_capacity_of(pending.payload))
-        return CommitmentAction.CAPACITY_SET, pending.payload, None
+        return CommitmentAction.CAPACITY_SET.value, pending.payload, None
     rejection = machine.decide(index, read_proposal(pending.payload))
     if rejection is None:
-        return CommitmentAction.PROPOSE_ACCEPTED, pending.payload, None
+        return CommitmentAction.PROPOSE_ACCEPTED.value, pending.payload, None
     payload = rejected_payload(pending.payload, rejection)
-    return CommitmentAction.PROPOSE_REJECTED, payload, conflict_of(rejection, index, pending.hlc.text())
+    return CommitmentAction.PROPOSE_REJECTED.value, payload, conflict_of(rejection, index, pending.hlc.text())
 
 
 def conflict_of(rejection: Rejection, index: int, t_hlc: str) -> CommitmentConflictError:

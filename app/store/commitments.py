@@ -26,6 +26,12 @@ _OF_REVOCATION = (
     f"CASE WHEN job_id ~ '^{INDEX_PREFIX}[0-9]{{1,18}}$' THEN substr(job_id, {len(INDEX_PREFIX) + 1})::bigint END"
 )
 
+
+def _of_a_node(row: str) -> str:
+    """Whether ``row`` is a capacity, as the index of those has it."""
+    return f"{row}.subject >= '{NODE_PREFIX}' AND {row}.subject < '{NODE_PREFIX[:-1]};'"
+
+
 _ADD = """
 INSERT INTO scheduler.commitments (tenant_id, seq, ended_seq, subject)
 SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[])
@@ -35,10 +41,11 @@ UPDATE scheduler.commitments AS c SET ended_seq = r.ended_seq
   FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS r(tenant_id, seq, ended_seq)
  WHERE c.tenant_id = r.tenant_id AND c.seq = r.seq AND c.ended_seq IS NULL AND c.seq < r.ended_seq
 """
-_REPLACE = """
+_REPLACE = f"""
 UPDATE scheduler.commitments AS c SET ended_seq = r.ended_seq
   FROM unnest($1::text[], $2::text[], $3::bigint[]) AS r(tenant_id, subject, ended_seq)
- WHERE c.tenant_id = r.tenant_id AND c.subject = r.subject AND c.ended_seq IS NULL AND c.seq < r.ended_seq
+ WHERE c.tenant_id = r.tenant_id AND c.subject = r.subject AND {_of_a_node("c")}
+   AND c.ended_seq IS NULL AND c.seq < r.ended_seq
 """
 _EMPTY = "DELETE FROM scheduler.commitments WHERE tenant_id = ANY($1::text[])"
 
@@ -67,6 +74,7 @@ WITH followed AS ({_FOLLOWED}), unfollowed AS (
      UNION ALL
     SELECT n.seq FROM unfollowed u JOIN scheduler.commitments n
         ON n.tenant_id = $1 AND n.subject = u.job_id AND n.ended_seq IS NULL AND u.action = 'CAPACITY_SET'
+       AND {_of_a_node("n")}
      UNION ALL
     SELECT u.seq FROM unfollowed u
      WHERE u.action = 'CAPACITY_SET'

@@ -8,7 +8,10 @@ CREATE TABLE scheduler.commitments (
     subject text COLLATE "C" NOT NULL,
     PRIMARY KEY (tenant_id, seq)
 );
-CREATE INDEX commitments_live ON scheduler.commitments (tenant_id, subject, seq) WHERE ended_seq IS NULL;
+-- What holds now, by where it began; and by node, its capacity.
+CREATE INDEX commitments_live ON scheduler.commitments (tenant_id, seq) WHERE ended_seq IS NULL;
+CREATE INDEX commitments_nodes ON scheduler.commitments (tenant_id, subject)
+ WHERE ended_seq IS NULL AND subject >= 'node:' AND subject < 'node;';
 
 REVOKE ALL ON scheduler.commitments FROM PUBLIC;
 GRANT SELECT, INSERT, UPDATE, DELETE ON scheduler.commitments TO tallystick_service;
