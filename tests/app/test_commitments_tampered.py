@@ -17,7 +17,7 @@ from tests.app.chain_builder import replace as put
 from tests.app.chains import followed, until
 from tests.app.test_commitments import free, placement, propose
 from tests.conftest import Database
-from tests.ledger.committed import RACE, committed, flipped
+from tests.ledger.committed import RACE, committed, flipped, with_history
 from tests.ledger.ledger_in_memory import OPEN
 
 LEDGER = committed(RACE)
@@ -113,6 +113,12 @@ async def test_actions_of_another_type_leave_nothing_unsaid(connection: asyncpg.
     await connection.execute("ALTER TABLE scheduler.scheduler_log ALTER action TYPE json USING to_json(action)")
     verdict = await checked(connection, database)
     assert (verdict.verdicts["links"], verdict.verdicts["projection"]) == ("broken", "not_checked")
+
+
+async def test_what_was_imported_is_history(superuser: asyncpg.Connection, database: Database) -> None:
+    await superuser.execute("SET session_replication_role = replica")
+    await insert(superuser, with_history())
+    assert (await checked(superuser, database)).verdicts["projection"] == "ok"
 
 
 async def test_the_service_judges_its_own_chain_and_names_an_edited_table(

@@ -113,6 +113,22 @@ def committed(
     return ledger
 
 
+def with_history() -> Ledger:
+    """A placed capsule; that it is placed, unlimited and revoked elsewhere as well came by an import."""
+    racing = Racing()
+    racing.add(5, placement("a", bet=False))
+    racing.add(6, placement("a", bet=False), origin="{}")
+    racing.add(7, capacity("n1", cpu_millis=9), origin="{}")
+    racing.add(8, revocation(5), origin="{}")
+    racing.add(9, placement("b"))
+    ledger = committed([placement(name, bet=False) for name in "abcde"])
+    for row, raced in zip(ledger.entries[4:], racing.rows, strict=True):
+        row.update(raced)
+    mend(ledger)
+    ledger.promised = promised(racing.said)
+    return ledger
+
+
 def mend(ledger: Ledger) -> None:
     """Give the ledger the links, head, tree and signed snapshot that its entries call for."""
     ledger.relink()

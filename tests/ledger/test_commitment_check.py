@@ -16,7 +16,6 @@ from tests.ledger import naive_commitments as naive
 from tests.ledger.committed import (
     FORGED,
     RACE,
-    Racing,
     Said,
     capacity,
     committed,
@@ -26,6 +25,7 @@ from tests.ledger.committed import (
     promised,
     proposal,
     revocation,
+    with_history,
 )
 from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader
 from tests.ledger.ranges import Beside
@@ -268,17 +268,7 @@ def _said(ledger: Ledger) -> list[Said]:
 
 
 def test_what_was_imported_is_history() -> None:
-    racing = Racing()
-    racing.add(5, placement("a", bet=False))
-    racing.add(6, placement("a", bet=False), origin="{}")  # A placed capsule, placed elsewhere as well.
-    racing.add(7, capacity("n1", cpu_millis=0), origin="{}")
-    racing.add(8, proposal({"kind": "Revocation", "index": 5}), origin="{}")
-    racing.add(9, placement("b"))
-    ledger = committed([placement(name, bet=False) for name in "abcde"])
-    for row, raced in zip(ledger.entries[BEFORE:], racing.rows, strict=True):
-        row.update(raced)
-    mend(ledger)
-    ledger.promised = promised(racing.said)
+    ledger = with_history()
     assert [row["seq"] for row in ledger.promised] == [5]
     assert (orjson.loads(ledger.entry(9)["payload"])["rejection"]["reason"], seqs_broken(ledger)) == (
         "node-not-free",
