@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from ledger.machines import jobs
-from ledger.machines.events import ACTOR, EVENTS_BY_ACTION, SystemAction
+from ledger.machines.events import ACTOR, EVENTS_BY_ACTION, VERDICTS, CommitmentAction, SystemAction
 from ledger.machines.job_fold import JobFold
 from ledger.verification import ENTRY_COLUMNS, FOLD_COLUMNS
 from signing.bundle.reader import BundleReader
@@ -40,6 +40,8 @@ class Counts(NamedTuple):
     erased_keys: int
     senders: Actors
     readers: Actors
+    proposals: dict[str, int]
+    """``accepted`` and ``rejected`` ones, imported ones among them."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -77,6 +79,7 @@ def counts_of(reader: BundleReader) -> Counts:
     erased: Counter[str] = Counter()
     erasures, is_counted = 0, True
     senders, readers = _ActorCount(), _ActorCount()
+    proposals = {"accepted": 0, "rejected": 0}
     for rows in reader.entry_batches():
         for row in rows:
             job_id, seq, _, _, _, action, _, text = foldable = [row[place] for place in _PLACES]
@@ -85,6 +88,8 @@ def counts_of(reader: BundleReader) -> Counts:
                 erased.update(jobs.payload_of(text).get("key_ids", ()))
             elif action == SystemAction.PAYLOADS_READ:
                 readers.add(jobs.payload_of(text))
+            elif action in VERDICTS:
+                proposals["accepted" if action == CommitmentAction.PROPOSE_ACCEPTED else "rejected"] += 1
             said = jobs.said_of_row(*foldable)
             if said is None:
                 continue
@@ -96,4 +101,4 @@ def counts_of(reader: BundleReader) -> Counts:
     by_status = None
     if is_counted:
         by_status = dict(sorted(Counter(jobs.status(fold.state()) for fold in folds.values()).items()))
-    return Counts(by_status, erasures, len(erased), senders.outcome(), readers.outcome())
+    return Counts(by_status, erasures, len(erased), senders.outcome(), readers.outcome(), proposals)

@@ -167,6 +167,8 @@ def _added_up(counts: Counts | None) -> Iterator[str]:
         yield f"- Jobs by status, as these entries say: {by_status or 'none'}; {sum(counts.jobs.values()):,} in all"
     yield f"- Events by who sent them: {_actors(counts.senders)}"
     yield f"- Reads of payloads that these entries record, by who read: {_actors(counts.readers)}"
+    if any(counts.proposals.values()):
+        yield f"- Proposals: {', '.join(f'{count:,} {verdict}' for verdict, count in counts.proposals.items())}"
     if counts.erasures:
         yield (
             f"- Erased: {counted(counts.erasures, 'erasure')} destroyed {counted(counts.erased_keys, 'key')}. What "

@@ -18,6 +18,7 @@ from signing.bundle.own_chain import OwnEntry
 from signing.keys import Keyring
 from tests.app.bundle_cases import GOOD, LEDGER
 from tests.app.bundles import bundle_of, checkpoint_of, store
+from tests.ledger.committed import RACE, committed
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
 from tests.pipeline.sites import bundle_of_site
 from tests.tally import run_tally
@@ -133,6 +134,7 @@ def test_a_report_says_what_was_checked_what_not_against_what_and_how_to_repeat_
         "erased_keys": 0,
         "senders": {"named": {"ci": 7}, "others": 0, "private": 0, "unnamed": 18},
         "readers": {"named": {}, "others": 0, "private": 0, "unnamed": 0},
+        "proposals": {"accepted": 0, "rejected": 0},
     }
     assert told["against"]["keys"][0]["key_id"] == SIGNER.key_id
     assert told["against"]["checkpoint"]["size"] == 20
@@ -294,3 +296,10 @@ def test_the_second_implementation_says_how_it_is_used_and_what_it_needs(keys: s
     lacking = run(bundle, path=str(tmp_path))
     assert (lacking.returncode, len(lacking.stderr.splitlines())) == (1, 1)
     assert "pip install cryptography" in lacking.stderr
+
+
+def test_a_report_counts_proposals_by_their_verdict(keys: str, tmp_path: Path) -> None:
+    path, report = store(tmp_path, bundle_of(committed(RACE))), tmp_path / "report.md"
+    tally(str(path), "--keys", keys, "--report", str(report), code=0)
+    assert "- Proposals: 5 accepted, 2 rejected\n" in report.read_text()
+    assert "| projection | ok |" in report.read_text()
