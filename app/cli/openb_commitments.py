@@ -43,7 +43,7 @@ def capacities(path: Path) -> dict[str, Resources]:
         reader = csv.DictReader(file)
         if not set(NODE_COLUMNS) <= set(reader.fieldnames or ()):
             raise InvalidInputError(f"{path}: a list of nodes has the columns {', '.join(NODE_COLUMNS)}")
-        return {row["sn"]: _resources(line, row, row["gpu"] or "0", 1000, path) for line, row in enumerate(reader, 2)}
+        return {row["sn"]: _resources(line, row, row["gpu"] or "0", "1000", path) for line, row in enumerate(reader, 2)}
 
 
 def steps(path: Path) -> list[Step]:
@@ -63,18 +63,19 @@ def _steps(path: Path) -> Iterator[Step]:
         for line, row in enumerate(reader, 2):
             if not row["scheduled_time"]:
                 continue
-            asks = _resources(line, row, row["num_gpu"] or "0", int(row["gpu_milli"] or 0), path)
+            asks = _resources(line, row, row["num_gpu"] or "0", row["gpu_milli"] or "0", path)
             begins = _number(line, row["scheduled_time"], path)
             yield Step(begins, line, row["name"], asks)
             if row["deletion_time"]:
                 yield Step(max(begins, _number(line, row["deletion_time"], path)), line, row["name"], None)
 
 
-def _resources(line: int, row: Row, gpus: str, milli: int, path: Path) -> Resources:
+def _resources(line: int, row: Row, gpus: str, milli: str, path: Path) -> Resources:
+    amount = _number(line, gpus, path) * _number(line, milli, path)
     return Resources(
         cpu_millis=_number(line, row["cpu_milli"], path),
         memory_bytes=_number(line, row["memory_mib"], path) * _MIB,
-        accelerators={_ACCELERATOR: amount} if (amount := _number(line, gpus, path) * milli) else {},
+        accelerators={_ACCELERATOR: amount} if amount else {},
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from app.cli.openb_commitments import Step
-from ledger.machines.promises import Resources
+from ledger.machines.promises import NO_BET, Resources
 
 WINDOW = 64
 """Proposals that are under way at once."""
@@ -118,7 +118,7 @@ class Race:
                     self._place(window, step, 0)
                 elif step.pod in self._placed:
                     index, node, _ = self._placed[step.pod]
-                    body = self._body({"kind": "Revocation", "index": index}, {"kind": "None"})
+                    body = self._body({"kind": "Revocation", "index": index}, NO_BET)
                     window.append(Proposed(step, 0, node, body))
             for proposed, verdict in zip(window, self._propose(window), strict=True):
                 self._learn(proposed, verdict)
@@ -128,7 +128,7 @@ class Race:
                 for view in self._views:
                     view.copy_of(self._truth)
 
-    def _body(self, commitment: dict[str, Any], precondition: dict[str, Any]) -> dict[str, Any]:
+    def _body(self, commitment: dict[str, Any], precondition: Mapping[str, Any]) -> dict[str, Any]:
         return {"tenant_id": self._tenant_id, "commitment": commitment, "precondition": precondition}
 
     def _view_of(self, step: Step) -> _View:

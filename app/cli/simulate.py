@@ -9,6 +9,7 @@ An entry is judged again, whatever verdict it records; where that was another, i
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ import msgspec
 import orjson
 import typer
 
-from app.cli.simulated_state import stored_state
+from app.cli.simulated_state import NOTHING, StoredState, Taken, stored_state
 from console.counted import counted
 from console.options import Json
 from console.outcome import CommandExit, out, print_json
@@ -29,12 +30,11 @@ from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.machines.commitments import Commitments, claims_of, read_capacity_of
 from ledger.machines.events import VERDICTS, CommitmentAction
-from ledger.machines.promises import Commitment, Resources, Revocation, read_proposal
+from ledger.machines.promises import NO_BET, Commitment, Resources, Revocation, read_proposal
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing.bundle.reader import BundleReader
 
 ENTRIES_A_COMMIT: Final = 10_000
-NO_BET: Final = {"kind": "None"}
 _SEQ, _ACTION, _PAYLOAD, _ORIGIN = map(ENTRY_COLUMNS.index, ("seq", "action", "payload", "origin"))
 _ACTIONS: Final = (*VERDICTS, CommitmentAction.CAPACITY_SET)
 
@@ -87,9 +87,9 @@ def simulate(
 ) -> None:
     """Run a log through the commitment machine: what is accepted, how full the nodes are, how large the state is.
 
-    Needs no service. With --state a run that was killed goes on where it
-    stored the state last. Exit code 2: an entry records another verdict than
-    judging gives.
+    Needs no service. With --state a run that was killed, or a log that has
+    grown, goes on where the state was stored last. Exit code 2: an entry
+    records another verdict than judging gives.
 
     \b
     Examples:
@@ -98,16 +98,8 @@ def simulate(
     """
     began_s = time.monotonic()
     with stored_state(state) if state is not None else nullcontext() as stored:
-        done, summary = stored.taken() if stored is not None else (0, None)
-        found = msgspec.msgpack.decode(summary, type=Simulated) if summary is not None else Simulated()
         machine = Commitments(stored.live if stored is not None else None)
-        steps = islice(_steps(log), done, None)
-        while batch := list(islice(steps, ENTRIES_A_COMMIT)):
-            for step in batch:
-                _take(machine, step, found)
-            done += len(batch)
-            if stored is not None:
-                stored.commit(done, msgspec.msgpack.encode(found))
+        found, before = _run(log, machine, stored)
         took_s = time.monotonic() - began_s
         document = {
             "log": str(log),
@@ -115,13 +107,41 @@ def simulate(
             "nodes": len(machine.state.nodes),
             "packing": _packing(machine, found),
             "duration_s": round(took_s, 3),
-            "entries_per_second": round(found.entries / took_s, 1) if took_s else None,
+            "entries_per_second": round((found.entries - before) / took_s, 1) if took_s else None,
         }
     if as_json:
         print_json(document)
     else:
         _print(document)
     raise CommandExit(ExitCode.TAMPERED if found.different else ExitCode.FINE)
+
+
+def _run(log: Path, machine: Commitments, stored: StoredState | None) -> tuple[Simulated, int]:
+    """What the log came to, and how many of its entries were taken before, as ``stored`` has them.
+
+    Raises:
+        InvalidInputError: ``stored`` is the state of another log.
+    """
+    taken = stored.taken() if stored is not None else NOTHING
+    found = msgspec.msgpack.decode(taken.summary, type=Simulated) if taken.entries else Simulated()
+    steps, read = _steps(log), hashlib.sha256()
+    for step in islice(steps, taken.entries):
+        read.update(_identity(step))
+    if taken.entries and read.digest() != taken.digest:
+        raise InvalidInputError(f"--state is that of another log: its first {taken.entries:,} entries are not in {log}")
+    while batch := list(islice(steps, ENTRIES_A_COMMIT)):
+        for step in batch:
+            _take(machine, step, found)
+        if stored is not None:
+            for step in batch:
+                read.update(_identity(step))
+            stored.commit(Taken(found.entries, read.digest(), msgspec.msgpack.encode(found)))
+    return found, taken.entries
+
+
+def _identity(step: Step) -> bytes:
+    payload = step.payload.encode() if isinstance(step.payload, str) else step.payload
+    return b"%d %b %b\n" % (step.seq, (step.action or "").encode(), payload.strip())
 
 
 def _take(machine: Commitments, step: Step, found: Simulated) -> None:
@@ -169,13 +189,14 @@ def _step_of(number: int, line: bytes) -> Step | None:
         if "action" in said:
             if said["action"] not in _ACTIONS or said.get("origin") is not None:
                 return None
-            return Step(said["seq"], said["action"], said["payload"])
+            seq, payload = said["seq"], said["payload"]
+            if not isinstance(seq, int) or not isinstance(payload, str):
+                raise TypeError("seq is no number, or payload no text")
+            return Step(seq, said["action"], payload)
         if "capacity" in said:
             return Step(number, CommitmentAction.CAPACITY_SET, line)
-        said.setdefault("precondition", {"kind": "None"})
-        return Step(
-            number, None, orjson.dumps({"commitment": said["commitment"], "precondition": said["precondition"]})
-        )
+        bet = said.get("precondition", NO_BET)
+        return Step(number, None, orjson.dumps({"commitment": said["commitment"], "precondition": bet}))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInputError(f"line {number} is neither an entry nor a proposal nor a capacity: {error!r}") from None
 

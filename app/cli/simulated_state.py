@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator, MutableMapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,17 @@ from ledger.machines.promises import Commitment
 _VALUES: Final[tuple[Any, ...]] = (Commitment, int, NodeState, int, Neighbours)
 """Of the tables of ``LiveState``, in their order."""
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
+
+
+class Taken(NamedTuple):
+    """The first ``entries`` of a log, what tells them from those of another, and what was said of them."""
+
+    entries: int
+    digest: bytes
+    summary: bytes
+
+
+NOTHING: Final = Taken(0, b"", b"")
 
 
 class StoredTable(MutableMapping[Any, Any]):
@@ -62,17 +73,17 @@ class StoredState:
         self._file = file
         names = ("active", "holders", "nodes", "newest", "neighbours")
         self.live = LiveState(*(StoredTable(file, name, value) for name, value in zip(names, _VALUES, strict=True)))
-        file.execute("CREATE TABLE IF NOT EXISTS taken (entries INTEGER NOT NULL, summary BLOB NOT NULL)")
+        file.execute("CREATE TABLE IF NOT EXISTS taken (entries INTEGER, digest BLOB, summary BLOB)")
 
-    def taken(self) -> tuple[int, bytes | None]:
-        """How many entries of the log were taken, and what was said with that."""
-        row = self._file.execute("SELECT entries, summary FROM taken").fetchone()
-        return (0, None) if row is None else (row[0], row[1])
+    def taken(self) -> Taken:
+        """How far the log was taken."""
+        row = self._file.execute("SELECT entries, digest, summary FROM taken").fetchone()
+        return NOTHING if row is None else Taken(*row)
 
-    def commit(self, entries: int, summary: bytes) -> None:
-        """All up to that entry is taken."""
+    def commit(self, taken: Taken) -> None:
+        """All up to there is taken."""
         self._file.execute("DELETE FROM taken")
-        self._file.execute("INSERT INTO taken VALUES (?, ?)", (entries, summary))
+        self._file.execute("INSERT INTO taken VALUES (?, ?, ?)", taken)
         self._file.commit()
 
 

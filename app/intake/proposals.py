@@ -32,10 +32,8 @@ from ledger.machines.events import (
     Durability,
     SystemAction,
 )
-from ledger.machines.promises import CAPACITY_TYPE, PROPOSAL_TYPE, node_subject, read_proposal
+from ledger.machines.promises import CAPACITY_TYPE, NO_BET, PROPOSAL_TYPE, node_subject, read_proposal
 from ledger.positions import Epoch, Lsn
-
-NO_BET: Mapping[str, str] = {"kind": "None"}
 
 
 class Recorded(NamedTuple):

@@ -159,6 +159,10 @@ class Unconditional(_Kind, frozen=True, tag="None"):
     """No bet."""
 
 
+NO_BET: Final[Mapping[str, str]] = {"kind": "None"}
+"""The precondition of a proposal that names none."""
+
+
 class NodeFreeOf(_Kind, frozen=True):
     """The node has at least this much that nobody claimed."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.simulated_state import stored_state
+from app.cli.simulated_state import Taken, stored_state
 from ledger import canonical
 from ledger.machines.commitments import Commitments
 from ledger.machines.promises import read_proposal, rejected_payload
@@ -60,6 +60,16 @@ def test_a_log_in_parts_with_its_state_in_a_file_comes_to_the_same_as_all_of_it_
     assert facts(simulated(tmp_path / "whole.ndjson", "--state", state)) == facts(whole), "all of it was taken"
 
 
+def test_the_state_of_another_log_is_refused_and_stays(tmp_path: Path) -> None:
+    log, state = drawn(20), tmp_path / "state.sqlite"
+    other = [log[0], *drawn(20, seed=8)[1:]]
+    before = facts(simulated(write(tmp_path / "log.ndjson", log), "--state", state))
+    for wrong in (other, log[:10]):
+        done = run_tally("simulate", write(tmp_path / "other.ndjson", wrong), "--state", state)
+        assert (done.returncode, "another log" in done.stderr) == (1, True)
+    assert facts(simulated(tmp_path / "log.ndjson", "--state", state)) == before
+
+
 def test_what_was_not_stored_is_taken_again(tmp_path: Path) -> None:
     placed = (
         b'{"commitment":{"kind":"Placement","capsule":"%c","node":"n","reservation":{}},"precondition":{"kind":"None"}}'
@@ -67,10 +77,10 @@ def test_what_was_not_stored_is_taken_again(tmp_path: Path) -> None:
     with stored_state(tmp_path / "state.sqlite") as stored:
         machine = Commitments(stored.live)
         assert machine.decide(1, read_proposal(placed % b"a")) is None
-        stored.commit(1, b"")
+        stored.commit(Taken(1, b"", b""))
         assert machine.decide(2, read_proposal(placed % b"b")) is None
     with stored_state(tmp_path / "state.sqlite") as stored:
-        assert (list(stored.live.active), stored.taken()[0]) == ([1], 1)
+        assert (list(stored.live.active), stored.taken().entries) == ([1], 1)
         assert sorted(stored.live.holders) == ["capsule:a"]
         assert dict(stored.live.neighbours) == {("node:n", 1): (0, 0)}
 
@@ -93,7 +103,17 @@ def test_entries_that_record_another_verdict_are_told(tmp_path: Path) -> None:
     assert (wrong["different"], wrong["first_different"]) == (1, 2)
 
 
-@pytest.mark.parametrize("line", ["[]", "{}", "no json", '{"commitment": {"kind": "Placed"}}', '{"capacity": 1}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        "{}",
+        "no json",
+        '{"commitment": {"kind": "Placed"}}',
+        '{"capacity": 1}',
+        '{"action": "PROPOSE_ACCEPTED", "seq": 2, "payload": {}}',
+    ],
+)
 def test_a_line_that_is_nothing_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "log.ndjson").write_text(json.dumps({"node": "n", "capacity": {}}) + "\n" + line + "\n")
     done = run_tally("simulate", tmp_path / "log.ndjson")
