@@ -74,7 +74,12 @@ async def connect(url: str, statement_timeout_s: float) -> asyncpg.Connection[as
         timeout=5,
         command_timeout=statement_timeout_s,
         connection_class=TypesKnown,
-        server_settings={"synchronous_commit": "off", "lock_timeout": f"{LOCK_TIMEOUT_S:g}s"},
+        server_settings={
+            "synchronous_commit": "off",
+            "lock_timeout": f"{LOCK_TIMEOUT_S:g}s",
+            # To the trigger that keeps earlier versions behind entries that they would not follow.
+            "tallystick.follows_commitments": "yes",
+        },
     )
     return connection
 

@@ -33,3 +33,26 @@ $$;
 
 CREATE TRIGGER followed_again AFTER TRUNCATE ON scheduler.commitments
     FOR EACH STATEMENT EXECUTE FUNCTION scheduler.follow_again();
+
+-- Nodes of a version that knows no commitments follow beside newer ones while these take their place. They keep the job
+-- table alone, so they stop before the first entry that belongs into the other.
+CREATE FUNCTION scheduler.keep_behind_commitments() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM scheduler.scheduler_log
+                WHERE tenant_id = NEW.tenant_id AND seq > OLD.seq AND seq <= NEW.seq AND origin IS NULL
+                  AND action IN ('PROPOSE_ACCEPTED', 'CAPACITY_SET')) THEN
+        RAISE EXCEPTION 'scheduler.commitments does not follow to seq % of %', NEW.seq, NEW.tenant_id;
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+REVOKE ALL ON FUNCTION scheduler.keep_behind_commitments() FROM PUBLIC;
+
+CREATE TRIGGER behind_commitments BEFORE UPDATE ON scheduler.follower_positions
+    FOR EACH ROW
+    WHEN (NEW.seq > OLD.seq AND current_setting('tallystick.follows_commitments', true) IS DISTINCT FROM 'yes')
+    EXECUTE FUNCTION scheduler.keep_behind_commitments();

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,13 @@ import asyncpg
 import httpx
 import pytest
 
+from app.chain.followers import TableFollower, Turn
+from app.chain.job_table import JobTable
+from app.store import Connection, job_table
+from ledger.positions import BEFORE_FIRST
 from tests.app.chains import followed, until
 from tests.app.conftest import RunServer
+from tests.conftest import Database
 
 _KEYS = count(1)
 CPU = {"cpu_millis": 4000}
@@ -174,3 +182,39 @@ async def test_what_came_by_an_import_is_history(client: httpx.AsyncClient, tmp_
     assert answer.status_code in (200, 422), answer.text
     assert list(await promised(client)) == [placed]
     assert (await propose(client, placement("b", "n1"), free("n1"))).json()["blocking_index"] == placed
+
+
+class _JobsAlone(JobTable):
+    """The job table as nodes followed it that know no commitments."""
+
+    async def empty(self, connection: Connection, tenant_ids: Sequence[str]) -> None:
+        await job_table.empty(connection, tenant_ids)
+
+    async def take(self, connection: Connection, turn: Turn) -> None:
+        jobs_alone = {tenant_id: [each for each in entries if each.action == "ENQUEUE"]
+                      for tenant_id, entries in turn.entries.items()}  # fmt: skip
+        await super().take(connection, replace(turn, entries=jobs_alone))
+
+
+async def test_a_node_of_a_version_without_commitments_leaves_none_out(
+    run_server: RunServer, superuser: asyncpg.Connection, database: Database
+) -> None:
+    async with run_server() as client:
+        first = (await propose(client, placement("a", "n1"), free("n1"))).json()["index"]
+    await superuser.execute("TRUNCATE scheduler.commitments")
+    before = TableFollower(
+        _JobsAlone(lambda *_: None), partial(asyncpg.connect, database.service_url), lambda: BEFORE_FIRST
+    )
+
+    async def has_tried() -> bool:
+        return before.last_error is not None or await followed(superuser)
+
+    running = asyncio.create_task(before.run())
+    await until(has_tried, "it has tried to follow")
+    running.cancel()
+    await asyncio.wait((running,))
+    async with run_server() as client:
+        lost = await propose(client, placement("b", "n1"), free("n1"))
+        assert (lost.status_code, lost.json().get("blocking_index")) == (409, first)
+        await until(lambda: followed(superuser), "a node of this version follows")
+    assert await superuser.fetchval("SELECT array_agg(seq) FROM scheduler.commitments") == [first]

@@ -444,6 +444,7 @@ DROP TABLE scheduler.commitments;
 DROP INDEX scheduler.scheduler_log_commitments;
 DROP FUNCTION scheduler.follow_again();
 DROP TABLE scheduler.follower_positions;
+DROP FUNCTION scheduler.keep_behind_commitments();
 REVOKE DELETE ON scheduler.jobs FROM tallystick_service;
 ALTER TABLE scheduler.scheduler_log
     DROP CONSTRAINT scheduler_log_hlc,

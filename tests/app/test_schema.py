@@ -361,6 +361,11 @@ async def test_every_append_only_table_has_both_triggers_and_they_are_on(superus
         (name, "followed_again", b"O", f"CREATE TRIGGER followed_again AFTER TRUNCATE ON scheduler.{name} "
          "FOR EACH STATEMENT EXECUTE FUNCTION scheduler.follow_again()")
         for name in ("jobs", "commitments")
+    } | {
+        ("follower_positions", "behind_commitments", b"O", "CREATE TRIGGER behind_commitments BEFORE UPDATE ON "
+         "scheduler.follower_positions FOR EACH ROW WHEN (((new.seq > old.seq) AND "
+         "(current_setting('tallystick.follows_commitments'::text, true) IS DISTINCT FROM 'yes'::text))) "
+         "EXECUTE FUNCTION scheduler.keep_behind_commitments()"),
     }  # fmt: skip
 
 
