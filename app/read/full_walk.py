@@ -1,9 +1,10 @@
 """Reads verified history again: every chain from its first entry on, one tenant after the other, at a bounded share.
 
-A short chain is verified whole, job states included. A longer one is verified in ranges, without its job states, which
-the log says for each such tenant (``job_states_not_compared``). Its links are appended to a tree as they are read, and
-the tree is compared with the newest checkpoint beside the WAL when it reaches its size. The walk's position is stored
-beside the WAL, in ``<wal folder>/walk.json``, so that a node that is restarted every day comes to an end all the same::
+A short chain is verified whole, job states and verdicts on proposals included. A longer one is verified in ranges,
+without either, which the log says for each such tenant (``job_states_not_compared``). Its links are appended to a tree
+as they are read, and the tree is compared with the newest checkpoint beside the WAL when it reaches its size. The
+walk's position is stored beside the WAL, in ``<wal folder>/walk.json``, so that a node that is restarted every day
+comes to an end all the same::
 
     {"version": 1, "began_at": 1700000000.0, "is_done": false, "tenant_id": "acme", "seq": 40000,
      "hashes": ["64 hex digits"], "from_seq": 39800, "link": "64 hex digits", "snapshot": "64 hex digits"}

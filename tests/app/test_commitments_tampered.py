@@ -102,6 +102,9 @@ async def test_a_null_or_another_type_in_any_column_of_the_table_is_a_break(
     if is_null:
         await tamper.update("commitments", f"{column} = NULL", "ended_seq = 9")(connection)
     else:
+        indexes = "SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = 'scheduler.commitments'::regclass"
+        for (index,) in await connection.fetch(indexes):
+            await connection.execute(f"DROP INDEX {index}")
         change = f"ALTER {column} TYPE text[] USING ARRAY[{column}::text]"
         await connection.execute(f"ALTER TABLE scheduler.commitments {change}")
     assert (await checked(connection, database)).breaks.keys() == {"projection"}
