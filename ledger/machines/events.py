@@ -1,8 +1,9 @@
 """The kinds of entry: job events, what the ledger itself records, and their names and numbers.
 
 The type number stands in the WAL record, the action in ``scheduler_log``, the name in the payload.
-Numbers 1 to 10 are job events, 16 is the WAL's own BATCH record. The rest the ledger writes itself: 22, 23 and 31
-into the chain of the tenant they are about, the others into ``_system``.
+Numbers 1 to 10 are job events, 34 and 35 proposals and capacities of nodes; 16 and 33 are records of the WAL alone,
+which become no entry of their own. The rest the ledger writes itself: 22, 23 and 31 into the chain of the tenant they
+are about, the others into ``_system``.
 """
 
 from enum import IntEnum, StrEnum
