@@ -14,7 +14,7 @@ from app.pending.linking import LinkedBatch
 from app.store import Connection
 from app.store import commitments as store
 from app.store.chaining import ChainHead
-from app.store.commitments import Said
+from app.store.commitments import PromiseEntry
 from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.machines.commitments import Commitments, commit, overlaid
 
@@ -48,8 +48,8 @@ class Promised:
             if known is None or known.seq > head.seq:
                 known = await self._load(connection, tenant_id, head.seq)
             elif known.seq < head.seq:
-                for said in await store.since(connection, tenant_id, known.seq, head.seq):
-                    self._fold(tenant_id, known.machine, said)
+                for entry in await store.since(connection, tenant_id, known.seq, head.seq):
+                    self._fold(tenant_id, known.machine, entry)
                 known.seq = head.seq
             self._known[tenant_id] = known
             self._known.move_to_end(tenant_id)
@@ -59,20 +59,20 @@ class Promised:
     async def _load(self, connection: Connection, tenant_id: str, head_seq: int) -> _Known:
         self._known.pop(tenant_id, None)
         machine = Commitments()
-        async for said in store.live(connection, tenant_id, head_seq):
-            self._fold(tenant_id, machine, said)
+        async for entry in store.live(connection, tenant_id, head_seq):
+            self._fold(tenant_id, machine, entry)
         return _Known(machine, head_seq)
 
-    def _fold(self, tenant_id: str, machine: Commitments, said: Said) -> None:
+    def _fold(self, tenant_id: str, machine: Commitments, entry: PromiseEntry) -> None:
         """Take one entry, or forget the tenant."""
         try:
-            if said.action is None or said.payload is None:
+            if entry.action is None or entry.payload is None:
                 raise InvalidInputError("scheduler.commitments names it, and it is no such entry")
-            machine.fold(said.seq, said.action, said.payload)
+            machine.fold(entry.seq, entry.action, entry.payload)
         except InvalidInputError as error:
             self._known.pop(tenant_id, None)
             raise ChainDamagedError(
-                tenant_id, f"its commitments cannot be made out at seq {said.seq}: {error}"
+                tenant_id, f"its commitments cannot be made out at seq {entry.seq}: {error}"
             ) from None
 
     def chained(self, linked: LinkedBatch) -> None:
@@ -87,7 +87,3 @@ class Promised:
         while live > LIVE_MAX and len(self._known) > 1:
             _, oldest = self._known.popitem(last=False)
             live -= len(oldest.machine.state.active)
-
-    def live(self) -> int:
-        """How many commitments are in memory."""
-        return sum(len(known.machine.state.active) for known in self._known.values())

@@ -28,9 +28,9 @@ from console.options import Json
 from console.outcome import CommandExit, out, print_json
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
-from ledger.machines.commitments import Commitments, claims_of, read_capacity_of
+from ledger.machines.commitments import Commitments, claims_of
 from ledger.machines.events import VERDICTS, CommitmentAction
-from ledger.machines.promises import NO_BET, Commitment, Resources, Revocation, read_proposal
+from ledger.machines.promises import NO_BET, Commitment, Resources, Revocation, read_capacity, read_proposal
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing.bundle.reader import BundleReader
 
@@ -39,7 +39,7 @@ _SEQ, _ACTION, _PAYLOAD, _ORIGIN = map(ENTRY_COLUMNS.index, ("seq", "action", "p
 _ACTIONS: Final = (*VERDICTS, CommitmentAction.CAPACITY_SET)
 
 
-class Step(NamedTuple):
+class LogEntry(NamedTuple):
     """One entry of the log; ``action`` is None where no verdict is recorded."""
 
     seq: int
@@ -124,36 +124,36 @@ def _run(log: Path, machine: Commitments, stored: StoredState | None) -> tuple[S
     """
     taken = stored.taken() if stored is not None else NOTHING
     found = msgspec.msgpack.decode(taken.summary, type=Simulated) if taken.entries else Simulated()
-    steps, read = _steps(log), hashlib.sha256()
-    for step in islice(steps, taken.entries):
-        read.update(_identity(step))
+    entries, read = _entries(log), hashlib.sha256()
+    for entry in islice(entries, taken.entries):
+        read.update(_identity(entry))
     if taken.entries and read.digest() != taken.digest:
         raise InvalidInputError(f"--state is that of another log: its first {taken.entries:,} entries are not in {log}")
-    while batch := list(islice(steps, ENTRIES_A_COMMIT)):
-        for step in batch:
-            _take(machine, step, found)
+    while batch := list(islice(entries, ENTRIES_A_COMMIT)):
+        for entry in batch:
+            _take(machine, entry, found)
         if stored is not None:
-            for step in batch:
-                read.update(_identity(step))
+            for entry in batch:
+                read.update(_identity(entry))
             stored.commit(Taken(found.entries, read.digest(), msgspec.msgpack.encode(found)))
     return found, taken.entries
 
 
-def _identity(step: Step) -> bytes:
-    payload = step.payload.encode() if isinstance(step.payload, str) else step.payload
-    return b"%d %b %b\n" % (step.seq, (step.action or "").encode(), payload.strip())
+def _identity(entry: LogEntry) -> bytes:
+    payload = entry.payload.encode() if isinstance(entry.payload, str) else entry.payload
+    return b"%d %b %b\n" % (entry.seq, (entry.action or "").encode(), payload.strip())
 
 
-def _take(machine: Commitments, step: Step, found: Simulated) -> None:
+def _take(machine: Commitments, entry: LogEntry, found: Simulated) -> None:
     found.entries += 1
-    if step.action == CommitmentAction.CAPACITY_SET:
-        machine.set_capacity(*read_capacity_of(step.payload))
+    if entry.action == CommitmentAction.CAPACITY_SET:
+        machine.set_capacity(*read_capacity(entry.payload))
         found.capacities += 1
         return
-    proposal = read_proposal(step.payload)
+    proposal = read_proposal(entry.payload)
     commitment = proposal.commitment
     revoked = machine.state.active.get(commitment.index) if isinstance(commitment, Revocation) else None
-    rejection = machine.decide(step.seq, proposal)
+    rejection = machine.decide(entry.seq, proposal)
     verdict = CommitmentAction.PROPOSE_ACCEPTED if rejection is None else CommitmentAction.PROPOSE_REJECTED
     if rejection is None:
         found.accepted += 1
@@ -161,29 +161,29 @@ def _take(machine: Commitments, step: Step, found: Simulated) -> None:
     else:
         found.rejected += 1
         found.reasons[rejection.reason] = found.reasons.get(rejection.reason, 0) + 1
-    if step.action is not None and (step.action != verdict or proposal.rejection != rejection):
+    if entry.action is not None and (entry.action != verdict or proposal.rejection != rejection):
         found.different += 1
-        found.first_different = found.first_different or step.seq
+        found.first_different = found.first_different or entry.seq
 
 
-def _steps(log: Path) -> Iterator[Step]:
+def _entries(log: Path) -> Iterator[LogEntry]:
     """The proposals and capacities of a log, in its order."""
     with log.open("rb") as file:
         is_ndjson = file.read(1) == b"{"
         file.seek(0)
         if is_ndjson:
             for number, line in enumerate(file, 1):
-                if line.strip() and (step := _step_of(number, line)) is not None:
-                    yield step
+                if line.strip() and (entry := _entry_of(number, line)) is not None:
+                    yield entry
             return
     with BundleReader.open(log) as bundle:
         for rows in bundle.entry_batches():
             for row in rows:
                 if row[_ACTION] in _ACTIONS and row[_ORIGIN] is None:
-                    yield Step(row[_SEQ], row[_ACTION], row[_PAYLOAD])
+                    yield LogEntry(row[_SEQ], row[_ACTION], row[_PAYLOAD])
 
 
-def _step_of(number: int, line: bytes) -> Step | None:
+def _entry_of(number: int, line: bytes) -> LogEntry | None:
     try:
         said: dict[str, Any] = orjson.loads(line)
         if "action" in said:
@@ -192,11 +192,11 @@ def _step_of(number: int, line: bytes) -> Step | None:
             seq, payload = said["seq"], said["payload"]
             if not isinstance(seq, int) or not isinstance(payload, str):
                 raise TypeError("seq is no number, or payload no text")
-            return Step(seq, said["action"], payload)
+            return LogEntry(seq, said["action"], payload)
         if "capacity" in said:
-            return Step(number, CommitmentAction.CAPACITY_SET, line)
+            return LogEntry(number, CommitmentAction.CAPACITY_SET, line)
         bet = said.get("precondition", NO_BET)
-        return Step(number, None, orjson.dumps({"commitment": said["commitment"], "precondition": bet}))
+        return LogEntry(number, None, orjson.dumps({"commitment": said["commitment"], "precondition": bet}))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInputError(f"line {number} is neither an entry nor a proposal nor a capacity: {error!r}") from None
 

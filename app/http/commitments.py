@@ -29,7 +29,7 @@ from app.http.routing import (
 from app.http.writing import Route, request_key, token_of, write_headers
 from app.intake.proposals import Recorded
 from app.parts import Parts, PartsDep, parts_of
-from app.read.commitments import Snapshot
+from app.read.commitments import PromisedPage
 from ledger.errors import InvalidInputError
 
 router = APIRouter(route_class=StrictRoute, tags=["commitments"], responses=PROBLEM_RESPONSE)
@@ -76,8 +76,8 @@ async def propose(request: Request) -> Response:
         raise InvalidInputError(
             "Idempotency-Key: a proposal needs one, so that it can be repeated", ("Idempotency-Key",)
         )
-    entered = await parts.proposals.propose(wanted, caller_of(request).id, key)
-    return _entered(parts, entered, 201, ACCEPTED)
+    recorded = await parts.proposals.propose(wanted, caller_of(request).id, key)
+    return _answer(parts, recorded, 201, ACCEPTED)
 
 
 @proposals.put(
@@ -94,22 +94,22 @@ async def set_capacity(request: Request, node: NodePath) -> Response:
     body = await read_body(request, JSON_MEDIA_TYPE, parts.settings.event_bytes_max)
     wanted = parse(CAPACITY, body)
     charge_tenant(request, wanted["tenant_id"], body)
-    entered = await parts.proposals.set_capacity(wanted["tenant_id"], node, wanted["capacity"], caller_of(request).id)
-    return _entered(parts, entered, 200, {"node": node})
+    recorded = await parts.proposals.set_capacity(wanted["tenant_id"], node, wanted["capacity"], caller_of(request).id)
+    return _answer(parts, recorded, 200, {"node": node})
 
 
-def _entered(parts: Parts, entered: Recorded, status: int, said: dict[str, Any]) -> Response:
-    token = token_of(parts.sessions, entered.hlc, entered.epoch, entered.lsn)
-    headers = write_headers(token, entered.replayed)
-    return Response(recorded_body(entered, said), status, headers, media_type=JSON_MEDIA_TYPE)
+def _answer(parts: Parts, recorded: Recorded, status: int, said: dict[str, Any]) -> Response:
+    token = token_of(parts.sessions, recorded.hlc, recorded.epoch, recorded.lsn)
+    headers = write_headers(token, recorded.replayed)
+    return Response(recorded_body(recorded, said), status, headers, media_type=JSON_MEDIA_TYPE)
 
 
 ACCEPTED = {"verdict": "accepted"}
 
 
-def recorded_body(entered: Recorded, said: dict[str, Any]) -> bytes:
+def recorded_body(recorded: Recorded, said: dict[str, Any]) -> bytes:
     """The JSON that answers what was recorded."""
-    return json_bytes({"index": entered.seq, "hlc": entered.hlc, **said})
+    return json_bytes({"index": recorded.seq, "hlc": recorded.hlc, **said})
 
 
 @router.get("/v1/commitments", responses=answered(CommitmentList))
@@ -151,10 +151,10 @@ async def _read(
     cursor: str | None,
     *,
     capacities: bool,
-) -> tuple[Snapshot, str | None]:
+) -> tuple[PromisedPage, str | None]:
     scope = f"{tenant_id}/{as_of_seq or ''}"
     as_of, after = cursors.at(scope, cursor) or (as_of_seq, 0)
-    found = await parts.commitment_reader.snapshot(tenant_id, as_of, after, limit, capacities=capacities)
+    found = await parts.commitment_reader.page(tenant_id, as_of, after, limit, capacities=capacities)
     return found, None if found.last is None else cursors.next(scope, (found.as_of_seq, found.last))
 
 

@@ -37,7 +37,7 @@ from ledger.positions import Epoch, Lsn
 
 
 class Recorded(NamedTuple):
-    """An entry that was accepted."""
+    """The entry that an accepted proposal, or a capacity, became."""
 
     seq: int
     hlc: str
@@ -122,7 +122,7 @@ class Proposals:
             return await entered.settled()
         except DuplicateLineError:
             pending = entered.pending
-            return _again(await self.keyed.find((pending.tenant_id,), key), pending, key)
+            return _first_answer(await self.keyed.find((pending.tenant_id,), key), pending, key)
 
     async def set_capacity(self, tenant_id: str, node: str, capacity: Mapping[str, Any], actor: str | None) -> Recorded:
         """Record what a node has, and wait until it counts.
@@ -145,7 +145,7 @@ class Proposals:
         return payload
 
 
-def _again(chained: list[ChainedLine], pending: Pending, key: RequestKey) -> Recorded:
+def _first_answer(chained: list[ChainedLine], pending: Pending, key: RequestKey) -> Recorded:
     """The first answer to the request, from the entry that it has in the chain.
 
     Raises:
@@ -161,7 +161,7 @@ def _again(chained: list[ChainedLine], pending: Pending, key: RequestKey) -> Rec
     try:
         event = keyed.kept_event(line.job_id, line.action, line.payload)
         is_ours = event is not None and (event.job_id, event.action) == (pending.job_id, CommitmentAction.PROPOSED)
-        is_ours = is_ours and event is not None and _anybodys(event.payload) == _anybodys(pending.payload)
+        is_ours = is_ours and event is not None and _without_actor(event.payload) == _without_actor(pending.payload)
         if is_ours and line.action == CommitmentAction.PROPOSE_ACCEPTED:
             return Recorded(line.seq, line.t_hlc, line.epoch, line.lsn, replayed=True)
         rejection = read_proposal(line.payload).rejection if is_ours else None
@@ -175,7 +175,7 @@ def _again(chained: list[ChainedLine], pending: Pending, key: RequestKey) -> Rec
     raise conflict
 
 
-def _anybodys(payload: bytes | str) -> dict[str, object]:
+def _without_actor(payload: bytes | str) -> dict[str, object]:
     """What is proposed, whoever proposes it: whoever may write for the tenant may repeat a request."""
     facts: dict[str, object] = orjson.loads(payload)
     facts.pop(ACTOR, None)

@@ -33,7 +33,7 @@ from ledger.errors import (
 )
 from ledger.hlc import Hlc
 from ledger.machines import jobs
-from ledger.machines.commitments import Commitments, read_capacity_of
+from ledger.machines.commitments import Commitments
 from ledger.machines.events import (
     ACTIONS,
     CAPACITY_RECORD_TYPE,
@@ -44,7 +44,7 @@ from ledger.machines.events import (
     CommitmentAction,
     SystemAction,
 )
-from ledger.machines.promises import Rejection, read_proposal, rejected_payload
+from ledger.machines.promises import Rejection, read_capacity, read_proposal, rejected_payload
 from ledger.machines.refusals import refused_job_id
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 
@@ -285,7 +285,7 @@ def link_batch(
 def _decided(machine: Commitments, index: int, pending: Pending) -> tuple[str, bytes, LedgerError | None]:
     """Action and payload of the entry at ``index`` that ``pending`` becomes, and why it is not accepted."""
     if pending.record_type == CAPACITY_RECORD_TYPE:
-        machine.set_capacity(*read_capacity_of(pending.payload))
+        machine.set_capacity(*read_capacity(pending.payload))
         return CommitmentAction.CAPACITY_SET.value, pending.payload, None
     rejection = machine.decide(index, read_proposal(pending.payload))
     if rejection is None:

@@ -15,13 +15,13 @@ from ledger.errors import ChainDamagedError, SeqOutOfRangeError
 if TYPE_CHECKING:
     from app.read.copies import Copies
     from app.read.replicas import Judge
-    from app.store.commitments import Said
+    from app.store.commitments import PromiseEntry
     from app.store.reading import Pool
 
 _STRONG = Promise(ReadLevel.STRONG, (), 0)
 
 
-class Snapshot(NamedTuple):
+class PromisedPage(NamedTuple):
     """A page of what held at ``as_of_seq``; ``last`` is where the next page goes on, None behind the last."""
 
     as_of_seq: int
@@ -35,9 +35,9 @@ class CommitmentReader:
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
 
-    async def snapshot(
+    async def page(
         self, tenant_id: str, as_of_seq: int | None, after_seq: int, limit: int, *, capacities: bool
-    ) -> Snapshot:
+    ) -> PromisedPage:
         """Active commitments in order of their index, or capacities of nodes, from above index ``after_seq``; as of
         the end of the chain where no seq is given.
 
@@ -48,7 +48,7 @@ class CommitmentReader:
             FencedError, TooStaleError: as STRONG reads.
         """
 
-        async def look(pool: Pool, judge: Judge) -> tuple[int, list[Said]]:
+        async def look(pool: Pool, judge: Judge) -> tuple[int, list[PromiseEntry]]:
             async with reading(pool, snapshot=True) as connection:
                 await self._copies.judged(connection, _STRONG, judge)
                 head_seq = (await chain_reads.head(connection, tenant_id)).head_seq
@@ -61,16 +61,16 @@ class CommitmentReader:
                 return as_of, found
 
         (as_of, found), _ = await self._copies.read(tenant_id, look, _STRONG)
-        items = [_item(tenant_id, said, capacities) for said in found[:limit]]
-        return Snapshot(as_of, items, found[limit - 1].seq if len(found) > limit else None)
+        items = [_item(tenant_id, entry, capacities) for entry in found[:limit]]
+        return PromisedPage(as_of, items, found[limit - 1].seq if len(found) > limit else None)
 
 
-def _item(tenant_id: str, said: Said, is_capacity: bool) -> dict[str, Any]:
+def _item(tenant_id: str, entry: PromiseEntry, is_capacity: bool) -> dict[str, Any]:
     try:
-        facts = orjson.loads(said.payload or "")
+        facts = orjson.loads(entry.payload or "")
         if is_capacity:
-            return {"index": said.seq, "node": facts["node"], "capacity": facts["capacity"]}
-        return {"index": said.seq, "commitment": facts["commitment"]}
+            return {"index": entry.seq, "node": facts["node"], "capacity": facts["capacity"]}
+        return {"index": entry.seq, "commitment": facts["commitment"]}
     except (ValueError, TypeError, KeyError):
-        reason = f"scheduler.commitments names seq {said.seq}, whose entry promises nothing"
+        reason = f"scheduler.commitments names seq {entry.seq}, whose entry promises nothing"
         raise ChainDamagedError(tenant_id, reason) from None

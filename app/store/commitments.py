@@ -94,7 +94,7 @@ SELECT w.seq, l.action, l.payload FROM wanted w
 """
 
 
-class Said(NamedTuple):
+class PromiseEntry(NamedTuple):
     """One entry that says what is promised. Without an action the table names an entry that does not."""
 
     seq: int
@@ -146,21 +146,21 @@ async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:
     await connection.execute(_EMPTY, tenant_ids)
 
 
-async def live(connection: Connection, tenant_id: str, head_seq: int) -> AsyncIterator[Said]:
+async def live(connection: Connection, tenant_id: str, head_seq: int) -> AsyncIterator[PromiseEntry]:
     """All entries that make up what is promised at the head, in seq order, and revocations that were not followed yet;
     the transaction holds the head locked."""
     async for row in connection.cursor(_LIVE, tenant_id, head_seq, prefetch=ROWS_AT_ONCE):
-        yield Said(*row)
+        yield PromiseEntry(*row)
 
 
-async def since(connection: Connection, tenant_id: str, after_seq: int, head_seq: int) -> list[Said]:
+async def since(connection: Connection, tenant_id: str, after_seq: int, head_seq: int) -> list[PromiseEntry]:
     """The entries after one seq that change what is promised."""
-    return [Said(*row) for row in await connection.fetch(_SINCE, tenant_id, after_seq, head_seq)]
+    return [PromiseEntry(*row) for row in await connection.fetch(_SINCE, tenant_id, after_seq, head_seq)]
 
 
 async def page(
     connection: Connection, tenant_id: str, as_of_seq: int, after_seq: int, limit: int, *, capacities: bool
-) -> list[Said]:
+) -> list[PromiseEntry]:
     """What was promised once the entry ``as_of_seq`` was there, or what nodes had, by seq from above ``after_seq``."""
     rows = await connection.fetch(_PAGE, tenant_id, as_of_seq, after_seq, capacities, limit)
-    return [Said(*row) for row in rows]
+    return [PromiseEntry(*row) for row in rows]

@@ -185,7 +185,7 @@ class Commitments:
                 raise InvalidInputError(f"seq {index} revokes {commitment.index}, which is not active")
             self.apply(index, commitment)
         elif action == CommitmentAction.CAPACITY_SET:
-            self.set_capacity(*read_capacity_of(payload))
+            self.set_capacity(*read_capacity(payload))
 
     # --- judging ----------------------------------------------------------------------------------
 
@@ -344,16 +344,6 @@ class Commitments:
             self.state.newest[subject] = older
         else:
             del self.state.newest[subject]
-
-
-def read_capacity_of(payload: bytes | str) -> tuple[str, Resources]:
-    """Node and capacity that an entry sets.
-
-    Raises:
-        InvalidInputError: it sets none.
-    """
-    said = read_capacity(payload)
-    return said.node, said.capacity
 
 
 def _names_of(commitment: Commitment) -> list[str]:

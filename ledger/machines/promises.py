@@ -254,16 +254,17 @@ def read_proposal(payload: bytes | str) -> Proposal:
         raise InvalidInputError(f"not the payload of a proposal: {error}") from None
 
 
-def read_capacity(payload: bytes | str) -> Capacity:
-    """The capacity that an entry sets.
+def read_capacity(payload: bytes | str) -> tuple[str, Resources]:
+    """Node and capacity that an entry sets.
 
     Raises:
         InvalidInputError: it sets none.
     """
     try:
-        return _CAPACITIES.decode(payload)
+        said = _CAPACITIES.decode(payload)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise InvalidInputError(f"not the payload of a capacity: {error}") from None
+    return said.node, said.capacity
 
 
 def rejected_payload(payload: bytes, rejection: Rejection) -> bytes:

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ledger.errors import InvalidInputError
-from ledger.machines.commitments import Commitments, LiveState, read_capacity_of
+from ledger.machines.commitments import Commitments, LiveState
 from ledger.machines.events import CommitmentAction
 from ledger.machines.promises import (
     Commitment,
@@ -34,6 +34,7 @@ from ledger.machines.promises import (
     Revocation,
     node_subject,
     proposed_payload,
+    read_capacity,
     read_proposal,
     rejected_payload,
 )
@@ -187,7 +188,7 @@ class CommitmentJudge:
         return _Effect(ended=revoked) if revoked is not None else _Effect(commitment.subject)
 
     def _take_capacity(self, seq: int, job_id: Any, payload: str) -> _Effect:
-        node, capacity = read_capacity_of(payload)
+        node, capacity = read_capacity(payload)
         for machine in (self._right, self._told):
             if machine is not None:
                 machine.set_capacity(node, capacity)

@@ -10,8 +10,8 @@ import orjson
 
 from ledger import canonical
 from ledger.errors import InvalidInputError
-from ledger.machines.commitments import Commitments, read_capacity_of
-from ledger.machines.promises import read_proposal, rejected_payload
+from ledger.machines.commitments import Commitments
+from ledger.machines.promises import read_capacity, read_proposal, rejected_payload
 from tests.ledger.ledger_in_memory import NODE, Ledger, Row, build
 
 
@@ -78,7 +78,7 @@ class Racing:
         if "capacity" in payload:
             action, subject = "CAPACITY_SET", f"node:{payload['node']}"
             if origin is None:
-                self._machine.set_capacity(*read_capacity_of(data))
+                self._machine.set_capacity(*read_capacity(data))
         else:
             proposed, subject = read_proposal(data), subject_of(payload["commitment"])
             rejection = None if origin is not None else self._machine.judge(proposed)
