@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import asyncpg
 
@@ -149,12 +149,17 @@ class WalPosition(NamedTuple):
     seen_durable_lsn: Lsn
 
 
+_BY_KEY: Final = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+"""All that chaining asks it asks by key. A plan that was made while a table was small, and is kept, would read the whole
+of it for each batch once it is large."""
+
+
 async def connect(
     url: str, statement_timeout_s: float, idle_in_transaction_max_s: float
 ) -> asyncpg.Connection[asyncpg.Record]:
     """A connection to chain with; Postgres ends it when it has been idle inside a transaction for so long."""
     connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
-        url, timeout=5, command_timeout=statement_timeout_s, connection_class=TypesKnown
+        url, timeout=5, command_timeout=statement_timeout_s, connection_class=TypesKnown, server_settings=_BY_KEY
     )
     await connection.execute(f"SET idle_in_transaction_session_timeout = '{idle_in_transaction_max_s:g}s'")
     await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_S:g}s'")
