@@ -150,7 +150,7 @@ class WalPosition(NamedTuple):
 
 
 _BY_KEY: Final = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
-"""All that chaining asks it asks by key. A plan that was made while a table was small, and is kept, would read the whole
+"""All that chaining asks it asks by key. A plan that was made while a table was small, and is kept, would read all
 of it for each batch once it is large."""
 
 
