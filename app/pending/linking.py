@@ -19,7 +19,7 @@ from app.pending.backlog import Pending
 from app.pending.requests import RequestName
 from app.store.chaining import ChainHead
 from app.store.growth import ChainPosition, Entry, Grower, Growth
-from app.store.standing import Chained
+from app.store.standing import Chained, ChainedEntry
 from ledger import canonical
 from ledger.chain import Linker
 from ledger.chain.conflict import Event, conflict_hlc, conflict_payload
@@ -235,15 +235,7 @@ def link_batch(
         stands = None
         if chained:
             event = event_of(pending)
-            standing = chained.get(tenant_id, {})
-            stands_at, kept_digest = place_of(event, events_there.get(tenant_id, {}))
-            stands = None if stands_at is None else standing[stands_at]
-            entry = standing.get(event.t_hlc)
-            if entry is not None and is_refused_in(pending, entry.event):
-                stands, kept_digest = entry, None
-            is_proposal = pending.record_type == PROPOSED_RECORD_TYPE
-            if entry is not None and is_proposal and _is_verdict_on(pending, entry.event):
-                stands, kept_digest = entry, None
+            stands, kept_digest = _found(pending, event, chained.get(tenant_id, {}), events_there.get(tenant_id, {}))
             linked.is_returning |= stands is not None or kept_digest is not None
             if kept_digest is not None:
                 hlc = conflict_hlc(event)
@@ -316,9 +308,22 @@ def _not_judged(index: int, hlc: Hlc) -> CommitmentConflictError:
     return CommitmentConflictError(says, reason="imported", index=index, hlc=hlc.text())
 
 
+def _found(
+    pending: Pending, event: Event, chained: Chained, standing: Standing
+) -> tuple[ChainedEntry | None, str | None]:
+    """The entry that the event is in the chain already; else, where another event has its HLC, the payload digest of
+    that one."""
+    entry = chained.get(event.t_hlc)
+    if entry is not None and (is_refused_in(pending, entry.event) or _is_verdict_on(pending, entry.event)):
+        return entry, None
+    stands_at, kept_digest = place_of(event, standing)
+    return None if stands_at is None else chained[stands_at], kept_digest
+
+
 def _is_verdict_on(pending: Pending, standing: Event) -> bool:
-    """Whether what stands at the proposal's HLC is a verdict on it, perhaps of another ledger."""
-    return standing.action in VERDICTS and standing.job_id == pending.job_id
+    """Whether ``pending`` is a proposal and what stands at its HLC a verdict on it, perhaps of another ledger."""
+    is_proposal = pending.record_type == PROPOSED_RECORD_TYPE
+    return is_proposal and standing.action in VERDICTS and standing.job_id == pending.job_id
 
 
 def _plain_entries(batch: Sequence[Pending]) -> dict[str, list[Entry]] | None:
