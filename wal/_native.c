@@ -1,8 +1,9 @@
 /*
  * The queue of the WAL, and the writer's loop over it, without the interpreter's lock (docs/decisions/0037); and batches
- * that came over the wire, checked.
+ * that come over the wire: received, checked, written and synced.
  *
- * Their twins in Python, which are the specification, are wal.queue.PythonQueue and wal.replication.checking. CRC-32 is
+ * Their twins in Python, which are the specification, are wal.queue.PythonQueue, wal.replication.checking, and what
+ * wal.native and wal.replication.frames do where this module is not there. CRC-32 is
  * made by the processor's instructions where it has them for carry-less products, and by zlib, found in the library that
  * Python has loaded, else and for short ends. Without zlib the module cannot be imported.
  *
@@ -17,8 +18,10 @@
 #include "../ledger/_native.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stddef.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -44,6 +47,11 @@
 #define LINGER_ENTRIES_MIN 2 /* as in wal.queue */
 #define LINGER_PART 3        /* as in wal.queue */
 #define HEARD_MAX 4096       /* as in wal.queue */
+
+#define SUM_STEP ((size_t)1 << 30)
+#define SUM_HELD (64 << 10) /* so much takes less than giving the interpreter's lock up and having it again */
+#define IS_LATE 1
+#define IS_STOPPED 2
 
 #define CHUNK_BYTES (256 << 10)
 #define FREE_CHUNKS_MAX 4
@@ -924,6 +932,119 @@ static PyObject *check_batches(PyObject *Py_UNUSED(module), PyObject *args)
     return answer_of(last_lsn > 0 ? PyLong_FromUnsignedLongLong(last_lsn) : NULL, last_lsn > 0);
 }
 
+/* crc32_on of any length: zlib counts in 32 bits. */
+static uint32_t crc32_long(uint32_t crc, const unsigned char *at, size_t left)
+{
+    for (size_t step; left > 0; at += step, left -= step) {
+        step = left < SUM_STEP ? left : SUM_STEP;
+        crc = crc32_on(crc, at, step);
+    }
+    return crc;
+}
+
+PyDoc_STRVAR(sum_doc,
+    "sum(data, crc=0)\n--\n\nCRC-32 of what crc is of, and of these bytes behind it. Other threads run meanwhile where\n"
+    "that takes a while.");
+
+static PyObject *sum_bytes(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer data;
+    unsigned int crc = 0;
+    if (!PyArg_ParseTuple(args, "y*|I", &data, &crc))
+        return NULL;
+    PyThreadState *const held = data.len > SUM_HELD ? PyEval_SaveThread() : NULL;
+    crc = crc32_long(crc, data.buf, (size_t)data.len);
+    if (held != NULL)
+        PyEval_RestoreThread(held);
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(crc);
+}
+
+PyDoc_STRVAR(write_synced_doc,
+    "write_synced(descriptor, data, offset, path, inode)\n--\n\n"
+    "Write the data and sync the file: whether the path still is of this inode. Other threads run meanwhile.");
+
+static PyObject *write_synced(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    int file, failed;
+    Py_buffer data;
+    long long offset;
+    PyObject *path;
+    unsigned long long inode;
+    struct stat found;
+    if (!PyArg_ParseTuple(args, "iy*LSK", &file, &data, &offset, &path, &inode))
+        return NULL;
+    int is_named = 0;
+    Py_BEGIN_ALLOW_THREADS
+    const struct iovec piece = {data.buf, (size_t)data.len};
+    failed = write_pieces(file, &piece, 1, (off_t)offset);
+    while (failed == 0 && fdatasync(file) != 0)
+        if (errno != EINTR)
+            failed = errno;
+    if (failed == 0)
+        is_named = stat(PyBytes_AS_STRING(path), &found) == 0 && found.st_ino == inode;
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    if (failed != 0) {
+        errno = failed;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return PyBool_FromLong(is_named);
+}
+
+/* Wait until the socket has something to read: 0, or what it is that ends that (IS_LATE, IS_STOPPED), or minus errno. */
+static int await_bytes(int socket, int stop, double timeout_s)
+{
+    struct pollfd waited[] = {{.fd = socket, .events = POLLIN}, {.fd = stop, .events = POLLIN}};
+    const double until_s = seconds() + timeout_s;
+    for (;;) {
+        const double left_s = until_s - seconds();
+        const int found = poll(waited, 2, left_s <= 0 ? 0 : (int)(left_s * 1e3) + 1);
+        if (found > 0)
+            return waited[1].revents != 0 ? IS_STOPPED : 0;
+        if (found == 0 && left_s <= 0)
+            return IS_LATE;
+        if (found < 0 && errno != EINTR)
+            return -errno;
+    }
+}
+
+PyDoc_STRVAR(receive_doc,
+    "receive(socket, stop, room, timeout_s, is_drained)\n--\n\n"
+    "Read into the buffer what comes to the socket, looked for at once unless it is drained, and waited for: how many\n"
+    "bytes, 0 at its end; None when time is up or stop, a descriptor or -1, can be read. Other threads run meanwhile.");
+
+static PyObject *receive(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    int socket, stop, is_drained;
+    Py_buffer data;
+    double timeout_s;
+    ssize_t count = -1;
+    int ended = 0;
+    if (!PyArg_ParseTuple(args, "iiw*dp", &socket, &stop, &data, &timeout_s, &is_drained))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    while (count < 0 && ended == 0) {
+        if (is_drained)
+            ended = await_bytes(socket, stop, timeout_s);
+        if (ended == 0) {
+            count = recv(socket, data.buf, (size_t)data.len, MSG_DONTWAIT);
+            if (count < 0 && errno != EAGAIN && errno != EINTR)
+                ended = -errno;
+        }
+        is_drained = 1;
+    }
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    if (ended < 0) {
+        errno = -ended;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    if (ended != 0)
+        Py_RETURN_NONE;
+    return PyLong_FromSsize_t(count);
+}
+
 /* --- the module --------------------------------------------------------------------------------------------------- */
 
 #define METHOD(name, function, flags) {#name, (PyCFunction)(void (*)(void))function, flags, name##_doc}
@@ -961,6 +1082,9 @@ static PyTypeObject queue_type = {
 
 static PyMethodDef functions[] = {
     METHOD(check_batches, check_batches, METH_VARARGS),
+    METHOD(sum, sum_bytes, METH_VARARGS),
+    METHOD(write_synced, write_synced, METH_VARARGS),
+    METHOD(receive, receive, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,16 +1,17 @@
-"""The queue of the WAL, and checking batches, in C where that is built, and in Python where it is not, as
-``ledger.native`` says."""
+"""The queue of the WAL, and what is done for each batch that comes from elsewhere, in C where that is built, and in
+Python where it is not, as ``ledger.native`` says."""
 
 from __future__ import annotations
 
 import os
-import zlib  # noqa: F401 - it loads the library that the queue in C sums with
+import zlib
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from ledger.hlc import node_hash
+from wal.format import BATCH_RECORD_BYTES, BatchRecord
 from wal.guard import gone
 from wal.log import Log
 from wal.queue import NO_BELL, Bounds, PythonQueue, Queue
@@ -23,6 +24,10 @@ except ImportError:
 
 check_batches: Callable[..., int | None] = getattr(_module, "check_batches", lambda *_: None)
 """As ``wal.replication.checking.check_batches``, of a node with this hash; None where that has to be asked."""
+crc32: Callable[..., int] = getattr(_module, "sum", zlib.crc32)
+"""As that of zlib."""
+receive: Callable[..., int | None] | None = getattr(_module, "receive", None)
+"""What ``wal.replication.frames.FrameSocket`` does to read, where no TLS is between."""
 _Queue: Any = getattr(_module, "Queue", object)
 
 
@@ -49,6 +54,23 @@ class NativeQueue(_Queue):  # type: ignore[misc]
         if offset > room.offset:
             log.wrote(offset, self.durable_lsn)
         return bool(is_open)
+
+
+def append_synced(log: Log, batch: BatchRecord, whole: bytes | memoryview) -> None:
+    """``Log.append`` and ``Log.sync`` of one batch; ``whole`` is it with its BATCH record.
+
+    Raises:
+        WalError, OSError: as those do.
+    """
+    if _module is None:
+        log.append(batch, whole[BATCH_RECORD_BYTES:])
+        log.sync()
+        return
+    assert batch.first_lsn == log.next_lsn
+    room = log.room(len(whole))
+    if not _module.write_synced(room.descriptor, whole, room.offset, os.fsencode(room.path), room.inode):
+        raise gone(room.path)
+    log.wrote(room.offset + len(whole), batch.last_lsn)
 
 
 def make_queue(bounds: Bounds, log: Log, bell: int, shipper_bell: int = NO_BELL) -> Queue:

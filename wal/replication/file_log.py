@@ -18,15 +18,16 @@ from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
 from wal import control as control_file
 from wal import history as histories
 from wal import lock as wal_lock
+from wal import native
 from wal.aside import set_aside
 from wal.control import Control
 from wal.format import (
+    BATCH,
     BATCH_RECORD_BYTES,
     HLC_AT,
     WAL_ID_BYTES,
     BatchRecord,
     batch_of,
-    decode_batch,
     encode_batch,
 )
 from wal.history import History
@@ -75,7 +76,7 @@ class FileLog:
         self.cut: TornTail | None = None
         """What recovery cut, when the files were read the last time."""
         self._gathered: list[tuple[BatchRecord, memoryview]] = []
-        """Batches that are appended and not written, from ``_gathered_from`` on."""
+        """Batches that are appended and not written, each with its BATCH record, from ``_gathered_from`` on."""
         self._gathered_bytes = 0
         self._tail_of: tuple[History, Position] = (), EMPTY
         self._gathered_from = Lsn(1)
@@ -166,26 +167,28 @@ class FileLog:
     def append(self, written_in: Epoch, batches: bytes | memoryview) -> None:
         if self._log is None or written_in != self._written_in:
             self._begin(written_in)
-        for batch, body in _bodies(bytes(batches)):
-            if self._gathered_bytes + len(body) > GATHERED_BYTES_MAX:
+        for batch, whole in _each(bytes(batches)):
+            if self._gathered_bytes + batch.body_bytes > GATHERED_BYTES_MAX:
                 self.sync()
-            self._gathered.append((batch, body))
-            self._gathered_bytes += len(body)
+            self._gathered.append((batch, whole))
+            self._gathered_bytes += batch.body_bytes
             self._last_lsn = batch.last_lsn
 
     def sync(self) -> None:
         if not self._gathered:
             return
         assert self._log is not None
-        batch, body = self._gathered[0] if len(self._gathered) == 1 else self._as_one()
-        self._log.append(batch, body)
-        self._log.sync()
+        if len(self._gathered) == 1:
+            native.append_synced(self._log, *self._gathered[0])
+        else:
+            self._log.append(*self._as_one())
+            self._log.sync()
         self._gathered, self._gathered_bytes = [], 0
         self._gathered_from = after(self._last_lsn)
 
     def _as_one(self) -> tuple[BatchRecord, bytes]:
         """What is gathered, as one batch."""
-        body = b"".join(body for _, body in self._gathered)
+        body = b"".join(whole[BATCH_RECORD_BYTES:] for _, whole in self._gathered)
         return batch_of(self._gathered_from, self._last_lsn, self._gathered[-1][0].hlc, body), body
 
     def truncate(self, last_lsn: Lsn) -> None:
@@ -329,11 +332,12 @@ def _from(segment: Segment, node_id: str, from_lsn: Lsn, upto_lsn: Lsn) -> Itera
         yield batch_of(max(record.first_lsn, from_lsn), min(record.last_lsn, upto_lsn), hlc, body), body
 
 
-def _bodies(data: bytes) -> Iterator[tuple[BatchRecord, memoryview]]:
-    """The batches that ``data`` is, which were checked."""
+def _each(data: bytes) -> Iterator[tuple[BatchRecord, memoryview]]:
+    """The batches that ``data`` is, which were checked, with their BATCH records."""
     at, view = 0, memoryview(data)
     while at < len(data):
-        batch = decode_batch(data, at, len(data))
-        body_at = at + BATCH_RECORD_BYTES
-        at = body_at + batch.body_bytes
-        yield batch, view[body_at:at]
+        *_, first_lsn, last_lsn, body_bytes, body_crc32 = BATCH.unpack_from(data, at)
+        hlc = data[at + HLC_AT.start : at + HLC_AT.stop]
+        end = at + BATCH_RECORD_BYTES + body_bytes
+        yield BatchRecord(first_lsn, last_lsn, hlc, body_bytes, body_crc32), view[at:end]
+        at = end

@@ -14,9 +14,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ledger.errors import InvalidInputError, LedgerError
+from wal import native
 from wal.replication import messages
 from wal.replication.messages import FRAME_BYTES_MAX, PREFIX_BYTES, Frame
 
@@ -72,6 +73,8 @@ class FrameSocket:
         """What was read and not given out is between these."""
         self._is_drained = False
         """The last read left room: so nothing more has come by then. Of TLS that is not known."""
+        self._is_plain = not isinstance(connected, ssl.SSLSocket)
+        self._descriptor = connected.fileno()
         self._readable = self._waiting_for(select.POLLIN)
 
     def close(self) -> None:
@@ -162,6 +165,9 @@ class FrameSocket:
 
     def _read(self, deadline_s: float | None) -> bool:
         """Read what has come, waited for until ``deadline_s``; whether it was anything, where nobody waits."""
+        if deadline_s is not None and self._is_plain and native.receive is not None:
+            self._count(self._received(native.receive, deadline_s))
+            return True
         if self._is_drained:
             self._is_drained = False
             if deadline_s is None:
@@ -178,11 +184,24 @@ class FrameSocket:
             except ssl.SSLWantWriteError:
                 self._wait(select.POLLOUT, deadline_s or time.monotonic() + FRAME_TIMEOUT_S)
             else:
-                if not count:
-                    raise ConnectionOverError("the peer closed the connection")
-                self._end += count
-                self._is_drained = count < len(room) and not isinstance(self._socket, ssl.SSLSocket)
+                self._count(count)
                 return True
+
+    def _received(self, receive: Callable[..., int | None], deadline_s: float) -> int:
+        """``_read`` of a plain connection in one call: bytes that came."""
+        room = memoryview(self._buffer)[self._end :]
+        stop, left_s = -1 if self._stop is None else self._stop, max(0.0, deadline_s - time.monotonic())
+        while (count := receive(self._descriptor, stop, room, left_s, self._is_drained)) is None:
+            self._wait(select.POLLIN, 0.0)  # which says why, or something has come just now
+            left_s = 0.0
+        return count
+
+    def _count(self, count: int) -> None:
+        """So many bytes came into the buffer."""
+        if not count:
+            raise ConnectionOverError("the peer closed the connection")
+        self._end += count
+        self._is_drained = self._end < len(self._buffer) and self._is_plain
 
     # --- writing ----------------------------------------------------------------------------------
 

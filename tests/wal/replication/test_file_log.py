@@ -18,6 +18,7 @@ from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.quorums import batch, lsns_of
 from wal import history as histories
+from wal import native
 from wal.format import SegmentHeader
 from wal.history import EpochStart
 from wal.inspect import dump
@@ -157,6 +158,7 @@ def killed_before(number: int) -> Iterator[list[int]]:
     """Nothing is changed from the call of this number on; how many calls there were is in the list."""
     made = [0]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_module", None)  # which makes several of these calls at once
         for name in CHANGING:
             patch.setattr(os, name, _counted(getattr(os, name), made, number))
         yield made
