@@ -40,7 +40,6 @@ from ledger.machines.events import (
     DECIDED_RECORD_TYPES,
     PROPOSED_RECORD_TYPE,
     SYSTEM_RECORD_TYPES,
-    VERDICTS,
     CommitmentAction,
     SystemAction,
 )
@@ -314,16 +313,10 @@ def _found(
     """The entry that the event is in the chain already; else, where another event has its HLC, the payload digest of
     that one."""
     entry = chained.get(event.t_hlc)
-    if entry is not None and (is_refused_in(pending, entry.event) or _is_verdict_on(pending, entry.event)):
+    if entry is not None and is_refused_in(pending, entry.event):
         return entry, None
     stands_at, kept_digest = place_of(event, standing)
     return None if stands_at is None else chained[stands_at], kept_digest
-
-
-def _is_verdict_on(pending: Pending, standing: Event) -> bool:
-    """Whether ``pending`` is a proposal and what stands at its HLC a verdict on it, perhaps of another ledger."""
-    is_proposal = pending.record_type == PROPOSED_RECORD_TYPE
-    return is_proposal and standing.action in VERDICTS and standing.job_id == pending.job_id
 
 
 def _plain_entries(batch: Sequence[Pending]) -> dict[str, list[Entry]] | None:

@@ -78,7 +78,7 @@ def decide(entries: Sequence[Incoming], standing: Mapping[str, dict[str, Event]]
             here[entry.t_hlc] = event
             continue
         stands, kept_digest = _place(entry, event, here)
-        if first is not None and first != event and entry.action != _CONFLICT:
+        if first is not None and stands != entry.t_hlc and entry.action != _CONFLICT:
             decided.conflicts.append(_conflict(entry, event, first))
         if stands is not None:
             decided.duplicates += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ledger.chain.conflict import Event, conflict_hlc
+from ledger.machines.events import VERDICTS, CommitmentAction
 
 Standing = Mapping[str, Event]
 """The events of one chain by HLC, those that matter; a CONFLICT entry is an event like any other."""
@@ -20,7 +21,14 @@ def place_of(event: Event, standing: Standing) -> tuple[str | None, str | None]:
     first = standing.get(event.t_hlc)
     if first is None:
         return None, None
-    if first == event:
+    if first == event or _is_verdict_on(event, first):
         return event.t_hlc, None
     beside = conflict_hlc(event).text()
     return (beside, None) if beside in standing else (None, first.payload_digest)
+
+
+def _is_verdict_on(event: Event, first: Event) -> bool:
+    """Whether ``event`` is a proposal, as a WAL has it, that is judged in ``first``, which says all of it."""
+    if event.action != CommitmentAction.PROPOSED or first.action not in VERDICTS or first.job_id != event.job_id:
+        return False
+    return first.action == CommitmentAction.PROPOSE_REJECTED or first.payload_digest == event.payload_digest

@@ -14,12 +14,16 @@ import asyncpg
 import httpx
 import pytest
 
+from app.bundle.from_wal import export_from_wal, survey
 from app.chain.followers import TableFollower, Turn
 from app.chain.job_table import JobTable
+from app.config import Settings
 from app.store import Connection, job_table
 from ledger.positions import BEFORE_FIRST
+from signing import key_file
 from tests.app.chains import followed, until
-from tests.app.conftest import RunServer
+from tests.app.conftest import MakeSettings, RunServer
+from tests.app.postgres_proxy import PostgresProxy
 from tests.conftest import Database
 
 _KEYS = count(1)
@@ -174,14 +178,65 @@ async def test_a_node_that_lost_its_fence_answers_neither_proposal_nor_snapshot(
     assert await superuser.fetchval("SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id = 'acme'") == 1
 
 
-async def test_what_came_by_an_import_is_history(client: httpx.AsyncClient, tmp_path: Path) -> None:
-    placed = (await propose(client, placement("a", "n1"), free("n1"))).json()["index"]
-    bundle = (await client.post("/v1/bundles/export", json={"tenant_id": "acme"})).content
-    # The tenant of a bundle is its own: what the chain has already adds nothing, and changes nothing that holds.
-    answer = await client.post("/v1/bundles/import", files={"file": ("acme.tar", bundle)})
-    assert answer.status_code in (200, 422), answer.text
-    assert list(await promised(client)) == [placed]
-    assert (await propose(client, placement("b", "n1"), free("n1"))).json()["blocking_index"] == placed
+async def imported(client: httpx.AsyncClient, bundle: Path) -> tuple[int, int]:
+    """Entries that were imported, and that were there already; there are no conflicts."""
+    answer = await client.post("/v1/bundles/import", files={"file": (bundle.name, bundle.read_bytes())})
+    answer.raise_for_status()
+    told = answer.json()
+    assert told["conflicts"] == []
+    return told["imported"], told["duplicates"]
+
+
+@pytest.fixture
+async def trusting(run_server: RunServer, make_settings: MakeSettings, tmp_path: Path) -> MakeSettings:
+    """Settings of nodes that import what ``node`` signed."""
+    keys = tmp_path / "keys.json"
+    async with run_server() as client:
+        keys.write_bytes((await client.get("/v1/keys")).content)
+    return partial(make_settings, bundle={"trusted_keys": str(keys)})
+
+
+def unjudged(settings: Settings) -> Path:
+    """A bundle of what the WAL has, chained or not."""
+    path = settings.data_dir.parent / "unjudged.tar"
+    signer = key_file.load(str(settings.data_dir / "keys" / "signing.pem"))
+    with path.open("wb") as file:
+        export_from_wal(survey(settings.data_dir / "wal"), "acme", signer, signer, file.write)
+    return path
+
+
+async def test_what_is_judged_already_adds_nothing_by_an_import(
+    run_server: RunServer, trusting: MakeSettings, tmp_path: Path
+) -> None:
+    async with run_server(settings := trusting()) as client:
+        placed = (await propose(client, placement("a", "n1"), free("n1"))).json()["index"]
+        assert (await propose(client, placement("b", "n1"), free("n1"))).status_code == 409
+        judged = tmp_path / "judged.tar"
+        judged.write_bytes((await client.post("/v1/bundles/export", json={"tenant_id": "acme"})).content)
+        for bundle in (judged, unjudged(settings)):
+            assert await imported(client, bundle) == (0, 2)
+        assert list(await promised(client)) == [placed]
+        assert (await propose(client, placement("b", "n1"), free("n1"))).json()["blocking_index"] == placed
+
+
+async def test_a_proposal_that_was_imported_before_its_node_chained_it_is_history(
+    run_server: RunServer, trusting: MakeSettings, proxy: PostgresProxy
+) -> None:
+    settings = trusting()
+    async with run_server(settings, url=proxy.url) as client, run_server(trusting("other")) as other:
+        await propose(client, {"kind": "Lease", "resource": "r", "holder": "h"}, key="first")
+        before = survey(wal := settings.data_dir / "wal").records
+        await proxy.refuse()
+        waiting = asyncio.create_task(propose(client, placement("a", "n1"), free("n1"), "one"))
+        await until(lambda: survey(wal).records > before, "the WAL has it")
+        assert await imported(other, unjudged(settings)) == (1, 1)
+        await proxy.accept()
+        lost = await waiting
+        assert (lost.status_code, lost.json()["reason"]) == (409, "imported")
+        assert list(await promised(client)) == [1]
+        assert (await propose(client, placement("a", "n1"), free("n1"), "one")).status_code == 201
+        verdict = (await other.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+        assert (verdict["valid"], verdict["verdicts"]["projection"]) == (True, "ok")
 
 
 class _JobsAlone(JobTable):
