@@ -7,7 +7,7 @@ whole numbers, dimension by dimension; what is left out is 0.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import orjson
@@ -28,15 +28,18 @@ NODE_PREFIX: Final = "node:"
 ANY_ACCELERATOR: Final = "accelerators"
 """The dimension that all accelerators of a node are where its capacity is not known."""
 
+Amount = Annotated[int, msgspec.Meta(ge=0, le=canonical.INTEGER_MAX)]
+"""What a rejection can tell, too: more is in no entry that a ledger made."""
+
 
 class Resources(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """An amount in each dimension."""
 
-    cpu_millis: int = 0
-    memory_bytes: int = 0
-    disk_bytes: int = 0
-    disk_bw_bps: int = 0
-    accelerators: dict[str, int] = {}
+    cpu_millis: Amount = 0
+    memory_bytes: Amount = 0
+    disk_bytes: Amount = 0
+    disk_bw_bps: Amount = 0
+    accelerators: dict[str, Amount] = {}
 
     def amounts(self) -> Iterator[tuple[str, int]]:
         """Each dimension that is not 0, with its amount; accelerators one by one, ``accelerators.NAME``."""
@@ -112,8 +115,8 @@ class ModuleAdjustment(_Kind, frozen=True):
 
     mission: str
     module: str
-    replicas: int
-    epoch: int
+    replicas: Amount
+    epoch: Amount
 
     @property
     def subject(self) -> str:
@@ -145,7 +148,7 @@ class Lease(_Kind, frozen=True):
 class Revocation(_Kind, frozen=True):
     """The commitment at ``index`` holds no longer."""
 
-    index: int
+    index: Amount
 
     @property
     def subject(self) -> str:
@@ -181,7 +184,7 @@ class ModuleAdjustmentVersion(_Kind, frozen=True):
 
     mission: str
     module: str
-    epoch: int
+    epoch: Amount
 
 
 Precondition = Unconditional | NodeFreeOf | GangUnplaced | ModuleAdjustmentVersion

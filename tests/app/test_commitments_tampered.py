@@ -15,6 +15,7 @@ from tests.app import test_tamper as tamper
 from tests.app.chain_builder import insert, unguarded
 from tests.app.chain_builder import replace as put
 from tests.app.chains import followed, until
+from tests.app.conftest import RunServer
 from tests.app.test_commitments import free, placement, propose
 from tests.conftest import Database
 from tests.ledger.committed import RACE, committed, flipped, with_history
@@ -145,3 +146,22 @@ async def test_the_service_judges_its_own_chain_and_names_an_edited_table(
     found = await verified()
     assert (found["valid"], found["breaks"]) == (False, {"projection": 1})
     assert found["first_break"]["seq"] == first  # type: ignore[index]
+
+
+@pytest.mark.parametrize("amount", [2**60, -(2**40)])
+async def test_an_amount_that_no_client_can_give_keeps_up_its_tenant_alone(
+    run_server: RunServer, superuser: asyncpg.Connection, amount: int
+) -> None:
+    async with run_server() as client:
+        body = {"tenant_id": "acme", "capacity": {"cpu_millis": 4000}}
+        (await client.put("/v1/nodes/n1/capacity", json=body)).raise_for_status()
+    async with unguarded(superuser):
+        await superuser.execute(
+            "UPDATE scheduler.scheduler_log SET payload = replace(payload::text, '4000', $1)::json"
+            " WHERE action = 'CAPACITY_SET'",
+            str(amount),
+        )
+    async with run_server() as client:
+        held = await propose(client, placement("a", "n1", {}), free("n1", {"cpu_millis": 1, "memory_bytes": 1}))
+        assert (held.status_code, held.json()["type"].rpartition("/")[2]) == (409, "chain-damaged")
+        assert (await propose(client, placement("a", "n1"), free("n1"), tenant="other")).status_code == 201
