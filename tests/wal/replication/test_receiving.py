@@ -24,7 +24,7 @@ from wal import native
 from wal.inspect import verify
 from wal.replication.file_log import FileLog
 from wal.replication.frames import Budget, ConnectionOverError, FrameSocket
-from wal.replication.messages import EMPTY, PREFIX_BYTES, Ack, Append, Frame, encode
+from wal.replication.messages import EMPTY, PREFIX_BYTES, Ack, Append, Frame, decode, encode
 from wal.segment import list_segments
 
 ROOT = Path(__file__).parents[3]
@@ -106,6 +106,17 @@ def test_the_same_frames_come_and_the_same_ends(pieces: list[bytes]) -> None:
     assert found[:shorter] == expected[:shorter]
     if expected[-1] == (ConnectionOverError, "the peer closed the connection"):
         assert found == expected
+
+
+@pytest.mark.parametrize("body", [b"", batch(1, 3)])
+def test_a_frame_with_any_bit_changed_behind_its_length_is_no_frame(body: bytes) -> None:
+    whole = b"".join(encode(Frame(Append(Epoch(1), EMPTY, Epoch(1), Lsn(0)), body)))
+    assert decode(whole).body == body
+    for bit in range(8 * 4, 8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(InvalidInputError, match="CRC of the frame"):
+            decode(bytes(damaged))
 
 
 def test_who_waits_is_told_to_stop_and_that_time_is_up(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
