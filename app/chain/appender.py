@@ -461,7 +461,9 @@ class Appender:
                 batch,
                 heads=heads,
                 new_tenants=new_tenants,
-                chained_keys=await previous.chained_keys(connection, batch),
+                chained_keys=await previous.chained_keys(
+                    connection, [each for each in batch if each.tenant_id in heads]
+                ),
                 linkers=self._linkers,
                 chained=chained,
                 machines=machines,

@@ -165,3 +165,15 @@ async def test_an_amount_that_no_client_can_give_keeps_up_its_tenant_alone(
         held = await propose(client, placement("a", "n1", {}), free("n1", {"cpu_millis": 1, "memory_bytes": 1}))
         assert (held.status_code, held.json()["type"].rpartition("/")[2]) == (409, "chain-damaged")
         assert (await propose(client, placement("a", "n1"), free("n1"), tenant="other")).status_code == 201
+
+
+async def test_an_answer_that_another_s_row_would_give_keeps_up_its_tenant_alone(
+    run_server: RunServer, superuser: asyncpg.Connection
+) -> None:
+    async with run_server() as client:
+        await propose(client, placement("a", "n1"), free("n1"), "mine")
+        await propose(client, placement("b", "n1"), free("n1"), "yours")
+        await superuser.execute("UPDATE scheduler.idempotency SET seq = 1 WHERE key = 'yours'")
+        held = await propose(client, placement("b", "n1"), free("n1"), "yours")
+        assert (held.status_code, held.json()["type"].rpartition("/")[2]) == (409, "chain-damaged")
+        assert (await propose(client, placement("b", "n1"), free("n1"), tenant="other")).status_code == 201
