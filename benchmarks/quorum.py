@@ -1,13 +1,15 @@
-"""``quorum_*``: appends committed by a quorum of three safekeepers on this machine, against durable in one's own log.
+"""``quorum_*``: appends committed by a quorum of three safekeepers on this machine, against durable in one log alone.
 
 Both sides: each writer is an asyncio task that appends a record and awaits it before the next. Ours waits until a
-majority of three ``tally safekeeper serve``, each a process, has synced it, and the own log; the other until the own
-log has. What a writer waits in the median is printed for both.
+majority of three ``tally safekeeper serve``, each a process, has synced it, and the own log; the other until one log
+has, as it was when the floor was set (decision 0051). What a writer waits in the median is printed for both, and what
+today's own log does alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import statistics
 import time
@@ -24,6 +26,7 @@ from benchmarks.processes import safekeepers
 from benchmarks.row import Outcome, Row, expect, interleave
 from benchmarks.service_process import as_in_the_service
 from benchmarks.wal_append import CLOSE_TIMEOUT_S, NODE_ID, PAYLOAD, PHYSICAL_MS, RECORD_BYTES, RECORD_TYPE, WAL_ID
+from benchmarks.yardsticks import local_log
 from ledger.errors import LedgerError
 from ledger.hlc import Hlc
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
@@ -60,20 +63,57 @@ class _Unwatched:
 
 def measure(bench: Bench, writers: int, records: int) -> Outcome:
     """``writers`` concurrent writers with ``records`` records between them."""
-    waited: dict[bool, list[float]] = {True: [], False: []}
+    waited: dict[str, list[float]] = {"ours": [], "against": []}
 
-    def run(is_replicated: bool) -> float:
-        with bench.fresh_folder() as folder, ExitStack() as stack:
-            addresses = stack.enter_context(safekeepers(folder)) if is_replicated else []
-            ran = uvloop.run(_append(folder / "own", writers, records, addresses))
-            expect(sum(1 for _ in reader.read(folder / "own", Lsn(1), NODE_ID)) >= records, "a record cannot be read")
-        waited[is_replicated].append(ran.p50_s)
+    def replicated() -> float:
+        ran = _own(bench, writers, records, is_replicated=True)
+        waited["ours"].append(ran.p50_s)
+        return ran.rate
+
+    def frozen() -> float:
+        with bench.fresh_folder() as folder:
+            ran = uvloop.run(_append_frozen(folder, writers, records))
+        waited["against"].append(ran.p50_s)
         return ran.rate
 
     with as_in_the_service():
-        rates = interleave(bench, partial(run, True), partial(run, False))
-    ours, against = (statistics.median(waited[side]) for side in (True, False))
-    return rates.outcome(f"median wait {ours * 1e6:.0f} us against {against * 1e6:.0f} us, {ours / against:.2f} times")
+        rates = interleave(bench, replicated, frozen)
+        today = _own(bench, writers, records, is_replicated=False)
+    ours, against = (statistics.median(waited[side]) for side in ("ours", "against"))
+    return rates.outcome(
+        f"median wait {ours * 1e6:.0f} us against {against * 1e6:.0f} us, {ours / against:.2f} times; today's own log "
+        f"alone {today.rate:,.0f}/s, {today.p50_s * 1e6:.0f} us"
+    )
+
+
+def _own(bench: Bench, writers: int, records: int, *, is_replicated: bool) -> Ran:
+    """One run of the node's own log, with safekeepers or without."""
+    with bench.fresh_folder() as folder, ExitStack() as stack:
+        addresses = stack.enter_context(safekeepers(folder)) if is_replicated else []
+        ran = uvloop.run(_append(folder / "own", writers, records, addresses))
+        expect(sum(1 for _ in reader.read(folder / "own", Lsn(1), NODE_ID)) >= records, "a record cannot be read")
+    return ran
+
+
+async def _append_frozen(folder: Path, writers: int, records: int) -> Ran:
+    """One run of the log as it was."""
+    loop, durable = asyncio.get_running_loop(), local_log.Watermark()
+    log = local_log.LocalLog(folder, NODE_ID, lambda lsn: loop.call_soon_threadsafe(durable.advance, lsn))
+    logical, waits = itertools.count(1), list[float]()
+
+    async def write(count: int) -> None:
+        for _ in range(count):
+            began_s = time.perf_counter()
+            await durable.reached(log.append(PHYSICAL_MS, next(logical), RECORD_TYPE, PAYLOAD))
+            waits.append(time.perf_counter() - began_s)
+
+    began_s = time.perf_counter()
+    await asyncio.gather(*(write(records // writers) for _ in range(writers)))
+    took_s = time.perf_counter() - began_s
+    await asyncio.to_thread(log.close)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    expect(size >= records * RECORD_BYTES, f"the frozen log holds {size} bytes of {records} records")
+    return Ran(records / took_s, statistics.median(waits))
 
 
 async def _append(folder: Path, writers: int, records: int, addresses: list[str]) -> Ran:
@@ -173,7 +213,7 @@ def _row(writers: int, records: int) -> Row:
         "records/s",
         0.5,
         f"appends of {RECORD_BYTES}-byte records by {writers} concurrent writers, committed by a majority of three "
-        "safekeepers on this machine, against durable in the node's own log alone",
+        "safekeepers on this machine, against durable in one log alone as it was when the floor was set",
         partial(measure, writers=writers, records=records),
     )
 

@@ -48,8 +48,9 @@ class Promised:
             if known is None or known.seq > head.seq:
                 known = await self._load(connection, tenant_id, head.seq)
             elif known.seq < head.seq:
-                for entry in await store.since(connection, tenant_id, known.seq, head.seq):
+                async for entry in store.since(connection, tenant_id, known.seq, head.seq):
                     self._fold(tenant_id, known.machine, entry)
+                    known.seq = entry.seq
                 known.seq = head.seq
             self._known[tenant_id] = known
             self._known.move_to_end(tenant_id)
@@ -67,7 +68,9 @@ class Promised:
         """Take one entry, or forget the tenant."""
         try:
             if entry.action is None or entry.payload is None:
-                raise InvalidInputError("scheduler.commitments names it, and it is no such entry")
+                raise InvalidInputError(
+                    "scheduler.commitments names it, and it is no such entry; after a TRUNCATE the table fills again"
+                )
             machine.fold(entry.seq, entry.action, entry.payload)
         except InvalidInputError as error:
             self._known.pop(tenant_id, None)

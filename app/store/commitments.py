@@ -153,9 +153,10 @@ async def live(connection: Connection, tenant_id: str, head_seq: int) -> AsyncIt
         yield PromiseEntry(*row)
 
 
-async def since(connection: Connection, tenant_id: str, after_seq: int, head_seq: int) -> list[PromiseEntry]:
+async def since(connection: Connection, tenant_id: str, after_seq: int, head_seq: int) -> AsyncIterator[PromiseEntry]:
     """The entries after one seq that change what is promised."""
-    return [PromiseEntry(*row) for row in await connection.fetch(_SINCE, tenant_id, after_seq, head_seq)]
+    async for row in connection.cursor(_SINCE, tenant_id, after_seq, head_seq, prefetch=ROWS_AT_ONCE):
+        yield PromiseEntry(*row)
 
 
 async def page(
