@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
 from collections.abc import Mapping
@@ -87,6 +88,9 @@ def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: served.stop())
         host, port, *_ = listener.getsockname()
+        # What is loaded stays: a collection need not walk over it while a log waits.
+        gc.collect()
+        gc.freeze()
         tell_event("safekeeper_ready", {"address": f"{host}:{port}", "region": region, "dir": str(folder)})
         served.run()
     finally:

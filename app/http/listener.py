@@ -32,7 +32,9 @@ OPEN_REQUESTS_SHARE = 0.5
 LISTEN_BACKLOG = 2048
 LOOPBACK = "127.0.0.1"
 TICKS_A_LOOK = 3
-"""Every so many tenths of a second each connection is looked at for a client that stands still."""
+"""Every so many tenths of a second connections are looked at for clients that stand still."""
+CONNECTIONS_A_LOOK = 512
+"""About how many then; where there are more, they take turns."""
 
 log = structlog.get_logger()
 
@@ -44,7 +46,9 @@ class Server(uvicorn.Server):
         """Ten times a second; true ends the server."""
         if counter % TICKS_A_LOOK == 0:
             now_s = asyncio.get_running_loop().time()
-            for connection in tuple(self.server_state.connections):
+            connections = tuple(self.server_state.connections)
+            turns = 1 + len(connections) // CONNECTIONS_A_LOOK
+            for connection in connections[counter // TICKS_A_LOOK % turns :: turns]:
                 connection.look(now_s)  # type: ignore[union-attr]
         return await super().on_tick(counter)
 
