@@ -170,6 +170,8 @@ async def test_a_verification_that_nobody_waits_for_stops(
         asyncio.timeout(DEADLINE_S),
         connection.transaction(),
     ):
+        # Else who keeps that table waits for it, too.
+        await until(lambda: followed(connection), "the job table is at the chain's end")
         await connection.execute("LOCK TABLE scheduler.jobs IN ACCESS EXCLUSIVE MODE")
         for _ in range(3):  # one more than may run at once
             with connected(base_url, asked):
