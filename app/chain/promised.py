@@ -86,6 +86,8 @@ class Promised:
             known = self._known.get(tenant_id)
             if known is not None and known.seq == links[0].seq - 1:
                 known.seq = links[-1].seq
+        if not linked.machines:
+            return
         live = sum(len(known.machine.state.active) for known in self._known.values())
         while live > LIVE_MAX and len(self._known) > 1:
             _, oldest = self._known.popitem(last=False)

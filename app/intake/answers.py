@@ -28,24 +28,20 @@ from ledger.positions import BEFORE_FIRST, Lsn
 SURVIVES = ("process", "node", "region")
 
 
-class Entered:
-    """One event in the WAL that came without a key.
+class Awaited:
+    """An entry in the WAL, and the level that is waited for. ``reached`` resolves once it is there, or will not be in
+    time. The entry MUST NOT be acknowledged before that."""
 
-    ``reached`` resolves once it is at the level that was asked for, or will not be in time. The event MUST NOT be
-    acknowledged before that; ``receipt`` says what became of it.
-    """
+    __slots__ = ("_answers", "_level", "_timer", "pending", "reached")
 
-    __slots__ = ("_answers", "_draft", "_fence_token", "_pending", "_timer", "reached")
-
-    def __init__(self, answers: Answers, draft: Draft, pending: Pending, fence_token: int) -> None:
+    def __init__(self, answers: Answers, pending: Pending, level: Durability) -> None:
         self._answers = answers
-        self._draft = draft
-        self._pending = pending
-        self._fence_token = fence_token
-        self.reached, self._timer = answers.reached(pending, draft.durability)
+        self._level = level
+        self.pending = pending
+        self.reached, self._timer = answers.reached(pending, level)
 
-    def receipt(self) -> Receipt:
-        """The answer, when ``reached`` is done.
+    def place(self) -> ChainPosition | None:
+        """Where it stands, when ``reached`` is done; None where it was not to be chained first.
 
         Raises:
             DurabilityTimeoutError: the level was not reached in time.
@@ -54,10 +50,24 @@ class Entered:
         if self._timer is not None:
             self._timer.cancel()
         try:
-            chain = self.reached.result()
+            return self.reached.result()
         except DurabilityTimeoutError as error:
-            raise self._answers.late(self._draft.durability, str(error), self._pending.lsn, self._pending) from None
-        return self._answers.receipt(self._draft, self._pending, self._fence_token, chain)
+            raise self._answers.late(self._level, str(error), self.pending.lsn, self.pending) from None
+
+
+class Entered(Awaited):
+    """One event in the WAL that came without a key; ``receipt`` says what became of it."""
+
+    __slots__ = ("_draft", "_fence_token")
+
+    def __init__(self, answers: Answers, draft: Draft, pending: Pending, fence_token: int) -> None:
+        super().__init__(answers, pending, draft.durability)
+        self._draft = draft
+        self._fence_token = fence_token
+
+    def receipt(self) -> Receipt:
+        """The answer, when ``reached`` is done; errors as ``place``."""
+        return self._answers.receipt(self._draft, self.pending, self._fence_token, self.place())
 
     async def settled(self) -> Receipt:
         """``receipt``, waited for."""

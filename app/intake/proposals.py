@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from app.intake.answers import Answers, refused
+from app.intake.answers import Answers, Awaited, refused
 from app.intake.keyed import KeyedRequests
 from app.intake.system_entries import SystemEntries
 from app.pending.backlog import Pending
@@ -23,7 +23,7 @@ from app.pending.requests import RequestKey
 from app.store.idempotency import ChainedLine
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
-from ledger.errors import ChainDamagedError, DurabilityTimeoutError, InvalidInputError, RecordTooLargeError
+from ledger.errors import ChainDamagedError, InvalidInputError, RecordTooLargeError
 from ledger.machines.events import (
     ACTOR,
     CAPACITY_RECORD_TYPE,
@@ -46,16 +46,13 @@ class Recorded(NamedTuple):
     replayed: bool = False
 
 
-class EnteredProposal:
-    """A proposal, or a capacity, in the WAL. ``reached`` resolves once it is chained, or will not be in time; it MUST
-    NOT be answered before that."""
+class EnteredProposal(Awaited):
+    """A proposal, or a capacity, in the WAL: answered once it is chained."""
 
-    __slots__ = ("_answers", "_timer", "pending", "reached")
+    __slots__ = ()
 
     def __init__(self, answers: Answers, pending: Pending) -> None:
-        self._answers = answers
-        self.pending = pending
-        self.reached, self._timer = answers.reached(pending, Durability.GLOBAL)
+        super().__init__(answers, pending, Durability.GLOBAL)
 
     def recorded(self) -> Recorded:
         """Where it stands, when ``reached`` is done.
@@ -66,13 +63,7 @@ class EnteredProposal:
             DurabilityTimeoutError: it was not chained in time.
             LedgerError: as ``Submitter.submit``.
         """
-        if self._timer is not None:
-            self._timer.cancel()
-        pending = self.pending
-        try:
-            place = self.reached.result()
-        except DurabilityTimeoutError as error:
-            raise self._answers.late(Durability.GLOBAL, str(error), pending.lsn, pending) from None
+        place, pending = self.place(), self.pending
         assert place is not None
         return Recorded(place.seq, pending.hlc.text(), pending.epoch, pending.lsn)
 
