@@ -9,7 +9,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import httpx
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -39,13 +40,16 @@ EXAMPLES = int(os.environ.get("TEST_EXAMPLES") or 25)
 settings.register_profile("tests", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
-LONGEST = ("test_model", "test_quorum_processes", "test_simulation", "test_truncation", "test_cluster", "test_keyed")
+LONGEST = (
+    *("test_model", "test_quorum_processes", "test_simulation", "test_truncation", "test_cluster", "test_keyed"),
+    *("test_verify_page", "test_console", "test_scheduler"),
+)
 """Names of files that take half a minute and more; only those that have a Spark session are handed out before them."""
-LONG_FIRST = ("pipeline", "crash", "app", "wal")
+LONG_FIRST = ("pipeline", "crash", "clients", "app", "wal")
 """Folders whose files take longest, in the order in which they are handed to workers; the others follow."""
 ONE_JAVA = (
     ("test_archive_spark", "test_report_", "test_source_", "test_spark"),
-    ("test_class_archive", "test_diff", "test_merge", "test_stats", "test_verify_"),
+    ("test_class_archive", "test_diff", "test_interrupt", "test_merge", "test_stats", "test_task_", "test_verify_"),
 )
 """How the names of files of ``tests/pipeline`` begin that have a Spark session: those of a row go to one worker, for
 each Java takes seconds to start, and as long again until it is fast."""
@@ -86,9 +90,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FewJava
     return FewJavas(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests run in the event loop of ``tally serve``, in which a node costs a tenth less than in Python's own."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first: whoever takes the last file should not keep the others waiting."""
     items.sort(key=_rank)
+    for item in items:
+        if "strace" in getattr(item, "fixturenames", ()):
+            item.add_marker("debian_tools")
 
 
 def pytest_collection_finish() -> None:

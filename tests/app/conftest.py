@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import asyncpg
-import httpx
 import pytest
 
 from app.config import Settings, load_settings
@@ -16,27 +16,40 @@ from app.dev.embedded import EmbeddedPostgres
 from app.main import listening, running
 from app.service import Service
 from tests.app.chains import Chains
+from tests.app.client import Client
 from tests.app.oidc_issuer import Checked, Issuer, issuing
 from tests.app.postgres_proxy import PostgresProxy, proxy_to
 from tests.app.served import Serve, Served, serving_with_tokens
-from tests.conftest import Database, copy_of
+from tests.app.shared import Shared, sharing
+from tests.conftest import Database, connected_to, copy_of, fresh_database
 
 MakeSettings = Callable[..., Settings]
 RunNode = Callable[..., AbstractAsyncContextManager[Service]]
-RunServer = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+RunServer = Callable[..., AbstractAsyncContextManager[Client]]
 BackUp = Callable[[], Awaitable[Database]]
+CONNECTIONS_MAX = 4
+"""Of the pool of a node: its tasks take turns."""
+
+_tenants = itertools.count(1)
 
 
-@pytest.fixture
-def make_settings(tmp_path: Path) -> MakeSettings:
-    """Settings of a node whose data is in a folder named ``folder`` below the test's own.
+@pytest.fixture(autouse=True, scope="module")
+def few_connections() -> Iterator[None]:
+    """A node in this process takes no more connections than a test needs: each is a process, of 5 ms at the least."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("app.main.POOL_CONNECTIONS_MAX", CONNECTIONS_MAX)
+        yield
+
+
+def _settings_below(parent: Path) -> MakeSettings:
+    """Settings of a node whose data is in a folder named ``folder`` below ``parent``.
 
     The same folder again means the same node again. Whatever else is given is a setting, sections as dicts.
     """
 
     def make(folder: str = "node", **given: Any) -> Settings:
         defaults: dict[str, Any] = {
-            "data_dir": tmp_path / folder,
+            "data_dir": parent / folder,
             "port": 0,
             "shutdown_grace": "10s",
             "verify": {"on_start": False},
@@ -47,6 +60,61 @@ def make_settings(tmp_path: Path) -> MakeSettings:
         return load_settings(**{**defaults, **given})
 
     return make
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path) -> MakeSettings:
+    """Settings of nodes whose data is below the test's own folder."""
+    return _settings_below(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def make_shared_settings(tmp_path_factory: pytest.TempPathFactory) -> MakeSettings:
+    """Settings of nodes that the tests of a file share."""
+    return _settings_below(tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture(scope="module")
+def shared_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """A migrated database that the tests of a file share."""
+    with fresh_database(postgres) as database:
+        yield database
+
+
+@pytest.fixture(scope="module")
+async def shared(make_shared_settings: MakeSettings, shared_database: Database) -> AsyncIterator[Shared]:
+    """A running node that the tests of a file share; see ``tests.app.shared``."""
+    async with sharing(make_shared_settings(), shared_database) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+async def served(make_shared_settings: MakeSettings, shared_database: Database) -> AsyncIterator[Served]:
+    """The same of a node that asks for tokens."""
+    settings = make_shared_settings(auth={"mode": "tokens"})
+    async with serving_with_tokens(settings, shared_database.service_url, with_first=True) as served:
+        yield served
+
+
+@pytest.fixture
+async def shared_superuser(shared_database: Database) -> AsyncIterator[asyncpg.Connection]:
+    """A superuser's connection to ``shared_database``."""
+    async with connected_to(shared_database.superuser_url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def tenant() -> str:
+    """A tenant that no other test writes to; no such name begins with another one."""
+    return f"tenant-{next(_tenants):04}"
+
+
+@pytest.fixture
+async def shared_client(shared: Shared, tenant: str) -> AsyncIterator[Client]:
+    """A client of the node that the tests of a file share, and the tenant of this test."""
+    async with Client(base_url=shared.url, timeout=60, trust_env=False) as client:
+        client.tenant = tenant
+        yield client
 
 
 @pytest.fixture
@@ -110,26 +178,26 @@ async def service(run_node: RunNode) -> AsyncIterator[Service]:
 
 @pytest.fixture
 def run_server(database: Database, make_settings: MakeSettings) -> RunServer:
-    """Runs a whole node that listens: ``async with run_server() as client``, an ``httpx.AsyncClient`` to it.
+    """Runs a whole node that listens: ``async with run_server() as client``.
 
     Takes settings and ``url`` as ``run_node`` does.
     """
 
     @asynccontextmanager
-    async def run(settings: Settings | None = None, *, url: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    async def run(settings: Settings | None = None, *, url: str | None = None) -> AsyncIterator[Client]:
         async with AsyncExitStack() as stack:
             _service, parts = await stack.enter_async_context(
                 running(settings or make_settings(), url or database.service_url)
             )
             base_url, _serving = await stack.enter_async_context(listening(parts))
-            client = httpx.AsyncClient(base_url=base_url, timeout=30, trust_env=False)
+            client = Client(base_url=base_url, timeout=30, trust_env=False)
             yield await stack.enter_async_context(client)
 
     return run
 
 
 @pytest.fixture
-async def client(run_server: RunServer) -> AsyncIterator[httpx.AsyncClient]:
+async def client(run_server: RunServer) -> AsyncIterator[Client]:
     """A client of a node that listens on a port of its own."""
     async with run_server() as client:
         yield client

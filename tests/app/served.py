@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import httpx
-
 from app.access import tokens
 from app.config import Settings
 from app.main import listening, running
 from app.node.kept_tokens import FIRST_TOKEN, FirstToken
 from app.parts import Parts
+from tests.app.client import Client
 
 
 class Served:
@@ -23,9 +22,9 @@ class Served:
         self.parts = parts
         self.root = root
 
-    def client(self, token: str | None, **more: Any) -> httpx.AsyncClient:
+    def client(self, token: str | None, **more: Any) -> Client:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return httpx.AsyncClient(base_url=self.url, headers=headers | more, timeout=30, trust_env=False)
+        return Client(base_url=self.url, headers=headers | more, timeout=30, trust_env=False)
 
     async def issue(self, *rights: str, tenants: str = "*", name: str = "somebody", **more: Any) -> dict[str, Any]:
         """A new token, as the answer has it."""
