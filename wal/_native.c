@@ -1049,6 +1049,7 @@ static PyObject *receive(PyObject *Py_UNUSED(module), PyObject *args)
 
 #define METHOD(name, function, flags) {#name, (PyCFunction)(void (*)(void))function, flags, name##_doc}
 
+#include "_stream.h"
 static PyMethodDef queue_methods[] = {
     METHOD(append, append, METH_FASTCALL),
     METHOD(append_all, append_all, METH_O),
@@ -1103,10 +1104,12 @@ PyMODINIT_FUNC PyInit__native(void)
 #ifdef FOLDS
     folds = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
 #endif
-    if (zlib_crc32 == NULL || PyType_Ready(&queue_type) < 0)
+    if (zlib_crc32 == NULL || PyType_Ready(&queue_type) < 0 || PyType_Ready(&stream_type) < 0)
         return NULL;
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddObjectRef(module, "Queue", (PyObject *)&queue_type) < 0)
+    if (module != NULL
+        && (PyModule_AddObjectRef(module, "Queue", (PyObject *)&queue_type) < 0
+            || PyModule_AddObjectRef(module, "Stream", (PyObject *)&stream_type) < 0))
         Py_CLEAR(module);
     return module;
 }

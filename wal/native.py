@@ -8,12 +8,13 @@ import zlib
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from ledger.hlc import node_hash
+from ledger.positions import Epoch, Lsn
 from wal.format import BATCH_RECORD_BYTES, BatchRecord
 from wal.guard import gone
-from wal.log import Log
+from wal.log import Log, Room
 from wal.queue import NO_BELL, Bounds, PythonQueue, Queue
 
 _module: ModuleType | None
@@ -29,6 +30,7 @@ crc32: Callable[..., int] = getattr(_module, "sum", zlib.crc32)
 receive: Callable[..., int | None] | None = getattr(_module, "receive", None)
 """What ``wal.replication.frames.FrameSocket`` does to read, where no TLS is between."""
 _Queue: Any = getattr(_module, "Queue", object)
+_Stream: Any = getattr(_module, "Stream", None)
 
 
 class NativeQueue(_Queue):  # type: ignore[misc]
@@ -54,6 +56,70 @@ class NativeQueue(_Queue):  # type: ignore[misc]
         if offset > room.offset:
             log.wrote(offset, self.durable_lsn)
         return bool(is_open)
+
+
+class Streamed(NamedTuple):
+    """How far a stream has come with a log: all of it is durable."""
+
+    offset: int
+    """In the segment, behind the last batch."""
+    last_lsn: int
+    committed_lsn: int
+    settled_lsn: int
+    noted_lsn: int
+    is_named: bool
+    """The segment has its name still; else the last batch is lost."""
+
+
+class Stream(Protocol):
+    """Appends of one epoch that come over a plain connection one behind the other, each of one batch: taken in C,
+    without the interpreter's lock, by the rule of ``wal.replication.acceptor`` for such, and that alone
+    (``wal/_stream.h``).
+
+    Between ``lend`` and ``take_back`` nobody else may touch the log, and nothing that the rules look at may change but
+    where it ends. ``serve`` belongs to the thread of the connection, the others to whoever has the log's lock.
+    """
+
+    def lend(
+        self,
+        epoch: Epoch,
+        last_lsn: Lsn,
+        committed_lsn: Lsn,
+        settled_lsn: Lsn,
+        node_hash: bytes,
+        room: tuple[object, ...],
+        noted_lsn: Lsn,
+        wal_id: bytes,
+        note: int,
+        /,
+    ) -> None:
+        """The log ends so, all of it durable, and goes on in ``room``, a ``Room`` with its path as bytes; ``note`` is
+        the descriptor of a ``CommitNote`` that says ``noted_lsn``."""
+
+    def serve(
+        self, socket: int, stop: int, buffer: bytearray, idle_s: float, frame_s: float, /
+    ) -> tuple[int, bytes, bool]:
+        """Take what comes into the empty buffer, and acknowledge it, until something comes that is not a stream's, or
+        the log was taken back: how many bytes of it are in the buffer, what of an answer is still to be sent, and
+        whether nothing came for ``idle_s`` seconds, or no whole frame for ``frame_s``."""
+
+    def take_back(self, timeout_s: float, /) -> tuple[int, int, int, int, int, bool] | None:
+        """Nothing more is taken: a ``Streamed``; None where a disk holds it up for longer than this, if that is not
+        below 0.
+
+        Raises:
+            OSError: a write or a sync failed.
+        """
+
+
+def make_stream() -> Stream | None:
+    """A stream to lend a log to; None where there are none."""
+    return None if _Stream is None else _Stream()
+
+
+def lent_room(room: Room) -> tuple[object, ...]:
+    """As ``Stream.lend`` takes it."""
+    return room.descriptor, room.offset, os.fsencode(room.path), *room[3:]
 
 
 def append_synced(log: Log, batch: BatchRecord, whole: bytes | memoryview) -> None:

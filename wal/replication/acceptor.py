@@ -97,6 +97,20 @@ class Acceptor:
                 answer = self._refuse(messages.UNREADABLE, f"a safekeeper is not told {type(message).__name__}")
         return Frame(answer)
 
+    def streams(self, run: str) -> Epoch | None:
+        """The epoch whose Appends the log may be lent for: those of this run that go on where it ends with a batch
+        that is sound would be accepted, each, until something else is asked of the log. None where that is not so."""
+        epoch = self._elected
+        is_so = self._is_promised_to(run, epoch) and self._log.tail.epoch == epoch and not self._owes_ack
+        return epoch if is_so and not self._unsynced else None
+
+    def streamed(self, committed_lsn: Lsn, settled_lsn: Lsn) -> None:
+        """The log that was lent is here again, and this was said to be committed and settled meanwhile, as far as it
+        is held."""
+        assert self._committed_lsn <= committed_lsn <= self._log.tail.lsn
+        assert self._settled_lsn <= settled_lsn <= committed_lsn
+        self._committed_lsn, self._settled_lsn = committed_lsn, settled_lsn
+
     def flush(self) -> Frame | None:
         """Sync what was appended, and answer the Appends since the last time; None when there were none."""
         if not self._owes_ack:

@@ -48,6 +48,15 @@ class CommitNote:
             os.pwrite(self._descriptor, data + _CRC.pack(crc32(data)), 0)
             self.lsn = lsn
 
+    @property
+    def wal_id(self) -> bytes:
+        return self._wal_id
+
+    @property
+    def descriptor(self) -> int:
+        """Of the file, for who writes the same, and sets ``lsn`` then."""
+        return self._descriptor
+
     def close(self) -> None:
         os.close(self._descriptor)
 

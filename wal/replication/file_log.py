@@ -31,7 +31,7 @@ from wal.format import (
     encode_batch,
 )
 from wal.history import History
-from wal.log import Log
+from wal.log import Log, Room
 from wal.reader import batches as batches_of
 from wal.reader import records_of
 from wal.recovery import recover
@@ -185,6 +185,20 @@ class FileLog:
             self._log.sync()
         self._gathered, self._gathered_bytes = [], 0
         self._gathered_from = after(self._last_lsn)
+
+    def room(self) -> Room | None:
+        """Where another may go on with the last epoch, by whom ``wrote`` is to be called with what came of it; None
+        where something is not written yet, or no segment of that epoch is begun."""
+        if self._log is None or self._gathered or self._written_in != self._history[-1].epoch:
+            return None
+        return self._log.room(0)
+
+    def wrote(self, offset: int, last_lsn: Lsn) -> None:
+        """Batches up to this LSN stand in the room that was given, synced; it goes on at ``offset``."""
+        assert self._log is not None
+        assert not self._gathered
+        self._log.wrote(offset, last_lsn)
+        self._last_lsn, self._gathered_from = last_lsn, after(last_lsn)
 
     def _as_one(self) -> tuple[BatchRecord, bytes]:
         """What is gathered, as one batch."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 
 from ledger.errors import InvalidInputError, LedgerError
 from wal import native
+from wal.native import Stream
 from wal.replication import messages
 from wal.replication.messages import FRAME_BYTES_MAX, PREFIX_BYTES, Frame
 
@@ -125,6 +126,25 @@ class FrameSocket:
                 yield self._take(length)
             elif self._at + length > len(self._buffer) or not self._read(None):
                 return
+
+    @property
+    def can_stream(self) -> bool:
+        """Nothing that came is left, and what comes next could be given to a stream."""
+        return self._is_plain and self._at == self._end
+
+    def give_to(self, stream: Stream, idle_s: float) -> None:
+        """Let ``stream`` take what comes, until it is for others: ``next`` gives it out.
+
+        Raises:
+            ConnectionOverError, OSError: none comes any more, or not in time; or the peer does not take an answer.
+        """
+        self._begin_buffer()
+        stop = -1 if self._stop is None else self._stop
+        self._end, unsent, is_late = stream.serve(self._descriptor, stop, self._buffer, idle_s, FRAME_TIMEOUT_S)
+        self._is_drained = False
+        if is_late:
+            raise ConnectionOverError("the peer is silent")
+        self._send(unsent, time.monotonic() + FRAME_TIMEOUT_S)
 
     def _take(self, length: int) -> Frame:
         begin, self._at = self._at, self._at + length

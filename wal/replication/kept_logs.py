@@ -10,15 +10,20 @@ import contextlib
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from ledger import names
 from ledger.errors import InvalidInputError, WalError
-from ledger.positions import BEFORE_FIRST, NO_EPOCH
+from ledger.hlc import node_hash
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Lsn
 from wal import control as control_file
 from wal import history as histories
+from wal import native
+from wal.guard import gone
+from wal.native import Stream, Streamed
 from wal.replication.acceptor import Acceptor
 from wal.replication.commit_note import CommitNote
 from wal.replication.file_log import FileLog
@@ -37,13 +42,47 @@ Tell = Callable[[str, Mapping[str, object]], None]
 _is_node_id = re.compile(names.NODE_ID).fullmatch
 
 
+class LogLock:
+    """The lock of a log, which takes it back from the stream it is lent to: ``take_back(timeout_s)`` is called by
+    whoever has got it, and says whether he may go on."""
+
+    def __init__(self, take_back: Callable[[float], bool]) -> None:
+        self._lock = threading.Lock()
+        self._take_back = take_back
+
+    def acquire(self, timeout: float = -1) -> bool:
+        """Get it, within so many seconds if that is not below 0; whether it was had."""
+        ends_s = time.monotonic() + timeout
+        if not self._lock.acquire(timeout=timeout):
+            return False
+        is_back = False
+        try:
+            is_back = self._take_back(-1 if timeout < 0 else max(0.0, ends_s - time.monotonic()))
+        finally:
+            if not is_back:
+                self._lock.release()
+        return is_back
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 class KeptLog:
     """The log of one node. Whoever calls a method but ``status`` MUST hold ``lock``, and holds it for no longer than
-    files take: never while waiting for a peer."""
+    files take: never while waiting for a peer.
+
+    It may be lent to a ``Stream`` meanwhile, which goes on with it while nobody holds the lock.
+    """
 
     def __init__(self, folder: Path, region: str, tell: Tell, is_archived: bool) -> None:
         self.node_id = folder.name
-        self.lock = threading.Lock()
+        self.lock = LogLock(self._take_back)
         self.users = 0
         """Conversations about it; counted by ``KeptLogs``."""
         self.archived_lsn = BEFORE_FIRST if is_archived else None
@@ -55,6 +94,7 @@ class KeptLog:
         self._log: FileLog | None = None
         self._note: CommitNote | None = None
         self._failure = ""
+        self._lent_to: Stream | None = None
 
     @property
     def acceptor(self) -> Acceptor | None:
@@ -104,6 +144,52 @@ class KeptLog:
         """
         if self._note is not None and self._acceptor is not None:
             self._note.write(self._acceptor.committed_lsn)
+
+    def lend(self, stream: Stream, run: str) -> bool:
+        """Let ``stream`` go on with the log once the lock is released, for Appends of this run; False where it cannot.
+
+        Raises:
+            OSError, WalError: there is no room for more.
+        """
+        epoch = None if self._acceptor is None else self._acceptor.streams(run)
+        room = None if epoch is None else self.log.room()
+        if self._acceptor is None or self._note is None or epoch is None or room is None:
+            return False
+        stream.lend(
+            epoch,
+            self.log.tail.lsn,
+            self._acceptor.committed_lsn,
+            self._acceptor.settled_lsn,
+            node_hash(self.node_id),
+            native.lent_room(room),
+            self._note.lsn,
+            self._note.wal_id,
+            self._note.descriptor,
+        )
+        self._lent_to = stream
+        return True
+
+    def _take_back(self, timeout_s: float) -> bool:
+        """Have the log here again, within so many seconds if that is not below 0; a fault fails it."""
+        if self._lent_to is None:
+            return True
+        try:
+            back = self._lent_to.take_back(timeout_s)
+            if back is None:
+                return False
+            self._lent_to = None
+            assert self._acceptor is not None
+            assert self._note is not None
+            streamed = Streamed(*back)
+            self.log.wrote(streamed.offset, Lsn(streamed.last_lsn))
+            self._acceptor.streamed(Lsn(streamed.committed_lsn), Lsn(streamed.settled_lsn))
+            self._note.lsn = Lsn(streamed.noted_lsn)
+            if not streamed.is_named:
+                raise gone(self.folder)
+        except (OSError, WalError) as error:
+            self._lent_to = None
+            self.fail(error)
+        return True
 
     def tend(self) -> None:
         """Let the control file know what is durable and committed by now, so that a log which loses that is not opened

@@ -16,6 +16,8 @@ from pathlib import Path
 from ledger.errors import InvalidInputError, WalError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch
 from wal import lock as wal_lock
+from wal import native
+from wal.native import Stream
 from wal.replication import messages
 from wal.replication.acceptor import Acceptor
 from wal.replication.archiving import Archiver, Store
@@ -113,6 +115,7 @@ class Conversation:
         self._acceptor: Acceptor | None = None
         """That of ``_kept`` when it was greeted; another one knows nothing of what was said."""
         self._run = ""
+        self._stream = native.make_stream()
         self.is_over = False
 
     @property
@@ -139,6 +142,21 @@ class Conversation:
             return self._answer_all(kept, frames)
         finally:
             kept.lock.release()
+
+    def lend(self) -> Stream | None:
+        """A stream that goes on with the log where Appends of this connection come one behind the other; None where it
+        cannot be lent, and all is for ``answer``, which takes it back."""
+        kept, stream = self._kept, self._stream
+        if stream is None or kept is None or self.is_over or not kept.lock.acquire(timeout=HELD_UP_S):
+            return None
+        try:
+            is_lent = self._acceptor is not None and self._acceptor is kept.acceptor and kept.lend(stream, self._run)
+        except (OSError, WalError) as error:
+            kept.fail(error)
+            return None
+        finally:
+            kept.lock.release()
+        return stream if is_lent else None
 
     def _answer_all(self, kept: KeptLog, frames: Sequence[Frame]) -> list[Frame]:
         answers: list[Frame] = []

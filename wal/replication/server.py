@@ -24,7 +24,7 @@ from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.positions import NO_EPOCH
 from wal.replication import messages
 from wal.replication.frames import Budget, ConnectionOverError, FrameSocket
-from wal.replication.messages import Frame, Refusal
+from wal.replication.messages import Ack, Frame, Refusal
 from wal.replication.safekeeper import Conversation, Safekeeper
 from wal.replication.tls import PeerTls, names_of
 
@@ -188,9 +188,14 @@ class Server:
                 frame = spoken.next(idle_s, frame_bytes_max)
                 frames = [frame, *(spoken.more() if connection.node_id is not None else ())]
                 answers = conversation.answer(frames)
+                # Who was refused has nothing to go on with, and to ask would take the log from another's stream.
+                is_lone = len(frames) == 1 and bool(frame.body)
+                is_appended = is_lone and bool(answers) and isinstance(answers[-1].message, Ack)
                 del frame, frames
                 if answers:
                     spoken.send(*answers)
+                if is_appended and spoken.can_stream and (stream := conversation.lend()) is not None:
+                    spoken.give_to(stream, idle_s)
                 if connection.node_id is None and conversation.node_id is not None:
                     self._named(connection, conversation.node_id)
                     idle_s, frame_bytes_max = IDLE_TIMEOUT_S, messages.FRAME_BYTES_MAX

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import threading
@@ -82,6 +83,13 @@ class Keeper:
 
     def told(self, event: str) -> list[dict[str, Any]]:
         return [facts for name, facts in self.events if name == event]
+
+    def has_read(self, peer: Peer) -> bool:
+        """Nothing that came over this connection is still to be read."""
+        _, port = peer.spoken._socket.getsockname()
+        known = Path("/proc/net/tcp").read_text()
+        unread = re.search(rf":{self.port:04X} \w+:{port:04X} \w+ \w+:(\w+)", known)
+        return unread is not None and int(unread[1], 16) == 0
 
     def close(self) -> None:
         self._server.stop()

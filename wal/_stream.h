@@ -1,0 +1,336 @@
+/*
+ * A stream of Appends that one connection brings for one log of a safekeeper: received, checked, written, synced and
+ * acknowledged, one behind the other, without the interpreter's lock. Part of wal/_native.c.
+ *
+ * Python lends the log to the stream once it has accepted an Append by the rules (wal.replication.acceptor), and takes
+ * it back before it does or asks anything else of it. Meanwhile nothing of what those rules look at changes but where
+ * the log ends. So the stream takes one kind of message alone: an Append of the same epoch whose one batch goes
+ * on where the log ends, is sound, and has room in the segment. Whatever else comes stays in the buffer and is
+ * Python's, who finds the log as if he had done all himself.
+ */
+
+#define APPEND_KIND 7
+#define ACK_KIND 8
+#define FRAME_PREFIX_BYTES 8 /* length and CRC */
+#define FRAME_HEAD_AT 13     /* behind the kind and the length of the head */
+#define ACK_BYTES_MAX (FRAME_HEAD_AT + 1 + 2 * 9)
+#define WAL_ID_BYTES 16
+#define NOTE_BYTES (WAL_ID_BYTES + 8 + 4)
+
+typedef struct {
+    PyObject_HEAD
+    pthread_mutex_t lock; /* guards all that follows */
+    int is_lent;
+    int failed, is_named; /* what errno was; whether the segment has its name */
+    uint64_t epoch, tail_lsn, committed_lsn, settled_lsn, noted_lsn;
+    unsigned char node_hash[NODE_HASH_BYTES], wal_id[WAL_ID_BYTES];
+    PyObject *path;
+    uint64_t inode;
+    int file, note;
+    off_t offset, end, small_end;
+    long long small;
+} Stream;
+
+/* --- MessagePack, as far as an Append and an Ack need it ------------------------------------------------------------ */
+
+/* An unsigned integer; where it ends, NULL when there is none. */
+static const unsigned char *take_uint(const unsigned char *at, const unsigned char *end, uint64_t *value)
+{
+    if (at == NULL || at >= end)
+        return NULL;
+    const unsigned char first = *at++;
+    if (first < 0x80) {
+        *value = first;
+        return at;
+    }
+    if (first < 0xcc || first > 0xcf || end - at < 1 << (first - 0xcc))
+        return NULL;
+    *value = 0;
+    for (int left = 1 << (first - 0xcc); left > 0; left--)
+        *value = *value << 8 | *at++;
+    return at;
+}
+
+static unsigned char *put_uint(unsigned char *at, uint64_t value)
+{
+    const int size = value < 0x80 ? 0 : value <= UINT8_MAX ? 1 : value <= UINT16_MAX ? 2 : value <= UINT32_MAX ? 4 : 8;
+    if (size == 0) {
+        *at++ = (unsigned char)value;
+        return at;
+    }
+    *at++ = (unsigned char)(size == 1 ? 0xcc : size == 2 ? 0xcd : size == 4 ? 0xce : 0xcf);
+    for (int shift = 8 * (size - 1); shift >= 0; shift -= 8)
+        *at++ = (unsigned char)(value >> shift);
+    return at;
+}
+
+static const unsigned char *take_array(const unsigned char *at, const unsigned char *end, int count)
+{
+    return at != NULL && at < end && *at == (0x90 | count) ? at + 1 : NULL;
+}
+
+/* --- what is taken -------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint64_t epoch, previous_epoch, previous_lsn, written_in, committed_lsn, settled_lsn, last_lsn;
+    const unsigned char *batch;
+    size_t size; /* of the batch, with its BATCH record */
+} Appended;
+
+/* Whether the frame is an Append with one batch, all of it sound; what it says. */
+static int appended_of(const unsigned char *frame, size_t whole, const unsigned char *node_hash, Appended *found)
+{
+    if (whole < FRAME_HEAD_AT || frame[FRAME_PREFIX_BYTES] != APPEND_KIND)
+        return 0;
+    const size_t head = u32_at(frame + FRAME_PREFIX_BYTES + 1);
+    if (head > whole - FRAME_HEAD_AT
+        || u32_at(frame + LENGTH_AT) != crc32_long(0, frame + FRAME_PREFIX_BYTES, whole - FRAME_PREFIX_BYTES))
+        return 0;
+    const unsigned char *at = frame + FRAME_HEAD_AT, *const end = at + head;
+    at = take_uint(take_array(at, end, 5), end, &found->epoch);
+    at = take_uint(take_array(at, end, 2), end, &found->previous_epoch);
+    at = take_uint(at, end, &found->previous_lsn);
+    at = take_uint(at, end, &found->written_in);
+    at = take_uint(at, end, &found->committed_lsn);
+    at = take_uint(at, end, &found->settled_lsn);
+    found->batch = end;
+    found->size = whole - FRAME_HEAD_AT - head;
+    if (at != end || found->committed_lsn > INT64_MAX || found->settled_lsn > INT64_MAX
+        || found->previous_lsn >= INT64_MAX || found->size < BATCH_RECORD_BYTES
+        || u32_at(end + RECORD_HEADER_BYTES + 16) != found->size - BATCH_RECORD_BYTES)
+        return 0;
+    found->last_lsn = last_lsn_of(end, found->size, found->previous_lsn + 1, node_hash);
+    return found->last_lsn != 0;
+}
+
+/* Let the note beside the log say how far it is committed, as wal.replication.commit_note has it. 0, or errno. */
+static int note_committed(Stream *stream)
+{
+    unsigned char note[NOTE_BYTES];
+    if (stream->committed_lsn <= stream->noted_lsn)
+        return 0;
+    unsigned char *at = put_u64(put(note, stream->wal_id, WAL_ID_BYTES), stream->committed_lsn);
+    put_u32(at, crc32_on(0, note, WAL_ID_BYTES + 8));
+    const struct iovec piece = {note, sizeof note};
+    const int failed = write_pieces(stream->note, &piece, 1, 0);
+    if (failed == 0)
+        stream->noted_lsn = stream->committed_lsn;
+    return failed;
+}
+
+/* Write and sync a batch. 0, or what errno was. The lock is held. */
+static int keep(Stream *stream, const Appended *append)
+{
+    const struct iovec piece = {(void *)append->batch, append->size};
+    const int failed = write_pieces(stream->file, &piece, 1, stream->offset);
+    if (failed != 0)
+        return failed;
+    while (fdatasync(stream->file) != 0)
+        if (errno != EINTR)
+            return errno;
+    struct stat found;
+    stream->is_named = stat(PyBytes_AS_STRING(stream->path), &found) == 0 && found.st_ino == stream->inode;
+    if (!stream->is_named)
+        return 0;
+    stream->offset += (off_t)append->size;
+    stream->tail_lsn = append->last_lsn;
+    const uint64_t committed = append->committed_lsn < stream->tail_lsn ? append->committed_lsn : stream->tail_lsn;
+    if (committed > stream->committed_lsn)
+        stream->committed_lsn = committed;
+    const uint64_t settled = append->settled_lsn < stream->committed_lsn ? append->settled_lsn : stream->committed_lsn;
+    if (settled > stream->settled_lsn)
+        stream->settled_lsn = settled;
+    return note_committed(stream);
+}
+
+/* Take a frame; 0 when it is Python's, and nothing was done. What it is answered is to be sent then. */
+static int take_frame(Stream *stream, const unsigned char *frame, size_t whole, unsigned char *ack, size_t *ack_bytes)
+{
+    Appended append;
+    if (!appended_of(frame, whole, stream->node_hash, &append))
+        return 0;
+    pthread_mutex_lock(&stream->lock);
+    const off_t end = (long long)append.size > stream->small ? stream->end : stream->small_end;
+    int is_taken = stream->is_lent && stream->failed == 0 && stream->is_named && append.epoch == stream->epoch
+        && append.previous_epoch == stream->epoch && append.written_in == stream->epoch
+        && append.previous_lsn == stream->tail_lsn && stream->offset + (off_t)append.size <= end;
+    if (is_taken) {
+        stream->failed = keep(stream, &append);
+        is_taken = stream->failed == 0 && stream->is_named;
+    }
+    pthread_mutex_unlock(&stream->lock);
+    if (!is_taken)
+        return 0;
+    unsigned char *at = ack + FRAME_HEAD_AT;
+    *at++ = 0x92;
+    at = put_uint(put_uint(at, append.epoch), append.last_lsn);
+    *ack_bytes = (size_t)(at - ack);
+    ack[FRAME_PREFIX_BYTES] = ACK_KIND;
+    put_u32(ack + FRAME_PREFIX_BYTES + 1, (uint32_t)(*ack_bytes - FRAME_HEAD_AT));
+    put_u32(ack, (uint32_t)(*ack_bytes - LENGTH_AT));
+    put_u32(ack + LENGTH_AT, crc32_on(0, ack + FRAME_PREFIX_BYTES, *ack_bytes - FRAME_PREFIX_BYTES));
+    return 1;
+}
+
+PyDoc_STRVAR(serve_doc,
+    "serve(socket, stop, buffer, idle_s, frame_s)\n--\n\n"
+    "Take Appends while they come one behind the other: each is durable, and then acknowledged. Ends with what is\n"
+    "Python's: (bytes of it in the buffer, what of an answer is still to be sent, whether time was up). Other threads\n"
+    "run meanwhile.");
+
+static PyObject *serve(Stream *stream, PyObject *args)
+{
+    int socket, stop, ended = 0;
+    Py_buffer data;
+    double idle_s, frame_s;
+    unsigned char ack[ACK_BYTES_MAX];
+    size_t end = 0, ack_bytes = 0, sent = 0;
+    if (!PyArg_ParseTuple(args, "iiw*dd", &socket, &stop, &data, &idle_s, &frame_s))
+        return NULL;
+    unsigned char *const buffer = data.buf;
+    const size_t size = (size_t)data.len;
+    Py_BEGIN_ALLOW_THREADS
+    for (;;) {
+        ended = await_bytes(socket, stop, end == 0 ? idle_s : frame_s);
+        if (ended != 0)
+            break;
+        const ssize_t count = recv(socket, buffer + end, size - end, MSG_DONTWAIT);
+        if (count < 0 && (errno == EAGAIN || errno == EINTR))
+            continue;
+        if (count <= 0)
+            break; /* the next who reads finds out */
+        end += (size_t)count;
+        const size_t whole = end < LENGTH_AT ? 0 : LENGTH_AT + (size_t)u32_at(buffer);
+        if (end < FRAME_PREFIX_BYTES || (end < whole && whole <= size))
+            continue;
+        if (end != whole || !take_frame(stream, buffer, whole, ack, &ack_bytes))
+            break;
+        end = 0;
+        const ssize_t done = send(socket, ack, ack_bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+        sent = done > 0 ? (size_t)done : 0;
+        if (sent < ack_bytes)
+            break;
+    }
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    return Py_BuildValue("(ny#O)", (Py_ssize_t)end, (const char *)ack + sent, (Py_ssize_t)(ack_bytes - sent),
+                         ended == IS_LATE ? Py_True : Py_False);
+}
+
+/* --- lending and taking back: with the interpreter's lock ----------------------------------------------------------- */
+
+PyDoc_STRVAR(lend_doc,
+    "lend(epoch, tail_lsn, committed_lsn, settled_lsn, node_hash, room, noted_lsn, wal_id, note)\n--\n\n"
+    "Let the stream go on with a log, all of it durable, that ends so, in this wal.log.Room with its path as bytes; and\n"
+    "with the note of what is committed, a descriptor.");
+
+static PyObject *lend(Stream *stream, PyObject *args)
+{
+    Stream lent = {.is_lent = 1, .is_named = 1};
+    const char *node_hash, *wal_id;
+    Py_ssize_t hash_bytes, id_bytes;
+    long long offset, end, small_end;
+    unsigned long long epoch, tail, committed, settled, noted, inode;
+    if (!PyArg_ParseTuple(args, "KKKKy#(iLSKLLL)Ky#i", &epoch, &tail, &committed, &settled, &node_hash, &hash_bytes,
+                          &lent.file, &offset, &lent.path, &inode, &end, &small_end, &lent.small, &noted, &wal_id,
+                          &id_bytes, &lent.note))
+        return NULL;
+    if (hash_bytes != NODE_HASH_BYTES || id_bytes != WAL_ID_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "a hash or an id of another length");
+        return NULL;
+    }
+    PyObject *const path = stream->path;
+    pthread_mutex_lock(&stream->lock); /* nobody holds it for long: what is lent was taken back before */
+    memcpy(stream->node_hash, node_hash, NODE_HASH_BYTES);
+    memcpy(stream->wal_id, wal_id, WAL_ID_BYTES);
+    stream->epoch = epoch;
+    stream->tail_lsn = tail;
+    stream->committed_lsn = committed;
+    stream->settled_lsn = settled;
+    stream->noted_lsn = noted;
+    stream->path = Py_NewRef(lent.path);
+    stream->inode = inode;
+    stream->file = lent.file;
+    stream->note = lent.note;
+    stream->offset = (off_t)offset;
+    stream->end = (off_t)end;
+    stream->small_end = (off_t)small_end;
+    stream->small = lent.small;
+    stream->failed = 0;
+    stream->is_named = stream->is_lent = 1;
+    pthread_mutex_unlock(&stream->lock);
+    Py_XDECREF(path);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(take_back_doc,
+    "take_back(timeout_s)\n--\n\n"
+    "The stream takes nothing more: (offset behind the last batch, its LSN, LSNs committed, settled and noted, whether\n"
+    "the segment has its name). None when a disk holds it up for longer; for ever where the time is below 0. An OSError\n"
+    "is what a write or a sync ended with. Other threads run meanwhile.");
+
+static PyObject *take_back(Stream *stream, PyObject *value)
+{
+    const double timeout_s = PyFloat_AsDouble(value);
+    int late;
+    if (timeout_s == -1 && PyErr_Occurred())
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (timeout_s < 0)
+        late = pthread_mutex_lock(&stream->lock);
+    else {
+        struct timespec until; /* by the wall clock, as the function has it */
+        clock_gettime(CLOCK_REALTIME, &until);
+        const double nanoseconds = (double)until.tv_nsec + (timeout_s - (double)(time_t)timeout_s) * 1e9;
+        until.tv_sec += (time_t)timeout_s + (nanoseconds >= 1e9);
+        until.tv_nsec = (long)(nanoseconds >= 1e9 ? nanoseconds - 1e9 : nanoseconds);
+        late = pthread_mutex_timedlock(&stream->lock, &until);
+    }
+    Py_END_ALLOW_THREADS
+    if (late != 0)
+        Py_RETURN_NONE;
+    stream->is_lent = 0;
+    const int failed = stream->failed;
+    const Stream was = *stream;
+    pthread_mutex_unlock(&stream->lock);
+    if (failed != 0) {
+        errno = failed;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return Py_BuildValue("(LKKKKO)", (long long)was.offset, (unsigned long long)was.tail_lsn,
+                         (unsigned long long)was.committed_lsn, (unsigned long long)was.settled_lsn,
+                         (unsigned long long)was.noted_lsn, was.is_named ? Py_True : Py_False);
+}
+
+static void stream_dealloc(Stream *stream)
+{
+    PyTypeObject *type = Py_TYPE(stream);
+    Py_XDECREF(stream->path);
+    type->tp_free((PyObject *)stream);
+}
+
+static PyObject *stream_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords))
+{
+    Stream *stream = (Stream *)type->tp_alloc(type, 0);
+    if (stream != NULL)
+        pthread_mutex_init(&stream->lock, NULL);
+    return (PyObject *)stream;
+}
+
+static PyMethodDef stream_methods[] = {
+    METHOD(serve, serve, METH_VARARGS),
+    METHOD(lend, lend, METH_VARARGS),
+    METHOD(take_back, take_back, METH_O),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject stream_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "wal._native.Stream",
+    .tp_doc = "Appends that come over one connection.",
+    .tp_basicsize = sizeof(Stream),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = stream_new,
+    .tp_dealloc = (destructor)stream_dealloc,
+    .tp_methods = stream_methods,
+};
