@@ -175,8 +175,9 @@ def _shipper(
     def told(reached: Reached) -> None:
         loop.call_soon_threadsafe(committed.advance, reached.committed_lsn)
 
+    history = (EpochStart(Epoch(1), Lsn(1)),)
+
     def make(shipper: Shipper) -> Proposer:
-        history = (EpochStart(Epoch(1), Lsn(1)),)
         return Proposer(
             node_id=NODE_ID,
             run=RUN,
@@ -188,7 +189,7 @@ def _shipper(
             ack_mode=AckMode.REPLICATED_QUORUM,
             addresses=members.addresses,
             committed_lsn=BEFORE_FIRST,
-            read=TailReader(folder, NODE_ID, history).read,
+            read=shipper.tail.read,
             oldest_lsn=lambda: Lsn(1),
             send=shipper.send,
             drop=shipper.drop,
@@ -201,6 +202,7 @@ def _shipper(
         make,
         on_reached=told,
         on_over=failures.append,
+        tail=TailReader(folder, NODE_ID, history),
         watcher=_Unwatched(),
         lag_threshold=1 << 60,
         keeps_damaged=False,

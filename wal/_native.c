@@ -1,6 +1,7 @@
 /*
  * The queue of the WAL, and the writer's loop over it, without the interpreter's lock (docs/decisions/0037); and batches
- * that come over the wire: received, checked, written and synced.
+ * that come over the wire: received, checked, written and synced, one at a time or as a stream (_stream.h), and
+ * sent (_shipping.h).
  *
  * Their twins in Python, which are the specification, are wal.queue.PythonQueue, wal.replication.checking, and what
  * wal.native and wal.replication.frames do where this module is not there. CRC-32 is
@@ -153,6 +154,10 @@ typedef struct {
 
     /* the writer's */
     struct iovec pieces[PIECES_MAX];
+
+    /* the shipper's: the batch that was read last, to be sent */
+    unsigned char *shipped;
+    size_t shipped_size, shipped_bytes;
 } Queue;
 
 static double seconds(void)
@@ -810,6 +815,7 @@ static void queue_dealloc(Queue *queue)
     if (queue->node_id != NULL) { /* it was made */
         free_chunks(queue->head);
         free_chunks(queue->free);
+        PyMem_RawFree(queue->shipped);
         /* Lock and condition hold nothing, and are not destroyed: in a child of the process that would wait for the thread
          * of the writer, which sleeps in the parent. */
         Py_DECREF(queue->node_id);
@@ -1050,6 +1056,8 @@ static PyObject *receive(PyObject *Py_UNUSED(module), PyObject *args)
 #define METHOD(name, function, flags) {#name, (PyCFunction)(void (*)(void))function, flags, name##_doc}
 
 #include "_stream.h"
+#include "_shipping.h"
+
 static PyMethodDef queue_methods[] = {
     METHOD(append, append, METH_FASTCALL),
     METHOD(append_all, append_all, METH_O),
@@ -1059,6 +1067,7 @@ static PyMethodDef queue_methods[] = {
     METHOD(expect, expect, METH_O),
     METHOD(close, close_queue, METH_NOARGS),
     METHOD(drop, drop, METH_NOARGS),
+    METHOD(ship, ship, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };
 

@@ -34,6 +34,7 @@ from wal import native
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT, RECORD_HEADER_BYTES, QueuedRecord
 from wal.guard import CHECK_INTERVAL_S
 from wal.log import Log
+from wal.native import Ship
 from wal.queue import NO_BELL, Bounds, HeardBatch, Stand, fault_of
 
 LOCAL_GROUP_SYNC = "LOCAL_GROUP_SYNC"
@@ -90,6 +91,8 @@ class GroupCommit:
         )
         self._queue = native.make_queue(self._bounds, log, bell, shipper_bell)
         self._append = self._queue.append
+        self.ship: Ship | None = getattr(self._queue, "ship", None)
+        """Ships what is written, without the interpreter's lock; None where the queue cannot."""
         self._poison: WalPoisonedError | None = None
         self._closing = False
         self._check_at = time.monotonic() + CHECK_INTERVAL_S

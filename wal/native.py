@@ -112,6 +112,53 @@ class Stream(Protocol):
         """
 
 
+class FromMember(NamedTuple):
+    """What one member said while batches were shipped to it, and what became of its connection."""
+
+    acked_lsn: int
+    """The highest that it has acknowledged."""
+    is_heard: bool
+    """It said anything."""
+    others: bytes
+    """What else it said, perhaps not all of it."""
+    unsent: bytes
+    """What is still to be sent of the last frame."""
+    error: int
+    """What errno was where the connection failed; -1 where the member closed it, else 0."""
+    timed_lsn: int
+    timed_since_s: float
+    """Of the monotonic clock: a batch whose Ack is waited for, 0 where none is."""
+    took_s: float
+    """How long the last that was waited for took to be acknowledged; -1 where none was."""
+
+
+class Shipped(NamedTuple):
+    """What came of shipping."""
+
+    is_odd: bool
+    """Something is there that only Python does."""
+    sent_lsn: int
+    sent_bytes: int
+    """Of batches, to each member."""
+    offset: int
+    """Behind the last batch that was sent."""
+    durable_lsn: int
+    """Of the own log."""
+    reached_lsn: int
+    """What this and enough members hold."""
+    said: list[tuple[Any, ...]]
+    """A ``FromMember`` of each member."""
+
+
+Ship = Callable[..., tuple[Any, ...]]
+"""``ship(epoll, bell, members, epoch, sent_lsn, committed_lsn, settled_lsn, file, offset, enough, is_any, told_lsn,
+under_way_bytes_max, until_s)``: send what the queue has written behind ``sent_lsn``, which stands in ``file`` from
+``offset`` on, to all of ``members``, and take in their Acks, until this time of the monotonic clock, or until
+``enough`` members and the own sync are further than ``told_lsn``, with ``is_any`` until any says anything, or Python
+is needed: a ``Shipped``. Each member is (descriptor, LSN it acknowledged, bytes under way to it, LSN timed, since
+when), and holds all up to ``sent_lsn`` or has it under way. ``epoll`` has them all, the bell, and all else."""
+
+
 def make_stream() -> Stream | None:
     """A stream to lend a log to; None where there are none."""
     return None if _Stream is None else _Stream()

@@ -14,17 +14,22 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ledger.errors import FencedError, LedgerError, WalError
-from ledger.positions import BEFORE_FIRST, Lsn
+from ledger.positions import BEFORE_FIRST, Lsn, after
+from wal.native import FromMember, Ship, Shipped
 from wal.replication.election import Election, Held, Plan, Said
 from wal.replication.following import follow
 from wal.replication.messages import DAMAGED, Frame
-from wal.replication.proposer import Proposer
+from wal.replication.proposer import UNDER_WAY_BYTES_MAX, Link, Proposer
 from wal.replication.replica_log import ReplicaLog
+from wal.replication.tail_reader import TailReader
 from wal.replication.tls import PeerTls
 from wal.replication.wires import Connected, Event, Lost, Received, Wires
 
 LOOK_S = 0.25
 """How long anybody waits for a member before he looks whether the log is still to be written."""
+SHIPPED_MEMBERS_MAX = 16
+"""With more of them, Python does all."""
+_UNTIMED = (Lsn(0), 0.0)
 BEATS_A_TIMEOUT = 3
 """How often members are told what is committed, so that they answer, in the time after which a silent one is lost."""
 
@@ -187,6 +192,8 @@ class Writer(Protocol):
     def durable_lsn(self) -> Lsn: ...
     @property
     def has_ended(self) -> bool: ...
+    @property
+    def ship(self) -> Ship | None: ...
     def expect(self, entries: int) -> None: ...
 
 
@@ -203,7 +210,10 @@ class Shipper:
     ``bell`` is to be rung by the ``writer`` of the log whenever it has written or synced something.
     ``on_reached(reached)`` is called on it whenever more is committed, or held in a region; ``on_over(error)`` once,
     when nothing more can be: another writer took over, or the log cannot be read. ``make`` builds the proposer, with
-    ``send``, ``drop`` and ``on_fenced`` of the shipper.
+    ``send``, ``drop`` and ``on_fenced`` of the shipper, and what ``tail`` reads.
+
+    Where all who follow stand where the log ends, over plain connections, batches are sent and Acks taken in without
+    the interpreter's lock (``wal/_shipping.h``), until what they say is to be looked at.
     """
 
     def __init__(
@@ -213,11 +223,14 @@ class Shipper:
         *,
         on_reached: Callable[[Reached], None],
         on_over: Callable[[LedgerError], None],
+        tail: TailReader,
         watcher: Watcher,
         lag_threshold: int,
         keeps_damaged: bool,
     ) -> None:
         self._members = members
+        self.tail = tail
+        """Reads the log that is shipped."""
         self._watcher = watcher
         self._lag_threshold = lag_threshold
         self._keeps_damaged = keeps_damaged
@@ -225,6 +238,8 @@ class Shipper:
         self._timed: dict[str, tuple[Lsn, float]] = {}
         """By address, a record whose acknowledgement is timed, and since when: one at a time."""
         self._durable_lsn = BEFORE_FIRST
+        self._held_lsn = BEFORE_FIRST
+        """What enough members and the own log held when that was shipped without the interpreter's lock."""
         self._wires = Wires(members.addresses, members.tls, members.timeout_s)
         self.bell = self._wires.bell
         self._writer: Writer | None = None
@@ -292,10 +307,12 @@ class Shipper:
             while not is_last and not proposer.is_fenced:
                 is_last = self._closing
                 wires.open_due()
-                events = wires.wait(0.0 if is_last else min(beat_s, 0.25))
+                wait_s = 0.0 if is_last else min(beat_s, LOOK_S)
+                shipped = self._ship(wait_s)
+                events = wires.wait(wait_s if shipped is None else 0.0) if shipped is None or shipped.is_odd else []
                 for event in events:
                     self._take(event)
-                if self._take_in() or events:
+                if self._take_in() or events or shipped is not None:
                     before = self._tell_reached(before)
                 if time.monotonic() >= next_beat_s:
                     next_beat_s = time.monotonic() + beat_s
@@ -305,6 +322,61 @@ class Shipper:
             self._on_over(error if isinstance(error, LedgerError) else WalError(f"shipping failed: {error!r}"))
         finally:
             wires.leave()
+            self.tail.close()
+
+    def _ship(self, wait_s: float) -> Shipped | None:
+        """Wait for so long while batches are sent and Acks come, and take in those; None, and nothing was done, where
+        that is for Python."""
+        ship = None if self._writer is None else self._writer.ship
+        level = None if ship is None else self.proposer.level()
+        if ship is None or level is None or not 0 < len(level.following) <= SHIPPED_MEMBERS_MAX:
+            return None
+        place = self.tail.place(after(level.sent_lsn))
+        descriptors = [self._wires.descriptor_of(address) for address in level.following]
+        if place is None or None in descriptors:
+            return None
+        members = [
+            (descriptor, link.replicated_lsn, link.under_way, *self._timed.get(address, _UNTIMED))
+            for descriptor, (address, link) in zip(descriptors, level.following.items(), strict=True)
+        ]
+        shipped = Shipped(
+            *ship(
+                self._wires.epoll,
+                self.bell,
+                members,
+                level.epoch,
+                level.sent_lsn,
+                level.committed_lsn,
+                level.settled_lsn,
+                *place,
+                level.enough,
+                level.is_any,
+                max(level.committed_lsn, self._held_lsn),
+                UNDER_WAY_BYTES_MAX,
+                time.monotonic() + wait_s,
+            )
+        )
+        self._held_lsn = Lsn(shipped.reached_lsn)
+        if shipped.sent_lsn > level.sent_lsn:
+            self._written_lsn = Lsn(shipped.sent_lsn)
+            self.tail.passed(self._written_lsn, shipped.offset)
+            self.proposer.shipped(level, self._written_lsn, shipped.sent_bytes)
+        for (address, link), fields in zip(level.following.items(), shipped.said, strict=True):
+            self._heard(address, link, FromMember(*fields))
+        self._wires.lose_silent()
+        return shipped
+
+    def _heard(self, address: str, link: Link, said: FromMember) -> None:
+        """What a member said while batches were shipped."""
+        self._timed.pop(address, None)
+        if said.timed_lsn:
+            self._timed[address] = Lsn(said.timed_lsn), said.timed_since_s
+        if said.took_s >= 0:
+            self._watcher.acknowledged(address, said.took_s)
+        if said.acked_lsn > link.replicated_lsn:
+            self.proposer.acknowledged(address, Lsn(said.acked_lsn))
+        if said.is_heard or said.unsent or said.error:
+            self._wires.went_on(address, said.others, said.unsent, said.error)
 
     def _take(self, event: object) -> None:
         match event:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ledger.errors import WalError
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
@@ -64,6 +65,20 @@ class Link:
     sent_records: int = 0
     sent_bytes: int = 0
     """Of records, over all connections."""
+
+
+class Level(NamedTuple):
+    """Members that follow, all of whom have been sent the log up to the same place, which is where it ends."""
+
+    following: Mapping[str, Link]
+    epoch: Epoch
+    sent_lsn: Lsn
+    committed_lsn: Lsn
+    settled_lsn: Lsn
+    enough: int
+    """When so many of them have acknowledged more, it may be committed; 0 where the own log alone decides that."""
+    is_any: bool
+    """Whatever any of them acknowledges is to be looked at."""
 
 
 class Proposer:
@@ -154,6 +169,43 @@ class Proposer:
         for address, link in self.links.items():
             if link.is_streaming:
                 self._say(address, Append(self._epoch, link.sent, self._epoch, self.committed_lsn, self._settled_lsn))
+
+    # --- what is shipped by another ---------------------------------------------------------------
+
+    def level(self) -> Level | None:
+        """What another needs who ships what is written next, to all who follow; None where they stand in different
+        places, or more is to be done than to ship."""
+        following = {address: link for address, link in self.links.items() if link.is_streaming}
+        sent = Position(self._epoch, self._written_lsn)
+        if self.is_fenced or not self._is_settled or any(link.sent != sent for link in following.values()):
+            return None
+        voters, home = self.configuration.voters, {self._home}
+        enough = 0
+        if self._ack_mode is AckMode.REPLICATED_ALL:
+            enough = len(self.links)
+        elif voters:
+            enough = len(voters) // 2 + 1
+        is_any = bool(voters) and (
+            set(self.configuration.regions) != home or {link.member_id for link in self.links.values()} != voters
+        )
+        return Level(following, self._epoch, sent.lsn, self.committed_lsn, self._settled_lsn, enough, is_any)
+
+    def shipped(self, level: Level, lsn: Lsn, size_bytes: int) -> None:
+        """All up to ``lsn`` was written here and sent to those who follow, so many bytes of batches."""
+        if lsn == level.sent_lsn:
+            return
+        self._written_lsn = lsn
+        for link in level.following.values():
+            assert link.under_way_ends is not None
+            link.sent_records += lsn - link.sent.lsn
+            link.sent_bytes += size_bytes
+            link.sent = Position(self._epoch, lsn)
+            link.under_way += size_bytes
+            link.under_way_ends.append((lsn, size_bytes))
+
+    def acknowledged(self, address: str, lsn: Lsn) -> None:
+        """A member that follows has acknowledged so much, to who shipped it."""
+        self.received(address, Ack(self._epoch, lsn))
 
     # --- what members say -------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ class TailReader:
         self._chunks: dict[Lsn, Chunk] = {}
         self._places: dict[Lsn, _Place] = {}
         """Both by the first LSN, the oldest first."""
+        self._opened: tuple[Segment, int] | None = None
+        """The segment that ``place`` gave out last, and its descriptor."""
 
     def read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
         """Batches from ``from_lsn`` on up to ``upto_lsn``, which MUST be written, synced or not: at least one record,
@@ -56,6 +58,32 @@ class TailReader:
             chunk = self._chunks[from_lsn] = self._read(from_lsn, upto_lsn, bytes_max)
             _forget(self._chunks, CHUNKS_KEPT)
         return chunk
+
+    def place(self, from_lsn: Lsn) -> tuple[int, int] | None:
+        """A descriptor and the offset in it where the batch that begins with ``from_lsn`` stands, or will unless the
+        segment is full by then; holds until the next call. None where ``read`` has not come so far."""
+        found = self._places.get(from_lsn)
+        if found is None:
+            return None
+        if self._opened is None or self._opened[0] != found.segment:
+            self.close()
+            try:
+                self._opened = found.segment, os.open(found.segment.path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+        return self._opened[1], found.offset
+
+    def passed(self, upto_lsn: Lsn, offset: int) -> None:
+        """Of that segment another has read up to here, where ``offset`` is."""
+        assert self._opened is not None
+        self._places[after(upto_lsn)] = _Place(self._opened[0], offset)
+        _forget(self._places, PLACES_KEPT)
+
+    def close(self) -> None:
+        """Let the files go."""
+        if self._opened is not None:
+            os.close(self._opened[1])
+            self._opened = None
 
     def _read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
         place = self._places.get(from_lsn)

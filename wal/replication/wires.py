@@ -26,6 +26,8 @@ from wal.replication.tls import PeerTls
 RECEIVE_BYTES = 1 << 18
 SILENCE_LOOKS = 20
 """So often within the time after which a silent member is lost it is looked whether one is."""
+CALLED = 1 << 32
+"""What is added to the bell so that Python hears it; whoever writes the log adds 1."""
 PAUSE_FIRST_S = 0.05
 PAUSE_MAX_S = 2.0
 """Between attempts to reach a member that is lost: at first this, then twice as long each time, up to this."""
@@ -72,8 +74,36 @@ class Wires:
         self._look_for_silent_s = 0.0
 
     def ring(self) -> None:
-        """End a ``wait``; from any thread."""
-        os.eventfd_write(self.bell, 1)
+        """End a ``wait``, and what goes on instead of one; from any thread."""
+        os.eventfd_write(self.bell, CALLED)
+
+    @property
+    def epoll(self) -> int:
+        """What has the bell and all connections, for who waits instead."""
+        return self._poll.fileno()
+
+    def descriptor_of(self, address: str) -> int | None:
+        """The connection, where nothing is between it and the member but frames, and none of them is on its way here;
+        None else."""
+        wire = self._wires[address]
+        return wire.descriptor if wire.is_bare and not self._events else None
+
+    def went_on(self, address: str, said: bytes, unsent: bytes, error: int) -> None:
+        """Another one has spoken over the connection: what he read, what he could not send, and what errno was then."""
+        wire = self._wires[address]
+        if not wire.is_open:
+            return  # what was heard of it first has ended it
+        wire.heard_s = time.monotonic()
+        try:
+            if error:
+                raise _closed() if error < 0 else OSError(error, os.strerror(error))
+            if unsent:
+                wire.send((unsent, b""))
+                self._flush(wire)
+            for frame in wire.take(said) if said else ():
+                self._events.append(Received(address, frame))
+        except (OSError, InvalidInputError) as fault:
+            self._lose(wire, str(fault))
 
     def open_due(self) -> None:
         """Begin to connect to each member that is not connected, once its pause is over."""
@@ -123,7 +153,7 @@ class Wires:
                     os.eventfd_read(self.bell)
                 elif wire is not None:
                     self._serve(wire, mask)
-            self._lose_silent()
+            self.lose_silent()
         events, self._events = list(self._events), deque()
         return events
 
@@ -156,7 +186,8 @@ class Wires:
             wire.is_awaited_to_write = wire.wants_to_write
             self._poll.modify(wire.descriptor, select.EPOLLIN | (select.EPOLLOUT if wire.wants_to_write else 0))
 
-    def _lose_silent(self) -> None:
+    def lose_silent(self) -> None:
+        """Give up who said nothing for too long; it is looked for now and then."""
         now_s = time.monotonic()
         if now_s < self._look_for_silent_s:
             return
@@ -204,6 +235,11 @@ class _Wire:
         self._is_looking = False
         self._found: _Where | OSError | None = None
         self._where: _Where | None = None
+
+    @property
+    def is_bare(self) -> bool:
+        """It is open, without TLS, and nothing is half sent or half received."""
+        return self.is_open and self._tls is None and not self._out and not self._in
 
     @property
     def wants_to_write(self) -> bool:
@@ -298,13 +334,17 @@ class _Wire:
     def receive(self) -> list[Frame]:
         """All frames that are whole."""
         if self._tls is None:
-            self._in += self._read_socket()
-        else:
-            self._take_in()
-            with contextlib.suppress(ssl.SSLWantReadError):
-                while data := self._ssl.read(RECEIVE_BYTES):
-                    self._in += data
-            self._give_out()
+            return self.take(self._read_socket())
+        self._take_in()
+        with contextlib.suppress(ssl.SSLWantReadError):
+            while data := self._ssl.read(RECEIVE_BYTES):
+                self._in += data
+        self._give_out()
+        return self.take(b"")
+
+    def take(self, data: bytes | memoryview) -> list[Frame]:
+        """All frames that are whole now that this has come."""
+        self._in += data
         self.heard_s = time.monotonic()
         frames, at = [], 0
         with memoryview(self._in) as found:
@@ -330,7 +370,7 @@ class _Wire:
         except BlockingIOError:
             return b""
         if not count:
-            raise ConnectionResetError("the member closed the connection")
+            raise _closed()
         return self._room[:count]
 
     def _take_in(self) -> None:
@@ -340,3 +380,7 @@ class _Wire:
     def _give_out(self) -> None:
         if data := self._to_net.read():
             self._out.append(memoryview(data))
+
+
+def _closed() -> OSError:
+    return ConnectionResetError("the member closed the connection")

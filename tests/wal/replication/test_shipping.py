@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ledger.errors import LedgerError
+from ledger.errors import FencedError, LedgerError
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID, hlc_of, payload_of
-from tests.wal.replication.keepers import WAIT_S, Keeper, until
+from tests.wal.replication.keepers import WAIT_S, Keeper, talking, until
 from tests.wal.replication.quorums import batch
+from tests.wal.test_native import IS_BUILT
 from wal.format import BATCH_RECORD_BYTES, decode_batch
 from wal.group_commit import GroupCommit
 from wal.history import EpochStart
+from wal.inspect import verify
 from wal.log import Log
 from wal.replication.ack_mode import AckMode
 from wal.replication.configuration import NO_MEMBERS
 from wal.replication.leading import Members, Shipper
+from wal.replication.messages import Greeting, Prepare, Promise
 from wal.replication.proposer import Proposer
 from wal.replication.tail_reader import TailReader
+from wal.segment import list_segments
 
 RUN = "1".rjust(32, "0")
+HISTORY = (EpochStart(Epoch(1), Lsn(1)),)
 
 
 class ByHand:
     """The writer of a log that writes and syncs when a test says so."""
 
     has_ended = True
+    ship = None
 
     def __init__(self, log: Log, bell: int) -> None:
         self._log, self._bell = log, bell
@@ -59,9 +67,19 @@ class ByHand:
             os.eventfd_write(self._bell, 1)
 
 
-class Unwatched:
-    def acknowledged(self, address: str, seconds: float) -> None: ...
-    def lost(self, address: str, reason: str) -> None: ...
+class Watched:
+    """Keeps who was lost, and how long Acks took."""
+
+    def __init__(self) -> None:
+        self.losses: list[str] = []
+        self.took_s: list[float] = []
+
+    def acknowledged(self, address: str, seconds: float) -> None:
+        self.took_s.append(seconds)
+
+    def lost(self, address: str, reason: str) -> None:
+        self.losses.append(reason)
+
     def refused(self, address: str, reason: str) -> None: ...
     def lags(self, address: str, lag_lsn: int) -> None: ...
 
@@ -69,44 +87,92 @@ class Unwatched:
 class Node:
     """A node's log and its shipper, to three safekeepers in this process."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stack: ExitStack,
+        *,
+        timeout_s: float = WAIT_S,
+        segment_bytes: int = 64 << 20,
+        ack_mode: AckMode = AckMode.REPLICATED_QUORUM,
+    ) -> None:
         self.reached: list[Lsn] = []
         self.over: list[LedgerError] = []
-        keepers = [stack.enter_context(closing(Keeper(folder / f"keeper-{number}"))) for number in range(3)]
+        self.watched = Watched()
+        self._ack_mode = ack_mode
+        self.keepers = [stack.enter_context(closing(Keeper(folder / f"keeper-{number}"))) for number in range(3)]
         self.folder = folder / "own"
         self.folder.mkdir()
-        self.log = Log(self.folder, node_id=NODE, wal_id=WAL_ID, epoch=Epoch(1), next_lsn=Lsn(1))
-        self._members = Members({keeper.address: "use1" for keeper in keepers}, RUN, timeout_s=WAIT_S)
+        self.log = Log(
+            self.folder, node_id=NODE, wal_id=WAL_ID, epoch=Epoch(1), next_lsn=Lsn(1), segment_bytes=segment_bytes
+        )
+        self._members = Members({keeper.address: "use1" for keeper in self.keepers}, RUN, timeout_s=timeout_s)
         self.shipper = Shipper(
             self._members,
             self._proposer,
             on_reached=lambda reached: self.reached.append(reached.committed_lsn),
             on_over=self.over.append,
-            watcher=Unwatched(),
+            tail=TailReader(self.folder, NODE, HISTORY),
+            watcher=self.watched,
             lag_threshold=1 << 60,
             keeps_damaged=False,
         )
 
     def _proposer(self, shipper: Shipper) -> Proposer:
-        history = (EpochStart(Epoch(1), Lsn(1)),)
         return Proposer(
             node_id=NODE,
             run=RUN,
             wal_id=WAL_ID,
             epoch=Epoch(1),
-            history=history,
+            history=HISTORY,
             configuration=NO_MEMBERS,
             home="use1",
-            ack_mode=AckMode.REPLICATED_QUORUM,
+            ack_mode=self._ack_mode,
             addresses=self._members.addresses,
             committed_lsn=BEFORE_FIRST,
-            read=TailReader(self.folder, NODE, history).read,
+            read=shipper.tail.read,
             oldest_lsn=lambda: Lsn(1),
             send=shipper.send,
             drop=shipper.drop,
             on_fenced=shipper.on_fenced,
             on_configured=lambda _: None,
         )
+
+    def start(self) -> GroupCommit:
+        """Write and ship, and count the times that C did that."""
+        writer = GroupCommit(self.log, shipper_bell=self.shipper.bell, on_failure=self.over.append)
+        self.shipped: list[bool] = []
+        ship = writer.ship
+        if ship is not None:
+
+            def counted(*values: object) -> tuple[Any, ...]:
+                result = ship(*values)
+                self.shipped.append(result[1] > values[4])
+                return result
+
+            writer.ship = counted
+        self.shipper.start(writer)
+        return writer
+
+    def append(self, writer: GroupCommit, count: int, payload_bytes: int = 0) -> Lsn:
+        for _ in range(count):
+            lsn = writer.next_lsn
+            writer.append(hlc_of(lsn), 1, payload_of(lsn).ljust(payload_bytes))
+        return lsn
+
+    def commit(self, writer: GroupCommit, count: int = 1, payload_bytes: int = 0) -> None:
+        lsn = self.append(writer, count, payload_bytes)
+        until(lambda: self.has_reached(lsn), "it is committed")
+
+    def has_shipped_in_c(self) -> bool:
+        return not IS_BUILT or any(self.shipped)
+
+    def end(self, writer: GroupCommit, is_over: bool = False) -> None:
+        """All that follow hold what the node does."""
+        writer.close(WAIT_S)
+        self.shipper.close(WAIT_S)
+        assert bool(self.over) == is_over
+        assert self.reached == sorted(set(self.reached))
 
     def is_held_by_all(self, lsn: int) -> bool:
         return all(report.replicated_lsn >= lsn for report in self.shipper.reports())
@@ -171,3 +237,95 @@ def test_a_bell_that_may_still_be_rung_stays_open(node: Node) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.eventfd_write(node.shipper.bell, 1)
     node.log.close()
+
+
+@pytest.mark.parametrize("ack_mode", [AckMode.REPLICATED_QUORUM, AckMode.REPLICATED_ALL])
+def test_members_hold_what_the_node_wrote_across_its_segments(tmp_path: Path, ack_mode: AckMode) -> None:
+    with ExitStack() as stack:
+        node = Node(tmp_path, stack, segment_bytes=40_000, ack_mode=ack_mode)
+        writer = node.start()
+        for _ in range(40):
+            node.commit(writer, 7, payload_bytes=300)
+            if ack_mode is AckMode.REPLICATED_ALL:
+                assert node.is_held_by_all(node.reached[-1])
+        until(lambda: node.is_held_by_all(280), "all hold it")
+        sent = [report.sent_records for report in node.shipper.reports()]
+        node.end(writer)
+    assert sent == [280] * 3
+    assert node.has_shipped_in_c()
+    assert len(node.watched.took_s) > 10
+    assert all(0 < took_s < WAIT_S for took_s in node.watched.took_s)
+    assert len(list_segments(node.folder)) > 2
+    for folder in (node.folder, *(keeper.folder / NODE for keeper in node.keepers)):
+        (found,) = verify(folder)
+        assert (found.verdict, found.records, found.last_lsn) == ("ok", 280, 280)
+
+
+def test_a_member_that_went_away_catches_up_and_is_shipped_to_with_the_others_again(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        node = Node(tmp_path, stack)
+        writer = node.start()
+        node.commit(writer)
+        until(lambda: node.is_held_by_all(1), "all follow")
+        gone = node.keepers[2]
+        gone.close()
+        for _ in range(20):
+            node.commit(writer)
+        stack.enter_context(closing(Keeper(gone.folder, port=gone.port)))
+        until(lambda: node.is_held_by_all(21), "it has caught up")
+        node.shipped.clear()
+        node.commit(writer, 5)
+        until(lambda: node.is_held_by_all(26), "all hold it")
+        assert node.has_shipped_in_c()
+        node.end(writer)
+        gone.close = lambda: None  # type: ignore[method-assign]  # it is closed
+
+
+def test_a_member_that_answers_what_changes_nothing_is_heard(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        node = Node(tmp_path, stack, timeout_s=3.0)
+        writer = node.start()
+        node.commit(writer)
+        until(lambda: node.is_held_by_all(1), "all follow")
+        now_s = time.monotonic()
+        wires = node.shipper._wires._wires.values()
+        until(
+            lambda: all(wire.heard_s > now_s for wire in wires), "they have answered what they were told now and then"
+        )
+        node.end(writer)
+
+
+def test_a_member_that_is_held_up_holds_up_nobody_and_gets_all_of_it_later(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        node = Node(tmp_path, stack)
+        writer = node.start()
+        node.commit(writer)
+        until(lambda: node.is_held_by_all(1), "all follow")
+        (kept,) = node.keepers[0].safekeeper.logs.all()
+        with kept.lock:
+            for _ in range(30):
+                node.commit(writer, 1, payload_bytes=900_000)
+            assert not node.is_held_by_all(2)
+        until(lambda: node.is_held_by_all(31), "all hold it")
+        node.end(writer)
+    assert [verify(keeper.folder / NODE)[-1].last_lsn for keeper in node.keepers] == [31] * 3
+
+
+def test_a_node_that_is_fenced_learns_it_while_it_ships(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        node = Node(tmp_path, stack)
+        writer = node.start()
+        node.commit(writer)
+        until(lambda: node.is_held_by_all(1), "all follow")
+        node.commit(writer, 2)
+        until(lambda: node.is_held_by_all(3) and node.has_shipped_in_c(), "all hold it")
+        for keeper in node.keepers[:2]:
+            with talking(keeper.port, 2) as other:
+                greeting = other.greet()
+                assert isinstance(greeting, Greeting)
+                assert isinstance(other.ask(Prepare(Epoch(2), WAL_ID, greeting.configuration)), Promise)
+        node.append(writer, 1)
+        until(lambda: node.over, "it is told")
+        assert isinstance(node.over[0], FencedError)
+        assert node.reached[-1] == 3
+        node.end(writer, is_over=True)
