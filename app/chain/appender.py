@@ -30,7 +30,7 @@ a row in the way of an entry, a    the tenant is quarantined and its events are 
 head that is not as left, fewer    all others go on: the fence, which held, says that the database did not go back
 rows stored than were sent
 rows that another session keeps    the tenant is passed over, its records wait in memory and, by where they begin, in
-locked for LOCK_TIMEOUT_S          held.json; they are chained once the rows are free, all others meanwhile
+locked for LOCK_TIMEOUT_S          held.json; they are chained once the rows are free (app.chain.locked_tenants)
 anything else                      again, with growing pauses, for as long as it takes
 =================================  ==============================================================
 """
@@ -47,8 +47,10 @@ import asyncpg
 import structlog
 
 from app.chain import previous
+from app.chain.at_once import LinkingAtOnce
 from app.chain.fence import is_moved
 from app.chain.linking_ahead import LinkingAhead
+from app.chain.locked_tenants import LockedTenants
 from app.chain.promised import Promised
 from app.chain.seen_heads import SeenHeads
 from app.chain.storing_ahead import ENTRIES_MIN, StoringAhead
@@ -59,6 +61,7 @@ from app.pending.linking import LinkedBatch, link_batch, tenants_begun_by, tenan
 from app.pending.quarantine import Quarantine
 from app.store import chaining, idempotency
 from app.store.chaining import ChainHead, Step
+from app.store.chaining_at_once import AtOnce
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import head_of
 from ledger.chain import Linker
@@ -75,8 +78,6 @@ BATCH_BYTES_MAX = 1 << 20
 COLLECT_S = 0.1
 """How long records that nobody waits for come together before they are chained: a transaction costs as much as linking
 and storing a hundred of them."""
-LOCKED_RETRY_S = 0.5
-"""How often it is looked whether locked rows are free again."""
 RETRY_PAUSE_FIRST_S = 0.05
 RETRY_PAUSE_MAX_S = 2.0
 STATEMENT_TIMEOUT_S = 60.0
@@ -116,6 +117,7 @@ class Appender:
         self._linkers: dict[str, Linker] = {}
         self._ahead = LinkingAhead(pool, self._linkers)
         self.promised = Promised()
+        self._at_once = LinkingAtOnce(self.heads.known, self.promised, self._linkers)
         self._storing: StoringAhead | None = None
         """While ``run`` goes on."""
         self._is_returning = False
@@ -124,8 +126,11 @@ class Appender:
         self._work = asyncio.Event()
         self._drained = asyncio.Event()
         self._collecting: asyncio.TimerHandle | None = None
-        self._trying_locked: asyncio.TimerHandle | None = None
-        """When it is looked again whether locked rows are free, None when that is due or there are none."""
+        self._locked = LockedTenants(
+            quarantine, backlog, connected=self._connected, on_fault=self._retry_later, on_due=self._work.set
+        )
+        self.is_chaining = False
+        """Whether a transaction is under way; ``on_chained`` is called at its end, if it is committed."""
         self.database_error: str | None = None
         """Why the last attempt failed, None while all is well."""
 
@@ -138,6 +143,8 @@ class Appender:
         """There may be newly committed records, or somebody waits for one: then, or when they fill a batch or half of
         the backlog, or are stored ahead, they are chained at once, else within ``COLLECT_S``."""
         self._ahead.more()
+        if self.is_chaining or not self._has_committed():
+            return  # ``run`` looks again behind the transaction, and the WAL calls once something is committed
         chained = self._node.chained
         is_due = (self._storing and self._storing.batch) or self._backlog.is_due(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
         if is_due or chained.wanted_lsn > chained.lsn:
@@ -156,9 +163,11 @@ class Appender:
             while True:
                 await self._work.wait()
                 self._work.clear()
-                await self._try_locked()
+                await self._locked.chain_free(self._waiting_of, self._chain)
                 if batch := self._next():
+                    self.is_chaining = True
                     await self._chain(batch)
+                    self.is_chaining = False
                     self.wake()
                 if not self._has_committed():
                     self._drained.set()
@@ -203,6 +212,10 @@ class Appender:
             return [*linked, *self._peek_following(0, len(linked), self._ahead.payload_bytes)]
         return self._backlog.peek(self._node.committed.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
 
+    def _waiting_of(self, tenant_id: str) -> Sequence[Pending]:
+        """The first batch of a tenant that is passed over."""
+        return self._backlog.peek_aside(tenant_id, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+
     # --- one batch --------------------------------------------------------------------------------
 
     async def _chain(self, batch: Sequence[Pending]) -> None:
@@ -244,56 +257,6 @@ class Appender:
     def _begin_quarantine(self, tenant_id: str, reason: str) -> None:
         self._quarantine.begin(tenant_id, reason, self.heads.known.get(tenant_id), self._backlog)
 
-    # --- tenants whose rows are locked ------------------------------------------------------------
-
-    async def _found_locked(self, batch: Sequence[Pending]) -> bool:
-        """Whether another session keeps rows of some tenants of ``batch`` locked; they are passed over from now on."""
-        try:
-            locked = await self._locked_of([each for each in batch if each.tenant_id not in self._quarantine])
-        except DATABASE_FAULTS as error:
-            self._retry_later(error)
-            return False
-        for tenant_id in sorted(locked):
-            reason = "another session keeps its row of scheduler.chain_heads locked (see pg_locks)"
-            self._quarantine.begin_wait(tenant_id, reason, self._backlog)
-            self._try_locked_soon()
-        return bool(locked)
-
-    async def _locked_of(self, batch: Sequence[Pending]) -> set[str]:
-        tenants = {pending.tenant_id for pending in batch}
-        tenants.update(tenants_begun_by(batch))
-        locked = await chaining.locked_tenants(await self._connected(), sorted(tenants))
-        return locked & {pending.tenant_id for pending in batch}
-
-    def _try_locked_soon(self) -> None:
-        if self._trying_locked is None:
-            self._trying_locked = asyncio.get_running_loop().call_later(LOCKED_RETRY_S, self._try_locked_now)
-
-    def _try_locked_now(self) -> None:
-        self._trying_locked = None
-        self._work.set()
-
-    async def _try_locked(self) -> None:
-        """Chain what waits of the tenants whose lock is gone."""
-        if not self._quarantine.locked or self._trying_locked is not None:
-            return
-        for tenant_id in sorted(self._quarantine.locked):
-            batch = self._backlog.peek_aside(tenant_id, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
-            try:
-                if await self._locked_of(batch):
-                    continue
-            except DATABASE_FAULTS as error:
-                self._retry_later(error)
-                break
-            del self._quarantine.locked[tenant_id]
-            while batch and tenant_id not in self._quarantine.locked:
-                await self._chain(batch)
-                batch = self._backlog.peek_aside(tenant_id, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
-            if tenant_id not in self._quarantine.locked:
-                await self._quarantine.end_wait(tenant_id)
-        if self._quarantine.locked:
-            self._try_locked_soon()
-
     def _publish(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
         self._ahead.pause()
         self._backlog.drop(batch, self._quarantine.locked)
@@ -319,6 +282,8 @@ class Appender:
         new_lsn = max(self._node.chained.lsn, batch[-1].lsn)
         if (stored := await self._commit_stored(batch, new_lsn)) is not None:
             return stored
+        if refused_sqlstate is None and (chained := await self._commit_at_once(batch, new_lsn)) is not None:
+            return chained
         pause_s = RETRY_PAUSE_FIRST_S
         while True:
             linked: LinkedBatch | None = None
@@ -340,7 +305,7 @@ class Appender:
                 self._begin_quarantine(error.tenant_id, error.reason)
                 continue
             except asyncpg.LockNotAvailableError as error:
-                if await self._found_locked(batch):
+                if await self._locked.found(batch):
                     continue
                 self._retry_later(error)
             except asyncpg.PostgresError as error:
@@ -378,6 +343,30 @@ class Appender:
             log.debug("not_committed_ahead", error=str(error))
         await storing.end(stored)
         return linked if is_sent and await self._was_committed(new_lsn) else None
+
+    async def _commit_at_once(self, batch: Sequence[Pending], new_lsn: Lsn) -> LinkedBatch | None:
+        """Chain a small batch in one statement; None, and nothing is done, where that is not to be."""
+        is_usual = not self._quarantine and not self._is_returning and batch[0].lsn > self._node.chained.lsn
+        if not is_usual or (at_once := self._at_once.link(batch)) is None:
+            return None
+        try:
+            await self._drop_stored()
+            self._ahead.cancel()
+            outcome = await at_once.commit(await self._connected(), self._step_to(new_lsn))
+            if outcome is AtOnce.CHAINED:
+                self.database_error = None
+                return at_once.linked
+            if outcome is AtOnce.ELSEWHERE:
+                self._at_once.pause()
+            return None
+        except DATABASE_FAULTS as error:
+            if isinstance(error, asyncpg.PostgresError) and chaining.is_record_fault(error):
+                return None
+            self._at_once.pause()
+            if isinstance(error, asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError):
+                return None
+            self._retry_later(error)
+        return at_once.linked if await self._was_committed(new_lsn) else None
 
     async def _drop_stored(self) -> None:
         """Leave nothing of what was stored ahead: it was linked onto a batch that may become another."""

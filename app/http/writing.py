@@ -52,7 +52,7 @@ def key_of(given: str, route: Route, body: bytes, scope: str) -> RequestKey:
     """As ``request_key``, of the value of the header."""
     if _KEY.fullmatch(given) is None:
         raise _no_key()
-    return RequestKey(route, given, hashlib.sha256(b"%b\n%b" % (scope.encode(), body)).digest())
+    return RequestKey(int(route), given, hashlib.sha256(b"%b\n%b" % (scope.encode(), body)).digest())
 
 
 def _no_key() -> InvalidInputError:

@@ -149,9 +149,14 @@ class WalPosition(NamedTuple):
     seen_durable_lsn: Lsn
 
 
-_BY_KEY: Final = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+_BY_KEY: Final = {
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "plan_cache_mode": "force_generic_plan",
+}
 """All that chaining asks it asks by key. A plan that was made while a table was small, and is kept, would read all
-of it for each batch once it is large."""
+of it for each batch once it is large; and no other plan is better for other values."""
 
 
 async def connect(
@@ -159,10 +164,16 @@ async def connect(
 ) -> asyncpg.Connection[asyncpg.Record]:
     """A connection to chain with; Postgres ends it when it has been idle inside a transaction for so long."""
     connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
-        url, timeout=5, command_timeout=statement_timeout_s, connection_class=TypesKnown, server_settings=_BY_KEY
+        url,
+        timeout=5,
+        command_timeout=statement_timeout_s,
+        connection_class=TypesKnown,
+        server_settings={
+            **_BY_KEY,
+            "idle_in_transaction_session_timeout": f"{idle_in_transaction_max_s:g}s",
+            "lock_timeout": f"{LOCK_TIMEOUT_S:g}s",
+        },
     )
-    await connection.execute(f"SET idle_in_transaction_session_timeout = '{idle_in_transaction_max_s:g}s'")
-    await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_S:g}s'")
     # A start refuses it; this is for what was switched off since, and holds for whoever reconnects.
     await connection.execute(
         "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"

@@ -55,6 +55,18 @@ async def followed(superuser: asyncpg.Connection) -> bool:
     return all(seq == head_seq for seq, head_seq in (await places(superuser)).values())
 
 
+async def committed(superuser: asyncpg.Connection) -> dict[str, object]:
+    """What is in the log, by counts, heads and the position in the WAL."""
+    position = await superuser.fetchrow("SELECT chained_lsn, seen_durable_lsn FROM scheduler.wal_positions")
+    assert position is not None
+    return {
+        "rows": await superuser.fetchval("SELECT count(*) FROM scheduler.scheduler_log"),
+        "keys": await superuser.fetchval("SELECT count(*) FROM scheduler.idempotency"),
+        "heads": {each["tenant_id"]: each["head_seq"] for each in await superuser.fetch("TABLE scheduler.chain_heads")},
+        "position": tuple(position),
+    }
+
+
 class Chains:
     """The chains of one database."""
 

@@ -1,6 +1,7 @@
 """A TCP proxy in front of PostgreSQL that loses what networks lose.
 
-It reads the client's messages one by one, so it can act at the COMMIT of a chaining transaction::
+It reads the client's messages one by one, so it can act at the COMMIT of a chaining transaction, which is the Sync
+behind a statement that chains at once::
 
     BEFORE_COMMIT    the COMMIT never arrives; the connection breaks
     AFTER_COMMIT     the COMMIT arrives and is carried out; the connection breaks before its answer
@@ -23,6 +24,7 @@ from urllib.parse import urlsplit
 _UNTYPED_CODES = (80877103, 80877104)
 """SSLRequest and GSSENCRequest: what may come before the startup message, without a type byte like it."""
 _CHAINING = b"WITH fence AS ("
+_CHAINING_AT_ONCE = b"WITH fence AS MATERIALIZED ("
 _COMMIT = re.compile(rb"Q....COMMIT;?\0", re.DOTALL)
 
 
@@ -43,6 +45,22 @@ class _Link:
         self.chains = False
         """A chaining statement went through it."""
         self.swallows_answers = False
+        self._at_once: set[bytes] = set()
+        """Names of prepared statements that chain at once."""
+        self._runs_at_once = False
+
+    def commits(self, message: bytes) -> bool:
+        """Whether this is what commits a chaining transaction."""
+        kind, said = message[:1], message[5:].split(b"\0", 2)
+        self.chains = self.chains or _CHAINING in message
+        if kind == b"P" and _CHAINING_AT_ONCE in message:
+            self._at_once.add(said[0])
+        elif kind == b"B":
+            self._runs_at_once = said[1] in self._at_once
+        elif kind == b"S" and self._runs_at_once:
+            self._runs_at_once = False
+            return True
+        return self.chains and _COMMIT.fullmatch(message) is not None
 
     def cut(self) -> None:
         """Break it on both sides at once."""
@@ -157,8 +175,8 @@ class PostgresProxy:
             message = kind + length + await client.readexactly(int.from_bytes(length, "big") - 4)
             untyped = untyped and int.from_bytes(message[4:8], "big") in _UNTYPED_CODES
             await self._moving.wait()
-            link.chains = link.chains or _CHAINING in message
-            trap = self._traps.pop(0) if link.chains and self._traps and _COMMIT.fullmatch(message) else None
+            is_commit = link.commits(message)
+            trap = self._traps.pop(0) if is_commit and self._traps else None
             if trap is not None:
                 self.sprung += 1
             if self._cut_before is not None and self._cut_before in message:

@@ -20,7 +20,7 @@ from ledger.chain.record import IdempotencyKey
 from ledger.hlc import Hlc
 from ledger.machines.events import JOB_EVENTS
 from ledger.positions import Epoch, Lsn
-from tests.app.chains import Chains, Entry, numbers, until
+from tests.app.chains import Chains, Entry, committed, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import created
 from tests.app.postgres_proxy import PostgresProxy, Trap
@@ -65,18 +65,6 @@ async def taken(storing: StoringAhead) -> Stored:
     return stored
 
 
-async def found(superuser: asyncpg.Connection) -> dict[str, object]:
-    """What is committed."""
-    position = await superuser.fetchrow("SELECT chained_lsn, seen_durable_lsn FROM scheduler.wal_positions")
-    assert position is not None
-    return {
-        "rows": await superuser.fetchval("SELECT count(*) FROM scheduler.scheduler_log"),
-        "keys": await superuser.fetchval("SELECT count(*) FROM scheduler.idempotency"),
-        "heads": {each["tenant_id"]: each["head_seq"] for each in await superuser.fetch("TABLE scheduler.chain_heads")},
-        "position": tuple(position),
-    }
-
-
 NOTHING = {"rows": 0, "keys": 0, "heads": {"acme": 0, "beta": 0}, "position": (10, 10)}
 ALL = {"rows": 3, "keys": 1, "heads": {"acme": 2, "beta": 1}, "position": (20, 25)}
 
@@ -85,11 +73,11 @@ async def test_what_was_stored_is_committed_with_heads_keys_and_position(
     storing: StoringAhead, superuser: asyncpg.Connection
 ) -> None:
     stored = await taken(storing)
-    assert await found(superuser) == NOTHING
+    assert await committed(superuser) == NOTHING
     assert await stored.move(STEP)
-    assert await found(superuser) == NOTHING
+    assert await committed(superuser) == NOTHING
     await stored.commit()
-    assert await found(superuser) == ALL
+    assert await committed(superuser) == ALL
     ends = {tenant: links[-1] for tenant, links in to_store().linked.links.items()}
     for tenant, head in (await chaining.read_heads(superuser)).items():
         assert head == (ends[tenant].seq, ends[tenant].chain_link, ends[tenant].t_hlc)
@@ -106,7 +94,7 @@ async def test_nothing_passes_the_fence_of_another(
     stored = await taken(storing)
     assert not await stored.move(step)
     await stored.end()
-    assert await found(superuser) == NOTHING
+    assert await committed(superuser) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -125,10 +113,10 @@ async def test_what_was_linked_onto_another_head_is_not_committed(
         await superuser.execute(f"ALTER TABLE scheduler.chain_heads DROP CONSTRAINT IF EXISTS chain_heads_{guard}")
     stored = await taken(storing)
     await superuser.execute(f"UPDATE scheduler.chain_heads SET {change} WHERE tenant_id = 'beta'")
-    before = await found(superuser)
+    before = await committed(superuser)
     assert not await stored.move(STEP)
     await stored.end()
-    assert await found(superuser) == before
+    assert await committed(superuser) == before
 
 
 async def test_who_holds_a_head_and_stores_in_the_same_place_goes_first(
@@ -150,7 +138,7 @@ async def test_who_holds_a_head_and_stores_in_the_same_place_goes_first(
         assert AHEAD_LOCK_TIMEOUT_MS / 1000 <= time.monotonic() - began_s < 1, (
             "nobody waited for a deadlock to be found"
         )
-    assert await found(superuser) == {**ALL, "keys": 0, "position": (10, 10)}
+    assert await committed(superuser) == {**ALL, "keys": 0, "position": (10, 10)}
 
 
 async def test_rows_that_are_there_already_are_not_stored_ahead_and_the_connection_is_used_again(
@@ -170,7 +158,7 @@ async def test_rows_that_are_there_already_are_not_stored_ahead_and_the_connecti
     assert following is not None
     assert await following.move(STEP._replace(old_chained_lsn=Lsn(20), new_chained_lsn=Lsn(21)))
     await following.commit()
-    assert (await found(superuser))["rows"] == 4
+    assert (await committed(superuser))["rows"] == 4
 
 
 async def test_what_is_dropped_leaves_nothing(storing: StoringAhead, superuser: asyncpg.Connection) -> None:
@@ -184,7 +172,7 @@ async def test_what_is_dropped_leaves_nothing(storing: StoringAhead, superuser: 
         assert held == 0
     storing.start(to_store())
     storing.cancel()
-    assert await found(superuser) == NOTHING
+    assert await committed(superuser) == NOTHING
 
 
 @pytest.mark.parametrize("how", ["dropped", "not stored", "ended"])
@@ -221,6 +209,7 @@ def committed_ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Stored, "move", counted)
     monkeypatch.setattr("app.chain.appender.BATCH_ENTRIES_MAX", BATCH)
+    monkeypatch.setattr("app.chain.at_once.ENTRIES_MAX", 0)
     monkeypatch.setattr("app.chain.appender.ENTRIES_MIN", 1)
     monkeypatch.setattr("app.chain.storing_ahead.PAUSE_S", 0)
     return sizes

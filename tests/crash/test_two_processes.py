@@ -18,6 +18,10 @@ from tests.crash.proof import prove, verified_by_service, wal_folder
 from tests.crash.writer import writer
 from tests.running_copy import copy_running
 
+WAITING = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+"""Sessions of a database that wait for a lock. A statement that may commit by itself does so once it has the lock,
+whatever became of who sent it."""
+
 
 async def test_a_second_process_on_the_same_wal_is_refused_in_one_line_and_the_first_goes_on(
     tmp_path: Path, database: Database, launch: Launch
@@ -51,6 +55,7 @@ async def test_a_process_whose_wal_was_copied_and_started_elsewhere_is_fenced_an
         cut_off = asyncio.ensure_future(one.create("GLOBAL"))
         await lock_awaited(superuser)
         first.signal(signal.SIGSTOP)
+        await superuser.execute(f"SELECT pg_terminate_backend(pid, 60000) {WAITING}")
         await superuser.execute("ROLLBACK")
         # 2. A copy of its WAL is started elsewhere and takes over.
         copy_running(data_dir, copy)
@@ -83,7 +88,5 @@ async def test_a_process_whose_wal_was_copied_and_started_elsewhere_is_fenced_an
 
 async def lock_awaited(superuser: asyncpg.Connection) -> None:
     """Return once somebody waits for a lock in this database."""
-    while not await superuser.fetchval(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    ):
+    while not await superuser.fetchval(f"SELECT count(*) {WAITING}"):
         pass
