@@ -31,6 +31,7 @@ from app.chain.own_entries import OwnEntries
 from app.config import Settings
 from app.intake.access_records import AccessRecords
 from app.intake.answers import Answers
+from app.intake.gathering import Gathering
 from app.intake.job_index import JobIndex
 from app.intake.keyed import KeyedRequests
 from app.intake.returning import Returning
@@ -153,10 +154,11 @@ class Service:
             on_failure=self.fail,
         )
         self.node.chained.on_wanted = self.appender.wake
+        self.gathering = Gathering(self.writer, lambda: self.appender.is_chaining, self.fail)
         write_timeout_s = settings.write.timeout.total_seconds()
         self.system_entries = SystemEntries(
             node=self.node,
-            wal=self.writer,
+            wal=self.gathering,
             backlog=self.backlog,
             quarantine=self.quarantine,
             tenants=set(started.heads),
@@ -171,7 +173,7 @@ class Service:
         )
         self.submitter = Submitter(
             node=self.node,
-            wal=self.writer,
+            wal=self.gathering,
             backlog=self.backlog,
             keyed=self.keyed,
             quarantine=self.quarantine,
@@ -286,6 +288,7 @@ class Service:
             os.close(bell)
 
     def _chained(self, linked: LinkedBatch) -> None:
+        self.gathering.flush()
         self.submitter.chained(linked)
         self._follow(linked)
 
@@ -416,6 +419,7 @@ class Service:
     async def stop(self) -> None:
         """Flush the WAL, let the appender drain what the grace allows, write the control file, close."""
         self.begin_stop()
+        self.gathering.flush()
         with contextlib.suppress(LedgerError):
             await asyncio.to_thread(self.writer.close, min(self._left_s(), WAL_CLOSE_TIMEOUT_S))
         self._hear_writer()  # what it made durable at last

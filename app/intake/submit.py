@@ -370,7 +370,10 @@ class Submitter:
         else:
             encoded = [record.encode(pending) for pending in entered]
         records = [*map(record_of, beginnings), *zip(hlcs, events.types, encoded, strict=True)]
-        queued_lsn = self.wal.append_all(records)
+        if answered_early or len(records) > 1:
+            queued_lsn = self.wal.append_all(records)
+        else:
+            queued_lsn = self.wal.append_soon(records[0])
         assert queued_lsn == first_lsn
         self.backlog.add([*beginnings, *entered])
         self._tenants.update(begun)

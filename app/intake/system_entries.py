@@ -37,6 +37,7 @@ class WalAppend(Protocol):
     @property
     def next_lsn(self) -> Lsn: ...
     def append_all(self, records: Sequence[tuple[Hlc, int, bytes]]) -> int: ...
+    def append_soon(self, record: tuple[Hlc, int, bytes]) -> int: ...
 
 
 @dataclass(kw_only=True, eq=False)
@@ -210,12 +211,16 @@ class SystemEntries:
         if is_first:
             self.charge_new(actor, 1)
             self.begin_in_queue(tenant_id)
-        pending = self._queue(self._pending(kind, subject, payload, self.wal.next_lsn, tenant_id, key))
+        pending = self._pending(kind, subject, payload, self.wal.next_lsn, tenant_id, key)
+        self.wal.append_soon(record_of(pending))
         pending.outcome = asyncio.get_running_loop().create_future()
-        return pending
+        return self._queued(pending)
 
     def _queue(self, pending: Pending) -> Pending:
         self.wal.append_all((record_of(pending),))
+        return self._queued(pending)
+
+    def _queued(self, pending: Pending) -> Pending:
         self.backlog.add((pending,))
         self.node.chained.want(pending.lsn)
         return pending

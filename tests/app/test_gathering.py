@@ -1,0 +1,176 @@
+"""Records that are answered once they are chained come together before they are synced, and none is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.intake import gathering
+from app.intake.gathering import Gathering
+from app.service import Service
+from ledger.errors import DurabilityTimeoutError, LedgerError, WalPoisonedError
+from ledger.positions import Lsn
+from tests.app.chains import Chains, until
+from tests.app.conftest import MakeSettings, RunNode
+from tests.app.drafts import LOCAL, created
+from tests.app.postgres_proxy import PostgresProxy
+from tests.wal.logs import NODE, WAIT_S, WAL_ID, hlc_of, lsns_in, payload_of
+from wal.format import QueuedRecord
+from wal.group_commit import GroupCommit
+from wal.log import Log
+
+
+def record(lsn: int) -> QueuedRecord:
+    return hlc_of(lsn), 1, payload_of(lsn)
+
+
+class Node:
+    """What a gathering needs of one."""
+
+    def __init__(self, folder: Path) -> None:
+        log = Log(folder, node_id=NODE, wal_id=WAL_ID, epoch=1, next_lsn=1, segment_bytes=1 << 20)  # type: ignore[arg-type]
+        self.writer = GroupCommit(log, on_failure=lambda _: None)
+        self.is_chaining = False
+        self.failures: list[LedgerError] = []
+        self.gathering = Gathering(self.writer, lambda: self.is_chaining, self.failures.append)
+
+    async def has_synced(self, *batches: int) -> None:
+        """So many records each, and nothing else."""
+        await until(lambda: self.writer.durable_lsn == sum(batches), "they are synced")
+        assert [batch.entries for batch in self.writer.heard()] == list(batches)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.writer.close(WAIT_S)
+
+
+async def test_what_comes_in_one_turn_of_the_loop_is_one_batch(node: Node) -> None:
+    assert [node.gathering.append_soon(record(lsn)) for lsn in (1, 2, 3)] == [1, 2, 3]
+    assert (node.writer.next_lsn, node.gathering.next_lsn) == (1, 4)
+    await node.has_synced(3)
+
+
+async def test_while_a_transaction_is_under_way_records_wait_for_its_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "GATHER_S", 3600)
+    node.is_chaining = True
+    for lsn in range(1, 6):
+        node.gathering.append_soon(record(lsn))
+        await asyncio.sleep(0)
+    assert node.writer.next_lsn == 1
+    node.is_chaining = False
+    node.gathering.flush()
+    await node.has_synced(5)
+    node.gathering.append_soon(record(6))
+    await until(lambda: node.writer.durable_lsn == 6, "the next need not wait")
+
+
+async def test_none_waits_long_for_a_transaction_that_does_not_end(node: Node) -> None:
+    node.is_chaining = True
+    node.gathering.append_soon(record(1))
+    node.gathering.append_soon(record(2))
+    await node.has_synced(2)
+
+
+async def test_a_record_that_is_answered_before_it_is_chained_goes_at_once_behind_those_that_wait(
+    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gathering, "GATHER_S", 3600)
+    node.is_chaining = True
+    assert node.gathering.append_soon(record(1)) == 1
+    assert node.gathering.append_all([record(2), record(3)]) == 2
+    await until(lambda: node.writer.durable_lsn == 3, "all are synced")
+    assert node.gathering.append_soon(record(4)) == 4
+    node.gathering.flush()
+    node.writer.close(WAIT_S)
+    assert lsns_in(tmp_path) == [1, 2, 3, 4]
+
+
+async def test_what_the_wal_does_not_take_any_more_fails_the_node(node: Node) -> None:
+    node.gathering.append_soon(record(1))
+    node.writer.close(WAIT_S)
+    await until(lambda: node.failures, "it is told")
+    assert isinstance(node.failures[0], WalPoisonedError)
+
+
+# --- a node -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the end of a transaction releases the records that wait for it."""
+    monkeypatch.setattr(gathering, "GATHER_S", 3600)
+
+
+def syncs(service: Service) -> float:
+    (metric,) = service.metrics.wal_batch_entries.collect()
+    return next(sample.value for sample in metric.samples if sample.name.endswith("_count"))
+
+
+async def test_what_waits_behind_a_transaction_is_synced_at_its_end_and_chained_by_the_next(
+    run_node: RunNode, proxy: PostgresProxy, chains: Chains, forever: None
+) -> None:
+    async with run_node(url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await service.key_changes.recorded.wait()
+        await until(lambda: not service.appender.is_chaining, "nothing is under way")
+        proxy.stall()
+        first = asyncio.create_task(service.submitter.submit(created("acme", 1), key=None))
+        await until(lambda: service.appender.is_chaining, "the first is being chained")
+        synced_lsn, before = service.writer.durable_lsn, syncs(service)
+        rest = [asyncio.create_task(service.submitter.submit(created("acme", n), key=None)) for n in range(2, 30)]
+        await until(lambda: service.gathering.next_lsn == synced_lsn + 29, "the others were taken")
+        assert service.writer.next_lsn == synced_lsn + 1
+        proxy.resume()
+        await first
+        receipts = await asyncio.gather(*rest)
+        assert service.node.durable.lsn >= receipts[-1].lsn
+        assert syncs(service) == before + 1
+        assert len(await chains.sound("acme")) == 30
+
+
+async def test_an_event_that_is_answered_at_local_does_not_wait_for_a_transaction(
+    run_node: RunNode, proxy: PostgresProxy, forever: None
+) -> None:
+    async with run_node(url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await service.key_changes.recorded.wait()
+        await until(lambda: not service.appender.is_chaining, "nothing is under way")
+        proxy.stall()
+        waiting = [asyncio.create_task(service.submitter.submit(created("acme", 1), key=None))]
+        await until(lambda: service.appender.is_chaining, "the first is being chained")
+        waiting.append(asyncio.create_task(service.submitter.submit(created("acme", 2), key=None)))
+        receipt = await service.submitter.submit(created("acme", 3, durability=LOCAL), key=None)
+        assert service.node.durable.lsn >= receipt.lsn
+        proxy.resume()
+        await asyncio.gather(*waiting)
+
+
+async def test_what_waits_when_the_node_stops_is_in_its_wal(
+    run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains, forever: None
+) -> None:
+    settings = make_settings(shutdown_grace="1s")
+    async with run_node(settings, url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await service.key_changes.recorded.wait()
+        await until(lambda: not service.appender.is_chaining, "nothing is under way")
+        proxy.stall()
+        waiting = [asyncio.create_task(service.submitter.submit(created("acme", 1), key=None))]
+        await until(lambda: service.appender.is_chaining, "the first is being chained")
+        waiting.append(asyncio.create_task(service.submitter.submit(created("acme", 2), key=None)))
+        await until(lambda: service.gathering.next_lsn == service.writer.next_lsn + 1, "the second waits")
+        last_lsn = Lsn(service.gathering.next_lsn - 1)
+    assert service.writer.durable_lsn == last_lsn
+    for told in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(told, DurabilityTimeoutError)
+    proxy.resume()
+    async with run_node(settings) as service:
+        await until(lambda: service.node.chained.lsn >= last_lsn, "what the WAL holds is chained")
+    assert len(await chains.sound("acme")) == 3
