@@ -336,6 +336,23 @@ class BundleSignatureError(BundleInvalidError):
     """The signature of a bundle's manifest does not hold, although it names a key that is held."""
 
 
+class ReceiptInvalidError(LedgerError):
+    """A file is not a receipt as docs/formats/receipt.md has it, or not the one that was signed."""
+
+
+class ReceiptTooLargeError(LedgerError):
+    """A job is more than one receipt holds; the text says what to do."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: ask for receipts of single entries (tally prove --seq N), or export a bundle of the range"
+        )
+
+
+class ReceiptSignatureError(ReceiptInvalidError):
+    """The signature of a receipt's statement does not hold, although it names a key that is held."""
+
+
 class ArchiveInvalidError(LedgerError):
     """An archive is not as docs/formats/archive.md has it, or its files are not those its manifests name.
 

@@ -15,6 +15,7 @@ from ledger.errors import (
     BundleInvalidError,
     ChainDamagedError,
     LedgerError,
+    ReceiptInvalidError,
     SignatureError,
     UnknownKeyError,
     WalCorruptError,
@@ -48,6 +49,7 @@ _TAMPERED = (
     BrokenRangeError,
     BundleInvalidError,
     ChainDamagedError,
+    ReceiptInvalidError,
     SignatureError,
     WalCorruptError,
 )
@@ -83,22 +85,35 @@ def unchecked(verdict: Mapping[str, Any]) -> Unchecked:
     That there was no checkpoint from outside to compare with is said by ``compared_with`` and is not incomplete; that
     one was given and could not be compared is, and ``not_compared`` names it.
     """
+    return Unchecked(_unchecked_aspects(verdict), verdict["unsigned_entries"], max(0, verdict["from_seq"] - 1))
+
+
+def _unchecked_aspects(verdict: Mapping[str, Any]) -> tuple[str, ...]:
     aspects = [aspect for aspect, result in verdict["verdicts"].items() if result == "not_checked"]
     outside = {*(verdict["compared_with"] or "").split(", "), *verdict.get("not_compared", ())} - {"", *OWN_SOURCES}
     if not outside and "checkpoint" in aspects:
         aspects.remove("checkpoint")
-    return Unchecked(tuple(aspects), verdict["unsigned_entries"], max(0, verdict["from_seq"] - 1))
+    return tuple(aspects)
 
 
 def exit_code_of_verdict(verdict: Mapping[str, Any]) -> ExitCode:
     """What a verdict object of ``/v1/chain/verify`` means for the exit code; see ``unchecked`` for INCOMPLETE."""
+    return _exit_code(verdict, is_incomplete=any(unchecked(verdict)))
+
+
+def exit_code_of_receipt(verdict: Mapping[str, Any]) -> ExitCode:
+    """What a receipt's verdict object means: it is of single entries, so none before them nor an end can be missing."""
+    return _exit_code(verdict, is_incomplete=bool(_unchecked_aspects(verdict)))
+
+
+def _exit_code(verdict: Mapping[str, Any], *, is_incomplete: bool) -> ExitCode:
     results = set(verdict["verdicts"].values())
     codes = []
     if "broken" in results:
         codes.append(ExitCode.TAMPERED)
     if "unknown_key" in results:
         codes.append(ExitCode.UNKNOWN_KEY)
-    if any(unchecked(verdict)):
+    if is_incomplete:
         codes.append(ExitCode.INCOMPLETE)
     return gravest(codes)
 

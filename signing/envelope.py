@@ -42,6 +42,16 @@ class Envelope(NamedTuple):
     signatures: tuple[EnvelopeSignature, ...]
 
 
+class Signed(NamedTuple):
+    """Who signed an envelope. ``verdict`` is ``ok``, ``unknown_key``, or ``not_checked`` without keys."""
+
+    verdict: str
+    detail: str | None
+    """Why it is not ok."""
+    key_ids: tuple[str, ...]
+    """Held keys whose signature holds."""
+
+
 def pae(payload_type: str, payload: bytes) -> bytes:
     """Pre-authentication encoding: the bytes that are signed (DSSE protocol.md, Signature Definition)."""
     type_bytes = payload_type.encode()
@@ -138,3 +148,23 @@ def signers_of(envelope: Envelope, keyring: Keyring) -> tuple[PublicKey, ...]:
         named_ids = ", ".join(repr(key_id[:64]) for key_id, _ in envelope.signatures)
         raise UnknownKeyError(f"none of the keys that signed is known: {named_ids}")
     raise SignatureError(f"no signature holds; tried key {', '.join(dict.fromkeys(candidates_tried[:8]))}")
+
+
+def judge(opened: Envelope, keyring: Keyring | None) -> Signed:
+    """Who signed an envelope that carries no time, by the keys of ``keyring``: a revoked key does not count.
+
+    Raises:
+        SignatureError: a held key is named that did not sign it.
+    """
+    if keyring is None:
+        return Signed("not_checked", None, ())
+    try:
+        signers = signers_of(opened, keyring)
+    except UnknownKeyError as error:
+        return Signed("unknown_key", str(error), ())
+    key_ids = tuple(key.key_id for key in signers)
+    revoked = [key for key in signers if key.revoked_from_hlc is not None]
+    if len(revoked) == len(signers):
+        why = f"key {revoked[0].key_id} is revoked from HLC {revoked[0].revoked_from_hlc} on"
+        return Signed("unknown_key", why, key_ids)
+    return Signed("ok", None, key_ids)

@@ -92,8 +92,9 @@ class Look(NamedTuple):
         """What to remember now that the verdict is known: nothing unless all of it holds."""
         return self.now if self.now is not None and _is_whole(verdict) else None
 
-    def told(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
-        """The look in plain values, and in words, which say what is new only once ``remember_told`` has stored it."""
+    def told(self, verdict: Mapping[str, Any], never_whole: str | None = None) -> dict[str, Any]:
+        """The look in plain values, and in words, which say what is new only once ``remember_told`` has stored it. What
+        is looked at may be ``never_whole``, which says why not."""
         kept, is_compared = self.verified(verdict), MEMORY in (verdict["compared_with"] or "").split(", ")
         newest = max((each for each in (*self.before, kept) if each is not None), key=_size, default=None)
         origin = newest.checkpoint.origin if newest is not None else None
@@ -105,10 +106,10 @@ class Look(NamedTuple):
             "compared": [seen.to_json() for seen in self.before] if is_compared else [],
             "remembered": {**newest.to_json(), "checkpoint": newest.note} if newest is not None else None,
             "is_new": kept is not None and newest is kept,
-            "says": "; ".join(self._sentences(is_compared, kept)),
+            "says": "; ".join(self._sentences(is_compared, kept, never_whole)),
         }
 
-    def _sentences(self, is_compared: bool, kept: Seen | None) -> list[str]:
+    def _sentences(self, is_compared: bool, kept: Seen | None, never_whole: str | None) -> list[str]:
         said = []
         for seen in self.before:
             what = f"{seen.checkpoint.size} entries of log {seen.checkpoint.origin}, verified {seen.seen_at}"
@@ -118,7 +119,7 @@ class Look(NamedTuple):
         if not self.before:
             said.append("this is the first look at this log: there was nothing to compare with")
         if kept is None:
-            said.append(_NOTHING_NEW + (_NOT_WHOLE if self.now else _NO_CHECKPOINT))
+            said.append(_NOTHING_NEW + (never_whole or (_NOT_WHOLE if self.now else _NO_CHECKPOINT)))
         return said
 
 
@@ -198,7 +199,7 @@ def _is_whole(verdict: Mapping[str, Any]) -> bool:
     """Whether a verdict object says that everything from the first entry on was verified and holds."""
     verdicts = verdict["verdicts"]
     is_whole = verdict["valid"] and verdict["from_seq"] == 1
-    return bool(is_whole and all(verdicts[aspect] == "ok" for aspect in _MUST_HOLD))
+    return bool(is_whole and all(verdicts.get(aspect) == "ok" for aspect in _MUST_HOLD))
 
 
 def _size(seen: Seen) -> int:

@@ -11,20 +11,20 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from hashlib import sha256
-from typing import Annotated, Final, Generic, NamedTuple, TypeVar
+from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from ledger import canonical
-from ledger.errors import InvalidInputError, LedgerError, SignatureError, UnknownKeyError
+from ledger.errors import InvalidInputError, LedgerError, SignatureError
 from ledger.hlc import Hlc
 from ledger.merkle import verify_consistency
 from signing import envelope
 from signing import statement as statements
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.checkpoint import read as read_checkpoint
-from signing.envelope import PAYLOAD_BYTES_MAX, PAYLOAD_TYPE, Envelope, EnvelopeSignature
+from signing.envelope import PAYLOAD_BYTES_MAX, PAYLOAD_TYPE, Envelope, EnvelopeSignature, Signed
 from signing.keys import Keyring, Signer
 from signing.statement import Hash, HlcText, NodeId, Seq, TenantId
 from signing.strict import decode_base64
@@ -108,16 +108,6 @@ def judge_own_checkpoint(manifest: RangeManifest, text: str, keyring: Keyring | 
     return judged
 
 
-class Signed(NamedTuple):
-    """Who signed a manifest. ``verdict`` is ``ok``, ``unknown_key``, or ``not_checked`` without keys."""
-
-    verdict: str
-    detail: str | None
-    """Why it is not ok."""
-    key_ids: tuple[str, ...]
-    """Held keys whose signature holds."""
-
-
 @dataclass(frozen=True)
 class ManifestForm(Generic[M]):
     """One form of manifest: how it is spelled, what it must say, and which errors say what is wrong with one."""
@@ -180,20 +170,10 @@ class ManifestForm(Generic[M]):
         Raises:
             LedgerError: as ``forged``: a held key is named that did not sign it.
         """
-        if keyring is None:
-            return Signed("not_checked", None, ())
         try:
-            signers = envelope.signers_of(opened, keyring)
-        except UnknownKeyError as error:
-            return Signed("unknown_key", str(error), ())
+            return envelope.judge(opened, keyring)
         except SignatureError as error:
             raise self.forged(f"the manifest's signature does not hold: {error}") from error
-        key_ids = tuple(key.key_id for key in signers)
-        revoked = [key for key in signers if key.revoked_from_hlc is not None]
-        if len(revoked) == len(signers):
-            why = f"key {revoked[0].key_id} is revoked from HLC {revoked[0].revoked_from_hlc} on"
-            return Signed("unknown_key", why, key_ids)
-        return Signed("ok", None, key_ids)
 
     def read(self, payload: bytes) -> M:
         """The manifest that the payload of an envelope is.

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Verify a Tallystick bundle: a second implementation, written from the documents beside it and nothing else.
+"""Verify a Tallystick bundle, or a receipt: a second implementation, written from the documents beside it and nothing
+else.
 
-    verify.py BUNDLE [--keys K] [--checkpoint FILE]
+    verify.py FILE [--keys K] [--checkpoint FILE]
 
 K is public keys in a PEM file, a saved /v1/keys answer, or a folder of such files. Needs Python 3.11 and the package
-`cryptography`. Numbers in brackets are the steps of bundle.md, "Verifying", which has the exit codes too.
+`cryptography`. Numbers in brackets are the steps of bundle.md, "Verifying", which has the exit codes too; in the part
+on receipts, and there alone, those of receipt.md.
 """
 
 import base64
@@ -43,7 +45,7 @@ MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recurs
 
 
 def need(holds: object, what: str) -> None:
-    """Refuse the bundle unless something holds."""
+    """Refuse the file unless something holds."""
     if not holds:
         raise ValueError(what)
 
@@ -70,14 +72,26 @@ def parse_canonical(data: bytes) -> Any:
 def parse_row(line: bytes, members: dict[str, tuple[type, ...]], tenant_id: str) -> SimpleNamespace:
     """One line of NDJSON: a canonical object with these members of these types, of this tenant."""
     need(line.endswith(b"\n"), "a row has no end, or is too long")
-    row = parse_canonical(line[:-1])
-    need(row.keys() == members.keys(), "a row has other members")
+    row = object_of(parse_canonical(line[:-1]), members, "a row")
+    need(row.tenant_id == tenant_id, "a row of another tenant")
+    return row
+
+
+def object_of(value: Any, members: dict[str, tuple[type, ...]], what: str) -> SimpleNamespace:
+    """An object with exactly these members of these types; its numbers lie in their range."""
+    need(type(value) is dict and value.keys() == members.keys(), f"{what} has other members")
     for name, types in members.items():
-        need(type(row[name]) in types, f"the member {name} of a row is of a wrong type")
-        if type(row[name]) is int:
-            need(0 <= row[name] <= NUMBER_MAX, f"the number {name} of a row is out of range")
-    need(row["tenant_id"] == tenant_id, "a row of another tenant")
-    return SimpleNamespace(**row)
+        need(type(value[name]) in types, f"the member {name} of {what} is of a wrong type")
+        if type(value[name]) is int:
+            need(0 <= value[name] <= NUMBER_MAX, f"the number {name} of {what} is out of range")
+    return SimpleNamespace(**value)
+
+
+def hashes_of(value: Any, count_max: int, what: str) -> list[bytes]:
+    """A list of hashes in hex, as bytes."""
+    need(type(value) is list and len(value) <= count_max, f"the number of hashes of {what}")
+    need(all(type(text) is str and HASH.fullmatch(text) for text in value), f"the hashes of {what}")
+    return [bytes.fromhex(text) for text in value]
 
 
 def decode_base64(text: str, *, url_safe: bool = False) -> bytes:
@@ -566,6 +580,12 @@ def check_entry(row: SimpleNamespace, last: SimpleNamespace | None, from_seq: in
             need(row.prev_chain_link is None, f"{where}: prev_chain_link")
         else:
             need(HASH.fullmatch(row.prev_chain_link), f"{where}: prev_chain_link")
+    check_columns(row)
+
+
+def check_columns(row: SimpleNamespace) -> None:
+    """Digest, HLC and link of an entry are those of its columns."""
+    where = f"seq {row.seq}"
     need(row.payload_digest == sha256(row.payload.encode()).hexdigest(), f"{where}: payload-digest")
     need(row.t_hlc == f"{row.hlc_physical}:{row.hlc_logical}:{row.hlc_node}", f"{where}: hlc-columns")
     need(row.chain_link == link_of(row), f"{where}: link")
@@ -682,22 +702,27 @@ def check_own_checkpoint(checkpoint: Checkpoint, said: SimpleNamespace, entries:
     need(roots == (root, checkpoint.root) and not proof, "the checkpoint's log does not begin like this")
 
 
+CONSISTENCY_HASHES_MAX = 128
 ANCHOR_TEXT_LENGTHS_MAX = {"by": 2048, "checkpoint": NEVER, "kind": 7, "response": NEVER, "time": 64}
 
 
 def check_anchors(data: bytes) -> None:
     """[6] The form of anchors.json; `tally verify-bundle --witness-key --tsa-ca` judges what it holds."""
-    anchors = parse_canonical(data)
-    need(anchors.keys() == {"anchors"} and 1 <= len(anchors["anchors"]) <= 128, "anchors.json")
-    for anchor in anchors["anchors"]:
+    member = parse_canonical(data)
+    need(member.keys() == {"anchors"} and member["anchors"], "anchors.json")
+    check_statements(member["anchors"])
+
+
+def check_statements(anchors: Any) -> None:
+    """The form of what outsiders said."""
+    need(type(anchors) is list and len(anchors) <= 128, "the number of anchors")
+    for anchor in anchors:
         need(anchor.keys() == {*ANCHOR_TEXT_LENGTHS_MAX, "consistency"}, "the members of an anchor")
         need(anchor["kind"] in ("rfc3161", "witness"), "the kind of an anchor")
         for name, length_max in ANCHOR_TEXT_LENGTHS_MAX.items():
             text = anchor[name]
             need(type(text) is str and len(text) <= length_max and "\0" not in text, f"{name} of an anchor")
-        hashes = anchor["consistency"]
-        need(type(hashes) is list and len(hashes) <= 128, "an anchor's proof")
-        need(all(type(text) is str and HASH.fullmatch(text) for text in hashes), "an anchor's proof")
+        hashes_of(anchor["consistency"], CONSISTENCY_HASHES_MAX, "an anchor's proof")
 
 
 # --- [7] The checkpoint given, and the verdict ---
@@ -739,6 +764,11 @@ def verify(file: BinaryIO, given_keys: list[Key] | None, kept: Checkpoint | None
         or (kept is not None and not kept.counts)
     )
     is_whole = said.from_seq == 1 and entries.signed_to == entries.last.seq and is_compared
+    return verdict_of(given_keys, is_unknown_key=is_unknown_key, is_whole=is_whole)
+
+
+def verdict_of(given_keys: list[Key] | None, *, is_unknown_key: bool, is_whole: bool) -> int:
+    """The exit code where everything that was checked holds."""
     if given_keys is None:
         return INCOMPLETE
     if is_unknown_key:
@@ -746,24 +776,266 @@ def verify(file: BinaryIO, given_keys: list[Key] | None, kept: Checkpoint | None
     return OK if is_whole else INCOMPLETE
 
 
-def main(bundle: str, *options: str) -> int:
+# --- Receipts (receipt.md); the numbers in brackets are its steps ---
+
+RECEIPT_BEGINNING = b'{"receipt":'
+RECEIPT_BYTES_MAX = 64 * MIB
+RECEIPT_ENTRIES_MAX = 10_000
+INCLUSION_HASHES_MAX = 64
+JOB_ID_LENGTH_MAX = 1024
+KEYS_MAX = 1000
+LIST, OBJECT, OBJECT_OR_NULL = (list,), (dict,), (dict, type(None))
+RECEIPT_MEMBERS: dict[str, tuple[type, ...]] = {
+    "anchors": LIST,
+    "checkpoint": TEXT,
+    "covers": TEXT,
+    "entries": LIST,
+    "extends": OBJECT_OR_NULL,
+    "format_version": NUMBER,
+    "job_id": TEXT,
+    "keys": OBJECT,
+    "log_origin": TEXT,
+    "node_id": TEXT,
+    "tenant_id": TEXT,
+}
+STATED = ["covers", "format_version", "job_id", "log_origin", "node_id", "tenant_id"]
+"""What of a receipt its statement repeats."""
+KEY_MEMBERS: dict[str, tuple[type, ...]] = {
+    "algorithm": TEXT,
+    "key_id": TEXT,
+    "not_after": TEXT_OR_NULL,
+    "not_before": TEXT_OR_NULL,
+    "public_key_pem": TEXT,
+    "revoked_from_hlc": TEXT_OR_NULL,
+}
+
+
+@dataclass(frozen=True)
+class ReceiptedEntry:
+    """An entry of a receipt, and the hashes that lead from its leaf to the root of the checkpoint."""
+
+    row: SimpleNamespace
+    inclusion: list[bytes]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A receipt of its form; ``said`` is its member ``receipt``."""
+
+    said: SimpleNamespace
+    entries: list[ReceiptedEntry]
+    extends: SimpleNamespace | None
+    signers: list[Key]
+
+    @property
+    def last_seq(self) -> int:
+        return int(self.entries[-1].row.seq)
+
+
+def read_receipt(data: bytes, keys: list[Key]) -> Receipt:
+    """[1] [2] The receipt, in its one spelling, and the held keys that signed the statement about it."""
+    need(len(data) <= RECEIPT_BYTES_MAX, "the receipt is too long")
+    file = object_of(parse_canonical(data), {"receipt": OBJECT, "statement": OBJECT}, "the file")
+    said = object_of(file.receipt, RECEIPT_MEMBERS, "the receipt")
+    need(said.format_version == 1, "format_version of the receipt")
+    need(TENANT.fullmatch(said.tenant_id), "tenant_id of the receipt")
+    need(NODE.fullmatch(said.node_id), "node_id of the receipt")
+    need(LOG_ORIGIN.fullmatch(said.log_origin), "log_origin of the receipt")
+    need(1 <= len(said.job_id) <= JOB_ID_LENGTH_MAX, "job_id of the receipt")
+    need(len(said.checkpoint) <= MIB, "a checkpoint's length")
+    check_statements(said.anchors)
+    check_published_keys(said.keys)
+    signers = check_statement(file.statement, file.receipt, keys)
+    return Receipt(said, receipted_entries(said), extends_of(said), signers)
+
+
+def receipted_entries(said: SimpleNamespace) -> list[ReceiptedEntry]:
+    """[1] The entries: of this tenant and job, each once, by seq."""
+    need(1 <= len(said.entries) <= RECEIPT_ENTRIES_MAX, "the number of entries")
+    need(said.covers == "job" or (said.covers == "entry" and len(said.entries) == 1), "what the receipt covers")
+    entries: list[ReceiptedEntry] = []
+    last_seq = 0
+    for item in said.entries:
+        entry = object_of(item, {"inclusion": LIST, "row": OBJECT}, "an entry")
+        row = object_of(entry.row, ENTRY_MEMBERS, "a row")
+        need((row.tenant_id, row.job_id) == (said.tenant_id, said.job_id), "an entry of another tenant or job")
+        need(row.seq > last_seq, "the entries do not stand by seq, each once")
+        entries.append(ReceiptedEntry(row, hashes_of(entry.inclusion, INCLUSION_HASHES_MAX, "an inclusion proof")))
+        last_seq = row.seq
+    return entries
+
+
+def extends_of(said: SimpleNamespace) -> SimpleNamespace | None:
+    """[1] The proof that the log extends an earlier tree, if there is one."""
+    if said.extends is None:
+        return None
+    extends = object_of(said.extends, {"consistency": LIST, "size": NUMBER}, "extends")
+    need(extends.size >= 1, "the size that is extended")
+    extends.consistency = hashes_of(extends.consistency, CONSISTENCY_HASHES_MAX, "the proof of what is extended")
+    return extends
+
+
+def check_published_keys(value: Any) -> None:
+    """[1] The form of the keys inside, which are never used."""
+    members: dict[str, tuple[type, ...]] = {"keys": LIST, "log_verifier_keys": LIST, "root_key_id": TEXT_OR_NULL}
+    published = object_of(value, members, "keys")
+    need(max(len(published.keys), len(published.log_verifier_keys)) <= KEYS_MAX, "the number of keys")
+    need(all(type(text) is str for text in published.log_verifier_keys), "log_verifier_keys")
+    for item in published.keys:
+        object_of(item, KEY_MEMBERS, "a key")
+
+
+def check_statement(envelope: dict[str, Any], receipt: dict[str, Any], keys: list[Key]) -> list[Key]:
+    """[2] The statement is about this receipt; the held keys that signed it."""
+    members = {"payload": TEXT, "payloadType": TEXT, "signatures": LIST}
+    statement = object_of(envelope, members, "the statement")
+    need(len(statement.signatures) == 1, "the statement has other than one signature")
+    signature = object_of(statement.signatures[0], {"keyid": TEXT, "sig": TEXT}, "the signature")
+    need(re.fullmatch("[0-9a-f]{16}", signature.keyid), "keyid of the statement")
+    need(len(signature.sig) <= 256, "sig of the statement")
+    decode_base64(signature.sig)
+    payload = decode_base64(statement.payload)
+    expected = {
+        "_type": STATEMENT_TYPE,
+        "predicateType": "https://tallystick.dev/receipt/v1",
+        "subject": [
+            {
+                "name": f"{receipt['tenant_id']}/{receipt['job_id']}",
+                "digest": {"sha256": sha256(canonical(receipt)).hexdigest()},
+            }
+        ],
+        "predicate": {name: receipt[name] for name in STATED},
+    }
+    need(payload == canonical(expected), "the statement is not about this receipt")
+    _, signers = open_envelope(envelope, keys)
+    return signers
+
+
+def check_receipted_entries(entries: list[ReceiptedEntry]) -> None:
+    """[3] Each entry by itself, and neighbours together."""
+    before: SimpleNamespace | None = None
+    for entry in entries:
+        row = entry.row
+        where = f"seq {row.seq}"
+        check_columns(row)
+        if row.seq == 1:
+            need(row.prev_chain_link is None, f"{where}: prev_chain_link")
+        else:
+            need(row.prev_chain_link and HASH.fullmatch(row.prev_chain_link), f"{where}: prev_chain_link")
+        if before:
+            need(row.link_version >= before.link_version, f"{where}: version 1 after version 2")
+            if row.seq == before.seq + 1:
+                need(row.prev_chain_link == before.chain_link, f"{where}: prev_chain_link")
+        before = row
+
+
+def check_inclusion(entry: ReceiptedEntry, own: Checkpoint) -> None:
+    """[5] The proof leads from the entry's leaf to the root of the checkpoint."""
+    hashes = list(entry.inclusion)
+    root = root_of_path(entry.row.seq - 1, own.size, leaf_hash(entry.row.chain_link), hashes)
+    need(root == own.root and not hashes, f"seq {entry.row.seq}: tree")
+
+
+def root_of_path(index: int, size: int, leaf: bytes, path: list[bytes]) -> bytes:
+    """The root that an inclusion proof leads to (RFC 9162, 2.1.3.1), read from its end."""
+    if size == 1:
+        return leaf
+    left_leaves = 1 << (size - 1).bit_length() - 1
+    side = path.pop()
+    if index < left_leaves:
+        return node_hash(root_of_path(index, left_leaves, leaf, path), side)
+    return node_hash(side, root_of_path(index - left_leaves, size - left_leaves, leaf, path))
+
+
+def compare_kept_with_receipt(kept: Checkpoint, own: Checkpoint, receipt: Receipt) -> bool:
+    """[7] Whether a checkpoint kept outside could be compared; raises when the log has another beginning."""
+    if not kept.counts or kept.origin != own.origin:
+        return False
+    if kept.size == own.size:
+        need(kept.root == own.root, "the checkpoint given has other entries")
+        return True
+    extends = receipt.extends
+    if extends and extends.size == kept.size:
+        need(leads(kept, extends.consistency, own), "the log does not begin with the checkpoint given")
+        return True
+    for anchor in receipt.said.anchors:
+        said = tree_head_of(anchor["checkpoint"])
+        proof = [bytes.fromhex(text) for text in anchor["consistency"]]
+        if said and said.size == kept.size and leads(said, proof, own):
+            need(kept.root == said.root, "the checkpoint given has other entries")
+            return True
+    return False
+
+
+def leads(first: Checkpoint, proof: list[bytes], own: Checkpoint) -> bool:
+    """Whether a consistency proof leads from one tree to the other."""
+    if not 1 <= first.size <= own.size:
+        return False
+    hashes = list(proof)
+    try:
+        roots = roots_of_proof(first.size, own.size, first.root, hashes)
+    except IndexError:
+        return False
+    return roots == (first.root, own.root) and not hashes
+
+
+def tree_head_of(note: str) -> Checkpoint | None:
+    """What a note says, whoever signed it; None when it is no checkpoint."""
+    try:
+        return open_checkpoint(note.encode(), None)
+    except MALFORMED:
+        return None
+
+
+def verify_receipt(data: bytes, given_keys: list[Key] | None, kept: Checkpoint | None) -> int:
+    """The exit code for a receipt; raises when something does not hold."""
+    receipt = read_receipt(data, given_keys or [])  # [1] [2]
+    said = receipt.said
+    check_receipted_entries(receipt.entries)  # [3]
+    own = open_checkpoint(said.checkpoint.encode(), given_keys)  # [4]
+    need(own.origin == f"{said.log_origin}/{said.tenant_id}", "the checkpoint's log")
+    need(receipt.last_seq <= own.size, "the checkpoint's size")
+    for entry in receipt.entries:
+        check_inclusion(entry, own)  # [5]
+    is_compared = kept is None or compare_kept_with_receipt(kept, own, receipt)  # [7]
+
+    revoked_signers = [key for key in receipt.signers if key.is_revoked]
+    is_unknown_key = (
+        not own.counts
+        or not ids_of(receipt.signers) - ids_of(revoked_signers)
+        or (kept is not None and not kept.counts)
+    )
+    is_whole = is_compared and all(entry.row.link_version == 2 for entry in receipt.entries)
+    return verdict_of(given_keys, is_unknown_key=is_unknown_key, is_whole=is_whole)
+
+
+def main(path: str, *options: str) -> int:
     """Verify one file and say what was found; options are name, value, name, value."""
     given = dict(zip(options[::2], options[1::2], strict=True))
     code_of_error = COULD_NOT_RUN
     try:
         keys = load_keys(Path(given["--keys"])) if "--keys" in given else None
         kept_bytes = read_start(given["--checkpoint"]) if "--checkpoint" in given else None
-        with open(bundle, "rb") as file:
+        with open(path, "rb") as file:
             code_of_error = TAMPERED
             kept = open_checkpoint(kept_bytes, keys) if kept_bytes is not None else None
-            code, found = verify(file, keys, kept), "nothing wrong was found"
+            code, found = verify_either(file, keys, kept), "nothing wrong was found"
     except (OSError, MemoryError, UnsupportedAlgorithm) as error:
         code = code_of_error if isinstance(error, UnsupportedAlgorithm) else COULD_NOT_RUN
         found = str(error) or "it is too large"
     except MALFORMED as error:
         code, found = code_of_error, str(error) or "it is too large"
-    print(f"{bundle}: {found}; exit code {code}")
+    print(f"{path}: {found}; exit code {code}")
     return code
+
+
+def verify_either(file: BinaryIO, keys: list[Key] | None, kept: Checkpoint | None) -> int:
+    """The exit code for a bundle, or for a receipt, whichever it is."""
+    beginning = file.read(len(RECEIPT_BEGINNING))
+    file.seek(0)
+    if beginning == RECEIPT_BEGINNING:
+        return verify_receipt(file.read(RECEIPT_BYTES_MAX + 1), keys, kept)
+    return verify(file, keys, kept)
 
 
 def read_start(path: str) -> bytes:
@@ -777,12 +1049,12 @@ def run(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
         print(__doc__)
         return OK
-    bundles, options = arguments[:1], arguments[1:]
-    is_usage = bundles and not bundles[0].startswith("-") and len(options) % 2 == 0
+    files, options = arguments[:1], arguments[1:]
+    is_usage = files and not files[0].startswith("-") and len(options) % 2 == 0
     if not is_usage or not {*options[::2]} <= {"--keys", "--checkpoint"}:
         print(__doc__, file=sys.stderr)
         return COULD_NOT_RUN
-    return main(bundles[0], *options)
+    return main(files[0], *options)
 
 
 if __name__ == "__main__":

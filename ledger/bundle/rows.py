@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import attrgetter, itemgetter
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 from msgspec import Meta
@@ -28,8 +28,8 @@ Row = tuple[Any, ...]
 _Integer = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One entry; the fields stand in the order in which canonical JSON has them."""
+class EntryObject(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """One entry as bundles and receipts have it; the fields stand in the order in which canonical JSON has them."""
 
     action: str
     chain_link: str
@@ -46,12 +46,30 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     t_hlc: str
     tenant_id: str
 
+    @classmethod
+    def of(cls, tenant_id: str, row: Sequence[Any]) -> Self:
+        """That of a row in the order of ``ENTRY_COLUMNS``.
 
-assert list(_Entry.__struct_fields__) == sorted((*ENTRY_COLUMNS, "tenant_id"))
+        Raises:
+            InvalidInputError: a number is beyond what JSON holds exactly.
+        """
+        columns: tuple[Any, ...] = (*_in_line_order(row), tenant_id)
+        entry = cls(*columns)
+        if max(entry.seq, entry.hlc_physical) > INTEGER_MAX:
+            raise InvalidInputError(f"a number of seq {entry.seq} is beyond 2^53 - 1")
+        return entry
+
+    def row(self) -> Row:
+        """Its columns, in the order of ``ENTRY_COLUMNS``."""
+        columns: Row = _in_column_order(self)
+        return columns
+
+
+assert list(EntryObject.__struct_fields__) == sorted((*ENTRY_COLUMNS, "tenant_id"))
 
 _encoder: Final = msgspec.json.Encoder()
-_decoder: Final = msgspec.json.Decoder(_Entry)
-_in_line_order = itemgetter(*(ENTRY_COLUMNS.index(name) for name in _Entry.__struct_fields__[:-1]))
+_decoder: Final = msgspec.json.Decoder(EntryObject)
+_in_line_order = itemgetter(*(ENTRY_COLUMNS.index(name) for name in EntryObject.__struct_fields__[:-1]))
 _in_column_order = attrgetter(*ENTRY_COLUMNS)
 
 SEQ, T_HLC, JOB_ID, PREV_CHAIN_LINK, CHAIN_LINK = map(
@@ -66,11 +84,7 @@ def encode_entry(tenant_id: str, row: Sequence[Any]) -> bytes:
     Raises:
         InvalidInputError: a number is beyond what JSON holds exactly.
     """
-    columns: tuple[Any, ...] = (*_in_line_order(row), tenant_id)
-    entry = _Entry(*columns)
-    if max(entry.seq, entry.hlc_physical) > INTEGER_MAX:
-        raise InvalidInputError(f"a number of seq {entry.seq} is beyond 2^53 - 1")
-    return _encoder.encode(entry) + b"\n"
+    return _encoder.encode(EntryObject.of(tenant_id, row)) + b"\n"
 
 
 class EntryLines(PackedEntries):

@@ -365,9 +365,14 @@ def _spelt(hashes: list[bytes]) -> str:
     return b"".join(hashes).hex(_SEPARATOR, HASH_BYTES)
 
 
+def is_link(text: object) -> bool:
+    """Whether it is 64 lowercase hex digits."""
+    return isinstance(text, str) and _LINK.fullmatch(text) is not None
+
+
 def _raw(link: str | None) -> bytes | None:
     """The bytes that ``link`` spells, None when it is not 64 lowercase hex digits."""
-    return bytes.fromhex(link) if isinstance(link, str) and _LINK.fullmatch(link) else None
+    return bytes.fromhex(link) if link is not None and is_link(link) else None
 
 
 def first_break_in(

@@ -12,7 +12,7 @@ leave a statement out, so one that agrees proves nothing for it; one that holds 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -48,6 +48,13 @@ class BundledAnchor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 class _Member(msgspec.Struct, forbid_unknown_fields=True):
     anchors: Annotated[list[BundledAnchor], Meta(min_length=1, max_length=ANCHORS_MAX)]
+
+
+class Unproven(NamedTuple):
+    """What an outsider said of the first ``size`` entries; ``made`` takes the proof that the log still has them."""
+
+    size: int
+    made: Callable[[Sequence[bytes]], BundledAnchor]
 
 
 class JudgedAnchor(NamedTuple):
@@ -97,9 +104,7 @@ def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, ou
         hashes = [bytes.fromhex(each) for each in bundled.consistency]
         verify_consistency(anchor.size, own.size, anchor.root, own.root, hashes)
     except ProofError as error:
-        detail = (
-            f"the log of the bundle does not begin with what the {anchor.kind} anchor by {anchor.by} is of: {error}"
-        )
+        detail = f"the log does not begin with what the {anchor.kind} anchor by {anchor.by} is of: {error}"
         return JudgedAnchor(anchor.found("broken", detail), checkpoint)
     return JudgedAnchor(anchor.found("ok"), checkpoint)
 
@@ -116,7 +121,7 @@ def _stated(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, ou
         return unjudged._replace(status="invalid", detail=f"it is malformed: {error}")
     unjudged = unjudged._replace(size=size)
     if not 1 <= size <= own.size:
-        return unjudged._replace(detail=f"it covers {size} entries, the bundle's checkpoint {own.size}")
+        return unjudged._replace(detail=f"it covers {size} entries, the checkpoint here {own.size}")
     if keyring is None:
         return unjudged._replace(detail="no key was given, so nobody vouches for its checkpoint")
     ring = keyring

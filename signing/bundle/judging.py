@@ -39,10 +39,11 @@ from signing.bundle.anchors import JudgedAnchor, judge_anchors
 from signing.bundle.manifest import FORM, Manifest
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import Checkpoint, JudgedCheckpoint
+from signing.envelope import Signed
 from signing.keys import Keyring
 from signing.looks import Look, compared
 from signing.memory import Memory
-from signing.range_manifest import Signed, judge_own_checkpoint
+from signing.range_manifest import judge_own_checkpoint
 from signing.snapshot import OpenedSnapshot, open_snapshot
 
 BUNDLE: Final = "bundle"

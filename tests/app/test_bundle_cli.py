@@ -289,10 +289,10 @@ def test_the_second_implementation_says_how_it_is_used_and_what_it_needs(keys: s
     assert run(bundle, "--keys", keys).returncode == 0
     for arguments in (["--help"], ["-h"], [bundle, "--help"]):
         shown = run(*arguments)
-        assert (shown.returncode, "verify.py BUNDLE [--keys K]" in shown.stdout, shown.stderr) == (0, True, "")
+        assert (shown.returncode, "verify.py FILE [--keys K]" in shown.stdout, shown.stderr) == (0, True, "")
     for arguments in ([], ["--keys", keys], [bundle, "--keys"], [bundle, "--key", keys], [bundle, bundle]):
         refused = run(*arguments)
-        assert (refused.returncode, "verify.py BUNDLE [--keys K]" in refused.stderr, refused.stdout) == (1, True, "")
+        assert (refused.returncode, "verify.py FILE [--keys K]" in refused.stderr, refused.stdout) == (1, True, "")
     lacking = run(bundle, path=str(tmp_path))
     assert (lacking.returncode, len(lacking.stderr.splitlines())) == (1, 1)
     assert "pip install cryptography" in lacking.stderr

@@ -243,4 +243,4 @@ def test_the_second_implementation_holds_little_whatever_a_file_says(tmp_path: P
 def test_the_second_implementation_says_so_when_it_is_called_wrongly(tmp_path: Path) -> None:
     done = twin(store(tmp_path, GOOD), "--keys")
     assert (done.returncode, done.stdout) == (1, ""), done
-    assert "verify.py BUNDLE [--keys K]" in done.stderr
+    assert "verify.py FILE [--keys K]" in done.stderr

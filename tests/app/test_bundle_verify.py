@@ -5,13 +5,10 @@ from __future__ import annotations
 import ast
 import asyncio
 import base64
-import importlib.util
 import json
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -30,15 +27,13 @@ from signing.keys import Keyring, PublicKey
 from signing.snapshot import open_snapshot
 from tests.app.bundle_cases import GOOD, LEDGER, MANIFEST, Case, anchored, cases
 from tests.app.bundles import bundle_of, checkpoint_of, container, exit_code, members_of, store
+from tests.app.second_verifier import VERIFY_PY, Twin, second_verifier, twin_in
 from tests.app.witness import Witness
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
 from tests.signing.conftest import RFC_8032_TEST_1, ed25519
 
-VERIFY_PY = Path(__file__).resolve().parents[2] / "docs" / "formats" / "verify.py"
 RING = Keyring([SIGNER.public_key])
 CASES = list(cases())
-
-Twin = Callable[..., int]
 
 
 def product(path: Path, keyring: Keyring | None, kept: str | None = None) -> int:
@@ -50,35 +45,10 @@ def product(path: Path, keyring: Keyring | None, kept: str | None = None) -> int
     return exit_code(asyncio.run(verify_file(path, keyring, checkpoint)))
 
 
-@pytest.fixture(scope="module")
-def twin_module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("verify_py", VERIFY_PY)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def twin(twin_module: ModuleType, tmp_path: Path) -> Twin:
+def twin(tmp_path: Path) -> Twin:
     """Exit code of the second implementation."""
-
-    def run(path: Path, keyring: Keyring | None, kept: str | None = None) -> int:
-        options = []
-        if keyring is not None:
-            keys = tmp_path / "trusted-keys.json"
-            keys.write_text(json.dumps(keyring.to_json()))
-            options += ["--keys", str(keys)]
-        if kept is not None:
-            checkpoint = tmp_path / "kept"
-            checkpoint.write_bytes(kept.encode())
-            options += ["--checkpoint", str(checkpoint)]
-        code = twin_module.main(str(path), *options)
-        assert isinstance(code, int)
-        return code
-
-    return run
+    return twin_in(tmp_path)
 
 
 def test_the_second_implementation_is_one_file_of_short_functions_that_knows_nothing_of_the_project() -> None:
@@ -166,7 +136,7 @@ def test_a_p256_key_signs_bundles_and_its_log_key_their_checkpoints(twin: Twin, 
     assert (found["verdicts"]["signatures"], found["verdicts"]["bundle"]) == ("ok", "unknown_key")
 
 
-def test_keys_are_taken_from_pem_from_saved_answers_and_from_folders(twin_module: ModuleType, tmp_path: Path) -> None:
+def test_keys_are_taken_from_pem_from_saved_answers_and_from_folders(tmp_path: Path) -> None:
     path = store(tmp_path, GOOD)
     folder = tmp_path / "keys"
     folder.mkdir()
@@ -175,10 +145,10 @@ def test_keys_are_taken_from_pem_from_saved_answers_and_from_folders(twin_module
     (folder / "notes.txt").write_text("not keys")
     for keys in (folder / "a.pem", folder / "b.json", folder):
         assert product(path, Keyring.load(keys)) == 0
-        assert twin_module.main(str(path), "--keys", str(keys)) == 0
+        assert second_verifier().main(str(path), "--keys", str(keys)) == 0
     (folder / "c.json").write_text(json.dumps(ring(not_after=BEGIN - A_MILLISECOND).to_json()))
     assert product(path, Keyring.load(folder)) == 4
-    assert twin_module.main(str(path), "--keys", str(folder)) == 4
+    assert second_verifier().main(str(path), "--keys", str(folder)) == 4
 
 
 # --- what the verdict says ----------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from app.cli.serve import embedded_postgres
 from signing import key_file
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot, sign_snapshot
+from tests.app.second_verifier import second_verifier
 from tests.conftest import connected_to
 from tests.tally import run_tally
 
 DEADLINE_S = 60
-SECOND_VERIFIER = Path(__file__).parents[2] / "docs" / "formats" / "verify.py"
 
 
 class Ledger:
@@ -73,12 +72,7 @@ class Ledger:
 
 def second_opinion(bundle: Path, keys: Path) -> int:
     """Exit code of the other implementation of the verifier."""
-    spec = importlib.util.spec_from_file_location("verify_py", SECOND_VERIFIER)
-    assert spec is not None
-    assert spec.loader is not None
-    verifier = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(verifier)
-    code: int = verifier.main(str(bundle), "--keys", str(keys))
+    code: int = second_verifier().main(str(bundle), "--keys", str(keys))
     return code
 
 

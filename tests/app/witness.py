@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Witness:
     """Keeps the newest tree head it cosigned of each origin, and cosigns what extends it."""
 
-    def __init__(self, name: str = "witness.example/w1", seed: int = 1) -> None:
+    def __init__(self, name: str = "witness.example/w1", seed: int | bytes = 1) -> None:
         self.name = name
-        self._private = Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
+        self._private = Ed25519PrivateKey.from_private_bytes(seed if isinstance(seed, bytes) else bytes([seed]) * 32)
         typed = b"\x04" + self._private.public_key().public_bytes_raw()
         self._key_id = hashlib.sha256(name.encode() + b"\n" + typed).digest()[:4]
         self.verifier_key = f"{name}+{self._key_id.hex()}+{base64.b64encode(typed).decode()}"

@@ -1,0 +1,250 @@
+"""What a receipt is made of, its one spelling, and the statement that covers it.
+
+Canonical JSON (RFC 8785), described in docs/formats/receipt.md::
+
+    {"receipt":{"anchors":[...], "checkpoint":NOTE, "covers":"job" or "entry",
+                "entries":[{"inclusion":[...], "row":{...}}, ...], "extends":null or {...}, "format_version":1,
+                "job_id":..., "keys":{...}, "log_origin":..., "node_id":..., "tenant_id":...},
+     "statement":{"payload":..., "payloadType":..., "signatures":[{"keyid":..., "sig":...}]}}
+
+The statement is an in-toto Statement in a DSSE envelope; the digest of its subject is SHA-256 of the value of
+``receipt`` as it stands in the file. So a signature covers every byte, and no change of any value goes unnoticed.
+
+Invariants::
+
+    1 <= entries <= ENTRIES_MAX        seq ascends        exactly one entry where covers == "entry"
+    bytes of the file <= FILE_BYTES_MAX
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from itertools import pairwise
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from ledger import canonical
+from ledger.bundle.rows import EntryObject
+from ledger.errors import ReceiptInvalidError, ReceiptSignatureError, ReceiptTooLargeError, SignatureError
+from signing import envelope
+from signing import statement as statements
+from signing.bundle.anchors import ANCHORS_MAX, BundledAnchor
+from signing.checkpoint import Checkpoint
+from signing.checkpoint import read as read_checkpoint
+from signing.envelope import PAYLOAD_TYPE, Envelope, EnvelopeSignature, Signed
+from signing.keys import Keyring, Signer
+from signing.range_manifest import CONSISTENCY_HASHES_MAX, LOG_ORIGIN
+from signing.statement import Hash, NodeId, Seq, TenantId
+from signing.strict import decode_base64
+
+FORMAT_VERSION: Final = 1
+PREDICATE_TYPE: Final = "https://tallystick.dev/receipt/v1"
+
+FILE_BYTES_MAX: Final = 64 << 20
+ENTRIES_MAX: Final = 10_000
+INCLUSION_HASHES_MAX: Final = 64
+"""A proof has one hash for each level of the tree, and sizes lie below 2^53."""
+CHECKPOINT_CHARACTERS_MAX: Final = 1 << 20
+KEYS_MAX: Final = 1000
+JOB_ID_CHARACTERS_MAX: Final = 1024
+
+JOB: Final = "job"
+ENTRY: Final = "entry"
+"""What a receipt covers: all entries of a job that the checkpoint covers, or one entry."""
+
+STATED: Final = ("covers", "format_version", "job_id", "log_origin", "node_id", "tenant_id")
+"""What of a receipt its statement repeats."""
+
+_JobId = Annotated[str, Meta(min_length=1, max_length=JOB_ID_CHARACTERS_MAX)]
+
+
+class ProvedEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """One entry, and the proof (RFC 9162 2.1.3) that it is in the tree of the checkpoint."""
+
+    inclusion: Annotated[list[Hash], Meta(max_length=INCLUSION_HASHES_MAX)]
+    row: EntryObject
+
+
+class Extended(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The proof (RFC 9162 2.1.4) that the tree of the checkpoint extends the one that the log had at ``size``."""
+
+    consistency: Annotated[list[Hash], Meta(max_length=CONSISTENCY_HASHES_MAX)]
+    size: Seq
+
+
+class PublishedKey(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A key as ``/v1/keys`` describes it; never used to verify what it came with."""
+
+    algorithm: str
+    key_id: str
+    not_after: str | None
+    not_before: str | None
+    public_key_pem: str
+    revoked_from_hlc: str | None
+
+
+class PublishedKeys(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The keys of the log, as ``/v1/keys`` answers them; for people, and for who looks for the key to ask for."""
+
+    keys: Annotated[list[PublishedKey], Meta(max_length=KEYS_MAX)]
+    log_verifier_keys: Annotated[list[str], Meta(max_length=KEYS_MAX)]
+    root_key_id: str | None
+
+
+class Receipt(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What a receipt says; the fields stand in the order in which canonical JSON has them."""
+
+    anchors: Annotated[list[BundledAnchor], Meta(max_length=ANCHORS_MAX)]
+    checkpoint: Annotated[str, Meta(max_length=CHECKPOINT_CHARACTERS_MAX)]
+    covers: Literal["job", "entry"]
+    entries: Annotated[list[ProvedEntry], Meta(min_length=1, max_length=ENTRIES_MAX)]
+    extends: Extended | None
+    format_version: Literal[1]
+    job_id: _JobId
+    keys: PublishedKeys
+    log_origin: Annotated[str, Meta(pattern=rf"^{LOG_ORIGIN}\Z")]
+    node_id: NodeId
+    tenant_id: TenantId
+
+    @property
+    def origin(self) -> str:
+        """Origin of the tenant's log."""
+        return f"{self.log_origin}/{self.tenant_id}"
+
+    @property
+    def tree_head(self) -> Checkpoint:
+        """What the checkpoint says; nobody vouches for it here.
+
+        Raises:
+            SignatureError: it is malformed.
+        """
+        return read_checkpoint(self.checkpoint)
+
+    @property
+    def seqs(self) -> list[int]:
+        """Seqs of the entries, as they stand."""
+        return [entry.row.seq for entry in self.entries]
+
+
+class _Signature(msgspec.Struct, forbid_unknown_fields=True):
+    keyid: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+    sig: Annotated[str, Meta(max_length=256)]
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    payload: str
+    payload_type: Literal["application/vnd.in-toto+json"] = msgspec.field(name="payloadType")
+    signatures: tuple[_Signature]
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    receipt: Receipt
+    statement: _Envelope
+
+
+class _Digested(msgspec.Struct):
+    receipt: msgspec.Raw
+
+
+class Opened(NamedTuple):
+    """A receipt that is of its form; nobody vouches for it yet."""
+
+    receipt: Receipt
+    envelope: Envelope
+
+
+assert PAYLOAD_TYPE == "application/vnd.in-toto+json"
+_ORDERED: Final = (Receipt, ProvedEntry, Extended, PublishedKey, PublishedKeys, BundledAnchor, _File)
+assert all([*struct.__struct_fields__] == sorted(struct.__struct_fields__) for struct in _ORDERED)
+
+_decoder: Final = msgspec.json.Decoder(_File)
+_digested: Final = msgspec.json.Decoder(_Digested)
+
+
+def seal(receipt: Receipt, signer: Signer) -> bytes:
+    """The file of ``receipt``, signed.
+
+    Raises:
+        ReceiptInvalidError: it breaks an invariant.
+        ReceiptTooLargeError: it is longer than a receipt may be.
+        SigningUnavailableError: the signer cannot be reached.
+    """
+    data = msgspec.json.encode(receipt)
+    sealed = envelope.sign(_statement(receipt, data), signer)
+    file = b'{"receipt":%b,"statement":%b}' % (data, canonical.encode(sealed))
+    if len(file) > FILE_BYTES_MAX:
+        raise ReceiptTooLargeError(f"the receipt would be longer than {FILE_BYTES_MAX >> 20} MiB")
+    read(file)
+    return file
+
+
+def read(file: bytes) -> Opened:
+    """The receipt in a file, of its form and in its one spelling, its statement about it; no signature is judged.
+
+    Raises:
+        ReceiptInvalidError: it is another text, or at odds with itself.
+    """
+    if len(file) > FILE_BYTES_MAX:
+        raise ReceiptInvalidError(f"a receipt is at most {FILE_BYTES_MAX} bytes long, this file is longer")
+    try:
+        found = _decoder.decode(file)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise ReceiptInvalidError(f"it is no receipt, or one of another version: {error}") from error
+    if msgspec.json.encode(found) != file:
+        raise ReceiptInvalidError("the file is not canonical JSON")
+    opened = Opened(found.receipt, _opened_envelope(found.statement))
+    if _statement(opened.receipt, bytes(_digested.decode(file).receipt)) != opened.envelope.payload:
+        raise ReceiptInvalidError("the statement is not about this receipt: something was changed since it was signed")
+    _check(opened.receipt)
+    return opened
+
+
+def judge(opened: Opened, keyring: Keyring | None) -> Signed:
+    """Who signed the statement, by the keys of ``keyring``.
+
+    Raises:
+        ReceiptSignatureError: a held key is named that did not sign it.
+    """
+    try:
+        return envelope.judge(opened.envelope, keyring)
+    except SignatureError as error:
+        raise ReceiptSignatureError(f"the receipt's signature does not hold: {error}") from error
+
+
+def _statement(receipt: Receipt, data: bytes) -> bytes:
+    """The bytes that are signed for ``receipt``, which is spelled ``data``."""
+    digest = {"sha256": sha256(data).hexdigest()}
+    subject: dict[str, object] = {"name": f"{receipt.tenant_id}/{receipt.job_id}", "digest": digest}
+    predicate = {name: getattr(receipt, name) for name in STATED}
+    return statements.encode([subject], PREDICATE_TYPE, predicate)
+
+
+def _opened_envelope(found: _Envelope) -> Envelope:
+    try:
+        payload = decode_base64(found.payload, "payload")
+        signature = decode_base64(found.signatures[0].sig, "sig")
+    except SignatureError as error:
+        raise ReceiptInvalidError(f"the statement is malformed: {error}") from error
+    return Envelope(PAYLOAD_TYPE, payload, (EnvelopeSignature(found.signatures[0].keyid, signature),))
+
+
+def _check(receipt: Receipt) -> None:
+    """Refuse a receipt that is at odds with itself."""
+    seqs = receipt.seqs
+    if any(seq >= following for seq, following in pairwise(seqs)):
+        raise ReceiptInvalidError("the entries do not stand in the order of their seq, each once")
+    if receipt.covers == ENTRY and len(seqs) != 1:
+        raise ReceiptInvalidError(f"a receipt for one entry holds {len(seqs)}")
+    try:
+        own = receipt.tree_head
+    except SignatureError as error:
+        raise ReceiptInvalidError(f"the receipt's checkpoint is none: {error}") from error
+    if own.origin != receipt.origin:
+        raise ReceiptInvalidError(f"the checkpoint is of log {own.origin[:200]!r}, not of {receipt.origin!r}")
+    if own.size < seqs[-1]:
+        raise ReceiptInvalidError(f"the checkpoint covers {own.size} entries, and seq {seqs[-1]} is here")
+    for entry in receipt.entries:
+        if (entry.row.tenant_id, entry.row.job_id) != (receipt.tenant_id, receipt.job_id):
+            raise ReceiptInvalidError(f"seq {entry.row.seq} is of another tenant or job")

@@ -1,0 +1,140 @@
+"""Receipts for tests: made of ledgers in memory by the code that the service makes them with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ledger import canonical
+from ledger.verification import ENTRY_COLUMNS
+from signing import envelope
+from signing.anchors import rfc_3339
+from signing.bundle.anchors import Unproven, cosignature
+from signing.key_file import FileSigner
+from signing.keys import Keyring
+from signing.receipt.form import STATED
+from signing.receipt.making import Material, make
+from tests.app.bundles import LOG_ORIGIN, checkpoint_of
+from tests.app.witness import Witness
+from tests.ledger.ledger_in_memory import SIGNER, Ledger
+
+NODE = "node-7f3a"
+JOB, OTHER_JOB = "use1-1704931200000-gate42-00001", "use1-1704931200000-gate42-00002"
+DOCUMENTED_SIGNER = FileSigner(
+    Path("keys.md"),
+    Ed25519PrivateKey.from_private_bytes(
+        bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
+    ),
+)
+"""The key of docs/formats/keys.md."""
+DOCUMENTED_WITNESS = Witness(seed=bytes.fromhex("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb"))
+"""The witness of docs/formats/checkpoint.md."""
+COSIGNED_AT = datetime(2024, 1, 11, 0, 0, 10, tzinfo=UTC)
+
+
+def receipt_of(ledger: Ledger, job_id: str = JOB, signer: FileSigner = SIGNER, **replaced: Any) -> bytes:
+    """The receipt of a job; ``replaced`` are fields of its ``Material``."""
+    material: dict[str, Any] = {
+        "tenant_id": ledger.tenant_id,
+        "log_origin": LOG_ORIGIN,
+        "node_id": NODE,
+        "covers": "job",
+        "job_id": job_id,
+        "rows": rows_of(ledger, job_id),
+        "checkpoint": checkpoint_of(ledger, signer=signer),
+        "said": [],
+        "keys": Keyring([signer.public_key]),
+    }
+    return make(Material(**material | replaced), lambda level, index: ledger.tiles.get((level, index), b""), signer)
+
+
+def rows_of(ledger: Ledger, job_id: str) -> Sequence[tuple[Any, ...]]:
+    """The job's entries, as the service reads them."""
+    return [tuple(row[name] for name in ENTRY_COLUMNS) for row in ledger.entries if row["job_id"] == job_id]
+
+
+def cosigned(
+    ledger: Ledger,
+    size: int,
+    signer: FileSigner = SIGNER,
+    witness: Witness = DOCUMENTED_WITNESS,
+    at: datetime = COSIGNED_AT,
+) -> Unproven:
+    """What ``witness`` said of the first ``size`` entries."""
+    note = witness.cosign(checkpoint_of(ledger, size, signer), int(at.timestamp()))
+    return Unproven(size, partial(cosignature, witness.verifier_key, note, rfc_3339(at)))
+
+
+def example_receipt(keys: Keyring) -> bytes:
+    """docs/formats/example.receipt.json; ``keys`` are those of keys.md."""
+    ledger = example_ledger()
+    said = [cosigned(ledger, 4, DOCUMENTED_SIGNER)]
+    return receipt_of(ledger, JOB, DOCUMENTED_SIGNER, said=said, keys=keys, extends=2)
+
+
+def example_ledger() -> Ledger:
+    """The chain whose entries 1, 2 and 4 docs/formats/example.receipt.json proves."""
+    ledger = Ledger("acme")
+    for seq, (hlc, job_id, action, payload) in enumerate(
+        [
+            ((1704931200000, 1), JOB, "ENQUEUE", _CREATED),
+            ((1704931200412, 0), JOB, "DEQUEUE", _ACCEPTED),
+            ((1704931203500, 0), OTHER_JOB, "ENQUEUE", _CREATED.replace("report:1", "report:2")),
+            ((1704931207009, 0), JOB, "COMPLETE", _COMPLETED),
+            ((1704931207350, 0), OTHER_JOB, "DEQUEUE", _ACCEPTED),
+        ],
+        start=1,
+    ):
+        physical, logical = hlc
+        ledger.entries.append(
+            {
+                "seq": seq,
+                "t_hlc": f"{physical}:{logical}:{NODE}",
+                "hlc_physical": physical,
+                "hlc_logical": logical,
+                "hlc_node": NODE,
+                "job_id": job_id,
+                "action": action,
+                "link_version": 2,
+                "origin": None,
+                "payload": payload,
+            }
+        )
+    ledger.relink()
+    ledger.store_tree()
+    return ledger
+
+
+_CREATED = '{"assigned_dcs":["use1"],"fence_token":1,"spec":{"image":"report:1"},"type":"JobCreated"}'
+_ACCEPTED = '{"dc_id":"use1","fence_token":1,"type":"JobAccepted","worker_count":2}'
+_COMPLETED = '{"fence_token":1,"final_status":"SUCCEEDED","type":"JobCompleted"}'
+
+
+def opened(file: bytes) -> dict[str, Any]:
+    """The value of ``receipt``, to be changed."""
+    value: dict[str, Any] = json.loads(file)["receipt"]
+    return value
+
+
+def statement_about(receipt: dict[str, Any]) -> dict[str, Any]:
+    """The statement that a node would sign about ``receipt``."""
+    digest = sha256(canonical.encode(receipt)).hexdigest()
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "predicate": {name: receipt[name] for name in STATED},
+        "predicateType": "https://tallystick.dev/receipt/v1",
+        "subject": [{"digest": {"sha256": digest}, "name": f"{receipt['tenant_id']}/{receipt['job_id']}"}],
+    }
+
+
+def sealed(receipt: dict[str, Any], signer: FileSigner = SIGNER, statement: dict[str, Any] | None = None) -> bytes:
+    """The file that a dishonest node makes of ``receipt``, whatever it holds; of the statement, if one is given."""
+    about = statement_about(receipt) if statement is None else statement
+    return canonical.encode({"receipt": receipt, "statement": envelope.sign(canonical.encode(about), signer)})

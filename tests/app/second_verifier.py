@@ -1,0 +1,47 @@
+"""docs/formats/verify.py, run in this process."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from signing.keys import Keyring
+
+VERIFY_PY = Path(__file__).resolve().parents[2] / "docs" / "formats" / "verify.py"
+
+Twin = Callable[..., int]
+
+
+@cache
+def second_verifier() -> ModuleType:
+    """The program as a module."""
+    spec = importlib.util.spec_from_file_location("verify_py", VERIFY_PY)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def twin_in(folder: Path) -> Twin:
+    """What gives its exit code for a file, keys, and a checkpoint that was kept; it stores both in ``folder``."""
+
+    def run(path: Path, keyring: Keyring | None, kept: str | None = None) -> int:
+        options = []
+        if keyring is not None:
+            keys = folder / "trusted-keys.json"
+            keys.write_text(json.dumps(keyring.to_json()))
+            options += ["--keys", str(keys)]
+        if kept is not None:
+            checkpoint = folder / "kept"
+            checkpoint.write_bytes(kept.encode())
+            options += ["--checkpoint", str(checkpoint)]
+        code = second_verifier().main(str(path), *options)
+        assert isinstance(code, int)
+        return code
+
+    return run

@@ -1,0 +1,269 @@
+"""What verifying a receipt says, by the product and by docs/formats/verify.py, which must agree on every one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledger import canonical
+from ledger.errors import SignatureError
+from ledger.exit_code import ExitCode, exit_code_of_receipt
+from ledger.hlc import Hlc
+from signing.anchors import NOBODY, Outsiders
+from signing.checkpoint import judge_checkpoint
+from signing.keys import Keyring, PublicKey
+from signing.memory import Memory, Seen
+from signing.receipt.judging import ReceiptVerdict, judged
+from tests.app.bundles import checkpoint_of
+from tests.app.receipt_cases import GOOD, LEDGER, Case, cases, changed
+from tests.app.receipts import DOCUMENTED_WITNESS, opened, receipt_of, sealed
+from tests.app.second_verifier import twin_in
+from tests.app.witness import Witness
+from tests.ledger.ledger_in_memory import SIGNER, STRANGER
+
+RING = Keyring([SIGNER.public_key])
+CASES = list(cases())
+WITNESSED = Outsiders.load([DOCUMENTED_WITNESS.verifier_key], None)
+
+
+def product(receipt: bytes, keyring: Keyring | None, kept: str | None = None) -> int:
+    """Exit code of the product."""
+    try:
+        checkpoint = judge_checkpoint(kept, keyring) if kept is not None else None
+    except SignatureError:
+        return ExitCode.TAMPERED
+    return exit_code_of_receipt(judged(receipt, keyring, checkpoint).verdict)
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Callable[..., tuple[int, int]]:
+    """Exit codes of the product and of the second implementation."""
+    twin = twin_in(tmp_path)
+
+    def run(receipt: bytes, keyring: Keyring | None, kept: str | None = None) -> tuple[int, int]:
+        path = tmp_path / "receipt.json"
+        path.write_bytes(receipt)
+        return product(receipt, keyring, kept), twin(path, keyring, kept)
+
+    return run
+
+
+Both = Callable[..., tuple[int, int]]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_receipt_gets_its_exit_code_from_both(case: Case, both: Both) -> None:
+    assert both(case.receipt, RING, case.kept) == (case.code, case.code)
+
+
+SEEN_BY_KEYS_ALONE = {"with the signature of another", "a checkpoint whose text was changed"}
+# With keys the signature is by nobody known; without, the root alone counts.
+HELD_BY_A_STRANGER = {"kept: by a stranger"}
+
+
+def test_without_keys_the_same_is_broken_but_for_signatures_and_the_rest_incomplete(both: Both) -> None:
+    for case in CASES:
+        is_seen = case.code == 2 and case.name not in SEEN_BY_KEYS_ALONE
+        assert both(case.receipt, None, case.kept) == ((2, 2) if is_seen else (3, 3)), case.name
+
+
+# --- every value --------------------------------------------------------------------------------------
+
+
+def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The paths to all values in a JSON value that are no object and no list, or empty."""
+    if isinstance(value, dict | list) and value:
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(inner, (*path, name))
+    else:
+        yield path
+
+
+def with_change(value: Any, path: tuple[str | int, ...]) -> Any:
+    """``value`` with another one, of the same type where it has one, at ``path``."""
+    if path:
+        inner = with_change(value[path[0]], path[1:])
+        if isinstance(value, dict):
+            return {**value, path[0]: inner}
+        return [*value[: path[0]], inner, *value[int(path[0]) + 1 :]]
+    if value is None or isinstance(value, list):
+        return "0" if value is None else ["0"]
+    if isinstance(value, int):
+        return value + 1
+    return ("f" if value[:1] in "01" else "0") + value[1:]
+
+
+def test_whoever_holds_a_receipt_can_change_no_value_in_it(both: Both) -> None:
+    value = json.loads(GOOD)
+    found = list(places(value))
+    assert len(found) == 79
+    for path in found:
+        codes = both(canonical.encode(with_change(value, path)), RING)
+        assert codes in ((2, 2), (4, 4)), path
+
+
+def test_whoever_holds_a_receipt_can_change_no_byte_of_it() -> None:
+    for at in range(len(GOOD)):
+        receipt = bytearray(GOOD)
+        receipt[at] ^= 1
+        assert product(bytes(receipt), RING) in (2, 4), at
+
+
+WITHOUT_MEANING = {("node_id",), ("anchors", 0, "by"), ("anchors", 0, "time")}
+"""What a node can say as it likes: nothing is concluded from it. Of an anchor the signature in it counts."""
+SAYS_OTHERWISE = {("anchors", 0, "checkpoint"), ("anchors", 0, "consistency", 0), ("anchors", 0, "response")}
+"""What then holds no more, so that the anchor says nothing, or is not what the log says."""
+
+
+def test_a_node_that_signs_what_is_not_so_can_change_only_what_has_no_meaning(both: Both) -> None:
+    receipt = opened(GOOD)
+    for path in places(receipt):
+        codes = both(sealed(with_change(receipt, path)), RING)
+        if path[0] in ("keys", "extends") or path in WITHOUT_MEANING or path in SAYS_OTHERWISE:
+            assert codes == (0, 0), path
+        else:
+            assert codes in ((2, 2), (4, 4)), path
+
+
+# --- keys over time -----------------------------------------------------------------------------------
+
+
+def ring(**window: object) -> Keyring:
+    """A ring with the held key alone, which holds in ``window``."""
+    return Keyring([PublicKey.of(SIGNER.public_key_pem, **window)])  # type: ignore[arg-type]
+
+
+def test_a_key_that_was_revoked_at_any_time_does_not_count_and_one_that_expired_does(both: Both) -> None:
+    assert both(GOOD, ring(revoked_from_hlc=Hlc(9_999_999_999_999, 0, "node-7f3a"))) == (4, 4)
+    assert both(GOOD, ring(not_after=datetime(2024, 1, 1, tzinfo=UTC))) == (0, 0)
+    assert both(GOOD, ring(not_before=datetime(2025, 1, 1, tzinfo=UTC))) == (0, 0)
+
+
+def test_a_key_inside_the_receipt_is_never_used(both: Both) -> None:
+    assert opened(GOOD)["keys"]["keys"][0]["key_id"] == SIGNER.key_id
+    assert both(GOOD, Keyring([STRANGER.public_key])) == (4, 4)
+
+
+def test_a_receipt_of_one_node_and_a_checkpoint_of_another_need_both_keys(both: Both) -> None:
+    receipt = receipt_of(LEDGER, checkpoint=checkpoint_of(LEDGER, signer=STRANGER))
+    assert both(receipt, RING) == both(receipt, Keyring([STRANGER.public_key])) == (4, 4)
+    assert both(receipt, Keyring([SIGNER.public_key, STRANGER.public_key])) == (0, 0)
+
+
+# --- what the verdict says ----------------------------------------------------------------------------
+
+
+def verdict_of(receipt: bytes, keyring: Keyring | None = RING, **of: Any) -> dict[str, Any]:
+    return judged(receipt, keyring, **of).to_json()
+
+
+def test_a_verdict_says_what_was_checked_and_what_a_receipt_cannot_show() -> None:
+    found = verdict_of(GOOD)
+    assert set(found["verdicts"]) == {"receipt", "links", "payloads", "tree", "signatures", "checkpoint"}
+    assert set(found["verdicts"].values()) == {"ok", "not_checked"}
+    assert (found["valid"], found["first_break"], found["compared_with"]) == (True, None, None)
+    assert [each["seq"] for each in found["receipt"]["entries"]] == [1, 2, 4]
+    assert found["receipt"]["checkpoint"]["size"] == 5
+    assert any("after the checkpoint" in text for text in found["limits"])
+    assert any("longer once" in text for text in found["not_checked"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "seq"),
+    [
+        ("a space", "receipt", 0),
+        ("with the signature of another", "receipt-signature", 0),
+        ("signed by a stranger", "receipt-signature", 0),
+        ("a checkpoint by a stranger", "checkpoint-signature", 0),
+        ("a checkpoint of a smaller tree", "receipt", 0),
+        ("another payload of an entry", "payload-digest", 2),
+        ("another action of an entry", "link", 2),
+        ("another t_hlc of an entry", "hlc-columns", 2),
+        ("a first entry that follows one", "prev-link", 1),
+        ("another hash", "tree", 2),
+        ("a proof of another entry", "tree", 1),
+        ("kept: of a history that forked, at 2", "rollback", 2),
+    ],
+)
+def test_the_first_break_names_what_is_wrong_and_where(name: str, kind: str, seq: int) -> None:
+    (case,) = [case for case in CASES if case.name == name]
+    kept = judge_checkpoint(case.kept, RING) if case.kept is not None else None
+    first = verdict_of(case.receipt, kept=kept)["first_break"]
+    assert (first["kind"], first["seq"]) == (kind, seq)
+
+
+def test_where_the_receipt_itself_is_broken_nothing_else_is_claimed() -> None:
+    found = verdict_of(GOOD[:-1])
+    assert found["verdicts"].pop("receipt") == "broken"
+    assert (set(found["verdicts"].values()), found["anchors"]) == ({"not_checked"}, [])
+
+
+# --- outsiders ----------------------------------------------------------------------------------------
+
+
+def anchors_of(receipt: bytes, keyring: Keyring | None = RING, outsiders: Outsiders = WITNESSED) -> list[str]:
+    return [each["status"] for each in verdict_of(receipt, keyring, outsiders=outsiders)["anchors"]]
+
+
+def test_a_cosignature_counts_by_the_key_that_the_verifier_brings() -> None:
+    assert anchors_of(GOOD) == ["ok"]
+    assert anchors_of(GOOD, outsiders=NOBODY) == ["not_checked"]
+    assert anchors_of(GOOD, outsiders=Outsiders.load([Witness(seed=3).verifier_key], None)) == ["not_checked"]
+    assert anchors_of(GOOD, None) == ["not_checked"]
+
+
+def test_a_cosignature_says_its_own_time_whatever_stands_beside_it() -> None:
+    receipt = changed(lambda said: said["anchors"][0].update(time="2020-01-01T00:00:00Z"))
+    (found,) = verdict_of(receipt, outsiders=WITNESSED)["anchors"]
+    assert (found["status"], found["time"]) == ("ok", "2024-01-11T00:00:10Z")
+
+
+def test_a_cosigned_checkpoint_that_the_log_does_not_extend_is_a_rollback() -> None:
+    receipt = changed(lambda said: said["anchors"][0].update(consistency=["ab" * 32]))
+    found = verdict_of(receipt, outsiders=WITNESSED)
+    assert ([each["status"] for each in found["anchors"]], found["first_break"]["kind"]) == (["broken"], "rollback")
+
+
+def test_what_a_witness_saw_before_a_key_was_revoked_still_counts() -> None:
+    cosigned_ms = 1_704_931_210_000
+    for revoked_ms, status in ((cosigned_ms - 1, "not_checked"), (cosigned_ms + 1000, "ok")):
+        assert anchors_of(GOOD, ring(revoked_from_hlc=Hlc(revoked_ms, 0, "node-7f3a"))) == [status]
+
+
+# --- what a verifier remembers ------------------------------------------------------------------------
+
+
+def remembered(folder: Path, *notes: str) -> Memory:
+    memory = Memory.open(folder)
+    memory.remember(Seen.of(note, SIGNER.key_id, datetime.now(UTC) - timedelta(days=1)) for note in notes)
+    return Memory.open(folder)
+
+
+@pytest.mark.parametrize(("size", "compared"), [(5, True), (4, True), (2, True), (3, False)])
+def test_what_is_remembered_is_compared_as_far_as_the_receipt_says(size: int, compared: bool, tmp_path: Path) -> None:
+    memory = remembered(tmp_path, checkpoint_of(LEDGER, size))
+    found = judged(GOOD, RING, memory=memory)
+    assert found.verdict["compared_with"] == ("memory" if compared else None)
+    assert found.verdict["verdicts"]["checkpoint"] == ("ok" if compared else "not_checked")
+    assert exit_code_of_receipt(found.verdict) == 0
+    assert found.memory is not None
+    assert (f"{size} entries" in found.memory["says"], found.memory["is_new"]) == (True, False)
+
+
+def test_a_receipt_of_another_history_than_was_remembered_is_a_rollback(tmp_path: Path) -> None:
+    (case,) = [case for case in CASES if case.name == "kept: of a history that forked, at 2"]
+    assert case.kept is not None
+    found = judged(GOOD, RING, memory=remembered(tmp_path, case.kept)).verdict
+    assert (found["first_break"]["kind"], exit_code_of_receipt(found)) == ("rollback", 2)
+
+
+def test_the_first_look_at_a_log_by_a_receipt_leaves_nothing_remembered(tmp_path: Path) -> None:
+    found: ReceiptVerdict = judged(GOOD, RING, memory=Memory.open(tmp_path))
+    assert found.memory is not None
+    assert (found.memory["first_look"], found.memory["is_new"], found.memory["remembered"]) == (True, False, None)
+    assert Memory.open(tmp_path).logs == {}
