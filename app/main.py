@@ -32,6 +32,7 @@ from app.background import stop_signals
 from app.background.slots import Room
 from app.bundle.export import BundleExporter
 from app.bundle.importer import BundleImporter
+from app.bundle.receipts import ReceiptMaker
 from app.bundle.staging import Staging
 from app.chain.appender import STATEMENT_TIMEOUT_S
 from app.chain.cosignatures import CosignatureInbox
@@ -245,6 +246,15 @@ def _parts(
         access_records=service.access_records,
         ledger_watch=_ledger_watch(service, started, pool),
         exporter=_exporter(service, started, pool),
+        receipts=ReceiptMaker(
+            pool=pool,
+            node_id=node.node_id,
+            log_origin=started.log_origin,
+            keys=service.keys,
+            published=service.trust.keys_of,
+            known_break=breaks.fault,
+            attempts=consistency.attempts,
+        ),
         importer=importer,
         staging=staging,
         regions=regions,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from app.background.turns import FairTurns
     from app.bundle.export import BundleExporter
     from app.bundle.importer import BundleImporter
+    from app.bundle.receipts import ReceiptMaker
     from app.bundle.staging import Staging
     from app.chain.cosignatures import CosignatureInbox
     from app.chain.ledger_watch import LedgerWatch
@@ -73,6 +74,7 @@ class Parts:
     system_entries: SystemEntries
     access_records: AccessRecords
     exporter: BundleExporter
+    receipts: ReceiptMaker
     importer: BundleImporter
     staging: Staging
     job_reader: JobReader

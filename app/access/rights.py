@@ -65,6 +65,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
     Rule(Right.READ, Needs.NAMED): (
         "GET /v1/jobs",
         "GET /v1/jobs/{job_id}/events",
+        "GET /v1/jobs/{job_id}/receipt",
         "GET /v1/cancellations",
         "GET /v1/watch",
         "GET /v1/commitments",
@@ -85,6 +86,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "GET /chain/verify",
         "GET /v1/chain/head",
         "GET /v1/chain/entries",
+        "GET /v1/chain/receipt",
         "GET /v1/chain/proof/inclusion",
         "GET /v1/chain/proof/consistency",
         "GET /v1/snapshots",

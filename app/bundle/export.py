@@ -17,12 +17,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
 from app.background.slots import Slots
+from app.bundle.outsiders import ANCHORS_A_KIND_MAX, unproven
 from app.store import anchors as anchors_store
 from app.store import chain_reads
 from app.store.chain_reader import PostgresChainReader
@@ -36,15 +36,12 @@ from ledger.errors import (
     NotReadyError,
     ProofError,
     SeqOutOfRangeError,
-    SignatureError,
     SigningUnavailableError,
 )
 from ledger.merkle import tiles
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings
 from signing import checkpoint as checkpoints
-from signing.anchors import rfc_3339
-from signing.bundle.anchors import ANCHORS_MAX, BundledAnchor, cosignature, timestamp
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.keys import Keyring, Signer
 
@@ -58,8 +55,6 @@ EXPORTS_AT_ONCE_MAX = 2
 """Each holds a connection, and an old state of the database, for as long as its reader takes; others wait a while."""
 EXPORT_TIMEOUT_S = 3600.0
 """Longest that one export may take, its reader's pace included."""
-ANCHORS_A_KIND_MAX = ANCHORS_MAX // 2
-"""Witnesses, and authorities, whose newest statements a bundle carries."""
 
 log = structlog.get_logger()
 
@@ -194,7 +189,9 @@ def _choose(head: chain_reads.HeadRow, tenant_id: str, from_seq: int | None, to_
 async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Keyring) -> BundleEnd:
     """Root and proof at the end of the range, out of the stored tiles."""
     first, second = chosen.to_seq, chosen.checkpoint_size
-    said = await _said_of(connection, tenant_id, second)
+    cosigned = await anchors_store.newest_cosignatures(connection, tenant_id, limit=ANCHORS_A_KIND_MAX)
+    stamped = await anchors_store.newest_timestamps(connection, tenant_id, ANCHORS_A_KIND_MAX)
+    said = unproven(cosigned, stamped, second)
     wanted = tiles.root_tiles(first) | tiles.consistency_tiles(first, second)
     for each in said:
         wanted |= tiles.consistency_tiles(each.size, second)
@@ -210,37 +207,6 @@ async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Key
     except ProofError as error:
         raise ChainBrokenError(f"the stored tree of tenant {tenant_id} is incomplete: {error}") from error
     return BundleEnd(root.hex(), chosen.checkpoint, proof, keys, anchors)
-
-
-class _Said(NamedTuple):
-    """What an outsider said of the first ``size`` entries; ``made`` takes the proof that the log still has them."""
-
-    size: int
-    made: Callable[[Sequence[bytes]], BundledAnchor]
-
-
-async def _said_of(connection: Connection, tenant_id: str, size_max: int) -> list[_Said]:
-    """The newest statement of each outsider. One that is of no checkpoint, or of a larger one, is as if it were not
-    there: whoever can write to the table can put it there."""
-    cosigned = await anchors_store.newest_cosignatures(connection, tenant_id, limit=ANCHORS_A_KIND_MAX)
-    stamped = await anchors_store.newest_timestamps(connection, tenant_id, ANCHORS_A_KIND_MAX)
-    said = [
-        _Said(_size_of(row.note), partial(cosignature, row.witness, row.note, rfc_3339(row.cosigned_at)))
-        for row in cosigned
-    ]
-    said += [
-        _Said(_size_of(row.note), partial(timestamp, row.authority, row.note, row.response, rfc_3339(row.generated_at)))
-        for row in stamped
-    ]
-    return [each for each in said if 1 <= each.size <= size_max]
-
-
-def _size_of(text: str) -> int:
-    """Size of the tree in a note; 0 where it is none."""
-    try:
-        return checkpoints.read(text).size
-    except SignatureError:
-        return 0
 
 
 def _refuse_broken(tenant_id: str, findings: Findings) -> None:

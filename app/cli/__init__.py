@@ -42,6 +42,7 @@ class Commands(TyperGroup):
         "watch": EntryPoint("app.cli.watch", "watch"),
         "verify": EntryPoint("app.cli.verify", "verify"),
         "verify-bundle": EntryPoint("app.cli.verify_bundle", "verify_bundle"),
+        "prove": EntryPoint("app.cli.prove", "prove"),
         "verify-proof": EntryPoint("app.cli.verify_proof", "verify_proof"),
         "snapshot": EntryPoint("app.cli.snapshot", "snapshot"),
         "restore": EntryPoint("app.cli.restore", "restore"),

@@ -197,6 +197,13 @@ class LedgerClient:
         """
         return self._value(self._send("GET", path, params=params, repeatable=True), shape)
 
+    def get_file(self, path: str, **params: str | int | None) -> bytes:
+        """The file in JSON that ``GET path`` answers, byte for byte; errors as ``get``."""
+        reply = self._send("GET", path, params=params, repeatable=True)
+        if not reply.is_json:
+            raise NotTheLedgerError(f"{self.url} does not answer as a Tallystick does: {_described(reply)}")
+        return reply.content
+
     def get_text(self, path: str) -> str:
         """The text that ``GET path`` answers; errors as ``get``."""
         reply = self._send("GET", path, repeatable=True)

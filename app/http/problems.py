@@ -97,6 +97,7 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
     errors.PrivacyUnavailableError: ProblemType(
         "privacy-unavailable", 503, "Private fields cannot be encrypted here now"
     ),
+    errors.ReceiptTooLargeError: ProblemType("receipt-too-large", 422, "The job is more than one receipt holds"),
     errors.RecordTooLargeError: PAYLOAD_TOO_LARGE,
     errors.RequestTooLargeError: PAYLOAD_TOO_LARGE,
     errors.QuotaExceededError: ProblemType("quota-exceeded", 429, "The caller or the tenant has had its share"),

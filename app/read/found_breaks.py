@@ -79,9 +79,9 @@ class FoundBreaks:
             if not each.acknowledged and (tenant_id is None or each.tenant_id == tenant_id)
         ]
 
-    def fault(self) -> str | None:
-        """What ``/readyz`` says, None when there is no open break."""
-        waiting = self.open()
+    def fault(self, tenant_id: str | None = None) -> str | None:
+        """What ``/readyz`` says, None when there is no open break, of one tenant or of all."""
+        waiting = self.open(tenant_id)
         if not waiting:
             return None
         named = ", ".join(f"{each.kind} at seq {each.seq} of {each.tenant_id}" for each in waiting[:NAMED_MAX])

@@ -84,6 +84,30 @@ _NEWEST_TIMESTAMPS = f"""
 SELECT DISTINCT ON (authority) {_TIMESTAMP_COLUMNS} FROM scheduler.checkpoint_timestamp
  WHERE tenant_id = $1 ORDER BY authority, tree_size DESC LIMIT $2
 """
+
+
+def _covering(table: str, who: str, columns: str, time: str) -> str:
+    """The query for one statement of each ``who``: the oldest that covers entry $3, else the newest that covers $2 at
+    least, of trees up to $4. It looks at few rows of the index, however many statements there are."""
+    of_one = f"SELECT {columns} FROM scheduler.{table} AS said WHERE tenant_id = $1 AND said.{who} = by.name"
+    return f"""
+WITH RECURSIVE by(name) AS (
+     SELECT min({who}) FROM scheduler.{table} WHERE tenant_id = $1
+      UNION ALL
+     SELECT (SELECT min({who}) FROM scheduler.{table} AS said WHERE tenant_id = $1 AND said.{who} > by.name)
+       FROM by WHERE name IS NOT NULL)
+SELECT one.* FROM by CROSS JOIN LATERAL (
+       SELECT *
+         FROM (({of_one} AND tree_size BETWEEN $3 AND $4 ORDER BY tree_size, {time} LIMIT 1)
+               UNION ALL
+               ({of_one} AND tree_size BETWEEN $2 AND $3 - 1 ORDER BY tree_size DESC, {time} DESC LIMIT 1)) AS two
+        ORDER BY tree_size DESC LIMIT 1) AS one
+ ORDER BY {who} LIMIT $5
+"""
+
+
+_COVERING_COSIGNATURES = _covering("checkpoint_cosignature", "witness", _COSIGNATURE_COLUMNS, "cosigned_at")
+_COVERING_TIMESTAMPS = _covering("checkpoint_timestamp", "authority", _TIMESTAMP_COLUMNS, "generated_at")
 _DUE_FOR_TIMESTAMP = """
 SELECT m.tenant_id, m.checkpoint
   FROM scheduler.merkle_head m
@@ -153,6 +177,21 @@ async def list_timestamps(connection: Connection, tenant_id: str, below_id: int,
 async def newest_timestamps(connection: Connection, tenant_id: str, limit: int) -> list[TimestampRow]:
     """The newest time stamp by each authority, of up to ``limit``."""
     return await fetch_as(connection, TimestampRow, _NEWEST_TIMESTAMPS, tenant_id, limit)
+
+
+async def covering_cosignatures(
+    connection: Connection, tenant_id: str, seqs: tuple[int, int], tree_size: int, limit: int
+) -> list[CosignatureRow]:
+    """Of each witness, of up to ``limit``, the oldest cosignature that covers the last of ``seqs``, else the newest
+    that covers the first; none of a larger tree than ``tree_size``."""
+    return await fetch_as(connection, CosignatureRow, _COVERING_COSIGNATURES, tenant_id, *seqs, tree_size, limit)
+
+
+async def covering_timestamps(
+    connection: Connection, tenant_id: str, seqs: tuple[int, int], tree_size: int, limit: int
+) -> list[TimestampRow]:
+    """The same of time stamps, and of each authority."""
+    return await fetch_as(connection, TimestampRow, _COVERING_TIMESTAMPS, tenant_id, *seqs, tree_size, limit)
 
 
 async def due_for_timestamp(connection: Connection, authority: str, interval: timedelta, limit: int) -> list[DueNote]:

@@ -7,14 +7,18 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
-from app.store.rows import columns, fetch_as, fetch_one_as, like, told, whole
+from app.store.rows import ENTRIES, columns, fetch_as, fetch_one_as, fetch_tuples, like, told, whole
 from ledger import rfc3339
 from ledger.errors import ChainDamagedError, TenantNotFoundError
+from ledger.verification.entry_check import ENTRY_COLUMNS
 
 if TYPE_CHECKING:
     from asyncpg import Record
 
     from app.store import Connection
+
+JOB_BYTES_MAX = 64 << 20
+"""Payloads of one job that are read at once."""
 
 
 class HeadRow(NamedTuple):
@@ -88,6 +92,16 @@ SELECT {columns(ListedEntry, ("created_at",))}, {PAYLOAD_BYTES}
 _ENTRIES = f"""
 SELECT {columns(ListedEntry)}, found FROM {page_of(_LISTED_ENTRIES, "seq", limit="$3")} AS page ORDER BY number
 """
+_JOB_ENTRIES = f"""
+SELECT {", ".join(ENTRY_COLUMNS)}, {PAYLOAD_BYTES}
+  FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND seq <= $3 ORDER BY seq LIMIT $4 + 1
+"""
+_WHOLE_JOB_ENTRIES = f"""
+SELECT {", ".join(ENTRY_COLUMNS)}, found
+  FROM {page_of(_JOB_ENTRIES, "seq", limit="$4", bytes_max=JOB_BYTES_MAX)} AS page ORDER BY number
+"""
+_LAST_SEQ_OF_JOB = "SELECT max(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2"
+_ENTRY = f"{ENTRIES} WHERE tenant_id = $1 AND seq = $2"
 _TENANTS = """
 SELECT tenant_id FROM scheduler.chain_heads
  WHERE tenant_id > $1 AND tenant_id LIKE ANY($3::text[]) ORDER BY tenant_id LIMIT $2
@@ -136,6 +150,27 @@ async def list_entries(
     """Entries from ``from_seq`` on in seq order, and whether more follow."""
     may_be_null = ("prev_chain_link", "origin")
     return await fetch_page(connection, ListedEntry, _ENTRIES, tenant_id, from_seq, limit, nullable=may_be_null)
+
+
+async def last_seq_of_job(connection: Connection, tenant_id: str, job_id: str) -> int | None:
+    """Seq of the newest entry of the job, None when there is none."""
+    last: int | None = await connection.fetchval(_LAST_SEQ_OF_JOB, tenant_id, job_id)
+    return last
+
+
+async def job_entries(
+    connection: Connection, tenant_id: str, job_id: str, to_seq: int, limit: int
+) -> list[tuple[Any, ...]] | None:
+    """``ENTRY_COLUMNS`` of the job's entries up to ``to_seq``, by seq, as they stand; None when there are more than
+    ``limit``, or their payloads have more than ``JOB_BYTES_MAX``."""
+    rows = await fetch_tuples(connection, _WHOLE_JOB_ENTRIES, tenant_id, job_id, to_seq, limit)
+    is_whole = not rows or rows[-1][-1] == len(rows)
+    return [row[:-1] for row in rows] if is_whole else None
+
+
+async def entries_at(connection: Connection, tenant_id: str, seq: int) -> list[tuple[Any, ...]]:
+    """``ENTRY_COLUMNS`` of what stands at ``seq``: one entry, unless somebody took it away or put another there."""
+    return await fetch_tuples(connection, _ENTRY, tenant_id, seq)
 
 
 async def list_snapshots(connection: Connection, tenant_id: str, below_from_seq: int, limit: int) -> list[SnapshotRow]:

@@ -71,6 +71,8 @@ async def test_a_further_node_chains_signs_nothing_and_says_how_it_is_admitted(
             await add_jobs(two, 2)
             refused = await two.post("/v1/snapshots", json={"tenant_id": "acme"})
             assert problem(refused) == (503, "signing-unavailable")
+            unproved = await two.get("/v1/chain/receipt", params={"tenant_id": "acme", "seq": 1})
+            assert (problem(unproved), "this node signs no receipt" in unproved.text) == (problem(refused), True)
             ready = await two.get("/readyz")
             said = ready.json()["checks"]["admission"]
             assert (ready.status_code, said["ok"]) == (200, False)

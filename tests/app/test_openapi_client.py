@@ -49,6 +49,8 @@ CALLS: dict[str, Call] = {
     "read_job": lambda seen: (JOB | {"consistency": "session", "tally-session": seen["report_event"].session}, None),
     "list_jobs": lambda _: ({"tenant_id": "acme", "status": "CANCELLING", "limit": 1}, None),
     "list_job_events": lambda _: (JOB, None),
+    "prove_job": lambda seen: (JOB | {"Tally-Session": seen["report_event"].session, "extends": 1}, None),
+    "prove_entry": lambda _: ({"tenant_id": "settled", "seq": 1}, None),
     "list_cancellations": lambda _: ({"tenant_id": "acme", "dc": "use1"}, None),
     "set_capacity": lambda _: ({"node": "n1"}, {"tenant_id": "acme", "capacity": {"cpu_millis": 1}}),
     "propose": lambda _: (

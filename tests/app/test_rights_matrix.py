@@ -78,7 +78,11 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
     "POST /v1/tokens": lambda tenant: {"json": {"name": "x", "rights": ["read"], "tenants": [tenant]}},
 }
 """What a request of each route sends, about a tenant; what is not here sends nothing."""
-QUERIES = {"GET /v1/watch": "&from_seq=1&to_seq=1", "GET /v1/cancellations": "&dc=use1"}
+QUERIES = {
+    "GET /v1/watch": "&from_seq=1&to_seq=1",
+    "GET /v1/cancellations": "&dc=use1",
+    "GET /v1/chain/receipt": "&seq=1",
+}
 """What a request of each route asks beside a tenant."""
 PARTS = {
     "{job_id}": "one",
