@@ -71,6 +71,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "GET /v1/commitments",
         "GET /v1/nodes",
         "GET /v1/tenants/{tenant_id}/privacy",
+        "GET /v1/tenants/{tenant_id}/search",
     ),
     Rule(Right.READ, Needs.ANY): ("GET /v1/jobs/{job_id}",),
     Rule(Right.WRITE, Needs.IN_BODY): (
@@ -110,7 +111,10 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "POST /v1/chain/acknowledge",
         "POST /v1/bundles/import",
     ),
-    Rule(Right.OPERATE, Needs.NAMED): ("POST /v1/log/{tenant_id}/cosignatures",),
+    Rule(Right.OPERATE, Needs.NAMED): (
+        "POST /v1/log/{tenant_id}/cosignatures",
+        "PUT /v1/tenants/{tenant_id}/search",
+    ),
     Rule(Right.OPERATE, Needs.ANY): ("GET /metrics",),
     Rule(Right.ADMIN, Needs.EVERY): (
         "POST /v1/keys/rotate",

@@ -156,6 +156,16 @@ class PrivacyAnswer(TypedDict):
     other_nodes_within_s: float
 
 
+class SearchFieldsAnswer(TypedDict):
+    """The fields by which a tenant's jobs are found at once. Until all jobs are indexed, ``is_built`` is false, and
+    searches look at jobs one by one."""
+
+    tenant_id: str
+    fields: list[str]
+    is_built: bool
+    declared_at: Time | None
+
+
 class ErasureAnswer(TypedDict):
     """The newest erasure of a subject, and the entry of the tenant's chain that says so."""
 

@@ -90,6 +90,8 @@ class Turn:
     """Where each stands then."""
     covered_lsn: dict[str, Lsn] = field(default_factory=dict)
     """Of those that stand at the end of their chain: up to where the records of this node are in it, at least."""
+    unfinished: set[str] = field(default_factory=set)
+    """Those for which the table has more to do, also if nothing comes next."""
 
 
 class Table(Protocol):
@@ -107,6 +109,9 @@ class Table(Protocol):
         Raises:
             LedgerError: not now; nothing of the turn is to be kept.
         """
+
+    async def unfinished(self, connection: asyncpg.Connection[asyncpg.Record], /) -> Sequence[str]:
+        """Tenants for which there is more to do, also if the table is not behind."""
 
     def taken(self, turn: Turn, /) -> None:
         """What ``take`` wrote last is committed."""
@@ -207,7 +212,9 @@ class TableFollower:
     async def _find_behind(self) -> None:
         self._failed.clear()
         try:
-            behind = await store.behind(await self._connected(), self._table.name)
+            connection = await self._connected()
+            behind = await store.behind(connection, self._table.name)
+            behind += await self._table.unfinished(connection)
         except DATABASE_FAULTS as error:
             self._note((), error)
             return
@@ -247,6 +254,7 @@ class TableFollower:
             self._table.failed()
             raise
         self._table.taken(turn)
+        self._behind.update(dict.fromkeys(turn.unfinished))
         for name, seq in turn.places.items():
             self._forget(name, seq)
             if name not in turn.covered_lsn and not (name in self._grown and self._is_lull_over()):

@@ -8,9 +8,11 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from app.chain import job_terms
 from app.chain.followers import Turn
 from app.store import Connection, commitments
 from app.store import job_table as store
+from app.store import job_terms as terms_store
 from app.store.following import FollowedEntry
 from app.store.job_table import JobKey
 from ledger.machines import jobs
@@ -18,7 +20,7 @@ from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import HlcParts
 from ledger.machines.jobs import JobState
 from ledger.positions import Lsn
-from ledger.verification.projection_check import stored_form
+from ledger.verification.projection_check import JOB_COLUMNS, stored_form
 
 CACHED_JOBS_MAX = 50_000
 """Job states kept so that a job whose events follow each other is not read back each time."""
@@ -26,6 +28,8 @@ ENTRIES_A_STEP = 200
 """Entries read between two turns of the event loop."""
 JOBS_A_STEP = 50
 """Jobs whose entries are folded between two turns."""
+
+_STORED = len(JOB_COLUMNS)
 
 OnFollowed = Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None]
 """Takes new states of jobs, and up to which LSN each tenant's cover the records of this node."""
@@ -46,9 +50,11 @@ class JobTable:
         """Remove the rows of these tenants."""
         await store.empty(connection, tenant_ids)
         await commitments.empty(connection, tenant_ids)
+        await terms_store.empty(connection, tenant_ids)
 
     async def take(self, connection: Connection, turn: Turn) -> None:
-        """Fold the entries, and store the states that they leave, and which of them promise something."""
+        """Fold the entries, and store the states that they leave, what they are searched by, and which entries promise
+        something."""
         await commitments.take(connection, turn.entries)
         self._cache.begin(turn.after)
         said = {tenant_id: await _said(entries) for tenant_id, entries in turn.entries.items()}
@@ -70,7 +76,32 @@ class JobTable:
                 await asyncio.sleep(0)
         self._states = states
         if self._states:
-            await store.store(connection, [(job[0], *stored_form(state)) for job, state in self._states.items()])
+            await store.store(
+                connection, [(job[0], *stored_form(state)[:_STORED]) for job, state in self._states.items()]
+            )
+        if declared := await terms_store.declared(connection, turn.after):
+            await job_terms.follow(connection, declared, states, before)
+            for fields in declared.values():
+                if fields.built_to is not None:
+                    built = await self._next_built(connection, fields.tenant_id, fields.built_to)
+                    await job_terms.build(connection, turn, fields, built)
+
+    async def unfinished(self, connection: Connection) -> Sequence[str]:
+        """Tenants whose jobs are not all found by the fields that they declared."""
+        return await terms_store.unbuilt(connection)
+
+    async def _next_built(self, connection: Connection, tenant_id: str, after: str) -> dict[JobKey, JobState]:
+        """The jobs of the tenant behind one, as the table has them now."""
+        jobs_behind = await terms_store.next_jobs(connection, tenant_id, after, job_terms.BUILT_AT_ONCE)
+        read = await store.entries_of(connection, [(tenant_id, job_id) for job_id in jobs_behind])
+        said = await _said(read.get(tenant_id, ()))
+        states: dict[JobKey, JobState] = {}
+        for job_id in jobs_behind:
+            fold = JobFold(job_id)
+            for fact in said.get(job_id, ()):
+                fold.add(*fact)
+            states[tenant_id, job_id] = fold.state()
+        return states
 
     def taken(self, turn: Turn) -> None:
         """Remember the states."""

@@ -39,6 +39,7 @@ class Commands(TyperGroup):
         "run": EntryPoint("app.cli.run", "run", {"allow_interspersed_args": False}),
         "replay": EntryPoint("app.cli.replay", "replay"),
         "simulate": EntryPoint("app.cli.simulate", "simulate"),
+        "jobs": EntryPoint("app.cli.jobs", "jobs"),
         "watch": EntryPoint("app.cli.watch", "watch"),
         "verify": EntryPoint("app.cli.verify", "verify"),
         "verify-bundle": EntryPoint("app.cli.verify_bundle", "verify_bundle"),

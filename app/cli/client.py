@@ -34,6 +34,8 @@ from console.outcome import err
 from ledger.errors import ConfigurationError, LedgerError
 
 Value = TypeVar("Value")
+Parameter = str | int | list[str] | None
+"""A parameter of a query; one of a list comes once for each."""
 
 REQUEST_TIMEOUT_S = 60.0
 """Longest time for one request and its whole answer; above ``write.timeout``, so that the service's own answer comes
@@ -185,7 +187,7 @@ class LedgerClient:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def get(self, path: str, shape: Any = dict, /, **params: str | int | None) -> Any:
+    def get(self, path: str, shape: Any = dict, /, **params: Parameter) -> Any:
         """The JSON that ``GET path`` answers; parameters that are None are left out.
 
         ``shape`` is a TypedDict of what the caller reads of it; members beyond that are kept.
@@ -340,7 +342,7 @@ class LedgerClient:
         method: str,
         path: str,
         *,
-        params: Mapping[str, str | int | None] | None = None,
+        params: Mapping[str, Parameter] | None = None,
         content: bytes | None = None,
         content_type: str = "application/json",
         key: str | None = None,

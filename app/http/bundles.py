@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from typing import Annotated
 
-import structlog
 from fastapi import APIRouter, Query, Request, Response
-from starlette.types import Receive, Scope, Send
 
-from app.access.callers import check_again
 from app.answers.chain import ImportAnswer
 from app.http.answers import json_answer
 from app.http.body import json_body
@@ -20,8 +16,8 @@ from app.http.multipart import uploaded
 from app.http.recording import allow, record_read
 from app.http.requests import ExportRequest
 from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
-from app.parts import PartsDep, parts_of
-from ledger.errors import LedgerError
+from app.http.streaming import Streamed, within
+from app.parts import PartsDep
 
 router = APIRouter(route_class=StrictRoute, tags=["bundles"], responses=PROBLEM_RESPONSE)
 
@@ -37,44 +33,6 @@ _FILES = {
     "required": ["file"],
 }
 
-log = structlog.get_logger()
-
-
-class StreamedBundle(Response):
-    """Sends pieces as they come, in the task of the request; a client that went away, or whose token was revoked, ends
-    the export."""
-
-    def __init__(self, request: Request, pieces: AsyncGenerator[bytes, None], file_name: str) -> None:
-        super().__init__(headers={"Content-Disposition": f'attachment; filename="{file_name}"'}, media_type=MEDIA_TYPE)
-        del self.headers["content-length"]
-        self._request = request
-        self._pieces = pieces
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all of it, or break off: a body without its end, which the client sees as one."""
-        async with aclosing(self._pieces) as pieces:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            try:
-                async for piece in pieces:
-                    if await self._request.is_disconnected():
-                        return
-                    check_again(parts_of(self._request).callers, scope)
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-            except LedgerError as error:
-                log.warning("bundle_export_broken_off", error=str(error))
-                return
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _within(
-    held: AbstractContextManager[None], pieces: AsyncGenerator[bytes, None]
-) -> AsyncGenerator[bytes, None]:
-    """The pieces; ``held`` is entered with the first and left with the last, or where they are closed."""
-    with held:
-        async with aclosing(pieces):
-            async for piece in pieces:
-                yield piece
-
 
 @router.post("/v1/bundles/export", response_class=Response, responses={200: _BUNDLE})
 async def export_bundle(
@@ -82,14 +40,15 @@ async def export_bundle(
 ) -> Response:
     """Sign everything chained so far, then send the tenant's ledger, or a range of it, as one file."""
     exported = parts.exporter.export(wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq"))
-    pieces = _within(parts.quotas.exports.one(caller.id), exported)
+    pieces = within(parts.quotas.exports.one(caller.id), exported)
     async with AsyncExitStack() as unless_sent:
         unless_sent.push_async_callback(pieces.aclose)
         async with while_connected(request):
             await anext(pieces)
         await record_read(request, wanted["tenant_id"], from_seq=wanted.get("from_seq"), to_seq=wanted.get("to_seq"))
         unless_sent.pop_all()
-    return StreamedBundle(request, pieces, f"{wanted['tenant_id']}.bundle.tar")
+    disposition = f'attachment; filename="{wanted["tenant_id"]}.bundle.tar"'
+    return Streamed(request, pieces, MEDIA_TYPE, {"Content-Disposition": disposition})
 
 
 @router.post(

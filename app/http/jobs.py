@@ -9,13 +9,12 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BeforeValidator, TypeAdapter
 
 from app.access.rights import Right
-from app.answers.jobs import EventAnswer, JobAnswer, JobEventList, JobList, JobStatus
+from app.answers.jobs import EventAnswer, JobAnswer, JobEventList, JobList
 from app.http.answers import json_answer
 from app.http.body import JSON_MEDIA_TYPE, body_of, parse, read_body
 from app.http.charging import charge_tenant
 from app.http.fields import (
     JOB_ID_PATTERN,
-    ActorName,
     CursorQuery,
     Limit,
     Moment,
@@ -23,7 +22,6 @@ from app.http.fields import (
     ReadableTenantId,
     WholeNumber,
     in_lower_case,
-    in_upper_case,
     moment,
 )
 from app.http.lists import Cursors, hlc_position, page
@@ -57,7 +55,6 @@ STALENESS_MS_MAX = 86_400_000
 
 _LOCATION = {"schema": {"type": "string"}, "description": "The job, to be read without another parameter."}
 _TAKEN = answered(EventAnswer, 201, headers={**WRITE_HEADERS, "Location": _LOCATION})
-_JOBS = Cursors("jobs", hlc_position)
 _EVENTS = Cursors("events", hlc_position)
 _CANCELLATIONS = Cursors("cancellations", hlc_position)
 
@@ -185,30 +182,6 @@ async def read_job(
     found = await parts.job_reader.read(tenant_id, job_id, promise, at, caller.patterns(Right.READ))
     await record_read(request, found["tenant_id"], job_id=job_id)
     return json_answer(found)
-
-
-@router.get("/v1/jobs", responses=answered(JobList))
-async def list_jobs(
-    request: Request,
-    parts: PartsDep,
-    promise: PromiseDep,
-    tenant_id: TenantQuery,
-    status: Annotated[JobStatus | None, BeforeValidator(in_upper_case), Query(description="In either case.")] = None,
-    actor: Annotated[
-        ActorName | None, Query(description="Created by this principal. One whose name is private is not found.")
-    ] = None,
-    since: Annotated[Moment | None, Query(description="Created then or later: an HLC or a time.")] = None,
-    until: Annotated[Moment | None, Query(description="Created before: an HLC or a time.")] = None,
-    limit: Annotated[Limit, Query()] = 100,
-    cursor: CursorQuery = None,
-) -> Response:
-    """Jobs of a tenant, newest first."""
-    scope = "/".join((tenant_id, status or "", since or "", until or "", actor or ""))
-    after = _JOBS.at(scope, cursor)
-    first, end = moment("since", since, rfc3339.at_or_after), moment("until", until, rfc3339.at_or_after)
-    found = await parts.job_reader.list(tenant_id, promise, status, actor, first, after or end, limit)
-    await record_read(request, tenant_id, jobs=len(found.items))
-    return page(found.items, _JOBS.next(scope, found.last) if found.last else None, consistency=found.consistency)
 
 
 @router.get("/v1/cancellations", responses=answered(JobList))

@@ -43,6 +43,7 @@ from app.setting_types import PATTERNS_MAX, FetchedUrl, TenantsPattern
 from ledger import names
 from ledger.canonical import INTEGER_MAX
 from ledger.machines.events import JOB_EVENTS
+from ledger.machines.job_search import FIELDS_MAX as SEARCH_FIELDS_MAX
 from ledger.private_fields import FIELDS_MAX
 
 ActionName = Annotated[str, Field(pattern="^[A-Z][A-Z_]{0,63}$", examples=["COMPLETE"])]
@@ -313,6 +314,13 @@ class PrivacyRequest(TypedDict, total=False):
 
     fields: Required[Annotated[list[FieldName], Field(max_length=FIELDS_MAX)]]
     subject: FieldName | None
+
+
+@with_config(STRICT)
+class SearchFieldsRequest(TypedDict):
+    """Body of ``PUT /v1/tenants/{tenant_id}/search``."""
+
+    fields: Annotated[list[FieldName], Field(max_length=SEARCH_FIELDS_MAX)]
 
 
 @with_config(STRICT)

@@ -1,7 +1,7 @@
 """Routes: each asks who calls, and for a right, before it looks at a request, and refuses a query nobody asked for.
 
-A query parameter that no operation knows, or that comes twice, is refused: a typing error must not pass for a
-default, and two readers must not read two different values out of one request.
+A query parameter that no operation knows, or that comes twice and is no list, is refused: a typing error must not pass
+for a default, and two readers must not read two different values out of one request.
 
 The framework spends more time on a request (routers inside routers, parameters, exit stacks) than it takes to
 check and answer one event. So routes stand in the application directly, and the routes that take one event are
@@ -11,9 +11,9 @@ check and answer one event. So routes stand in the application directly, and the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 from fastapi import Depends
 from fastapi.dependencies.models import Dependant
@@ -155,7 +155,7 @@ class StrictRoute(RightedRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The framework's handler behind a look at the query."""
         handle = super().get_route_handler()
-        known = frozenset(_query_names(self.dependant))
+        known = dict(_query_names(self.dependant))
 
         async def handle_strictly(request: Request) -> Response:
             await self.authorize(request.scope)
@@ -184,25 +184,26 @@ class LeanRoute(RightedRoute):
             await self.authorize(scope)
             request = Request(scope, receive, send)
             if scope["query_string"]:
-                _check_query(request, frozenset())
+                _check_query(request, {})
             response = await endpoint(request, **scope["path_params"])
             await response(scope, receive, send)
 
         self.app = call_endpoint
 
 
-def _query_names(dependant: Dependant) -> Iterator[str]:
-    """Query parameters of an endpoint, and of what it depends on."""
-    yield from (field.alias for field in dependant.query_params)
+def _query_names(dependant: Dependant) -> Iterator[tuple[str, bool]]:
+    """Query parameters of an endpoint, and of what it depends on; whether each may come several times."""
+    for field in dependant.query_params:
+        yield field.alias, get_origin(field.field_info.annotation) is list
     for part in dependant.dependencies:
         yield from _query_names(part)
 
 
-def _check_query(request: Request, known: frozenset[str]) -> None:
+def _check_query(request: Request, known: Mapping[str, bool]) -> None:
     seen: set[str] = set()
     for name, _ in request.query_params.multi_items():
         if name not in known:
             raise InvalidInputError(f"{name[:100]}: there is no such query parameter", (name,))
-        if name in seen:
+        if name in seen and not known[name]:
             raise InvalidInputError(f"{name}: given more than once", (name,))
         seen.add(name)

@@ -10,7 +10,7 @@ import orjson
 
 from app.read.consistency import ReadLevel, UnfitError
 from app.read.copies import PRIMARY
-from app.store import job_table, reads
+from app.store import job_search, job_table, job_terms, reads
 from app.store.reading import reading
 from ledger import rfc3339
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from app.store.reading import Pool
     from app.store.reads import CreatedHlc
     from ledger.hlc import Hlc
+    from ledger.machines.job_search import JobFilter
 
 State = jobs.JobState | None
 
@@ -36,6 +37,12 @@ State = jobs.JobState | None
 CANCELLATIONS_A_PAGE: Final = 200
 CANCELLATION_PAGES_MAX: Final = 5
 """Pages of jobs that are to be cancelled which are looked through for one answer."""
+LOOKED_AT_ONCE: Final = 2000
+"""Jobs whose entries one statement of a search looks at."""
+LOOKED_AT_MAX: Final = 20_000
+"""Jobs whose entries are looked at for one answer."""
+LOOKING_S: Final = 2.0
+"""How long is looked for one answer before it ends with the statement that is under way."""
 
 
 class _Found(NamedTuple):
@@ -121,24 +128,25 @@ class JobReader:
         self,
         tenant_id: str,
         promise: Promise,
-        status: str | None,
-        actor: str | None,
+        wanted: JobFilter,
         since: CreatedHlc | None,
         below: CreatedHlc | None,
         limit: int,
     ) -> Page:
-        """Jobs of the tenant, newest first, created at ``since`` or later and before ``below``; all that are of this
-        status, and that this principal created, where one is named.
+        """Jobs of the tenant that ``wanted`` finds, newest first, created at ``since`` or later and before ``below``.
 
         A list is of the job table. All levels but EVENTUAL wait until that has followed the chain as far as it was when
-        they first looked; how far it has, the answer says.
+        they first looked; how far it has, the answer says. A page for which entries of many jobs were looked at may
+        have fewer than ``limit`` and be followed by another.
 
         Raises:
             TenantNotFoundError: there is no such tenant; errors else as ``read``.
         """
 
         async def find(connection: Connection) -> _Found:
-            page = await reads.list_jobs(connection, tenant_id, status, actor, since, below, limit)
+            if wanted.looks_inside:
+                return await _searched(connection, tenant_id, wanted, since, below, limit)
+            page = await reads.list_jobs(connection, tenant_id, wanted.statuses, wanted.actor, since, below, limit)
             return _Found([_listed(parts) for parts in page.jobs], page.last_created if page.more else None)
 
         return await self._listed(tenant_id, promise, find)
@@ -158,7 +166,7 @@ class JobReader:
             last = below
             for _ in range(CANCELLATION_PAGES_MAX):
                 page = await reads.list_jobs(
-                    connection, tenant_id, jobs.CANCELLING, None, None, last, CANCELLATIONS_A_PAGE
+                    connection, tenant_id, (jobs.CANCELLING,), None, None, last, CANCELLATIONS_A_PAGE
                 )
                 for state in map(_listed, page.jobs):
                     if job_dcs.awaits_ack(state, dc):
@@ -256,6 +264,39 @@ class JobReader:
                 f"tenant_id: several tenants have a job {job_id}; say whose is meant", ("tenant_id",)
             )
         return tenants[0]
+
+
+async def _searched(
+    connection: Connection,
+    tenant_id: str,
+    wanted: JobFilter,
+    since: CreatedHlc | None,
+    below: CreatedHlc | None,
+    limit: int,
+) -> _Found:
+    """Jobs whose entries say what is wanted; as far as was looked in the time that there is for it."""
+    found: list[jobs.JobState] = []
+    fragments, give_up_s, left = wanted.fragments(), time.monotonic() + LOOKING_S, LOOKED_AT_MAX
+    declared = (await job_terms.declared(connection, [tenant_id])).get(tenant_id)
+    terms = wanted.terms(declared.fields) if declared is not None and declared.built_to is None else []
+    term = await job_terms.narrowest(connection, tenant_id, terms)
+    while True:
+        part = await job_search.candidates(
+            connection,
+            tenant_id,
+            wanted.statuses,
+            wanted.actor,
+            fragments,
+            term,
+            since,
+            below,
+            limit - len(found),
+            min(LOOKED_AT_ONCE, left),
+        )
+        found += [state for state in map(_listed, part.jobs) if wanted.finds(state)]
+        below, left = part.last, left - part.looked_at
+        if below is None or len(found) == limit or left <= 0 or time.monotonic() > give_up_s:
+            return _Found(found, below)
 
 
 class _AwaitedEnd:

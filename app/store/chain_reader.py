@@ -80,9 +80,13 @@ _FOLLOWED = (
     "(SELECT seq FROM scheduler.follower_positions WHERE follower = 'jobs' AND tenant_id = $1 ORDER BY ctid LIMIT 1)"
 )
 _JOBS = (
-    f"SELECT {', '.join(JOB_COLUMNS[:-1])}, seqs::text FROM scheduler.jobs"
+    f"SELECT {', '.join(JOB_COLUMNS[:-1])}, seqs::text, indexed.fields, CASE WHEN indexed.fields IS NOT NULL THEN"
+    " (SELECT coalesce(string_agg(concat_ws(':', term, t.created_physical, t.created_logical, t.created_node), ' '"
+    " ORDER BY term), '') FROM scheduler.job_terms t WHERE t.tenant_id = $1 AND t.job_id = j.job_id) END"
+    " FROM scheduler.jobs j LEFT JOIN"
+    " (SELECT fields FROM scheduler.search_fields WHERE tenant_id = $1 AND built_to IS NULL) AS indexed ON true"
     f" WHERE tenant_id = $1 AND {_FOLLOWED} IS NOT NULL{{part}}"
-    " ORDER BY job_id, ctid"
+    " ORDER BY job_id, j.ctid"
 )
 _ENTRIES_BY_JOB = (
     f"SELECT {', '.join(FOLD_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq <= {_FOLLOWED}{{part}}"

@@ -77,8 +77,9 @@ async def connect(url: str, statement_timeout_s: float) -> asyncpg.Connection[as
         server_settings={
             "synchronous_commit": "off",
             "lock_timeout": f"{LOCK_TIMEOUT_S:g}s",
-            # To the trigger that keeps earlier versions behind entries that they would not follow.
+            # To the triggers that keep earlier versions behind entries that they would not follow.
             "tallystick.follows_commitments": "yes",
+            "tallystick.follows_terms": "yes",
         },
     )
     return connection

@@ -97,11 +97,11 @@ SELECT {_SEEN}, EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4
   FROM (SELECT) AS asked LEFT JOIN ({jobs_query("(SELECT $4::text, $5::text)")}) AS job ON true
 """
 
-_NEWEST: CreatedHlc = (2**63 - 1, 2**63 - 1, "~")
+NEWEST: CreatedHlc = (2**63 - 1, 2**63 - 1, "~")
 """Above every HLC: node ids are made of a-z, 0-9 and -."""
-_OLDEST: CreatedHlc = (-1, -1, "")
+OLDEST: CreatedHlc = (-1, -1, "")
 
-_ORDER = "created_physical DESC, created_logical DESC, created_node DESC"
+ORDER = "created_physical DESC, created_logical DESC, created_node DESC"
 
 
 def _jobs_where(condition: str) -> str:
@@ -119,8 +119,8 @@ SELECT j.*, size.bytes
                 WHERE {condition} AND status = listed.status
                   AND (created_physical, created_logical, created_node) < ($2, $3, $4)
                   AND (created_physical, created_logical, created_node) >= ($6, $7, $8)
-                ORDER BY {_ORDER} LIMIT $5 + 1) AS newest
-         ORDER BY {_ORDER} LIMIT $5 + 1) AS j
+                ORDER BY {ORDER} LIMIT $5 + 1) AS newest
+         ORDER BY {ORDER} LIMIT $5 + 1) AS j
  CROSS JOIN LATERAL (SELECT coalesce(sum(octet_length(payload::text)), 0) AS bytes FROM scheduler.scheduler_log l
                       WHERE l.tenant_id = $1 AND l.seq = ANY(j.seqs)) AS size
 """
@@ -128,7 +128,7 @@ SELECT j.*, size.bytes
 SELECT page.tenant_id, page.job_id, {count_named("page")} AS named,
        followed.entries AS followed, NULL AS unfollowed,
        created_physical, created_logical, created_node, found
-  FROM {page_of(listed, _ORDER, limit="$5")} AS page
+  FROM {page_of(listed, ORDER, limit="$5")} AS page
  CROSS JOIN LATERAL ({entries_named("page")}) AS followed
  ORDER BY number
 """
@@ -216,21 +216,20 @@ def _seen_in(row: asyncpg.Record) -> Seen:
 async def list_jobs(
     connection: Connection,
     tenant_id: str,
-    status: str | None,
+    statuses: Sequence[str],
     actor: str | None,
     since: CreatedHlc | None,
     below: CreatedHlc | None,
     limit: int,
 ) -> JobPage:
-    """Jobs of a tenant, newest first, created at ``since`` or later and before ``below``; all that are of this status,
-    and that this principal created, where one is named.
+    """Jobs of a tenant, newest first, created at ``since`` or later and before ``below``; all that are of one of these
+    statuses, and that this principal created, where any is named.
 
     A job whose creation is not in the chain has no place in this order and is not listed.
     """
-    bounds = (*(below or _NEWEST), limit, *(since or _OLDEST))
-    statuses = STATUSES if status is None else (status,)
+    bounds = (*(below or NEWEST), limit, *(since or OLDEST))
     query, by = (_JOBS, ()) if actor is None else (_JOBS_OF_ACTOR, (actor,))
-    rows = await connection.fetch(query, tenant_id, *bounds, statuses, *by)
+    rows = await connection.fetch(query, tenant_id, *bounds, statuses or STATUSES, *by)
     if not rows:
         return JobPage([], None, False)
     last = rows[-1]
@@ -245,7 +244,7 @@ async def list_job_events(
     connection: Connection, tenant_id: str, job_id: str, after: CreatedHlc | None, limit: int
 ) -> tuple[list[EventRow], bool]:
     """Events of a job in HLC order, from above ``after``, and whether more follow."""
-    return await fetch_page(connection, EventRow, _EVENTS, tenant_id, job_id, *(after or _OLDEST), limit)
+    return await fetch_page(connection, EventRow, _EVENTS, tenant_id, job_id, *(after or OLDEST), limit)
 
 
 async def creations(connection: Connection, tenant_id: str, job_id: str, seqs: Sequence[int]) -> list[EventRow]:

@@ -27,6 +27,7 @@ __all__ = [
     "ended_text",
     "folded",
     "is_ended",
+    "outcome",
     "payload_of",
     "said_of_job",
     "said_of_row",
@@ -162,14 +163,19 @@ def _all_acknowledged(state: JobState) -> bool:
     return bool(state.ack) and all(dc in state.ack for dc in asked)
 
 
+def outcome(state: JobState) -> Mapping[str, Any]:
+    """What its end gave of final_status, aggregate_metrics and error, as far as that counts."""
+    return state.end.outcome if state.end is not None and is_ended(status(state)) else {}
+
+
 def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
     """What ``GET /v1/jobs/{job_id}`` says of the job itself; tenant and consistency are the caller's. ``refusal`` is of
     an event of the job that PostgreSQL would not hold."""
     created, now = state.created, status(state)
     if created is None and refusal is not None and refusal.is_creation:
         now = REFUSED
-    outcome = state.end.outcome if state.end is not None and is_ended(now) else {}
-    result = {name: outcome[name] for name in ("final_status", "aggregate_metrics") if name in outcome}
+    ended = state.end.outcome if state.end is not None and is_ended(now) else {}
+    result = {name: ended[name] for name in ("final_status", "aggregate_metrics") if name in ended}
     return {
         "job_id": state.job_id,
         "status": now,
@@ -185,7 +191,7 @@ def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
         "last_at": rfc3339.text_of(state.last_hlc[0]),
         "last_seq": state.last_seq,
         "result": result or None,
-        "error": outcome.get("error"),
+        "error": ended.get("error"),
         "refused": _refused(state.refused, refusal),
     }
 

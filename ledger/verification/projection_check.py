@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from itertools import starmap
 from typing import Any, Final, NamedTuple
 
-from ledger.machines import jobs
+from ledger.machines import job_search, jobs
 from ledger.machines.job_fold import JobFold
 from ledger.machines.jobs import JobState
 from ledger.verification.verdict import Break, Findings, Found, is_number
@@ -65,6 +66,18 @@ class StoredJob(NamedTuple):
     created_by: str | None
     last_seq: int
     seqs: str
+    search_fields: Sequence[str] | None = None
+    """What the jobs of the tenant are indexed by; None where they are not, or where readers do not tell."""
+    terms: str | None = None
+    """As ``terms_text``, of what the index has of the job."""
+
+
+def terms_text(state: JobState, fields: Sequence[str]) -> str:
+    """What the index of these fields has of a job: ``term:physical:logical:node`` of each, by term."""
+    if state.created is None:
+        return ""
+    place = "{}:{}:{}".format(*state.created.order[:3])
+    return " ".join(f"{term}:{place}" for term in sorted(job_search.terms_of(state, fields)))
 
 
 def stored_form(state: JobState) -> StoredJob:
@@ -161,11 +174,20 @@ class JobJudge:
 
     def _compare_both(self, state: JobState, stored: StoredJob) -> None:
         expected = stored_form(state)
-        if stored == expected:
+        if stored[: len(JOB_COLUMNS)] == expected[: len(JOB_COLUMNS)]:
+            self._compare_terms(state, stored)
             return
         column = next(name for name in JOB_COLUMNS if getattr(stored, name) != getattr(expected, name))
         detail = f"column {column} of job {state.job_id} is not what its entries give"
         self._report(state.last_seq, detail, getattr(expected, column), getattr(stored, column))
+
+    def _compare_terms(self, state: JobState, stored: StoredJob) -> None:
+        if stored.search_fields is None:
+            return
+        terms = terms_text(state, stored.search_fields)
+        if stored.terms != terms:
+            detail = f"what job {state.job_id} is searched by is not what its entries give"
+            self._report(state.last_seq, detail, terms, stored.terms)
 
     def _report(
         self, seq: int, detail: str, expected: str | int | None = None, actual: str | int | None = None
@@ -216,5 +238,5 @@ class _Join:
             rows = await anext(self._batches, None)
             if rows is None:
                 return None
-            self._rows.extend(job for job in map(StoredJob._make, rows) if self._judge.may_stand(job))
+            self._rows.extend(job for job in starmap(StoredJob, rows) if self._judge.may_stand(job))
         return self._rows[0]

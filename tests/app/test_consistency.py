@@ -29,6 +29,7 @@ from ledger.errors import (
 )
 from ledger.hlc import Clock, Hlc
 from ledger.machines.events import JOB_EVENTS
+from ledger.machines.job_search import JobFilter
 
 HERE, THERE = "here", "there"
 EPOCH = 5
@@ -174,7 +175,8 @@ Answer = Awaitable[dict[str, object] | Page]
 READS: dict[str, Callable[[JobReader, Promise], Answer]] = {
     "job": lambda reader, promise: reader.read("acme", "job", promise, None),
     "job of any tenant": lambda reader, promise: reader.read(None, "job", promise, None),
-    "list": lambda reader, promise: reader.list("acme", promise, None, None, None, None, 10),
+    "list": lambda reader, promise: reader.list("acme", promise, JobFilter(), None, None, 10),
+    "search": lambda reader, promise: reader.list("acme", promise, JobFilter(dc="nowhere"), None, None, 10),
     "events": lambda reader, promise: reader.list_events("acme", "job", promise, None, 10),
 }
 every_read = pytest.mark.parametrize("ask", READS.values(), ids=READS.keys())

@@ -440,11 +440,11 @@ BEFORE_FOLLOWERS = """
 DROP INDEX scheduler.scheduler_log_prev_chain_link;
 CREATE INDEX jobs_newest ON scheduler.jobs (tenant_id, created_physical DESC);
 DROP TRIGGER followed_again ON scheduler.jobs;
-DROP TABLE scheduler.commitments;
+DROP TABLE scheduler.commitments, scheduler.job_terms, scheduler.search_fields;
 DROP INDEX scheduler.scheduler_log_commitments;
 DROP FUNCTION scheduler.follow_again();
 DROP TABLE scheduler.follower_positions;
-DROP FUNCTION scheduler.keep_behind_commitments();
+DROP FUNCTION scheduler.keep_behind_commitments(), scheduler.keep_behind_terms();
 REVOKE DELETE ON scheduler.jobs FROM tallystick_service;
 ALTER TABLE scheduler.scheduler_log
     DROP CONSTRAINT scheduler_log_hlc,

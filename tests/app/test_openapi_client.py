@@ -39,6 +39,8 @@ Call = Callable[[Answers], tuple[dict[str, Any] | None, Any]]
 CALLS: dict[str, Call] = {
     "declare_private_fields": lambda _: ({"tenant_id": "acme"}, {"fields": ["spec.user"], "subject": "spec.user"}),
     "read_private_fields": lambda _: ({"tenant_id": "acme"}, None),
+    "declare_search_fields": lambda _: ({"tenant_id": "acme"}, {"fields": ["spec.image", "dc"]}),
+    "read_search_fields": lambda _: ({"tenant_id": "acme"}, None),
     "submit_job": lambda _: ({"Idempotency-Key": "once"}, {**JOB, "spec": {"user": "u-1"}, "durability": "GLOBAL"}),
     "report_event": lambda seen: (
         {"job_id": "job-1", "Tally-Session": seen["submit_job"].session},
@@ -47,7 +49,7 @@ CALLS: dict[str, Call] = {
     "submit_events": lambda _: ({"durability": "GLOBAL"}, LINE),
     "cancel_job": lambda _: ({"job_id": "job-2"}, {"tenant_id": "acme", "reason": "no need", "durability": "GLOBAL"}),
     "read_job": lambda seen: (JOB | {"consistency": "session", "tally-session": seen["report_event"].session}, None),
-    "list_jobs": lambda _: ({"tenant_id": "acme", "status": "CANCELLING", "limit": 1}, None),
+    "list_jobs": lambda _: ({"tenant_id": "acme", "status": ["CANCELLING"], "where": ["spec.a:b"], "limit": 1}, None),
     "list_job_events": lambda _: (JOB, None),
     "prove_job": lambda seen: (JOB | {"Tally-Session": seen["report_event"].session, "extends": 1}, None),
     "prove_entry": lambda _: ({"tenant_id": "settled", "seq": 1}, None),

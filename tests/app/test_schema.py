@@ -360,12 +360,13 @@ async def test_every_append_only_table_has_both_triggers_and_they_are_on(superus
     } | {
         (name, "followed_again", b"O", f"CREATE TRIGGER followed_again AFTER TRUNCATE ON scheduler.{name} "
          "FOR EACH STATEMENT EXECUTE FUNCTION scheduler.follow_again()")
-        for name in ("jobs", "commitments")
+        for name in ("jobs", "job_terms", "commitments")
     } | {
-        ("follower_positions", "behind_commitments", b"O", "CREATE TRIGGER behind_commitments BEFORE UPDATE ON "
+        ("follower_positions", f"behind_{name}", b"O", f"CREATE TRIGGER behind_{name} BEFORE UPDATE ON "
          "scheduler.follower_positions FOR EACH ROW WHEN (((new.seq > old.seq) AND "
-         "(current_setting('tallystick.follows_commitments'::text, true) IS DISTINCT FROM 'yes'::text))) "
-         "EXECUTE FUNCTION scheduler.keep_behind_commitments()"),
+         f"(current_setting('tallystick.follows_{name}'::text, true) IS DISTINCT FROM 'yes'::text))) "
+         f"EXECUTE FUNCTION scheduler.keep_behind_{name}()")
+        for name in ("commitments", "terms")
     }  # fmt: skip
 
 
@@ -413,7 +414,7 @@ async def test_the_service_has_these_rights_and_no_others(superuser: asyncpg.Con
     expected |= {name: ["SELECT"] for name in ("alembic_version", "log_entries")}
     expected["session_secret"] = ["INSERT", "SELECT"]
     expected["wal_leases"] = ["DELETE", "INSERT", "SELECT", "UPDATE"]
-    removable = ("idempotency", "jobs", "commitments", "webhooks", "webhook_dead_letters")
+    removable = ("idempotency", "jobs", "job_terms", "commitments", "webhooks", "webhook_dead_letters")
     expected |= {name: ["DELETE", "INSERT", "SELECT", "UPDATE"] for name in removable}
     assert {row["relname"]: sorted(row["rights"]) for row in rows} == expected
 

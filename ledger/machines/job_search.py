@@ -1,0 +1,184 @@
+"""Which jobs a search finds, of what entries say as they are stored: sealed values are found by nothing.
+
+A field is named by a path, ``spec.labels.team``, and has texts: a string itself; a number, a boolean or null as its
+canonical JSON; of an array those of its elements. Objects have none. ``spec.image:a/b:1`` asks for one text.
+
+    ELEMENTS_MAX elements of an array count        1 <= len(path) <= PATH_PARTS_MAX
+
+Names of members may have dots in them: of ``spec.labels.app.kubernetes.io/name`` any of the dots may part names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from ledger import canonical
+from ledger.errors import CanonicalError, InvalidInputError
+from ledger.machines.job_dcs import dcs_of
+from ledger.machines.jobs import JobState, outcome
+from ledger.private_fields import PATH_CHARACTERS_MAX, PATH_PARTS_MAX, PRIVATE_MARK, Path
+
+ELEMENTS_MAX: Final = 64
+"""Elements of an array that are looked at."""
+VALUE_CHARACTERS_MAX: Final = 1024
+"""Longest text that a field is searched for."""
+CONDITIONS_MAX: Final = 8
+"""Most conditions on fields in one search."""
+SEARCHED: Final = "spec."
+"""What every field that jobs are searched by begins with."""
+
+DC: Final = "dc"
+"""The field that stands for the data centres of a job in an index."""
+FIELDS_MAX: Final = 16
+"""Most fields by which the jobs of one tenant are indexed."""
+
+_ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
+
+
+class FieldIs(NamedTuple):
+    """One condition: the field has this text."""
+
+    field: str
+    text: str
+
+    @property
+    def path(self) -> Path:
+        """The parts of the field's name."""
+        return (*self.field.split("."),)
+
+
+class JobFilter(NamedTuple):
+    """What a job must be to be found: all of it. Empty, it finds every job."""
+
+    statuses: tuple[str, ...] = ()
+    actor: str | None = None
+    """Who created it, the whole name."""
+    dc: str | None = None
+    """A data centre that it is assigned to, or that has accepted it."""
+    fields: tuple[FieldIs, ...] = ()
+    error: str | None = None
+    """Part of its error; letters of ASCII in either case."""
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether what the job's entries say must be looked at."""
+        return self.dc is not None or self.error is not None or bool(self.fields)
+
+    def fragments(self) -> list[str]:
+        """Texts in small letters (of ASCII), each part of what some entry of every job that is found says, whatever the
+        job's entries are escaped like: jobs without them need not be folded."""
+        wanted = [each.text for each in self.fields]
+        wanted += [text for text in (self.dc, self.error) if text is not None]
+        return [_lower(max(_ESCAPED.split(text), key=len)) for text in wanted]
+
+    def terms(self, fields: Collection[str]) -> list[int]:
+        """The terms, of these fields, that every job has that is found."""
+        wanted = [*self.fields, *([] if self.dc is None else [FieldIs(DC, self.dc)])]
+        return [term_of(*each) for each in wanted if each.field in fields]
+
+    def finds(self, state: JobState) -> bool:
+        """Whether a job of a right status and creator is found."""
+        if self.dc is not None and self.dc not in dcs_of(state):
+            return False
+        if self.error is not None:
+            error = outcome(state).get("error")
+            if not isinstance(error, str) or _lower(self.error) not in _lower(error):
+                return False
+        return all(each.text in texts_of(state, each.path) for each in self.fields)
+
+
+def field_is(text: str) -> FieldIs:
+    """The condition that ``spec.image:a/b:1`` says: a field, and what stands behind the first colon.
+
+    Raises:
+        InvalidInputError: it says none.
+    """
+    field, colon, value = text.partition(":")
+    if not colon:
+        raise InvalidInputError(f"{text[:100]!r} has no colon; write FIELD:VALUE, such as spec.image:a/b:1")
+    check_field(field)
+    if len(value) > VALUE_CHARACTERS_MAX:
+        raise InvalidInputError(f"the value of {field} has {len(value)} characters; at most {VALUE_CHARACTERS_MAX} do")
+    return FieldIs(field, value)
+
+
+def check_field(field: str) -> None:
+    """Return if jobs can be searched by ``field``.
+
+    Raises:
+        InvalidInputError: they cannot.
+    """
+    parts = field.split(".")
+    if not field.startswith(SEARCHED) or not all(parts):
+        raise InvalidInputError(f"{field[:100]!r} is no field that jobs are searched by: those are inside spec")
+    if len(field) > PATH_CHARACTERS_MAX or len(parts) > PATH_PARTS_MAX:
+        raise InvalidInputError(
+            f"{field[:100]!r} is too long: at most {PATH_PARTS_MAX} names and {PATH_CHARACTERS_MAX} characters"
+        )
+
+
+def check_indexed(field: str) -> None:
+    """Return if jobs can be indexed by ``field``: one that they are searched by, or ``dc``.
+
+    Raises:
+        InvalidInputError: they cannot.
+    """
+    if field != DC:
+        check_field(field)
+
+
+def term_of(field: str, text: str) -> int:
+    """What stands for one text of a field in an index: 64 bits of a hash, as a signed integer."""
+    digest = hashlib.sha256(f"{field}\0{text}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def terms_of(state: JobState, fields: Iterable[str]) -> frozenset[int]:
+    """The terms of these fields that the job is found by; none of a job that nobody created, which no list has."""
+    if state.created is None:
+        return frozenset()
+    found: set[int] = set()
+    for field in fields:
+        texts = dcs_of(state) if field == DC else texts_of(state, (*field.split("."),))
+        found.update(term_of(field, text) for text in texts)
+    return frozenset(found)
+
+
+def texts_of(state: JobState, path: Path) -> frozenset[str]:
+    """The texts that a job's field has; none of a job that nobody created."""
+    if state.created is None:
+        return frozenset()
+    found = (_text_of(value) for value in _values_at({"spec": state.created.spec}, path))
+    return frozenset(text for text in found if text is not None)
+
+
+def _values_at(value: Any, path: Path) -> Iterator[Any]:
+    if not path:
+        yield from value[:ELEMENTS_MAX] if isinstance(value, list) else (value,)
+    elif isinstance(value, dict) and PRIVATE_MARK not in value:
+        for count in range(1, len(path) + 1):
+            name = ".".join(path[:count])
+            if name in value:
+                yield from _values_at(value[name], path[count:])
+
+
+def _text_of(value: Any) -> str | None:
+    """The text of one value, None of one that has none or is longer than any that is searched for."""
+    if isinstance(value, str):
+        return value if len(value) <= VALUE_CHARACTERS_MAX else None
+    if isinstance(value, dict | list):
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    try:
+        return canonical.encode(value).decode()
+    except CanonicalError:
+        return None
+
+
+def _lower(text: str) -> str:
+    """``text`` with the letters of ASCII small, and no others: what PostgreSQL makes of it in collation C."""
+    return text.encode().lower().decode()

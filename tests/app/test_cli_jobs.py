@@ -1,0 +1,96 @@
+"""``tally jobs``: lists, searches, and one job with what happened to it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from app.cli import jobs
+from app.dev.embedded import EmbeddedPostgres
+from app.http import tables
+from tests.app.service_thread import serving
+from tests.tally import run_tally
+
+
+@pytest.fixture(scope="module")
+def url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(postgres, tmp_path_factory.mktemp("cli_jobs"), "cli_jobs") as url:
+        lines: list[dict[str, object]] = []
+        for number in range(8):
+            job = {"tenant_id": "acme", "job_id": f"job-{number}"}
+            spec = {"image": f"report:{number % 2}", "note": "\x1b[31mred [bold]"}
+            lines.append({**job, "type": "JobCreated", "spec": spec, "assigned_dcs": ["use1"]})
+            if number == 7:
+                lines.append({**job, "type": "JobAccepted", "dc_id": "use1", "worker_count": 2})
+                lines.append({**job, "type": "JobFailed", "error": "OOM\x1b[2J [red]killed"})
+        body = "".join(json.dumps(line) + "\n" for line in lines)
+        headers = {"Content-Type": "application/x-ndjson"}
+        post = httpx.post(f"{url}/v1/events?durability=GLOBAL", content=body, headers=headers, timeout=60)
+        post.raise_for_status()
+        yield url
+
+
+def tally(url: str, *arguments: str, code: int = 0, zone: str = "UTC") -> str:
+    done = run_tally("jobs", "-t", "acme", *arguments, TALLY_URL=url, TZ=zone)
+    assert done.returncode == code, done.stderr
+    return done.stdout + (done.stderr if code else "")
+
+
+def test_jobs_are_listed_for_people_newest_first_in_their_zone(url: str) -> None:
+    head, first, *more = tally(url, "--limit", "3", zone="Asia/Kathmandu").splitlines()
+    assert "CREATED (+0545, +05:45)" in head
+    assert (first.split()[0], first.split()[5]) == ("FAILED", "job-7")
+    assert r"OOM\x1b[2J [red]killed" in first
+    assert [line.split()[5] for line in more] == ["job-6", "job-5"]
+    hours = {zone: tally(url, "--limit", "1", zone=zone).splitlines()[1].split()[2] for zone in ("UTC", "Asia/Tokyo")}
+    assert (int(hours["UTC"][:2]) + 9) % 24 == int(hours["Asia/Tokyo"][:2])
+
+
+def test_a_search_goes_through_all_pages(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = ["job-7", "job-5", "job-3", "job-1"]
+    found = json.loads(tally(url, "--where", "spec.image=report:1", "--json"))
+    assert [job["job_id"] for job in found["items"]] == odd
+    found = json.loads(tally(url, "--where", "spec.image=report:1", "--json", "--status", "submitted", "--limit", "2"))
+    assert [job["job_id"] for job in found["items"]] == odd[1:3]
+    rows = list(csv.DictReader(io.StringIO(tally(url, "--csv", "--dc", "use1", "--where", "spec.image=report:1"))))
+    assert [row["job_id"] for row in rows] == odd
+    assert tuple(rows[0]) == tables.JOB_COLUMNS
+    assert json.loads(tally(url, "--error", "oom", "--status", "failed", "--status", "running", "--json"))["items"]
+    assert tally(url, "--since", "2999-01-01T00:00:00Z") == ""
+    assert json.loads(tally(url, "--since", "2999-01-01T00:00:00Z", "--json")) == {"items": []}
+    with jobs.LedgerClient(url) as client:
+        monkeypatch.setattr(jobs, "PAGE", 3)
+        assert len(list(jobs._found(client, {"tenant_id": "acme"}, None))) == 8
+
+
+def test_one_job_is_shown_with_what_happened_to_it(url: str) -> None:
+    shown = tally(url, "job-7")
+    assert shown.startswith(r"job-7 of acme is FAILED: OOM\x1b[2J [red]killed")
+    assert "\x1b" not in shown
+    timeline = [line.split() for line in shown.splitlines()[-3:]]
+    assert [line[3] for line in timeline] == ["JobCreated", "JobAccepted", "JobFailed"]
+    assert {line[4] for line in timeline} <= {"GLOBAL", "APPLIED", "COMPACTED"}
+    told = json.loads(tally(url, "job-7", "--json"))
+    assert (told["status"], [event["type"] for event in told["events"]][-1]) == ("FAILED", "JobFailed")
+    assert told["events"][0]["at"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--where", "spec.image"), "write FIELD=VALUE"),
+        (("--where", "image=x"), "inside spec"),
+        (("--status", "done"), "there is no status 'DONE'"),
+        (("--since", "yesterday"), "neither an HLC"),
+        (("job-7", "--status", "failed"), "the other options are of lists"),
+        (("--csv", "--json"), "not both"),
+        (("no-such-job",), "job-not-found"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(url: str, arguments: tuple[str, ...], said: str) -> None:
+    assert said in tally(url, *arguments, code=1)
