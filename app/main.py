@@ -25,6 +25,8 @@ import structlog
 
 from app.access.callers import Callers, CallerSource, OpenToAll
 from app.access.certificates import principals_by_name
+from app.access.code_flow import code_flow_of
+from app.access.console_sessions import ConsoleSessions
 from app.access.oidc import OidcIssuer, issuer_of
 from app.access.principals import Principal
 from app.access.tls import ServerTls, TlsFiles
@@ -231,6 +233,7 @@ def _parts(
     importer = _importer(service, pool)
     staging = Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
     regions = _regions(service, started, pool, importer, staging)
+    console_sessions = ConsoleSessions(started.session_secret, settings.auth.session_life)
 
     return Parts(
         settings=settings,
@@ -279,7 +282,9 @@ def _parts(
         key_changes=service.key_changes,
         tokens=service.tokens,
         webhooks=_webhooks(service, pool, knowledge),
-        callers=_callers(service, given),
+        callers=_callers(service, given, console_sessions),
+        console_sessions=console_sessions,
+        code_flow=code_flow_of(settings.auth),
         tls=given.tls,
         trust=service.trust,
         reported_checks=reported_checks(service, started, knowledge, breaks, given.tls, given.issuer, regions),
@@ -334,11 +339,16 @@ def _webhooks(service: Service, pool: asyncpg.Pool[asyncpg.Record], knowledge: P
     )
 
 
-def _callers(service: Service, given: _Given) -> CallerSource:
+def _callers(service: Service, given: _Given, console_sessions: ConsoleSessions) -> CallerSource:
     """Who says who calls."""
     if service.settings.auth.mode == "none":
         return OpenToAll()
-    return Callers(tokens=service.tokens.known, issuer=given.issuer, by_certificate=given.by_certificate)
+    return Callers(
+        tokens=service.tokens.known,
+        issuer=given.issuer,
+        by_certificate=given.by_certificate,
+        sessions=console_sessions,
+    )
 
 
 def _verifier(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import asyncpg
 
     from app.access.callers import CallerSource
+    from app.access.code_flow import CodeFlow
+    from app.access.console_sessions import ConsoleSessions
     from app.access.quotas import Quotas
     from app.access.tls import ServerTls
     from app.background.slots import Room
@@ -103,6 +105,9 @@ class Parts:
     webhooks: WebhookRegistry
     callers: CallerSource
     """Says who calls. Asked by every route before the body is read."""
+    console_sessions: ConsoleSessions
+    code_flow: CodeFlow | None
+    """How people sign in at the issuer; None where they do not."""
     trust: Trust
     """The keys that count in the ledger."""
     reported_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)

@@ -61,6 +61,9 @@ class OidcSettings(_Section):
     leeway: Annotated[Duration, between("0s", "5m")] = timedelta(seconds=30)
     refresh_interval: Annotated[Duration, between("1s", "10m")] = timedelta(minutes=1)
     principal_claim: ClaimPath = "sub"
+    client_id: Annotated[str | None, Field(min_length=1, max_length=1000)] = None
+    client_secret_file: Path | None = None
+    scope: Annotated[str, Field(pattern=r"^[!-~]+( [!-~]+)*$", max_length=1000)] = "openid"
     grants: Annotated[list[ClaimGrant], Field(max_length=GRANTS_MAX)] = []
 
     @property
@@ -81,6 +84,7 @@ class AuthSettings(_Section):
     client_ca: Path | None = None
     certificates: Annotated[list[CertificateGrant], Field(max_length=CERTIFICATES_MAX)] = []
     oidc: OidcSettings = OidcSettings()
+    session_life: Annotated[Duration, between("1m", "7d")] = timedelta(hours=12)
 
     @model_validator(mode="after")
     def _certificates_count(self) -> AuthSettings:

@@ -1,8 +1,8 @@
 """Who calls, by what a request shows, and whether its route is for him. Asked before a body is read, by every route.
 
-``Authorization: Bearer`` with a token of the ledger, or one of the issuer of ``auth.oidc``; else the certificate that
-the connection was made with. What a request shows is believed or refused, never passed over: a wrong token is not
-mended by a certificate.
+``Authorization: Bearer`` with a token of the ledger, or one of the issuer of ``auth.oidc``; else the cookie of a
+session of the console, which holds such a token; else the certificate that the connection was made with. What a request
+shows is believed or refused, never passed over: a wrong token is not mended by a certificate.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
 
+from app.access.console_sessions import ConsoleSessions, shown_cookie
 from app.access.principals import EVERY_TENANT, EVERYBODY, Principal
 from app.access.rights import Needs, Rule
 from app.access.tokens import KnownTokens
@@ -93,11 +94,12 @@ class Callers:
     issuer: Issuer | None = None
     by_certificate: Callable[[Sequence[str]], Principal | None] = lambda _names: None
     """The principal that a certificate of these names is, None where that is nobody."""
+    sessions: ConsoleSessions | None = None
     now_s: Callable[[], float] = time.time
 
     def known(self, scope: Scope) -> Principal | None:
         """As ``CallerSource.known``."""
-        credentials = _credentials(scope)
+        credentials = self._credentials(scope)
         if credentials is None:
             names = scope.get(CERTIFICATE)
             if names is None:
@@ -115,8 +117,17 @@ class Callers:
         principal = self.known(scope)
         if principal is None:
             assert self.issuer is not None
-            principal = await self.issuer.caller(_credentials(scope) or b"", self.now_s())
+            principal = await self.issuer.caller(self._credentials(scope) or b"", self.now_s())
         return principal
+
+    def _credentials(self, scope: Scope) -> bytes | None:
+        """The token that a request shows, by itself or in a session of the console; None where there is neither."""
+        credentials = _credentials(scope)
+        if credentials is None and self.sessions is not None:
+            cookie = shown_cookie(scope["headers"], scope.get("scheme", "http"))
+            if cookie is not None:
+                return self.sessions.open(cookie, self.now_s()).token
+        return credentials
 
 
 def check_again(source: CallerSource, scope: Scope) -> None:

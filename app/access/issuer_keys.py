@@ -37,7 +37,7 @@ DOCUMENT_BYTES_MAX: Final = 256 * 1024
 RSA_BITS_MIN: Final = 2048
 """RFC 7518, 3.3."""
 DISCOVERY: Final = "/.well-known/openid-configuration"
-_LOOPBACK: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
+LOOPBACK: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 
 PublicKey = RSAKey | ECKey | OKPKey
 
@@ -132,7 +132,7 @@ class IssuerKeys:
             TimeoutError: it takes too long.
         """
         # Proxies of the environment are for what is elsewhere.
-        direct = dict.fromkeys(_LOOPBACK)
+        direct = dict.fromkeys(LOOPBACK)
         async with httpx.AsyncClient(verify=self._tls, mounts=direct, timeout=FETCH_TIMEOUT_S) as client:
             uri = self.jwks_uri or await self._discover(client)
             published = (await _get(client, uri)).get("keys")

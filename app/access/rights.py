@@ -30,8 +30,8 @@ class Needs(enum.Enum):
     """For which tenants a caller must have the right that a route needs."""
 
     NOTHING = "no caller"
-    """Nobody needs to be allowed it: it says that the service is there, how to talk to it, and with which keys to check
-    what it signed."""
+    """Nobody needs to be allowed it: it says that the service is there, how to talk to it, with which keys to check
+    what it signed, and lets people sign in."""
     SOMEBODY = "a known caller"
     """Whatever rights it has."""
     ANY = "any tenant"
@@ -56,6 +56,11 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "GET /readyz",
         "GET /docs",
         "GET /docs/{name}",
+        "GET /v1/console/session",
+        "POST /v1/console/session",
+        "DELETE /v1/console/session",
+        "GET /v1/console/oidc",
+        "GET /v1/console/oidc/callback",
         "GET /v1/keys",
     ),
     Rule(None, Needs.SOMEBODY): (

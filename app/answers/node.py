@@ -239,6 +239,16 @@ class WhoamiAnswer(TypedDict):
     grants: list[GrantAnswer]
 
 
+class ConsoleSessionAnswer(TypedDict):
+    """How people sign in to the console, and who has: by a cookie until ``expires_at``, null where there is none. No
+    ``principal`` where nobody is asked, or nobody has signed in."""
+
+    auth_mode: Literal["none", "tokens", "oidc"]
+    oidc_sign_in: bool
+    principal: str | None
+    expires_at: Time | None
+
+
 class DeadLetterAnswer(TypedDict):
     """An entry that a webhook refused while it took others."""
 

@@ -24,6 +24,7 @@ from app.http import (
     bundles,
     chain,
     commitments,
+    console,
     docs,
     events,
     exchange,
@@ -72,6 +73,7 @@ ROUTERS = (
     log,
     service,
     docs,
+    console,
 )
 """Those that are asked most stand first: a path is looked for in one route after the other."""
 

@@ -76,7 +76,8 @@ async def body_chunks(request: Request) -> AsyncIterator[bytes]:
         if sizes is not None:
             await asyncio.sleep(sizes.owe(request.scope[CALLER].id, len(chunk)))
         yield chunk
-    check_again(parts.callers, request.scope)
+    if CALLER in request.scope:
+        check_again(parts.callers, request.scope)
 
 
 class LinesCharged:

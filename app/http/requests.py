@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Required, get_args, get_origin
 from pydantic import ConfigDict, Discriminator, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
+from app.access.console_sessions import TOKEN_BYTES_MAX
 from app.access.rights import Right
 from app.http.fields import (
     ASSIGNED_DCS_MAX,
@@ -364,6 +365,13 @@ class TokenRequest(TypedDict, total=False):
 
 
 @with_config(STRICT)
+class SignInRequest(TypedDict):
+    """Body of ``POST /v1/console/session``: a token of the ledger, or of the issuer of ``auth.oidc``."""
+
+    token: Annotated[str, Field(min_length=1, max_length=TOKEN_BYTES_MAX, pattern="^[A-Za-z0-9._~+/=-]+$")]
+
+
+@with_config(STRICT)
 class WebhookRequest(TypedDict, total=False):
     """Body of ``POST /v1/webhooks``: what to deliver where. Without ``actions`` or ``job`` it is all, without
     ``from_seq`` what is chained from now on."""
@@ -376,3 +384,4 @@ class WebhookRequest(TypedDict, total=False):
 
 
 STATS_REPORT: TypeAdapter[Any] = TypeAdapter(StatsReport)
+SIGN_IN: TypeAdapter[Any] = TypeAdapter(SignInRequest)

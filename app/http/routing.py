@@ -166,6 +166,20 @@ class StrictRoute(RightedRoute):
         return handle_strictly
 
 
+class OpenRoute(RightedRoute):
+    """A route that passes over what it does not know of its query: its addresses are made by others."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The framework's handler behind the right that the route needs."""
+        handle = super().get_route_handler()
+
+        async def handle_allowed(request: Request) -> Response:
+            await self.authorize(request.scope)
+            return await handle(request)
+
+        return handle_allowed
+
+
 class LeanRoute(RightedRoute):
     """A route whose endpoint takes the request, and path parameters that it checks by itself, and no query.
 

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 from cryptography import x509
@@ -34,6 +35,7 @@ from ledger.errors import UnauthenticatedError
 AUDIENCE = "tallystick"
 DISCOVERY = "/.well-known/openid-configuration"
 JWKS = "/keys"
+SIGN_IN = {"authorization": "authorize", "token": "token"}
 DRIP_S = 0.02
 GRANTS: list[dict[str, Any]] = [
     {"claim": "groups", "value": "writers", "rights": ["write", "read"], "tenants": ["team-*", "acme"]},
@@ -69,6 +71,10 @@ class Issuer:
         self.asked: Counter[str] = Counter()
         self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}
         """By path: status, headers and body instead of what is right."""
+        self.gives: dict[str, str] = {}
+        """What it answers to a code."""
+        self.posted: list[tuple[dict[str, str], dict[str, str]]] = []
+        """Headers and form of each request for that."""
         self.hanging: dict[str, threading.Event] = {}
         """Paths that are not answered before the event is set."""
         self.dripping: dict[str, threading.Event] = {}
@@ -104,7 +110,8 @@ class Issuer:
     def document(self, path: str) -> Any:
         """What is right at this path, None for nothing."""
         if path == f"/realm{DISCOVERY}":
-            return {"issuer": self.url, "jwks_uri": self.jwks_uri}
+            places = {f"{name}_endpoint": f"{self.url}/{place}" for name, place in SIGN_IN.items()}
+            return {"issuer": self.url, "jwks_uri": self.jwks_uri, **places}
         return {"keys": [key.as_dict(private=False) for key in self.keys]} if path == JWKS else None
 
     def stop(self) -> None:
@@ -160,6 +167,16 @@ def _handler(issuer: Issuer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             issuer.asked[self.path] += 1
+            place, _, query = self.path.partition("?")
+            if place == f"/realm/{SIGN_IN['authorization']}":
+                asked = dict(parse_qsl(query))
+                self.send_response(302)
+                self.send_header(
+                    "Location", f"{asked['redirect_uri']}?{urlencode({'code': 'c', 'state': asked['state']})}"
+                )
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             if self.path in issuer.hanging:
                 issuer.hanging[self.path].wait()
             document = issuer.document(self.path)
@@ -175,6 +192,15 @@ def _handler(issuer: Issuer) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(body)
             except ConnectionError:
                 self.close_connection = True
+
+        def do_POST(self) -> None:
+            form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            issuer.posted.append(({name.lower(): value for name, value in self.headers.items()}, dict(parse_qsl(form))))
+            body = json.dumps(issuer.gives).encode()
+            self.send_response(200 if "error" not in issuer.gives else 400)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, format: str, *arguments: object) -> None:
             return

@@ -98,7 +98,8 @@ async def test_every_route_asks_for_its_right_before_it_reads_the_body(
 async def test_what_changes_something_is_refused_unread_while_the_node_takes_no_writes(
     database: Database, make_settings: MakeSettings
 ) -> None:
-    changing = [route for route in ROUTES if not name_of(route).startswith("GET ")]
+    # Signing in and out changes nothing that is kept.
+    changing = [route for route in ROUTES if not name_of(route).startswith("GET ") and "console" not in route.path]
     assert len(changing) > 10
     async with (
         running(make_settings(), database.service_url) as (_service, parts),

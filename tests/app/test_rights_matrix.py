@@ -76,6 +76,7 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
     "PUT /v1/tenants/{tenant_id}/search": lambda _: {"json": {"fields": ["spec.image"]}},
     "POST /v1/tenants/{tenant_id}/erasures": lambda _: {"json": {"subject": "nobody"}},
     "POST /v1/webhooks": _body(url="https://receiver.example.org/"),
+    "POST /v1/console/session": lambda _: {"json": {}},
     "POST /v1/tokens": lambda tenant: {"json": {"name": "x", "rights": ["read"], "tenants": [tenant]}},
 }
 """What a request of each route sends, about a tenant; what is not here sends nothing."""
