@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import orjson
 import typer
@@ -22,7 +24,7 @@ from app.cli.scratch import scratch_folder, scratch_service
 from app.cli.serve import embedded_postgres
 from app.cli.verify_against import Request
 from console.options import Json
-from console.outcome import CommandExit, err, out, print_json
+from console.outcome import CommandExit, err, fail, out, print_json
 from ledger.exit_code import ExitCode
 from signing.anchors import NOBODY
 from signing.keys import Keyring
@@ -64,8 +66,13 @@ class EditFound(NamedTuple):
         return {"edit": self.edit, "kind": self.kind, "seq": self.seq, "found": self.is_named, "verdict": self.verdict}
 
 
+InConsole = Annotated[
+    bool, typer.Option("--console", help="Make one edit, and keep the ledger for the web console until Ctrl-C.")
+]
+
+
 @demo.command("tamper")
-def tamper(as_json: Json = False) -> None:
+def tamper(as_json: Json = False, in_console: InConsole = False) -> None:
     """Verify a scratch ledger, falsify it as the database's superuser, verify again, show what was found.
 
     Starts a service and a PostgreSQL of its own in a temporary folder, which
@@ -74,8 +81,11 @@ def tamper(as_json: Json = False) -> None:
     \b
     Examples:
       tally demo tamper
+      tally demo tamper --console
       tally demo tamper --json
     """
+    if as_json and in_console:
+        raise fail("--json tells what was found, --console shows it: give one of them")
     err.print("starting a scratch ledger ...")
     with (
         scratch_folder() as folder,
@@ -84,6 +94,9 @@ def tamper(as_json: Json = False) -> None:
         LedgerClient(url) as client,
     ):
         _submit(client)
+        if in_console:
+            _keep_for_console(url, superuser_url)
+            raise CommandExit(ExitCode.FINE)
         before = _verify(client)
         found = asyncio.run(_falsify(client, superuser_url))
     is_all_found = before["valid"] and all(item.is_named for item in found)
@@ -92,6 +105,19 @@ def tamper(as_json: Json = False) -> None:
     else:
         _print(before, found, is_all_found)
     raise CommandExit(ExitCode.FINE if is_all_found else ExitCode.COULD_NOT_RUN)
+
+
+def _keep_for_console(url: str, superuser_url: str) -> None:
+    """Falsify one entry, say where that is shown, and wait until somebody has seen enough."""
+    job_id = asyncio.run(_falsify_one(superuser_url))
+    out.print(f'As superuser, past every trigger: the error of job {job_id} became "none".')
+    out.print("See the row named, then press Ctrl-C:")
+    print(f"{url}/console#/verify/{TENANT}?run=1", flush=True)
+    with suppress(KeyboardInterrupt):
+        # Also where whoever started this had it ignore one of them.
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.default_int_handler)
+        threading.Event().wait()
 
 
 @contextmanager
@@ -124,6 +150,17 @@ def _submit(client: LedgerClient) -> None:
 def _verify(client: LedgerClient) -> dict[str, Any]:
     verdict: dict[str, Any] = client.get("/v1/chain/verify", tenant_id=TENANT)
     return verdict
+
+
+async def _falsify_one(superuser_url: str) -> str:
+    """Give the job that failed another error, and leave it so; the job."""
+    from app.store import tampering
+
+    async with tampering.superuser(superuser_url) as connection:
+        row = await tampering.read_row(connection, TENANT, await tampering.find_seq(connection, TENANT, "FAIL"))
+        falsified = row._replace(payload=row.payload.replace("disk full", "none"))
+        await tampering.write_payload(connection, TENANT, falsified)
+    return row.job_id
 
 
 async def _falsify(client: LedgerClient, superuser_url: str) -> list[EditFound]:

@@ -32,6 +32,7 @@ from app.http import (
     jobs,
     keys,
     log,
+    pages,
     privacy,
     receipts,
     search_fields,
@@ -74,6 +75,7 @@ ROUTERS = (
     service,
     docs,
     console,
+    pages,
 )
 """Those that are asked most stand first: a path is looked for in one route after the other."""
 

@@ -94,6 +94,7 @@ PARTS = {
     "{token_id}": "0123456789abcdef",
     "{webhook_id}": "0123456789abcdef",
     "{name}": "swagger-ui.css",
+    "{file}": "console.css",
     "{bundle:path}": "000.p/1",
     "{tile:path}": "0/000.p/1",
 }

@@ -1,0 +1,137 @@
+// The public API, asked as any client asks it. The cookie of a session goes with each request by itself.
+
+/** An answer that is not the one asked for (RFC 9457). */
+export class Problem extends Error {
+  constructor(status, body) {
+    super(body.detail || body.title || `the service answers ${status}`);
+    this.status = status;
+    this.kind = (body.type || "").split("/").pop();
+    this.title = body.title || "The service did not answer as it should";
+    this.body = body;
+  }
+}
+
+/** The service could not be reached. */
+export class Unreachable extends Error {}
+
+export const signedOut = new EventTarget();
+
+export function address(path, query = {}) {
+  const said = Object.entries(query)
+    .flatMap(([name, value]) => (Array.isArray(value) ? value : [value]).map((each) => [name, each]))
+    .filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return said.length ? `${path}?${new URLSearchParams(said)}` : path;
+}
+
+/** The raw answer; whatever its status is. */
+async function answer(method, path, { query, json, body, accept, signal } = {}) {
+  const headers = {
+    ...(json === undefined ? {} : { "Content-Type": "application/json" }),
+    ...(accept ? { Accept: accept } : {}),
+  };
+  try {
+    return await fetch(address(path, query), {
+      method,
+      headers,
+      signal,
+      body: json === undefined ? body : JSON.stringify(json),
+      cache: "no-store",
+      credentials: "same-origin",
+      redirect: "error",
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Unreachable("the service does not answer");
+  }
+}
+
+async function problemOf(got) {
+  const body = await got.json().catch(() => ({}));
+  const problem = new Problem(got.status, body);
+  if (got.status === 401) signedOut.dispatchEvent(new CustomEvent("signed-out", { detail: problem }));
+  return problem;
+}
+
+/** The answer of an operation: JSON, else text. Raises Problem or Unreachable. */
+export async function ask(method, path, given = {}) {
+  const got = await answer(method, path, given);
+  if (!got.ok) throw await problemOf(got);
+  if (given.as) return got[given.as]();
+  return (got.headers.get("Content-Type") || "").startsWith("application/json") ? got.json() : got.text();
+}
+
+export const get = (path, query, signal) => ask("GET", path, { query, signal });
+
+/** An answer if the caller may have it, else null. */
+export async function getIfAllowed(path, query, signal) {
+  try {
+    return await get(path, query, signal);
+  } catch (error) {
+    if (error instanceof Problem && [401, 403, 404].includes(error.status)) return null;
+    throw error;
+  }
+}
+
+/** Have the browser save what an operation answers as a file. */
+export async function save(method, path, name, given = {}) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await ask(method, path, { ...given, as: "blob" }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+/** What `/readyz` says, also where that is that the node is not ready. */
+export async function readiness(signal) {
+  const got = await answer("GET", "/readyz", { signal });
+  const body = await got.json().catch(() => ({}));
+  if (!body.checks) throw new Problem(got.status, body);
+  return { ready: got.ok, checks: body.checks };
+}
+
+/** All samples of `/metrics` by name, those with labels added up; null where the caller may not read it. */
+export async function metrics(signal) {
+  const text = await getIfAllowed("/metrics", {}, signal);
+  if (text === null) return null;
+  const found = new Map();
+  for (const line of text.split("\n")) {
+    const match = /^([a-z_]+)(?:\{[^}]*\})? ([^ ]+)$/i.exec(line);
+    if (match) found.set(match[1], (found.get(match[1]) || 0) + Number(match[2]));
+  }
+  return found;
+}
+
+/** Entries of a chain as they come, until `signal` is aborted: `onEntry(entry)`, `onState(is_open)`. */
+export function watch(query, signal, onEntry, onState) {
+  let source;
+  const open = (from) => {
+    source = new EventSource(address("/v1/watch", from ? { ...query, from_seq: from } : query));
+    source.onopen = () => onState(true);
+    source.onerror = () => {
+      onState(false);
+      // A stream that was refused is not tried again by the browser: ask why, so that who was signed out is told.
+      if (source.readyState === EventSource.CLOSED) get("/v1/whoami", {}, signal).catch(() => {});
+    };
+    for (const action of WATCHED) source.addEventListener(action, (event) => onEntry(JSON.parse(event.data)));
+    source.addEventListener("lagged", (event) => {
+      source.close();
+      open(JSON.parse(event.data).from_seq);
+    });
+  };
+  open();
+  signal.addEventListener("abort", () => source.close());
+}
+
+// EventSource hears only of events whose names it was told.
+export const WATCHED = [
+  "CANCEL",
+  "CANCEL_ACK",
+  "COMPLETE",
+  "DEQUEUE",
+  "DISPATCH",
+  "ENQUEUE",
+  "EXECUTE",
+  "FAIL",
+  "TIMEOUT",
+  "WORKFLOW_COMPLETE",
+];

@@ -1,0 +1,241 @@
+// One job: what it is, what happened to it when by whom, and its receipt.
+
+import { BREAKS } from "./advice.js";
+import { address, ask, get, watch } from "./api.js";
+import { count, facts, fill, h, json, panel, refill, short, tag, waiting } from "./dom.js";
+import { shownActor, statusTag } from "./jobs.js";
+import { named } from "./pick_tenant.js";
+import { ago, time } from "./times.js";
+
+const EVENTS_PAGE = 500;
+const RUNS_MAX = 12;
+const HAPPENED = {
+  JobCreated: ["Created"],
+  JobAccepted: ["Accepted"],
+  JobProgressReported: ["Reported progress"],
+  WorkflowDispatched: ["Dispatched a workflow"],
+  WorkflowCompleted: ["Completed a workflow"],
+  JobCancellationRequested: ["Cancellation was asked for", "bad"],
+  JobCancellationAcked: ["Cancellation was acknowledged", "bad"],
+  JobCompleted: ["Completed", "ok"],
+  JobFailed: ["Failed", "bad"],
+  JobTimedOut: ["Timed out", "bad"],
+};
+const STATES = {
+  GLOBAL: ["chained", "", "in the tenant's chain"],
+  APPLIED: ["chained", "", "in the tenant's chain, and in the table of jobs"],
+  COMPACTED: ["signed", "ok", "in the chain, and covered by a signed batch"],
+};
+
+export async function job(ctx) {
+  const [tenant, id] = ctx.rest;
+  const places = { verdict: h("div"), head: h("div", {}, waiting("Reading the job")), timeline: h("div") };
+  ctx.show(
+    id,
+    h("p", {}, h("a", { href: `#/jobs/${named(tenant)}` }, `Jobs of ${tenant}`)),
+    h("h1", {}, id),
+    places.verdict,
+    places.head,
+    places.timeline,
+  );
+  const draw = async () => {
+    const about = { tenant_id: tenant };
+    const [state, events] = await Promise.all([
+      get(`/v1/jobs/${named(id)}`, about, ctx.signal),
+      get(`/v1/jobs/${named(id)}/events`, { ...about, limit: EVENTS_PAGE }, ctx.signal),
+    ]);
+    refill(places.head, summary(ctx, tenant, state));
+    refill(places.timeline, panel("What happened", timeline(ctx, tenant, events)));
+    return events.items.map((event) => event.seq);
+  };
+  const seqs = await draw();
+  const notVerified = (error) =>
+    error.name !== "AbortError" && fill(places.verdict, h("p", { class: "soft" }, `Not verified: ${error.message}`));
+  verified(ctx, tenant, seqs)
+    .then((found) => fill(places.verdict, found))
+    .catch(notVerified);
+  const again = () => draw().catch(() => {});
+  // Once it is open nothing is missed: what came since the page was drawn is drawn then.
+  watch(
+    { tenant_id: tenant, job: id },
+    ctx.signal,
+    (entry) => {
+      ctx.say(`${id}: ${entry.action}`);
+      again();
+    },
+    (isOpen) => isOpen && again(),
+  );
+}
+
+/** What verifying the job's own entries comes to; nothing for who may not verify. */
+async function verified(ctx, tenant, seqs) {
+  if (!ctx.session.may("audit", tenant)) return null;
+  const runs = [];
+  for (const seq of [...seqs].sort((one, other) => one - other)) {
+    if (runs.length && seq === runs.at(-1)[1] + 1) runs.at(-1)[1] = seq;
+    else runs.push([seq, seq]);
+  }
+  for (const [from, to] of runs.slice(0, RUNS_MAX)) {
+    const { valid, first_break: broken } = await get(
+      "/v1/chain/verify",
+      { tenant_id: tenant, from_seq: from, to_seq: to },
+      ctx.signal,
+    );
+    if (valid) continue;
+    const at = broken?.seq ?? from;
+    return h(
+      "div",
+      { class: "banner bad", role: "alert" },
+      h("span", { class: "mark", "aria-hidden": "true" }, "✕"),
+      h(
+        "div",
+        {},
+        h("h2", {}, "What stands here does not hold"),
+        h("p", {}, broken ? `${BREAKS[broken.kind] ?? broken.kind} ` : "", "This is ", entryLink(ctx, tenant, at), "."),
+      ),
+    );
+  }
+  const left = Math.max(0, runs.length - RUNS_MAX);
+  return h(
+    "p",
+    {},
+    tag("✓ verified", "ok"),
+    h(
+      "span",
+      { class: "soft" },
+      left
+        ? ` its first entries, just now; ${count(left)} more places in the chain were not looked at.`
+        : ` its entries up to ${count(Math.max(...seqs))}, when the page was opened: content, links and signatures hold.`,
+    ),
+  );
+}
+
+/** To where an entry is shown as it is stored, for who may see that. */
+function entryLink(ctx, tenant, seq) {
+  const text = `entry ${count(seq)}`;
+  return ctx.session.may("audit", tenant)
+    ? h("a", { href: `#/verify/${named(tenant)}?at=${seq}` }, text)
+    : h("span", {}, text);
+}
+
+function summary(ctx, tenant, state) {
+  const told = h("span", { role: "alert" });
+  return [
+    h(
+      "p",
+      { class: "row actions" },
+      statusTag(state.status),
+      h(
+        "button",
+        { type: "button", class: "main", onclick: () => receipt(ctx, tenant, state, told) },
+        "Download the receipt",
+      ),
+      told,
+      h(
+        "span",
+        { class: "soft" },
+        "One file that proves this job, alone and offline: ",
+        h("a", { href: "/verify" }, "verify it"),
+        " anywhere.",
+      ),
+    ),
+    h(
+      "div",
+      { class: "grid" },
+      panel(
+        "About",
+        facts({
+          Status: state.status,
+          Tenant: h("a", { href: `#/tenant/${named(tenant)}` }, tenant),
+          Created: [time(state.created_at, state.created_hlc ?? ""), state.created_at && ` (${ago(state.created_at)})`],
+          By: shownActor(state.actor),
+          "Last event": [time(state.last_at, state.last_hlc), ", ", entryLink(ctx, tenant, state.last_seq)],
+          "Data centres": state.assigned_dcs.join(", "),
+          "Done, failed": state.completed || state.failed ? `${count(state.completed)}, ${count(state.failed)}` : null,
+          "Fence token": count(state.fence_token),
+          Error: state.error && (typeof state.error === "string" ? state.error : json(state.error)),
+          Refused: state.refused && `${state.refused.type}: ${state.refused.reason}`,
+        }),
+      ),
+      panel("Spec", json(state.spec)),
+    ),
+    state.result && panel("Result", json(state.result)),
+    state.other_creations.length > 0 &&
+      panel("Created again with something else; the first counts", json(state.other_creations)),
+  ];
+}
+
+async function receipt(ctx, tenant, state, told) {
+  const path = address(`/v1/jobs/${named(state.job_id)}/receipt`, { tenant_id: tenant });
+  try {
+    const link = h("a", {
+      href: URL.createObjectURL(await ask("GET", path, { as: "blob" })),
+      download: `${state.job_id}.receipt.json`,
+    });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+    fill(told);
+    ctx.say("The receipt is downloaded");
+  } catch (error) {
+    fill(told, error.message);
+  }
+}
+
+function timeline(ctx, tenant, page) {
+  return [
+    h(
+      "ol",
+      { class: "timeline" },
+      page.items.map((event) => {
+        const [happened, kind] = HAPPENED[event.type] ?? [event.type ?? event.action];
+        const [state, stateKind, why] = STATES[event.state];
+        const { type, ...said } =
+          event.payload && typeof event.payload === "object" ? event.payload : { type: null, payload: event.payload };
+        return h(
+          "li",
+          { class: kind },
+          h(
+            "div",
+            { class: "line" },
+            h("b", {}, happened),
+            time(event.at, event.hlc),
+            h("span", { class: "soft" }, ago(event.at)),
+            event.actor !== null && h("span", {}, "by ", h("b", {}, shownActor(event.actor))),
+            h("span", { title: why }, tag(state, stateKind)),
+            entryLink(ctx, tenant, event.seq),
+          ),
+          headline(event.type, said),
+          h(
+            "details",
+            {},
+            h("summary", {}, "All that was said"),
+            json(said),
+            h(
+              "p",
+              { class: "soft" },
+              "digest ",
+              short(event.payload_digest, 20),
+              ", link ",
+              short(event.chain_link, 20),
+            ),
+          ),
+        );
+      }),
+    ),
+    page.next_cursor && h("p", { class: "soft" }, `The first ${EVENTS_PAGE} events; the API lists all.`),
+  ];
+}
+
+/** The few words of an event that somebody looks for. */
+function headline(type, said) {
+  const words = {
+    JobAccepted: [said.dc_id && `in ${said.dc_id}`, said.worker_count && `${said.worker_count} workers`],
+    JobProgressReported: [`${said.completed ?? 0} done, ${said.failed ?? 0} failed`],
+    JobFailed: [said.error, said.failed_dc && `in ${said.failed_dc}`],
+    JobCompleted: [said.final_status],
+    JobTimedOut: [said.timeout_type],
+    JobCancellationRequested: [said.reason, said.requestor && `asked by ${said.requestor}`],
+  }[type];
+  const text = words?.filter((each) => typeof each === "string").join(", ");
+  return text ? h("p", {}, text) : null;
+}

@@ -1,0 +1,212 @@
+// Jobs of a tenant: searched, paged, and followed as they come.
+
+import { address, get, save, watch } from "./api.js";
+import { field, fill, h, panel, plural, refill, table, tag, waiting } from "./dom.js";
+import { named, pickTenant } from "./pick_tenant.js";
+import { ago, fromLocal, time, toLocal } from "./times.js";
+
+const STATUSES = [
+  "SUBMITTED",
+  "ACCEPTED",
+  "RUNNING",
+  "CANCELLING",
+  "CANCELLED",
+  "COMPLETED",
+  "FAILED",
+  "TIMED_OUT",
+  "REFUSED",
+];
+const KINDS = { COMPLETED: "ok", FAILED: "bad", TIMED_OUT: "bad", REFUSED: "bad", CANCELLING: "warn", CANCELLED: "" };
+const PAGE = 50;
+const REFRESH_AFTER_MS = 600;
+
+export const statusTag = (status) => tag(status.toLowerCase().replace("_", " "), KINDS[status] ?? "");
+
+export async function jobs(ctx) {
+  const [name] = ctx.rest;
+  const places = {
+    list: h("div", {}, waiting("Reading the jobs")),
+    live: h("span", { class: "live" }, "not live"),
+    pause: h("button", { type: "button", class: "quiet actions", "aria-pressed": "false" }, "Pause"),
+  };
+  const cursor = ctx.query.get("cursor");
+  ctx.show(
+    `Jobs of ${name}`,
+    h("h1", {}, "Jobs"),
+    await searchForm(ctx, name),
+    h(
+      "p",
+      { class: "row between" },
+      cursor
+        ? h("a", { href: `#/jobs/${named(name)}?${without(ctx.query, "cursor")}` }, "To the newest")
+        : h("span", { class: "row" }, places.live, places.pause),
+      h(
+        "button",
+        { type: "button", class: "quiet actions", onclick: (event) => download(ctx, name, event.target) },
+        "Save as CSV",
+      ),
+    ),
+    places.list,
+  );
+  const drawn = new Map();
+  const draw = async () =>
+    drawJobs(
+      ctx,
+      name,
+      places,
+      drawn,
+      await get("/v1/jobs", { tenant_id: name, limit: PAGE, cursor, ...asked(ctx.query) }, ctx.signal),
+    );
+  await draw();
+  if (!cursor) follow(ctx, name, places, draw);
+}
+
+/** What the address asks for, as the API has it. */
+function asked(query) {
+  const said = { status: query.getAll("status"), where: query.getAll("where") };
+  for (const name of ["actor", "since", "until", "dc", "error"]) said[name] = query.get(name);
+  return said;
+}
+
+function without(query, name) {
+  const rest = new URLSearchParams(query);
+  rest.delete(name);
+  return rest;
+}
+
+async function searchForm(ctx, name) {
+  const { query } = ctx;
+  const text = (label, key, given = {}) =>
+    field(
+      label,
+      h("input", { name: key, value: query.get(key) ?? "", autocomplete: "off", spellcheck: "false", ...given }),
+    );
+  const when = (label, key) =>
+    field(label, h("input", { type: "datetime-local", name: key, value: toLocal(query.get(key)) }));
+  const chosen = query.get("status");
+  const wide = window.matchMedia("(min-width: 46rem)").matches;
+  const form = h(
+    "form",
+    { class: "row", role: "search", "aria-label": "Search jobs", onsubmit: (event) => search(event, name) },
+    await pickTenant(ctx, name, (tenant) => `#/jobs/${named(tenant)}`),
+    field(
+      "Status",
+      h(
+        "select",
+        { name: "status" },
+        h("option", { value: "" }, "any"),
+        STATUSES.map((each) =>
+          h("option", { value: each, selected: each === chosen }, each.toLowerCase().replace("_", " ")),
+        ),
+      ),
+    ),
+    when("Created since", "since"),
+    when("Before", "until"),
+    text("Created by", "actor"),
+    text("Data centre", "dc"),
+    text("Where", "where", { placeholder: "spec.image:report:1" }),
+    text("Error has", "error"),
+    h("button", { class: "main" }, "Search"),
+    query.size > 0 && h("a", { class: "button quiet", href: `#/jobs/${named(name)}` }, "Clear"),
+  );
+  return h("details", { class: "panel", open: wide || query.size > 0 }, h("summary", {}, `Search in ${name}`), form);
+}
+
+function search(event, name) {
+  event.preventDefault();
+  const said = new URLSearchParams();
+  for (const [key, value] of new FormData(event.target)) {
+    const wanted = key === "since" || key === "until" ? fromLocal(value) : value.trim();
+    if (wanted && key !== "tenant") said.append(key, wanted);
+  }
+  location.assign(`#/jobs/${named(name)}${said.size ? `?${said}` : ""}`);
+}
+
+function drawJobs(ctx, name, places, drawn, page) {
+  const isFirst = drawn.size === 0;
+  const fresh = (item) => {
+    const isNew = !isFirst && drawn.get(item.job_id) !== item.last_hlc;
+    drawn.set(item.job_id, item.last_hlc);
+    return isNew && "fresh";
+  };
+  const next = page.next_cursor && new URLSearchParams(ctx.query);
+  if (next) next.set("cursor", page.next_cursor);
+  refill(
+    places.list,
+    page.items.length
+      ? panel(null, table(`Jobs of ${name}, newest first`, columns(name), page.items, { kind: fresh }))
+      : panel(
+          null,
+          h("p", {}, page.next_cursor ? "None among those that were looked at so far." : "There is no such job."),
+        ),
+    next &&
+      h("a", { class: "button", href: `#/jobs/${named(name)}?${next}` }, page.items.length ? "Older jobs" : "Look on"),
+  );
+  if (isFirst) ctx.say(plural(page.items.length, "job"));
+}
+
+const columns = (name) => [
+  { name: "Job", heads: true, of: (job) => h("a", { href: `#/job/${named(name)}/${named(job.job_id)}` }, job.job_id) },
+  { name: "Status", of: (job) => statusTag(job.status) },
+  { name: "Created", minor: true, of: (job) => time(job.created_at, job.created_hlc ?? "") },
+  {
+    name: "Last event",
+    of: (job) => [time(job.last_at, job.last_hlc), h("span", { class: "soft" }, ` ${ago(job.last_at)}`)],
+  },
+  { name: "Created by", minor: true, of: (job) => shownActor(job.actor) },
+  { name: "Where", minor: true, of: (job) => job.assigned_dcs.join(", ") || "–" },
+  { name: "Outcome", of: (job) => outcome(job) },
+];
+
+/** Who, or that it is sealed; the API gives a private one as an object. */
+export const shownActor = (actor) =>
+  actor === null || actor === undefined ? "–" : typeof actor === "string" ? actor : "private";
+
+function outcome(job) {
+  const text =
+    job.error ??
+    job.result?.final_status ??
+    (job.completed || job.failed ? `${job.completed} done, ${job.failed} failed` : "–");
+  return typeof text === "string" ? text : JSON.stringify(text);
+}
+
+/** Draw again soon after an entry of a job came, once for many; not while somebody wants to read in peace. */
+function follow(ctx, name, places, draw) {
+  let timer = null;
+  let isPaused = false;
+  let isBehind = false;
+  const again = async () => {
+    timer = null;
+    isBehind = isPaused;
+    if (!isPaused) await draw().catch((error) => error.name !== "AbortError" && ctx.fail(error, places.list));
+  };
+  places.pause.addEventListener("click", () => {
+    isPaused = !isPaused;
+    places.pause.setAttribute("aria-pressed", String(isPaused));
+    if (isBehind) again();
+  });
+  ctx.signal.addEventListener("abort", () => clearTimeout(timer));
+  const soon = () => {
+    timer ??= setTimeout(again, REFRESH_AFTER_MS);
+  };
+  watch({ tenant_id: name }, ctx.signal, soon, (isOpen) => {
+    // What came between the page and the stream is drawn once that is open.
+    if (isOpen) soon();
+    places.live.classList.toggle("on", isOpen);
+    fill(places.live, isOpen ? "Live: changes show as they come" : "Not live now: the stream is being opened again");
+  });
+}
+
+async function download(ctx, name, button) {
+  button.disabled = true;
+  try {
+    await save("GET", address("/v1/jobs", { tenant_id: name, ...asked(ctx.query) }), `${name}.jobs.csv`, {
+      accept: "text/csv",
+    });
+  } catch (error) {
+    ctx.say(error.message);
+    button.replaceWith(h("span", { role: "alert" }, error.message));
+  } finally {
+    button.disabled = false;
+  }
+}

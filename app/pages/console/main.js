@@ -1,0 +1,232 @@
+// The frame: which page stands at which address, who is signed in, and what is said when something goes wrong.
+
+import { PROBLEMS } from "./advice.js";
+import { Problem, signedOut, Unreachable } from "./api.js";
+import { fill, h } from "./dom.js";
+import { access, tokens } from "./access.js";
+import { bundles } from "./bundles.js";
+import { job } from "./job.js";
+import { jobs } from "./jobs.js";
+import { keys } from "./keys.js";
+import { overview } from "./overview.js";
+import { replicas } from "./replicas.js";
+import { currentSession, signOut } from "./session.js";
+import { signInPage } from "./sign_in.js";
+import { tenant, tenants } from "./tenants.js";
+import { ZONE } from "./times.js";
+import { verify } from "./verify.js";
+
+const NAV = [
+  ["Overview", () => "#/", () => true],
+  ["Tenants", () => "#/tenants", (session) => session.may("audit")],
+  ["Jobs", (named) => `#/jobs/${named}`, (session) => session.may("read")],
+  ["Verify", (named) => `#/verify/${named}`, (session) => session.may("audit")],
+  ["Bundles", () => "#/bundles", (session) => session.may("audit") || session.may("operate")],
+  ["Keys", () => "#/keys", () => true],
+  ["Replicas", () => "#/replicas", () => true],
+  ["Access", (named) => `#/access/${named}`, (session) => session.may("audit") || session.may("admin")],
+];
+const PAGES = {
+  "": overview,
+  tenants: tenants,
+  tenant: tenant,
+  jobs: jobs,
+  job: job,
+  verify: verify,
+  bundles: bundles,
+  keys: keys,
+  replicas: replicas,
+  access: access,
+  tokens: tokens,
+};
+const NEEDS_TENANT = new Set(["jobs", "verify", "access"]);
+
+const main = document.getElementById("main");
+const nav = document.getElementById("nav");
+const menu = document.getElementById("menu");
+let session = null;
+let leaving = new AbortController();
+
+/** Say something to who cannot see it change. */
+function say(text) {
+  fill(document.getElementById("say"), text);
+}
+
+function parsed() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name = "", ...rest] = path.split("/").map(decodeURIComponent);
+  return { name, rest, query: new URLSearchParams(query) };
+}
+
+/** Show what stands at the address. */
+async function route() {
+  leaving.abort();
+  leaving = new AbortController();
+  const { signal } = leaving;
+  closeMenu();
+  try {
+    session ??= await currentSession();
+    drawFrame();
+    const { name, rest, query } = parsed();
+    if (!session.known)
+      return void (await signInPage(context(signal, rest, query), name === "sign-in" ? rest[0] : "", begin));
+    if (name === "sign-in" || name === "signed-in") return void resume();
+    if (NEEDS_TENANT.has(name) && !rest[0]) return void (await chooseTenant(name));
+    const page = Object.hasOwn(PAGES, name) ? PAGES[name] : notFound;
+    main.setAttribute("aria-busy", "true");
+    await page(context(signal, rest, query));
+    if (rest[0] && !signal.aborted) remember(rest[0]);
+  } catch (error) {
+    if (error.name !== "AbortError" && !signal.aborted) fail(error);
+  } finally {
+    if (!signal.aborted) main.removeAttribute("aria-busy");
+  }
+}
+
+/** What a page is given. `show` puts it up and moves the focus to its heading. */
+function context(signal, rest, query) {
+  let shown = false;
+  return {
+    signal,
+    rest,
+    query,
+    session,
+    say,
+    fail,
+    show(title, ...children) {
+      if (signal.aborted) return;
+      fill(main, children);
+      document.title = `${title} · Tallystick`;
+      const heading = main.querySelector("h1");
+      heading?.setAttribute("tabindex", "-1");
+      // Not with the first page, which a browser reads by itself, nor where a page shows more of itself.
+      if (!shown && main.dataset.ready) {
+        heading?.focus();
+        window.scrollTo(0, 0);
+      }
+      shown = true;
+      main.dataset.ready = "yes";
+    },
+  };
+}
+
+/** Somebody signed in: show what he wanted to see. */
+async function begin() {
+  session = await currentSession();
+  resume();
+}
+
+function resume() {
+  const wanted = sessionStorage.getItem("wanted") || "#/";
+  sessionStorage.removeItem("wanted");
+  if (location.hash === wanted) route();
+  else location.replace(wanted);
+}
+
+/** The tenant of a page that could be shown is the one that other pages begin with. */
+function remember(tenant) {
+  sessionStorage.setItem("tenant", tenant);
+  drawFrame();
+}
+
+async function chooseTenant(name) {
+  const { names } = await session.tenants();
+  const kept = sessionStorage.getItem("tenant");
+  const chosen = kept || names.find((each) => each !== "_system") || names[0] || "demo";
+  location.replace(`#/${name}/${encodeURIComponent(chosen)}`);
+}
+
+function notFound(ctx) {
+  ctx.show("Not found", h("h1", {}, "There is no such page"), h("p", {}, h("a", { href: "#/" }, "To the overview")));
+}
+
+/** Say what went wrong, and what to do, in place of the page or in `place`. */
+function fail(error, place = main) {
+  const known = error instanceof Problem;
+  const title = known
+    ? error.title
+    : error instanceof Unreachable
+      ? "The service does not answer"
+      : "The console failed";
+  const what = known || error instanceof Unreachable ? error.message : `${error.name}: ${error.message}`;
+  const todo = known
+    ? PROBLEMS[error.kind]
+    : error instanceof Unreachable
+      ? "See whether it runs, and whether you reach it."
+      : "";
+  if (!known && !(error instanceof Unreachable)) console.error(error);
+  fill(
+    place,
+    h(place === main ? "h1" : "h2", { tabindex: "-1" }, title),
+    h(
+      "div",
+      { class: "panel fault", role: "alert" },
+      h("p", {}, what),
+      todo && h("p", { class: "do" }, todo),
+      place === main && h("p", {}, h("button", { type: "button", onclick: route }, "Try again")),
+    ),
+  );
+  if (place === main) document.title = `${title} · Tallystick`;
+}
+
+function drawFrame() {
+  const named = encodeURIComponent(sessionStorage.getItem("tenant") || "");
+  const here = parsed().name;
+  const current = { tenant: "tenants", job: "jobs", tokens: "access" }[here] ?? here;
+  const shown = session.known ? NAV.filter(([, , when]) => when(session)) : [];
+  const links = shown.map(([text, to]) => [text, to(named), to(named).split("/")[1] === current]);
+  const key = JSON.stringify([links, session.principal]);
+  // What is focused stays so where nothing changes.
+  if (nav.dataset.key === key) return;
+  nav.dataset.key = key;
+  fill(
+    nav,
+    links.map(([text, address, is]) => h("a", { href: address, "aria-current": is && "page" }, text)),
+  );
+  menu.hidden = shown.length === 0;
+  const who =
+    session.principal === null
+      ? session.known &&
+        h("span", { title: "auth.mode is none: whoever reaches the service may do everything" }, "No sign-in needed")
+      : [
+          h("span", {}, "Signed in as ", h("b", {}, session.principal)),
+          h("button", { type: "button", class: "quiet", onclick: leave }, "Sign out"),
+        ];
+  fill(document.getElementById("who"), who);
+  fill(
+    document.getElementById("foot"),
+    h("span", {}, ZONE === "UTC" ? "Times in UTC" : `Times in ${ZONE}; UTC in their titles`),
+    h("a", { href: "/docs" }, "API"),
+    h("a", { href: "/verify" }, "Verify a file offline"),
+  );
+}
+
+async function leave() {
+  await signOut().catch(() => {});
+  session = null;
+  sessionStorage.clear();
+  say("Signed out");
+  location.hash === "#/" ? route() : location.assign("#/");
+}
+
+function closeMenu() {
+  nav.classList.remove("open");
+  menu.setAttribute("aria-expanded", "false");
+}
+
+// Its address would be taken for that of a page.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+menu.addEventListener("click", () => {
+  menu.setAttribute("aria-expanded", String(nav.classList.toggle("open")));
+});
+signedOut.addEventListener("signed-out", () => {
+  if (!session?.known || session.mode === "none") return;
+  sessionStorage.setItem("wanted", location.hash);
+  session = null;
+  location.replace("#/sign-in/ended");
+});
+window.addEventListener("hashchange", route);
+route();

@@ -1,0 +1,278 @@
+// What is wrong and what to do about it, before anything else; then how the node does.
+
+import { CHECKS, GRAVE, NO_WRITES, STOPPING } from "./advice.js";
+import { getIfAllowed, metrics, readiness, Unreachable } from "./api.js";
+import { count, facts, fill, h, panel, plural, refill, svg, tag, waiting } from "./dom.js";
+import { named } from "./pick_tenant.js";
+import { time } from "./times.js";
+
+const ASK_EVERY_MS = 5000;
+const SAMPLES_MAX = 60;
+const ICON = "/console/icon.svg";
+const ICON_FAULT = "/console/icon-fault.svg";
+
+export async function overview(ctx) {
+  const places = {
+    banner: h("div", {}, waiting("Asking the service how it does")),
+    faults: h("div"),
+    flow: h("div"),
+    about: h("div", { class: "grid" }),
+    checks: h("div"),
+  };
+  const seen = { told: null, samples: [], before: null };
+  ctx.show("Overview", Object.values(places));
+  ctx.signal.addEventListener("abort", () => icon(ICON));
+  await update(ctx, places, seen);
+  keepUp(ctx, places, seen);
+}
+
+/** Ask again until the page is left. */
+async function keepUp(ctx, places, seen) {
+  for (;;) {
+    await pause(ctx.signal);
+    if (ctx.signal.aborted) return;
+    if (!document.hidden) await update(ctx, places, seen);
+  }
+}
+
+async function update(ctx, places, seen) {
+  const { signal, session } = ctx;
+  try {
+    const [state, node, measured, exchange] = await Promise.all([
+      readiness(signal),
+      getIfAllowed("/v1/node", {}, signal),
+      session.may("operate") ? metrics(signal) : null,
+      session.may("audit") ? getIfAllowed("/v1/exchange", {}, signal) : null,
+    ]);
+    if (signal.aborted) return;
+    const faults = Object.entries(state.checks).filter(([, check]) => !check.ok);
+    drawState(ctx, places, seen, state, faults);
+    if (node) drawNode(places, seen, node, measured, exchange, state.checks);
+    refill(places.checks, allChecks(state.checks));
+  } catch (error) {
+    if (signal.aborted) return;
+    if (!(error instanceof Unreachable)) return void ctx.fail(error, places.banner);
+    fill(
+      places.banner,
+      banner(
+        "bad",
+        "The service does not answer",
+        "See whether it runs, and whether you reach it. This page asks again every 5 seconds.",
+      ),
+    );
+    // What was true is not shown as if it still were.
+    for (const place of [places.faults, places.flow, places.about, places.checks]) fill(place);
+    delete places.faults.dataset.key;
+    tell(ctx, seen, "The service does not answer", true);
+  }
+}
+
+function drawState(ctx, places, seen, state, faults) {
+  const urgent = faults.filter(([name]) => STOPPING.has(name) || GRAVE.has(name));
+  const said = headline(state, faults, urgent);
+  const more = faults.length
+    ? faults.map(([name]) => CHECKS[name]?.[0] ?? name).join(", ")
+    : `${Object.keys(state.checks).length} checks pass. Events are taken, chained and signed.`;
+  fill(places.banner, banner(!faults.length ? "ok" : urgent.length ? "bad" : "warn", said, more));
+  const ordered = [...urgent, ...faults.filter((each) => !urgent.includes(each))];
+  const key = JSON.stringify(ordered);
+  if (places.faults.dataset.key !== key)
+    refill(
+      places.faults,
+      ordered.map(([name, check]) => fault(name, check.detail)),
+    );
+  places.faults.dataset.key = key;
+  tell(ctx, seen, faults.length ? `${said}: ${more}` : said, faults.length > 0);
+}
+
+function headline(state, faults, urgent) {
+  if (!faults.length) return "Everything holds";
+  if (faults.some(([name]) => NO_WRITES.has(name))) return "The node takes no writes";
+  if (!state.ready) return "The node is not ready: it takes events at LOCAL alone";
+  if (faults.some(([name]) => name === "breaks")) return "What is on record was changed; requests are taken";
+  return urgent.length
+    ? "What is on record may have been changed; requests are taken"
+    : `${plural(faults.length, "thing")} to look at; requests are taken`;
+}
+
+function tell(ctx, seen, said, isFault) {
+  if (seen.told !== said) ctx.say(said);
+  seen.told = said;
+  document.title = `${isFault ? "✕ " : ""}${isFault ? said.split(":")[0] : "Overview"} · Tallystick`;
+  icon(isFault ? ICON_FAULT : ICON);
+}
+
+function icon(address) {
+  const link = document.getElementById("icon");
+  if (link.getAttribute("href") !== address) link.setAttribute("href", address);
+}
+
+function banner(kind, title, text) {
+  return h(
+    "div",
+    { class: `banner ${kind}` },
+    h("span", { class: "mark", "aria-hidden": "true" }, kind === "ok" ? "✓" : kind === "bad" ? "✕" : "!"),
+    h("div", {}, h("h1", { tabindex: "-1" }, title), h("p", {}, text)),
+  );
+}
+
+function fault(name, detail) {
+  const [title, todo] = CHECKS[name] ?? [name, "Look at the log of the service."];
+  return h(
+    "section",
+    { class: `panel fault ${STOPPING.has(name) || GRAVE.has(name) ? "" : "warn"}`, "data-check": name },
+    h("h2", {}, title, " ", h("code", { class: "soft" }, name)),
+    h("p", {}, detail),
+    name === "breaks" &&
+      h(
+        "p",
+        { class: "actions" },
+        brokenTenants(detail).map((tenant) => [
+          h("a", { class: "button main", href: `#/verify/${named(tenant)}?run=1` }, `Show it in ${tenant}`),
+          " ",
+        ]),
+      ),
+    h(
+      "div",
+      { class: "do" },
+      h("b", {}, "What to do: "),
+      todo,
+      " More: ",
+      h("code", {}, `docs/runbook.md#${name}`),
+      ".",
+    ),
+  );
+}
+
+/** The tenants that the check of breaks names: "… at seq 21 of acme …". */
+function brokenTenants(detail) {
+  return [...new Set([...detail.matchAll(/at seq \d+ of ([a-z0-9_-]+)/g)].map((match) => match[1]))];
+}
+
+function drawNode(places, seen, node, measured, exchange, checks) {
+  const at = node.positions;
+  const steps = [
+    ["Written", at.written_lsn, 0],
+    ["Durable", at.durable_lsn, at.written_lsn - at.durable_lsn],
+    ["Committed", at.commit_lsn, at.durable_lsn - at.commit_lsn],
+    ["Chained", at.chained_lsn, at.commit_lsn - at.chained_lsn],
+  ];
+  sample(seen, at.chained_lsn);
+  fill(
+    places.flow,
+    panel(
+      "How far events have come",
+      h(
+        "ol",
+        { class: "steps" },
+        steps.map(([name, lsn, behind]) =>
+          h(
+            "li",
+            { class: behind > 0 && "behind" },
+            h("b", {}, count(lsn)),
+            h("span", {}, name, behind > 0 ? `, ${count(behind)} behind` : ""),
+          ),
+        ),
+      ),
+      spark(seen.samples),
+    ),
+  );
+  refill(
+    places.about,
+    panel(
+      "Node",
+      facts({
+        Node: h("code", {}, node.node_id),
+        Region: node.region,
+        Epoch: count(node.epoch),
+        Acknowledges: h("code", {}, node.ack_mode),
+        "Waiting to be chained": measured && count(measured.get("wal_backlog_entries") ?? 0),
+        "Newest event": [
+          time(node.clock.last_at, node.clock.last_hlc),
+          node.clock.offset_ms ? `, ${node.clock.offset_ms} ms ahead of the clock of this machine` : "",
+        ],
+        Failure: node.failure,
+      }),
+    ),
+    panel(
+      "Around it",
+      facts({
+        PostgreSQL: stateOf(checks.database),
+        Signing: stateOf(checks.signing),
+        Safekeepers: h("a", { href: "#/replicas" }, membersOf(node)),
+        Exchange: exchange && h("a", { href: "#/replicas" }, peersOf(exchange)),
+        Breaks: stateOf(checks.breaks),
+      }),
+    ),
+  );
+}
+
+const stateOf = (check) => (check ? (check.ok ? tag("✓ in order", "ok") : tag("✕ see above", "bad")) : null);
+
+function membersOf(node) {
+  const members = node.members ?? [];
+  return members.length
+    ? `${members.filter((each) => each.in_sync).length} of ${members.length} in sync`
+    : "none: this node alone holds what is not chained yet";
+}
+
+function peersOf({ peers }) {
+  const behind = peers.reduce((sum, peer) => sum + peer.lag_entries, 0);
+  return peers.length
+    ? `${plural(peers.length, "other ledger")}, ${plural(behind, "entry", "entries")} behind`
+    : "with no other ledger";
+}
+
+function sample(seen, chained) {
+  const now = performance.now();
+  if (seen.before) seen.samples.push(Math.max(0, (chained - seen.before.chained) / ((now - seen.before.now) / 1000)));
+  if (seen.samples.length > SAMPLES_MAX) seen.samples.shift();
+  seen.before = { chained, now };
+}
+
+function spark(samples) {
+  if (samples.length < 2) return h("p", { class: "soft" }, "Events a second: measured from now on.");
+  const most = Math.max(...samples);
+  const text = `${count(Math.round(samples.at(-1)))} events a second now, ${count(Math.round(most))} at most in the last ${count((samples.length * ASK_EVERY_MS) / 1000)} seconds`;
+  const began = SAMPLES_MAX - samples.length;
+  const points = samples
+    .map((value, at) => `${((began + at) / (SAMPLES_MAX - 1)) * 300},${38 - (value / most) * 36}`)
+    .join(" ");
+  return [
+    most >= 1 &&
+      svg(
+        "svg",
+        { class: "spark", viewBox: "0 0 300 40", preserveAspectRatio: "none", role: "img", "aria-label": text },
+        svg("polyline", {
+          points,
+          fill: "none",
+          stroke: "currentColor",
+          "stroke-width": "1.5",
+          "vector-effect": "non-scaling-stroke",
+        }),
+      ),
+    h("p", { class: "soft" }, text),
+  ];
+}
+
+function allChecks(checks) {
+  return h(
+    "details",
+    { class: "panel" },
+    h("summary", {}, `All ${Object.keys(checks).length} checks`),
+    h(
+      "ul",
+      { class: "tags" },
+      Object.entries(checks).map(([name, check]) =>
+        h("li", {}, tag(`${check.ok ? "✓" : "✕"} ${CHECKS[name]?.[0] ?? name}`, check.ok ? "ok" : "bad")),
+      ),
+    ),
+  );
+}
+
+function pause(signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ASK_EVERY_MS);
+    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });
+}

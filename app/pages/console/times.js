@@ -1,0 +1,48 @@
+// Times in the zone of who reads, with UTC in the title.
+
+import { h } from "./dom.js";
+
+const CLOCK = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+const OF_TODAY = new Intl.DateTimeFormat(undefined, CLOCK);
+const OF_THIS_YEAR = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", ...CLOCK });
+const OF_ANY_YEAR = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const AGO = new Intl.RelativeTimeFormat("en", { numeric: "auto", style: "short" });
+const UNITS = [
+  ["day", 86400],
+  ["hour", 3600],
+  ["minute", 60],
+  ["second", 1],
+];
+
+/** The reader's zone, as it is called. */
+export const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone || "local time";
+
+/** A time of RFC 3339; `more` goes into its title. */
+export function time(text, more = "") {
+  if (!text) return h("span", { class: "soft" }, "–");
+  const at = new Date(text);
+  const now = new Date();
+  const today = at.toDateString() === now.toDateString();
+  const format = today ? OF_TODAY : at.getFullYear() === now.getFullYear() ? OF_THIS_YEAR : OF_ANY_YEAR;
+  const utc = `${text.replace("T", " ").replace("Z", "")} UTC`;
+  return h("time", { datetime: text, title: more ? `${utc} · ${more}` : utc, class: "nowrap" }, format.format(at));
+}
+
+/** How long ago a time was, in words. */
+export function ago(text) {
+  const seconds = Math.round((new Date(text) - Date.now()) / 1000);
+  const [unit, size] = UNITS.find(([, each]) => Math.abs(seconds) >= each) ?? ["second", 1];
+  return AGO.format(Math.trunc(seconds / size), unit);
+}
+
+/** What a field for a local time holds, as RFC 3339; empty where it holds nothing. */
+export function fromLocal(value) {
+  return value ? new Date(value).toISOString() : "";
+}
+
+/** The reverse, to the minute. */
+export function toLocal(text) {
+  if (!text) return "";
+  const at = new Date(text);
+  return Number.isNaN(at.valueOf()) ? "" : new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(0, 16);
+}

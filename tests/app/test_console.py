@@ -1,0 +1,511 @@
+"""The web console in a real browser: every page, signing in, searching, live, a falsified row, bundles."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import re
+import tarfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from app.access import tokens
+from app.dev.embedded import EmbeddedPostgres
+from app.node.kept_tokens import FIRST_TOKEN, FirstToken
+from app.pages import read_folder
+from ledger.machines.events import EVENTS_BY_ACTION
+from ledger.machines.jobs import STATUSES
+from ledger.verification import ASPECTS, KINDS
+from tests.app.bundles import bundle_of
+from tests.app.console_page import Console, barriers
+from tests.app.oidc_issuer import AUDIENCE, GRANTS, Issuer, issuing
+from tests.app.service_thread import serving
+from tests.browser import PHONE, browsing
+from tests.conftest import execute
+from tests.ledger.ledger_in_memory import SIGNER, build
+from tests.tally import run_tally
+
+DATABASE = "console"
+TENANT = "acme"
+MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+TURNED = "\u202eDETELPMOC"
+"""A text that a browser shows from right to left: as a status that the job does not have."""
+FALSIFY = (
+    "SET session_replication_role = replica; UPDATE scheduler.scheduler_log SET payload = "
+    "replace(payload::text, 'disk full', 'no fault')::json WHERE tenant_id = 'broken' AND action = 'FAIL'"
+)
+SCRIPTS = {name: file.content.decode() for name, file in read_folder("console").items() if name.endswith(".js")}
+
+
+def job(tenant: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"tenant_id": tenant, "job_id": name, "durability": "GLOBAL", **more}
+
+
+@pytest.fixture(scope="module")
+def superuser_url(postgres: EmbeddedPostgres) -> str:
+    return postgres.superuser_url(DATABASE)
+
+
+@pytest.fixture(scope="module")
+def issuer_of_tokens() -> Iterator[Issuer]:
+    with issuing() as issuer:
+        yield issuer
+
+
+@pytest.fixture(scope="module")
+def console(
+    postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory, issuer_of_tokens: Issuer
+) -> Iterator[Console]:
+    """The console of a service that asks who calls, root signed in; hostile jobs of three tenants."""
+    folder, first = tmp_path_factory.mktemp("console"), tokens.make()
+    FIRST_TOKEN.store(folder, FirstToken("root", first.digest.hex()))
+    (folder / "trusted.pem").write_text(SIGNER.public_key_pem)
+    oidc = {"issuer": issuer_of_tokens.url, "audience": [AUDIENCE], "grants": GRANTS, "client_id": "console"}
+    settings = {"auth": {"mode": "oidc", "oidc": oidc}, "bundle": {"trusted_keys": folder / "trusted.pem"}}
+    with serving(postgres, folder, DATABASE, **settings) as url, browsing() as browser:
+        console = Console(browser, url, first.text)
+        for tenant in (TENANT, "broken", "other"):
+            for number in range(3):
+                body = job(
+                    tenant, f"nightly-{number}", spec={"image": f"backup:{number}", "note": MARKUP, "turned": TURNED}
+                )
+                console.api.post("/v1/jobs", json=body).raise_for_status()
+            failed = {
+                "tenant_id": tenant,
+                "type": "JobFailed",
+                "error": f"disk full {MARKUP} {TURNED}",
+                "durability": "GLOBAL",
+            }
+            console.api.post("/v1/jobs/nightly-1/events", json=failed).raise_for_status()
+            console.api.post("/v1/snapshots", json={"tenant_id": tenant}).raise_for_status()
+        console.sign_in()
+        expect(console.page.get_by_role("heading", name="Everything holds")).to_be_visible()
+        yield console
+        console.api.close()
+
+
+@pytest.fixture(autouse=True)
+def _untroubled(console: Console) -> Iterator[None]:
+    """Whatever a test does, no page asks another server or trips over its policy."""
+    yield
+    assert console.elsewhere == []
+    assert console.complaints == []
+    console.tidy()
+
+
+# --- signing in -----------------------------------------------------------------------------------
+
+
+def test_who_is_nobody_is_asked_to_sign_in_and_told_why_a_token_does_not_count(console: Console) -> None:
+    page = console.stranger()
+    console.sign_in("tally_" + "x" * 43, page)
+    expect(page.get_by_role("alert")).to_contain_text("not known here, or was revoked")
+    expect(page.get_by_role("navigation").get_by_role("link")).to_have_count(0)
+    assert barriers(page) == []
+    assert page.evaluate("document.cookie") == ""
+
+
+def test_who_signs_in_gets_to_see_what_he_came_for_and_no_script_sees_his_session(console: Console) -> None:
+    page = console.go(f"job/{TENANT}/nightly-1", console.stranger())
+    page.get_by_label("Token", exact=True).fill(console.root)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="nightly-1", level=1)).to_be_visible()
+    expect(page.get_by_text("Signed in as root")).to_be_visible()
+    assert page.evaluate("document.cookie") == ""
+    assert console.root not in str(page.evaluate("[{...localStorage}, {...sessionStorage}]"))
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    assert page.context.cookies() == []
+
+
+def test_who_may_read_one_tenant_alone_is_shown_nothing_else(console: Console) -> None:
+    reader = console.issue("reader", "read", tenants=TENANT)
+    page = console.stranger()
+    console.sign_in(reader["token"], page)
+    links = page.get_by_role("navigation").get_by_role("link")
+    expect(links).to_have_text(["Overview", "Jobs", "Keys", "Replicas"])
+    links.get_by_text("Jobs").click()
+    expect(page.get_by_role("rowheader")).to_have_count(3)
+    for place in ("jobs/other", "tenants", "verify/acme?run=1", "tokens", "tenant/other"):
+        expect(console.go(place, page).get_by_role("alert")).to_contain_text("reader has not the right")
+    assert "other" not in console.go(f"jobs/{TENANT}", page).content()
+    assert page.get_by_label("Tenant", exact=True).input_value() == TENANT
+
+
+def test_a_session_whose_token_is_revoked_ends_with_words_and_goes_on_where_it_was(console: Console) -> None:
+    ada = console.issue("ada", "read", "audit")
+    page = console.stranger()
+    console.sign_in(ada["token"], page)
+    expect(page.get_by_text("Signed in as ada")).to_be_visible()
+    console.go("keys", page)
+    console.api.delete(f"/v1/tokens/{ada['token_id']}").raise_for_status()
+    page.get_by_role("link", name="Tenants").click()
+    expect(page.get_by_role("alert")).to_contain_text("Your session has ended")
+    page.get_by_label("Token", exact=True).fill(console.root)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Tenants", exact=True)).to_be_visible()
+
+
+def test_who_has_an_account_at_the_issuer_signs_in_there_and_goes_on_where_he_was(
+    console: Console, issuer_of_tokens: Issuer
+) -> None:
+    issuer_of_tokens.gives = {"access_token": issuer_of_tokens.token(groups="writers")}
+    # By this name the issuer is another site, so the browser is strict with what comes back from there.
+    context = console.browser.new_context()
+    page = context.new_page()
+    page.goto(console.url.replace("127.0.0.1", "localhost") + f"/console#/jobs/{TENANT}")
+    page.get_by_role("link", name="Sign in at the issuer").click()
+    expect(page.get_by_text("Signed in as oidc:ada")).to_be_visible()
+    expect(page.get_by_role("rowheader").filter(has_text="nightly-1")).to_be_visible()
+    assert {each["name"]: each["sameSite"] for each in context.cookies()} == {"tally_console": "Strict"}
+
+
+# --- every page, for everybody --------------------------------------------------------------------
+
+PLACES = {
+    "": "Everything holds",
+    "tenants": "Tenants",
+    f"tenant/{TENANT}": f"Tenant {TENANT}",
+    f"jobs/{TENANT}": "Jobs",
+    f"job/{TENANT}/nightly-1": "nightly-1",
+    f"verify/{TENANT}?run=1": "Verify",
+    "bundles": "Bundles",
+    "keys": "Keys",
+    "replicas": "Replicas",
+    f"access/{TENANT}": "Access",
+    "tokens": "Tokens",
+    "nowhere": "There is no such page",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_page_keeps_nobody_out_light_and_dark_wide_and_narrow_and_in_print(console: Console, place: str) -> None:
+    page = console.load(place)
+    expect(page.get_by_role("heading", name=PLACES[place], exact=True)).to_be_visible()
+    if "run" in place:
+        expect(page.get_by_role("heading", name="The chain holds")).to_be_visible()
+    assert PLACES[place] in page.locator("main").inner_text()
+    assert barriers(page) == []
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size(PHONE)
+    assert barriers(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.emulate_media(color_scheme="dark", media="print")
+    expect(page.get_by_role("navigation")).to_be_hidden()
+    expect(page.locator("form:visible")).to_have_count(0)
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_the_console_is_used_with_a_keyboard_alone(console: Console) -> None:
+    page = console.load("")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.get_by_role("link", name="Jobs").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Jobs", exact=True)).to_be_focused()
+    expect(page.get_by_role("link", name="Jobs", exact=True)).to_have_attribute("aria-current", "page")
+
+
+def test_a_phone_has_the_pages_behind_a_button_that_says_whether_it_is_open(console: Console) -> None:
+    console.page.set_viewport_size(PHONE)
+    page = console.load("")
+    menu = page.get_by_role("button", name="Menu")
+    expect(menu).to_have_attribute("aria-expanded", "false")
+    expect(page.get_by_role("link", name="Keys")).to_be_hidden()
+    menu.click()
+    page.get_by_role("link", name="Keys").click()
+    expect(page.get_by_role("heading", name="Keys", exact=True)).to_be_visible()
+    expect(menu).to_have_attribute("aria-expanded", "false")
+
+
+def test_without_scripts_the_page_says_what_it_needs(console: Console) -> None:
+    page = console.open(java_script_enabled=False).new_page()
+    page.goto(f"{console.url}/console")
+    expect(page.get_by_role("heading", name="The console needs JavaScript")).to_be_visible()
+
+
+def test_times_are_those_of_the_reader_with_utc_in_their_titles(console: Console) -> None:
+    created = console.api.get("/v1/jobs/nightly-1", params={"tenant_id": TENANT}).json()["created_at"]
+    page = console.go(f"job/{TENANT}/nightly-1")
+    shown = page.locator(f"time[datetime='{created}']").first
+    assert created[:19].replace("T", " ") in str(shown.get_attribute("title"))
+    hour = (
+        (int(created[11:13]) + 1) % 24 if created[5:7] in ("11", "12", "01", "02") else (int(created[11:13]) + 2) % 24
+    )
+    assert f"{hour:02}:{created[14:16]}" in shown.inner_text()
+    expect(page.locator("footer")).to_contain_text("Europe/Berlin")
+
+
+def test_what_stands_in_a_job_is_text_whatever_it_looks_like(console: Console) -> None:
+    for place in (f"jobs/{TENANT}", f"job/{TENANT}/nightly-1", f"verify/{TENANT}?at=1"):
+        page = console.go(place)
+        page.locator("details").evaluate_all("all => all.forEach((each) => { each.open = true; })")
+        expect(page.get_by_text("<img src=x onerror=alert(1)>").first).to_be_visible()
+        assert page.locator("main img, main script").count() == 0
+        expect(page.get_by_text(r"\u202eDETELPMOC").first).to_be_visible()
+        assert "\u202e" not in (page.locator("main").text_content() or "")
+
+
+def test_what_was_true_is_not_shown_as_if_it_still_were_when_the_service_is_out_of_reach(console: Console) -> None:
+    context = console.open()
+    page = console.sign_in(page=context.new_page())
+    expect(page.get_by_text("Signed in as root")).to_be_visible()
+    page.clock.install()
+    console.load("", page)
+    expect(page.get_by_text("✓ in order").first).to_be_visible()
+    page.get_by_text("All 2").click()
+    page.get_by_role("link", name="with no other ledger").focus()
+    with page.expect_response("**/v1/exchange"):
+        page.clock.fast_forward(6000)
+    expect(page.get_by_role("list").get_by_text("✓ Backlog")).to_be_visible()
+    expect(page.get_by_role("link", name="with no other ledger")).to_be_focused()
+    context.set_offline(True)
+    page.clock.fast_forward(6000)
+    expect(page.get_by_role("heading", name="The service does not answer")).to_be_visible()
+    expect(page.get_by_text("in order")).to_have_count(0)
+    context.set_offline(False)
+    page.clock.fast_forward(6000)
+    expect(page.get_by_role("heading", name="Everything holds")).to_be_visible()
+    expect(page.get_by_text("✓ in order").first).to_be_visible()
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+def rows(page: Page) -> list[str]:
+    return page.get_by_role("rowheader").all_inner_texts()
+
+
+def test_jobs_are_searched_and_the_address_says_for_what(console: Console) -> None:
+    page = console.go(f"jobs/{TENANT}")
+    assert {"nightly-0", "nightly-1", "nightly-2"} <= set(rows(page))
+    page.get_by_label("Status").select_option("FAILED")
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_role("rowheader")).to_have_text(["nightly-1"])
+    assert page.url.endswith("?status=FAILED")
+    page.get_by_label("Created by").fill("nobody-of-this-name")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("There is no such job")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("rowheader")).to_have_text(["nightly-1"])
+    page.get_by_role("link", name="Clear").click()
+    expect(page.get_by_role("rowheader").nth(2)).to_be_visible()
+    page.get_by_label("Where").fill("spec.image:backup:2")
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_role("rowheader")).to_have_text(["nightly-2"])
+    with page.expect_download() as downloading:
+        page.get_by_role("button", name="Save as CSV").click()
+    table = [*csv.DictReader(Path(downloading.value.path()).read_text().splitlines())]
+    assert [row["job_id"] for row in table] == ["nightly-2"]
+    assert rows(console.go(f"jobs/{TENANT}?since=2099-01-01T00%3A00%3A00Z")) == []
+
+
+def test_jobs_show_as_they_come_and_as_they_end(console: Console) -> None:
+    page = console.go(f"jobs/{TENANT}")
+    expect(page.locator(".live")).to_have_text("Live: changes show as they come")
+    console.api.post("/v1/jobs", json=job(TENANT, "while-you-watch")).raise_for_status()
+    row = page.get_by_role("row").filter(has_text="while-you-watch")
+    expect(row).to_contain_text("submitted")
+    ended = {"tenant_id": TENANT, "type": "JobCompleted", "final_status": "went well", "durability": "GLOBAL"}
+    console.api.post("/v1/jobs/while-you-watch/events", json=ended).raise_for_status()
+    expect(row).to_contain_text("completed")
+    expect(row).to_contain_text("went well")
+    page.get_by_role("link", name="while-you-watch").focus()
+    page.get_by_role("button", name="Pause").dispatch_event("click")
+    console.api.post("/v1/jobs", json=job(TENANT, "while-you-read")).raise_for_status()
+    expect(page.get_by_role("row").filter(has_text="while-you-read")).to_have_count(0)
+    page.get_by_role("button", name="Pause").dispatch_event("click")
+    expect(page.get_by_role("row").filter(has_text="while-you-read")).to_be_visible()
+    expect(page.get_by_role("link", name="while-you-watch")).to_be_focused()
+
+
+def test_a_jobs_timeline_says_what_happened_by_whom_and_how_far_it_has_come(console: Console) -> None:
+    console.api.post("/v1/jobs", json=job(TENANT, "told", spec={"image": "a/b:1"})).raise_for_status()
+    page = console.go(f"job/{TENANT}/told")
+    expect(page.locator(".timeline > li")).to_have_count(1)
+    cancelled = {"tenant_id": TENANT, "reason": "no need", "requestor": "ada", "durability": "GLOBAL"}
+    console.api.post("/v1/jobs/told/cancel", json=cancelled).raise_for_status()
+    last = page.locator(".timeline > li").nth(1)
+    expect(last).to_contain_text("Cancellation was asked for")
+    expect(last).to_contain_text("by root")
+    expect(last).to_contain_text("no need, asked by ada")
+    expect(last).to_contain_text("chained")
+    console.api.post("/v1/snapshots", json={"tenant_id": TENANT}).raise_for_status()
+    expect(console.go(f"job/{TENANT}/told").locator(".timeline > li").first).to_contain_text("signed")
+
+
+@pytest.mark.parametrize("place", [f"job/{TENANT}/between", f"jobs/{TENANT}?status=CANCELLING"])
+def test_what_happens_while_a_page_begins_to_listen_is_shown(console: Console, place: str) -> None:
+    name = place.split("?")[0].replace("/", "-")
+    place = place.replace("between", name)
+    console.api.post("/v1/jobs", json=job(TENANT, name)).raise_for_status()
+
+    def cancel_first(route: Route) -> None:
+        cancelled = {"tenant_id": TENANT, "reason": "no need", "requestor": "ada", "durability": "GLOBAL"}
+        console.api.post(f"/v1/jobs/{name}/cancel", json=cancelled).raise_for_status()
+        route.continue_()
+
+    page = console.go("keys")
+    page.route("**/v1/watch?*", cancel_first, times=1)
+    console.go(place)
+    expect(page.locator("main")).to_contain_text("Cancellation was asked for" if place.startswith("job/") else name)
+
+
+def test_a_receipt_is_downloaded_that_proves_the_job(console: Console, tmp_path: Path) -> None:
+    page = console.go("job/other/nightly-1")
+    with page.expect_download() as downloading:
+        page.get_by_role("button", name="Download the receipt").click()
+    assert downloading.value.suggested_filename == "nightly-1.receipt.json"
+    keys = tmp_path / "keys.json"
+    keys.write_text(console.api.get("/v1/keys").text)
+    done = run_tally("verify-proof", str(downloading.value.path()), "--keys", str(keys), "--no-state", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- verifying ------------------------------------------------------------------------------------
+
+
+def test_a_falsified_row_is_named_with_what_it_should_be_and_what_to_do(console: Console, superuser_url: str) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, execute(superuser_url, FALSIFY)).result()
+    page = console.go("verify/broken")
+    page.get_by_role("button", name="Verify", exact=True).click()
+    expect(page.get_by_role("heading", name="The chain is broken at entry 4")).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text="payloads")).to_contain_text("broken")
+    broken = page.locator("tr.broken")
+    expect(broken).to_contain_text("nightly-1")
+    expect(broken).to_contain_text("no fault")
+    expect(broken).to_contain_text("not this content's")
+    expect(page.locator("#break tbody tr", has_text="recomputed here")).to_have_count(2)
+    assert barriers(page) == []
+    shown = console.go("job/broken/nightly-1")
+    expect(shown.get_by_role("alert").filter(has_text="What stands here does not hold")).to_contain_text("entry 4")
+    expect(console.go("job/broken/nightly-0").get_by_text("its entries up to")).to_be_visible()
+    overview = console.go("")
+    expect(overview.get_by_role("heading", name="What is on record was changed; requests are taken")).to_be_visible()
+    expect(overview.locator("[data-check=breaks]")).to_contain_text("What to do: ")
+    assert overview.title().startswith("✕")
+    assert barriers(overview) == []
+    overview.get_by_role("link", name="Show it in broken").click()
+    page.locator("#break").get_by_text("Acknowledge that it was seen").click()
+    page.get_by_label("Reason").fill("falsified on purpose")
+    page.get_by_role("button", name="Acknowledge").click()
+    expect(page.get_by_text("Acknowledged, and recorded in _system")).to_be_visible()
+    expect(console.go("").get_by_role("heading", name="Everything holds")).to_be_visible()
+
+
+def test_a_range_is_verified_and_says_what_that_leaves_open(console: Console) -> None:
+    page = console.go("verify/other")
+    page.get_by_label("From entry").fill("2")
+    page.get_by_label("To entry").fill("3")
+    page.get_by_role("button", name="Verify", exact=True).click()
+    expect(page.get_by_role("heading", name="What was verified holds")).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text="tree")).to_contain_text("not checked")
+    expect(page.get_by_text("2 entries of other, 2 to 3")).to_be_visible()
+
+
+def test_a_range_behind_the_end_of_a_chain_is_no_fault_of_the_console(console: Console) -> None:
+    page = console.go("verify/other")
+    page.get_by_label("From entry").fill("900")
+    page.get_by_role("button", name="Verify", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("There is no entry to verify there: the chain has entries 1 to")
+    expect(page.get_by_role("heading", name="The console failed")).to_have_count(0)
+
+
+# --- bundles --------------------------------------------------------------------------------------
+
+
+def test_a_bundle_is_looked_at_then_imported_then_there(console: Console) -> None:
+    page = console.go("bundles")
+    content = bundle_of(build(7, tenant_id="brought"))
+    page.get_by_label("Files of bundles").set_input_files(
+        files=[{"name": "brought.tar", "mimeType": "application/x-tar", "buffer": content}]
+    )
+    expect(page.get_by_role("button", name="Import", exact=True)).to_be_disabled()
+    page.get_by_role("button", name="See what would come of it").click()
+    expect(page.get_by_text("dry run: nothing was stored")).to_be_visible()
+    page.get_by_role("button", name="Import", exact=True).click()
+    expect(page.get_by_text("✓ imported")).to_be_visible()
+    assert barriers(page) == []
+    page.get_by_role("link", name="brought").click()
+    expect(page.get_by_role("heading", name="Tenant brought")).to_be_visible()
+    expect(page.get_by_text("7 entries").first).to_be_visible()
+
+
+def test_a_bundle_that_does_not_hold_is_refused_in_words(console: Console) -> None:
+    page = console.go("bundles")
+    damaged = bytearray(bundle_of(build(7, tenant_id="damaged")))
+    damaged[len(damaged) // 2] ^= 1
+    page.get_by_label("Files of bundles").set_input_files(
+        files=[{"name": "damaged.tar", "mimeType": "application/x-tar", "buffer": bytes(damaged)}]
+    )
+    page.get_by_role("button", name="See what would come of it").click()
+    expect(page.get_by_role("alert")).to_contain_text("The bundle does not hold")
+    expect(page.get_by_role("button", name="Import", exact=True)).to_be_disabled()
+
+
+def test_a_range_is_exported_as_a_bundle(console: Console) -> None:
+    page = console.go(f"bundles/{TENANT}")
+    page.get_by_label("To entry").fill("2")
+    with page.expect_download() as downloading:
+        page.get_by_role("button", name="Export").click()
+    assert downloading.value.suggested_filename == f"{TENANT}.bundle.tar"
+    with tarfile.open(fileobj=io.BytesIO(Path(downloading.value.path()).read_bytes())) as bundle:
+        assert "manifest.dsse.json" in bundle.getnames()
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def test_an_admin_revokes_a_token_once_he_has_said_so_twice(console: Console) -> None:
+    lost = console.issue("lost", "read")
+    page = console.go("tokens")
+    row = page.get_by_role("row").filter(has_text=lost["token_id"])
+    row.get_by_role("button").click()
+    page.get_by_role("button", name="Keep it").click()
+    expect(row).to_contain_text("counts")
+    row.get_by_role("button").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    expect(row).to_contain_text("revoked")
+    listed = {each["token_id"]: each["revoked"] for each in console.api.get("/v1/tokens").json()["items"]}
+    assert listed[lost["token_id"]]
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def names_in(script: str, constant: str) -> set[str]:
+    """The names that a table in a script has."""
+    table = re.search(rf"export const {constant} = \{{(.*?)\n\}};", SCRIPTS[script], re.DOTALL)
+    assert table is not None
+    return set(re.findall(r'^  "?([a-z_-]+)"?:', table[1], re.MULTILINE))
+
+
+def test_there_is_something_to_do_about_every_check_and_words_for_every_break(console: Console) -> None:
+    checks = console.api.get("/readyz").json()["checks"].keys()
+    assert checks <= names_in("advice.js", "CHECKS")
+    assert names_in("advice.js", "BREAKS") == set(KINDS)
+    assert names_in("advice.js", "VERDICTS") == set(ASPECTS)
+    runbook = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text()
+    assert set(re.findall("^### ([a-z_]+)$", runbook, re.MULTILINE)) == names_in("advice.js", "CHECKS")
+
+
+def test_the_console_hears_of_every_event_of_a_job_and_knows_every_status() -> None:
+    watched = SCRIPTS["api.js"].partition("export const WATCHED = [")[2].partition("]")[0]
+    assert set(re.findall('"([A-Z_]+)"', watched)) == set(EVENTS_BY_ACTION)
+    listed = SCRIPTS["jobs.js"].partition("const STATUSES = [")[2].partition("]")[0]
+    assert re.findall('"([A-Z_]+)"', listed) == list(STATUSES)
+
+
+def test_no_script_makes_markup_of_text_or_keeps_a_token() -> None:
+    for name, script in SCRIPTS.items():
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(", script), name
+        assert not re.search(r"localStorage|document\.cookie|https?://(?!www\.w3\.org/2000/svg)", script), name
