@@ -59,6 +59,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "GET /",
         "GET /console",
         "GET /console/{file}",
+        "GET /verify",
         "GET /v1/console/session",
         "POST /v1/console/session",
         "DELETE /v1/console/session",

@@ -45,6 +45,7 @@ class Commands(TyperGroup):
         "verify-bundle": EntryPoint("app.cli.verify_bundle", "verify_bundle"),
         "prove": EntryPoint("app.cli.prove", "prove"),
         "verify-proof": EntryPoint("app.cli.verify_proof", "verify_proof"),
+        "verify-page": EntryPoint("app.cli.verify_page", "verify_page"),
         "snapshot": EntryPoint("app.cli.snapshot", "snapshot"),
         "restore": EntryPoint("app.cli.restore", "restore"),
         "failover": EntryPoint("app.cli.failover", "failover"),

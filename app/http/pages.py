@@ -13,6 +13,7 @@ from fastapi import APIRouter, Path, Request, Response
 
 from app.http.routing import StrictRoute
 from app.pages import PageFile, read_folder
+from app.pages.verify_page import verify_page
 from ledger.errors import NotFoundError
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
@@ -64,6 +65,13 @@ async def read_console_file(request: Request, file: Annotated[str, Path()]) -> R
     if found is None or file == INDEX:
         raise NotFoundError(f"there is no {file[:100]} here; the console is at /console")
     return page_answer(request, found, CONSOLE_POLICY)
+
+
+@router.get("/verify")
+async def read_verify_page(request: Request) -> Response:
+    """The page that verifies bundles and receipts in a browser alone."""
+    page = verify_page()
+    return page_answer(request, page.file, page.policy)
 
 
 def page_answer(request: Request, page: PageFile, policy: str) -> Response:

@@ -1,0 +1,134 @@
+// What proposals and capacities say, as payloads of entries have them (ledger/machines/promises.py).
+
+import { Malformed } from "./encoding.js";
+import { isInteger, isObject, isText, parseJson } from "./json.js";
+
+export const ANY_ACCELERATOR = "accelerators";
+
+const AMOUNTS = ["cpu_millis", "memory_bytes", "disk_bytes", "disk_bw_bps"];
+
+const isAmount = (value) => isInteger(value);
+const isName = (value) => isText(value);
+const isList = (isItem) => (value) => Array.isArray(value) && value.every(isItem);
+
+function isResources(value) {
+  return (
+    isObject(value) &&
+    Object.entries(value).every(([name, amount]) =>
+      name === ANY_ACCELERATOR
+        ? isObject(amount) && Object.values(amount).every(isAmount)
+        : AMOUNTS.includes(name) && isAmount(amount),
+    )
+  );
+}
+
+const isLimit = (value) => value === null || isResources(value);
+const isMember = (value) =>
+  isOf(value, { capsule: isName, node: isName, reservation: isResources }, { limit: isLimit });
+
+const COMMITMENTS = {
+  Placement: [{ capsule: isName, node: isName, reservation: isResources }, { limit: isLimit }],
+  GangPlacement: [{ gang: isName, members: isList(isMember) }],
+  IdentityBind: [{ capsule: isName, identity: isName }],
+  ModuleAdjustment: [{ mission: isName, module: isName, replicas: isAmount, epoch: isAmount }],
+  QuotaGrant: [{ subject: isName, resources: isResources }],
+  Lease: [{ resource: isName, holder: isName }],
+  Revocation: [{ index: isAmount }],
+};
+const PRECONDITIONS = {
+  None: [{}],
+  NodeFreeOf: [{ node: isName, at_least: isResources }],
+  GangUnplaced: [{ gang: isName }],
+  ModuleAdjustmentVersion: [{ mission: isName, module: isName, epoch: isAmount }],
+};
+
+/** Whether a value has exactly these members, and maybe some of the others, each of its form. */
+function isOf(value, needed, optional = {}) {
+  if (!isObject(value)) return false;
+  const forms = { ...needed, ...optional };
+  const isKnown = Object.keys(value).every((name) => Object.hasOwn(forms, name) && forms[name](value[name]));
+  return isKnown && Object.keys(needed).every((name) => Object.hasOwn(value, name));
+}
+
+function isKind(value, kinds) {
+  if (!isObject(value) || !Object.hasOwn(kinds, String(value.kind))) return false;
+  const { kind, ...fields } = value;
+  return isOf(fields, ...kinds[kind]);
+}
+
+function isRejection(value) {
+  const optional = (name, isForm) => value[name] === undefined || value[name] === null || isForm(value[name]);
+  const isIndex = (index) => Number.isSafeInteger(index);
+  return (
+    isObject(value) &&
+    isText(value.reason) &&
+    isText(value.detail) &&
+    optional("free", isResources) &&
+    optional("blocking_index", isIndex) &&
+    optional("epoch", isIndex)
+  );
+}
+
+/** The proposal that a payload is: commitment, precondition, and why it was rejected, null where it was not. */
+export function readProposal(payload) {
+  const facts = parseJson(payload, "the payload");
+  const rejection = isObject(facts) ? (facts.rejection ?? null) : undefined;
+  const isProposal =
+    rejection !== undefined &&
+    isKind(facts.commitment, COMMITMENTS) &&
+    isKind(facts.precondition, PRECONDITIONS) &&
+    (rejection === null || isRejection(rejection));
+  if (!isProposal) throw new Malformed("not the payload of a proposal");
+  return { facts, commitment: facts.commitment, precondition: facts.precondition, rejection };
+}
+
+/** Node and capacity that a payload sets. */
+export function readCapacity(payload) {
+  const facts = parseJson(payload, "the payload");
+  if (!isObject(facts) || !isText(facts.node) || !isResources(facts.capacity)) {
+    throw new Malformed("not the payload of a capacity");
+  }
+  return { node: facts.node, capacity: facts.capacity };
+}
+
+/** Each dimension that is not 0, with its amount; accelerators one by one, in the order of canonical JSON. */
+export function amountsOf(resources) {
+  const plain = AMOUNTS.map((name) => [name, resources[name] ?? 0]);
+  const accelerators = resources[ANY_ACCELERATOR] ?? {};
+  const each = Object.keys(accelerators)
+    .sort()
+    .map((name) => [`${ANY_ACCELERATOR}.${name}`, accelerators[name]]);
+  return [...plain, ...each].filter(([, amount]) => amount > 0);
+}
+
+export function amountOf(resources, dimension) {
+  const prefix = `${ANY_ACCELERATOR}.`;
+  if (dimension.startsWith(prefix)) return resources[ANY_ACCELERATOR]?.[dimension.slice(prefix.length)] ?? 0;
+  return resources[dimension] ?? 0;
+}
+
+/** What entries about a commitment are known by. */
+export function subjectOf(commitment) {
+  switch (commitment.kind) {
+    case "GangPlacement":
+      return `gang:${commitment.gang}`;
+    case "ModuleAdjustment":
+      return moduleSubject(commitment);
+    case "QuotaGrant":
+      return `quota:${commitment.subject}`;
+    case "Lease":
+      return `lease:${commitment.resource}`;
+    case "Revocation":
+      return `index:${commitment.index}`;
+    default:
+      return `capsule:${commitment.capsule}`;
+  }
+}
+
+export function moduleSubject({ mission, module }) {
+  return `module:${mission}/${module}`;
+}
+
+export function nodeSubject(node) {
+  return `node:${node}`;
+}

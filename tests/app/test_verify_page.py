@@ -1,0 +1,676 @@
+"""``/verify`` in a real browser: it says of every bundle and receipt what the product says, alone and to everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from playwright.sync_api import Browser, Error, Page, Request
+
+from app.bundle.report import OUTCOMES
+from app.bundle.verify import verify_file
+from app.cli.verify_proof import OUTCOMES as RECEIPT_OUTCOMES
+from app.dev.embedded import EmbeddedPostgres
+from app.pages.verify_page import verify_page
+from ledger import canonical
+from ledger.errors import SignatureError
+from ledger.exit_code import exit_code_of_bundle, exit_code_of_receipt
+from ledger.hlc import Hlc
+from signing import envelope
+from signing.anchors import Outsiders
+from signing.checkpoint import judge_checkpoint
+from signing.key_file import FileSigner
+from signing.keys import Keyring, PublicKey
+from signing.note import VerifierKey
+from signing.note import sign as sign_note
+from signing.receipt.judging import judged
+from tests.app import bundle_cases, receipt_cases
+from tests.app.bundle_cases import GOOD, LEDGER, anchored
+from tests.app.bundles import (
+    ENTRIES,
+    bundle_of,
+    checkpoint_of,
+    container,
+    members_of,
+    reseal,
+    rows_of,
+    store,
+    with_rows,
+    zipped,
+)
+from tests.app.receipts import DOCUMENTED_WITNESS, cosigned, example_ledger, receipt_of
+from tests.app.service_thread import serving
+from tests.app.witness import Witness
+from tests.browser import PHONE, browsing, violations
+from tests.ledger.committed import RACE, committed, flipped, mend, with_history
+from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, build
+from tests.ledger.test_commitment_check import PAYLOADS
+from tests.tally import run_tally
+
+RING: Final = Keyring([SIGNER.public_key])
+FORMATS: Final = Path(__file__).resolve().parents[2] / "docs" / "formats"
+CASES_AT_ONCE: Final = 40
+SECONDS_MAX: Final = 60
+
+
+def edited() -> bytes:
+    """The good bundle with the payload of seq 13 changed, and a manifest that fits."""
+    rows = rows_of(GOOD)
+    rows[12]["payload"] = '{"type":"JobFailed"}'
+    return with_rows(GOOD, rows)
+
+
+EDITED: Final = edited()
+
+JUDGE = """cases => Promise.all(cases.map(async ({file, ...against}) => {
+  const found = await tallystickVerify(new Blob([Uint8Array.from(atob(file), each => each.charCodeAt(0))]), against);
+  return [found.exitCode, found.verdict];
+}))"""
+
+
+class Asked(NamedTuple):
+    """A file, and what is held against it."""
+
+    name: str
+    file: bytes
+    keyring: Keyring | None = RING
+    kept: str | None = None
+    witnesses: Sequence[str] = ()
+
+    def to_page(self) -> dict[str, Any]:
+        """As the page's function takes it."""
+        return {
+            "file": base64.b64encode(self.file).decode(),
+            "keys": None if self.keyring is None else [json.dumps(self.keyring.to_json())],
+            "checkpoint": self.kept,
+            "witnessKeys": [*self.witnesses],
+        }
+
+
+Said = tuple[int, dict[str, Any]]
+"""An exit code and a verdict."""
+InPage = Callable[[Iterable[Asked]], list[Said]]
+
+
+@pytest.fixture(scope="module")
+def service_url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(postgres, tmp_path_factory.mktemp("service"), "verify_page") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def browser(service_url: str) -> Iterator[Browser]:
+    """After the service, which runs loops of its own to start and to stop: in this thread that of the browser runs."""
+    with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page, as the command saves it."""
+    path = tmp_path_factory.mktemp("page") / "verify.html"
+    done = run_tally("verify-page", "-o", path)
+    assert done.returncode == 0, done
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded() -> list[str]:
+    """Addresses that the page was seen to ask for."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, saved: Path, loaded: list[str]) -> Page:
+    """The page from disk; whatever goes wrong in it fails a test."""
+    return opened(browser, saved.as_uri(), loaded)
+
+
+def opened(browser: Browser, url: str, loaded: list[str], **context: Any) -> Page:
+    page = browser.new_context(**context).new_page()
+    page.set_default_timeout(SECONDS_MAX * 1000)
+
+    def note(request: Request) -> None:
+        loaded.append(request.url)
+
+    page.on("request", note)
+    page.goto(url)
+    return page
+
+
+@pytest.fixture
+def in_page(page: Page) -> InPage:
+    """What the page says of files."""
+
+    def judge(asked: Iterable[Asked]) -> list[Said]:
+        all_of_them, said = [each.to_page() for each in asked], []
+        for at in range(0, len(all_of_them), CASES_AT_ONCE):
+            said += [(code, verdict) for code, verdict in page.evaluate(JUDGE, all_of_them[at : at + CASES_AT_ONCE])]
+        return said
+
+    return judge
+
+
+def of_product(asked: Asked, folder: Path) -> Said:
+    """What the product says; an empty verdict where the checkpoint given is none."""
+    outsiders = Outsiders.load(asked.witnesses, None)
+    try:
+        kept = judge_checkpoint(asked.kept, asked.keyring) if asked.kept is not None else None
+    except SignatureError:
+        return 2, {}
+    if asked.file.startswith(b"{"):
+        verdict = judged(asked.file, asked.keyring, kept, None, outsiders).to_json()
+        return int(exit_code_of_receipt(verdict)), verdict
+    verifying = verify_file(store(folder, asked.file), asked.keyring, kept, None, outsiders)
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(asyncio.run, verifying).result()
+    return int(exit_code_of_bundle(found.verdict)), found.to_json()
+
+
+COMPARED: Final = (
+    *("tenant_id", "valid", "entries_checked", "from_seq", "to_seq", "head", "verdicts", "breaks", "compared_with"),
+    *("not_compared", "signed_to_seq", "unsigned_entries"),
+)
+OF_THE_FILE: Final = frozenset(("bundle", "bundle-signature", "receipt", "receipt-signature", "checkpoint-signature"))
+"""Kinds of break whose words may be others: some are those of a library."""
+
+
+def told(said: Said) -> dict[str, Any]:
+    """What of a verdict must be the same from both."""
+    code, verdict = said
+    if not verdict:
+        return {"code": code}
+    first = dict(verdict["first_break"] or {})
+    if first.get("kind") in OF_THE_FILE:
+        first["detail"] = ""
+    elif first:
+        first["detail"] = first["detail"].partition(": not the payload of a")[0]
+    statuses = [(each["by"], each["to_seq"], each["status"]) for each in verdict["anchors"]]
+    about = verdict.get("bundle") or verdict["receipt"]
+    return {
+        "code": code,
+        "first": first,
+        "anchors": statuses,
+        "sha256": about["sha256"],
+        "checkpoint": about.get("checkpoint"),
+        **{name: verdict[name] for name in COMPARED if name in verdict},
+    }
+
+
+def disagreements(asked: Sequence[Asked], in_page: InPage, folder: Path) -> list[str]:
+    """Names of the files of which page and product say different things, and what."""
+    found = []
+    for each, page_said in zip(asked, in_page(asked), strict=True):
+        product_said = of_product(each, folder)
+        ours, theirs = told(page_said), told(product_said)
+        if product_said[1] == {}:
+            ours = {"code": ours["code"]}
+        if ours != theirs:
+            found.append(
+                f"{each.name}: " + str([(k, ours.get(k), theirs.get(k)) for k in theirs if ours.get(k) != theirs[k]])
+            )
+    return found
+
+
+# --- one verdict from both --------------------------------------------------------------------------------
+
+
+def test_page_and_product_agree_on_every_bundle(in_page: InPage, tmp_path: Path) -> None:
+    asked = [Asked(case.name, case.bundle, RING, case.kept) for case in bundle_cases.cases()]
+    assert disagreements(asked, in_page, tmp_path) == []
+
+
+def test_page_and_product_agree_on_every_receipt(in_page: InPage, tmp_path: Path) -> None:
+    asked = [Asked(case.name, case.receipt, RING, case.kept) for case in receipt_cases.cases()]
+    assert disagreements(asked, in_page, tmp_path) == []
+
+
+def test_they_agree_without_keys_where_nothing_is_wrong_with_the_file_itself(in_page: InPage, tmp_path: Path) -> None:
+    bundles = [Asked(each.name, each.bundle, None, each.kept) for each in bundle_cases.cases() if each.code != 2]
+    receipts = [Asked(each.name, each.receipt, None, each.kept) for each in receipt_cases.cases() if each.code != 2]
+    assert disagreements(bundles + receipts, in_page, tmp_path) == []
+
+
+def test_they_agree_on_cosignatures_by_witnesses_that_were_given(in_page: InPage, tmp_path: Path) -> None:
+    forked = Witness().cosign(checkpoint_of(build(20, begin_ms=1_704_931_300_000), 20), 1_704_931_300)
+    witnesses = [Witness().verifier_key]
+    bundles = {
+        "two": bundle_of(LEDGER, anchors=[anchored(), anchored(30)]),
+        "a later range": bundle_of(LEDGER, 11, anchors=[anchored(5)]),
+        "a fork": bundle_of(LEDGER, anchors=[anchored(), anchored(checkpoint=forked)]),
+        "no line": bundle_of(LEDGER, anchors=[anchored(checkpoint=checkpoint_of(LEDGER, 20))]),
+        "another log": bundle_of(
+            LEDGER, anchors=[anchored(checkpoint=forked.replace("log.example/acme\n", "log.example/other\n", 1))]
+        ),
+        "no time": bundle_of(LEDGER, anchors=[anchored(time="yesterday")]),
+    }
+    asked = [Asked(name, bundle, witnesses=witnesses) for name, bundle in bundles.items()]
+    revoked = Keyring([PublicKey.of(SIGNER.public_key_pem, revoked_from_hlc=Hlc(1_704_931_400_000, 0, "node-1"))])
+    asked.append(Asked("before its key was revoked", bundles["two"], revoked, witnesses=witnesses))
+    receipt = receipt_of(example_ledger(), said=[cosigned(example_ledger(), 4, SIGNER)])
+    asked.append(Asked("a receipt", receipt, witnesses=[DOCUMENTED_WITNESS.verifier_key]))
+    assert disagreements(asked, in_page, tmp_path) == []
+    assert [verdict["anchors"][0]["status"] for _, verdict in in_page(asked)] == [
+        *("ok", "ok", "ok", "invalid", "invalid", "invalid", "ok", "ok"),
+    ]
+
+
+def test_they_agree_on_when_a_key_counts(in_page: InPage, tmp_path: Path) -> None:
+    last, begin = Hlc.parse(LEDGER.entry(30)["t_hlc"]), datetime.fromtimestamp(1_704_931_200, UTC)
+    ends = begin + timedelta(milliseconds=last.physical_ms - 1_704_931_200_000)
+    windows: list[dict[str, Any]] = [
+        {"not_before": begin + timedelta(days=1)},
+        {"not_before": begin - timedelta(microseconds=1), "not_after": ends},
+        {"not_after": ends - timedelta(milliseconds=1)},
+        {"not_after": ends.astimezone(timezone_of(-5)), "not_before": begin.astimezone(timezone_of(3))},
+        {"revoked_from_hlc": last},
+        {"revoked_from_hlc": Hlc(last.physical_ms, last.logical + 1, last.node_id)},
+    ]
+    rings = [Keyring([PublicKey.of(SIGNER.public_key_pem, **window)]) for window in windows]
+    rings += [Keyring([STRANGER.public_key]), Keyring([STRANGER.public_key, SIGNER.public_key]), Keyring([])]
+    asked = [Asked(f"ring {number}", GOOD, ring) for number, ring in enumerate(rings)]
+    assert disagreements(asked, in_page, tmp_path) == []
+    assert [code for code, _ in in_page(asked)] == [4, 0, 4, 0, 4, 4, 4, 0, 4]
+
+
+def timezone_of(hours: int) -> Any:
+    """A zone so many hours east."""
+    return datetime.fromisoformat(f"2024-01-01T00:00:00{hours:+03}:00").tzinfo
+
+
+def test_they_agree_on_every_spelling_of_a_p256_signature(in_page: InPage, tmp_path: Path) -> None:
+    signer = FileSigner(Path("no-file"), ec.derive_private_key(0x5EED, ec.SECP256R1()))
+    ledger = build(10)
+    ledger.sign(10, signer)
+    bundle = bundle_of(ledger, signer=signer, checkpoint=checkpoint_of(ledger))
+    ring = Keyring([signer.public_key, SIGNER.public_key])
+    members = members_of(bundle)
+    held = json.loads(members["manifest.dsse.json"])
+    signature = base64.b64decode(held["signatures"][0]["sig"])
+    r_bytes = signature[4 : 4 + signature[3]]
+    rest = signature[4 + len(r_bytes) :]
+    spellings = {
+        "as it is": signature,
+        "a byte behind it": signature + b"\0",
+        "long length": b"\x30\x81" + signature[1:],
+        "padded": bytes([0x30, signature[1] + 1, 2, len(r_bytes) + 1, 0]) + r_bytes + rest,
+        "negative": bytes([0x30, signature[1], 2, len(r_bytes), r_bytes[0] | 0x80]) + r_bytes[1:] + rest,
+        "raw": b"".join(part.lstrip(b"\0").rjust(32, b"\0") for part in (r_bytes, rest[2:])),
+        "zeros": bytes([0x30, 6, 2, 1, 0, 2, 1, 0]),
+        "cut": signature[:-1],
+        "nothing": b"\x30\x00",
+    }
+    asked = []
+    for name, spelt in spellings.items():
+        held["signatures"][0]["sig"] = base64.b64encode(spelt).decode()
+        changed = members | {"manifest.dsse.json": canonical.encode(held)}
+        asked.append(Asked(name, container(changed.items()), ring))
+    assert disagreements(asked, in_page, tmp_path) == []
+    assert [code for code, _ in in_page(asked)] == [0] + [2] * (len(spellings) - 1)
+
+
+def test_they_agree_on_signatures_in_the_name_of_another(in_page: InPage, tmp_path: Path) -> None:
+    both = Keyring([SIGNER.public_key, STRANGER.public_key])
+    # A held key signed a snapshot that names another held key.
+    ledger = build(30, snapshots_to=(10, 20, 30))
+    payload = base64.b64decode(json.loads(ledger.snapshots[-1]["dsse_envelope"])["payload"])
+    ledger.snapshots[-1]["dsse_envelope"] = json.dumps(envelope.sign(payload, STRANGER))
+    # A held key signed the checkpoint, under a name that is not the log's.
+    head = LEDGER.checkpoint()
+    body = f"log.example/acme\n{head.size}\n{base64.b64encode(head.root).decode()}\n"
+    note = sign_note(body, "other.example", STRANGER)
+    named = VerifierKey.of("other.example", STRANGER.public_key).text()
+    # A proof that leads to the checkpoint, and not from the tree that the manifest names.
+    unproved = reseal(bundle_of(LEDGER, 11, 20), tree_root="00" * 32)
+    asked = [
+        Asked("a snapshot in the name of another", bundle_of(ledger), both),
+        Asked("a checkpoint under another name", bundle_of(LEDGER, checkpoint=note), Keyring([*RING], [named])),
+        Asked("a tree that nothing leads from", unproved),
+    ]
+    assert disagreements(asked, in_page, tmp_path) == []
+    assert [code for code, _ in in_page(asked)] == [2, 4, 2]
+
+
+def test_they_agree_on_texts_of_every_script(in_page: InPage, tmp_path: Path) -> None:
+    rows = rows_of(GOOD)
+    for at, job_id in enumerate(("日本", "\U0001f9fe", 'a"b\\c', "\u2028\x7f", "\x01\t\n", "é" * 300)):
+        rows[at]["job_id"] = job_id
+    ledger = Ledger("acme", rows)
+    ledger.relink()
+    asked = [Asked("texts", with_rows(GOOD, ledger.entries))]
+    assert disagreements(asked, in_page, tmp_path) == []
+
+
+@given(races=st.lists(st.tuples(PAYLOADS, st.integers(0, 30)), min_size=10, max_size=10))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+def test_they_agree_on_verdicts_on_proposals_true_and_forged(
+    races: list[tuple[list[dict[str, Any]], int]], in_page: InPage, tmp_path: Path
+) -> None:
+    ledgers = [committed(payloads) for payloads, _ in races]
+    for payloads, at in races:
+        judged = [seq for seq, each in enumerate(payloads, 5) if "commitment" in each]
+        if judged:
+            ledgers.append(flipped(committed(payloads), judged[at % len(judged)]))
+            ledgers.append(committed(payloads, forged=[judged[at % len(judged)]]))
+    asked = [Asked(f"race {number}", bundle_of(ledger)) for number, ledger in enumerate(ledgers)]
+    assert disagreements(asked, in_page, tmp_path) == []
+
+
+def test_they_agree_on_every_word_of_a_verdict_on_a_proposal(in_page: InPage, tmp_path: Path) -> None:
+    edits: list[tuple[int, dict[str, Any]]] = [
+        (7, {"payload": "{}"}),
+        (7, {"payload": "[]"}),
+        (7, {"payload": '{"commitment":{"kind":"Lease"},"precondition":{"kind":"None"}}'}),
+        (5, {"payload": '{"capacity":{"cpu_millis":"9"},"node":"n1"}'}),
+        (7, {"job_id": "capsule:z"}),
+        (5, {"job_id": "node:n2"}),
+    ]
+    rejected = json.loads(committed(RACE).entry(8)["payload"])
+    for change in (
+        {"detail": "no room"},
+        {"free": {"cpu_millis": 1}},
+        {"blocking_index": 6},
+        {"epoch": 0},
+        {"more": 1},
+    ):
+        payload = {**rejected, "rejection": {**rejected["rejection"], **change}}
+        edits.append((8, {"payload": canonical.encode(payload).decode()}))
+    asked = [Asked("whole", bundle_of(committed(RACE))), Asked("later", bundle_of(committed(RACE), 6))]
+    asked.append(Asked("with what was imported", bundle_of(with_history())))
+    for seq, change in edits:
+        ledger = committed(RACE)
+        ledger.entry(seq).update(change)
+        mend(ledger)
+        asked.append(Asked(str(change), bundle_of(ledger)))
+    broken = rows_of(asked[0].file)
+    broken[3]["payload"] = "{}"
+    asked.append(Asked("in a chain that is broken itself", with_rows(asked[0].file, broken)))
+    assert disagreements(asked, in_page, tmp_path) == []
+    assert [code for code, _ in in_page(asked)] == [0, 3, 0] + [2] * (len(edits) + 1)
+
+
+# --- files that were made to do harm ----------------------------------------------------------------------
+
+
+def test_no_byte_of_a_bundle_or_a_receipt_can_be_changed(page: Page) -> None:
+    flip_all = """async ({file, keys, step}) => {
+      const bytes = Uint8Array.from(atob(file), each => each.charCodeAt(0)), codes = new Set();
+      for (let at = 0; at < bytes.length; at += step) {
+        bytes[at] ^= 1 << (at % 8);
+        codes.add((await tallystickVerify(new Blob([bytes]), {keys})).exitCode);
+        bytes[at] ^= 1 << (at % 8);
+      }
+      codes.add(`whole: ${(await tallystickVerify(new Blob([bytes]), {keys})).exitCode}`);
+      return [...codes];
+    }"""
+    small = bundle_of(build(2, snapshots_to=(2,)))
+    for file in (small, receipt_cases.GOOD):
+        asked = Asked("", file).to_page()
+        codes = page.evaluate(flip_all, {"file": asked["file"], "keys": asked["keys"], "step": len(file) // 150})
+        assert set(codes) <= {2, 4, "whole: 0"}
+        assert "whole: 0" in codes
+
+
+def test_a_part_that_unpacks_to_more_than_is_listed_is_not_unpacked_further(in_page: InPage, tmp_path: Path) -> None:
+    zeros = zipped(bytes(24 << 20))
+    bomb = reseal(GOOD, {ENTRIES: zeros}, parts=lambda parts: parts[0].update(raw_bytes=8 << 20, rows=30))
+    assert disagreements([Asked("a bomb", bomb)], in_page, tmp_path) == []
+
+
+def test_nothing_that_stands_in_a_file_becomes_markup_or_script(page: Page, tmp_path: Path) -> None:
+    hostile = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    ledger = build(4)
+    for row in ledger.entries:
+        row["job_id"] = hostile
+    ledger.relink()
+    ledger.sign(4, SIGNER)
+    give(page, tmp_path, bundle_of(ledger))
+    page.locator(".jobs summary").click()
+    page.locator(".timeline").wait_for()
+    assert hostile in page.locator(".jobs").inner_text()
+    assert page.locator("#verdict img, #verdict script").count() == 0
+
+
+# --- the page by itself -----------------------------------------------------------------------------------
+
+
+def give(page: Page, folder: Path, file: bytes, ring: Keyring | None = RING, name: str = "acme.bundle.tar") -> str:
+    """Open the page anew, give it a file and keys, and wait for the outcome."""
+    page.reload()
+    keys = folder / "keys.json"
+    if ring is not None:
+        keys.write_text(json.dumps(ring.to_json()))
+        page.set_input_files("#keys", keys)
+        page.locator("#keys-given li").wait_for()
+    page.set_input_files("#subject", store(folder, file, name))
+    page.locator("#outcome").wait_for()
+    return page.locator(".outcome").inner_text()
+
+
+DROP = """([files, selector]) => {
+  const transfer = new DataTransfer();
+  for (const [name, text] of files) {
+    transfer.items.add(new File([Uint8Array.from(atob(text), each => each.charCodeAt(0))], name));
+  }
+  document.querySelector(selector).dispatchEvent(new DragEvent("drop", {dataTransfer: transfer, bubbles: true}));
+}"""
+
+
+def drop(page: Page, *files: tuple[str, bytes]) -> None:
+    page.evaluate(DROP, [[[name, base64.b64encode(data).decode()] for name, data in files], "main"])
+
+
+def test_the_outcome_is_that_of_the_command_and_comes_first(page: Page, tmp_path: Path) -> None:
+    stranger = Keyring([STRANGER.public_key])
+    for file, ring, code in ((GOOD, RING, 0), (EDITED, RING, 2), (GOOD, None, 3), (GOOD, stranger, 4)):
+        shown = give(page, tmp_path, file, ring)
+        head, _, rest = OUTCOMES[code].partition(": ")
+        assert shown.startswith(head)
+        assert rest.casefold() in shown.casefold()
+        assert f"exit code {code}" in shown
+        assert page.locator("#announced").inner_text() == OUTCOMES[code]
+        assert page.locator("#verdict > article > *").first.get_attribute("class") == "outcome"
+        assert page.title() == f"{head} · acme.bundle.tar"
+        assert page.evaluate("document.activeElement.id") == "verdict"
+
+
+def test_the_outcome_of_a_receipt_is_that_of_its_command(page: Page, tmp_path: Path) -> None:
+    receipt = receipt_cases.GOOD
+    stranger = Keyring([STRANGER.public_key])
+    for file, ring, code in ((receipt, RING, 0), (receipt[:-1], RING, 2), (receipt, None, 3), (receipt, stranger, 4)):
+        give(page, tmp_path, file, ring, "job.receipt.json")
+        assert page.locator("#announced").inner_text() == re.sub(r"\[/?[a-z ]*\]", "", RECEIPT_OUTCOMES[code])
+
+
+def test_a_break_is_shown_in_its_place(page: Page, tmp_path: Path) -> None:
+    give(page, tmp_path, EDITED)
+    page.locator("tr.broken").wait_for()
+    card = page.locator("section", has=page.get_by_role("heading", name="The break")).inner_text()
+    for text in ("payload-digest", LEDGER.entry(13)["payload_digest"], '{"type":"JobFailed"}'):
+        assert text in card
+    assert page.locator("tr.broken th").inner_text() == "13 here"
+    assert "Nothing. A file that does not hold" in page.locator("#verdict").inner_text()
+
+
+def test_a_bundle_keys_and_a_checkpoint_are_told_apart_when_they_are_dropped_together(page: Page) -> None:
+    page.reload()
+    drop(
+        page,
+        ("ours.tar", GOOD),
+        ("signer.pem", SIGNER.public_key_pem.encode()),
+        ("kept", checkpoint_of(LEDGER, 7).encode()),
+        ("w1.vkey", Witness().verifier_key.encode()),
+    )
+    page.locator("#outcome").wait_for()
+    assert page.locator("#outcome").inner_text() == "WHOLE AND SIGNED"
+    assert SIGNER.key_id in page.locator("#keys-given").inner_text()
+    assert "size 7" in page.locator("#checkpoint-given").text_content()  # type: ignore[operator]
+    assert "witness.example/w1" in page.locator("#witness-given").text_content()  # type: ignore[operator]
+    assert "The checkpoint that you kept is of this same history" in page.locator("#verdict").inner_text()
+    # Taken back, they count no more.
+    page.locator(".more summary").click()
+    page.get_by_role("button", name="Remove kept").click()
+    page.get_by_text("no checkpoint kept elsewhere was given").wait_for()
+    assert page.locator("#outcome").inner_text() == "WHOLE AND SIGNED"
+    page.get_by_role("button", name="Remove signer.pem").click()
+    page.locator(".report.incomplete").wait_for()
+
+
+def test_the_example_receipt_of_the_document_is_proved(page: Page, tmp_path: Path) -> None:
+    keys = json.loads((FORMATS / "example.receipt.json").read_text())["receipt"]["keys"]
+    ring = Keyring.from_json(keys)
+    shown = give(page, tmp_path, (FORMATS / "example.receipt.json").read_bytes(), ring, "example.receipt.json")
+    assert shown.startswith("PROVED")
+    page.locator(".jobs summary").click()
+    page.locator(".timeline").wait_for()
+    assert [each.inner_text().split()[0] for each in page.locator(".timeline strong").all()] == [
+        *("created", "accepted", "completed"),
+    ]
+    assert "That the job has no other entries" in page.locator("#verdict").inner_text()
+
+
+def test_keys_inside_a_file_are_named_and_never_used(page: Page, tmp_path: Path) -> None:
+    name = "all of it by a stranger, with the key inside"
+    attacker = next(case.bundle for case in bundle_cases.cases() if case.name == name)
+    assert give(page, tmp_path, attacker).startswith("KEY UNKNOWN")
+    assert f"Not among yours: {STRANGER.key_id}" in page.locator("#verdict").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("private.pem", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "this is a private key"),
+        (
+            "rsa.pem",
+            "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
+            "keys must be Ed25519 or ECDSA P-256",
+        ),
+        ("other.json", '{"keys": [{"key_id": "00"}]}', "not a PEM public key"),
+        ("twice.json", '{"keys": [], "keys": []}', "a name stands twice"),
+    ],
+)
+def test_what_is_no_key_is_refused_with_what_is_wrong(page: Page, name: str, content: str, said: str) -> None:
+    page.reload()
+    drop(page, (name, content.encode()))
+    page.locator("#problem").wait_for()
+    assert name in page.locator("#problem").inner_text()
+    assert said in page.locator("#problem").inner_text()
+
+
+def test_whatever_else_is_dropped_gets_a_verdict(page: Page) -> None:
+    for content in (b"", b"text", b"\x89PNG\r\n\x1a\n" * 200, b'{"receipt":'):
+        page.reload()
+        drop(page, ("signer.pem", SIGNER.public_key_pem.encode()), ("holiday.png", content))
+        page.locator("#outcome").wait_for()
+        assert page.locator("#outcome").inner_text() == "TAMPERED WITH OR CORRUPT"
+
+
+def test_it_can_be_used_by_keyboard(page: Page, tmp_path: Path) -> None:
+    page.reload()
+    reached = []
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
+    assert reached[:4] == ["A", "subject", "keys", "SUMMARY"]
+    give(page, tmp_path, GOOD)
+    page.locator(".jobs summary").first.focus()
+    page.keyboard.press("Enter")
+    page.locator(".timeline").first.wait_for()
+
+
+# --- nothing leaves ---------------------------------------------------------------------------------------
+
+
+def test_the_page_asks_nobody_for_anything(page: Page, loaded: list[str], saved: Path) -> None:
+    assert {each for each in loaded if not each.startswith("blob:")} == {saved.as_uri()}
+    for attempt in (
+        "fetch('http://127.0.0.1:9/')",
+        "new Promise((_, no) => { const i = new Image(); i.onerror = no; i.src = 'http://127.0.0.1:9/x.png'; })",
+        "import('http://127.0.0.1:9/x.js')",
+    ):
+        with pytest.raises(Error):
+            page.evaluate(attempt)
+    with pytest.raises(Error, match="TrustedHTML"):
+        page.evaluate("document.body.innerHTML = '<b>'")
+    with pytest.raises(Error, match="TrustedScriptURL"):
+        page.evaluate("new Worker('x.js')")
+
+
+def test_the_service_answers_the_same_page_and_lets_it_load_nothing(
+    browser: Browser, saved: Path, service_url: str, tmp_path: Path
+) -> None:
+    loaded: list[str] = []
+    answer = httpx.get(f"{service_url}/verify", timeout=30)
+    assert answer.content == saved.read_bytes()
+    policy = answer.headers["content-security-policy"]
+    assert policy == verify_page().policy
+    assert "connect-src" not in policy
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    page = opened(browser, f"{service_url}/verify", loaded)
+    assert give(page, tmp_path, GOOD).startswith("WHOLE AND SIGNED")
+    page.context.close()
+    assert {each for each in loaded if not each.startswith("blob:")} == {f"{service_url}/verify"}
+
+
+def test_a_page_that_saves_itself_is_a_page_that_verifies(page: Page, browser: Browser, tmp_path: Path) -> None:
+    give(page, tmp_path, GOOD)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="save it").click()
+    copy = tmp_path / "copy.html"
+    download.value.save_as(copy)
+    again = opened(browser, copy.as_uri(), [])
+    assert again.locator("#outcome").count() == 0
+    assert give(again, tmp_path, GOOD).startswith("WHOLE AND SIGNED")
+    again.context.close()
+
+
+# --- for everybody ----------------------------------------------------------------------------------------
+
+WIDE: Final = {"width": 1280, "height": 720}
+LOOKS: Final[dict[str, dict[str, Any]]] = {"light": WIDE, "dark": WIDE, "phone": PHONE}
+
+
+def test_nothing_keeps_anybody_from_using_it(browser: Browser, saved: Path, tmp_path: Path) -> None:
+    page = opened(browser, saved.as_uri(), [], has_touch=True)
+    found = violations(page)
+    files = {
+        "tampered": (EDITED, RING),
+        "no key": (bundle_of(LEDGER, anchors=[anchored()]), None),
+        "unknown": (GOOD, Keyring([STRANGER.public_key])),
+    }
+    for name, (file, ring) in files.items():
+        give(page, tmp_path, file, ring)
+        page.locator(".jobs summary").first.click()
+        page.locator(".timeline").last.wait_for()
+        for look, size in LOOKS.items():
+            page.emulate_media(color_scheme="light" if look == "light" else "dark")
+            page.set_viewport_size(size)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (look, name)
+            if look != "phone" or name == "tampered":
+                found += violations(page)
+        page.emulate_media(color_scheme="light")
+        page.set_viewport_size(WIDE)
+    assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
+    page.context.close()
+
+
+def test_a_print_has_the_verdict_and_not_the_controls(page: Page, tmp_path: Path) -> None:
+    give(page, tmp_path, GOOD)
+    page.emulate_media(media="print")
+    assert not page.locator(".inputs").is_visible()
+    assert not page.get_by_role("button", name="Print").is_visible()
+    for text in ("WHOLE AND SIGNED", SIGNER.key_id, "What this does not prove", "by the clock of this computer"):
+        assert text in page.locator("#verdict").inner_text()
+    page.emulate_media(media="screen")
