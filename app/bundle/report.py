@@ -30,7 +30,7 @@ OUTCOMES: Final = {
 ACTORS_SHOWN_MAX: Final = 20
 """Names that the text shows; of the others it says how often they stand there, and the JSON form has them."""
 
-_MEANINGS: Final = {
+MEANINGS: Final = {
     BUNDLE: "the file, its parts and the signed manifest that lists them",
     "links": "each entry binds the one before it; none is missing, added or moved",
     "payloads": "each payload is the one that was chained",
@@ -41,6 +41,7 @@ _MEANINGS: Final = {
     "projection": "verdicts on proposals follow from the entries before them",
     "checkpoint": "checkpoints, of the bundle and kept elsewhere",
 }
+"""What each aspect of a verdict is."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def to_json(files: Sequence[VerifiedFile], against: Against, verified_at: dateti
     items = [file.to_json() for file in files]
     return {
         **(items[0] if len(items) == 1 else {}),
-        "verified_at": _utc(verified_at),
+        "verified_at": utc(verified_at),
         "verified_by": tool,
         "against": against.to_json(),
         "bundles": items,
@@ -97,7 +98,7 @@ def to_markdown(files: Sequence[VerifiedFile], against: Against, verified_at: da
     lines = [
         "# Verification of " + ("a ledger bundle" if len(files) == 1 else f"{len(files)} ledger bundles"),
         "",
-        f"Verified {_utc(verified_at)} by {tool}, offline, from the files alone.",
+        f"Verified {utc(verified_at)} by {tool}, offline, from the files alone.",
         "",
     ]
     for file in files:
@@ -122,7 +123,7 @@ def _about(file: VerifiedFile) -> Iterator[str]:
     yield "| checked | verdict | what it is |"
     yield "|---|---|---|"
     for aspect, verdict in outcome.verdict["verdicts"].items():
-        yield f"| {aspect} | {verdict.replace('_', ' ')} | {_MEANINGS[aspect]} |"
+        yield f"| {aspect} | {verdict.replace('_', ' ')} | {MEANINGS[aspect]} |"
     yield ""
     first = outcome.verdict["first_break"]
     if first is not None:
@@ -205,7 +206,10 @@ def _checkpoint(against: Against) -> Iterator[str]:
     yield "## Checkpoint kept elsewhere"
     yield ""
     if against.kept is None:
-        yield "None was given. A bundle alone cannot show whether its log was longer once and cut before the export."
+        yield (
+            "None was given. A file that was compared with none that is remembered either cannot show whether its "
+            "log was longer once and cut before the export."
+        )
         return
     held = against.kept.checkpoint
     yield (
@@ -253,23 +257,26 @@ def _sign_off() -> Iterator[str]:
 
 
 def _again(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
+    yield "## To check again"
+    yield ""
+    yield "```sh"
+    yield from commands(files, against)
+    yield "```"
+
+
+def commands(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
+    """What to run to verify the same again."""
     options = []
     if against.keys_from is not None:
         options += ["--keys", against.keys_from]
     if against.checkpoint_from is not None:
         options += ["--checkpoint", against.checkpoint_from]
-    offline = list(options)
-    options += against.outsiders_from
     names = [file.name for file in files]
-    yield "## To check again"
-    yield ""
-    yield "```sh"
     yield shlex.join(["sha256sum", *names])
-    yield shlex.join(["tally", "verify-bundle", *names, *options])
+    yield shlex.join(["tally", "verify-bundle", *names, *options, *against.outsiders_from])
     for name in names:
-        command = shlex.join(["python3", "verify.py", name, *offline])
+        command = shlex.join(["python3", "verify.py", name, *options])
         yield f"{command}  # docs/formats/verify.py, a second implementation"
-    yield "```"
 
 
 def _time(hlc: str) -> str:
@@ -281,7 +288,8 @@ def _time(hlc: str) -> str:
     return f"{wall.replace('+00:00', 'Z')} (HLC {_code(hlc)})"
 
 
-def _utc(time: datetime) -> str:
+def utc(time: datetime) -> str:
+    """RFC 3339, to the second."""
     return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

@@ -43,6 +43,7 @@ class Commands(TyperGroup):
         "watch": EntryPoint("app.cli.watch", "watch"),
         "verify": EntryPoint("app.cli.verify", "verify"),
         "verify-bundle": EntryPoint("app.cli.verify_bundle", "verify_bundle"),
+        "verify-report": EntryPoint("app.cli.verify_report", "verify_report"),
         "prove": EntryPoint("app.cli.prove", "prove"),
         "verify-proof": EntryPoint("app.cli.verify_proof", "verify_proof"),
         "verify-page": EntryPoint("app.cli.verify_page", "verify_page"),

@@ -16,25 +16,26 @@ from rich.markup import escape
 from app.bundle import report
 from app.bundle.counting import counts_of
 from app.bundle.report import Against, VerifiedFile
+from app.bundle.report_page import SignedWith, to_html
 from app.bundle.verify import verify_file
 from app.cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
+from app.cli.trusted import Trusted, readable
 from console.counted import counted
 from console.options import Json, NoState, State
 from console.outcome import CommandExit, out, print_json
-from console.verifying import print_findings, print_verdicts, read_checkpoint
+from console.verifying import print_findings, print_verdicts
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
-from signing.anchors import Outsiders
+from signing import key_file, report_statement
 from signing.bundle.reader import BundleReader
-from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
-from signing.keys import Keyring
+from signing.key_file import FileSigner
 from signing.looks import remember_told
-from signing.memory import Memory, memory_of
+from signing.memory import Memory
 
 _CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow", 4: "bold magenta"}
 
 
-REPORT_SUFFIXES = (".md", ".json")
+REPORT_SUFFIXES = (".html", ".md", ".json")
 """Names of reports; what they end in says what is written."""
 
 
@@ -47,8 +48,12 @@ def verify_bundle(
         typer.Option(
             "--report",
             metavar="OUT",
-            help="Write a report to file: Markdown, OUT.md, or JSON, OUT.json.",
+            help="Write a report to file: a page to print, OUT.html, Markdown, OUT.md, or JSON, OUT.json.",
         ),
+    ] = None,
+    sign_with: Annotated[
+        str | None,
+        typer.Option("--sign-with", metavar="KEY", help="Key file to sign the report with, in OUT.dsse.json."),
     ] = None,
     witness_key: WitnessKeys = None,
     tsa_ca: TsaCa = None,
@@ -76,26 +81,29 @@ def verify_bundle(
     Examples:
       tally verify-bundle acme.bundle.tar --keys trusted-keys.json
       tally verify-bundle 2024/*.tar --keys keys/ --checkpoint acme.checkpoint --report acme-report.md
+      tally verify-bundle acme.bundle.tar --keys keys.json --report acme.html --sign-with auditor.pem
     """
     if report_to is not None and report_to.suffix not in REPORT_SUFFIXES:
-        raise InvalidInputError(f"--report {_readable(report_to)}: a report is Markdown, .md, or JSON, .json")
-    keyring = Keyring.load(keys) if keys is not None else None
-    kept = judge_checkpoint(read_checkpoint(checkpoint), keyring) if checkpoint is not None else None
-    memory = memory_of(state, is_off=no_state or keyring is None)
-    outsiders = Outsiders.load(witness_key or [], tsa_ca)
+        raise InvalidInputError(
+            f"--report {readable(report_to)}: a report is a page, .html, Markdown, .md, or JSON, .json"
+        )
+    if sign_with is not None and report_to is None:
+        raise InvalidInputError("--sign-with signs a report; name it with --report")
+    signer = key_file.load(sign_with) if sign_with is not None else None
+    trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, state=state, no_state=no_state)
     verified = []
     for path in files:
-        verified.append(_verify(path, keyring, kept, memory, outsiders))
+        verified.append(_verify(path, trusted))
         if report_to is not None:
             verified[-1] = _with_counts(path, verified[-1])
-        memory = _remembered(memory, verified[-1])
+        trusted = trusted._replace(memory=_remembered(trusted.memory, verified[-1]))
     outsiders_from = [text for each in witness_key or () for text in ("--witness-key", each)]
-    outsiders_from += [] if tsa_ca is None else ["--tsa-ca", _readable(tsa_ca)]
-    against = Against(_name(keys), keyring, _name(checkpoint), kept, outsiders_from)
+    outsiders_from += [] if tsa_ca is None else ["--tsa-ca", readable(tsa_ca)]
+    against = Against(_name(keys), trusted.keyring, _name(checkpoint), trusted.kept, outsiders_from)
     now, tool = datetime.now(UTC), f"tallystick {version('tallystick')}"
     document = report.to_json(verified, against, now, tool)
     if report_to is not None:
-        _store(report_to, document, report.to_markdown(verified, against, now, tool))
+        _store(report_to, _written(report_to, verified, against, now, tool, signer), document, signer)
     if as_json:
         print_json(document)
     else:
@@ -104,14 +112,12 @@ def verify_bundle(
     raise CommandExit(gravest(ExitCode(file.exit_code) for file in verified))
 
 
-def _verify(
-    path: Path, keyring: Keyring | None, kept: JudgedCheckpoint | None, memory: Memory | None, outsiders: Outsiders
-) -> VerifiedFile:
+def _verify(path: Path, trusted: Trusted) -> VerifiedFile:
     try:
-        outcome = asyncio.run(verify_file(path, keyring, kept, memory, outsiders))
+        outcome = asyncio.run(verify_file(path, *trusted))
     except OSError as error:
-        return VerifiedFile(_readable(path), ExitCode.COULD_NOT_RUN, error=error.strerror or _readable(error))
-    return VerifiedFile(_readable(path), exit_code_of_bundle(outcome.verdict), outcome)
+        return VerifiedFile(readable(path), ExitCode.COULD_NOT_RUN, error=error.strerror or readable(error))
+    return VerifiedFile(readable(path), exit_code_of_bundle(outcome.verdict), outcome)
 
 
 def _with_counts(path: Path, file: VerifiedFile) -> VerifiedFile:
@@ -131,19 +137,30 @@ def _remembered(memory: Memory | None, file: VerifiedFile) -> Memory | None:
 
 
 def _name(path: Path | None) -> str | None:
-    return None if path is None else _readable(path)
+    return None if path is None else readable(path)
 
 
-def _readable(named: Path | OSError) -> str:
-    """The text of a file's name, or of an error with one; bytes of it that are no UTF-8 are escaped."""
-    return str(named).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def _store(path: Path, document: dict[str, Any], markdown: str) -> None:
+def _written(
+    path: Path, files: list[VerifiedFile], against: Against, now: datetime, tool: str, signer: FileSigner | None
+) -> bytes:
+    """The report of the kind that its name asks for."""
     if path.suffix == ".json":
-        path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    else:
-        path.write_text(markdown, "utf-8")
+        document = report.to_json(files, against, now, tool)
+        return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    if path.suffix == ".md":
+        return report.to_markdown(files, against, now, tool).encode()
+    name = readable(Path(path.name))
+    key = None if signer is None else SignedWith(signer.key_id, signer.algorithm, name)
+    return to_html(files, against, now, tool, key).encode()
+
+
+def _store(path: Path, content: bytes, document: dict[str, Any], signer: FileSigner | None) -> None:
+    """Write the report, and the signature that covers it."""
+    path.write_bytes(content)
+    if signer is not None:
+        about = report_statement.findings_of(document)
+        signature = report_statement.seal(readable(Path(path.name)), content, about, signer)
+        path.with_name(path.name + report_statement.SUFFIX).write_bytes(signature)
 
 
 def _print(file: VerifiedFile) -> None:

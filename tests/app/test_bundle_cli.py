@@ -272,7 +272,8 @@ def test_a_damaged_memory_ends_the_command_in_one_line(keys: str, tmp_path: Path
 def test_a_report_of_a_kind_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     for name in ("r.pdf", "r", "r.MD"):
         done = tally("nowhere.tar", "--report", str(tmp_path / name), code=1)
-        assert done.stderr == f"error: --report {tmp_path / name}: a report is Markdown, .md, or JSON, .json\n"
+        kinds = "a page, .html, Markdown, .md, or JSON, .json"
+        assert done.stderr == f"error: --report {tmp_path / name}: a report is {kinds}\n"
         assert not (tmp_path / name).exists()
 
 
