@@ -60,6 +60,7 @@ from app.setting_types import (
 )
 from app.webhook_settings import WebhookSettings
 from ledger.errors import ConfigurationError
+from ledger.names import TENANT_ID, anchored
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT
 from wal.replication.ack_mode import AckMode
 
@@ -304,6 +305,15 @@ class QuotaSettings(_Section):
     watches: Annotated[int, Field(ge=1, le=1_000_000)] = 500
 
 
+class LineageSettings(_Section):
+    """``lineage.*``: whose the runs are that OpenLineage tells of, by the namespace of their job."""
+
+    tenants: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=1024)], Annotated[str, Field(pattern=anchored(TENANT_ID))]],
+        Field(max_length=PATTERNS_MAX),
+    ] = {}
+
+
 class TopologySettings(_Section):
     """``topology.*``: what the operator says of the machines below, since the service cannot see it."""
 
@@ -355,6 +365,7 @@ class Settings(BaseSettings):
     lease: LeaseSettings = LeaseSettings()
     exchange: ExchangeSettings = ExchangeSettings()
     webhooks: WebhookSettings = WebhookSettings()
+    lineage: LineageSettings = LineageSettings()
 
     @model_validator(mode="after")
     def _closed_by_default(self) -> Settings:

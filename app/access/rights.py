@@ -90,6 +90,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "POST /v1/events",
         "POST /v1/commitments",
         "PUT /v1/nodes/{node}/capacity",
+        "POST /api/v1/lineage",
     ),
     Rule(Right.AUDIT, Needs.NAMED): (
         "GET /v1/chain/verify",

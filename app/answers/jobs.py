@@ -63,6 +63,14 @@ class BatchAnswer(TypedDict):
     session: str
 
 
+class LineageAnswer(TypedDict):
+    """What became of events of OpenLineage: how many there were, and how many of them the ledger holds now. The others
+    are about no run, or about one that has ended or was told otherwise before."""
+
+    events: int
+    recorded: int
+
+
 class StatsAnswer(TypedDict):
     """What became of stats reports: waiting to be written, or dropped. ``sample_rate`` is the share that was kept while
     they came, 0 when none was even looked at."""

@@ -32,6 +32,7 @@ class Route(IntEnum):
     CANCEL = 3
     EVENTS = 4
     COMMITMENTS = 5
+    LINEAGE = 6
 
 
 def request_key(request: Request, route: Route, body: bytes, scope: str) -> RequestKey | None:

@@ -29,6 +29,7 @@ DATABASE = "openapi_client"
 WITNESS = Witness()
 JOB = {"tenant_id": "acme", "job_id": "job-1"}
 LINE = '{"tenant_id":"acme","type":"JobCreated","job_id":"job-2"}\n'
+RUN_EVENT = {"eventType": "START", "run": {"runId": "run-1"}, "job": {"namespace": "dags", "name": "daily"}}
 RAW = ("application/x-ndjson", "text/plain")
 """Bodies that this client cannot send by itself. Others that are made from a description can."""
 
@@ -47,6 +48,7 @@ CALLS: dict[str, Call] = {
         {"tenant_id": "acme", "type": "JobAccepted", "dc_id": "use1", "durability": "GLOBAL"},
     ),
     "submit_events": lambda _: ({"durability": "GLOBAL"}, LINE),
+    "record_lineage": lambda _: (None, RUN_EVENT),
     "cancel_job": lambda _: ({"job_id": "job-2"}, {"tenant_id": "acme", "reason": "no need", "durability": "GLOBAL"}),
     "read_job": lambda seen: (JOB | {"consistency": "session", "tally-session": seen["report_event"].session}, None),
     "list_jobs": lambda _: ({"tenant_id": "acme", "status": ["CANCELLING"], "where": ["spec.a:b"], "limit": 1}, None),
@@ -156,6 +158,7 @@ def base_url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactor
     settings = {
         "bundle": {"trusted_keys": folder / "trusted.pem"},
         "chain": {"checkpoint_interval": "20ms"},
+        "lineage": {"tenants": {"*": "acme"}},
         "log": {"witnesses": [WITNESS.verifier_key]},
     }
     with (

@@ -63,6 +63,9 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
         "headers": {"Idempotency-Key": "once"},
     },
     "PUT /v1/nodes/{node}/capacity": _body(capacity={}),
+    "POST /api/v1/lineage": lambda tenant: {
+        "json": {"eventType": "START", "run": {"runId": "run"}, "job": {"namespace": tenant, "name": "job"}}
+    },
     "POST /v1/stats": lambda tenant: {"json": {"tenant_id": tenant, "job_id": "one", "dc_id": "use1"}},
     "POST /v1/bundles/export": _body(),
     "POST /v1/bundles/import": _import,
@@ -154,7 +157,11 @@ async def test_every_route_is_answered_as_the_table_says_and_what_is_refused_cha
     trusted = tmp_path / "trusted.pem"
     trusted.write_text(SIGNER.public_key_pem)
     witness = Witness("witness.example")
-    given = {"bundle": {"trusted_keys": trusted}, "log": {"witnesses": [witness.verifier_key]}}
+    given = {
+        "bundle": {"trusted_keys": trusted},
+        "log": {"witnesses": [witness.verifier_key]},
+        "lineage": {"tenants": {tenant: tenant for tenant in (OWN, OTHER)}},
+    }
     async with serve(**given) as served, served.client(served.root) as root:
         for tenant in (OWN, OTHER):
             body = {"tenant_id": tenant, "job_id": "one", "durability": "GLOBAL"}
