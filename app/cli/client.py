@@ -217,7 +217,7 @@ class LedgerClient:
     def post(
         self,
         path: str,
-        body: Mapping[str, Any],
+        body: Mapping[str, Any] | str,
         shape: Any = dict,
         *,
         key: str | None = None,
@@ -225,9 +225,10 @@ class LedgerClient:
         repeatable: bool = False,
     ) -> Any:
         """The JSON that ``POST path`` answers; ``shape`` and errors as ``get``. Repeated on failure with an
-        Idempotency-Key ``key``, or if it is ``repeatable``: twice is once. ``session`` is a token to be shown."""
+        Idempotency-Key ``key``, or if it is ``repeatable``: twice is once. ``session`` is a token to be shown. A
+        ``body`` that is text is sent as it is."""
         repeatable = repeatable or key is not None
-        content = orjson.dumps(body)
+        content = body.encode() if isinstance(body, str) else orjson.dumps(body)
         reply = self._send("POST", path, content=content, key=key, session=session, repeatable=repeatable)
         return self._value(reply, shape)
 

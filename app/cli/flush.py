@@ -1,7 +1,7 @@
 """``tally run --flush``: send what waits in a spool, each request once, however often it is tried.
 
 1. The lock is taken, so that only one sends.
-2. Files go in order of jobs and parts. Of a file that is older than the ledger remembers keys, what the job already
+2. Files go in order of their names. Of a file that is older than the ledger remembers keys, what the job already
    has is left out; everything else is the ledger's to recognize by its key.
 3. What was taken is removed; what the ledger refuses for good is set aside with the reason, and with it what follows of
    that job. Anything else ends the sending, and all that is left waits.
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import orjson
 
-from app.answers.jobs import EventAnswer, JobEventList
+from app.answers.jobs import EventAnswer, JobEventAnswer, JobEventList
 from app.cli.client import LedgerClient, RequestRefusedError, say_wait
 from app.cli.recorded_job import is_refusal
 from app.cli.spool import Kept, Request, Spool, SpoolError, Waiting
@@ -26,6 +27,8 @@ from ledger.errors import LedgerError
 KEYS_REMEMBERED_MS = 6 * 24 * 3600 * 1000
 """The ledger knows a request again for seven days; a day is left for clocks that differ."""
 PATIENCE_S = 30.0
+IDENTITY = ("dc_id", "workflow_id", "completed", "failed", "workflows_cancelled")
+"""Fields that tell events of one type of a job apart, as far as they have them."""
 
 
 class FlushReport(msgspec.Struct):
@@ -50,13 +53,14 @@ def flush(url: str, folder: Path, *, as_json: bool) -> bool:
     """
     spool = Spool(folder)
     report = FlushReport()
+    refused = set[tuple[str, str]]()
     with spool.locked():
         waiting = spool.waiting()
         report.waiting = len(waiting)
         try:
             with LedgerClient(url, patience_s=PATIENCE_S, on_wait=say_wait) as client:
                 for each in waiting:
-                    _send_or_refuse(client, spool, each, report)
+                    _send_or_refuse(client, spool, each, refused, report)
                     report.waiting -= 1
         except (LedgerError, OSError) as error:
             report.problem = str(error)
@@ -67,20 +71,26 @@ def flush(url: str, folder: Path, *, as_json: bool) -> bool:
     return not report.waiting and not report.refused
 
 
-def _send_or_refuse(client: LedgerClient, spool: Spool, waiting: Waiting, report: FlushReport) -> None:
+def _send_or_refuse(
+    client: LedgerClient, spool: Spool, waiting: Waiting, refused: set[tuple[str, str]], report: FlushReport
+) -> None:
+    """Send a file, or set it aside; ``refused`` are the jobs, by tenant and id, of which one was set aside already."""
+    tenant_id, job_id = "", waiting.name
     try:
-        if any(item["job"] == waiting.job for item in report.refused):
-            raise SpoolError("what came before it of this job was refused")
         kept = spool.load(waiting)
+        tenant_id, job_id = kept["tenant_id"], kept["job_id"]
+        if (tenant_id, job_id) in refused:
+            raise SpoolError("what came before it of this job was refused")
         report.events += _send(client, kept)
     except LedgerError as error:
         if not (is_refusal(error) or isinstance(error, SpoolError)):
             raise
         path = spool.refuse(waiting, str(error))
-        report.refused.append({"job": waiting.job, "file": str(path), "why": str(error)})
+        refused.add((tenant_id, job_id))
+        report.refused.append({"job": job_id, "file": str(path), "why": str(error)})
     else:
         waiting.path.unlink()
-        report.jobs.add(waiting.job)
+        report.jobs.add(job_id)
 
 
 def _send(client: LedgerClient, kept: Kept) -> int:
@@ -88,27 +98,37 @@ def _send(client: LedgerClient, kept: Kept) -> int:
     session = kept["session"]
     requests = kept["requests"]
     if not 0 <= time.time_ns() // 1_000_000 - kept["made_ms"] < KEYS_REMEMBERED_MS:
-        there = _types_there(client, kept)
-        requests = [request for request in requests if _type_of(request) not in there]
+        there = _events_there(client, kept)
+        requests = [request for request in requests if not any(_is(request, kept, item) for item in there)]
     for request in requests:
         answer = client.post(request["path"], request["body"], EventAnswer, key=request["key"], session=session)
         session = answer["session"]
     return len(requests)
 
 
-def _type_of(request: Request) -> str:
-    return str(request["body"].get("type", "JobCreated"))
+def _is(request: Request, kept: Kept, event: JobEventAnswer) -> bool:
+    """Whether ``event`` is that of ``request``; of beginnings and ends a job has one of each type."""
+    body = orjson.loads(request["body"]) if isinstance(request["body"], str) else request["body"]
+    said = [name for name in IDENTITY if name in body] if kept["part"] == "event" else []
+    return event["type"] == body.get("type", "JobCreated") and all(event["payload"].get(n) == body[n] for n in said)
 
 
-def _types_there(client: LedgerClient, kept: Kept) -> set[str | None]:
-    """The types of event that the job has in the ledger."""
-    try:
-        listed = client.get(f"/v1/jobs/{kept['job_id']}/events", JobEventList, tenant_id=kept["tenant_id"], limit=1000)
-    except RequestRefusedError as error:
-        if error.kind in ("job-not-found", "tenant-not-found"):
-            return set()
-        raise
-    return {item["type"] for item in listed["items"]}
+def _events_there(client: LedgerClient, kept: Kept) -> list[JobEventAnswer]:
+    """The events that the job has in the ledger."""
+    there: list[JobEventAnswer] = []
+    cursor: str | None = None
+    path = f"/v1/jobs/{kept['job_id']}/events"
+    while True:
+        try:
+            page = client.get(path, JobEventList, tenant_id=kept["tenant_id"], limit=1000, cursor=cursor)
+        except RequestRefusedError as error:
+            if error.kind in ("job-not-found", "tenant-not-found"):
+                return []
+            raise
+        there += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return there
 
 
 def _print(report: FlushReport, folder: Path) -> None:

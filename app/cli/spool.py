@@ -1,4 +1,4 @@
-"""Jobs that ``tally run`` keeps in a folder while the ledger is away: docs/formats/spool.md.
+"""Jobs that are kept in a folder while the ledger is away, by ``tally run`` or a client: docs/formats/spool.md.
 
 One file holds the requests of one part of a job, with the Idempotency-Keys and the job id that were chosen before the
 first of them was tried, so that sending them again adds nothing. A file is durable before it has its name, and is never
@@ -6,7 +6,7 @@ changed; only whoever holds the lock sends files and removes them.
 
     files of a spool <= FILES_MAX       bytes of a file <= FILE_BYTES_MAX       bytes of a spool <= BYTES_MAX
 
-The bounds hold for beginnings: the end of a job whose beginning is there always has room.
+The bounds hold for all but ends: the end of a job always has room.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Final, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 import orjson
@@ -38,9 +38,9 @@ REFUSED: Final = "refused"
 """Folder in the spool with what the ledger refused."""
 _LOCK: Final = ".lock"
 _NAME: Final = re.compile(r"(run-[0-9]{13}-[0-9a-f]{16})-([12])\.json")
-_STEPS: Final = {"begin": "1", "end": "2"}
+_STEPS: Final = {"begin": "1", "event": "1", "end": "2"}
 
-Part = Literal["begin", "end"]
+Part = Literal["begin", "event", "end"]
 
 
 class SpoolError(LedgerError):
@@ -48,15 +48,15 @@ class SpoolError(LedgerError):
 
 
 class Request(TypedDict):
-    """One request, as it is sent."""
+    """One request; a ``body`` that is text is sent as it is, byte for byte."""
 
     path: Annotated[str, msgspec.Meta(pattern=r"^/v1/jobs(/[A-Za-z0-9._:-]{1,128}/events)?$")]
     key: Annotated[str, msgspec.Meta(pattern="^[!-~]{1,255}$")]
-    body: dict[str, Any]
+    body: dict[str, Any] | str
 
 
 class Kept(TypedDict):
-    """What a file holds."""
+    """What a file holds. ``name`` is how its name begins, where that is not the job id."""
 
     format: Literal["tallystick.spool.v1"]
     made_ms: int
@@ -65,12 +65,13 @@ class Kept(TypedDict):
     part: Part
     session: str | None
     requests: list[Request]
+    name: NotRequired[str]
 
 
 class Waiting(NamedTuple):
-    """A file that waits to be sent: the job that its name says, and where it is."""
+    """A file that waits to be sent: how its name begins, and where it is."""
 
-    job: str
+    name: str
     path: Path
 
 
@@ -104,12 +105,12 @@ class Spool:
         content = orjson.dumps(kept)
         if len(content) > FILE_BYTES_MAX:
             raise SpoolError(f"spool {self.folder}: job {kept['job_id']} has {len(content):,} bytes; too many")
-        if kept["part"] == "begin":
+        if kept["part"] != "end":
             self._check_room(len(content))
         self._write(self.folder / f"{kept['job_id']}-{_STEPS[kept['part']]}.json", content)
 
     def waiting(self) -> list[Waiting]:
-        """What waits, oldest job first, each beginning before its end.
+        """What waits, in the order in which it is to be sent: of each job the beginning before the end.
 
         Raises:
             SpoolError: the folder cannot be read.
@@ -136,7 +137,7 @@ class Spool:
             kept: Kept = msgspec.json.decode(content[:FILE_BYTES_MAX], type=Kept)
         except (msgspec.DecodeError, RecursionError) as error:
             raise SpoolError(f"not a file of a spool: {error}") from None
-        if waiting.path.name != f"{kept['job_id']}-{_STEPS[kept['part']]}.json":
+        if waiting.path.name != f"{kept.get('name', kept['job_id'])}-{_STEPS[kept['part']]}.json":
             raise SpoolError(f"holds the {kept['part']} of job {kept['job_id']}, under another name")
         return kept
 

@@ -1,0 +1,118 @@
+"""What the ledger answers, as the JSON it is; newer ledgers may answer with more members."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, TypedDict
+
+Level = Literal["LOCAL", "REGIONAL", "GLOBAL"]
+Consistency = Literal["eventual", "session", "bounded_staleness", "strong"]
+Status = Literal[
+    "SUBMITTED", "ACCEPTED", "RUNNING", "CANCELLING", "CANCELLED", "COMPLETED", "FAILED", "TIMED_OUT", "REFUSED"
+]
+ENDED = frozenset({"CANCELLED", "COMPLETED", "FAILED", "TIMED_OUT", "REFUSED"})
+
+
+class Durability(TypedDict):
+    """What was asked for, what has been reached, and what that outlives."""
+
+    requested: Level
+    achieved: Level
+    survives: list[str]
+
+
+class ChainPlace(TypedDict):
+    """Where an event stands in its tenant's chain."""
+
+    seq: int
+    chain_link: str
+    prev_chain_link: str | None
+
+
+class Recorded(TypedDict):
+    """An event that was taken. ``chain`` is None when the answer came before chaining."""
+
+    job_id: str
+    tenant_id: str
+    type: str
+    action: str
+    hlc: str
+    at: str
+    epoch: int
+    lsn: int
+    fence_token: int
+    durability: Durability
+    chain: ChainPlace | None
+    session: str
+
+
+class BatchRecorded(NamedTuple):
+    """Events that were taken together: how many, and the ids of the jobs that were created, in order."""
+
+    accepted: int
+    job_ids: list[str]
+
+
+class ListedJob(TypedDict):
+    """A job: what all events about it say together."""
+
+    tenant_id: str
+    job_id: str
+    status: Status
+    spec: Any
+    assigned_dcs: list[str]
+    fence_token: int
+    completed: int
+    failed: int
+    actor: Any
+    created_hlc: str | None
+    created_at: str | None
+    last_hlc: str
+    last_at: str
+    last_seq: int
+    result: dict[str, Any] | None
+    error: Any
+
+
+class JobState(ListedJob):
+    """A job, and how fresh this view of it is: ``level``, ``source``, ``staleness_ms``."""
+
+    consistency: dict[str, Any]
+
+
+class JobEvent(TypedDict):
+    """An event of a job, as chained."""
+
+    seq: int
+    hlc: str
+    at: str
+    type: str | None
+    action: str
+    actor: Any
+    payload: Any
+    payload_digest: str
+    chain_link: str
+    state: Literal["GLOBAL", "APPLIED", "COMPACTED"]
+
+
+class Entry(TypedDict):
+    """An entry of a chain, every column of it; ``payload`` is the text of the stored bytes."""
+
+    tenant_id: str
+    seq: int
+    t_hlc: str
+    job_id: str
+    action: str
+    prev_chain_link: str | None
+    chain_link: str
+    payload_digest: str
+    payload: str
+    origin: Any
+    at: str
+
+
+class Accepted(TypedDict):
+    """A proposal that holds from entry ``index`` on."""
+
+    index: int
+    hlc: str
+    verdict: Literal["accepted"]

@@ -1,0 +1,309 @@
+"""``Client`` and ``AsyncClient``: a ledger for programs that block, and for those that await."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+import httpx
+
+from tallystick_client.answers import (
+    Accepted,
+    BatchRecorded,
+    Consistency,
+    Entry,
+    JobEvent,
+    JobState,
+    Level,
+    ListedJob,
+    Recorded,
+    Status,
+)
+from tallystick_client.core import Core, json_of, new_key, value_of
+from tallystick_client.flow import Awaiting, Blocking, Flow, Give, Listing, Reply, listing, operation
+from tallystick_client.jobs import AsyncJob, Job, JobId, Spec
+from tallystick_client.outbox import Outbox
+from tallystick_client.spool import Spool
+from tallystick_client.watch import watched
+
+PAGE = 1000
+BATCH_LINES_MAX, BATCH_BYTES_MAX = 1000, 4 << 20
+"""Of one request; longer batches go in several, each of which is taken whole or not at all."""
+_DIRECT = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
+"""Proxies of the environment are for what is elsewhere: none is shown the token for this machine."""
+
+
+J = TypeVar("J", Job, AsyncJob)
+
+
+class LedgerFlows(ABC, Generic[J]):
+    """What can be asked of a ledger. Writes have an Idempotency-Key, theirs or one that is made, and are repeated."""
+
+    _http: Any
+    _job_type: type[J]
+
+    def __init__(
+        self,
+        nodes: str | Sequence[str] | None = None,
+        *,
+        token: str | None = None,
+        spool: str | os.PathLike[str] | None = None,
+        patience_s: float = 30.0,
+        timeout_s: float = 15.0,
+        ca: str | None = None,
+    ) -> None:
+        """A ledger at ``nodes``, which are followed.
+
+        What is left out is that of ``TALLY_URL`` (several with commas), ``TALLY_TOKEN``, ``TALLY_SPOOL`` and
+        ``TALLY_CA``. ``patience_s`` is how long a request is repeated, ``timeout_s`` how long one answer is waited for;
+        keep it above the service's ``write.timeout``. With ``spool``, a folder, jobs are filed there first.
+        """
+        nodes = nodes or os.environ.get("TALLY_URL") or "http://127.0.0.1:8080"
+        spool = spool or os.environ.get("TALLY_SPOOL") or None
+        named = nodes.split(",") if isinstance(nodes, str) else nodes
+        self._core = Core(named, token or os.environ.get("TALLY_TOKEN") or None, patience_s, timeout_s)
+        self._outbox = Outbox(self._core, None if spool is None else Spool(Path(spool)))
+        self._connect(ssl.create_default_context(cafile=ca or os.environ.get("TALLY_CA") or None))
+
+    @abstractmethod
+    def _connect(self, trusted: ssl.SSLContext) -> None: ...
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    @operation
+    def create_job(
+        self,
+        tenant_id: str,
+        spec: Mapping[str, Any],
+        *,
+        job_id: str | None = None,
+        assigned_dcs: Sequence[str] = (),
+        durability: Level | None = None,
+        key: str | None = None,
+    ) -> Flow[Recorded]:
+        """Record a new job. Not by way of the spool, as every method of the client but ``job``."""
+        body = {"tenant_id": tenant_id, "spec": spec, "assigned_dcs": list(assigned_dcs)}
+        return self._write("/v1/jobs", body | {"job_id": job_id, "durability": durability}, key)
+
+    @operation
+    def send_event(
+        self,
+        /,
+        tenant_id: str,
+        job_id: str,
+        type: str,
+        *,
+        durability: Level | None = None,
+        key: str | None = None,
+        **fields: Any,
+    ) -> Flow[Recorded]:
+        """Record an event of a job: JobAccepted, JobCompleted and the others of docs/events.md, with its fields."""
+        body = {"tenant_id": tenant_id, "type": type, "durability": durability, **fields}
+        return self._write(f"/v1/jobs/{job_id}/events", body, key)
+
+    @operation
+    def cancel_job(
+        self, tenant_id: str, job_id: str, *, reason: str, requestor: str | None = None, key: str | None = None
+    ) -> Flow[Recorded]:
+        """Ask for the cancellation of a job."""
+        body = {"tenant_id": tenant_id, "reason": reason, "requestor": requestor}
+        return self._write(f"/v1/jobs/{job_id}/cancel", body, key)
+
+    @operation
+    def send_batch(
+        self, events: Iterable[Mapping[str, Any]], *, durability: Level | None = None, key: str | None = None
+    ) -> Flow[BatchRecorded]:
+        """Record many events: each has ``tenant_id``, ``type``, but for new jobs ``job_id``, and its fields.
+
+        ``BATCH_LINES_MAX`` of them are one request, taken whole or not at all. The same ``key`` and events sent again,
+        after a failure in between as well, add only what is missing.
+        """
+        key = key or new_key()
+        accepted, job_ids = 0, list[str]()
+        for number, lines in enumerate(_requests(events)):
+            params = {"durability": durability}
+            reply = yield from self._core.ask("POST", "/v1/events", params=params, lines=lines, key=f"{key}-{number}")
+            answer = value_of(reply)
+            accepted += answer["accepted"]
+            job_ids += answer["job_ids"]
+        return BatchRecorded(accepted, job_ids)
+
+    @operation
+    def propose(
+        self,
+        tenant_id: str,
+        commitment: Mapping[str, Any],
+        precondition: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+    ) -> Flow[Accepted]:
+        """Propose a commitment (docs/commitments.md).
+
+        Raises:
+            ConflictError: it was rejected, and that is on record.
+        """
+        body = {"tenant_id": tenant_id, "commitment": commitment, "precondition": precondition}
+        return self._write("/v1/commitments", body, key)
+
+    def job(
+        self,
+        tenant_id: str,
+        spec: Spec = None,
+        *,
+        job_id: JobId = None,
+        dc_id: str | None = None,
+        durability: Level | None = None,
+    ) -> J:
+        """A job, for ``with`` or as a decorator: created and accepted, then completed, or failed with the exception.
+
+        A ``job_id`` of one's own makes beginning it again harmless: see ``JobFlows``. ``dc_id`` is where it runs, by
+        default this host. A decorator may have functions of the call's arguments as ``spec`` and ``job_id``.
+        """
+        return self._job_type(self._http, (self._core, self._outbox), tenant_id, spec, job_id, dc_id, durability)
+
+    @operation
+    def flush(self) -> Flow[int]:
+        """Send what waits in the spool, for as long as the client has patience; how many files are left."""
+        return self._outbox.flush()
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    @operation
+    def get_job(
+        self,
+        tenant_id: str,
+        job_id: str,
+        *,
+        consistency: Consistency | None = None,
+        max_staleness_ms: int | None = None,
+        as_of: str | None = None,
+    ) -> Flow[JobState]:
+        """A job, now or as of an HLC or an RFC 3339 time; by default this client's own writes are seen."""
+        params = {"tenant_id": tenant_id, "consistency": consistency, "as_of": as_of}
+        return self._read(f"/v1/jobs/{job_id}", params | {"max_staleness_ms": max_staleness_ms})
+
+    @listing
+    def list_jobs(self, /, tenant_id: str, *, status: Status | None = None, **filters: Any) -> Listing[ListedJob]:
+        """Jobs, newest first; ``filters`` are the other parameters of ``GET /v1/jobs``."""
+        return self._pages("/v1/jobs", {"tenant_id": tenant_id, "status": status, **filters})
+
+    @listing
+    def list_events(self, tenant_id: str, job_id: str) -> Listing[JobEvent]:
+        """The events of a job, in HLC order."""
+        return self._pages(f"/v1/jobs/{job_id}/events", {"tenant_id": tenant_id})
+
+    @listing
+    def list_cancellations(self, tenant_id: str, dc_id: str) -> Listing[ListedJob]:
+        """The jobs whose cancellation a data centre has not acknowledged."""
+        return self._pages("/v1/cancellations", {"tenant_id": tenant_id, "dc": dc_id})
+
+    @listing
+    def watch(
+        self,
+        tenant_id: str,
+        *,
+        actions: Sequence[str] = (),
+        job: str | None = None,
+        dc: str | None = None,
+        from_seq: int | None = None,
+        raise_lagged: bool = False,
+    ) -> Listing[Entry]:
+        """The tenant's chain as it grows, entry by entry, for as long as somebody asks for the next.
+
+        A connection that ends is made again, at any node, where it was: no entry is told twice, none is left out. One
+        that fell behind goes on from the first entry that it was not told, or raises ``LaggedError`` if
+        ``raise_lagged``.
+        """
+        params = {"tenant_id": tenant_id, "job": job, "dc": dc, "from_seq": from_seq}
+        return watched(self._core, params | {"actions": ",".join(actions) or None}, raise_lagged)
+
+    @operation
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: object = None,
+        key: str | None = None,
+    ) -> Flow[dict[str, Any]]:
+        """Anything else that the API has. A POST is repeated only with a ``key``."""
+        sent = None if body is None else json_of(body)
+        return self._value(self._core.ask(method, path, params=params, body=sent, key=key))
+
+    # --- flows ------------------------------------------------------------------------------------
+
+    def _write(self, path: str, body: Mapping[str, Any], key: str | None) -> Flow[Any]:
+        given = {name: value for name, value in body.items() if value is not None}
+        return self._value(self._core.ask("POST", path, body=json_of(given), key=key or new_key()))
+
+    def _read(self, path: str, params: Mapping[str, Any]) -> Flow[Any]:
+        return self._value(self._core.ask("GET", path, params=params))
+
+    def _value(self, asking: Flow[Reply]) -> Flow[Any]:
+        return value_of((yield from asking))
+
+    def _pages(self, path: str, params: Mapping[str, Any]) -> Listing[Any]:
+        cursor = None
+        while True:
+            page = yield from self._read(path, {"limit": PAGE, **params, "cursor": cursor})
+            yield from map(Give, page["items"])
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+
+class Client(LedgerFlows[Job], Blocking):
+    """A ledger. ``with Client() as ledger:`` closes its connections; threads may share it, forked processes may not."""
+
+    _job_type = Job
+
+    def _connect(self, trusted: ssl.SSLContext) -> None:
+        self._http = httpx.Client(verify=trusted, mounts=_DIRECT)
+
+    def close(self) -> None:
+        """Close the connections. What waits in the spool stays there."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient(LedgerFlows[AsyncJob], Awaiting):
+    """As ``Client``, for one event loop: ``async with AsyncClient() as ledger:``."""
+
+    _job_type = AsyncJob
+
+    def _connect(self, trusted: ssl.SSLContext) -> None:
+        self._http = httpx.AsyncClient(verify=trusted, mounts=_DIRECT)
+
+    async def close(self) -> None:
+        """Close the connections. What waits in the spool stays there."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _requests(events: Iterable[Mapping[str, Any]]) -> Iterable[bytes]:
+    """The events as NDJSON, in pieces of which each is one request."""
+    lines, size = list[bytes](), 0
+    for event in events:
+        line = json_of(event).encode()
+        if lines and (len(lines) == BATCH_LINES_MAX or size + len(line) > BATCH_BYTES_MAX):
+            yield b"\n".join(lines)
+            lines, size = [], 0
+        lines.append(line)
+        size += len(line) + 1
+    if lines:
+        yield b"\n".join(lines)

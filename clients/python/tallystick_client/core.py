@@ -1,0 +1,212 @@
+"""How a request becomes an answer: nodes that are followed, retries with backoff, the session, problems as exceptions.
+
+A request is repeated only when repeating cannot do harm: reads, and writes with an Idempotency-Key. Each round tries
+every node once, beginning with the one that answered last; between rounds it waits, twice as long each time with
+jitter, or as long as Retry-After asks. A redirect is followed to an address that was given as a node and to no other,
+so that nobody else is shown the token.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import random
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from tallystick_client.errors import (
+    TRANSIENT_STATUS,
+    NotTheLedgerError,
+    ProblemError,
+    TransientError,
+    UnreachableError,
+    WriteLostError,
+    problem,
+)
+from tallystick_client.flow import Call, Flow, Open, Pause, Reply
+
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.25, 10.0
+RETRY_AFTER_MAX_S = 60.0
+SESSION_TOKENS_MAX = 16
+"""Nodes whose writes are remembered; a ledger reads twice as many tokens."""
+JSON, NDJSON = "application/json", "application/x-ndjson"
+
+
+class Core:
+    """The nodes of one ledger, and what this client has written there."""
+
+    def __init__(self, nodes: Sequence[str], token: str | None, patience_s: float, timeout_s: float) -> None:
+        self._nodes = [node.rstrip("/") for node in nodes]
+        for node in self._nodes:
+            if urlsplit(node).scheme not in ("http", "https") or not urlsplit(node).netloc:
+                raise ValueError(f"{node!r} is not an address of a node; it begins with http:// or https://")
+        if not self._nodes:
+            raise ValueError("name at least one node")
+        self._at = 0
+        """The node that is asked first."""
+        self._authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self.patience_s = patience_s
+        self._timeout_s = timeout_s
+        self._sessions: dict[str, tuple[tuple[int, int], str]] = {}
+        """By node: position of its last write that we know, and its token."""
+
+    @property
+    def session(self) -> str | None:
+        """What ``Tally-Session`` says: the last write on each node."""
+        return ",".join(token for _, token in tuple(self._sessions.values())) or None
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: str | None = None,
+        lines: bytes | None = None,
+        key: str | None = None,
+        session: str | None = None,
+        patience_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Flow[Reply]:
+        """The answer of success. ``body`` is JSON, ``lines`` are NDJSON; parameters that are None are left out.
+
+        Raises:
+            ProblemError: the ledger said no.
+            UnreachableError, NotTheLedgerError: there was no answer of a ledger.
+        """
+        content = lines if lines is not None else body.encode() if body is not None else None
+        content_type = NDJSON if lines is not None else JSON if content is not None else None
+        headers = self._headers(content_type, key, session)
+        repeatable = method in ("GET", "PUT") or key is not None
+        until = time.monotonic() + (self.patience_s if patience_s is None else patience_s)
+        timeout = httpx.Timeout(timeout_s or self._timeout_s)
+        failures = 0
+        while True:
+            call = Call(method, self._url(path, params), headers, content, timeout)
+            try:
+                reply: Reply = yield call
+                if reply.status < 300:
+                    self._learn(reply)
+                    return reply
+                self._refuse(call, reply)
+            except (UnreachableError, TransientError) as error:
+                failures += 1
+                delay_s = self.turn(failures, error)
+                if not repeatable or (delay_s and time.monotonic() + delay_s > until):
+                    raise
+            if delay_s:
+                yield Pause(delay_s)
+
+    def open(self, path: str, params: Mapping[str, Any], headers: Mapping[str, str]) -> Flow[None]:
+        """Open a stream, at the node whose turn it is; errors as ``ask``. Never repeated."""
+        timeout = httpx.Timeout(self._timeout_s, read=45.0)  # a sign of life comes every 15 s
+        call = Call("GET", self._url(path, params), {**self._headers(None, None, None), **headers}, None, timeout)
+        reply: Reply = yield Open(call)
+        if reply.status != 200:
+            self._refuse(call, reply)
+
+    def turn(self, failures: int, error: Exception) -> float:
+        """Go on to the next node after so many failures; seconds to wait before, 0 while a node was not asked yet."""
+        self._at = (self._at + 1) % len(self._nodes)
+        rounds, others = divmod(failures, len(self._nodes))
+        if others:
+            return 0.0
+        backoff_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(rounds - 1, 10))
+        asked_s = error.retry_after_s if isinstance(error, TransientError) else 0.0
+        return max(backoff_s * random.uniform(0.5, 1.0), min(asked_s, RETRY_AFTER_MAX_S))  # noqa: S311
+
+    def _url(self, path: str, params: Mapping[str, Any] | None) -> str:
+        given = {name: value for name, value in (params or {}).items() if value is not None}
+        return str(httpx.URL(self._nodes[self._at] + path, params=given) if given else self._nodes[self._at] + path)
+
+    def _headers(self, content_type: str | None, key: str | None, session: str | None) -> dict[str, str]:
+        given = {
+            "Content-Type": content_type,
+            "Idempotency-Key": key,
+            "Tally-Session": self.session or session,
+        }
+        return {**self._authorization, **{name: value for name, value in given.items() if value is not None}}
+
+    def _learn(self, reply: Reply) -> None:
+        """Remember the write that was answered, unless a later one of that node is known."""
+        token = reply.headers.get("Tally-Session")
+        if token is None:
+            return
+        node, position = _place(token)
+        known = self._sessions.pop(node, None)
+        self._sessions[node] = known if known is not None and known[0] > position else (position, token)
+        while len(self._sessions) > SESSION_TOKENS_MAX:
+            self._sessions.pop(next(iter(self._sessions)), None)
+
+    def _refuse(self, call: Call, reply: Reply) -> None:
+        """Raise what ``reply`` says, unless it leads to another of our nodes, which is then asked next."""
+        location = reply.headers.get("Location")
+        if reply.status in (307, 308, 421) and location is not None:
+            led = [at for at, node in enumerate(self._nodes) if location.startswith(node + "/") or location == node]
+            if led and led[0] != self._at:
+                self._at = led[0] - 1  # where the next turn goes from
+                raise UnreachableError(f"{call.url} leads to {location}")
+        document = _json(reply)
+        if isinstance(document, dict) and isinstance(document.get("type"), str):
+            found: ProblemError = problem(reply.status, document, location)
+            if isinstance(found, TransientError):
+                found.retry_after_s = _seconds(reply.headers.get("Retry-After"))
+            if isinstance(found, WriteLostError):
+                self._sessions.clear()
+            raise found
+        if reply.status in TRANSIENT_STATUS:
+            raise UnreachableError(f"{call.url} answers {reply.status}, and not as a Tallystick does")
+        led_to = f", a redirect to {location[:200]}" if location else ""
+        raise NotTheLedgerError(f"{call.url} does not answer as a Tallystick does: status {reply.status}{led_to}")
+
+
+def value_of(reply: Reply) -> Any:
+    """The JSON of an answer of success.
+
+    Raises:
+        NotTheLedgerError: it is none.
+    """
+    value = _json(reply)
+    if not isinstance(value, dict):
+        raise NotTheLedgerError(f"an answer of status {reply.status} is no JSON object: not a Tallystick")
+    return value
+
+
+def json_of(value: object) -> str:
+    """``value`` as JSON.
+
+    Raises:
+        TypeError, ValueError: it cannot be that.
+    """
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def new_key() -> str:
+    """An Idempotency-Key that nobody else has."""
+    return f"py-{secrets.token_hex(16)}"
+
+
+def _json(reply: Reply) -> Any:
+    try:
+        return json.loads(reply.content)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _seconds(retry_after: str | None) -> float:
+    return float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else 0.0
+
+
+def _place(token: str) -> tuple[str, tuple[int, int]]:
+    """Node and position that a session token names; of one that we cannot read, the token as a node of its own."""
+    try:
+        _, node, epoch, lsn, *_ = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))[:-16].decode().split(" ")
+        return node, (int(epoch), int(lsn))
+    except (ValueError, binascii.Error):
+        return token, (0, 0)

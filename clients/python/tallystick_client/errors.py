@@ -1,0 +1,125 @@
+"""What can go wrong, as exceptions: problems of the ledger by their kind, and what is no answer of a ledger at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class TallystickError(Exception):
+    """Root of all errors of this package."""
+
+
+class UnreachableError(TallystickError):
+    """No node answered in time, or only a proxy before it did. The request may have been taken."""
+
+
+class NotTheLedgerError(TallystickError):
+    """Something answers at the address, and not as a Tallystick does."""
+
+
+class SpoolError(TallystickError):
+    """The spool cannot take or give a file; the text says why."""
+
+
+class LaggedError(TallystickError):
+    """A watch fell behind. ``from_seq`` is the first entry that it was not told, ``head_seq`` the newest there is."""
+
+    def __init__(self, from_seq: int, head_seq: int) -> None:
+        super().__init__(f"the watch fell behind: it was told nothing from seq {from_seq} on; the head is {head_seq}")
+        self.from_seq = from_seq
+        self.head_seq = head_seq
+
+
+class ProblemError(TallystickError):
+    """An answer of the ledger other than success (RFC 9457).
+
+    ``kind`` is the end of its ``type`` (docs/problems.md), ``members`` the whole document, ``location`` the address
+    that it names, if any.
+    """
+
+    def __init__(self, status: int, kind: str, detail: str, members: Mapping[str, Any], location: str | None = None):
+        super().__init__(f"{kind} ({status}): {detail}")
+        self.status = status
+        self.kind = kind
+        self.detail = detail
+        self.members = members
+        self.location = location
+
+
+class JobNotFoundError(ProblemError):
+    """There is no such job, or not yet at this node."""
+
+
+class JobExistsError(ProblemError):
+    """The job was created with another spec."""
+
+
+class JobEndedError(ProblemError):
+    """The job has ended; nothing more happens to it."""
+
+
+class KeyReusedError(ProblemError):
+    """The Idempotency-Key, or the job id that it was made of, belongs to another request."""
+
+
+class ConflictError(ProblemError):
+    """The proposal was rejected: ``members["reason"]`` says why, ``members["index"]`` is the entry that records it."""
+
+
+class InvalidError(ProblemError):
+    """A field, or a line of a batch, is wrong: ``members`` has ``path`` or ``line``."""
+
+
+class NotAllowedError(ProblemError):
+    """Nothing says who calls, or the caller may not do this."""
+
+
+class WriteLostError(ProblemError):
+    """A write of this session was lost with the disk of a node. The client has forgotten the session."""
+
+
+class OtherRegionError(ProblemError):
+    """The job is of another region, whose ledger ``location`` names."""
+
+
+class TransientError(ProblemError):
+    """The same request may succeed later; the client has tried for as long as it has patience."""
+
+    retry_after_s = 0.0
+    """What ``Retry-After`` asked for."""
+
+
+_BY_KIND: Mapping[str, type[ProblemError]] = {
+    "conflict": ConflictError,
+    "event-refused": InvalidError,
+    "forbidden": NotAllowedError,
+    "idempotency-key-reused": KeyReusedError,
+    "idempotency-key-unproven": KeyReusedError,
+    "invalid-event": InvalidError,
+    "invalid-request": InvalidError,
+    "job-ended": JobEndedError,
+    "job-exists": JobExistsError,
+    "job-not-found": JobNotFoundError,
+    "other-region": OtherRegionError,
+    "payload-too-large": InvalidError,
+    "unauthenticated": NotAllowedError,
+    "write-lost": WriteLostError,
+}
+TRANSIENT_STATUS = frozenset({408, 429, 502, 503, 504})
+"""Also of proxies, which send no problem document."""
+TRANSIENT_KINDS = frozenset({"internal-error"})
+"""Of another status."""
+REFUSALS = (InvalidError, JobEndedError, JobExistsError, JobNotFoundError, KeyReusedError, WriteLostError)
+"""What is about the event itself: sent again it is refused again."""
+
+
+def problem(status: int, document: Mapping[str, Any], location: str | None) -> ProblemError:
+    """The exception that a problem document stands for."""
+    kind = str(document["type"]).rsplit("/", 1)[-1]
+    detail = str(document.get("detail") or document.get("title") or f"status {status}")
+    if "line" in document:
+        detail = f"line {document['line']}: {detail}"
+    is_transient = status in TRANSIENT_STATUS or kind in TRANSIENT_KINDS
+    known = TransientError if is_transient else _BY_KIND.get(kind, ProblemError)
+    return known(status, kind, detail, document, location)

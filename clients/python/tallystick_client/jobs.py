@@ -1,0 +1,230 @@
+"""A job as its scheduler sees it: begun, reported on, and ended with what came of it."""
+
+from __future__ import annotations
+
+import platform
+import re
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
+from functools import wraps
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from tallystick_client.answers import ENDED, Level
+from tallystick_client.core import Core, json_of, new_key, value_of
+from tallystick_client.errors import JobEndedError, TallystickError
+from tallystick_client.flow import Awaiting, Blocking, Flow, operation
+from tallystick_client.outbox import Outbox
+from tallystick_client.spool import Part, Request
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Spec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
+"""What a job is to do, or a function that makes it of the arguments of a decorated function."""
+JobId = str | Callable[..., str] | None
+
+ERROR_CHARACTERS_MAX = 4000
+_JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class JobFlows:
+    """One job. ``job_id`` is chosen before anything is sent.
+
+    The Idempotency-Keys of a beginning are made of the job id: whoever begins a job of this id and spec again, such as
+    a scheduler that was killed, adds nothing. An end has a key of its own.
+    """
+
+    def __init__(
+        self,
+        http: Any,
+        ledger: tuple[Core, Outbox],
+        tenant_id: str,
+        spec: Spec,
+        job_id: JobId,
+        dc_id: str | None,
+        durability: Level | None,
+    ) -> None:
+        self._http = http
+        self._ledger = ledger
+        self._given = (tenant_id, spec, job_id, dc_id, durability)
+        made = callable(job_id) or callable(spec)  # by the decorator, for each call
+        self.job_id = f"run-{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(8)}"
+        if isinstance(job_id, str):
+            self.job_id = job_id
+        if not _JOB_ID.fullmatch(self.job_id):
+            raise ValueError(f"{self.job_id!r} is no job id: 1 to 128 of A-Z a-z 0-9 . _ : -")
+        self.tenant_id = tenant_id
+        self.dc_id = dc_id or platform.node() or "localhost"
+        self._is_named = job_id is not None
+        self._spec = None if made else spec
+        self._common = {"tenant_id": tenant_id} | ({} if durability is None else {"durability": durability})
+        self._began: tuple[datetime, float] | None = None
+        """When, if this object saw it: the wall clock, and seconds of the monotonic one."""
+        self._is_over = False
+        """Its end was handed over, by ``complete`` or ``fail``."""
+
+    @operation
+    def create(self) -> Flow[None]:
+        """Record that the job exists: JobCreated.
+
+        Raises:
+            JobEndedError: a job of this id has ended, as far as the ledger or the spool knows: do not run it again.
+            ProblemError: the ledger refuses the job.
+        """
+        yield from self._begin([self._created()])
+
+    @operation
+    def accept(self, worker_count: int = 1) -> Flow[None]:
+        """Record that the job begins here: JobAccepted. Raises as ``create``."""
+        yield from self._begin([self._accepted(worker_count)])
+
+    @operation
+    def begin(self) -> Flow[None]:
+        """``create`` and ``accept`` in one."""
+        yield from self._begin([self._created(), self._accepted(1)])
+
+    @operation
+    def event(self, /, type: str, **fields: Any) -> Flow[None]:
+        """Record an event between beginning and end, such as WorkflowDispatched (docs/events.md)."""
+        yield from self._record("event", [self._event({"type": type, **fields}, new_key())])
+
+    @operation
+    def progress(self, completed: int, failed: int = 0) -> Flow[None]:
+        """Record how far the job is: totals, not differences."""
+        body = {"type": "JobProgressReported", "dc_id": self.dc_id, "completed": completed, "failed": failed}
+        yield from self._record("event", [self._event(body, new_key())])
+
+    @operation
+    def complete(self, final_status: str = "completed", metrics: Mapping[str, Any] | None = None) -> Flow[None]:
+        """Record a good end: JobCompleted."""
+        yield from self._end(self._completion(final_status, metrics))
+
+    @operation
+    def fail(self, error: BaseException | str) -> Flow[None]:
+        """Record a bad end: JobFailed, with the type and text of an exception."""
+        yield from self._end(self._failure(error))
+
+    def _of(self, given: tuple[Any, ...], named: dict[str, Any]) -> Self:
+        """A job of its own for one call of a decorated function."""
+        tenant_id, spec, job_id, dc_id, durability = self._given
+        spec = spec(*given, **named) if callable(spec) else spec
+        job_id = job_id(*given, **named) if callable(job_id) else job_id
+        return type(self)(self._http, self._ledger, tenant_id, spec, job_id, dc_id, durability)
+
+    # --- flows ------------------------------------------------------------------------------------
+
+    def _begin(self, requests: list[Request]) -> Flow[None]:
+        core, outbox = self._ledger
+        if self._is_named and (yield from outbox.knows_end(self.tenant_id, self.job_id)):
+            raise self._ended("its end waits in the spool")
+        replies = yield from outbox.record(self.tenant_id, self.job_id, "begin", requests)
+        if not self._is_named or replies is None:
+            return
+        if replies and replies[0].headers.get("Idempotent-Replay") != "true":
+            return
+        # It was begun before, by somebody who may have ended it too.
+        path, params = f"/v1/jobs/{self.job_id}", {"tenant_id": self.tenant_id}
+        status = value_of((yield from core.ask("GET", path, params=params)))["status"]
+        if status in ENDED:
+            raise self._ended(f"it is {status}")
+
+    def _end(self, event: dict[str, Any]) -> Flow[None]:
+        self._is_over = True
+        yield from self._record("end", [self._event(event, new_key())])
+
+    def _record(self, part: Part, requests: list[Request]) -> Flow[None]:
+        yield from self._ledger[1].record(self.tenant_id, self.job_id, part, requests)
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def _created(self) -> Request:
+        body = {**self._common, "job_id": self.job_id, "spec": self._spec or {}, "assigned_dcs": [self.dc_id]}
+        return Request(path="/v1/jobs", key=f"py-{self.job_id}-created", body=json_of(body))
+
+    def _accepted(self, worker_count: int) -> Request:
+        self._began = datetime.now(UTC), time.monotonic()
+        body = {"type": "JobAccepted", "dc_id": self.dc_id, "worker_count": worker_count}
+        return self._event(body, f"py-{self.job_id}-accepted-{self.dc_id}"[:255])
+
+    def _event(self, event: dict[str, Any], key: str) -> Request:
+        return Request(path=f"/v1/jobs/{self.job_id}/events", key=key, body=json_of({**self._common, **event}))
+
+    def _completion(self, final_status: str, metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+        said: dict[str, Any] = {}
+        if self._began is not None:
+            began_at, began_s = self._began
+            said["began_at"] = began_at.isoformat(timespec="milliseconds")
+            said["duration_s"] = round(time.monotonic() - began_s, 3)
+        return {"type": "JobCompleted", "final_status": final_status, "aggregate_metrics": said | dict(metrics or {})}
+
+    def _failure(self, error: BaseException | str) -> dict[str, Any]:
+        said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        return {"type": "JobFailed", "error": said[:ERROR_CHARACTERS_MAX], "failed_dc": self.dc_id}
+
+    def _ended(self, how: str) -> JobEndedError:
+        return JobEndedError(409, "job-ended", f"job {self.job_id} has ended: {how}", {"job_id": self.job_id})
+
+
+class Job(JobFlows, Blocking):
+    """A job for ``with``, or around a function as a decorator: begun, then completed, or failed with the exception."""
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if self._is_over:
+            return
+        if _is_good(error):
+            self.complete()
+            return
+        assert error is not None
+        try:
+            self.fail(error)
+        except TallystickError as unrecorded:
+            error.add_note(f"the end of job {self.job_id} is not on record: {unrecorded}")
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def run(*given: P.args, **named: P.kwargs) -> T:
+            with self._of(given, named):
+                return function(*given, **named)
+
+        return run
+
+
+class AsyncJob(JobFlows, Awaiting):
+    """As ``Job``, for ``async with`` and coroutine functions."""
+
+    async def __aenter__(self) -> Self:
+        await self.begin()
+        return self
+
+    async def __aexit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> None:
+        if self._is_over:
+            return
+        if _is_good(error):
+            await self.complete()
+            return
+        assert error is not None
+        try:
+            await self.fail(error)
+        except TallystickError as unrecorded:
+            error.add_note(f"the end of job {self.job_id} is not on record: {unrecorded}")
+
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        @wraps(function)
+        async def run(*given: P.args, **named: P.kwargs) -> T:
+            async with self._of(given, named):
+                return await function(*given, **named)
+
+        return run
+
+
+def _is_good(error: BaseException | None) -> bool:
+    """Whether a job that ended with ``error`` came to a good end."""
+    return error is None or (isinstance(error, SystemExit) and not error.code)

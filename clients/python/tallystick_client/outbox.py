@@ -1,0 +1,208 @@
+"""Recording parts of jobs: straight away, or, with a spool, filed first and then sent in order, each once.
+
+1. The part is durable in the spool.
+2. Whoever has the lock sends what waits, oldest first; a request that was sent before the ledger knows by its key. Of a
+   file that is older than the ledger remembers keys, what the job already has is left out.
+3. What was taken is removed. What the ledger refuses for good is set aside with the reason, and with it what follows of
+   that job. Anything else ends the sending, and all that is left waits.
+
+A ledger that is away holds up nobody for long: one answer is waited for ``SPOOLED_WAIT_S`` at most, and after a failure
+nothing is tried for a while, twice as long each time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tallystick_client.core import BACKOFF_MAX_S, BACKOFF_MIN_S, Core, value_of
+from tallystick_client.errors import (
+    REFUSALS,
+    JobNotFoundError,
+    NotAllowedError,
+    ProblemError,
+    SpoolError,
+    TallystickError,
+)
+from tallystick_client.flow import Flow, Pause, Reply, Work
+from tallystick_client.spool import FORMAT, Kept, Part, Request, Spool, is_in_memory_of_keys
+
+SPOOLED_WAIT_S = 2.0
+"""Longest wait for one answer, and about the longest that a call sends what waits, when there is a spool."""
+LOCK_POLL_S = 0.05
+_IDENTITY = ("dc_id", "workflow_id", "completed", "failed", "workflows_cancelled")
+"""Fields that tell events of one type of a job apart, as far as they have them."""
+
+log = logging.getLogger("tallystick_client")
+
+
+class Outbox:
+    """What is recorded of jobs, by way of the spool where there is one."""
+
+    def __init__(self, core: Core, spool: Spool | None) -> None:
+        self._core = core
+        self._spool = spool
+        self._failures = 0
+        self._quiet_until = 0.0
+
+    def record(self, tenant_id: str, job_id: str, part: Part, requests: Sequence[Request]) -> Flow[list[Reply] | None]:
+        """Record one part of a job: the answers, None when the spool keeps it, [] when another sender had it taken.
+
+        Raises:
+            ProblemError: the ledger refused it.
+            UnreachableError, NotTheLedgerError: there is no spool, or none that takes it, and no answer.
+        """
+        if self._spool is None:
+            return (yield from self._post(requests, None))
+        kept: Kept = {
+            "format": FORMAT,
+            "made_ms": time.time_ns() // 1_000_000,
+            "tenant_id": tenant_id,
+            "job_id": job_id,
+            "part": part,
+            "session": self._core.session,
+            "requests": list(requests),
+        }
+        try:
+            own: Path = yield Work(partial(self._spool.keep, kept))
+        except SpoolError as full:
+            log.warning("%s; the job goes to the ledger straight away", full)
+            try:
+                return (yield from self._post(requests, None))
+            except TallystickError as error:
+                error.add_note(str(full))
+                raise
+        if time.monotonic() < self._quiet_until:
+            return None
+        return (yield from self._flush(self._spool, own, SPOOLED_WAIT_S, SPOOLED_WAIT_S))
+
+    def flush(self) -> Flow[int]:
+        """Send what waits, for as long as the client has patience; how many files are left.
+
+        Raises:
+            SpoolError: the folder cannot be read.
+        """
+        spool = self._spool
+        if spool is None:
+            return 0
+        until = time.monotonic() + self._core.patience_s
+        while True:
+            yield from self._flush(spool, None, max(until - time.monotonic(), SPOOLED_WAIT_S), None)
+            left: int = len((yield Work(spool.waiting)))
+            pause_s = self._quiet_until - time.monotonic()
+            if not left or time.monotonic() + max(pause_s, 0.0) > until:
+                return left
+            if pause_s > 0:
+                yield Pause(pause_s)
+
+    def knows_end(self, tenant_id: str, job_id: str) -> Flow[bool]:
+        """Whether the end of a job waits in the spool."""
+        return False if self._spool is None else (yield Work(partial(self._spool.has_end_of, tenant_id, job_id)))
+
+    def _flush(self, spool: Spool, own: Path | None, wait_s: float, answer_s: float | None) -> Flow[list[Reply] | None]:
+        """Send what waits, for about ``wait_s``, ``answer_s`` for each answer; of the file ``own`` as ``record``."""
+        until = time.monotonic() + wait_s
+        while (lock := (yield Work(spool.lock))) is None:
+            if time.monotonic() > until:
+                return None
+            yield Pause(LOCK_POLL_S)
+        try:
+            refused: dict[str, TallystickError] = {}
+            for path in (yield Work(spool.waiting)):
+                if time.monotonic() > until:
+                    return None
+                try:
+                    replies: list[Reply] = yield from self._send(spool, path, path == own, answer_s, refused)
+                except TallystickError as error:
+                    if path == own and isinstance(error, (*REFUSALS, NotAllowedError, SpoolError)):
+                        raise
+                    self._be_quiet(error)
+                    return None
+                self._failures = 0
+                if path == own:
+                    return replies
+            return []
+        finally:
+            lock.close()
+
+    def _send(
+        self, spool: Spool, path: Path, is_own: bool, answer_s: float | None, refused: dict[str, TallystickError]
+    ) -> Flow[list[Reply]]:
+        """Send one file, and remove it or set it aside."""
+        kept: Kept | None = None
+        try:
+            kept = yield Work(partial(spool.load, path))
+            if kept is None:
+                return []
+            if (before := refused.get(f"{kept['tenant_id']} {kept['job_id']}")) is not None:
+                raise SpoolError(f"what came before it of this job was refused: {before}")
+            requests = kept["requests"]
+            if not is_in_memory_of_keys(kept):
+                requests = yield from self._not_there(kept)
+            replies = yield from self._post(requests, kept["session"], patience_s=0.0, timeout_s=answer_s)
+        except NotAllowedError:
+            if is_own and kept is not None and kept["part"] == "begin":
+                yield Work(partial(spool.remove, path))  # nothing was begun, so there is nothing to record
+            raise
+        except (SpoolError, *REFUSALS) as error:
+            if is_own and kept is not None and kept["part"] == "begin":
+                yield Work(partial(spool.remove, path))
+                raise
+            aside = yield Work(partial(spool.refuse, path, str(error)))
+            log.error("refused, now in %s: %s", aside, error)
+            if kept is not None:
+                refused[f"{kept['tenant_id']} {kept['job_id']}"] = error
+            if is_own:
+                raise
+            return []
+        yield Work(partial(spool.remove, path))
+        return replies
+
+    def _post(self, requests: Sequence[Request], session: str | None, **waits: float | None) -> Flow[list[Reply]]:
+        """Send requests in order; ``waits`` are those of ``Core.ask``."""
+        replies = []
+        for each in requests:
+            how = {"body": each["body"], "key": each["key"], "session": session, **waits}
+            replies.append((yield from self._core.ask("POST", each["path"], **how)))  # type: ignore[arg-type]
+        return replies
+
+    def _not_there(self, kept: Kept) -> Flow[list[Request]]:
+        """The requests of a file whose events the job does not have yet."""
+        there: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            params = {"tenant_id": kept["tenant_id"], "limit": 1000, "cursor": cursor}
+            path = f"/v1/jobs/{kept['job_id']}/events"
+            try:
+                page = value_of((yield from self._core.ask("GET", path, params=params, patience_s=0.0)))
+            except JobNotFoundError:
+                break
+            except ProblemError as error:
+                if error.kind != "tenant-not-found":
+                    raise
+                break
+            there += page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+        return [each for each in kept["requests"] if not any(_is(each, kept["part"], item) for item in there)]
+
+    def _be_quiet(self, error: TallystickError) -> None:
+        pause_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(self._failures, 10))
+        self._failures += 1
+        self._quiet_until = time.monotonic() + pause_s
+        log.warning("what is in the spool waits, for %.1f s at least: %s", pause_s, error)
+
+
+def _is(request: Request, part: Part, event: dict[str, Any]) -> bool:
+    """Whether ``event``, of the ledger, is that of ``request``: of beginnings and ends a job has one of each type."""
+    body = json.loads(request["body"])
+    if event["type"] != body.get("type", "JobCreated"):
+        return False
+    said = {} if part != "event" else {name: body[name] for name in _IDENTITY if name in body}
+    return all(event["payload"].get(name) == value for name, value in said.items())
