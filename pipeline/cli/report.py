@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -25,8 +26,12 @@ if TYPE_CHECKING:
     from pipeline.places import Place
     from pipeline.report.make import Made
 
+FIELDS_MAX: Final = 5
+"""Fields that jobs are counted by."""
 PLACES_SHOWN_MAX: Final = 5
 """Bundles that a report names as its source; the others are counted."""
+_FIELD: Final = re.compile(r"spec(\.[^.\x00-\x1f]{1,128}){1,8}")
+_SERVICE: Final = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,255}/?")
 
 
 def report(
@@ -53,6 +58,13 @@ def report(
     stats: Annotated[
         str | None, typer.Option("--stats", metavar="URL", help="What tally pipeline stats wrote: adds its counts.")
     ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", metavar="FIELD", help="Count by this field of the spec, as spec.image; may be repeated."),
+    ] = None,
+    console: Annotated[
+        str | None, typer.Option("--console", metavar="URL", help="Service to whose console the page's jobs lead.")
+    ] = None,
     tenants: Tenants = None,
     dsn: Dsn = None,
     archive: AnyArchive = None,
@@ -74,7 +86,7 @@ def report(
     Examples:
       tally pipeline report --dest reports/all
       tally pipeline report --dest reports/november --from 2026-11-01 --to 2026-12-01
-      tally pipeline report --dest reports/acme --archive s3://ledger-archive/prod -t acme --window 1d
+      tally pipeline report --dest reports/acme --archive s3://ledger-archive/prod -t acme --by spec.labels.team
       tally pipeline report --dest reports/sites --bundle sites/*.tar --json
     """
     where = named_place(context, dsn, archive, bundles, more_bundles, tenants)
@@ -83,6 +95,8 @@ def report(
         _refuse_no_stats(stats, wanted)
         wanted = wanted._replace(clock=Clock.HLC)
     stuck_after_ms = None if stuck_after is None else parse_duration("--stuck-after", stuck_after)
+    fields = tuple(by or ())
+    _refuse_odd(fields, console)
     given = {
         "--from": start,
         "--to": end,
@@ -90,6 +104,7 @@ def report(
         "--time": clock,
         "--stuck-after": stuck_after,
         "--stats": stats,
+        "--console": console,
         "--dest": str(dest),
     }
     from pipeline.places import place_of
@@ -104,7 +119,7 @@ def report(
     before_ms = wanted.end_ms if wanted.clock is Clock.HLC else None
     with running("report", master) as spark, ExitStack() as stack:
         opened = [stack.enter_context(place.open()) for place in places]
-        made = _made(where.option, places, tenants or (), given, log_origins(opened, tenants))
+        made = _made(where.option, places, tenants or (), given, fields, log_origins(opened, tenants))
         with shown(spark, "reporting", err):
             rows = entries(spark, opened, tenants, before_ms)
             windows = None if stats is None else read_stats(spark, stats)
@@ -114,6 +129,16 @@ def report(
         print_json(told)
     else:
         _print(told, dest)
+
+
+def _refuse_odd(fields: Sequence[str], console: str | None) -> None:
+    for name in fields:
+        if not _FIELD.fullmatch(name):
+            raise InvalidInputError(f"--by {name[:100]!r} is no field of a spec: write spec.image, or spec.labels.team")
+    if len(fields) > FIELDS_MAX or len({*fields}) < len(fields):
+        raise InvalidInputError(f"--by names {len(fields)} fields: give at most {FIELDS_MAX}, each once")
+    if console is not None and not _SERVICE.fullmatch(console):
+        raise InvalidInputError(f"--console {console[:100]!r} is no address of a service: write https://ledger.example")
 
 
 def _refuse_no_stats(stats: str, wanted: Asked) -> None:
@@ -131,6 +156,7 @@ def _made(
     places: Sequence[Place],
     tenants: Sequence[str],
     given: Mapping[str, str | None],
+    fields: tuple[str, ...],
     log_origins: list[str],
 ) -> Made:
     """What the report says it was made from, without the password of a database."""
@@ -141,7 +167,9 @@ def _made(
     more = [f"and {len(names) - len(some):,} more"] if len(names) > len(some) else []
     words = [word for tenant in tenants for word in ("--tenant", tenant)]
     ledger = shlex.join([option, *some, *words]) + (" ..." if more else "")
-    options = shlex.join([word for name, value in given.items() if value for word in (name, value)])
+    by = [word for name in fields for word in ("--by", name)]
+    options = shlex.join([*(word for name, value in given.items() if value for word in (name, value)), *by])
+    console = given["--console"]
     return Made(
         ", ".join([*some, *more]),
         list(tenants),
@@ -150,6 +178,8 @@ def _made(
         datetime.now(UTC),
         f"tally pipeline report {options} {ledger}",
         f"tally pipeline verify --keys KEYS {ledger}",
+        fields,
+        None if console is None else console.rstrip("/"),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,9 +20,16 @@ FORMAT: Final = "tallystick.report.v1"
 
 
 def report(
-    period: Period, made: Made, facts: dict[str, Any], numbers: dict[str, Any], who: dict[str, Any], folder: Path
+    period: Period,
+    made: Made,
+    facts: dict[str, Any],
+    numbers: dict[str, Any],
+    who: dict[str, Any],
+    last: dict[str, Any] | None,
+    folder: Path,
 ) -> dict[str, Any]:
-    """The headline numbers of the report whose tables are in ``folder``; ``who`` are those of who did what."""
+    """The headline numbers of the report whose tables are in ``folder``; ``who`` are those of who did what, ``last``
+    counts of the period before, where that is known."""
     whole = rows_of(folder, "all")[0]
     made_at = made.made_at.isoformat(timespec="seconds").replace("+00:00", "Z")
     return {
@@ -35,12 +43,8 @@ def report(
             "window_ms": period.window_ms,
             "first_window_ms": period.first_window_ms,
         },
-        "in_period": {name: whole[name] for name in ("created", "accepted", "ended", *OUTCOMES)},
-        "rates": {name: whole[name] for name in ("failure_rate", "cancellation_rate", "timeout_rate")},
-        "times_s": {
-            span: {"jobs": whole[f"{span}_jobs"], **{f"p{each}": whole[f"{span}_p{each}_s"] for each in PERCENTILES}}
-            for span in SPANS
-        },
+        **_counted(whole),
+        "before": None if last is None else _counted(last),
         "at_end": {
             "jobs": numbers["jobs"],
             "open": numbers["open"],
@@ -72,6 +76,19 @@ def report(
             "last_hlc": facts["last_hlc"],
         },
         "made": {"at": made_at, "version": made.version, "command": made.command, "verify": made.verify_command},
+        "by": [*made.by],
+        "console": made.console,
+    }
+
+
+def _counted(whole: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "in_period": {name: whole[name] for name in ("created", "accepted", "ended", *OUTCOMES)},
+        "rates": {name: whole[name] for name in ("failure_rate", "cancellation_rate", "timeout_rate")},
+        "times_s": {
+            span: {"jobs": whole[f"{span}_jobs"], **{f"p{each}": whole[f"{span}_p{each}_s"] for each in PERCENTILES}}
+            for span in SPANS
+        },
     }
 
 

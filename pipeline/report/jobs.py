@@ -34,7 +34,7 @@ def fold(said: DataFrame) -> DataFrame:
     hlc = F.struct(
         rank["physical_ms"].alias("physical_ms"), rank["logical"].alias("logical"), rank["node"].alias("node")
     )
-    order = F.struct(*hlc_parts(rank), rank["digest"].alias("digest"), "trace_ms", "assigned_dcs", "actor")
+    order = F.struct(*hlc_parts(rank), rank["digest"].alias("digest"), "trace_ms", "assigned_dcs", "actor", "labels")
     moment = F.struct(*hlc_parts(rank), "trace_ms")
     has_dc = F.col("dc").isNotNull()
 
@@ -114,6 +114,7 @@ def _with_meaning(folded: DataFrame) -> DataFrame:
         F.col("cancel.reason").alias("cancel_reason"),
         F.when(has_ended, end["error"]).alias("error"),
         F.when(F.col("status") == jobs.FAILED, end["failed_dc"]).alias("failed_dc"),
+        F.col("created.labels").alias("labels"),
     )
 
 
@@ -168,6 +169,7 @@ def on_clock(folded: DataFrame, clock: Clock) -> DataFrame:
         _hlc_text("last_hlc").alias("last_hlc"),
         "last_seq",
         "events",
+        "labels",
     )
     spans = {"queue": ("created", "accepted"), "run": ("accepted", "ended"), "total": ("created", "ended")}
     raw = {name: F.col(f"{end}_ms") - F.col(f"{begin}_ms") for name, (begin, end) in spans.items()}

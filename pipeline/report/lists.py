@@ -7,7 +7,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from ledger.machines.jobs import STATUSES
+from ledger.machines.jobs import CANCELLED, FAILED, STATUSES, TIMED_OUT
 from pipeline.report.jobs import OPEN_STATUSES, moment, seconds
 from pipeline.report.period import DAY_MS, HOUR_MS, Period
 
@@ -96,6 +96,43 @@ def cancellers(timed: DataFrame, period: Period) -> DataFrame:
         F.count_distinct("tenant_id").alias("tenants"),
     )
     return counted.orderBy(F.desc("jobs"), "cancelled_by", "is_private").limit(LIST_ROWS_MAX)
+
+
+def reasons(timed: DataFrame, period: Period) -> DataFrame:
+    """Why jobs that ended in the period did not complete, most first: by outcome and the text that was given for it.
+
+    The newest job of each is its example. Private texts of an outcome are one row.
+    """
+    is_cancelled = F.col("status") == CANCELLED
+    field = F.when(is_cancelled, F.lit("cancel_reason")).otherwise(F.lit("error"))
+    each = timed.where(
+        (F.col("ended_ms") >= period.start_ms)
+        & (F.col("ended_ms") < period.end_ms)
+        & F.col("status").isin(FAILED, TIMED_OUT, CANCELLED)
+    ).select(
+        "status",
+        F.when(is_cancelled, F.col("cancel_reason")).otherwise(F.col("error")).alias("reason"),
+        F.array_contains(F.split("private_fields", " "), field).alias("is_private"),
+        "tenant_id",
+        "job_id",
+        "ended_ms",
+    )
+    counted = each.groupBy("status", "reason", "is_private").agg(
+        F.count("*").alias("jobs"),
+        F.count_distinct("tenant_id").alias("tenants"),
+        F.max(F.struct("ended_ms", "tenant_id", "job_id")).alias("newest"),
+    )
+    ordered = counted.orderBy(F.desc("jobs"), "status", "reason", "is_private").limit(LIST_ROWS_MAX)
+    return ordered.select(
+        "status",
+        "reason",
+        "is_private",
+        "jobs",
+        "tenants",
+        moment("newest.ended_ms", period.clock).alias("ended"),
+        "newest.tenant_id",
+        "newest.job_id",
+    )
 
 
 def totals(timed: DataFrame, period: Period, after_ms: int) -> DataFrame:

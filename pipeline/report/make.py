@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +27,8 @@ from pipeline.report.said import said
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-TABLES = (*(name for name in summaries.TABLES), "cancellers", "longest", "stuck", "cancelled", *access.TABLES, "ledger")
+LISTS = ("longest", "stuck", "cancelled", "cancellers", "reasons")
+TABLES = (*(name for name in summaries.TABLES), "open", *LISTS, *access.TABLES, "ledger")
 
 
 class Made(NamedTuple):
@@ -40,6 +42,10 @@ class Made(NamedTuple):
     made_at: datetime
     command: str
     verify_command: str
+    by: Sequence[str] = ()
+    """Fields of the spec, such as ``spec.image``, by whose values jobs are counted."""
+    console: str | None = None
+    """Base URL of the service whose console links of jobs lead to."""
 
 
 def make(
@@ -61,7 +67,7 @@ def make(
         ConfigurationError: ``dest`` holds something else.
     """
     with files.replaced(dest) as fresh:
-        known = jobs.before_end(said(entries), asked.clock, asked.end_ms).persist(StorageLevel.DISK_ONLY)
+        known = jobs.before_end(said(entries, made.by), asked.clock, asked.end_ms).persist(StorageLevel.DISK_ONLY)
         folded = fold(known).persist(StorageLevel.DISK_ONLY)
         try:
             overall = jobs.overall(folded).first()
@@ -71,6 +77,9 @@ def make(
             files.write_table(jobs.by_tenant(folded), fresh, "ledger")
             timed = jobs.on_clock(folded, period.clock).persist(StorageLevel.DISK_ONLY)
             numbers = _write_tables(timed, period, stuck_after_ms, fresh)
+            if made.by:
+                files.write_table(summaries.by_label(timed, period, made.by), fresh, "labels")
+            last = None if asked.start_ms is None else summaries.before(timed, period).first()
             who = access.write(known, timed, system, made.tenants, asked, period, fresh)
             timed.unpersist()
             if stats is not None:
@@ -78,9 +87,9 @@ def make(
         finally:
             folded.unpersist()
             known.unpersist()
-        for name in (*TABLES, *(running.TABLES if stats is not None else ())):
+        for name in (*TABLES, *(["labels"] if made.by else ()), *(running.TABLES if stats is not None else ())):
             files.write_csv(fresh, name)
-        report = headline.report(period, made, facts, numbers, who, fresh)
+        report = headline.report(period, made, facts, numbers, who, None if last is None else last.asDict(), fresh)
         headline.write(report, fresh)
         write_page(report, fresh)
     return report
@@ -109,12 +118,14 @@ def _write_tables(timed: DataFrame, period: Period, stuck_after_ms: int | None, 
     for name in summaries.TABLES:
         files.write_table(summaries.of(counted, name, period), fresh, name)
     counted.unpersist()
+    files.write_table(summaries.openings(timed, period), fresh, "open")
     whole = files.rows_of(fresh, "all")[0]
     after_ms = lists.stuck_after_ms(stuck_after_ms, whole["total_jobs"], whole["total_p99_s"])
     files.write_table(lists.longest(timed, period), fresh, "longest")
     files.write_table(lists.stuck(timed, period, after_ms), fresh, "stuck")
     files.write_table(lists.cancelled(timed, period), fresh, "cancelled")
     files.write_table(lists.cancellers(timed, period), fresh, "cancellers")
+    files.write_table(lists.reasons(timed, period), fresh, "reasons")
     totals = lists.totals(timed, period, after_ms).first()
     assert totals is not None
     return {**totals.asDict(), "stuck_after_ms": after_ms, "stuck_after_is_asked": stuck_after_ms is not None}

@@ -6,7 +6,8 @@ says what the event says that it holds. An entry that tells of a read of payload
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -46,27 +47,30 @@ _SAID: Final = pa.schema(
         *(("trace_ms", pa.int64()), ("dc", pa.string()), ("assigned_dcs", pa.list_(pa.string()))),
         *((name, SHOWN) for name in ("requestor", "reason", "error")),
         *(("failed_dc", pa.string()), ("private", pa.int64()), ("actor", SHOWN), ("read", _READ)),
+        ("labels", pa.list_(SHOWN)),
     ]
 )
 
 
-def said(entries: DataFrame) -> DataFrame:
+def said(entries: DataFrame, by: Sequence[str] = ()) -> DataFrame:
     """One row an entry: ``tenant_id, seq, job_id``, its own HLC as ``at``, and what it says of the job.
 
     ``entries`` has ``COLUMNS``. ``action`` is None when the entry is no job event, and with it all that follows:
     ``rank`` (fence, HLC, digest), ``trace_ms``, ``dc`` and the texts. A text is a struct of ``text`` and
     ``is_private``; that of a private value is None. ``private`` counts the private values of the payload. ``actor``
-    sent the event, or did the read that ``read`` tells of: its route, and how many jobs, events and entries.
+    sent the event, or did the read that ``read`` tells of: its route, and how many jobs, events and entries. ``labels``
+    are the values of the fields ``by``, such as ``spec.image``, where a job was created.
     """
-    return entries.select(*COLUMNS).mapInArrow(_said, ddl_of(_SAID))
+    return entries.select(*COLUMNS).mapInArrow(partial(_said, [name.split(".") for name in by]), ddl_of(_SAID))
 
 
-def _said(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _said(paths: Sequence[Sequence[str]], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        yield pa.RecordBatch.from_pylist([_row(*row) for row in rows_of(batch)], _SAID)
+        yield pa.RecordBatch.from_pylist([_row(paths, *row) for row in rows_of(batch)], _SAID)
 
 
 def _row(
+    paths: Sequence[Sequence[str]],
     tenant_id: str,
     seq: Any,
     job_id: Any,
@@ -103,7 +107,19 @@ def _row(
         "failed_dc": _string(given, "failed_dc", TEXT_CHARACTERS_MAX),
         "private": text.count(_PRIVATE_BEGIN),
         "actor": shown_text(given, ACTOR),
+        "labels": [_label(given, path) for path in paths] if action == "ENQUEUE" else None,
     }
+
+
+def _label(given: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any] | None:
+    for name in path[:-1]:
+        inner = given.get(name)
+        if not isinstance(inner, dict):
+            return None
+        if PRIVATE_MARK in inner:
+            return {"text": None, "is_private": True}
+        given = inner
+    return shown_text(given, path[-1])
 
 
 def _read(payload: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from ledger.machines import jobs
@@ -24,6 +24,8 @@ EXACT_JOBS_MAX: Final = 10_000
 PERCENTILE_ACCURACY: Final = 2 * EXACT_JOBS_MAX + 1
 """Where Spark adds up sketches of two tasks, ranks stay exact while twice the jobs of either are fewer than this."""
 PERCENTILES: Final = (50, 90, 99)
+LABELS_MAX: Final = 1_000
+"""Most values of a field that are listed."""
 OUTCOMES: Final = {
     "completed": jobs.COMPLETED,
     "failed": jobs.FAILED,
@@ -44,14 +46,16 @@ _SETS: Final = {
 TABLES: Final = tuple(_SETS)
 
 
-def happenings(timed: DataFrame, period: Period) -> DataFrame:
-    """One row for each creation, acceptance and end within the period, with window and hour of the day (UTC)."""
+def happenings(timed: DataFrame, period: Period, *also: str) -> DataFrame:
+    """One row for each creation, acceptance and end within the period, with window, hour of the day (UTC) and the
+    columns ``also``."""
     kinds = [
         _happening("created"),
         _happening("accepted", queue="queue_ms"),
         _happening("ended", run="run_ms", total="total_ms", status="status"),
     ]
-    each = timed.select("tenant_id", "dc", F.explode(F.array(*kinds)).alias("is")).select("tenant_id", "dc", "is.*")
+    keys = ("tenant_id", "dc", *also)
+    each = timed.select(*keys, F.explode(F.array(*kinds)).alias("is")).select(*keys, "is.*")
     within = each.where((F.col("at_ms") >= period.start_ms) & (F.col("at_ms") < period.end_ms))
     offset = F.floor((F.col("at_ms") - period.first_window_ms) / period.window_ms)
     hour = F.floor(F.pmod(F.col("at_ms"), F.lit(DAY_MS)) / HOUR_MS).cast("int")
@@ -60,6 +64,67 @@ def happenings(timed: DataFrame, period: Period) -> DataFrame:
 
 def summarise(happenings: DataFrame) -> DataFrame:
     """Every table of counts at once; ``of`` takes one out."""
+    sets = [[F.col(key) for key in keys] for keys in _SETS.values()]
+    return happenings.groupingSets(sets, *_KEYS).agg(F.grouping_id(*_KEYS).alias("set"), *_added_up())
+
+
+def by_label(timed: DataFrame, period: Period, names: Sequence[str]) -> DataFrame:
+    """Counts by the value that each of the fields ``names`` had where a job was created: those that ``labels`` holds.
+
+    The ``LABELS_MAX`` values of each field of which most jobs were created or ended. Private values are one row.
+    """
+    shown = F.transform(
+        F.arrays_zip(F.array(*map(F.lit, names)).alias("field"), F.col("labels").alias("value")), lambda each: each
+    )
+    labelled = timed.withColumn("label", F.explode(shown))
+    counted = (
+        happenings(labelled, period, "label")
+        .groupBy(
+            F.col("label.field").alias("field"),
+            F.col("label.value.text").alias("value"),
+            F.coalesce("label.value.is_private", F.lit(False)).alias("is_private"),
+        )
+        .agg(*_added_up())
+    )
+    most = (F.desc(F.col("created") + F.col("ended")), "value", "is_private")
+    place = F.row_number().over(Window.partitionBy("field").orderBy(*most))
+    rows = counted.withColumn("place", place).where(F.col("place") <= LABELS_MAX).orderBy("field", "place")
+    return rows.select("field", "value", "is_private", *_counts(), *_rates(), *_times())
+
+
+def openings(timed: DataFrame, period: Period) -> DataFrame:
+    """How many jobs were open at the end of each window: created by then, and not ended.
+
+    A job whose end lies before its creation was never open.
+    """
+    changes = F.array(
+        F.struct(F.col("created_ms").alias("at_ms"), F.lit(1).alias("change")),
+        F.struct(F.greatest("ended_ms", "created_ms").alias("at_ms"), F.lit(-1).alias("change")),
+    )
+    has_ended = F.col("ended_ms").isNotNull()
+    each = timed.where(F.col("created_ms").isNotNull()).select(F.explode(changes).alias("is"), has_ended.alias("ended"))
+    counted = each.where((F.col("is.at_ms") < period.end_ms) & ((F.col("is.change") > 0) | F.col("ended"))).select(
+        "is.*"
+    )
+    # What was before the period counts into its first window.
+    offset = F.greatest(F.floor((F.col("at_ms") - period.first_window_ms) / period.window_ms), F.lit(0))
+    window = (period.first_window_ms + offset * period.window_ms).alias("window_ms")
+    changed = counted.groupBy(window).agg(F.sum("change").alias("change"))
+    every = timed.sparkSession.createDataFrame([(each,) for each in period.windows], "window_ms long")
+    so_far = F.sum(F.coalesce("change", F.lit(0))).over(Window.orderBy("window_ms"))
+    joined = every.join(changed, "window_ms", "left").withColumn("open", so_far).orderBy("window_ms")
+    return joined.select(moment("window_ms", period.clock).alias("window"), "open")
+
+
+def before(timed: DataFrame, period: Period) -> DataFrame:
+    """The table ``all`` of the period as long as ``period`` that ended where it begins."""
+    length_ms = period.end_ms - period.start_ms
+    last = period._replace(start_ms=period.start_ms - length_ms, end_ms=period.start_ms)
+    return of(summarise(happenings(timed, last)), "all", last)
+
+
+def _added_up() -> list[Column]:
+    """What is counted of happenings, and their times."""
     kind, status = F.col("kind"), F.col("status")
     counts = [F.count_if(kind == name).alias(name) for name in ("created", "accepted", "ended")]
     counts += [F.count_if(status == value).alias(name) for name, value in OUTCOMES.items()]
@@ -69,9 +134,7 @@ def summarise(happenings: DataFrame) -> DataFrame:
         for span in SPANS
     ]
     timed = [F.count(f"{span}_ms").alias(f"{span}_jobs") for span in SPANS]
-    sets = [[F.col(key) for key in keys] for keys in _SETS.values()]
-    grouped = happenings.groupingSets(sets, *_KEYS)
-    return grouped.agg(F.grouping_id(*_KEYS).alias("set"), *counts, *timed, *times)
+    return [*counts, *timed, *times]
 
 
 def of(summaries: DataFrame, name: str, period: Period) -> DataFrame:

@@ -22,7 +22,7 @@ def told(action: str, payload: str | None, hlc: tuple[int, int, str] = HLC) -> d
     digest = sha256((payload or "").encode()).hexdigest()
     values = ("acme", 7, "job-1", *hlc, action, payload, digest)
     columns = [pa.array([value], pa.int64() if isinstance(value, int) else pa.string()) for value in values]
-    (batch,) = _said([pa.RecordBatch.from_arrays(columns, names=list(COLUMNS))])
+    (batch,) = _said([], [pa.RecordBatch.from_arrays(columns, names=list(COLUMNS))])
     (row,) = batch.to_pylist()
     return row
 

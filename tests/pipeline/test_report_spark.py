@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from ledger import canonical
 from ledger.errors import ConfigurationError
@@ -22,7 +23,7 @@ from ledger.machines.jobs import JobFold, status
 from ledger.private_fields import PRIVATE_MARK
 from pipeline.report import running, summaries
 from pipeline.report.folder import rows_of
-from pipeline.report.jobs import fold
+from pipeline.report.jobs import fold, on_clock
 from pipeline.report.make import Made, make
 from pipeline.report.period import Asked, Clock, Period, choose_period
 from pipeline.report.said import COLUMNS, said
@@ -32,6 +33,9 @@ from pipeline.stats.output import WINDOW_SCHEMA
 MADE_AT = datetime(2026, 11, 21, tzinfo=UTC)
 MADE = Made("memory", [], ["log.example/1"], "1.0", MADE_AT, "report", "tally pipeline verify")
 HOSTILE = ("=cmd|' /C calc'!A0", "+1", "-1", "@SUM(1)", "\t=1", "<script>alert(1)</script>", "a\u202eb\x1b[31m")
+SEALED = {PRIVATE_MARK: {"key": "k1", "sealed": "c2VjcmV0"}}
+TEAMS = ("red", "=1+1", SEALED, 7)
+BY = ("spec.labels.team", "spec.labels.team.inner")
 BEGIN_MS = 1_795_000_000_000
 
 
@@ -96,13 +100,13 @@ def plain(jobs: int) -> list[Event]:
     for number in range(jobs):
         tenant, job, dc = dice.choice(("acme", "globex")), f"job-{number}", dice.choice(("use1", "euw1"))
         at_ms = BEGIN_MS + dice.randrange(2 * 86_400_000)
-        events.append(Event(tenant, job, "JobCreated", at_ms, {"assigned_dcs": [dc]}))
+        spec = {"labels": {"team": TEAMS[number % len(TEAMS)]}} if number % 7 else {"labels": "none"}
+        events.append(Event(tenant, job, "JobCreated", at_ms, {"assigned_dcs": [dc], "spec": spec}))
         events.append(Event(tenant, job, "JobAccepted", at_ms := at_ms + dice.randrange(90_000), {"dc_id": dc}))
         end = dice.choice(ends)
         told: dict[str, Any] = {"error": HOSTILE[number % len(HOSTILE)], "failed_dc": dc} if end == "JobFailed" else {}
         if end == "JobCancellationRequested":
-            sealed = {PRIVATE_MARK: {"key": "k1", "sealed": "c2VjcmV0"}}
-            told = {"requestor": HOSTILE[number % len(HOSTILE)], "reason": sealed}
+            told = {"requestor": HOSTILE[number % len(HOSTILE)], "reason": SEALED}
         if end:
             events.append(Event(tenant, job, end, at_ms := at_ms + dice.randrange(9_000_000), told))
         if end == "JobCancellationRequested":
@@ -114,7 +118,8 @@ def plain(jobs: int) -> list[Event]:
 def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[Event]]:
     """A report on plain jobs."""
     events, folder = plain(300), tmp_path_factory.mktemp("report") / "out"
-    return folder, make(entries(spark, events), Asked(window_ms=6 * 3_600_000), None, MADE, folder), events
+    made = MADE._replace(by=BY)
+    return folder, make(entries(spark, events), Asked(window_ms=6 * 3_600_000), None, made, folder), events
 
 
 def test_the_numbers_are_those_of_plain_sql(made: tuple[Path, dict[str, Any], list[Event]]) -> None:
@@ -149,6 +154,79 @@ def test_the_numbers_are_those_of_plain_sql(made: tuple[Path, dict[str, Any], li
         assert report["at_end"]["open"] == open_jobs
 
 
+def test_why_jobs_did_not_complete_is_counted_by_reason_with_the_newest_job_of_each(
+    made: tuple[Path, dict[str, Any], list[Event]],
+) -> None:
+    folder, _, events = made
+    expected: dict[tuple[str, str | None, bool], list[Event]] = defaultdict(list)
+    statuses = {"JobFailed": "FAILED", "JobTimedOut": "TIMED_OUT", "JobCancellationAcked": "CANCELLED"}
+    for event in events:
+        if event.name in statuses:
+            is_private = event.name == "JobCancellationAcked"
+            expected[statuses[event.name], event.fields.get("error"), is_private].append(event)
+    rows = rows_of(folder, "reasons")
+    found = {(row["status"], row["reason"], bool(row["is_private"])): row for row in rows}
+    assert {key: row["jobs"] for key, row in found.items()} == {key: len(told) for key, told in expected.items()}
+    assert [row["jobs"] for row in rows] == sorted((len(told) for told in expected.values()), reverse=True)
+    for key, told in expected.items():
+        newest = max(told, key=lambda event: (event.at_ms, event.tenant, event.job))
+        assert (found[key]["tenant_id"], found[key]["job_id"]) == (newest.tenant, newest.job)
+        assert found[key]["tenants"] == len({event.tenant for event in told})
+
+
+def test_jobs_are_counted_by_the_values_of_fields_of_their_spec(made: tuple[Path, dict[str, Any], list[Event]]) -> None:
+    folder, _, events = made
+    teams: dict[tuple[str, str | None, bool], int] = defaultdict(int)
+    for event in events:
+        if event.name == "JobCreated":
+            labels = event.fields["spec"]["labels"]
+            team = labels["team"] if isinstance(labels, dict) else None
+            is_private = team == SEALED
+            teams[BY[0], None if is_private or team is None else str(team), is_private] += 1
+            teams[BY[1], None, is_private] += 1
+    rows = rows_of(folder, "labels")
+    assert {(row["field"], row["value"], row["is_private"]): row["created"] for row in rows} == teams
+    whole = rows_of(folder, "all")[0]
+    for name in BY:
+        assert sum(row["failed"] for row in rows if row["field"] == name) == whole["failed"]
+    page = (folder / "report.html").read_text()
+    assert "<caption>By spec.labels.team</caption>" in page
+    assert "c2VjcmV0" not in page + (folder / "csv/labels.csv").read_text()
+
+
+def test_jobs_are_open_from_their_creation_to_their_end(made: tuple[Path, dict[str, Any], list[Event]]) -> None:
+    folder, report, events = made
+    ends = {"JobCompleted", "JobFailed", "JobTimedOut", "JobCancellationAcked"}
+    created = [event.at_ms for event in events if event.name == "JobCreated"]
+    ended = [event.at_ms for event in events if event.name in ends]
+    rows = rows_of(folder, "open")
+    for row in rows:
+        end_ms = round(row["window"].timestamp() * 1000) + 6 * 3_600_000
+        assert row["open"] == sum(at < end_ms for at in created) - sum(at < end_ms for at in ended)
+    assert rows[-1]["open"] == report["at_end"]["open"]
+
+
+def test_the_period_before_is_as_long_and_ends_where_this_one_begins(spark: SparkSession) -> None:
+    timed = on_clock(fold(said(entries(spark, plain(120)))), Clock.HLC).persist()
+    middle, day = BEGIN_MS + 86_400_000, 86_400_000
+    period, last = (
+        choose_period(Asked(Clock.HLC, start, start + day, day), Clock.HLC, BEGIN_MS, BEGIN_MS + 2 * day, 0)
+        for start in (middle, BEGIN_MS)
+    )
+    then = summaries.of(summaries.summarise(summaries.happenings(timed, last)), "all", last).first()
+    assert summaries.before(timed, period).first() == then
+    assert then is not None
+    assert then["created"] > 0
+    # Jobs of before that are still open count.
+    (*_, at_end) = summaries.openings(timed, period).collect()
+    ((count,),) = (
+        timed.where(F.col("created_ms") < middle + day)
+        .selectExpr(f"count_if(ended_ms IS NULL OR ended_ms >= {middle + day})")
+        .collect()
+    )
+    assert at_end["open"] == count
+
+
 def test_percentiles_of_up_to_ten_thousand_jobs_are_those_at_their_rank(spark: SparkSession) -> None:
     count, period = summaries.EXACT_JOBS_MAX, choose_period(Asked(), Clock.HLC, 0, 0, 0)
     nothing = ("at_ms", "run_ms", "total_ms", "window_ms", "hour")
@@ -166,7 +244,8 @@ def test_percentiles_of_up_to_ten_thousand_jobs_are_those_at_their_rank(spark: S
 def test_hostile_text_is_harmless_wherever_it_is_shown(made: tuple[Path, dict[str, Any], list[Event]]) -> None:
     folder, _, _ = made
     page = (folder / "report.html").read_text()
-    assert "<script" not in page
+    assert page.count("<script") == 1, "its own"
+    assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
     for path in (folder / "csv").iterdir():
         with path.open(newline="") as file:
@@ -182,7 +261,8 @@ def test_hostile_text_is_harmless_wherever_it_is_shown(made: tuple[Path, dict[st
 def test_private_values_are_counted_and_not_shown(made: tuple[Path, dict[str, Any], list[Event]]) -> None:
     folder, report, events = made
     requests = sum(event.name == "JobCancellationRequested" for event in events)
-    assert report["left_out"]["private_values"] == requests
+    teams = sum(event.fields.get("spec") == {"labels": {"team": SEALED}} for event in events)
+    assert report["left_out"]["private_values"] == requests + teams
     written = [path for path in folder.rglob("*") if path.is_file()]
     assert not [path for path in written if b"c2VjcmV0" in path.read_bytes()]
     jobs = rows_of(folder, "cancelled")
@@ -199,24 +279,44 @@ def test_the_page_says_what_it_was_made_from(made: tuple[Path, dict[str, Any], l
     assert json.loads((folder / "report.json").read_text()) == report
 
 
-def test_a_trace_is_told_in_its_own_time_and_a_report_that_fails_leaves_the_old_one(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def of_a_trace(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A report on one job of acme, whose events have times of a trace, with acts and refusals of two tenants."""
     times = {"JobCreated": 0.0, "JobAccepted": 60.0, "JobCompleted": 660.0}
     fields: dict[str, dict[str, Any]] = defaultdict(dict, JobAccepted={"dc_id": "a"})
-    events = [Event("t", "j", name, BEGIN_MS, {**fields[name], "trace_time": at}) for name, at in times.items()]
-    report = make(entries(spark, events), Asked(), None, MADE, tmp_path / "out")
+    events = [Event("acme", "j", name, BEGIN_MS, {**fields[name], "trace_time": at}) for name, at in times.items()]
+    acts = [
+        ("ACT_ALLOWED", 1, {"actor": "root", "right": "admin", "route": "r", "tenant_id": tenant_id})
+        for tenant_id in ("acme", "globex")
+    ]
+    refused = {"refusals": [{"problem": "forbidden", "tenant_id": "globex", "count": 2}], "others": 3}
+    system = recorded(spark, "_system", [*acts, ("ACCESS_REFUSED", 1, refused)])
+    folder = tmp_path_factory.mktemp("trace") / "out"
+    made = MADE._replace(tenants=["acme"])
+    return folder, make(entries(spark, events), Asked(), None, made, folder, system=system)
+
+
+def test_a_trace_is_told_in_its_own_time(of_a_trace: tuple[Path, dict[str, Any]]) -> None:
+    _, report = of_a_trace
     assert report["period"]["clock"] == "trace"
     assert (report["times_s"]["queue"]["p50"], report["times_s"]["run"]["p50"]) == (60, 600)
-    before = (tmp_path / "out" / "report.html").read_bytes()
-    with pytest.raises(Exception, match="no column"):
-        make(spark.range(1).select("no column"), Asked(), None, MADE, tmp_path / "out")
-    assert (tmp_path / "out" / "report.html").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_report_that_fails_leaves_the_old_one(spark: SparkSession, of_a_trace: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = of_a_trace
+    before = (folder / "report.html").read_bytes()
+    with pytest.raises(Exception, match="payload"):
+        make(entries(spark, plain(1)).drop("payload"), Asked(), None, MADE, folder)
+    assert (folder / "report.html").read_bytes() == before
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
+
+
+def test_a_report_never_takes_the_place_of_something_else(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("keep me")
     with pytest.raises(ConfigurationError, match="something that is no report"):
-        make(entries(spark, events), Asked(), None, MADE, tmp_path / "mine")
+        make(entries(spark, plain(1)), Asked(), None, MADE, tmp_path / "mine")
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "letter.txt"]
 
 
 def test_counts_of_running_jobs_are_summed_by_window(spark: SparkSession) -> None:
@@ -377,22 +477,14 @@ def test_the_page_says_who_did_it_and_what_of_that_is_not_known(who: tuple[Path,
 
 
 def test_of_a_tenant_asked_for_only_acts_and_refusals_that_name_it_are_told(
-    spark: SparkSession, tmp_path: Path
+    of_a_trace: tuple[Path, dict[str, Any]],
 ) -> None:
-    acts = [
-        ("ACT_ALLOWED", 1, {"actor": "root", "right": "admin", "route": "r", "tenant_id": tenant_id})
-        for tenant_id in ("acme", "globex")
-    ]
-    refused = {"refusals": [{"problem": "forbidden", "tenant_id": "globex", "count": 2}], "others": 3}
-    system = recorded(spark, "_system", [*acts, ("ACCESS_REFUSED", 1, refused)])
-    trace = [Event("acme", "j", "JobCreated", BEGIN_MS, {"trace_time": 5.0})]
-    made = MADE._replace(tenants=["acme"])
-    report = make(entries(spark, trace), Asked(), None, made, tmp_path / "out", system=system)
+    folder, report = of_a_trace
     assert report["period"]["clock"] == "trace", "beside a trace all of it counts"
-    assert told(tmp_path / "out", "acts", "tenant_id", "acts") == [("acme", 1)]
-    assert told(tmp_path / "out", "refusals", "tenant_id") == []
+    assert told(folder, "acts", "tenant_id", "acts") == [("acme", 1)]
+    assert told(folder, "refusals", "tenant_id") == []
     assert (report["who"]["refusals"], report["who"]["refusals_not_listed"]) == (0, 3)
-    assert "they have no time of the trace" in (tmp_path / "out" / "report.html").read_text()
+    assert "they have no time of the trace" in (folder / "report.html").read_text()
 
 
 def test_without_the_chain_of_system_acts_and_refusals_are_not_known(

@@ -8,15 +8,17 @@ a command at ``COMMAND_MAX``.
 from __future__ import annotations
 
 import base64
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipeline.report import access, texts
-from pipeline.report.folder import visible
+from pipeline.report.folder import Row, visible
 from pipeline.report.page import figures, plots, words
 from pipeline.report.page.contents import Contents, contents
 from pipeline.report.period import Clock
@@ -52,7 +54,7 @@ def page(report: dict[str, Any], shown: Contents) -> str:
         command=lambda value: _text(value, COMMAND_MAX),
     )
     environment.globals.update(plot_height=plots.HEIGHT, plot_view=plots.VIEW)
-    style = (_HERE / "style.css").read_text()
+    style, script = ((_HERE / name).read_text() for name in ("style.css", "sort.js"))
     return environment.get_template("report.html.j2").render(
         report=report,
         shown=shown,
@@ -60,13 +62,30 @@ def page(report: dict[str, Any], shown: Contents) -> str:
         outcome_bar=figures.outcome_bar,
         on_trace=clock is Clock.TRACE,
         lead=words.lead(report),
+        title=words.title(report),
+        job_url=partial(_job_url, report["console"]),
         tiles=words.tiles(report),
         stuck_why=words.why_stuck(report),
         left_out=words.left_out(report),
         not_known=words.not_known(report),
         style=Markup(style),  # noqa: S704 (our own file)
-        style_hash=base64.b64encode(sha256(style.encode()).digest()).decode(),
+        style_hash=_hash(style),
+        script=Markup(script),  # noqa: S704 (our own file)
+        script_hash=_hash(script),
     )
+
+
+def _hash(text: str) -> str:
+    """As a Content-Security-Policy names what may stand in a page."""
+    return base64.b64encode(sha256(text.encode()).digest()).decode()
+
+
+def _job_url(console: str | None, row: Row) -> str | None:
+    """Where the console shows the job of ``row``; None without a console, and for names that no service gives."""
+    names = (row.get("tenant_id"), row.get("job_id"))
+    if console is None or not all(names):
+        return None
+    return f"{console}/console#/job/" + "/".join(quote(str(name), safe="") for name in names)
 
 
 def _text(value: str | None, characters_max: int = TEXT_MAX) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +17,8 @@ from pipeline.report.summaries import OUTCOMES, PERCENTILES, SPANS
 GROUPS_MAX: Final = 20
 ROWS_MAX: Final = 15
 TENANTS_PLOTTED: Final = 5
+EMPTY_WINDOWS_MIN: Final = 4
+"""So many windows in a row in which nothing happened are shown as one."""
 
 _COUNTS: Final = ("created", "accepted", "ended", *OUTCOMES, *(f"{span}_jobs" for span in SPANS))
 _RATES: Final = {"failure_rate": "failed", "cancellation_rate": "cancelled", "timeout_rate": "timed_out"}
@@ -40,6 +43,8 @@ class Contents(NamedTuple):
     """The tables as the page shows them; moments are in milliseconds."""
 
     windows: list[Row]
+    """In order; ``windows`` is how many each stands for, more than 1 where nothing happened in any of them; ``open``
+    is how many jobs were open when it ended."""
     tenants: Groups
     dcs: Groups
     hours: list[Row]
@@ -49,6 +54,9 @@ class Contents(NamedTuple):
     stuck: list[Row]
     cancelled: list[Row]
     cancellers: list[Row]
+    reasons: Some
+    labels: list[tuple[str, Some]]
+    """The values of each field by which jobs are counted."""
     who: dict[str, Some]
     """The tables of ``pipeline.report.access``, by name."""
     ledger: list[Row]
@@ -59,7 +67,9 @@ class Contents(NamedTuple):
 
 def contents(report: dict[str, Any], folder: Path) -> Contents:
     """What the page on ``report`` shows of the tables in ``folder``."""
-    windows = _in_ms(rows_of(folder, "windows"))
+    opened = [row["open"] for row in rows_of(folder, "open")]
+    every = [{**row, "open": opened[at]} for at, row in enumerate(_in_ms(rows_of(folder, "windows")))]
+    windows = folded(every)
     tenants = largest(rows_of(folder, "tenants"), "tenant_id", "created")
     return Contents(
         windows,
@@ -71,6 +81,8 @@ def contents(report: dict[str, Any], folder: Path) -> Contents:
         _in_ms(rows_of(folder, "stuck", ROWS_MAX)),
         _in_ms(rows_of(folder, "cancelled", ROWS_MAX)),
         rows_of(folder, "cancellers", ROWS_MAX),
+        _some(folder, "reasons"),
+        _labels(folder, report["by"]),
         {name: _some(folder, name) for name in access.TABLES},
         rows_of(folder, "ledger", GROUPS_MAX),
         report["read"]["tenants"],
@@ -80,6 +92,24 @@ def contents(report: dict[str, Any], folder: Path) -> Contents:
 
 def _some(folder: Path, name: str) -> Some:
     return Some(_in_ms(rows_of(folder, name, ROWS_MAX)), table(folder, name).count_rows())
+
+
+def folded(windows: list[Row]) -> list[Row]:
+    """``windows`` with each stretch of ``EMPTY_WINDOWS_MIN`` or more in which nothing happened as one."""
+    made: list[Row] = []
+    for is_empty, stretch in groupby(windows, lambda row: not (row["created"] or row["accepted"] or row["ended"])):
+        rows = list(stretch)
+        if is_empty and len(rows) >= EMPTY_WINDOWS_MIN:
+            made.append({**rows[0], "windows": len(rows)})
+        else:
+            made += ({**row, "windows": 1} for row in rows)
+    return made
+
+
+def _labels(folder: Path, names: list[str]) -> list[tuple[str, Some]]:
+    rows = rows_of(folder, "labels") if names else []
+    by_field = [(name, [row for row in rows if row["field"] == name]) for name in names]
+    return [(name, Some(found[:GROUPS_MAX], len(found))) for name, found in by_field]
 
 
 def largest(rows: list[Row], key: str, by: str) -> Groups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -23,6 +24,8 @@ OUTCOME_LABELS: Final = {
 """From the bottom of a bar to its top: what went wrong is what varies at the top."""
 _RATE_OF: Final = {"cancelled": "cancellation_rate", "timed_out": "timeout_rate", "failed": "failure_rate"}
 _NAME_MAX: Final = 24
+_TICKS_APART_MIN: Final = 0.045
+"""Ticks that are closer would stand on one another."""
 
 
 class Figure(NamedTuple):
@@ -38,9 +41,11 @@ def figures(report: dict[str, Any], shown: Contents) -> dict[str, Figure]:
     """The plots by name; ``tenants`` only where there is more than one."""
     period, windows = report["period"], shown.windows
     clock, width_ms = Clock(period["clock"]), period["window_ms"]
-    start_ms, end_ms = windows[0]["window"], windows[-1]["window"] + width_ms
-    time = _Time(axes.times(start_ms, end_ms, clock), windows, clock, f"per {width_text(width_ms).removeprefix('1 ')}")
-    made = {"created": _created(time), "ended": _ended(time), "queue": _span(time, "queue"), "run": _span(time, "run")}
+    time = _Time(
+        _ticks(windows, width_ms, clock), windows, width_ms, clock, f"per {width_text(width_ms).removeprefix('1 ')}"
+    )
+    made = {"created": _created(time), "ended": _ended(time), "open": _open(time)}
+    made |= {"queue": _span(time, "queue"), "run": _span(time, "run")}
     if len(shown.by_tenant) > 1:
         made["tenants"] = _tenants(time, shown.by_tenant)
     made["hours"] = _hours(shown.hours, clock)
@@ -69,18 +74,42 @@ class _Time(NamedTuple):
 
     ticks: list[axes.Tick]
     windows: list[Row]
+    width_ms: int
     clock: Clock
     per: str
 
     def tips(self, lines_of: Any) -> list[str]:
         """What each window says under the pointer: when it began, and ``lines_of`` it."""
         return [
-            "\n".join([moment_text(row["window"], self.clock), *lines_of(at, row)])
+            "\n".join([moment_text(row["window"], self.clock), *(self._empty(row) or lines_of(at, row))])
             for at, row in enumerate(self.windows)
         ]
 
+    def _empty(self, row: Row) -> list[str]:
+        if row["windows"] == 1:
+            return []
+        end = moment_text(row["window"] + row["windows"] * self.width_ms, self.clock)
+        return [f"until {end}", f"nothing happened, {count_text(row['open'])} jobs open"]
+
     def frame(self, what: str, y: axes.Axis, lines_of: Any) -> Frame:
-        return Frame(what, self.ticks, y, self.tips(lines_of))
+        gaps = [at for at, row in enumerate(self.windows) if row["windows"] > 1]
+        return Frame(what, self.ticks, y, self.tips(lines_of), gaps)
+
+
+def _ticks(windows: list[Row], width_ms: int, clock: Clock) -> list[axes.Tick]:
+    """Ticks of the time that ``windows`` cover; none within a stretch that is shown as one."""
+    start_ms, count = windows[0]["window"], len(windows)
+    first = [(row["window"] - start_ms) // width_ms for row in windows]
+    total = first[-1] + windows[-1]["windows"]
+    ticks: list[axes.Tick] = []
+    for tick in axes.times(start_ms, start_ms + total * width_ms, clock):
+        slot = bisect_right(first, tick.at * total + 1e-9) - 1
+        within = tick.at * total - first[slot]
+        at = (slot + (within if windows[slot]["windows"] == 1 else 0)) / count
+        is_apart = not ticks or at - ticks[-1].at >= _TICKS_APART_MIN
+        if is_apart and (windows[slot]["windows"] == 1 or within < 1e-9):
+            ticks.append(tick._replace(at=at))
+    return ticks
 
 
 def _created(time: _Time) -> Figure:
@@ -89,6 +118,14 @@ def _created(time: _Time) -> Figure:
     frame = time.frame(label, axes.linear(max(values)), lambda _, row: [f"{count_text(row['created'])} created"])
     plot = stacked(frame, [Series("Created", "s-created", values)])
     return Figure("Jobs created", time.per, plot, ())
+
+
+def _open(time: _Time) -> Figure:
+    values = [row["open"] for row in time.windows]
+    label = f"Bar chart: jobs open at the end of each window, at most {count_text(max(values))}"
+    frame = time.frame(label, axes.linear(max(values)), lambda _, row: [f"{count_text(row['open'])} open at its end"])
+    plot = stacked(frame, [Series("Open", "s-created", values)])
+    return Figure("Jobs open", "at the end of each window: created, and not ended", plot, ())
 
 
 def _ended(time: _Time) -> Figure:

@@ -37,6 +37,8 @@ class Frame(NamedTuple):
     x_ticks: Sequence[Tick]
     y: Axis
     tips: Sequence[str]
+    gaps: Sequence[int] = ()
+    """Slots that stand for a stretch in which nothing happened."""
 
 
 class Box(NamedTuple):
@@ -70,6 +72,12 @@ class Plot(NamedTuple):
         """The whole of each slot, and what it tells under the pointer."""
         width = 100 / len(self.frame.tips)
         return [(Box(at * width, width), tip) for at, tip in enumerate(self.frame.tips)]
+
+    @property
+    def gaps(self) -> list[Box]:
+        """The slots in which nothing happened."""
+        width = 100 / len(self.frame.tips)
+        return [Box(at * width, width) for at in self.frame.gaps]
 
 
 def stacked(frame: Frame, series: Sequence[Series]) -> Plot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pipeline.report.lists import ENDED_JOBS_MIN
+from pipeline.report.summaries import SPANS
 from pipeline.report.texts import count_text, duration_text, rate_text
 
 
@@ -15,6 +16,13 @@ class Tile(NamedTuple):
     number: str
     more: str
     style: str = ""
+    before: str = ""
+    """The same in the period before."""
+
+
+TENANTS_NAMED_MAX = 3
+TIMES_AS_MANY_MIN = 3
+"""A larger growth is told as a factor, not in percent."""
 
 
 def lead(report: dict[str, Any]) -> str:
@@ -43,8 +51,37 @@ def lead(report: dict[str, Any]) -> str:
     return " ".join(told)
 
 
+def title(report: dict[str, Any]) -> str:
+    """What the report is about: its tenants by name where they were asked for, else how many there are."""
+    asked, all_tenants = report["read"]["tenants_asked"], report["read"]["tenants"]
+    if not asked:
+        return f"{count_text(all_tenants)} {'tenant' if all_tenants == 1 else 'tenants'}"
+    more = f" and {len(asked) - TENANTS_NAMED_MAX} more" if len(asked) > TENANTS_NAMED_MAX else ""
+    return ", ".join(asked[:TENANTS_NAMED_MAX]) + more
+
+
 def tiles(report: dict[str, Any]) -> list[Tile]:
-    """The headline numbers."""
+    """The headline numbers, each with how it was in the period before where that is known."""
+    return [tile._replace(before=_before(report, tile.style)) for tile in _tiles(report)]
+
+
+def _before(report: dict[str, Any], style: str) -> str:
+    last = report["before"]
+    if last is None or not last["in_period"]["created"] + last["in_period"]["ended"]:
+        return ""
+    if style in SPANS:
+        return f"before: {duration_text(last['times_s'][style]['p50'])}"
+    if style not in last["in_period"]:
+        return ""
+    now, then = report["in_period"][style], last["in_period"][style]
+    if not then:
+        return f"before: {count_text(then)}"
+    if now >= TIMES_AS_MANY_MIN * then:
+        return f"before: {count_text(then)}, now {now / then:,.0f} times as many"
+    return f"before: {count_text(then)}, {'+' if now >= then else '−'}{rate_text(abs(now - then) / then)}"
+
+
+def _tiles(report: dict[str, Any]) -> list[Tile]:
     counts, rates, times, at_end = report["in_period"], report["rates"], report["times_s"], report["at_end"]
     share = counts["completed"] / counts["ended"] if counts["ended"] else None
     queue, run = times["queue"], times["run"]
@@ -63,8 +100,8 @@ def tiles(report: dict[str, Any]) -> list[Tile]:
             "cancelled",
         ),
         Tile("Open at the end", count_text(at_end["open"]), f"{count_text(at_end['stuck'])} of them stuck"),
-        Tile("Queue time, median", duration_text(queue["p50"]), _of(queue, "accepted")),
-        Tile("Run time, median", duration_text(run["p50"]), _of(run, "accepted and ended")),
+        Tile("Queue time, median", duration_text(queue["p50"]), _of(queue, "accepted"), "queue"),
+        Tile("Run time, median", duration_text(run["p50"]), _of(run, "accepted and ended"), "run"),
     ]
 
 
