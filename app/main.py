@@ -235,6 +235,9 @@ def _parts(
     regions = _regions(service, started, pool, importer, staging)
     console_sessions = ConsoleSessions(started.session_secret, settings.auth.session_life)
 
+    needed = checks_before_writes(service)
+    reported = reported_checks(service, started, knowledge, breaks, given.tls, given.issuer, regions)
+    service.metrics.watch_checks({**needed, **reported})
     return Parts(
         settings=settings,
         bodies=Room(LONGEST_BODIES_MAX * settings.http.body_bytes_max, "request bodies"),
@@ -287,12 +290,12 @@ def _parts(
         code_flow=code_flow_of(settings.auth),
         tls=given.tls,
         trust=service.trust,
-        reported_checks=reported_checks(service, started, knowledge, breaks, given.tls, given.issuer, regions),
+        reported_checks=reported,
         witnesses=settings.log.witnesses,
         cosignatures=_cosignatures(service, pool),
         timestamper=_timestamper(service, pool, given.authorities),
         members=service.leadership.shipper.reports if service.leadership is not None else tuple,
-        readiness_checks=checks_before_writes(service),
+        readiness_checks=needed,
     )
 
 

@@ -6,7 +6,8 @@ the write path nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -144,6 +145,12 @@ class Metrics:
         gauge = Gauge("wal_lease_reached", "Whether the lease on the log was renewed last time", registry=self.registry)
         gauge.set_function(is_reached)
 
+    def watch_checks(self, checks: Mapping[str, Callable[[], str | None]]) -> None:
+        """Report which checks of ``/readyz`` fail: each says what is wrong, None while nothing is."""
+        failing = Gauge("readyz_check_failing", "Whether a check of /readyz fails", ("check",), registry=self.registry)
+        for name, check in checks.items():
+            failing.labels(name).set_function(partial(_is_failing, check))
+
     def watch_streams(self, open_streams: Callable[[], int]) -> None:
         """Report how many clients watch chains."""
         gauge = Gauge("watch_streams", "Clients that watch chains now", registry=self.registry)
@@ -190,6 +197,10 @@ class Metrics:
 
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, what, buckets=buckets, registry=self.registry)
+
+
+def _is_failing(check: Callable[[], str | None]) -> bool:
+    return check() is not None
 
 
 class _PeerCollector(Collector):

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml  # type: ignore[import-untyped]
 
@@ -26,6 +27,15 @@ ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
 REPLICATED: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.replicated.yml").read_text())["services"]
+RULES_OF = {
+    name: [
+        rule
+        for group in yaml.safe_load((ROOT / f"deploy/prometheus/{name}.yml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    for name in ("alerts", "rules")
+}
+ALERTS = RULES_OF["alerts"]
 BY_DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
 
 
@@ -88,8 +98,7 @@ def test_certificates_are_made_that_safekeepers_and_nodes_take(tmp_path: Path) -
 
 def test_what_alerts_and_dashboards_ask_for_is_measured() -> None:
     known = (ROOT / "app/metrics.py").read_text()
-    rules = [yaml.safe_load((ROOT / f"deploy/prometheus/{name}.yml").read_text()) for name in ("alerts", "rules")]
-    each = [rule for file in rules for group in file["groups"] for rule in group["rules"]]
+    each = [*ALERTS, *RULES_OF["rules"]]
     recorded = {rule["record"] for rule in each if "record" in rule}
     board = json.loads((ROOT / "deploy/grafana/dashboards/tallystick.json").read_text())
     panels = board["panels"]
@@ -117,6 +126,25 @@ def test_the_image_asks_the_service_whether_it_is_ready(
         asked = [sys.executable, "-c", program.replace("127.0.0.1:8080", url.partition("://")[2])]
         assert subprocess.run(asked, env=there, capture_output=True).returncode == 0
     assert subprocess.run(asked, env=there, capture_output=True).returncode == 1
+
+
+def test_every_check_that_can_fail_is_in_the_runbook_and_wakes_someone(
+    postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    with serving(postgres, tmp_path / "node", "every_check") as url:
+        checks = {*httpx.get(f"{url}/readyz").json()["checks"]} | {"issuer"}
+        measured = set(re.findall(r'readyz_check_failing{check="(\w+)"} 0.0', httpx.get(f"{url}/metrics").text))
+    assert {*re.findall(r"^### (\w+)$", (ROOT / "docs/runbook.md").read_text(), re.MULTILINE)} == checks
+    # Without these three the node does not answer, or ends: NodeDown says so.
+    assert measured == checks - {"accepting", "writer", "database", "issuer"}
+    alerts = {rule["alert"]: rule["expr"] for rule in ALERTS}
+    left_to_others = re.findall(r'check!~"([^"]+)"', alerts["CheckFailing"])[0].split("|")
+    needed = re.findall(r'check=~"([^"]+)"', alerts["NotReady"])[0].split("|")
+    assert {*left_to_others} - {*needed} == {"breaks", "clock", "exchange", "signing"}
+    assert {"ChainBreakOpen", "ClockAhead", "RegionNotImported", "SignerFails"} <= {*alerts}, (
+        "that have alerts of their own"
+    )
+    assert {*needed, *left_to_others} <= checks
 
 
 def test_the_service_logs_in_as_the_role_that_owns_nothing() -> None:
