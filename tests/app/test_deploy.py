@@ -116,7 +116,7 @@ def test_what_alerts_and_dashboards_ask_for_is_measured() -> None:
 def test_the_image_asks_the_service_whether_it_is_ready(
     postgres: EmbeddedPostgres, tmp_path: Path, is_secured: bool
 ) -> None:
-    (said,) = re.findall(r"HEALTHCHECK.*?CMD (\[.*?\])\n", (ROOT / "deploy/Dockerfile").read_text(), re.DOTALL)
+    (said,) = re.findall(r"HEALTHCHECK --.*?CMD (\[.*?\])\n", (ROOT / "deploy/Dockerfile").read_text(), re.DOTALL)
     python, option, program = json.loads(said)
     assert (python, option, "127.0.0.1:8080" in program) == ("python", "-c", True)
     pair = Authority(tmp_path / "certificates").issue("service")
