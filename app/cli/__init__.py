@@ -7,9 +7,10 @@ the command that needs it, so that commands start fast, and those which work off
 from __future__ import annotations
 
 import gc
+import platform
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -105,14 +106,27 @@ tally = typer.Typer(
     help="Tallystick: a tamper-evident job ledger.",
     epilog=program.EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        from ledger import native
+
+        typer.echo(f"tallystick {version('tallystick')} ({native.NAME} core, Python {platform.python_version()})")
+        raise typer.Exit
+
+
 @tally.callback()
-def _all_commands() -> None:
+def _all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Without this, typer would find nothing to run: the commands are in ``Commands``."""
 
 

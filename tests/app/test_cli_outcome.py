@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -121,11 +122,39 @@ def test_every_command_is_where_it_is_looked_for(name: str) -> None:
     assert command.help
 
 
+def test_the_version_is_that_of_the_package() -> None:
+    done = tally("--version")
+
+    assert done.returncode == 0
+    assert done.stdout.split()[:2] == ["tallystick", version("tallystick")]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["ver"], {"verify", "verify-bundle"}),
+        (["keys", "r"], {"rotate", "revoke"}),
+        (["verify", "--ten"], {"--tenant"}),
+    ],
+)
+def test_a_shell_is_told_how_a_command_may_go_on(typed: list[str], offered: set[str]) -> None:
+    asked = {
+        "_TALLY_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"tally {' '.join(typed)}",
+        "COMP_CWORD": str(len(typed)),
+    }
+    # By its name: the shell completes what is called so.
+    command = Path(sys.executable).with_name("tally")
+    done = subprocess.run([command], capture_output=True, text=True, env=bare_environment() | asked, check=True)
+
+    assert offered <= set(done.stdout.split())
+
+
 def test_a_misspelt_command_is_answered_with_the_one_it_is_near_to() -> None:
     done = tally("verfy")
 
     assert done.returncode == 1
-    assert "Did you mean 'verify'?" in done.stderr
+    assert "Did you mean 'verify'" in done.stderr
 
 
 def test_a_command_does_not_load_what_only_others_need() -> None:
