@@ -20,7 +20,7 @@ CLASSES := $(VENV)/.made-classes
 FAST := $(VENV)/.installed-fast
 
 .DEFAULT_GOAL := run
-.PHONY: run pipeline test test-fast lint hooks bench torture lock debian-tools
+.PHONY: run pipeline test test-fast lint docs hooks bench torture lock debian-tools
 
 # Hundreds of processes that tests start read what the first of them has compiled, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
@@ -46,6 +46,10 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The documentation as a site, in build/site.
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 hooks:
 	@printf '#!/bin/sh\nexec make lint\n' >"$$(git rev-parse --git-path hooks)/pre-push"
@@ -125,7 +129,7 @@ lock: | $(BIN)/python
 	$(PIP) install uv
 	$(COMPILE) --group build --output-file requirements.lock
 	$(COMPILE) --group build --extra pipeline --constraint requirements.lock --output-file requirements-pipeline.lock
-	$(COMPILE) --group build --extra pipeline --group test --group lint --group bench \
+	$(COMPILE) --group build --extra pipeline --group test --group lint --group bench --group docs \
 	  --constraint requirements-pipeline.lock \
 	  --output-file requirements-dev.lock
 	$(COMPILE) --group build --group fast --constraint requirements-dev.lock --output-file requirements-fast.lock
