@@ -52,8 +52,11 @@ class Upkeep:
     def store_control(self) -> None:
         """Write the control file; blocks, on any thread."""
         node = self._started.node
-        # On a thread of its own while the positions rise: what is lower is read first.
+        # On a thread of its own while the positions rise: what is lower is read first. Safekeepers may have a batch,
+        # and PostgreSQL its entries, before this disk does; the file tells of this disk.
         chained_lsn, committed_lsn, durable_lsn = node.chained.lsn, node.committed.lsn, node.durable.lsn
+        committed_lsn = min(committed_lsn, durable_lsn)
+        chained_lsn = min(chained_lsn, committed_lsn)
         reached = self._started.control._replace(
             highest_hlc=node.clock.last,
             durable_lsn=Lsn(durable_lsn),

@@ -10,7 +10,8 @@
  *
  * A record is framed when it is appended, into chunks of memory that are queued one behind the other; nothing of Python's
  * is kept. The writer's thread takes what is framed, sums it, writes, syncs, looks at the name and rings the bells. What
- * is not common it leaves to Python: a segment that is full, space to be written ahead, the look at the folder, the end.
+ * is not common it leaves to Python: a segment that is full, the first space written ahead, the look at the folder, the
+ * end.
  *
  * Who appends has the interpreter's lock, and then takes that of the queue. Under the lock of the queue nothing of
  * Python's is made or let go of, since that may run any code, and no system call is made but for memory.
@@ -48,6 +49,9 @@
 #define LINGER_ENTRIES_MIN 2 /* as in wal.queue */
 #define LINGER_PART 3        /* as in wal.queue */
 #define HEARD_MAX 4096       /* as in wal.queue */
+#define AHEAD_FROM_BYTES (64 << 10) /* as in wal.log */
+#define AHEAD_BYTES (512 << 10)     /* as in wal.log */
+#define AHEAD_BATCHES 2             /* as in wal.log */
 
 #define SUM_STEP ((size_t)1 << 30)
 #define SUM_HELD (64 << 10) /* so much takes less than giving the interpreter's lock up and having it again */
@@ -639,6 +643,24 @@ static int announce(Queue *queue, const Taken *taken, double sync_s)
     return unheard != 0 ? unheard : ring(queue->shipper_bell);
 }
 
+/* A batch of this size was synced: zeros for one like it, as wal.log.Log.prepare; where the disk has no room for them,
+ * Python will see to it. 0, or what errno was. */
+static int prepare(Segment *segment, long long size)
+{
+    static char zeros[AHEAD_BYTES]; /* never written to */
+    const off_t offset = segment->offset, start = segment->small_end > offset ? segment->small_end : offset;
+    off_t end = offset + (offset < AHEAD_BYTES ? offset : AHEAD_BYTES);
+    if (end > segment->end)
+        end = segment->end;
+    if (size > segment->small || offset < AHEAD_FROM_BYTES || offset + AHEAD_BATCHES * size <= segment->small_end
+        || start >= end)
+        return 0;
+    const ssize_t count = pwrite(segment->file, zeros, (size_t)(end - start), start);
+    if (count > 0)
+        segment->small_end = start + count;
+    return count >= 0 || errno == ENOSPC || errno == EDQUOT || errno == EFBIG || errno == EINTR ? 0 : errno;
+}
+
 /* Batch after batch, until Python is needed. 0, or what errno was. */
 static int write_on(Queue *queue, Segment *segment)
 {
@@ -675,6 +697,8 @@ static int write_on(Queue *queue, Segment *segment)
         int failed = commit(queue, segment, &taken, &sync_s);
         if (failed == 0 && segment->is_named)
             failed = announce(queue, &taken, sync_s);
+        if (failed == 0 && segment->is_named)
+            failed = prepare(segment, size); /* while the next batch comes */
         if (failed != 0 || !segment->is_named || seconds() >= segment->until_s)
             return failed;
     }
@@ -683,8 +707,9 @@ static int write_on(Queue *queue, Segment *segment)
 PyDoc_STRVAR(write_batches_doc,
     "write_batches(descriptor, offset, path, inode, end, small_end, small_bytes, until_s)\n--\n\n"
     "Write batches into a segment, as wal.log.Room says, until Python is needed: at a time, for a batch that has no room,\n"
-    "or at the end. Each that was taken is on the disk then: (the offset behind the last batch, bytes that the next\n"
-    "wants or 0, whether the path still is of this inode, whether more may come). Other threads run meanwhile.");
+    "or at the end. Each that was taken is on the disk then: (the offset behind the last batch, the end of the space that\n"
+    "was written ahead, bytes that the next batch wants or 0, whether the path still is of this inode, whether more may\n"
+    "come). Other threads run meanwhile.");
 
 static PyObject *write_batches(Queue *queue, PyObject *args)
 {
@@ -708,8 +733,8 @@ static PyObject *write_batches(Queue *queue, PyObject *args)
         errno = failed;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    return Py_BuildValue("(LLOO)", (long long)segment.offset, segment.size, segment.is_named ? Py_True : Py_False,
-                         segment.is_open ? Py_True : Py_False);
+    return Py_BuildValue("(LLLOO)", (long long)segment.offset, (long long)segment.small_end, segment.size,
+                         segment.is_named ? Py_True : Py_False, segment.is_open ? Py_True : Py_False);
 }
 
 /* --- the rest: with the interpreter's lock ------------------------------------------------------------------------ */

@@ -32,10 +32,12 @@ from wal.segment import create_segment, segment_name, write_fully
 AHEAD_FROM_BYTES = 64 << 10
 """A segment is written ahead once this much stands in it: a node that writes little needs no space ahead."""
 AHEAD_BYTES = 512 << 10
-"""So many zeros are written ahead at once, and not more than stands in the segment: a sync that has them to write too
-takes some 500 us longer, and some 30 batches of 64 records behind it save 100 us each."""
+"""So many zeros stand ahead of what was written at the most, and not more than stands in the segment: a sync that has
+them to write too takes some 500 us longer, and some 30 batches of 64 records behind it save 100 us each."""
 AHEAD_BATCH_BYTES_MAX = 32 << 10
 """Nothing is written ahead for a batch of more: its own bytes take longer than the file system's journal."""
+AHEAD_BATCHES = 2
+"""Behind a batch there is to be space for so many like it, as the next may be somewhat larger."""
 _ZEROS = bytes(AHEAD_BYTES)
 _NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
@@ -138,11 +140,25 @@ class Log:
         end = max(self._segment_bytes, self._offset + size)
         return Room(self._descriptor, self._offset, self._path, self._inode, end, self._ahead_at, AHEAD_BATCH_BYTES_MAX)
 
-    def wrote(self, offset: int, last_lsn: Lsn) -> None:
+    def wrote(self, offset: int, last_lsn: Lsn, small_end: int = 0) -> None:
         """Batches up to this LSN were written and synced, under the name of the segment, which now goes on at
-        ``offset``."""
+        ``offset``; and zeros up to ``small_end``, where that is higher than it was."""
         self._wrote(offset - self._offset, last_lsn)
         self.durable_lsn = last_lsn
+        if small_end > self._ahead_at:
+            self._zeros_end = self._ahead_at = small_end
+
+    def prepare(self, size: int) -> None:
+        """A batch of ``size`` bytes was synced: write ahead for one like it now, if it would find no space. Its records
+        are still to come, and need not wait for that.
+
+        Raises:
+            OSError: the log cannot go on; all that was synced is durable.
+        """
+        assert self.written_lsn == self.durable_lsn
+        is_busy = self._offset >= AHEAD_FROM_BYTES and size <= AHEAD_BATCH_BYTES_MAX
+        if is_busy and self._offset + AHEAD_BATCHES * size > self._ahead_at:
+            self._write_ahead(self._offset)
 
     def rotate(self) -> None:
         """Leave the segment, all of which is synced, and go on in a new one of the same epoch; not while it is empty,
@@ -186,11 +202,12 @@ class Log:
         if size <= AHEAD_BATCH_BYTES_MAX and self._offset + size > self._ahead_at:
             self._write_ahead(self._offset + size)
 
-    def _write_ahead(self, start: int) -> None:
-        """Zeros from ``start`` on, which the next sync makes durable with what stands before them; none where the disk
-        has no room for them, as no record is at stake."""
+    def _write_ahead(self, data_end: int) -> None:
+        """Zeros behind ``data_end``, which the next sync makes durable with what stands before them; none where the
+        disk has no room for them, as no record is at stake."""
+        start = max(data_end, self._zeros_end)
+        count = min(data_end + min(self._offset, AHEAD_BYTES), self._segment_bytes) - start
         self._ahead_at = max(start, self._segment_bytes)
-        count = min(self._offset, AHEAD_BYTES, self._segment_bytes - start)
         if self._offset < AHEAD_FROM_BYTES:
             self._ahead_at = max(start, min(AHEAD_FROM_BYTES, self._segment_bytes))
         elif count > 0:

@@ -50,11 +50,11 @@ class NativeQueue(_Queue):  # type: ignore[misc]
         """As ``wal.queue.Queue`` says: batch after batch, without the interpreter's lock."""
         room = log.room(self._size)
         place = room.descriptor, room.offset, os.fsencode(room.path), room.inode
-        offset, self._size, is_named, is_open = self.write_batches(*place, *room[4:], until_s)
+        offset, small_end, self._size, is_named, is_open = self.write_batches(*place, *room[4:], until_s)
         if not is_named:
             raise gone(room.path)
         if offset > room.offset:
-            log.wrote(offset, self.durable_lsn)
+            log.wrote(offset, self.durable_lsn, small_end)
         return bool(is_open)
 
 

@@ -34,7 +34,7 @@ from ledger.errors import InvalidInputError, LedgerError, RecordTooLargeError, W
 from ledger.hlc import Hlc, node_hash
 from ledger.machines.events import BATCH_RECORD_TYPE
 from ledger.positions import Lsn
-from wal.format import RECORD_HEADER_BYTES, QueuedRecord, batch_of, encode_records
+from wal.format import BATCH_RECORD_BYTES, RECORD_HEADER_BYTES, QueuedRecord, batch_of, encode_records
 from wal.log import Log
 
 LINGER_ENTRIES_MIN = 2
@@ -331,7 +331,7 @@ class PythonQueue:
         return queue[:entries], total
 
     def _commit(self, log: Log, records: list[QueuedRecord], body_bytes: int) -> None:
-        """Encode, write and sync one batch, then tell."""
+        """Encode, write and sync one batch, tell, and make room for the next while it comes."""
         entries = len(records)
         last_lsn = Lsn(log.next_lsn + entries - 1)
         body = encode_records(log.next_lsn, self._node_hash, records)
@@ -347,6 +347,7 @@ class PythonQueue:
             self._hold_open(entries)
         ring(self._bell)
         ring(self._shipper_bell)
+        log.prepare(BATCH_RECORD_BYTES + body_bytes)
 
 
 def ring(bell: int) -> None:

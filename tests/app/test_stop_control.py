@@ -11,6 +11,7 @@ import pytest
 
 from ledger.errors import LedgerError, WalPoisonedError
 from ledger.machines.events import SystemAction
+from ledger.positions import Lsn
 from tests.app.chains import UNTIL_S, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.starting import wal_folder, write
@@ -68,3 +69,19 @@ async def test_what_the_node_would_record_once_the_log_is_closed_is_no_failure(
         service.spawn(record_too_late())
     assert [type(error) for error in refused] == [WalPoisonedError]
     assert service.node.failure is None
+
+
+async def test_the_control_file_tells_of_this_disk_where_safekeepers_have_a_batch_before_it(
+    run_node: RunNode, make_settings: MakeSettings
+) -> None:
+    settings = make_settings()
+    async with run_node(settings) as service:
+        await write(service, 1)
+        durable_lsn = service.node.durable.lsn
+        # As when Acks of a quorum are heard before the end of the sync here.
+        service.node.committed.advance(Lsn(durable_lsn + 3))
+        service.node.chained.advance(Lsn(durable_lsn + 1))
+        await asyncio.to_thread(service.upkeep.store_control)
+        known = wal_control.load(wal_folder(settings))
+        assert known is not None
+        assert (known.durable_lsn, known.committed_lsn, known.chained_lsn) == (durable_lsn,) * 3

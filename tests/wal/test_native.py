@@ -25,8 +25,8 @@ from ledger.machines.events import BATCH_RECORD_TYPE
 from ledger.positions import Lsn
 from tests.wal.logs import NODE, WAL_ID, hlc_of, payload_of, snapshot
 from wal import native, reader
-from wal.format import RECORD_HEADER_BYTES
-from wal.log import Log
+from wal.format import BATCH_RECORD_BYTES, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
+from wal.log import AHEAD_BYTES, AHEAD_FROM_BYTES, Log
 from wal.queue import NO_BELL, Bounds, Queue, Stand, fault_of
 from wal.recovery import recover
 from wal.segment import list_segments
@@ -183,6 +183,27 @@ def test_records_of_each_length_are_summed_as_who_reads_them_does(tmp_path: Path
     side.log.close()
     assert recover(side.folder, NODE).cut is None
     assert [record.payload for record in reader.read(side.folder, Lsn(1), NODE)] == payloads
+
+
+def test_behind_a_small_batch_there_is_space_for_two_like_it_before_the_next_comes(tmp_path: Path) -> None:
+    most = 1 << 20
+    bounds = BOUNDS._replace(payload_bytes_max=8000, bytes_max=1 << 20)
+    sides = [Side(tmp_path / core, core, bounds, segment_bytes=most) for core in ("c", "python")]
+    drawn = random.Random(7)
+    data_bytes = SEGMENT_HEADER_BYTES
+    for lsn in range(1, 300):
+        payload = drawn.randbytes(drawn.choice((0, 100, 7000)))
+        size = BATCH_RECORD_BYTES + RECORD_HEADER_BYTES + len(payload)
+        data_bytes += size
+        for side in sides:
+            assert side.queue.append(hlc_of(lsn), 1, payload) == lsn
+            side.write()
+        end, other_end = (next(side.folder.iterdir()).stat().st_size for side in sides)
+        assert end == other_end
+        if data_bytes < AHEAD_FROM_BYTES:
+            assert end == data_bytes
+        else:
+            assert min(data_bytes + 2 * size, most) <= end <= min(data_bytes + AHEAD_BYTES, most)
 
 
 @pytest.mark.parametrize("core", ["c", "python"])
