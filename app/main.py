@@ -69,7 +69,7 @@ from app.service import Service
 from app.start.procedure import StartedNode, start_node, went_away
 from app.start.quorum import Takeover
 from app.store.faults import DATABASE_FAULTS
-from app.store.known_types import TypesKnown
+from app.store.node_pool import NodePool
 from app.store.privacy_chain import PrivacyEntry
 from app.watch.watchers import Watchers, watchers_max
 from app.webhooks.registry import WebhookRegistry
@@ -102,14 +102,13 @@ async def running(
     started = await start_node(settings, database_url, accept_lost_wal=accept_lost_wal, takeover=takeover)
     async with contextlib.AsyncExitStack() as held:
         held.callback(started.lock.release)
+        held.callback(started.connection.terminate)
         try:
-            pool = await asyncpg.create_pool(
+            pool = await NodePool(
                 database_url,
-                min_size=1,
-                max_size=POOL_CONNECTIONS_MAX,
-                timeout=5,
-                command_timeout=STATEMENT_TIMEOUT_S,
-                connection_class=TypesKnown,
+                connections_max=POOL_CONNECTIONS_MAX,
+                command_timeout_s=STATEMENT_TIMEOUT_S,
+                first=started.connection,
             )
             held.callback(pool.terminate)
             knowledge = await _private_fields(pool, settings.privacy_master_key_uri, started)

@@ -173,7 +173,7 @@ class KeyChanges:
         async with reading(self.pool) as connection, connection.transaction():
             history = await self.chain.history(connection)
             if self.chain.fault is None:
-                published = await self.chain.published(connection)
+                published = await self.chain.published(connection, history)
                 await store.write_rows(connection, [(each.key, each.revocation_reason) for each in published.admitted])
             keys = self._held
             await store.name_in_use(connection, self.node.node_id, keys.signer.key_id, keys.log_signer.key_id)
@@ -185,9 +185,10 @@ class KeyChanges:
         # 1. The key that the ledger begins with.
         if history.root_key_id is None and keys.root_key_id in (None, keys.signer.key_id):
             await self.enter(SystemAction.KEY_ADDED, root_facts(keys.signer.public_key, self.node.node_id))
+            history = await self.history()
         elif history.root_key_id is None and self._offline_root is not None:
             await self.enter(SystemAction.KEY_ADDED, root_facts(self._offline_root, None))
-        history = await self.history()
+            history = await self.history()
         # 2. Keys that took the place of others.
         for number, item in enumerate(keys.retired):
             if (item.successor_id, item.key_id) not in history.replaced:
@@ -197,8 +198,9 @@ class KeyChanges:
                     keys.retired[number] = item
                     await asyncio.to_thread(keys.store)
                 await self.enter(SystemAction.KEY_ROTATED, self._facts_of(item))
+        if keys.retired:
+            history = await self.history()
         # 3. Keys that are new. Where the key that the ledger began with is gone, there is nothing to add one to.
-        history = await self.history()
         if history.root_key_id is None:
             log.error("keys_not_recorded", root_key_id=keys.root_key_id, fault=self.chain.fault)
             return

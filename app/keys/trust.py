@@ -171,10 +171,11 @@ class KeyChain:
         early = {key_id: key for key_id, key in own.items() if may_vouch and key_id not in history.waiting}
         return early | history.keys()
 
-    async def published(self, connection: Connection) -> PublishedKeys:
-        """The keys of the ledger, with where they sign as their rows say."""
+    async def published(self, connection: Connection, history: KeyHistory | None = None) -> PublishedKeys:
+        """The keys of the ledger, with where they sign as their rows say; of a ``history`` just read, if any."""
         rows = {row.key_id: row for row in await store.list_rows(connection)}
-        history = await self.history(connection)
+        if history is None:
+            history = await self.history(connection)
         counting = await self.keys.narrowed(self._counting(history))
         order = [key_id for key_id in rows if key_id in counting]
         order += [key_id for key_id in counting if key_id not in rows]

@@ -36,6 +36,10 @@ class TypesKnown(Connection):
 
     __slots__ = ()
 
+    def bound(self, command_timeout_s: float) -> None:
+        """From now on no statement takes longer, unless it says so itself."""
+        self._config: Any = self._config._replace(command_timeout=command_timeout_s)
+
     async def _introspect_types(
         self,
         typeoids: Collection[int],

@@ -1,0 +1,95 @@
+"""The pool of a node: which connection a task gets, and how long it waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+import asyncpg
+import pytest
+
+from app.store import node_pool
+from app.store.known_types import TypesKnown
+from app.store.node_pool import NodePool
+from tests.conftest import Database
+
+Pooled = Callable[..., AbstractAsyncContextManager[NodePool]]
+
+
+@pytest.fixture
+async def first(database: Database) -> AsyncIterator[asyncpg.Connection]:
+    """A connection that is open already."""
+    connection = await asyncpg.connect(database.service_url, connection_class=TypesKnown)
+    yield connection
+    connection.terminate()
+
+
+@pytest.fixture
+def pooled(database: Database, first: asyncpg.Connection) -> Pooled:
+    """A pool that begins with ``first``."""
+
+    @asynccontextmanager
+    async def pooled(connections_max: int = 3, command_timeout_s: float = 60) -> AsyncIterator[NodePool]:
+        pool = NodePool(
+            database.service_url, connections_max=connections_max, command_timeout_s=command_timeout_s, first=first
+        )
+        async with pool:
+            yield pool
+
+    return pooled
+
+
+async def test_the_first_who_asks_gets_the_connection_that_was_open_already(
+    pooled: Pooled, first: asyncpg.Connection
+) -> None:
+    pid = first.get_server_pid()
+    async with pooled() as pool:
+        assert await pool.fetchval("SELECT pg_backend_pid()") == pid
+
+
+async def test_another_is_opened_where_that_one_has_ended(pooled: Pooled, first: asyncpg.Connection) -> None:
+    pid = first.get_server_pid()
+    first.terminate()
+    async with pooled() as pool:
+        assert await pool.fetchval("SELECT pg_backend_pid()") != pid
+
+
+async def test_statements_on_it_take_no_longer_than_on_any_other(pooled: Pooled) -> None:
+    async with pooled(command_timeout_s=0.05) as pool:
+        with pytest.raises(TimeoutError):
+            await pool.fetchval("SELECT pg_sleep(20)")
+
+
+async def test_a_connection_that_comes_free_is_taken_before_another_is_opened(
+    pooled: Pooled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_pool, "WAIT_S", 30)
+    async with pooled() as pool:
+        pids = await asyncio.gather(*(pool.fetchval("SELECT pg_backend_pid()") for _ in range(20)))
+        assert (len(set(pids)), pool.get_size()) == (1, 1)
+
+
+async def test_one_that_stays_in_use_is_not_waited_for(pooled: Pooled) -> None:
+    async with pooled() as pool, AsyncExitStack() as held:
+        taken = await asyncio.gather(*(held.enter_async_context(pool.acquire()) for _ in range(3)))
+        assert len({connection.get_server_pid() for connection in taken}) == 3
+
+
+async def test_one_that_cannot_be_opened_keeps_nobody_else_from_the_next(pooled: Pooled, database: Database) -> None:
+    async with pooled() as pool, pool.acquire():
+        pool.set_connect_args(database.service_url, password="wrong", command_timeout=60)
+        refused = await asyncio.gather(*(pool.fetchval("SELECT 1") for _ in range(2)), return_exceptions=True)
+        assert [type(each) for each in refused] == [asyncpg.InvalidPasswordError] * 2
+        pool.set_connect_args(database.service_url, command_timeout=60)
+        assert await pool.fetchval("SELECT 1") == 1
+
+
+async def test_all_of_a_full_pool_are_waited_for(pooled: Pooled) -> None:
+    async with pooled(connections_max=1) as pool:
+        held = await pool.acquire()
+        waiting = asyncio.create_task(pool.fetchval("SELECT 1"))
+        await asyncio.wait((waiting,), timeout=2 * node_pool.OPENING_WAIT_S)
+        assert not waiting.done()
+        await pool.release(held)
+        assert await waiting == 1
