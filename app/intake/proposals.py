@@ -96,8 +96,10 @@ class Proposals:
         }
         named = IdempotencyKey(key.route, key.key, 0, key.body_digest)
         payload = self._encoded({**said, keyed.MEMBER: keyed.key_digest(tenant_id, named)}, actor)
-        subject = read_proposal(payload).commitment.subject
+        proposal = read_proposal(payload)
+        subject = proposal.commitment.subject
         pending = self.system.enter_about(PROPOSED_RECORD_TYPE, subject, payload, tenant_id, named, actor)
+        pending.proposal = proposal
         return EnteredProposal(self.answers, pending)
 
     async def propose(self, wanted: Mapping[str, Any], actor: str | None, key: RequestKey) -> Recorded:

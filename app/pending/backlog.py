@@ -23,6 +23,7 @@ from app.store.growth import ChainPosition
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import LedgerError, RequestTooLargeError, WalFullError
 from ledger.hlc import Hlc
+from ledger.machines.promises import Proposal
 from ledger.positions import Epoch, Lsn
 
 BYTES_MAX_MIN = 256 << 20
@@ -50,6 +51,7 @@ class Pending:
 
     ``answered_early`` says that the event may have been acknowledged before it is chained: then something of it must
     be. ``refusal`` is why another entry stands in its place, or none; it is known once the event is chained.
+    ``proposal`` is what the payload proposes, where that was read already.
     """
 
     lsn: Lsn
@@ -63,6 +65,7 @@ class Pending:
     outcome: asyncio.Future[ChainPosition] | None
     answered_early: bool = True
     refusal: LedgerError | None = None
+    proposal: Proposal | None = None
 
 
 _NOTHING = (0, 0)

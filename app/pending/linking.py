@@ -278,7 +278,7 @@ def _decided(machine: Commitments, index: int, pending: Pending) -> tuple[str, b
     if pending.record_type == CAPACITY_RECORD_TYPE:
         machine.set_capacity(*read_capacity(pending.payload))
         return CommitmentAction.CAPACITY_SET.value, pending.payload, None
-    rejection = machine.decide(index, read_proposal(pending.payload))
+    rejection = machine.decide(index, pending.proposal or read_proposal(pending.payload))
     if rejection is None:
         return CommitmentAction.PROPOSE_ACCEPTED.value, pending.payload, None
     payload = rejected_payload(pending.payload, rejection)

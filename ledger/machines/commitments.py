@@ -190,19 +190,18 @@ class Commitments:
     # --- judging ----------------------------------------------------------------------------------
 
     def _judge_precondition(self, bet: Precondition) -> Rejection | None:
-        match bet:
-            case NodeFreeOf():
-                return self._judge_node(bet)
-            case GangUnplaced():
-                return self._judge_gang(bet.gang)
-            case ModuleAdjustmentVersion():
-                subject = module_subject(bet.mission, bet.module)
-                index = self.state.newest.get(subject, 0)
-                newest = self.state.active[index] if index else None
-                epoch = newest.epoch if isinstance(newest, ModuleAdjustment) else 0
-                if epoch != bet.epoch:
-                    says = f"the newest adjustment of {bet.mission}/{bet.module} is of epoch {epoch}, not {bet.epoch}"
-                    return Rejection("adjustment-version", says, blocking_index=index or None, epoch=epoch)
+        if type(bet) is NodeFreeOf:
+            return self._judge_node(bet)
+        if type(bet) is GangUnplaced:
+            return self._judge_gang(bet.gang)
+        if type(bet) is ModuleAdjustmentVersion:
+            subject = module_subject(bet.mission, bet.module)
+            index = self.state.newest.get(subject, 0)
+            newest = self.state.active[index] if index else None
+            epoch = newest.epoch if type(newest) is ModuleAdjustment else 0
+            if epoch != bet.epoch:
+                says = f"the newest adjustment of {bet.mission}/{bet.module} is of epoch {epoch}, not {bet.epoch}"
+                return Rejection("adjustment-version", says, blocking_index=index or None, epoch=epoch)
         return None
 
     def _judge_node(self, bet: NodeFreeOf) -> Rejection | None:
@@ -225,22 +224,20 @@ class Commitments:
         return None
 
     def _judge_commitment(self, commitment: Commitment) -> Rejection | None:
-        match commitment:
-            case Placement():
-                return self._judge_members((commitment,))
-            case GangPlacement():
-                return self._judge_gang(commitment.gang) or self._judge_members(commitment.members)
-            case IdentityBind():
-                if (index := self.state.holders.get(f"identity:{commitment.capsule}")) is not None:
-                    says = f"capsule {commitment.capsule} has an identity, bound at index {index}"
-                    return Rejection("identity-bound", says, blocking_index=index)
-            case ModuleAdjustment():
-                if commitment.replicas < 1:
-                    says = f"{commitment.mission}/{commitment.module} cannot have {commitment.replicas} replicas"
-                    return Rejection("scale-to-zero", f"{says}; to end it, revoke its placements")
-            case Revocation():
-                if commitment.index not in self.state.active:
-                    return Rejection("not-active", f"there is no active commitment at index {commitment.index}")
+        if type(commitment) is Placement:
+            return self._judge_members((commitment,))
+        if type(commitment) is GangPlacement:
+            return self._judge_gang(commitment.gang) or self._judge_members(commitment.members)
+        if type(commitment) is IdentityBind:
+            if (index := self.state.holders.get(f"identity:{commitment.capsule}")) is not None:
+                says = f"capsule {commitment.capsule} has an identity, bound at index {index}"
+                return Rejection("identity-bound", says, blocking_index=index)
+        elif type(commitment) is ModuleAdjustment:
+            if commitment.replicas < 1:
+                says = f"{commitment.mission}/{commitment.module} cannot have {commitment.replicas} replicas"
+                return Rejection("scale-to-zero", f"{says}; to end it, revoke its placements")
+        elif type(commitment) is Revocation and commitment.index not in self.state.active:
+            return Rejection("not-active", f"there is no active commitment at index {commitment.index}")
         return None
 
     def _judge_gang(self, gang: str) -> Rejection | None:
@@ -281,7 +278,7 @@ class Commitments:
     def apply(self, index: int, commitment: Commitment) -> None:
         """What holds from the entry at seq ``index`` on, which was accepted; MUST be so, or be said so by a chain that
         revokes what is active. Of two that hold one name the newer counts."""
-        if isinstance(commitment, Revocation):
+        if type(commitment) is Revocation:
             self._end(commitment.index)
             return
         state = self.state
@@ -291,7 +288,7 @@ class Commitments:
         for node, claimed in claims_of(commitment).items():
             self._change_reserved(node, claimed, 1)
             self._link(node_subject(node), index)
-        if isinstance(commitment, ModuleAdjustment):
+        if type(commitment) is ModuleAdjustment:
             self._link(commitment.subject, index)
 
     def _end(self, index: int) -> None:
@@ -304,7 +301,7 @@ class Commitments:
         for node, claimed in claims_of(commitment).items():
             self._change_reserved(node, claimed, -1)
             self._unlink(node_subject(node), index)
-        if isinstance(commitment, ModuleAdjustment):
+        if type(commitment) is ModuleAdjustment:
             self._unlink(commitment.subject, index)
 
     def set_capacity(self, node: str, capacity: Resources) -> None:
@@ -348,22 +345,21 @@ class Commitments:
 
 def _names_of(commitment: Commitment) -> list[str]:
     """The names that only one active commitment may hold."""
-    match commitment:
-        case Placement():
-            return [f"capsule:{commitment.capsule}"]
-        case GangPlacement():
-            return [f"gang:{commitment.gang}", *(f"capsule:{member.capsule}" for member in commitment.members)]
-        case IdentityBind():
-            return [f"identity:{commitment.capsule}"]
+    if type(commitment) is Placement:
+        return [f"capsule:{commitment.capsule}"]
+    if type(commitment) is GangPlacement:
+        return [f"gang:{commitment.gang}", *(f"capsule:{member.capsule}" for member in commitment.members)]
+    if type(commitment) is IdentityBind:
+        return [f"identity:{commitment.capsule}"]
     return []
 
 
 def claims_of(commitment: Commitment) -> dict[str, dict[str, int]]:
     """By node and dimension, what the commitment claims; accelerators by name and all together."""
     members: Iterable[Placement | GangMember] = ()
-    if isinstance(commitment, Placement):
+    if type(commitment) is Placement:
         members = (commitment,)
-    elif isinstance(commitment, GangPlacement):
+    elif type(commitment) is GangPlacement:
         members = commitment.members
     claims: dict[str, dict[str, int]] = {}
     for member in members:

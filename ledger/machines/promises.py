@@ -6,7 +6,7 @@ whole numbers, dimension by dimension; what is left out is 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -41,14 +41,18 @@ class Resources(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
     disk_bw_bps: Amount = 0
     accelerators: dict[str, Amount] = {}
 
-    def amounts(self) -> Iterator[tuple[str, int]]:
+    def amounts(self) -> list[tuple[str, int]]:
         """Each dimension that is not 0, with its amount; accelerators one by one, ``accelerators.NAME``."""
-        for name in ("cpu_millis", "memory_bytes", "disk_bytes", "disk_bw_bps"):
-            if amount := getattr(self, name):
-                yield name, amount
-        for name, amount in self.accelerators.items():
-            if amount:
-                yield f"{ANY_ACCELERATOR}.{name}", amount
+        named = (
+            ("cpu_millis", self.cpu_millis),
+            ("memory_bytes", self.memory_bytes),
+            ("disk_bytes", self.disk_bytes),
+            ("disk_bw_bps", self.disk_bw_bps),
+        )
+        found = [each for each in named if each[1]]
+        if self.accelerators:
+            found += [(f"{ANY_ACCELERATOR}.{name}", amount) for name, amount in self.accelerators.items() if amount]
+        return found
 
     def of(self, dimension: str) -> int:
         """The amount in one of those dimensions."""
@@ -59,7 +63,10 @@ class Resources(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
 
     def exceeded_by(self, other: Resources) -> str | None:
         """The first dimension in which ``other`` is more, None when there is none."""
-        return next((name for name, amount in other.amounts() if amount > self.of(name)), None)
+        for name, amount in other.amounts():
+            if amount > self.of(name):
+                return name
+        return None
 
 
 class _Kind(msgspec.Struct, frozen=True, gc=False, tag_field="kind", forbid_unknown_fields=True):
