@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,13 +33,13 @@ class Awaited:
     """An entry in the WAL, and the level that is waited for. ``reached`` resolves once it is there, or will not be in
     time. The entry MUST NOT be acknowledged before that."""
 
-    __slots__ = ("_answers", "_level", "_timer", "pending", "reached")
+    __slots__ = ("_answers", "_level", "pending", "reached")
 
     def __init__(self, answers: Answers, pending: Pending, level: Durability) -> None:
         self._answers = answers
         self._level = level
         self.pending = pending
-        self.reached, self._timer = answers.reached(pending, level)
+        self.reached = answers.reached(pending, level)
 
     def place(self) -> ChainPosition | None:
         """Where it stands, when ``reached`` is done; None where it was not to be chained first.
@@ -47,8 +48,6 @@ class Awaited:
             DurabilityTimeoutError: the level was not reached in time.
             LedgerError: its outcome, where that is none.
         """
-        if self._timer is not None:
-            self._timer.cancel()
         try:
             return self.reached.result()
         except DurabilityTimeoutError as error:
@@ -76,6 +75,38 @@ class Entered(Awaited):
         return self.receipt()
 
 
+class Deadlines:
+    """Fails futures that are not done ``timeout_s`` after they came: one timer for all, which is rarely set, where one
+    each would be set and cancelled."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        """In the loop's time, which rises, when the time of each is up."""
+        self._is_set = False
+
+    def add(self, future: asyncio.Future[Any]) -> None:
+        """``future`` came now."""
+        waiting = self._waiting
+        while waiting and waiting[0][1].done():
+            waiting.popleft()
+        loop = future.get_loop()
+        waiting.append((loop.time() + self._timeout_s, future))
+        if not self._is_set:
+            self._set(loop)
+
+    def _set(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_set = bool(self._waiting)
+        if self._is_set:
+            loop.call_at(self._waiting[0][0], self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now_s = loop.time()
+        while self._waiting and (self._waiting[0][0] <= now_s or self._waiting[0][1].done()):
+            expire(self._waiting.popleft()[1], f"not chained within {self._timeout_s:g} s")
+        self._set(loop)
+
+
 class Answers:
     """Waits and answers as this node is configured to."""
 
@@ -93,6 +124,7 @@ class Answers:
         a record is GLOBAL once a majority of the regions holds it, too."""
         self._node = node
         self._write_timeout_s = write_timeout_s
+        self._unchained = Deadlines(write_timeout_s)
         self._acknowledge_before_fsync = acknowledge_before_fsync
         self._is_replicated = quorum_survives is not None
         self.in_regions: Callable[[Mapping[str, int], float], Awaitable[None]] | None = None
@@ -190,20 +222,19 @@ class Answers:
         """An event that was entered without a key, to be waited for."""
         return Entered(self, draft, pending, fence_token)
 
-    def reached(
-        self, pending: Pending, level: Durability
-    ) -> tuple[asyncio.Future[ChainPosition | None], asyncio.TimerHandle | None]:
-        """What resolves once ``pending`` is at ``level``, or its time is up; and the timer of that, to be cancelled."""
-        node, timeout_s = self._node, self._write_timeout_s
+    def reached(self, pending: Pending, level: Durability) -> asyncio.Future[ChainPosition | None]:
+        """What resolves once ``pending`` is at ``level``, or its time is up."""
+        node = self._node
         reached: Any = pending.outcome
         if reached is None:
             lsn = BEFORE_FIRST if self._acknowledge_before_fsync else pending.lsn
             watermark = node.durable if level <= Durability.LOCAL else node.committed
-            return watermark.reached(lsn, timeout_s), None  # type: ignore[return-value]
+            return watermark.reached(lsn, self._write_timeout_s)  # type: ignore[return-value]
         if (self._spreads or self.in_regions is not None) and level is Durability.GLOBAL:
-            return asyncio.ensure_future(self.wait(pending.lsn, level, pending, reached)), None
+            return asyncio.ensure_future(self.wait(pending.lsn, level, pending, reached))
         node.chained.want(pending.lsn)
-        return reached, reached.get_loop().call_later(timeout_s, expire, reached, f"not chained within {timeout_s:g} s")
+        self._unchained.add(reached)
+        return reached  # type: ignore[no-any-return]
 
     def receipt(self, draft: Draft, pending: Pending, fence_token: int, chain: ChainPosition | None) -> Receipt:
         """The answer about an entered event that has reached its level."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from app.intake.answers import Deadlines
 from app.service import Service
 
 
@@ -12,8 +13,9 @@ from app.service import Service
 def hurried(service: Service, timeout_s: float = 1.0) -> Iterator[None]:
     """Writes that begin while the context is open wait ``timeout_s`` for their level, as with ``write.timeout``."""
     answers = service.submitter.answers
-    patient_s, answers._write_timeout_s = answers._write_timeout_s, timeout_s
+    patient = answers._write_timeout_s, answers._unchained
+    answers._write_timeout_s, answers._unchained = timeout_s, Deadlines(timeout_s)
     try:
         yield
     finally:
-        answers._write_timeout_s = patient_s
+        answers._write_timeout_s, answers._unchained = patient
