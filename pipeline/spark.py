@@ -37,6 +37,9 @@ ARROW_BATCH_ROWS: Final = 10_000
 STOP_TIMEOUT_S: Final = 20.0
 """How long Spark may take to stop before its Java is ended."""
 
+TASK_DAEMON: Final = "pipeline.task_daemon"
+"""The module that Python workers are forked from on this machine; only on Linux is it known to have one thread."""
+
 _DRIVER_JAVA: Final = "spark.driver.extraJavaOptions"
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
@@ -192,6 +195,8 @@ def _settings(name: str, master: str, folder: Path) -> dict[str, str]:
         "spark.master": master,
         "spark.app.name": name,
         "spark.ui.showConsoleProgress": "false",
+        # Or each operation on a column tells Java in a dozen calls on which line it is, more than all that it asks for.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
         "spark.sql.adaptive.enabled": "true",
@@ -202,6 +207,8 @@ def _settings(name: str, master: str, folder: Path) -> dict[str, str]:
     }
     if not is_local(master):
         return settings
+    if sys.platform == "linux":
+        settings["spark.python.daemon.module"] = TASK_DAEMON
     return settings | {
         "spark.pyspark.python": sys.executable,
         _SHUFFLE_PARTITIONS: str(SHUFFLE_PARTITIONS_A_CORE * local_cores(master)),

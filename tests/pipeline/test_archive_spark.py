@@ -21,6 +21,7 @@ from tests.app.chains import until
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER
 from tests.pipeline.archived_ledgers import RING, archive_at, archive_here, content_of, days, ledger_of, store
+from tests.pipeline.conftest import RunCommand
 
 
 async def test_spark_makes_the_archive_that_one_process_makes(
@@ -37,16 +38,8 @@ async def test_spark_makes_the_archive_that_one_process_makes(
     assert content_of(tmp_path / "spark") == content_of(tmp_path / "here")
 
 
-def started(database: Database, folder: Path, key: Path) -> subprocess.Popen[str]:
-    """The command, in a process group of its own with all that Spark starts."""
-    command = [sys.executable, "-m", "pipeline", "archive", "--dest", str(folder), "--dsn", database.service_url]
-    command += ["--signing-key", str(key), "--keys", str(key.with_name("ledger.pem")), "--master", "local[2]", "--json"]
-    environment = {**os.environ, "TALLY_PIPELINE_LOGS": str(key.parent)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
-
-
 async def test_the_command_killed_while_spark_is_at_work_is_finished_by_the_next(
-    database: Database, tmp_path: Path
+    spark: SparkSession, run_command: RunCommand, database: Database, tmp_path: Path
 ) -> None:
     signer = key_file.generate(tmp_path / "key.pem")
     (tmp_path / "ledger.pem").write_text(SIGNER.public_key_pem)
@@ -54,21 +47,25 @@ async def test_the_command_killed_while_spark_is_at_work_is_finished_by_the_next
     await store(database, *ledgers)
     archive_at(database, str(tmp_path / "whole"), Keyring([signer.public_key, SIGNER.public_key]), signer)
     whole, killed = content_of(tmp_path / "whole"), tmp_path / "killed"
+    command = ["archive", "--dest", str(killed), "--dsn", database.service_url, "--master", "local[2]", "--json"]
+    command += ["--signing-key", str(tmp_path / "key.pem"), "--keys", str(tmp_path / "ledger.pem")]
 
-    process = started(database, killed, tmp_path / "key.pem")
+    # In a process group of its own, with all that Spark starts.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", *command], stdout=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         # Plans are written first, so the files are being made, or about to be.
         await until(lambda: list(killed.glob("entries/*/*/*.parquet")), "a file is there", 120)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.wait()
     assert content_of(killed).items() <= whole.items()
     assert len(content_of(killed)) > len(ledgers)
 
-    process = started(database, killed, tmp_path / "key.pem")
-    answer, _ = process.communicate(timeout=240)
-    assert process.returncode == 0
-    assert [(each["tenant_id"], each["to_seq"]) for each in json.loads(answer)["tenants"]] == [
+    next_one = run_command(*command)
+    assert next_one.returncode == 0, next_one.stderr
+    assert [(each["tenant_id"], each["to_seq"]) for each in json.loads(next_one.stdout)["tenants"]] == [
         (ledger.tenant_id, 40) for ledger in ledgers
     ]
     assert content_of(killed) == whole

@@ -25,13 +25,13 @@ from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER, build
 from tests.pipeline.standalone import JAVA_OPTIONS, SHORT_LIVED, SPARK_HOME, cluster, said
 
-DEFAULTS = f"""
-spark.cores.max 2
-spark.sql.shuffle.partitions 2
-spark.driver.extraJavaOptions {JAVA_OPTIONS}
-spark.executor.extraJavaOptions {JAVA_OPTIONS}
-spark.ui.enabled false
-"""
+SETTINGS = {
+    "spark.cores.max": "2",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+    "spark.ui.enabled": "false",
+}
+"""Of both drivers. A SPARK_CONF_DIR would be on their class path, for which Java passes the archive of classes over."""
 
 READ = """
 import json, os, sys
@@ -43,7 +43,7 @@ from pipeline.places import parse_place
 from pipeline.source import over_pieces
 from pipeline.spark import spark_session
 
-master, dsn, log = sys.argv[1:]
+master, dsn, log, given = sys.argv[1:]
 
 
 def where(piece, reader):
@@ -54,7 +54,7 @@ def where(piece, reader):
 
 
 # Tasks wait for both workers, so that each gets one.
-settings = {
+settings = json.loads(given) | {
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "200s",
 }
@@ -89,7 +89,7 @@ def bare_python(tmp_path: Path) -> Path:
     return script
 
 
-# Nine Javas are started, on a machine that has other tests to run.
+# Eight Javas are started, on a machine that has other tests to run.
 @pytest.mark.timeout(900)
 async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
     superuser: asyncpg.Connection, database: Database, bare_python: Path, tmp_path: Path
@@ -102,17 +102,16 @@ async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
         [bare_python, "-c", "import ledger"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert "No module named 'ledger'" in found.stderr
-    temporary, conf = tmp_path / "temporary", tmp_path / "conf"
+    temporary, properties = tmp_path / "temporary", tmp_path / "submit.conf"
     temporary.mkdir()
-    conf.mkdir()
-    (conf / "spark-defaults.conf").write_text(DEFAULTS)
+    submitted = SETTINGS | {"spark.driver.extraJavaOptions": JAVA_OPTIONS, "spark.cores.max": "1"}
+    properties.write_text("".join(f"{name} {value}\n" for name, value in submitted.items()))
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("SPARK", "PYSPARK", "PYTHON"))},
         "JAVA_HOME": str(find_java_home(tmp_path / "submitting")),
         "PYSPARK_PYTHON": str(bare_python),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_CONF_DIR": str(conf),
         "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
         "TMPDIR": str(temporary),
     }
@@ -129,7 +128,8 @@ async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
                     process.kill()
 
         # 1. A driver that sends what tasks import.
-        with begin(sys.executable, "-c", READ, master, database.service_url, tmp_path / "spark.log") as reading:
+        read = (sys.executable, "-c", READ, master, database.service_url, tmp_path / "spark.log", json.dumps(SETTINGS))
+        with begin(*read) as reading:
             assert reading.stdout is not None
             tasks = json.loads(reading.stdout.readline() or "[]")
             assert [task["seqs"] for task in tasks] == [200, 200], (tmp_path / "told").read_text()
@@ -142,7 +142,8 @@ async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
                 "UPDATE scheduler.scheduler_log SET action = 'FAIL' WHERE tenant_id = 'beta' AND seq = 9"
             )
             options = ("--dsn", database.service_url, "--keys", "keys.pem", "--json")
-            with begin(SPARK_HOME / "bin" / "spark-submit", "--master", master, MAIN, "verify", *options) as verifying:
+            submit = (SPARK_HOME / "bin" / "spark-submit", "--master", master, "--properties-file", properties, MAIN)
+            with begin(*submit, "verify", *options) as verifying:
                 assert said(tmp_path / "told", WAITING)[1] == master
                 reading.communicate(b"\n", TIMEOUT_S)
                 printed, _ = verifying.communicate(timeout=TIMEOUT_S)

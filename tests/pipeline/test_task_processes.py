@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -13,6 +15,7 @@ from pyspark.sql import SparkSession
 from pipeline.places.archive import FileOfArchive
 from pipeline.places.protocol import ROWS_A_PIECE, Piece
 from pipeline.source.frames import TASKS_A_CORE, in_tasks, over_numbers, rows_a_task
+from pipeline.spark import TASK_DAEMON
 
 
 def test_tasks_load_no_more_than_they_use() -> None:
@@ -20,6 +23,24 @@ def test_tasks_load_no_more_than_they_use() -> None:
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"pyarrow", "pipeline.places.postgres"} <= {*said.stdout.split()}
     assert not {"pandas", "pyspark"} & {*said.stdout.split()}
+
+
+def test_tasks_run_in_forks_of_a_process_that_has_imported_what_they_use(spark: SparkSession) -> None:
+    def parent(_: int) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"command": [Path(f"/proc/{os.getppid()}/cmdline").read_bytes()]})
+
+    (row,) = over_numbers(spark, 1, parent, "command binary").collect()
+    assert row["command"].split(b"\0")[1:3] == [b"-m", TASK_DAEMON.encode()]
+
+
+def test_the_process_that_is_forked_has_one_thread() -> None:
+    code = "import os, sys, pipeline.task_daemon as it; it.prepare(); "
+    code += "print(len(os.listdir('/proc/self/task')), *sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    threads, *modules = said.stdout.split()
+    assert int(threads) == 1
+    assert {"pyarrow", "numpy", "pyspark.worker", "pipeline.places.postgres"} <= {*modules}
+    assert "pandas" not in modules
 
 
 def test_the_collector_passes_over_what_a_process_has_loaded(spark: SparkSession) -> None:
