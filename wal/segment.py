@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,8 +161,14 @@ def sync_folder(folder: Path) -> None:
 def store_file(path: Path, data: bytes) -> None:
     """Put ``data`` into ``path`` so that a crash leaves either the old file or the new one, whole."""
     temporary = path.with_name(path.name + UNNAMED_SUFFIX)
-    with opened(temporary, NEW_FILE) as descriptor:
-        write_fully(descriptor, (data,), 0)
-        os.fsync(descriptor)
-    os.rename(temporary, path)
+    try:
+        with opened(temporary, NEW_FILE) as descriptor:
+            write_fully(descriptor, (data,), 0)
+            os.fsync(descriptor)
+        os.rename(temporary, path)
+    except OSError:
+        # A part of a file would take the last room of a full disk from what is still to come.
+        with suppress(OSError):
+            temporary.unlink()
+        raise
     sync_folder(path.parent)
