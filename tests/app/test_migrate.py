@@ -25,6 +25,8 @@ from app.store.schema import MIGRATIONS, check_schema, check_server, is_newest, 
 from ledger.errors import StartRefusedError
 from tests.app.roles import run_roles_sql
 from tests.conftest import Database, connected_to
+from tests.forked import Forked
+from tests.tally import IMPORTED
 
 
 @pytest.fixture
@@ -58,9 +60,7 @@ async def test_a_migration_is_logged_once_it_is_done(empty_database: Database) -
 
 async def test_two_migrations_at_once_do_not_meet(empty_database: Database) -> None:
     program = f"from app.store.migrate import migrate; migrate({empty_database.owner_url!r})"
-    migrations = [
-        subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) for _ in range(3)
-    ]
+    migrations = [Forked(IMPORTED, "-c", program, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     assert [migration.communicate()[1] for migration in migrations] == ["", "", ""]
     async with connected_to(empty_database.service_url) as connection:
         await check_schema(connection)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.tally import COLD, Tally, bare_environment
+from tests.forked import Forked
+from tests.tally import COLD, IMPORTED, bare_environment
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120.0
@@ -44,16 +45,16 @@ class ServeProcess:
         data_dir: Path,
         database_url: str | None,
         *,
-        before: Sequence[str] = (),
-        program: Sequence[str] = (),
+        tracer: Sequence[str] = (),
+        program: Sequence[str | Path] = COLD[1:],
         arguments: Sequence[str] = (),
         **settings: object,
     ) -> ServeProcess:
-        """Start ``tally serve`` on ``database_url``, or ``tally dev`` without one, under the command ``before``, with
-        ``arguments``.
+        """Start ``tally serve`` on ``database_url``, or ``tally dev`` without one, with ``arguments``.
 
-        ``program`` takes the place of ``tally``. ``settings`` are names of environment variables in lower case without
-        their prefix: ``wal__dir``. Writes wait for their level as long as a busy machine may take.
+        ``program`` takes the place of ``tally``; ``tracer`` traces it as ``Forked`` has it. ``settings`` are
+        names of environment variables in lower case without their prefix: ``wal__dir``. Writes wait for
+        their level as long as a busy machine may take.
         """
         environment = bare_environment() | {"PYTHONPATH": str(ROOT)}
         given = {"data_dir": data_dir, "port": 0, "database_url": database_url, "write__timeout": "60s", **settings}
@@ -66,9 +67,7 @@ class ServeProcess:
             "stdin": subprocess.DEVNULL,
             "stderr": subprocess.PIPE,
         }
-        if before or program:
-            return cls(subprocess.Popen([*before, *(program or COLD), command, *arguments], **how))
-        return cls(await asyncio.to_thread(Tally, command, *arguments, **how))
+        return cls(await asyncio.to_thread(Forked, IMPORTED, *program, command, *arguments, tracer=tracer, **how))
 
     @property
     def returncode(self) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.crash.writer import writer
 
 HOUR_S = 3600.0
 YEAR_S = 365 * 86_400.0
-PROGRAM = (sys.executable, str(Path(__file__).with_name("skewed_clock.py")))
+PROGRAM = Path(__file__).with_name("skewed_clock.py")
 
 
 async def test_hlcs_and_job_ids_never_repeat_whatever_the_wall_clock_does(
@@ -33,7 +32,7 @@ async def test_hlcs_and_job_ids_never_repeat_whatever_the_wall_clock_does(
     )
     for number, settings in enumerate(starts):
         set_clock(clock, **settings[0])
-        child = await launch(data_dir, database.service_url, program=(*PROGRAM, str(clock)))
+        child = await launch(data_dir, database.service_url, program=(PROGRAM, clock))
         url = await child.ready()
         async with writer(url, book) as one:
             for setting in settings:
@@ -59,11 +58,11 @@ async def test_a_clock_a_year_ahead_is_refused_at_the_start_and_not_adopted_by_a
 ) -> None:
     book, data_dir, clock = Book(), tmp_path / "node", tmp_path / "clock"
     set_clock(clock, ahead_s=YEAR_S)
-    child = await launch(data_dir, database.service_url, program=(*PROGRAM, str(clock)))
+    child = await launch(data_dir, database.service_url, program=(PROGRAM, clock))
     assert await child.ended() == 1
     assert "ahead of that of Postgres" in child.last_words()
     set_clock(clock)
-    child = await launch(data_dir, database.service_url, program=(*PROGRAM, str(clock)))
+    child = await launch(data_dir, database.service_url, program=(PROGRAM, clock))
     url = await child.ready()
     async with writer(url, book) as one, http_session() as session:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from pathlib import Path
@@ -10,21 +11,17 @@ import pytest
 
 from app.node.session import unverified
 from tests.conftest import Database
+from tests.crash import limited
 from tests.crash.conftest import Launch
 from tests.crash.load import Book, Load
 from tests.crash.proof import prove, verified_by_service, wal_folder
 from tests.crash.writer import writer
+from tests.wal.logs import traced
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, decode_batch
 from wal.segment import list_segments
 
 SETTINGS = {"wal__batch_max_entries": 8, "shutdown_grace": "6s"}
 WRITE = "pwritev,pwritev2"
-
-
-def failing(strace: str, call: str, error: str, number: int, trace: Path) -> tuple[str, ...]:
-    """The command before a command whose every ``call`` from the ``number``-th of a thread on fails."""
-    inject = f"inject={call}:error={error}:when={number}+"
-    return strace, "-D", "-f", "-qq", "--seccomp-bpf", "-o", str(trace), "-e", f"trace=fdatasync,{WRITE}", "-e", inject
 
 
 def synced_lsn(folder: Path, batches: int) -> int:
@@ -47,14 +44,15 @@ def acknowledged_lsn(book: Book) -> int:
 
 @pytest.mark.parametrize(
     ("call", "error", "number"),
-    [("fdatasync", "EIO", 20), ("fdatasync", "ENOSPC", 60), (WRITE, "ENOSPC", 30)],
+    [("fdatasync", "EIO", 40), (WRITE, "ENOSPC", 30)],
 )
 async def test_nothing_is_acknowledged_after_the_disk_failed_and_a_restart_recovers_the_rest(
     tmp_path: Path, database: Database, launch: Launch, strace: str, seed: int, call: str, error: str, number: int
 ) -> None:
     load, data_dir, trace = Load(random.Random(seed)), tmp_path / "node", tmp_path / "trace"
-    before = failing(strace, call, error, number, trace)
-    child = await launch(data_dir, database.service_url, before=before, **SETTINGS)
+    # Every call from that one of a thread on fails.
+    tracer = traced(strace, trace, f"trace=fdatasync,{WRITE}", f"inject={call}:error={error}:when={number}+")
+    child = await launch(data_dir, database.service_url, tracer=tracer, **SETTINGS)
     url = await child.ready()
     async with writer(url, load.book) as one:
         await one.created("LOCAL")
@@ -78,8 +76,8 @@ async def test_a_disk_that_fills_up_in_the_middle_of_a_batch_ends_the_service_an
 ) -> None:
     # A file size limit stands for the full disk: a write falls short, and the rest of it fails.
     load, data_dir = Load(random.Random(seed)), tmp_path / "node"
-    before = ("sh", "-c", 'ulimit -f 200; exec "$@"', "sh")
-    child = await launch(data_dir, database.service_url, before=before, **SETTINGS)
+    program = (limited.PROGRAM, "FSIZE", str(100 << 10))
+    child = await launch(data_dir, database.service_url, program=program, **SETTINGS)
     async with load.on(await child.ready()):
         failure = await child.says("wal_sync_failure")
         assert await child.ended() == 1
@@ -109,21 +107,9 @@ async def test_a_start_on_a_failing_disk_is_refused_with_the_reason_and_loses_no
         await load.book.more_acknowledged(50)
         await child.kill()
     for number in (1, 4):
-        inject = f"inject=fsync,fdatasync:error=EIO:when={number}"
-        before = (
-            strace,
-            "-D",
-            "-f",
-            "-qq",
-            "--seccomp-bpf",
-            "-o",
-            "/dev/null",
-            "-e",
-            "trace=fsync,fdatasync",
-            "-e",
-            inject,
-        )
-        child = await launch(data_dir, database.service_url, before=before, **SETTINGS)
+        calls = "fsync,fdatasync"
+        tracer = traced(strace, os.devnull, f"trace={calls}", f"inject={calls}:error=EIO:when={number}")
+        child = await launch(data_dir, database.service_url, tracer=tracer, **SETTINGS)
         assert await child.ended() == 1
         assert re.match(r"error: .*Errno 5", child.lines[-1]), child.last_words()
 

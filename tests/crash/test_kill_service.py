@@ -21,6 +21,7 @@ from tests.crash.load import Book, Load, Sent, http_session
 from tests.crash.proof import prove, verified_by_service, wal_folder
 from tests.crash.serve_process import WAIT_S, ServeProcess
 from tests.crash.writer import new_job, writer
+from tests.wal.logs import traced
 from wal import reader
 
 SETTINGS = {
@@ -46,10 +47,9 @@ WRITE = "pwritev,pwritev2"
 CALLS = ("fdatasync", WRITE, "fsync", "rename", "write,writev,sendto,sendmsg", "ftruncate,unlink")
 
 
-def injected(strace: str, call: str, fault: str) -> tuple[str, ...]:
-    """The command before a command whose system calls ``call`` meet ``fault``; each thread counts for itself."""
-    trace = ("-e", f"trace={call}", "-e", f"inject={call}:{fault}")
-    return strace, "-D", "-f", "-qq", "-o", os.devnull, *trace
+def injected(strace: str, call: str, fault: str) -> list[str]:
+    """strace of a process whose system calls ``call`` meet ``fault``; each thread counts for itself."""
+    return traced(strace, os.devnull, f"trace={call}", f"inject={call}:{fault}")
 
 
 class Death:
@@ -61,17 +61,17 @@ class Death:
     def __init__(self, draw: random.Random, strace: str) -> None:
         self.answers = ANSWERS_MAX
         self.after_s = 0.0
-        self.before: tuple[str, ...] = ()
+        self.tracer: list[str] = []
         kind = draw.random()
         if kind < 0.65:
             self.answers = int(draw.choice((3, 30, 100, ANSWERS_MAX)) * draw.random())
             if kind < 0.3:
-                self.before = injected(strace, WRITE, "delay_enter=10000")
+                self.tracer = injected(strace, WRITE, "delay_enter=10000")
         elif kind < 0.8:
             self.after_s = draw.uniform(0.5, 1.5) * START_S
         else:
             call, number = draw.choice(CALLS), int(draw.choice((2, 20, 200)) * draw.random()) + 1
-            self.before = injected(strace, call, f"signal=KILL:when={number}")
+            self.tracer = injected(strace, call, f"signal=KILL:when={number}")
 
     def set_timer(self, child: ServeProcess) -> None:
         """The moment counts from the launch on."""
@@ -99,7 +99,7 @@ async def test_kill_at_any_moment_loses_nothing_acknowledged_and_repeats_nothing
     for number in range(torture_rounds(ROUNDS)):
         load.tenants[-1] = f"round-{number}"
         death = Death(draw, strace)
-        child = await launch(data_dir, database.service_url, before=death.before, **SETTINGS)
+        child = await launch(data_dir, database.service_url, tracer=death.tracer, **SETTINGS)
         death.set_timer(child)
         url = await child.ready_or_ended()
         if url is not None:
@@ -130,7 +130,7 @@ async def test_a_keyed_request_that_a_kill_tore_is_completed_when_it_is_repeated
     data_dir, book = tmp_path / "node", Book()
     # 1. A request of 100 lines goes into batches of 8; the process dies with one of the first.
     child = await launch(
-        data_dir, database.service_url, before=injected(strace, "fdatasync", "signal=KILL:when=4"), **SETTINGS
+        data_dir, database.service_url, tracer=injected(strace, "fdatasync", "signal=KILL:when=4"), **SETTINGS
     )
     url = await child.ready()
     torn = Sent.batch([new_job(book) for _ in range(100)], "GLOBAL", "torn")
@@ -163,7 +163,7 @@ async def test_a_kill_between_the_record_of_a_new_tenant_and_its_first_event_lea
     data_dir, book = tmp_path / "node", Book()
     # 1. Each record is a batch; the process dies with the second, before the third, the event itself, is written.
     dying = injected(strace, "fdatasync", "signal=KILL:when=2")
-    child = await launch(data_dir, database.service_url, before=dying, wal__ack_mode="LOCAL_SYNC")
+    child = await launch(data_dir, database.service_url, tracer=dying, wal__ack_mode="LOCAL_SYNC")
     async with writer(await child.ready(), book) as one:
         await one.until("chained_lsn", 1)
         with pytest.raises(aiohttp.ClientError):

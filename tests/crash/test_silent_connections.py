@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.conftest import Database
+from tests.crash import limited
 from tests.crash.conftest import Launch
 from tests.crash.proof import wal_folder
 from wal.segment import list_segments
@@ -19,9 +20,9 @@ SILENT = 400
 SMALL_SEGMENTS = {"wal__segment_bytes": 65536, "wal__batch_max_bytes": 65536, "wal__record_bytes_max": 65536}
 
 
-def with_files(descriptors: int) -> tuple[str, ...]:
-    """The command before a command that may open so many files."""
-    return "sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"
+def with_files(descriptors: int) -> tuple[str | Path, ...]:
+    """The program that may open so many files."""
+    return limited.PROGRAM, "NOFILE", str(descriptors)
 
 
 @pytest.mark.parametrize("descriptors", [160, 256])
@@ -29,7 +30,7 @@ async def test_silent_connections_leave_the_log_its_files(
     tmp_path: Path, database: Database, launch: Launch, descriptors: int
 ) -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > SILENT + 100, "this test itself needs more files"
-    child = await launch(tmp_path / "node", database.service_url, before=with_files(descriptors), **SMALL_SEGMENTS)
+    child = await launch(tmp_path / "node", database.service_url, program=with_files(descriptors), **SMALL_SEGMENTS)
     url = await child.ready()
     host, port = url.removeprefix("http://").split(":")
     body = {"tenant_id": "acme", "durability": "GLOBAL", "spec": {"padding": "x" * 20_000}}
@@ -51,7 +52,7 @@ async def test_silent_connections_leave_the_log_its_files(
 async def test_a_process_that_may_open_hardly_any_files_is_told_so(
     tmp_path: Path, database: Database, launch: Launch
 ) -> None:
-    child = await launch(tmp_path / "node", database.service_url, before=with_files(100))
+    child = await launch(tmp_path / "node", database.service_url, program=with_files(100))
     assert await child.ended() == 1
     assert "raise the limit (ulimit -n) to 1128" in child.last_words()
     assert "Traceback" not in child.last_words()

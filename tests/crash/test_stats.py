@@ -16,6 +16,7 @@ from tests.crash.load import Book, http_session
 from tests.crash.proof import prove, verified_by_service, wal_folder
 from tests.crash.serve_process import WAIT_S
 from tests.crash.writer import writer
+from tests.wal.logs import traced
 
 NDJSON = {"content-type": "application/x-ndjson"}
 LINES = 200
@@ -77,9 +78,8 @@ async def test_a_full_disk_costs_stats_only_is_said_once_and_is_over_when_there_
     tmp_path: Path, database: Database, launch: Launch, strace: str
 ) -> None:
     data_dir, book = tmp_path / "node", Book()
-    inject = ("-e", "trace=pwrite64", "-e", "inject=pwrite64:error=ENOSPC:when=2..6")
-    before = (strace, "-D", "-f", "-qq", "--seccomp-bpf", "-o", "/dev/null", *inject)
-    child = await launch(data_dir, database.service_url, before=before, stats__file_age="100ms")
+    tracer = traced(strace, "/dev/null", "trace=pwrite64", "inject=pwrite64:error=ENOSPC:when=2..6")
+    child = await launch(data_dir, database.service_url, tracer=tracer, stats__file_age="100ms")
     url = await child.ready()
     async with http_session() as session, writer(url, book) as one:
         first = sent = 0

@@ -193,3 +193,9 @@ def lsns_in(folder: Path, from_lsn: int = 1) -> list[int]:
 def snapshot(folder: Path) -> dict[str, bytes]:
     """Every file of a folder, to prove that nothing was changed."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def traced(strace: str, trace: str | Path, *what: str) -> list[str]:
+    """strace of a process and its threads, which writes the calls that it is told of to ``trace``."""
+    asked = [text for each in what for text in ("-e", each)]
+    return [strace, "-f", "--quiet=exit", "--signal=none", "-o", str(trace), *asked]

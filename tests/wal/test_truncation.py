@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ledger.errors import WalCorruptError, WalError
 from ledger.positions import Epoch, Lsn
-from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, lsns_in, naive_segment, snapshot
+from tests.forked import run_forked
+from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, lsns_in, naive_segment, snapshot, traced
 from wal import control, history
 from wal.control import Control
 from wal.history import EpochStart
@@ -19,9 +18,9 @@ from wal.recovery import recover
 from wal.segment import list_segments
 from wal.truncation import CUT_PREFIX, truncate
 
-ROOT = Path(__file__).parents[2]
 COMMITTED_LSN = 4
 LAST_LSN = 20
+IMPORTED = "import wal.truncation"
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -137,11 +136,8 @@ def test_a_cut_may_stop_at_any_system_call_and_is_then_made_again(
         folder = tmp_path / str(number)
         folder.mkdir()
         forked_log(folder)
-        done = subprocess.run(
-            [strace, "-f", "-qq", "-o", os.devnull, "-e", f"trace={call}",
-             "-e", f"inject={call}:{fault}:when={number}", sys.executable, "-c", PROGRAM, str(folder), str(last_lsn)],
-            env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL, timeout=100,
-        )  # fmt: skip
+        tracer = traced(strace, os.devnull, f"trace={call}", f"inject={call}:{fault}:when={number}")
+        done = run_forked(IMPORTED, "-c", PROGRAM, folder, str(last_lsn), tracer=tracer)
         # Wherever it stopped, the log is sound, and has what it shall keep.
         found = recover(folder, NODE, Lsn(last_lsn))
         assert found.cut is None
@@ -159,11 +155,8 @@ def test_each_step_of_a_cut_is_durable_before_the_next(tmp_path: Path, strace: s
     folder.mkdir()
     trace = tmp_path / "trace"
     forked_log(folder)
-    subprocess.run(
-        [strace, "-f", "-qq", "-o", str(trace), "-e", "trace=fsync,rename",
-         sys.executable, "-c", PROGRAM, str(folder), "5"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=100, check=True,
-    )  # fmt: skip
+    tracer = traced(strace, trace, "trace=fsync,rename")
+    run_forked(IMPORTED, "-c", PROGRAM, folder, "5", tracer=tracer, check=True)
     calls = "".join("s" if "fsync(" in line else "r" for line in trace.read_text().splitlines())
     # The control file; four segments that begin above; the copy of what is cut, and the segment in its place.
     assert calls == "srs" + "rs" * 4 + "srs" + "srs"

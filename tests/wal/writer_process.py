@@ -34,15 +34,25 @@ def main(folder: Path, epoch: int, next_lsn: int, records: int, segment_bytes: i
         os.eventfd_write(bell, 1)
 
     def listen() -> None:
-        """Until the process ends."""
-        while True:
+        """Until the writer has ended, and all that it rang for is said."""
+        is_last = False
+        while not is_last:
             os.eventfd_read(bell)
+            is_last = has_ended.is_set()
             for _ in writer.heard():
                 say(f"durable {writer.durable_lsn}")
             with changed:
                 changed.notify_all()
 
-    changed = threading.Condition()
+    def say_last(text: str) -> None:
+        """Say it behind everything else."""
+        has_ended.set()
+        os.eventfd_write(bell, 1)
+        listener.join()
+        say(text)
+
+    changed, has_ended = threading.Condition(), threading.Event()
+    listener = threading.Thread(target=listen, daemon=True)
     try:
         writer = GroupCommit(
             Log(folder, node_id=NODE, wal_id=WAL_ID, epoch=epoch, next_lsn=next_lsn, segment_bytes=segment_bytes),
@@ -53,7 +63,7 @@ def main(folder: Path, epoch: int, next_lsn: int, records: int, segment_bytes: i
     except (OSError, WalError):
         say("refused")
         return
-    threading.Thread(target=listen, daemon=True).start()
+    listener.start()
     draw = random.Random(seed)
     end = next_lsn + records if records else 2**62
     try:
@@ -67,12 +77,12 @@ def main(folder: Path, epoch: int, next_lsn: int, records: int, segment_bytes: i
                     while writer.durable_lsn < lsn and not failed.is_set():
                         changed.wait()
         writer.close(30)
-        say("closed")
+        say_last("closed")
     except WalPoisonedError:
         try:
             writer.append(hlc_of(writer.next_lsn), 1, b"")
         except WalPoisonedError:
-            say("poisoned")
+            say_last("poisoned")
 
 
 if __name__ == "__main__":
