@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
@@ -56,6 +57,12 @@ def make_key(algorithm: str, name: str | None) -> Key:
     return OKPKey.generate_key("Ed25519", parameters)
 
 
+@cache
+def _published() -> tuple[Key, ...]:
+    """The keys that an issuer begins with, made once: those that nobody may guess are made by the tests."""
+    return make_key("RS256", "rsa"), make_key("ES256", "ec"), make_key("EdDSA", "ed")
+
+
 def segment(value: Any) -> str:
     """A part of a token: base64url of JSON, or of bytes as they are."""
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -66,7 +73,7 @@ class Issuer:
     """What it publishes and how may be changed at any time; ``asked`` counts requests by their path."""
 
     def __init__(self) -> None:
-        self.keys: list[Key] = [make_key("RS256", "rsa"), make_key("ES256", "ec"), make_key("EdDSA", "ed")]
+        self.keys: list[Key] = [*_published()]
         self.port = 0
         self.asked: Counter[str] = Counter()
         self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}

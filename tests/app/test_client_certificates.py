@@ -33,24 +33,16 @@ HOST = {"name": "ci.example.org", "rights": ["read"], "tenants": ["acme"]}
 Connect = Callable[..., httpx.AsyncClient]
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "certificates")
-
-
-@pytest.fixture
-async def connect(
-    request: pytest.FixtureRequest, database: Database, make_settings: MakeSettings, authority: Authority
+@asynccontextmanager
+async def connecting(
+    make_settings: MakeSettings, database: Database, authority: Authority, **more: Any
 ) -> AsyncIterator[Connect]:
     """Makes clients of a service that takes certificates: ``connect(pair, token)``; its token is ``connect.token``.
 
-    Its ``auth.mode`` is ``tokens``, unless the test says another, with what belongs to it.
+    Its ``auth.mode`` is ``tokens``, unless ``more`` says another, with what belongs to it.
     """
     pair = authority.issue("service")
-    auth = {"client_ca": authority.ca_file, "certificates": [WRITER, SPIFFE, HOST], "mode": "tokens"}
-    if getattr(request, "param", "tokens") == "oidc":
-        issuer: Issuer = request.getfixturevalue("issuer")
-        auth |= {"mode": "oidc", "oidc": {"issuer": issuer.url, "audience": [AUDIENCE]}}
+    auth = {"client_ca": authority.ca_file, "certificates": [WRITER, SPIFFE, HOST], "mode": "tokens", **more}
     settings = make_settings(tls={"cert": pair.cert, "key": pair.key}, auth=auth)
     async with serving_with_tokens(settings, database.service_url, with_first=True) as served:
 
@@ -61,6 +53,21 @@ async def connect(
 
         connected.token = served.root  # type: ignore[attr-defined]
         yield connected
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """The authority that the service of these tests goes by."""
+    return Authority(tmp_path_factory.mktemp("certificates") / "shared")
+
+
+@pytest.fixture(scope="module")
+async def connect(
+    make_shared_settings: MakeSettings, shared_database: Database, authority: Authority
+) -> AsyncIterator[Connect]:
+    """Makes clients of the service that these tests share."""
+    async with connecting(make_shared_settings, shared_database, authority) as connect:
+        yield connect
 
 
 def issued(authority: Authority, common_name: str | None, *names: x509.GeneralName, **more: Any) -> Pair:
@@ -144,14 +151,17 @@ async def test_a_token_beside_a_certificate_decides(connect: Connect, authority:
         assert (await client.post("/v1/jobs", json={"tenant_id": "team-a"})).status_code == 401
 
 
-@pytest.mark.parametrize("connect", ["oidc"], indirect=True)
-async def test_beside_an_issuer_too(connect: Connect, authority: Authority, issuer: Issuer) -> None:
+async def test_beside_an_issuer_too(
+    make_settings: MakeSettings, database: Database, authority: Authority, issuer: Issuer
+) -> None:
     writer = issued(authority, "writer")
-    for shown, principal in ((None, "cert:writer"), (issuer.token(), "oidc:ada"), (connect.token, "root")):  # type: ignore[attr-defined]
-        async with connect(writer, shown) as client:
-            assert (await client.get("/v1/whoami")).json()["principal"] == principal
-    async with connect(writer, issuer.token(exp=1)) as client:
-        assert (await client.get("/v1/whoami")).status_code == 401
+    oidc = {"issuer": issuer.url, "audience": [AUDIENCE]}
+    async with connecting(make_settings, database, authority, mode="oidc", oidc=oidc) as connect:
+        for shown, principal in ((None, "cert:writer"), (issuer.token(), "oidc:ada"), (connect.token, "root")):  # type: ignore[attr-defined]
+            async with connect(writer, shown) as client:
+                assert (await client.get("/v1/whoami")).json()["principal"] == principal
+        async with connect(writer, issuer.token(exp=1)) as client:
+            assert (await client.get("/v1/whoami")).status_code == 401
 
 
 async def test_a_certificate_of_another_authority_ends_the_handshake(
@@ -173,11 +183,12 @@ async def test_a_certificate_of_a_service_is_not_one_of_a_caller(connect: Connec
 
 
 async def test_another_authority_takes_the_place_of_the_first_without_a_restart(
-    connect: Connect, authority: Authority, tmp_path: Path
+    make_settings: MakeSettings, database: Database, tmp_path: Path
 ) -> None:
-    former, other = issued(authority, "writer"), Authority(tmp_path / "other", "next")
+    authority, other = Authority(tmp_path / "certificates"), Authority(tmp_path / "other", "next")
+    former = issued(authority, "writer")
     later = other.issue("later", (), common_name="writer", is_client=True)
-    async with connect(former) as kept:
+    async with connecting(make_settings, database, authority) as connect, connect(former) as kept:
         assert (await kept.get("/v1/whoami")).status_code == 200
         service = authority.client()
         authority.ca_file.write_bytes(other.ca_file.read_bytes())

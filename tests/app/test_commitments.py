@@ -22,8 +22,10 @@ from app.store import Connection, job_table
 from ledger.positions import BEFORE_FIRST
 from signing import key_file
 from tests.app.chains import followed, until
+from tests.app.client import Client
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.postgres_proxy import PostgresProxy
+from tests.app.shared import Shared
 from tests.conftest import Database
 
 _KEYS = count(1)
@@ -41,26 +43,32 @@ def free(node: str, at_least: dict[str, Any] = CPU) -> dict[str, Any]:
 
 
 async def propose(
-    client: httpx.AsyncClient,
+    client: Client,
     commitment: dict[str, Any],
     precondition: dict[str, Any] | None = None,
     key: str | None = None,
-    tenant: str = "acme",
+    tenant: str | None = None,
 ) -> httpx.Response:
-    body = {"tenant_id": tenant, "commitment": commitment}
+    body = {"tenant_id": tenant or client.tenant, "commitment": commitment}
     if precondition is not None:
         body["precondition"] = precondition
     headers = {"Idempotency-Key": key or f"key-{next(_KEYS)}"}
     return await client.post("/v1/commitments", json=body, headers=headers)
 
 
-async def promised(client: httpx.AsyncClient, **params: Any) -> dict[int, dict[str, Any]]:
-    answer = await client.get("/v1/commitments", params={"tenant_id": "acme", **params})
+async def promised(client: Client, **params: Any) -> dict[int, dict[str, Any]]:
+    answer = await client.get("/v1/commitments", params={"tenant_id": client.tenant, **params})
     answer.raise_for_status()
     return {item["index"]: item["commitment"] for item in answer.json()["items"]}
 
 
-async def test_one_wins_the_other_learns_who_stands_in_the_way_and_both_are_recorded(client: httpx.AsyncClient) -> None:
+@pytest.fixture
+def client(shared_client: Client) -> Client:
+    """A client of the node that tests share; a node that is restarted, or harmed, is one of ``run_server``."""
+    return shared_client
+
+
+async def test_one_wins_the_other_learns_who_stands_in_the_way_and_both_are_recorded(client: Client) -> None:
     first, second = await asyncio.gather(
         propose(client, placement("a", "n1"), free("n1")), propose(client, placement("b", "n1"), free("n1"))
     )
@@ -71,14 +79,14 @@ async def test_one_wins_the_other_learns_who_stands_in_the_way_and_both_are_reco
     assert accepted["verdict"] == "accepted"
     assert conflict["type"].endswith("/conflict")
     assert (conflict["reason"], conflict["blocking_index"]) == ("node-not-free", accepted["index"])
-    entries = (await client.get("/v1/chain/entries", params={"tenant_id": "acme"})).json()["items"]
+    entries = (await client.get("/v1/chain/entries", params={"tenant_id": client.tenant})).json()["items"]
     actions = {entry["seq"]: entry["action"] for entry in entries}
     assert actions[accepted["index"]] == "PROPOSE_ACCEPTED"
     assert actions[conflict["index"]] == "PROPOSE_REJECTED"
     assert list(await promised(client)) == [accepted["index"]]
 
 
-async def test_a_repeated_proposal_gets_its_first_answer_again(client: httpx.AsyncClient) -> None:
+async def test_a_repeated_proposal_gets_its_first_answer_again(client: Client) -> None:
     won = await propose(client, placement("a", "n1"), free("n1"), "one")
     lost = await propose(client, placement("b", "n1"), free("n1"), "two")
     for first, commitment, key in ((won, placement("a", "n1"), "one"), (lost, placement("b", "n1"), "two")):
@@ -88,11 +96,12 @@ async def test_a_repeated_proposal_gets_its_first_answer_again(client: httpx.Asy
         assert "Idempotent-Replay" not in first.headers
     other = await propose(client, placement("c", "n1"), free("n1"), "one")
     assert (other.status_code, other.json()["type"].rpartition("/")[2]) == (422, "idempotency-key-reused")
-    assert len((await client.get("/v1/chain/entries", params={"tenant_id": "acme"})).json()["items"]) == 2
+    assert len((await client.get("/v1/chain/entries", params={"tenant_id": client.tenant})).json()["items"]) == 2
 
 
-async def test_known_capacity_is_shared_and_revoking_gives_it_back(client: httpx.AsyncClient) -> None:
-    capacity = await client.put("/v1/nodes/n1/capacity", json={"tenant_id": "acme", "capacity": {"cpu_millis": 10_000}})
+async def test_known_capacity_is_shared_and_revoking_gives_it_back(client: Client) -> None:
+    body = {"tenant_id": client.tenant, "capacity": {"cpu_millis": 10_000}}
+    capacity = await client.put("/v1/nodes/n1/capacity", json=body)
     assert (capacity.status_code, capacity.json()["node"]) == (200, "n1")
     indexes = [(await propose(client, placement(name, "n1"), free("n1"))).json()["index"] for name in "ab"]
     full = await propose(client, placement("c", "n1"), free("n1"))
@@ -101,33 +110,33 @@ async def test_known_capacity_is_shared_and_revoking_gives_it_back(client: httpx
     assert (await propose(client, placement("c", "n1"), free("n1"))).status_code == 201
     gone = await propose(client, {"kind": "Revocation", "index": indexes[0]})
     assert (gone.status_code, gone.json()["reason"]) == (409, "not-active")
-    nodes = (await client.get("/v1/nodes", params={"tenant_id": "acme"})).json()
+    nodes = (await client.get("/v1/nodes", params={"tenant_id": client.tenant})).json()
     assert [(node["node"], node["capacity"]) for node in nodes["items"]] == [("n1", {"cpu_millis": 10_000})]
 
 
 @pytest.mark.parametrize("is_followed", [True, False])
 async def test_what_was_promised_at_any_seq_whether_followed_or_not(
-    client: httpx.AsyncClient, superuser: asyncpg.Connection, is_followed: bool
+    client: Client, shared: Shared, is_followed: bool
 ) -> None:
     if not is_followed:
-        await superuser.execute("BEGIN; LOCK TABLE scheduler.follower_positions IN EXCLUSIVE MODE")
+        await shared.superuser.execute("BEGIN; LOCK TABLE scheduler.follower_positions IN EXCLUSIVE MODE")
     first = (await propose(client, placement("a", "n1"))).json()["index"]
     second = (await propose(client, placement("b", "n2"))).json()["index"]
     revoked = (await propose(client, {"kind": "Revocation", "index": first})).json()["index"]
     third = (await propose(client, placement("a", "n3"))).json()["index"]
     if is_followed:
-        await until(lambda: followed(superuser), "the table follows")
+        await until(lambda: followed(shared.superuser), "the table follows")
     assert list(await promised(client)) == [second, third]
     assert list(await promised(client, as_of_seq=revoked)) == [second]
     assert list(await promised(client, as_of_seq=second)) == [first, second]
-    page = (await client.get("/v1/commitments", params={"tenant_id": "acme", "limit": 1})).json()
+    page = (await client.get("/v1/commitments", params={"tenant_id": client.tenant, "limit": 1})).json()
     assert page["as_of_seq"] == third
     await propose(client, {"kind": "Revocation", "index": third})
-    rest = {"tenant_id": "acme", "limit": 5, "cursor": page["next_cursor"]}
+    rest = {"tenant_id": client.tenant, "limit": 5, "cursor": page["next_cursor"]}
     later = (await client.get("/v1/commitments", params=rest)).json()
     assert (later["as_of_seq"], [item["index"] for item in later["items"]]) == (third, [third])
     if not is_followed:
-        await superuser.execute("ROLLBACK")
+        await shared.superuser.execute("ROLLBACK")
 
 
 async def test_a_restarted_node_judges_from_what_was_promised_before(run_server: RunServer) -> None:
@@ -140,45 +149,48 @@ async def test_a_restarted_node_judges_from_what_was_promised_before(run_server:
         assert (placed.status_code, placed.json()["reason"]) == (409, "capsule-placed")
 
 
-@pytest.mark.parametrize(
-    ("body", "path"),
-    [
-        ({"commitment": {"kind": "Placed"}}, "commitment.kind"),
-        ({"commitment": {"kind": "Lease", "resource": "r"}}, "commitment.holder"),
-        ({"commitment": {"kind": "Revocation", "index": 0}}, "commitment.index"),
-        ({"commitment": placement("a", "n1", {"cpu_millis": -1})}, "commitment.reservation.cpu_millis"),
-        ({"commitment": placement("a", "n1"), "precondition": {"kind": "NodeFreeOf", "node": "n1"}},
-         "precondition.at_least"),
-        ({"commitment": {"kind": "GangPlacement", "gang": "g", "members": []}}, "commitment.members"),
-    ],
-)  # fmt: skip
-async def test_what_is_no_proposal_is_refused_and_leaves_nothing(
-    client: httpx.AsyncClient, body: dict[str, Any], path: str
-) -> None:
-    answer = await client.post("/v1/commitments", json={"tenant_id": "acme", **body}, headers={"Idempotency-Key": "k"})
-    assert (answer.status_code, answer.json().get("path")) == (422, path)
-    assert (await client.get("/v1/chain/head", params={"tenant_id": "acme"})).status_code == 404
+NO_PROPOSALS: list[tuple[dict[str, Any], str]] = [
+    ({"commitment": {"kind": "Placed"}}, "commitment.kind"),
+    ({"commitment": {"kind": "Lease", "resource": "r"}}, "commitment.holder"),
+    ({"commitment": {"kind": "Revocation", "index": 0}}, "commitment.index"),
+    ({"commitment": placement("a", "n1", {"cpu_millis": -1})}, "commitment.reservation.cpu_millis"),
+    (
+        {"commitment": placement("a", "n1"), "precondition": {"kind": "NodeFreeOf", "node": "n1"}},
+        "precondition.at_least",
+    ),
+    ({"commitment": {"kind": "GangPlacement", "gang": "g", "members": []}}, "commitment.members"),
+]
 
 
-async def test_a_proposal_needs_a_key(client: httpx.AsyncClient) -> None:
-    body = {"tenant_id": "acme", "commitment": placement("a", "n1")}
+async def test_what_is_no_proposal_is_refused_and_leaves_nothing(client: Client) -> None:
+    for body, path in NO_PROPOSALS:
+        answer = await client.post(
+            "/v1/commitments", json={"tenant_id": client.tenant, **body}, headers={"Idempotency-Key": "k"}
+        )
+        assert (answer.status_code, answer.json().get("path")) == (422, path), body
+        assert (await client.get("/v1/chain/head", params={"tenant_id": client.tenant})).status_code == 404
+
+
+async def test_a_proposal_needs_a_key(client: Client) -> None:
+    body = {"tenant_id": client.tenant, "commitment": placement("a", "n1")}
     answer = await client.post("/v1/commitments", json=body)
     assert (answer.status_code, answer.json()["path"]) == (422, "Idempotency-Key")
 
 
 async def test_a_node_that_lost_its_fence_answers_neither_proposal_nor_snapshot(
-    client: httpx.AsyncClient, superuser: asyncpg.Connection
+    run_server: RunServer, superuser: asyncpg.Connection
 ) -> None:
-    await propose(client, placement("a", "n1"))
-    await superuser.execute("UPDATE scheduler.wal_positions SET epoch = epoch + 1")
-    snapshot = await client.get("/v1/commitments", params={"tenant_id": "acme"})
-    assert (snapshot.status_code, snapshot.json()["type"].rpartition("/")[2]) == (503, "fenced")
-    proposal = await propose(client, placement("b", "n2"))
-    assert (proposal.status_code, proposal.json()["type"].rpartition("/")[2]) == (503, "fenced")
+    async with run_server() as client:
+        await propose(client, placement("a", "n1"))
+        await superuser.execute("UPDATE scheduler.wal_positions SET epoch = epoch + 1")
+        snapshot = await client.get("/v1/commitments", params={"tenant_id": "acme"})
+        assert (snapshot.status_code, snapshot.json()["type"].rpartition("/")[2]) == (503, "fenced")
+        proposal = await propose(client, placement("b", "n2"))
+        assert (proposal.status_code, proposal.json()["type"].rpartition("/")[2]) == (503, "fenced")
     assert await superuser.fetchval("SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id = 'acme'") == 1
 
 
-async def imported(client: httpx.AsyncClient, bundle: Path) -> tuple[int, int]:
+async def imported(client: Client, bundle: Path) -> tuple[int, int]:
     """Entries that were imported, and that were there already; there are no conflicts."""
     answer = await client.post("/v1/bundles/import", files={"file": (bundle.name, bundle.read_bytes())})
     answer.raise_for_status()

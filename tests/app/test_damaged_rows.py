@@ -18,8 +18,10 @@ from app.service import Service
 from ledger.errors import StartRefusedError
 from tests.app.chain_builder import edit
 from tests.app.chains import Chains, until
+from tests.app.client import Client
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
+from tests.app.shared import Shared, sharing
 from tests.app.starting import assert_no_start, checkpoints_blocked, kept_size, wal_folder, write
 from tests.conftest import Database
 
@@ -29,14 +31,30 @@ JOB = {"tenant_id": "acme", "spec": {"n": 1}, "job_id": "job-1", "durability": "
 
 
 class Ledger:
-    """A running service with a job of ``acme`` that a checkpoint covers, and the superuser of its database."""
+    """A running service with a job of a tenant that a checkpoint covers, and the superuser of its database."""
 
-    def __init__(self, client: httpx.AsyncClient, superuser: asyncpg.Connection) -> None:
+    def __init__(self, client: Client, superuser: asyncpg.Connection) -> None:
         self.client = client
         self.superuser = superuser
+        self.tenant_id = client.tenant
+        self.job = {**JOB, "tenant_id": client.tenant}
+
+    async def begin(self) -> None:
+        """Write the job, and wait for its checkpoint and for the job table, where it is looked for."""
+        made = await self.client.post("/v1/jobs", json=self.job, headers=KEY)
+        assert made.status_code == 201, made.text
+
+        async def is_covered() -> bool:
+            return (await self.client.get(f"/v1/log/{self.tenant_id}/checkpoint")).status_code == 200
+
+        async def is_listed() -> bool:
+            return (await self.get("/v1/jobs/job-1", consistency="eventual")).status_code == 200
+
+        await until(is_covered, "a checkpoint covers it")
+        await until(is_listed, "the job table has it")
 
     async def get(self, path: str, **params: Any) -> httpx.Response:
-        query = params if path.startswith(("/v1/log/", "/v1/snapshots/")) else {"tenant_id": "acme", **params}
+        query = params if path.startswith(("/v1/log/", "/v1/snapshots/")) else {"tenant_id": self.tenant_id, **params}
         return await self.client.get(path, params=query)
 
     async def damage(self, table: str, change: str) -> None:
@@ -50,11 +68,11 @@ class Ledger:
         )
         for (guard,) in guards:
             await self.superuser.execute(f"ALTER TABLE scheduler.{table} {guard}")
-        await edit(self.superuser, f"UPDATE scheduler.{table} SET {change} WHERE tenant_id = 'acme'")
+        await edit(self.superuser, f"UPDATE scheduler.{table} SET {change} WHERE tenant_id = '{self.tenant_id}'")
 
     async def sign(self) -> int:
         """Sign all of the tenant; the id of its newest snapshot."""
-        answer = await self.client.post("/v1/snapshots", json={"tenant_id": "acme"})
+        answer = await self.client.post("/v1/snapshots", json={"tenant_id": self.tenant_id})
         assert answer.status_code in (200, 201), answer.text
         snapshot_id: int = answer.json()["id"]
         return snapshot_id
@@ -70,27 +88,39 @@ class Ledger:
 
 
 @pytest.fixture
-async def ledger(
+async def ledger_alone(
     run_server: RunServer, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Ledger]:
     # The watch may be the first to look at what it has not seen yet, and has a damaged tree made again.
     monkeypatch.setattr("app.chain.ledger_watch.ROUND_INTERVAL_S", 3600.0)
     async with run_server() as client:
-        made = await client.post("/v1/jobs", json=JOB, headers=KEY)
-        assert made.status_code == 201, made.text
-
-        async def is_covered() -> bool:
-            return (await client.get("/v1/log/acme/checkpoint")).status_code == 200
-
-        await until(is_covered, "a checkpoint covers it")
-        yield Ledger(client, superuser)
+        ledger = Ledger(client, superuser)
+        await ledger.begin()
+        yield ledger
 
 
-def assert_damage_told(answer: httpx.Response) -> None:
+@pytest.fixture(scope="module")
+async def shared(make_shared_settings: MakeSettings, shared_database: Database) -> AsyncIterator[Shared]:
+    """A node for those tests that damage one tenant of many."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("app.chain.ledger_watch.ROUND_INTERVAL_S", 3600.0)
+        async with sharing(make_shared_settings(), shared_database) as shared:
+            yield shared
+
+
+@pytest.fixture
+async def ledger(shared: Shared, shared_client: Client) -> Ledger:
+    """One whose tenant is beside those that other tests have damaged."""
+    ledger = Ledger(shared_client, shared.superuser)
+    await ledger.begin()
+    return ledger
+
+
+def assert_damage_told(answer: httpx.Response, tenant_id: str = "acme") -> None:
     assert answer.status_code == 409, answer.text
     assert answer.json()["type"] == PROBLEM
-    assert answer.json()["tenant_id"] == "acme"
-    assert "tally verify --tenant acme" in answer.json()["detail"]
+    assert answer.json()["tenant_id"] == tenant_id
+    assert f"tally verify --tenant {tenant_id}" in answer.json()["detail"]
 
 
 READS: dict[str, tuple[str, str, list[tuple[str, dict[str, Any]]]]] = {
@@ -131,12 +161,12 @@ READS: dict[str, tuple[str, str, list[tuple[str, dict[str, Any]]]]] = {
     "a checkpoint with another signature": (
         "merkle_head",
         "checkpoint = regexp_replace(checkpoint, '.{8}\\n$', E'AAAAAAA=\\n')",
-        [("/v1/log/acme/checkpoint", {})],
+        [("/v1/log/{tenant}/checkpoint", {})],
     ),
     "a tree head of another root": (
         "merkle_head",
         "root_hash = repeat('0', 64)",
-        [("/v1/log/acme/checkpoint", {})],
+        [("/v1/log/{tenant}/checkpoint", {})],
     ),
     **{
         f"a {column} that is no time Python knows: {time}": (table, f"{column} = '{time}'", reads)
@@ -147,7 +177,7 @@ READS: dict[str, tuple[str, str, list[tuple[str, dict[str, Any]]]]] = {
         )
         for time in ("294276-01-01", "0044-03-15 BC", "infinity")
     },
-    "a link that is NULL": ("scheduler_log", "chain_link = NULL", [("/v1/log/acme/tile/entries/000.p/1", {})]),
+    "a link that is NULL": ("scheduler_log", "chain_link = NULL", [("/v1/log/{tenant}/tile/entries/000.p/1", {})]),
     "an envelope that is NULL": ("batch_snapshot", "dsse_envelope = NULL", [("/v1/snapshots/{signed}", {})]),
     "an envelope of no form": ("batch_snapshot", "dsse_envelope = '[]'", [("/v1/snapshots/{signed}", {})]),
 }
@@ -160,7 +190,8 @@ async def test_a_read_that_meets_a_damaged_row_says_so(ledger: Ledger, name: str
     # Each read on its own damage: a tree that is found damaged is made again at once.
     for path, params in reads:
         await ledger.damage(table, change)
-        assert_damage_told(await ledger.get(path.format(signed=signed), **params))
+        read = await ledger.get(path.format(signed=signed, tenant=ledger.tenant_id), **params)
+        assert_damage_told(read, ledger.tenant_id)
     await ledger.others_go_on()
 
 
@@ -169,26 +200,28 @@ async def test_a_head_of_a_time_that_python_does_not_know_keeps_no_proof_from_be
     await ledger.damage("chain_heads", "updated_at = '294276-01-01'")
     for path, params in (
         ("/v1/chain/proof/inclusion", {"seq": 1}),
-        ("/v1/log/acme/checkpoint", {}),
-        ("/v1/log/acme/tile/entries/000.p/1", {}),
+        (f"/v1/log/{ledger.tenant_id}/checkpoint", {}),
+        (f"/v1/log/{ledger.tenant_id}/tile/entries/000.p/1", {}),
     ):
         answer = await ledger.get(path, **params)
         assert answer.status_code == 200, answer.text
-    exported = await ledger.client.post("/v1/bundles/export", json={"tenant_id": "acme"})
+    exported = await ledger.client.post("/v1/bundles/export", json={"tenant_id": ledger.tenant_id})
     assert exported.status_code == 200, exported.text
 
 
-async def test_an_export_that_meets_a_broken_row_in_its_first_part_is_refused_not_cut_short(ledger: Ledger) -> None:
+async def test_an_export_that_meets_a_broken_row_in_its_first_part_is_refused_not_cut_short(
+    ledger: Ledger,
+) -> None:
     await ledger.sign()
     await ledger.damage("scheduler_log", "payload = '[7]'")
-    answer = await ledger.client.post("/v1/bundles/export", json={"tenant_id": "acme"})
-    assert_damage_told(answer)
+    answer = await ledger.client.post("/v1/bundles/export", json={"tenant_id": ledger.tenant_id})
+    assert_damage_told(answer, ledger.tenant_id)
     assert "at seq 1" in answer.json()["detail"]
 
 
 async def test_a_keyed_replay_that_meets_a_damaged_row_says_so(ledger: Ledger) -> None:
     await ledger.damage("scheduler_log", "payload = NULL")
-    assert_damage_told(await ledger.client.post("/v1/jobs", json=JOB, headers=KEY))
+    assert_damage_told(await ledger.client.post("/v1/jobs", json=ledger.job, headers=KEY), ledger.tenant_id)
     await ledger.others_go_on()
 
 
@@ -206,7 +239,7 @@ async def test_a_keyed_replay_that_meets_a_damaged_row_says_so(ledger: Ledger) -
     ],
 )
 async def test_a_keyed_replay_is_not_answered_with_another_event_than_its_own(ledger: Ledger, change: str) -> None:
-    lines = [{**JOB, "type": "JobCreated", "job_id": f"line-{n}"} for n in range(2)]
+    lines = [{**ledger.job, "type": "JobCreated", "job_id": f"line-{n}"} for n in range(2)]
     for line in lines:
         del line["durability"]
 
@@ -216,12 +249,13 @@ async def test_a_keyed_replay_is_not_answered_with_another_event_than_its_own(le
         return await ledger.client.post("/v1/events", content=content, headers=headers, params={"durability": "GLOBAL"})
 
     assert (await send_lines()).status_code in (200, 201, 202)
-    for again in (await ledger.client.post("/v1/jobs", json=JOB, headers=KEY), await send_lines()):
+    for again in (await ledger.client.post("/v1/jobs", json=ledger.job, headers=KEY), await send_lines()):
         assert again.status_code < 300, again.text
-    await ledger.damage("idempotency", f"{change} WHERE line = 0 AND tenant_id = 'acme' --")
-    assert_damage_told(await ledger.client.post("/v1/jobs", json=JOB, headers=KEY))
+    await ledger.damage("idempotency", f"{change} WHERE line = 0 AND tenant_id = '{ledger.tenant_id}' --")
+    answer = await ledger.client.post("/v1/jobs", json=ledger.job, headers=KEY)
+    assert_damage_told(answer, ledger.tenant_id)
     if change != "seq = 2":
-        assert_damage_told(await send_lines())
+        assert_damage_told(await send_lines(), ledger.tenant_id)
     await ledger.others_go_on()
 
 
@@ -229,7 +263,7 @@ async def test_a_damaged_tree_is_named_by_verify_served_by_nobody_and_soon_made_
     await ledger.damage("merkle_tile", "hashes = set_byte(hashes, 3, get_byte(hashes, 3) # 1)")
     verdict = (await ledger.get("/v1/chain/verify")).json()
     assert verdict["first_break"]["kind"] == "tree"
-    assert_damage_told(await ledger.get("/v1/chain/proof/inclusion", seq=1))
+    assert_damage_told(await ledger.get("/v1/chain/proof/inclusion", seq=1), ledger.tenant_id)
 
     async def is_mended() -> bool:
         return (await ledger.get("/v1/chain/proof/inclusion", seq=1)).status_code == 200
@@ -238,18 +272,20 @@ async def test_a_damaged_tree_is_named_by_verify_served_by_nobody_and_soon_made_
     assert (await ledger.get("/v1/chain/verify")).json()["valid"]
 
 
-async def test_readiness_and_metrics_tell_of_a_tenant_that_is_quarantined_and_take_requests(ledger: Ledger) -> None:
-    await ledger.damage("chain_heads", "head_chain_link = NULL")
-    answer = await ledger.client.post("/v1/jobs", json={**JOB, "job_id": "job-2"})
+async def test_readiness_and_metrics_tell_of_a_tenant_that_is_quarantined_and_take_requests(
+    ledger_alone: Ledger,
+) -> None:
+    await ledger_alone.damage("chain_heads", "head_chain_link = NULL")
+    answer = await ledger_alone.client.post("/v1/jobs", json={**JOB, "job_id": "job-2"})
     assert_damage_told(answer)
     assert answer.json()["lsn"] > 0
-    ready = await ledger.client.get("/readyz")
+    ready = await ledger_alone.client.get("/readyz")
     assert ready.status_code == 200
     told = ready.json()["checks"]["tenants"]
     assert told == {"ok": False, "detail": "quarantined, their chains are damaged: acme"}
-    metrics = (await ledger.client.get("/metrics")).text
+    metrics = (await ledger_alone.client.get("/metrics")).text
     assert 'scheduler_damaged_tenants{what="chain"} 1.0' in metrics
-    await ledger.others_go_on()
+    await ledger_alone.others_go_on()
 
 
 # --- what is kept beside the WAL ------------------------------------------------------------------

@@ -25,6 +25,7 @@ from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from tests.app.bundles import exit_code
 from tests.app.chains import Chains, until
+from tests.app.client import Client
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.service_thread import serving
 from tests.app.test_private_fields import (
@@ -98,14 +99,14 @@ async def test_after_an_erasure_the_person_is_gone_and_the_ledger_is_whole(
         assert (await job(client, "b"))["spec"] == bob["spec"]
 
 
-async def verdicts_on_acme(client: httpx.AsyncClient) -> bool:
+async def verdicts_on_acme(client: Client) -> bool:
     """Whether every aspect of the chain is ok; false while its newest entries wait for signature and checkpoint."""
     verdict = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
     assert verdict["valid"]
     return set(verdict["verdicts"].values()) == {"ok"}
 
 
-async def _verify_bundle(client: httpx.AsyncClient, folder: Path) -> None:
+async def _verify_bundle(client: Client, folder: Path) -> None:
     """The bundle of the chain verifies, by the product and by the script that shares no code with it."""
     bundle = await client.post("/v1/bundles/export", json={"tenant_id": "acme"})
     assert seen_in(plain_parts(bundle.content)) == []
@@ -132,7 +133,7 @@ async def test_a_ledger_that_imports_the_bundle_has_ciphertext_and_no_keys(
         stored = (await client.get("/v1/chain/entries", params={"tenant_id": "acme"})).json()["items"]
         bundle = (await client.post("/v1/bundles/export", json={"tenant_id": "acme"})).content
         (tmp_path / "trusted" / "keys.json").write_bytes((await client.get("/v1/keys")).content)
-    async with httpx.AsyncClient(base_url=elsewhere, timeout=30, trust_env=False) as client:
+    async with Client(base_url=elsewhere, timeout=30, trust_env=False) as client:
         answer = await client.post("/v1/bundles/import", files=[("file", ("acme.tar", bundle))])
         assert answer.json()["imported"] == len(stored), answer.text
         assert (await declare(client))["seq"] == len(stored) + 1
@@ -146,9 +147,7 @@ async def test_a_ledger_that_imports_the_bundle_has_ciphertext_and_no_keys(
         assert (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()["valid"]
 
 
-async def test_what_comes_after_an_erasure_gets_a_key_of_its_own(
-    client: httpx.AsyncClient, superuser: asyncpg.Connection
-) -> None:
+async def test_what_comes_after_an_erasure_gets_a_key_of_its_own(client: Client, superuser: asyncpg.Connection) -> None:
     await declare(client)
     await submit(client, job_id="old", spec={"user": ALICE})
     first = (await erase(client, ALICE)).json()
@@ -165,7 +164,7 @@ async def test_what_comes_after_an_erasure_gets_a_key_of_its_own(
         )
 
 
-async def test_nobody_can_be_erased_where_nothing_is_private(client: httpx.AsyncClient) -> None:
+async def test_nobody_can_be_erased_where_nothing_is_private(client: Client) -> None:
     assert problem(await erase(client, ALICE)) == (404, "subject-not-found")
     await declare(client)
     answer = await client.post("/v1/tenants/other/erasures", json={"subject": ALICE})

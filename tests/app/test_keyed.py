@@ -35,6 +35,7 @@ from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed
 from tests.app.hurry import hurried
 from tests.app.postgres_proxy import PostgresProxy
+from tests.app.shared import Shared
 from tests.running_copy import copy_running
 from wal.format import RECORD, SEGMENT_HEADER_BYTES
 from wal.segment import list_segments
@@ -49,12 +50,12 @@ def hasty(make_settings: MakeSettings) -> Settings:
 # --- one event ------------------------------------------------------------------------------------
 
 
-async def test_the_same_request_again_gives_the_same_receipt_and_adds_nothing(service: Service, chains: Chains) -> None:
-    first = await service.submitter.submit(created("acme", 1), key=key("k"))
-    again = await service.submitter.submit(created("acme", 1), key=key("k"))
+async def test_the_same_request_again_gives_the_same_receipt_and_adds_nothing(shared: Shared, tenant: str) -> None:
+    first = await shared.service.submitter.submit(created(tenant, 1), key=key("k"))
+    again = await shared.service.submitter.submit(created(tenant, 1), key=key("k"))
     assert not first.replayed
     assert again == first._replace(replayed=True)
-    assert numbers(await chains.sound("acme")) == [1]
+    assert numbers(await shared.chains.sound(tenant)) == [1]
 
 
 async def test_the_same_request_again_after_a_restart_gives_the_same_receipt(run_node: RunNode, chains: Chains) -> None:
@@ -71,15 +72,16 @@ async def test_the_same_request_again_after_a_restart_gives_the_same_receipt(run
     assert len(await chains.sound("acme")) == 2
 
 
-async def test_concurrent_duplicates_wait_for_the_first_and_get_its_receipt(service: Service, chains: Chains) -> None:
-    await service.submitter.submit(created("acme", 0), key=None)
-    await until(chains.key_recorded, "the node has recorded its key")
-    next_lsn = service.writer.next_lsn
-    receipts = await asyncio.gather(*(service.submitter.submit(created("acme", 1), key=key("k")) for _ in range(50)))
-    assert service.writer.next_lsn == next_lsn + 1
+async def test_concurrent_duplicates_wait_for_the_first_and_get_its_receipt(shared: Shared, tenant: str) -> None:
+    await shared.service.submitter.submit(created(tenant, 0), key=None)
+    next_lsn = shared.service.writer.next_lsn
+    receipts = await asyncio.gather(
+        *(shared.service.submitter.submit(created(tenant, 1), key=key("k")) for _ in range(50))
+    )
+    assert shared.service.writer.next_lsn == next_lsn + 1
     assert [receipt.replayed for receipt in receipts].count(False) == 1
     assert len({receipt._replace(replayed=False) for receipt in receipts}) == 1
-    assert numbers(await chains.sound("acme")) == [0, 1]
+    assert numbers(await shared.chains.sound(tenant)) == [0, 1]
 
 
 async def test_a_key_with_another_body_is_refused_before_and_after_chaining(
@@ -99,28 +101,31 @@ async def test_a_key_with_another_body_is_refused_before_and_after_chaining(
     assert numbers(await chains.sound("acme")) == [0, 1]
 
 
-async def test_a_key_counts_for_its_route_and_tenant_only(service: Service, chains: Chains) -> None:
+async def test_a_key_counts_for_its_route_and_tenant_only(shared: Shared, tenant: str) -> None:
+    other = f"{tenant}-other"
     receipts = [
-        await service.submitter.submit(created(tenant, 1), key=key("k", f"{tenant} {route}", route=route))
-        for tenant in ("acme", "beta")
+        await shared.service.submitter.submit(created(each, 1), key=key("k", f"{each} {route}", route=route))
+        for each in (tenant, other)
         for route in (1, 2)
     ]
     assert len({receipt.hlc for receipt in receipts}) == 4
     assert not any(receipt.replayed for receipt in receipts)
 
 
-async def test_a_request_that_was_refused_leaves_its_key_free(service: Service) -> None:
+async def test_a_request_that_was_refused_leaves_its_key_free(shared: Shared, tenant: str) -> None:
     with pytest.raises(JobNotFoundError):
-        await service.submitter.submit(completed("acme", "nobody"), key=key("k", "one"))
-    receipt = await service.submitter.submit(created("acme", 1), key=key("k", "two"))
+        await shared.service.submitter.submit(completed(tenant, "nobody"), key=key("k", "one"))
+    receipt = await shared.service.submitter.submit(created(tenant, 1), key=key("k", "two"))
     assert not receipt.replayed
 
 
-async def test_duplicates_that_wait_for_a_request_that_is_refused_are_judged_by_themselves(service: Service) -> None:
+async def test_duplicates_that_wait_for_a_request_that_is_refused_are_judged_by_themselves(
+    shared: Shared, tenant: str
+) -> None:
     results = await asyncio.gather(
-        service.submitter.submit(completed("acme", "nobody"), key=key("k", "one")),
-        service.submitter.submit(completed("acme", "nobody"), key=key("k", "one")),
-        service.submitter.submit(created("acme", 1), key=key("k", "two")),
+        shared.service.submitter.submit(completed(tenant, "nobody"), key=key("k", "one")),
+        shared.service.submitter.submit(completed(tenant, "nobody"), key=key("k", "one")),
+        shared.service.submitter.submit(created(tenant, 1), key=key("k", "two")),
         return_exceptions=True,
     )
     assert [type(result).__name__ for result in results] == ["JobNotFoundError", "JobNotFoundError", "Receipt"]
@@ -289,10 +294,13 @@ async def test_many_lines_sent_again_give_the_same_receipt_and_add_nothing(
     assert sorted(numbers(entries)) == list(range(30))
 
 
-async def test_lines_of_one_request_are_in_each_chain_in_their_order(service: Service, chains: Chains) -> None:
-    await service.submitter.submit_lines(EventLines.of(lines(1500, ["acme", "beta"])), durability=None, key=key("k"))
-    assert numbers(await chains.sound("acme")) == list(range(0, 1500, 2))
-    assert numbers(await chains.sound("beta")) == list(range(1, 1500, 2))
+async def test_lines_of_one_request_are_in_each_chain_in_their_order(shared: Shared, tenant: str) -> None:
+    other = f"{tenant}-other"
+    await shared.service.submitter.submit_lines(
+        EventLines.of(lines(1500, [tenant, other])), durability=None, key=key("k")
+    )
+    assert numbers(await shared.chains.sound(tenant)) == list(range(0, 1500, 2))
+    assert numbers(await shared.chains.sound(other)) == list(range(1, 1500, 2))
 
 
 async def test_of_concurrent_requests_that_share_a_key_and_a_tenant_one_is_taken_whole_and_the_other_leaves_nothing(
@@ -551,10 +559,10 @@ async def test_lines_entered_twice_because_their_request_was_torn_are_chained_on
 
 
 async def test_states_of_jobs_whose_events_come_in_many_batches_are_the_fold_of_all(
-    service: Service, chains: Chains, monkeypatch: pytest.MonkeyPatch
+    shared: Shared, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.chain.appender.BATCH_ENTRIES_MAX", 10)
-    jobs = [await service.submitter.submit(created("acme", n), key=None) for n in range(5)]
-    reports = [accepted("acme", jobs[n % 5].job_id, f"dc{n}") for n in range(200)]
-    await service.submitter.submit_lines(EventLines.of(reports), durability=GLOBAL, key=None)
-    assert len(await chains.sound("acme")) == 205
+    jobs = [await shared.service.submitter.submit(created(tenant, n), key=None) for n in range(5)]
+    reports = [accepted(tenant, jobs[n % 5].job_id, f"dc{n}") for n in range(200)]
+    await shared.service.submitter.submit_lines(EventLines.of(reports), durability=GLOBAL, key=None)
+    assert len(await shared.chains.sound(tenant)) == 205

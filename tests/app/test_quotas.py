@@ -23,6 +23,7 @@ from tests.conftest import Database
 SECOND_NS = 1_000_000_000
 NDJSON = {"Content-Type": "application/x-ndjson"}
 LINE = {"type": "JobCreated"}
+COUNTED = ("principal_requests", "tenant_bytes", "exports", "verifications")
 
 
 class Tuned:
@@ -30,8 +31,9 @@ class Tuned:
 
     def __init__(self, parts: Parts, superuser: asyncpg.Connection) -> None:
         self.parts = parts
-        self._superuser = superuser
+        self.superuser = superuser
         self.now_ns = time.monotonic_ns()
+        self._refused_before = {quota: self._refused(quota) for quota in COUNTED}
 
     def bound(self, burst_s: float = 1.0, **counts: int | None) -> None:
         """From now on these quotas hold, and no others but those of what is under way."""
@@ -43,10 +45,14 @@ class Tuned:
         """Entries of all tenants but ``_system``, once all that was taken is chained."""
         await until(lambda: not self.parts.submitter.backlog, "nothing waits")
         query = "SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id <> '_system'"
-        return await self._superuser.fetchval(query)
+        return await self.superuser.fetchval(query)
 
-    def refusals(self, quota: str) -> float | None:
-        return self.parts.metrics.registry.get_sample_value("quota_refusals_total", {"quota": quota})
+    def refusals(self, quota: str) -> float:
+        """Refusals that were counted in this test."""
+        return self._refused(quota) - self._refused_before[quota]
+
+    def _refused(self, quota: str) -> float:
+        return self.parts.metrics.registry.get_sample_value("quota_refusals_total", {"quota": quota}) or 0.0
 
 
 class TunedWithTokens(Tuned):
@@ -58,7 +64,18 @@ class TunedWithTokens(Tuned):
 
 
 @pytest.fixture
-async def tuned(serve: Serve, superuser: asyncpg.Connection) -> AsyncIterator[TunedWithTokens]:
+async def tuned(
+    served: Served, shared_superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> TunedWithTokens:
+    """The node that tests share, whose own quotas hold again afterwards."""
+    monkeypatch.setattr(served.parts, "quotas", served.parts.quotas)
+    monkeypatch.setattr(served.parts.system_entries, "new_tenants", served.parts.system_entries.new_tenants)
+    return TunedWithTokens(served, shared_superuser)
+
+
+@pytest.fixture
+async def tuned_alone(serve: Serve, superuser: asyncpg.Connection) -> AsyncIterator[TunedWithTokens]:
+    """A node on which no tenant has begun."""
     async with serve() as served:
         yield TunedWithTokens(served, superuser)
 
@@ -214,19 +231,19 @@ async def test_who_has_not_the_right_takes_nothing_from_a_tenant(tuned: TunedWit
 
 
 async def test_a_keyed_request_that_was_refused_is_taken_once_later_and_its_replay_is_a_request_too(
-    tuned: TunedWithTokens, superuser: asyncpg.Connection
+    tuned_alone: TunedWithTokens, superuser: asyncpg.Connection
 ) -> None:
-    async with tuned.served.client(tuned.served.root, **{"Idempotency-Key": "one"}) as root:
+    async with tuned_alone.served.client(tuned_alone.served.root, **{"Idempotency-Key": "one"}) as root:
         await post(root, "beta")
-        tuned.bound(tenant_requests=1)
+        tuned_alone.bound(tenant_requests=1)
         body = {"tenant_id": "acme", "durability": "GLOBAL"}
         assert (await root.get("/v1/chain/head?tenant_id=acme")).status_code == 404
         assert refused(await root.post("/v1/jobs", json=body)) == 1
-        tuned.now_ns += SECOND_NS
+        tuned_alone.now_ns += SECOND_NS
         first = await root.post("/v1/jobs", json=body)
         assert (first.status_code, first.headers.get("Idempotent-Replay")) == (201, None)
         assert refused(await root.post("/v1/jobs", json=body)) == 1
-        tuned.now_ns += SECOND_NS
+        tuned_alone.now_ns += SECOND_NS
         again = await root.post("/v1/jobs", json=body)
         assert (again.status_code, again.headers["Idempotent-Replay"]) == (201, "true")
         assert again.content == first.content
@@ -234,38 +251,39 @@ async def test_a_keyed_request_that_was_refused_is_taken_once_later_and_its_repl
 
 
 async def test_new_tenants_are_charged_to_whoever_lets_them_begin_when_they_do(
-    tuned: TunedWithTokens, superuser: asyncpg.Connection
+    tuned_alone: TunedWithTokens, superuser: asyncpg.Connection
 ) -> None:
-    made, other = [await tuned.served.issue("write", "admin", name=name) for name in ("ci", "other")]
-    async with tuned.served.client(made["token"]) as ci, tuned.served.client(other["token"]) as another:
+    made, other = [await tuned_alone.served.issue("write", "admin", name=name) for name in ("ci", "other")]
+    async with tuned_alone.served.client(made["token"]) as ci, tuned_alone.served.client(other["token"]) as another:
         await post(ci, "old")
-        tuned.bound(new_tenants=3)
+        tuned_alone.bound(new_tenants=3)
         progress = {"tenant_id": "none", "type": "JobProgressReported", "dc_id": "a"}
         assert (await ci.post("/v1/jobs/nobody/events", json=progress)).status_code == 404
         assert [(await post(ci, tenant)).status_code for tenant in ("new-1", "new-1", "old")] == [201] * 3
-        stored = await tuned.stored()
+        stored = await tuned_alone.stored()
         events = "/v1/events?durability=LOCAL"
         answer = await ci.post(events, content=lines("new-2", "new-3", "new-4", "old"), headers=NDJSON)
         assert refused(answer) == 1200
         too_many = await ci.post(events, content=lines("new-2", "new-3", "new-4", "new-5"), headers=NDJSON)
         assert too_many.status_code == 413
-        assert await tuned.stored() == stored
+        assert await tuned_alone.stored() == stored
         assert (await ci.post(events, content=lines("new-2", "new-3", "old"), headers=NDJSON)).status_code == 200
         for way in ({}, {"X-Way": "the framework's"}, {"Idempotency-Key": "one"}):
             assert refused(await post(ci, "new-4", **way)) == 1200
         declared = await ci.put("/v1/tenants/new-5/privacy", json={"fields": ["spec.name"]})
         assert refused(declared) == 1200
         assert (await post(another, "new-4")).status_code == 201
-        tuned.now_ns += 1200 * SECOND_NS
+        tuned_alone.now_ns += 1200 * SECOND_NS
         assert (await post(ci, "new-6", **{"Idempotency-Key": "one"})).status_code == 201
         assert refused(await post(ci, "new-7")) == 1200
+        await tuned_alone.stored()
     begun = await superuser.fetch("SELECT payload FROM scheduler.scheduler_log WHERE action = 'TENANT_CREATED'")
     tenants = {json.loads(row["payload"])["tenant_id"] for row in begun}
     assert tenants == {"old", "new-1", "new-2", "new-3", "new-4", "new-6"}
 
 
 async def test_exports_and_verifications_at_once_are_bounded_for_each_principal_and_end_with_their_client(
-    tuned: TunedWithTokens, superuser: asyncpg.Connection
+    tuned: TunedWithTokens,
 ) -> None:
     made, other = [await tuned.served.issue("audit", name=name) for name in ("ci", "other")]
     async with (
@@ -277,8 +295,8 @@ async def test_exports_and_verifications_at_once_are_bounded_for_each_principal_
         wanted = {"tenant_id": "acme"}
         assert (await ci.post("/v1/bundles/export", json=wanted)).status_code == 200
         assert (await ci.get("/v1/chain/verify?tenant_id=acme")).status_code == 200
-        async with superuser.transaction():
-            await superuser.execute("LOCK scheduler.chain_heads IN ACCESS EXCLUSIVE MODE")
+        async with tuned.superuser.transaction():
+            await tuned.superuser.execute("LOCK scheduler.chain_heads IN ACCESS EXCLUSIVE MODE")
             for method, path, body in (
                 ("POST", "/v1/bundles/export", wanted),
                 ("GET", "/v1/chain/verify?tenant_id=acme", None),
@@ -298,7 +316,7 @@ async def test_exports_and_verifications_at_once_are_bounded_for_each_principal_
 
 
 async def test_imports_at_once_are_bounded_for_each_principal(
-    tuned: TunedWithTokens,
+    tuned: TunedWithTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = await tuned.served.issue("operate", name="ci")
     async with tuned.served.client(made["token"]) as ci:
@@ -314,7 +332,7 @@ async def test_imports_at_once_are_bounded_for_each_principal(
         key = (await ci.get("/v1/keys")).json()["keys"][0]["public_key_pem"]
         trusted = tuned.parts.settings.data_dir / "trusted.pem"
         trusted.write_text(key)
-        tuned.parts.importer._trusted_keys = trusted
+        monkeypatch.setattr(tuned.parts.importer, "_trusted_keys", trusted)
         first = asyncio.create_task(ci.post("/v1/bundles/import", content=slow(), headers=headers))
         await sending.wait()
         await until(lambda: tuned.parts.quotas.imports._under_way["ci"], "it is under way")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -316,11 +317,10 @@ async def test_the_view_has_every_column_of_the_log(superuser: asyncpg.Connectio
 # Append only
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("table", APPEND_ONLY)
-async def test_the_service_may_not_change_what_is_chained(service: asyncpg.Connection, table: str, change: str) -> None:
-    with pytest.raises(asyncpg.InsufficientPrivilegeError):
-        await service.execute(change.format(table))
+async def test_the_service_may_not_change_what_is_chained(service: asyncpg.Connection) -> None:
+    for table, change in itertools.product(APPEND_ONLY, CHANGES):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await service.execute(change.format(table))
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -370,31 +370,31 @@ async def test_every_append_only_table_has_both_triggers_and_they_are_on(superus
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "attempt",
-    [
-        "ALTER TABLE scheduler.scheduler_log DISABLE TRIGGER ALL",
-        "ALTER TABLE scheduler.scheduler_log_p0 DISABLE TRIGGER append_only_rows",
-        "ALTER TABLE scheduler.scheduler_log DETACH PARTITION scheduler.scheduler_log_p0",
-        "ALTER TABLE scheduler.scheduler_log ADD COLUMN more text",
-        "ALTER TABLE scheduler.scheduler_log OWNER TO tallystick",
-        "DROP TRIGGER append_only_rows ON scheduler.scheduler_log",
-        "DROP TABLE scheduler.scheduler_log",
-        "DROP SCHEMA scheduler CASCADE",
-        "CREATE TABLE scheduler.more (id int)",
-        "CREATE TABLE public.more (id int)",
-        "CREATE OR REPLACE FUNCTION scheduler.refuse_change() RETURNS trigger LANGUAGE sql RETURN NULL",
-        "CREATE RULE quiet AS ON INSERT TO scheduler.scheduler_log DO INSTEAD NOTHING",
-        "UPDATE scheduler.log_entries SET tenant_id = 'other'",
-        "UPDATE scheduler.alembic_version SET version_num = 'other'",
-        "INSERT INTO scheduler.scheduler_log_p0 (tenant_id, seq) VALUES ('acme', 1)",
-        "SET session_replication_role = replica",
-        "SET ROLE tallystick_owner",
-    ],
-)
-async def test_the_service_may_not_get_round_it(service: asyncpg.Connection, attempt: str) -> None:
-    with pytest.raises(asyncpg.InsufficientPrivilegeError):
-        await service.execute(attempt)
+WAYS_ROUND = [
+    "ALTER TABLE scheduler.scheduler_log DISABLE TRIGGER ALL",
+    "ALTER TABLE scheduler.scheduler_log_p0 DISABLE TRIGGER append_only_rows",
+    "ALTER TABLE scheduler.scheduler_log DETACH PARTITION scheduler.scheduler_log_p0",
+    "ALTER TABLE scheduler.scheduler_log ADD COLUMN more text",
+    "ALTER TABLE scheduler.scheduler_log OWNER TO tallystick",
+    "DROP TRIGGER append_only_rows ON scheduler.scheduler_log",
+    "DROP TABLE scheduler.scheduler_log",
+    "DROP SCHEMA scheduler CASCADE",
+    "CREATE TABLE scheduler.more (id int)",
+    "CREATE TABLE public.more (id int)",
+    "CREATE OR REPLACE FUNCTION scheduler.refuse_change() RETURNS trigger LANGUAGE sql RETURN NULL",
+    "CREATE RULE quiet AS ON INSERT TO scheduler.scheduler_log DO INSTEAD NOTHING",
+    "UPDATE scheduler.log_entries SET tenant_id = 'other'",
+    "UPDATE scheduler.alembic_version SET version_num = 'other'",
+    "INSERT INTO scheduler.scheduler_log_p0 (tenant_id, seq) VALUES ('acme', 1)",
+    "SET session_replication_role = replica",
+    "SET ROLE tallystick_owner",
+]
+
+
+async def test_the_service_may_not_get_round_it(service: asyncpg.Connection) -> None:
+    for attempt in WAYS_ROUND:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await service.execute(attempt)
 
 
 async def test_the_service_has_these_rights_and_no_others(superuser: asyncpg.Connection) -> None:

@@ -36,6 +36,7 @@ from tests.app.chains import UNTIL_S, Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, progressed
 from tests.app.postgres_proxy import PostgresProxy
+from tests.app.shared import Shared
 from wal.reader import Record, read
 
 
@@ -47,15 +48,13 @@ def wal_of(settings: Settings, service: Service, upto_lsn: int) -> list[Record]:
 # --- order ----------------------------------------------------------------------------------------
 
 
-async def test_hlc_and_lsn_rise_together_and_the_chain_keeps_the_order_of_the_wal(
-    service: Service, make_settings: MakeSettings, chains: Chains
-) -> None:
+async def test_hlc_and_lsn_rise_together_and_the_chain_keeps_the_order_of_the_wal(shared: Shared, tenant: str) -> None:
     async def write(worker: int) -> list[Receipt]:
         receipts = []
         for n in range(20):
-            job = await service.submitter.submit(created("acme", 100 * worker + n, durability=LOCAL), key=None)
+            job = await shared.service.submitter.submit(created(tenant, 100 * worker + n, durability=LOCAL), key=None)
             receipts.append(job)
-            receipts.append(await service.submitter.submit(accepted("acme", job.job_id, "dc1"), key=None))
+            receipts.append(await shared.service.submitter.submit(accepted(tenant, job.job_id, "dc1"), key=None))
         return receipts
 
     written = await asyncio.gather(*(write(worker) for worker in range(16)))
@@ -64,41 +63,41 @@ async def test_hlc_and_lsn_rise_together_and_the_chain_keeps_the_order_of_the_wa
     assert hlcs == sorted(set(hlcs))
     assert len({receipt.lsn for receipt in receipts}) == len(receipts) == 640
 
-    await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "all is chained")
-    records = wal_of(make_settings(), service, service.writer.durable_lsn)
+    await until(lambda: shared.service.node.chained.lsn >= shared.service.writer.durable_lsn, "all is chained")
+    records = wal_of(shared.service.settings, shared.service, shared.service.writer.durable_lsn)
     assert [entry.lsn for entry in records] == list(range(1, len(records) + 1))
     assert [entry.hlc for entry in records] == sorted(entry.hlc for entry in records)
-    in_wal = [entry.hlc.text() for entry in records if record.decode(entry.payload).tenant_id == "acme"]
-    in_chain = [entry["t_hlc"] for entry in await chains.sound("acme")]
+    in_wal = [entry.hlc.text() for entry in records if record.decode(entry.payload).tenant_id == tenant]
+    in_chain = [entry["t_hlc"] for entry in await shared.chains.sound(tenant)]
     assert in_wal == in_chain
     assert in_wal == [receipt.hlc for receipt in receipts]
 
 
-async def test_a_tenant_begins_with_an_entry_in_the_chain_of_the_system(service: Service, chains: Chains) -> None:
-    await asyncio.gather(
-        *(service.submitter.submit(created(tenant, n), key=None) for n in range(5) for tenant in ("acme", "beta"))
-    )
-    begun = [entry for entry in await chains.sound("_system") if entry["action"] == "TENANT_CREATED"]
-    assert sorted(entry["job_id"] for entry in begun) == ["tenant:acme", "tenant:beta"]
-    assert sorted(numbers(await chains.sound("acme"))) == [0, 1, 2, 3, 4]
+async def test_a_tenant_begins_with_an_entry_in_the_chain_of_the_system(shared: Shared, tenant: str) -> None:
+    tenants = [f"{tenant}-{end}" for end in "ab"]
+    submit = shared.service.submitter.submit
+    await asyncio.gather(*(submit(created(each, n), key=None) for n in range(5) for each in tenants))
+    begun = [entry["job_id"] for entry in await shared.chains.sound("_system") if entry["action"] == "TENANT_CREATED"]
+    assert sorted(each for each in begun if each.startswith(f"tenant:{tenant}-")) == [
+        f"tenant:{each}" for each in tenants
+    ]
+    assert sorted(numbers(await shared.chains.sound(tenants[0]))) == [0, 1, 2, 3, 4]
 
 
-async def test_a_made_job_id_is_that_of_the_event_that_created_the_job(service: Service) -> None:
-    receipt = await service.submitter.submit(created("acme", 1), key=None)
+async def test_a_made_job_id_is_that_of_the_event_that_created_the_job(shared: Shared, tenant: str) -> None:
+    receipt = await shared.service.submitter.submit(created(tenant, 1), key=None)
     hlc = Hlc.parse(receipt.hlc)
-    assert receipt.job_id == f"local-{hlc.physical_ms}-{service.node.gate}-{hlc.logical:05d}"
+    assert receipt.job_id == f"local-{hlc.physical_ms}-{shared.service.node.gate}-{hlc.logical:05d}"
 
 
-async def test_the_payload_is_canonical_with_the_fence_that_was_given_or_chosen(
-    service: Service, chains: Chains
-) -> None:
-    job = await service.submitter.submit(created("acme", 1), key=None)
-    fenced = accepted("acme", job.job_id, "dc1")._replace(fence_token=7)
+async def test_the_payload_is_canonical_with_the_fence_that_was_given_or_chosen(shared: Shared, tenant: str) -> None:
+    job = await shared.service.submitter.submit(created(tenant, 1), key=None)
+    fenced = accepted(tenant, job.job_id, "dc1")._replace(fence_token=7)
     receipts = [
-        await service.submitter.submit(draft, key=None) for draft in (fenced, fenced._replace(fence_token=None))
+        await shared.service.submitter.submit(draft, key=None) for draft in (fenced, fenced._replace(fence_token=None))
     ]
     assert [receipt.fence_token for receipt in (job, *receipts)] == [1, 7, 7]
-    payloads = [entry["payload"] for entry in await chains.sound("acme")]
+    payloads = [entry["payload"] for entry in await shared.chains.sound(tenant)]
     assert payloads[0] == '{"fence_token":1,"spec":{"n":1},"type":"JobCreated"}'
     assert [json.loads(payload)["fence_token"] for payload in payloads] == [1, 7, 7]
 
@@ -149,43 +148,41 @@ async def test_a_job_that_waits_to_be_chained_exists_also_after_a_restart(
     assert len(await chains.sound("acme")) == 6
 
 
-async def test_a_job_created_in_a_request_may_have_events_in_the_lines_behind_it(
-    service: Service, chains: Chains
-) -> None:
+async def test_a_job_created_in_a_request_may_have_events_in_the_lines_behind_it(shared: Shared, tenant: str) -> None:
     drafts = [
-        created("acme", 1, job_id="mine"),
-        accepted("acme", "mine", "dc1"),
-        completed("acme", "mine"),
-        created("acme", 2),
+        created(tenant, 1, job_id="mine"),
+        accepted(tenant, "mine", "dc1"),
+        completed(tenant, "mine"),
+        created(tenant, 2),
     ]
-    receipt = await service.submitter.submit_lines(EventLines.of(drafts), durability=None, key=None)
-    entries = await chains.sound("acme")
+    receipt = await shared.service.submitter.submit_lines(EventLines.of(drafts), durability=None, key=None)
+    entries = await shared.chains.sound(tenant)
     assert [entry["action"] for entry in entries] == ["ENQUEUE", "DEQUEUE", "COMPLETE", "ENQUEUE"]
     assert receipt.job_ids == ["mine", entries[3]["job_id"]]
     assert (receipt.first_hlc, receipt.last_hlc) == (entries[0]["t_hlc"], entries[3]["t_hlc"])
 
 
-async def test_what_the_lines_of_a_request_say_of_a_job_is_known_at_once(service: Service, chains: Chains) -> None:
+async def test_what_the_lines_of_a_request_say_of_a_job_is_known_at_once(shared: Shared, tenant: str) -> None:
     drafts = [
-        created("acme", 1, job_id="mine"),
-        accepted("acme", "mine", "dc1"),
-        accepted("acme", "mine", "dc1")._replace(fence_token=7),
-        accepted("acme", "mine", "dc2"),
-        accepted("acme", "mine", "dc1")._replace(fence_token=3),
-        accepted("acme", "mine", "dc2"),
-        completed("acme", "mine")._replace(fence_token=6),
-        created("acme", 2, job_id="another"),
-        completed("acme", "another"),
+        created(tenant, 1, job_id="mine"),
+        accepted(tenant, "mine", "dc1"),
+        accepted(tenant, "mine", "dc1")._replace(fence_token=7),
+        accepted(tenant, "mine", "dc2"),
+        accepted(tenant, "mine", "dc1")._replace(fence_token=3),
+        accepted(tenant, "mine", "dc2"),
+        completed(tenant, "mine")._replace(fence_token=6),
+        created(tenant, 2, job_id="another"),
+        completed(tenant, "another"),
     ]
-    await service.submitter.submit_lines(EventLines.of(drafts[:4]), durability=LOCAL, key=None)
-    await service.submitter.submit_lines(EventLines.of(drafts[4:]), durability=LOCAL, key=None)
-    mine, another = service.job_index.get("acme", "mine"), service.job_index.get("acme", "another")
+    await shared.service.submitter.submit_lines(EventLines.of(drafts[:4]), durability=LOCAL, key=None)
+    await shared.service.submitter.submit_lines(EventLines.of(drafts[4:]), durability=LOCAL, key=None)
+    mine, another = shared.service.job_index.get(tenant, "mine"), shared.service.job_index.get(tenant, "another")
     assert mine is not None
     assert another is not None
     assert (mine.fence_token, mine.ended) == (7, None)
     assert (another.fence_token, another.ended is not None) == (1, True)
-    await service.node.chained.reached(service.writer.durable_lsn, UNTIL_S)
-    fences = [json.loads(entry["payload"])["fence_token"] for entry in await chains.sound("acme")]
+    await shared.service.node.chained.reached(shared.service.writer.durable_lsn, UNTIL_S)
+    fences = [json.loads(entry["payload"])["fence_token"] for entry in await shared.chains.sound(tenant)]
     assert fences == [1, 1, 7, 7, 3, 7, 6, 1, 1]
 
 
@@ -193,18 +190,19 @@ async def test_what_the_lines_of_a_request_say_of_a_job_is_known_at_once(service
 
 
 async def test_an_event_over_the_bound_of_a_record_is_refused_and_nothing_of_its_request_is_taken(
-    service: Service, chains: Chains
+    shared: Shared, tenant: str
 ) -> None:
-    huge = Draft("acme", None, JOB_EVENTS["JobCreated"], {"spec": {"n": "x" * (1 << 20)}}, None, GLOBAL)
-    await service.key_changes.recorded.wait()
-    next_lsn = service.writer.next_lsn
+    huge = Draft(tenant, None, JOB_EVENTS["JobCreated"], {"spec": {"n": "x" * (1 << 20)}}, None, GLOBAL)
+    next_lsn = shared.service.writer.next_lsn
     with pytest.raises(RecordTooLargeError):
-        await service.submitter.submit(huge, key=None)
+        await shared.service.submitter.submit(huge, key=None)
     with pytest.raises(InvalidEventError) as refusal:
-        await service.submitter.submit_lines(EventLines.of([created("acme", 1), huge]), durability=None, key=None)
+        await shared.service.submitter.submit_lines(
+            EventLines.of([created(tenant, 1), huge]), durability=None, key=None
+        )
     assert refusal.value.line == 2
-    assert service.writer.next_lsn == next_lsn
-    assert await chains.entries("acme") == []
+    assert shared.service.writer.next_lsn == next_lsn
+    assert await shared.chains.entries(tenant) == []
 
 
 async def test_without_postgres_local_events_are_taken_until_the_backlog_is_full_and_chained_afterwards(

@@ -6,20 +6,21 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
 
-from app.main import listening, running
 from app.parts import Parts
 from app.watch import watchers as watchers_module
+from tests.app.chain_builder import edit
 from tests.app.chains import until
+from tests.app.client import Client
 from tests.app.conftest import MakeSettings
-from tests.app.event_streams import Event, watching
+from tests.app.event_streams import Event, EventStream, watching
 from tests.app.served import Serve
+from tests.app.shared import Shared, sharing
 from tests.conftest import Database
 
 GLOBAL = {"durability": "GLOBAL"}
@@ -27,12 +28,26 @@ WIDE = "x" * 20_000
 
 
 class Node:
-    """A node that listens, and a client of it."""
+    """A node that listens, a client of it, and the tenant that a test writes to and watches."""
 
-    def __init__(self, url: str, parts: Parts, client: httpx.AsyncClient) -> None:
+    def __init__(self, url: str, parts: Parts, client: Client) -> None:
         self.url = url
         self.parts = parts
         self.client = client
+        self.tenant_id = client.tenant
+
+    async def write(self, *lines: dict[str, object]) -> None:
+        await write(self.client, *lines, tenant_id=self.tenant_id)
+
+    async def entries(self) -> list[Any]:
+        return await entries(self.client, self.tenant_id)
+
+    def watching(self, **params: Any) -> AbstractAsyncContextManager[EventStream]:
+        return watching(self.client, self.tenant_id, **params)
+
+    async def cancel(self, job_id: str) -> None:
+        body = {"tenant_id": self.tenant_id, "reason": "no need", **GLOBAL}
+        (await self.client.post(f"/v1/jobs/{job_id}/cancel", json=body)).raise_for_status()
 
     def counted(self, name: str) -> float:
         return self.parts.metrics.registry.get_sample_value(name) or 0.0
@@ -47,7 +62,7 @@ class Node:
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect((host, int(port)))
-        query = "&".join(f"{name}={value}" for name, value in {"tenant_id": "acme", **params}.items())
+        query = "&".join(f"{name}={value}" for name, value in {"tenant_id": self.tenant_id, **params}.items())
         connection.sendall(f"GET /v1/watch?{query} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
         return connection
 
@@ -62,20 +77,20 @@ def run_watched(database: Database, make_settings: MakeSettings) -> RunWatched:
     @asynccontextmanager
     async def run(folder: str = "node", **settings: Any) -> AsyncIterator[Node]:
         async with (
-            running(make_settings(folder, **settings), database.service_url) as (service, parts),
-            listening(parts) as (url, _serving),
-            httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, limits=httpx.Limits()) as client,
+            sharing(make_settings(folder, **settings), database) as node,
+            Client(base_url=node.url, timeout=60, trust_env=False, limits=httpx.Limits()) as client,
         ):
-            await service.key_changes.recorded.wait()
-            yield Node(url, parts, client)
+            yield Node(node.url, node.parts, client)
 
     return run
 
 
 @pytest.fixture
-async def node(run_watched: RunWatched) -> AsyncIterator[Node]:
-    async with run_watched() as node:
-        yield node
+async def node(shared: Shared, shared_client: Client) -> Node:
+    """The node that these tests share, once the streams of the one before have ended."""
+    node = Node(shared.url, shared.parts, shared_client)
+    await node.open_streams(0)
+    return node
 
 
 async def write(client: httpx.AsyncClient, *lines: dict[str, object], tenant_id: str = "acme") -> None:
@@ -90,9 +105,8 @@ def jobs(numbers: Iterable[int], **more: object) -> list[dict[str, object]]:
     return [{"job_id": f"job-{n}", "spec": {"n": n}, **more} for n in numbers]
 
 
-async def entries(client: httpx.AsyncClient, **params: object) -> list[Any]:
-    query: dict[str, Any] = {"tenant_id": "acme", "limit": 1000, **params}
-    answer = await client.get("/v1/chain/entries", params=query)
+async def entries(client: httpx.AsyncClient, tenant_id: str = "acme") -> list[Any]:
+    answer = await client.get("/v1/chain/entries", params={"tenant_id": tenant_id, "limit": 1000})
     return answer.json()["items"]
 
 
@@ -111,44 +125,44 @@ def seqs(events: list[Event]) -> list[int]:
 
 
 async def test_entries_come_as_the_list_has_them_first_old_ones_then_new_ones(node: Node) -> None:
-    await write(node.client, *jobs(range(5)))
-    async with watching(node.client, from_seq=2) as stream:
+    await node.write(*jobs(range(5)))
+    async with node.watching(from_seq=2) as stream:
         assert stream.response.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert stream.response.headers["cache-control"] == "no-store"
         first = await stream.take(4)
-        await write(node.client, *jobs(range(5, 25)))
-        assert told(first + await stream.take(20)) == (await entries(node.client))[1:]
+        await node.write(*jobs(range(5, 25)))
+        assert told(first + await stream.take(20)) == (await node.entries())[1:]
     assert stream.retry_ms == 1000
 
 
 async def test_without_a_position_it_begins_now_and_a_client_that_comes_back_early_loses_nothing(node: Node) -> None:
-    await write(node.client, *jobs(range(5)))
-    async with watching(node.client) as stream:
+    await node.write(*jobs(range(5)))
+    async with node.watching() as stream:
         await node.open_streams(1)
-        await write(node.client, *jobs([5]))
+        await node.write(*jobs([5]))
         assert seqs(await stream.take(1)) == [6]
-    async with watching(node.client) as stream:
+    async with node.watching() as stream:
         reading = asyncio.create_task(stream.take(1))
         await until(lambda: stream.last_id, "the place is told")
         reading.cancel()
-    await write(node.client, *jobs([6]))
-    async with watching(node.client, last_id=stream.last_id) as stream:
+    await node.write(*jobs([6]))
+    async with node.watching(last_id=stream.last_id) as stream:
         assert seqs(await stream.take(1)) == [7]
 
 
 async def test_last_event_id_goes_on_behind_it_whatever_the_query_says(node: Node) -> None:
-    await write(node.client, *jobs(range(5)))
-    async with watching(node.client, last_id="3", from_seq=1) as stream:
+    await node.write(*jobs(range(5)))
+    async with node.watching(last_id="3", from_seq=1) as stream:
         assert seqs(await stream.take(2)) == [4, 5]
-    async with watching(node.client, last_id="0") as stream:
+    async with node.watching(last_id="0") as stream:
         assert seqs(await stream.take(5)) == [1, 2, 3, 4, 5]
 
 
 async def test_a_position_beyond_the_end_is_waited_for(node: Node) -> None:
-    await write(node.client, *jobs(range(2)))
-    async with watching(node.client, from_seq=5) as stream:
+    await node.write(*jobs(range(2)))
+    async with node.watching(from_seq=5) as stream:
         await node.open_streams(1)
-        await write(node.client, *jobs(range(2, 6)))
+        await node.write(*jobs(range(2, 6)))
         assert seqs(await stream.take(2)) == [5, 6]
 
 
@@ -156,14 +170,14 @@ async def test_a_position_beyond_the_end_is_waited_for(node: Node) -> None:
 async def test_a_stream_with_an_end_ends_there_and_leaves_the_connection_to_the_next_request(
     node: Node, actions: str | None
 ) -> None:
-    await write(node.client, *jobs(range(3)))
+    await node.write(*jobs(range(3)))
     named = {} if actions is None else {"actions": actions}
-    async with watching(node.client, from_seq=2, to_seq=5, **named) as stream:
+    async with node.watching(from_seq=2, to_seq=5, **named) as stream:
         await node.open_streams(1)
-        await write(node.client, *jobs(range(3, 7)))
+        await node.write(*jobs(range(3, 7)))
         assert seqs(await stream.rest()) == ([2, 3, 4, 5] if actions is None else [])
         connection = stream.response.extensions["network_stream"]
-    async with watching(node.client, last_id="5", to_seq=5) as stream:
+    async with node.watching(last_id="5", to_seq=5) as stream:
         assert await stream.rest() == []
         assert stream.response.extensions["network_stream"].get_extra_info("socket") is connection.get_extra_info(
             "socket"
@@ -171,36 +185,34 @@ async def test_a_stream_with_an_end_ends_there_and_leaves_the_connection_to_the_
     await node.open_streams(0)
 
 
-@pytest.mark.parametrize(
-    ("params", "headers", "field"),
-    [
-        ({"from_seq": "0"}, {}, "from_seq"),
-        ({"from_seq": "-1"}, {}, "from_seq"),
-        ({"from_seq": "x"}, {}, "from_seq"),
-        ({"from_seq": "9", "to_seq": "8"}, {}, "from_seq"),
-        ({"from_seq": str(2**63)}, {}, "from_seq"),
-        ({}, {"Last-Event-ID": "x"}, "Last-Event-ID"),
-        ({}, {"Last-Event-ID": "-1"}, "Last-Event-ID"),
-        ({}, {"Last-Event-ID": str(2**63)}, "Last-Event-ID"),
-        ({"actions": "ENQUEUE,NOTHING"}, {}, "actions"),
-        ({"actions": ""}, {}, "actions"),
-        ({"job": ""}, {}, "job"),
-        ({"dc": "a\nb"}, {}, "dc"),
-        ({"since": "1"}, {}, "since"),
-    ],
-)
-async def test_what_cannot_be_is_a_problem_before_the_stream_begins(
-    client: httpx.AsyncClient, params: dict[str, str], headers: dict[str, str], field: str
-) -> None:
-    answer = await client.get("/v1/watch", params={"tenant_id": "acme", **params}, headers=headers)
-    assert (answer.status_code, answer.json()["path"]) == (422, field)
+CANNOT_BE: list[tuple[dict[str, str], dict[str, str], str]] = [
+    ({"from_seq": "0"}, {}, "from_seq"),
+    ({"from_seq": "-1"}, {}, "from_seq"),
+    ({"from_seq": "x"}, {}, "from_seq"),
+    ({"from_seq": "9", "to_seq": "8"}, {}, "from_seq"),
+    ({"from_seq": str(2**63)}, {}, "from_seq"),
+    ({}, {"Last-Event-ID": "x"}, "Last-Event-ID"),
+    ({}, {"Last-Event-ID": "-1"}, "Last-Event-ID"),
+    ({}, {"Last-Event-ID": str(2**63)}, "Last-Event-ID"),
+    ({"actions": "ENQUEUE,NOTHING"}, {}, "actions"),
+    ({"actions": ""}, {}, "actions"),
+    ({"job": ""}, {}, "job"),
+    ({"dc": "a\nb"}, {}, "dc"),
+    ({"since": "1"}, {}, "since"),
+]
+
+
+async def test_what_cannot_be_is_a_problem_before_the_stream_begins(node: Node) -> None:
+    for params, headers, field in CANNOT_BE:
+        answer = await node.client.get("/v1/watch", params={"tenant_id": "acme", **params}, headers=headers)
+        assert (answer.status_code, answer.json()["path"]) == (422, field), params
 
 
 async def test_a_tenant_that_never_began_is_not_found_and_head_has_no_body(node: Node) -> None:
     answer = await node.client.get("/v1/watch", params={"tenant_id": "nobody"})
     assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (404, "tenant-not-found")
-    await write(node.client, *jobs([1]))
-    answer = await node.client.head("/v1/watch", params={"tenant_id": "acme", "from_seq": 1})
+    await node.write(*jobs([1]))
+    answer = await node.client.head("/v1/watch", params={"tenant_id": node.tenant_id, "from_seq": 1})
     assert (answer.status_code, answer.content) == (200, b"")
     await node.open_streams(0)
 
@@ -210,8 +222,7 @@ async def test_a_tenant_that_never_began_is_not_found_and_head_has_no_body(node:
 
 async def test_only_what_is_wanted_comes(node: Node) -> None:
     """By action, by job, by data centre: of a job all that it is assigned to or accepted by; of a report its own."""
-    await write(
-        node.client,
+    await node.write(
         {"job_id": "one", "assigned_dcs": ["a", "b"]},
         {"job_id": "two", "assigned_dcs": ["c"]},
         {"job_id": "one", "type": "JobAccepted", "dc_id": "a", "worker_count": 1},
@@ -219,9 +230,8 @@ async def test_only_what_is_wanted_comes(node: Node) -> None:
         {"job_id": "one", "type": "JobProgressReported", "dc_id": "b", "completed": 1, "failed": 0},
     )
     for job in ("one", "two"):
-        body = {"tenant_id": "acme", "reason": "no need", **GLOBAL}
-        (await node.client.post(f"/v1/jobs/{job}/cancel", json=body)).raise_for_status()
-    await write(node.client, {"job_id": "two", "type": "JobFailed", "error": "lost", "failed_dc": "e"})
+        await node.cancel(job)
+    await node.write({"job_id": "two", "type": "JobFailed", "error": "lost", "failed_dc": "e"})
     wanted: dict[tuple[tuple[str, str], ...], list[int]] = {
         (("actions", "cancel,DEQUEUE"),): [3, 4, 6, 7],
         (("job", "one"),): [1, 3, 5, 6],
@@ -235,25 +245,24 @@ async def test_only_what_is_wanted_comes(node: Node) -> None:
         (("dc", "x"),): [],
     }
     for params, expected in wanted.items():
-        async with watching(node.client, from_seq=1, to_seq=8, **dict(params)) as stream:
+        async with node.watching(from_seq=1, to_seq=8, **dict(params)) as stream:
             assert seqs(await stream.rest()) == expected, params
 
 
 async def test_live_watchers_are_told_what_they_want_and_nothing_else(node: Node) -> None:
-    await write(node.client, {"job_id": "first", "assigned_dcs": ["a"]})
+    await node.write({"job_id": "first", "assigned_dcs": ["a"]})
     wanted = [{"actions": "CANCEL"}, {"job": "job-7"}, {"dc": "b"}, {"dc": "a", "actions": "CANCEL"}, {}]
     async with (
-        watching(node.client, **wanted[0]) as cancels,
-        watching(node.client, **wanted[1]) as one_job,
-        watching(node.client, **wanted[2]) as one_dc,
-        watching(node.client, **wanted[3]) as cancels_of_dc,
-        watching(node.client, **wanted[4]) as all_of_it,
+        node.watching(**wanted[0]) as cancels,
+        node.watching(**wanted[1]) as one_job,
+        node.watching(**wanted[2]) as one_dc,
+        node.watching(**wanted[3]) as cancels_of_dc,
+        node.watching(**wanted[4]) as all_of_it,
     ):
         await node.open_streams(5)
-        await write(node.client, *jobs(range(10), assigned_dcs=["b"]))
+        await node.write(*jobs(range(10), assigned_dcs=["b"]))
         for job in ("first", "job-7"):
-            body = {"tenant_id": "acme", "reason": "no need", **GLOBAL}
-            (await node.client.post(f"/v1/jobs/{job}/cancel", json=body)).raise_for_status()
+            await node.cancel(job)
         assert seqs(await cancels.take(2)) == [12, 13]
         assert seqs(await one_job.take(2)) == [9, 13]
         assert seqs(await one_dc.take(11)) == [*range(2, 12), 13]
@@ -262,12 +271,12 @@ async def test_live_watchers_are_told_what_they_want_and_nothing_else(node: Node
 
 
 async def test_a_watcher_by_data_centre_joins_a_tail_that_did_not_ask_for_them(node: Node) -> None:
-    await write(node.client, *jobs(range(3), assigned_dcs=["a"]))
-    async with watching(node.client, from_seq=1) as stream:
+    await node.write(*jobs(range(3), assigned_dcs=["a"]))
+    async with node.watching(from_seq=1) as stream:
         await stream.take(3)
-        async with watching(node.client, from_seq=1, dc="a") as of_dc:
+        async with node.watching(from_seq=1, dc="a") as of_dc:
             assert seqs(await of_dc.take(3)) == [1, 2, 3]
-            await write(node.client, *jobs([3], assigned_dcs=["b"]), *jobs([4], assigned_dcs=["a"]))
+            await node.write(*jobs([3], assigned_dcs=["b"]), *jobs([4], assigned_dcs=["a"]))
             assert seqs(await of_dc.take(1)) == [5]
 
 
@@ -290,16 +299,14 @@ async def follow(clients: list[httpx.AsyncClient], upto_seq: int, pieces: list[i
 
 async def test_resuming_at_one_node_and_the_other_loses_and_repeats_nothing(run_watched: RunWatched) -> None:
     async with run_watched("one") as one, run_watched("two") as two:
-        await write(one.client, *jobs(range(1)))
+        await one.write(*jobs(range(1)))
         following = [
             asyncio.create_task(follow([one.client, two.client], 101, [1, 7, 3])),
             asyncio.create_task(follow([two.client], 101, [101])),
             asyncio.create_task(follow([one.client], 101, [50, 2])),
         ]
         for n in range(1, 101, 10):
-            await asyncio.gather(
-                write(one.client, *jobs(range(n, n + 5))), write(two.client, *jobs(range(n + 5, n + 10)))
-            )
+            await asyncio.gather(one.write(*jobs(range(n, n + 5))), two.write(*jobs(range(n + 5, n + 10))))
         for each in following:
             assert await each == [*range(1, 102)]
 
@@ -309,11 +316,11 @@ async def test_a_restart_loses_and_repeats_nothing(run_watched: RunWatched) -> N
     last_id = "0"
     for start in range(0, 40, 10):
         async with run_watched() as node:
-            await write(node.client, *jobs(range(start, start + 10)))
-            async with watching(node.client, last_id=last_id) as stream:
+            await node.write(*jobs(range(start, start + 10)))
+            async with node.watching(last_id=last_id) as stream:
                 found += seqs(await stream.take(start + 5 - len(found)))
                 last_id = stream.last_id
-    async with run_watched() as node, watching(node.client, last_id=last_id) as stream:
+    async with run_watched() as node, node.watching(last_id=last_id) as stream:
         found += seqs(await stream.take(40 - len(found)))
     assert found == [*range(1, 41)]
 
@@ -347,15 +354,16 @@ async def test_a_client_that_falls_behind_is_told_where_to_start_over_and_costs_
 ) -> None:
     """While it stands still others go on; no more than some buffers of the system hold what it does not take."""
     monkeypatch.setattr("app.watch.tail.TAIL_BYTES_MAX", 200_000)
-    await write(node.client, *jobs([0]))
+    lagged_before = node.counted("watch_lagged_total")
+    await node.write(*jobs([0]))
     with node.stalled() as stalled:
-        async with watching(node.client) as reading:
+        async with node.watching() as reading:
             await node.open_streams(2)
             lines = jobs(range(1, 601), spec={"wide": WIDE})
             for start in range(0, 600, 50):
                 batch = "\n".join(
                     httpx.Request(
-                        "POST", "http://x", json={"tenant_id": "acme", "type": "JobCreated", **line}
+                        "POST", "http://x", json={"tenant_id": node.tenant_id, "type": "JobCreated", **line}
                     ).content.decode()
                     for line in lines[start : start + 50]
                 )
@@ -372,14 +380,14 @@ async def test_a_client_that_falls_behind_is_told_where_to_start_over_and_costs_
     assert 0 < len(seen) < 500
     lagged = httpx.Response(200, content=last.removeprefix(b"event: lagged\ndata: ")).json()
     assert lagged == {"from_seq": seen[-1] + 1, "head_seq": 601}
-    assert node.counted("watch_lagged_total") == 1
-    async with watching(node.client, from_seq=lagged["from_seq"]) as stream:
+    assert node.counted("watch_lagged_total") == lagged_before + 1
+    async with node.watching(from_seq=lagged["from_seq"]) as stream:
         assert seqs(await stream.take(601 - seen[-1])) == [*range(seen[-1] + 1, 602)]
 
 
 async def test_a_client_that_takes_nothing_for_long_is_cut_off(run_watched: RunWatched) -> None:
     async with run_watched(http={"body_timeout": "500ms"}) as node:
-        await write(node.client, *jobs(range(300), spec={"wide": WIDE}))
+        await node.write(*jobs(range(300), spec={"wide": WIDE}))
         with node.stalled(from_seq=1):
             await node.open_streams(1)
             await node.open_streams(0)
@@ -388,7 +396,7 @@ async def test_a_client_that_takes_nothing_for_long_is_cut_off(run_watched: RunW
 async def test_many_watchers_some_stalled_see_all_while_writes_go_on(run_watched: RunWatched) -> None:
     count, stalls = 300, 30
     async with run_watched(http={"connections_max": 1000}) as node:
-        await write(node.client, *jobs([0], assigned_dcs=["dc-0"]))
+        await node.write(*jobs([0], assigned_dcs=["dc-0"]))
 
         async def watch(n: int) -> list[int]:
             params = ({}, {"dc": f"dc-{n % 10}"}, {"job": f"job-{n}"})[n % 3]
@@ -404,7 +412,7 @@ async def test_many_watchers_some_stalled_see_all_while_writes_go_on(run_watched
         watchers = [asyncio.create_task(watch(n)) for n in range(1, count // 3 + 1)]
         await node.open_streams(len(watchers) + stalls)
         for n in range(1, 101):
-            await write(node.client, *jobs([n], assigned_dcs=[f"dc-{n % 10}"]))
+            await node.write(*jobs([n], assigned_dcs=[f"dc-{n % 10}"]))
         for n, watcher in enumerate(watchers, 1):
             first = next(m for m in range(1, 11) if m % 10 == n % 10)
             expected = ([*range(2, 102)], [*range(first + 1, 102, 10)], [n + 1])[n % 3]
@@ -426,23 +434,22 @@ async def test_a_stream_on_which_nothing_happens_stays_open_and_says_that_it_liv
     monkeypatch.setattr(watchers_module, "PASSED_MIN", 3)
     short = {"header_timeout": "200ms", "body_timeout": "200ms"}
     async with run_watched(http=short) as node:
-        await write(node.client, *jobs([0]))
-        async with watching(node.client, from_seq=2, actions="CANCEL") as stream:
+        await node.write(*jobs([0]))
+        async with node.watching(from_seq=2, actions="CANCEL") as stream:
             for _ in range(3):
                 await stream.until_comment()
             assert stream.last_id == ""
-            await write(node.client, *jobs(range(1, 6)))
+            await node.write(*jobs(range(1, 6)))
             await until(lambda: int(stream.last_id or 0) >= 4, "it says how far it has come")
-            body = {"tenant_id": "acme", "reason": "no need", **GLOBAL}
-            (await node.client.post("/v1/jobs/job-1/cancel", json=body)).raise_for_status()
+            await node.cancel("job-1")
             assert seqs(await stream.take(1)) == [7]
 
 
 async def test_a_stop_ends_streams_at_once_also_those_that_nobody_reads(run_watched: RunWatched) -> None:
     async with run_watched() as node:
-        await write(node.client, *jobs(range(300), spec={"wide": WIDE}))
+        await node.write(*jobs(range(300), spec={"wide": WIDE}))
         stalled = node.stalled(from_seq=1)
-        async with watching(node.client, from_seq=1) as caught_up, watching(node.client) as idle:
+        async with node.watching(from_seq=1) as caught_up, node.watching() as idle:
             await caught_up.take(300)
             await node.open_streams(3)
             node.parts.watchers.close()
@@ -460,7 +467,7 @@ async def test_a_stop_ends_streams_at_once_also_those_that_nobody_reads(run_watc
 async def test_leaving_with_open_streams_does_not_wait_for_their_clients(run_watched: RunWatched) -> None:
     async with httpx.AsyncClient(trust_env=False) as client:
         async with run_watched(shutdown_grace="60s") as node:
-            await write(node.client, *jobs([0]))
+            await node.write(*jobs([0]))
             client.base_url = httpx.URL(node.url)
             context = watching(client)
             stream = await context.__aenter__()
@@ -473,22 +480,21 @@ async def test_leaving_with_open_streams_does_not_wait_for_their_clients(run_wat
 
 
 async def test_clients_that_go_away_are_forgotten(node: Node) -> None:
-    await write(node.client, *jobs([0]))
+    await node.write(*jobs([0]))
     for _ in range(3):
-        async with watching(node.client), watching(node.client, from_seq=1):
+        async with node.watching(), node.watching(from_seq=1):
             await node.open_streams(2)
         await node.open_streams(0)
     await until(lambda: not node.parts.watchers._tails._tails, "no tail is left")
 
 
-async def test_a_chain_that_is_damaged_ends_its_streams_and_no_other(node: Node, superuser: asyncpg.Connection) -> None:
-    await write(node.client, *jobs(range(5)))
-    await write(node.client, *jobs([0]), tenant_id="other")
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
-        await superuser.execute("DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 3")
-    async with watching(node.client, "other", from_seq=1) as other:
-        async with watching(node.client, from_seq=1) as stream:
+async def test_a_chain_that_is_damaged_ends_its_streams_and_no_other(node: Node, shared: Shared) -> None:
+    await node.write(*jobs(range(5)))
+    await write(node.client, *jobs([0]), tenant_id=f"{node.tenant_id}-other")
+    delete = "DELETE FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = 3"
+    await edit(shared.superuser, delete, node.tenant_id)
+    async with watching(node.client, f"{node.tenant_id}-other", from_seq=1) as other:
+        async with node.watching(from_seq=1) as stream:
             assert await stream.rest() == []
         assert len(await other.take(1)) == 1
 
@@ -542,8 +548,8 @@ async def test_open_streams_have_a_quota_and_a_bound_of_the_node(serve: Serve, r
             async with watching(client):
                 pass
     async with run_watched(http={"connections_max": 8}) as node:
-        await write(node.client, *jobs([0]))
-        streams = [watching(node.client) for _ in range(6)]
+        await node.write(*jobs([0]))
+        streams = [node.watching() for _ in range(6)]
         for stream in streams:
             await stream.__aenter__()
         answer = await node.client.get("/v1/watch", params={"tenant_id": "acme"})
@@ -555,8 +561,8 @@ async def test_open_streams_have_a_quota_and_a_bound_of_the_node(serve: Serve, r
 
 async def test_a_watch_is_on_record_before_it_begins(run_watched: RunWatched) -> None:
     async with run_watched(privacy={"log_reads": ["acme"]}) as node:
-        await write(node.client, *jobs(range(2)))
-        async with watching(node.client, from_seq=1, actions="enqueue,payloads_read") as stream:
+        await node.write(*jobs(range(2)))
+        async with node.watching(from_seq=1, actions="enqueue,payloads_read") as stream:
             events = await stream.take(3)
     assert [event.name for event in events] == ["ENQUEUE", "ENQUEUE", "PAYLOADS_READ"]
     recorded = httpx.Response(200, content=events[2].data["payload"]).json()

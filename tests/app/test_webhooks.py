@@ -29,11 +29,14 @@ from app.webhooks.sending import Outcome
 from ledger.machines.events import SystemAction
 from tests.app.certificates import Authority
 from tests.app.chains import until
+from tests.app.client import Client
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.postgres_proxy import PostgresProxy
 from tests.app.receiver import ENDLESS, STALLED, Received, Receiver, is_signed, receiving
 from tests.app.served import Serve
+from tests.app.shared import Shared, sharing
 from tests.app.test_access_records import entries
+from tests.conftest import Database
 
 ROOT = Path(__file__).parents[2]
 LOOPBACK = {"webhooks": {"networks": ["127.0.0.0/8"]}}
@@ -54,31 +57,41 @@ async def receiver() -> AsyncIterator[Receiver]:
         yield receiver
 
 
-@pytest.fixture
-async def node(run_server: RunServer, make_settings: MakeSettings) -> AsyncIterator[httpx.AsyncClient]:
+@pytest.fixture(scope="module")
+async def shared(make_shared_settings: MakeSettings, shared_database: Database) -> AsyncIterator[Shared]:
     """A node that may deliver to this machine."""
-    async with run_server(make_settings(**LOOPBACK)) as client:
-        yield client
+    async with sharing(make_shared_settings(**LOOPBACK), shared_database) as shared:
+        yield shared
 
 
-async def write(client: httpx.AsyncClient, count: int, tenant_id: str = "acme") -> None:
+@pytest.fixture
+async def node(shared_client: Client) -> AsyncIterator[Client]:
+    """The same for one test, whose webhooks go with it."""
+    yield shared_client
+    for webhook in (await shared_client.get(f"/v1/webhooks?tenant_id={shared_client.tenant}")).json()["items"]:
+        (await shared_client.delete(f"/v1/webhooks/{webhook['webhook_id']}")).raise_for_status()
+
+
+async def write(client: Client, count: int) -> None:
     """Chain so many jobs."""
-    line = orjson.dumps({"tenant_id": tenant_id, "type": "JobCreated", "spec": {"image": "a"}, "assigned_dcs": ["x"]})
+    line = orjson.dumps(
+        {"tenant_id": client.tenant, "type": "JobCreated", "spec": {"image": "a"}, "assigned_dcs": ["x"]}
+    )
     headers = {"Content-Type": "application/x-ndjson"}
     answer = await client.post("/v1/events?durability=GLOBAL", content=(line + b"\n") * count, headers=headers)
     assert answer.status_code == 200, answer.text
 
 
-async def add(client: httpx.AsyncClient, receiver: Receiver, **more: Any) -> dict[str, Any]:
-    answer = await client.post("/v1/webhooks", json={"tenant_id": "acme", "url": receiver.url, **more})
+async def add(client: Client, receiver: Receiver, **more: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/webhooks", json={"tenant_id": client.tenant, "url": receiver.url, **more})
     assert answer.status_code == 201, answer.text
     found: dict[str, Any] = answer.json()
     return found
 
 
-async def shown(client: httpx.AsyncClient) -> dict[str, Any]:
+async def shown(client: Client) -> dict[str, Any]:
     """The one webhook that there is."""
-    (found,) = (await client.get("/v1/webhooks?tenant_id=acme")).json()["items"]
+    (found,) = (await client.get(f"/v1/webhooks?tenant_id={client.tenant}")).json()["items"]
     webhook: dict[str, Any] = found
     return webhook
 
@@ -94,20 +107,18 @@ def refusing(*seqs: int, status: int = 422) -> Callable[[Received], int]:
     return lambda request: status if {*seqs}.intersection(request.seqs) else 200
 
 
-async def test_entries_come_in_order_as_they_are_chained_and_signed(
-    node: httpx.AsyncClient, receiver: Receiver
-) -> None:
+async def test_entries_come_in_order_as_they_are_chained_and_signed(node: Client, receiver: Receiver) -> None:
     await write(node, 3)
     webhook = await add(node, receiver, from_seq=1)
     for count in (1, 700, 2):
         await write(node, count)
     await until_taken(receiver, 706)
-    listed = (await node.get("/v1/chain/entries?tenant_id=acme&limit=1000")).json()["items"]
+    listed = (await node.get(f"/v1/chain/entries?tenant_id={node.tenant}&limit=1000")).json()["items"]
     assert [entry for each in receiver.requests for entry in each.said["entries"]] == listed
     for request in receiver.requests:
         assert is_signed(request, webhook["secret"])
         assert request.said["type"] == "chain.entries"
-        assert (request.said["webhook_id"], request.said["tenant_id"]) == (webhook["webhook_id"], "acme")
+        assert (request.said["webhook_id"], request.said["tenant_id"]) == (webhook["webhook_id"], node.tenant)
         assert request.message_id == f"{webhook['webhook_id']}_{request.seqs[0]}-{request.seqs[-1]}"
         assert len(request.seqs) <= delivery.BATCH_ENTRIES_MAX
         assert not is_signed(request._replace(body=request.body + b" "), webhook["secret"])
@@ -116,9 +127,7 @@ async def test_entries_come_in_order_as_they_are_chained_and_signed(
     assert "secret" not in now
 
 
-async def test_without_a_seq_what_was_chained_before_is_not_delivered(
-    node: httpx.AsyncClient, receiver: Receiver
-) -> None:
+async def test_without_a_seq_what_was_chained_before_is_not_delivered(node: Client, receiver: Receiver) -> None:
     await write(node, 3)
     await add(node, receiver)
     await write(node, 2)
@@ -126,17 +135,15 @@ async def test_without_a_seq_what_was_chained_before_is_not_delivered(
     assert receiver.taken == [4, 5]
 
 
-async def test_only_the_actions_and_the_job_that_were_asked_for_come(
-    node: httpx.AsyncClient, receiver: Receiver
-) -> None:
-    await node.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "mine", "durability": "GLOBAL"})
+async def test_only_the_actions_and_the_job_that_were_asked_for_come(node: Client, receiver: Receiver) -> None:
+    await node.post("/v1/jobs", json={"tenant_id": node.tenant, "job_id": "mine", "durability": "GLOBAL"})
     await write(node, 50)
     for job in ("mine", "other"):
         for kind in ("JobAccepted", "JobCompleted"):
-            body = {"tenant_id": "acme", "type": kind, "durability": "GLOBAL"}
+            body = {"tenant_id": node.tenant, "type": kind, "durability": "GLOBAL"}
             body |= {"dc_id": "x"} if kind == "JobAccepted" else {}
             await node.post(f"/v1/jobs/{job}/events", json=body)
-        await node.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "other", "durability": "GLOBAL"})
+        await node.post("/v1/jobs", json={"tenant_id": node.tenant, "job_id": "other", "durability": "GLOBAL"})
     await add(node, receiver, from_seq=1, actions=["COMPLETE", "ENQUEUE"], job="mine")
 
     async def passed() -> bool:
@@ -149,7 +156,7 @@ async def test_only_the_actions_and_the_job_that_were_asked_for_come(
 
 @pytest.mark.parametrize("status", [502, 503, 429, 408, 302])
 async def test_what_a_receiver_does_not_take_now_is_sent_again_as_it_was(
-    node: httpx.AsyncClient, receiver: Receiver, status: int
+    node: Client, receiver: Receiver, status: int
 ) -> None:
     answers = iter([status] * 3)
     receiver.judge = lambda _: next(answers, 200)
@@ -163,7 +170,7 @@ async def test_what_a_receiver_does_not_take_now_is_sent_again_as_it_was(
     assert receiver.asked == {"POST /hook?from=tally HTTP/1.1"}
 
 
-async def test_a_receiver_says_how_long_to_wait(node: httpx.AsyncClient, receiver: Receiver) -> None:
+async def test_a_receiver_says_how_long_to_wait(node: Client, receiver: Receiver) -> None:
     loop = asyncio.get_running_loop()
     asked_s: list[float] = []
 
@@ -218,7 +225,7 @@ async def test_a_receiver_that_is_down_for_a_while_loses_nothing_over_a_restart_
         assert (now["delivered_seq"], now["state"], now["last_error"]) == (303, "delivering", None)
 
 
-async def settled(client: httpx.AsyncClient) -> dict[str, Any] | None:
+async def settled(client: Client) -> dict[str, Any] | None:
     now = await shown(client)
     return now if now["backlog_entries"] == 0 else None
 
@@ -274,9 +281,7 @@ async def test_a_refused_entry_is_a_dead_letter_once_others_are_taken_and_can_be
 
 
 @pytest.mark.parametrize("status", [404, 500])
-async def test_a_receiver_that_refuses_everything_loses_nothing(
-    node: httpx.AsyncClient, receiver: Receiver, status: int
-) -> None:
+async def test_a_receiver_that_refuses_everything_loses_nothing(node: Client, receiver: Receiver, status: int) -> None:
     receiver.judge = lambda _: status
     await write(node, 30)
     await add(node, receiver, from_seq=1)
@@ -312,9 +317,7 @@ async def test_an_entry_that_is_taken_once_others_were_is_no_dead_letter(
         assert await entries(superuser, SystemAction.WEBHOOK_DEAD_LETTERED) == []
 
 
-async def test_a_last_entry_that_is_refused_waits_for_one_behind_it(
-    node: httpx.AsyncClient, receiver: Receiver
-) -> None:
+async def test_a_last_entry_that_is_refused_waits_for_one_behind_it(node: Client, receiver: Receiver) -> None:
     receiver.judge = refusing(3)
     await write(node, 3)
     await add(node, receiver, from_seq=1)
@@ -325,9 +328,7 @@ async def test_a_last_entry_that_is_refused_waits_for_one_behind_it(
     assert (receiver.taken, (await shown(node))["dead_letter_count"]) == ([1, 2, 4], 1)
 
 
-async def test_a_receiver_that_is_gone_gets_nothing_until_somebody_says_so(
-    node: httpx.AsyncClient, receiver: Receiver
-) -> None:
+async def test_a_receiver_that_is_gone_gets_nothing_until_somebody_says_so(node: Client, receiver: Receiver) -> None:
     receiver.judge = lambda _: 410
     await write(node, 3)
     webhook = await add(node, receiver, from_seq=1)
@@ -343,7 +344,7 @@ async def test_a_receiver_that_is_gone_gets_nothing_until_somebody_says_so(
 
 
 async def test_a_receiver_that_stalls_or_never_ends_holds_up_neither_others_nor_itself(
-    node: httpx.AsyncClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    node: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "TIMEOUT_S", 0.3)
     async with receiving() as endless, receiving() as stalled:
@@ -379,6 +380,11 @@ async def test_what_is_removed_gets_nothing_more(
             await add(client, other, from_seq=1)
             await until_taken(other, 4)
         assert len(receiver.requests) == sent
+
+        async def all_added() -> bool:
+            return len(await entries(superuser, SystemAction.WEBHOOK_ADDED)) == 2
+
+        await until(all_added, "both are chained")
         (added, _) = await entries(superuser, SystemAction.WEBHOOK_ADDED)
         (gone,) = await entries(superuser, SystemAction.WEBHOOK_REMOVED)
         assert added == {
@@ -479,9 +485,9 @@ async def test_another_node_goes_on_at_once_where_one_stops(
 
 
 async def test_a_row_that_somebody_changed_is_signed_with_another_secret(
-    node: httpx.AsyncClient, receiver: Receiver, superuser: asyncpg.Connection
+    run_server: RunServer, make_settings: MakeSettings, receiver: Receiver, superuser: asyncpg.Connection
 ) -> None:
-    async with receiving() as other:
+    async with run_server(make_settings(**LOOPBACK)) as node, receiving() as other:
         webhook = await add(node, other, actions=["COMPLETE"])
         await superuser.execute("UPDATE scheduler.webhooks SET url = $1, actions = NULL, holder = NULL", receiver.url)
         await superuser.execute("UPDATE scheduler.webhooks SET held_until = NULL")
@@ -568,10 +574,11 @@ def test_addresses_that_lead_to_private_networks_are_not_public(address: str, is
     assert sending.may_be_asked(address, []) is is_public
 
 
-async def test_a_tenant_has_so_many_webhooks_and_no_more(node: httpx.AsyncClient, receiver: Receiver) -> None:
+async def test_a_tenant_has_so_many_webhooks_and_no_more(node: Client, receiver: Receiver) -> None:
     for _ in range(16):
         await add(node, receiver)
-    more = await node.post("/v1/webhooks", json={"tenant_id": "acme", "url": receiver.url})
+    more = await node.post("/v1/webhooks", json={"tenant_id": node.tenant, "url": receiver.url})
     assert (more.status_code, "16 webhooks" in more.json()["detail"]) == (422, True)
-    assert len((await node.get("/v1/webhooks?tenant_id=acme")).json()["items"]) == 16
-    await add(node, receiver, tenant_id="other")
+    assert len((await node.get(f"/v1/webhooks?tenant_id={node.tenant}")).json()["items"]) == 16
+    other = await add(node, receiver, tenant_id=f"{node.tenant}-other")
+    await node.delete(f"/v1/webhooks/{other['webhook_id']}")

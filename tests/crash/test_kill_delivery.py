@@ -17,6 +17,8 @@ from tests.crash.serve_process import ServeProcess
 LINE = '{"tenant_id": "acme", "type": "JobCreated", "spec": {}, "assigned_dcs": ["x"]}\n'
 NDJSON = {"Content-Type": "application/x-ndjson"}
 NODES = ("node-a", "node-b")
+KILLS = 2
+"""One of each node, or both of one."""
 
 
 async def write(client: httpx.AsyncClient, count: int) -> None:
@@ -59,7 +61,7 @@ async def test_when_the_delivering_node_is_killed_another_goes_on_and_nothing_is
         added = await first.post("/v1/webhooks", json={"tenant_id": "acme", "url": receiver.url, "from_seq": 1})
         assert added.status_code == 201, added.text
         await write(first, 700)
-        for _ in range(3):
+        for _ in range(KILLS):
             stalls = itertools.chain([200] * 2, itertools.repeat(STALLED))
             receiver.judge = lambda _, stalls=stalls: next(stalls)
             stalled = receiver.stalled

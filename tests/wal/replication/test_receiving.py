@@ -171,7 +171,7 @@ def test_both_write_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_nothing_is_called_synced_before_it_is(tmp_path: Path, strace: str, name: str) -> None:
     trace = tmp_path / "trace"
     done = subprocess.run(
-        [strace, "-f", "-qq", "-e", "trace=pwritev,pwritev2,fdatasync,write", "-o", str(trace),
+        [strace, "-f", "-qq", "--seccomp-bpf", "-e", "trace=pwritev,pwritev2,fdatasync,write", "-o", str(trace),
          "-e", "inject=fdatasync:error=EIO:when=15", sys.executable, "-c", PROGRAM, str(tmp_path / "log"), name],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=100,
     )  # fmt: skip

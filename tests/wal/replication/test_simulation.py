@@ -8,7 +8,7 @@ import pytest
 
 from tests.wal.replication.simulation.scenario import Scenario
 
-SEEDS = 300
+SEEDS = 200
 """Of `make test`; `make torture` runs ``SEEDS_A_ROUND`` for each round that it asks for."""
 SEEDS_A_ROUND = 50
 
