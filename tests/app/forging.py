@@ -22,10 +22,12 @@ async def forge(
 ) -> int:
     """Append an entry to the chain, with a true link, as ``node_id`` would have; its seq."""
     head = await superuser.fetchrow(
-        "SELECT head_seq, head_chain_link FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id
+        "SELECT head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id
     )
     assert head is not None
-    seq, physical_ms = head["head_seq"] + 1, int(time.time() * 1000) - 50
+    # Behind the head, however lately that came: an entry from before the first record of a WAL is believed.
+    physical_ms = max(int(time.time() * 1000) - 50, int(head["head_hlc"].partition(":")[0]) + 1)
+    seq = head["head_seq"] + 1
     hlc = f"{physical_ms}:0:{node_id}"
     digest = hashlib.sha256(payload)
     before = head["head_chain_link"]

@@ -249,8 +249,9 @@ def exported_bytes(base_url: str, tenant_id: str) -> int:
 
 async def _until_waiting(connection: asyncpg.Connection, count: int) -> None:
     """Wait until so many reads of the service wait for the table."""
-    statement = """SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND wait_event_type = 'Lock' AND pid != pg_backend_pid()"""
+    # Who keeps the table may come to it meanwhile, and asks for more than to read.
+    statement = """SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+        WHERE d.datname = current_database() AND NOT l.granted AND l.mode = 'AccessShareLock'"""
     while await connection.fetchval(statement) != count:
         await asyncio.sleep(0.02)
 

@@ -108,7 +108,8 @@ class Clients:
         if status is None or status == 503:
             await asyncio.sleep(NOBODY_S)
         else:
-            assert status == 201 or told["type"].endswith("/fenced"), f"{wrote}: {told}"
+            said = self._cluster.processes[name].last_words() if name in self._cluster.processes else ""
+            assert status == 201 or told["type"].endswith("/fenced"), f"{wrote}: {told}\n{said}"
 
     def _process_of(self, key: str) -> tuple[str, str] | None:
         """A process of the node that a key is always sent to."""

@@ -20,7 +20,7 @@ from wal.replication.leading import Members, carry_out
 from wal.replication.messages import EMPTY, Batches, Frame, Greet, Greeting, Position, encode
 
 RUN = "1".rjust(32, "0")
-TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
 
 
 @contextmanager

@@ -248,6 +248,7 @@ def test_who_takes_no_answer_keeps_nobody_waiting(keeper: Keeper) -> None:
 
 def test_who_only_connects_keeps_nobody_out(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", server.NAMELESS_MAX + 4)
+    monkeypatch.setattr(server, "GREETING_TIMEOUT_S", WAIT_S)
     with ExitStack() as held:
         silent = [held.enter_context(raw(keeper.port)) for _ in range(server.NAMELESS_MAX + 20)]
         until(lambda: len(select.select(silent, (), (), 0)[0]) == 20, "the oldest are closed")
@@ -268,10 +269,11 @@ def test_the_oldest_connections_of_a_node_make_room_for_new_ones(keeper: Keeper)
 
 
 def test_who_says_nothing_is_closed(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "GREETING_TIMEOUT_S", 0.05)
     monkeypatch.setattr(server, "IDLE_TIMEOUT_S", 0.05)
-    with raw(keeper.port) as silent:
-        assert silent.recv(1) == b""
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "GREETING_TIMEOUT_S", 0.05)
+        with raw(keeper.port) as silent:
+            assert silent.recv(1) == b""
     with talking(keeper.port) as peer:
         peer.greet()
         with pytest.raises(ConnectionOverError):
