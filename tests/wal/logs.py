@@ -44,6 +44,18 @@ def payload_of(lsn: int) -> bytes:
     return b'{"n":%d}' % lsn
 
 
+class Failure:
+    """What a writer reports when it fails; apart from the writer, so that nothing but its test keeps that alive."""
+
+    def __init__(self) -> None:
+        self.errors: list[WalPoisonedError] = []
+        self.came = threading.Event()
+
+    def take(self, error: WalPoisonedError) -> None:
+        self.errors.append(error)
+        self.came.set()
+
+
 class LogWriter:
     """A writer that can be waited for, and held in its reports: while its bell is one that is full, it stands in the
     next until somebody makes room for that."""
@@ -59,8 +71,7 @@ class LogWriter:
         **settings: object,
     ) -> None:
         self.heard: list[HeardBatch] = []
-        self.failures: list[WalPoisonedError] = []
-        self._failed = threading.Event()
+        self._failure = Failure()
         self._hearing = threading.Lock()
         self._free = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._full: list[int] = []
@@ -77,7 +88,7 @@ class LogWriter:
         self.writer = GroupCommit(
             log,
             bell=self._bell,
-            on_failure=self._fail,
+            on_failure=self._failure.take,
             **settings,  # type: ignore[arg-type]
         )
 
@@ -86,9 +97,9 @@ class LogWriter:
             for descriptor in (self._free, self._bell, *self._full):
                 os.close(descriptor)
 
-    def _fail(self, error: WalPoisonedError) -> None:
-        self.failures.append(error)
-        self._failed.set()
+    @property
+    def failures(self) -> list[WalPoisonedError]:
+        return self._failure.errors
 
     @property
     def told(self) -> list[int]:
@@ -103,9 +114,11 @@ class LogWriter:
 
     def becomes_durable(self, lsn: int, within_s: float) -> bool:
         until_s = time.monotonic() + within_s
+        bell = select.poll()  # also where a process has more than a thousand files open
+        bell.register(self._free, select.POLLIN)
         while (is_missing := self.writer.durable_lsn < lsn) and time.monotonic() < until_s:
             # Of a report in which it is held, nobody is told: looked for each millisecond.
-            if select.select([self._free], [], [], 0.001)[0]:
+            if bell.poll(1):
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._free)
         return not is_missing
@@ -114,7 +127,7 @@ class LogWriter:
         assert self.becomes_durable(lsn, WAIT_S)
 
     def wait_failure(self) -> WalPoisonedError:
-        assert self._failed.wait(WAIT_S)
+        assert self._failure.came.wait(WAIT_S)
         return self.failures[0]
 
     def batches(self, sizes: Sequence[int]) -> None:

@@ -106,7 +106,9 @@ class Server:
             return
         except OSError as error:
             self._safekeeper.tell("safekeeper_connection_refused", {"error": str(error)})
-            select.select([self._stop_read], [], [], _NO_DESCRIPTORS_PAUSE_S)
+            stop = select.poll()
+            stop.register(self._stop_read, select.POLLIN)
+            stop.poll(_NO_DESCRIPTORS_PAUSE_S * 1000)
             return
         connection = self._admit(accepted)
         if connection is None:
