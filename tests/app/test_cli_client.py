@@ -130,12 +130,11 @@ def test_waits_double_within_bounds_and_honour_retry_after(
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_no_proxy_is_shown_the_token_for_this_machine(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as proxy, socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server(("127.0.0.1", 0)) as proxy, socket.socket() as silent:
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.getsockname()[1]}")
         monkeypatch.setenv(VARIABLE, "tally_secret")
-        port = free.getsockname()[1]
-        free.close()
-        url = f"http://{host}:{port}"
+        silent.bind(("127.0.0.1", 0))  # which does not listen
+        url = f"http://{host}:{silent.getsockname()[1]}"
         with LedgerClient(url, patience_s=0, timeout_s=5) as client, pytest.raises(UnreachableError):
             client.get("/v1/whoami")
         proxy.setblocking(False)

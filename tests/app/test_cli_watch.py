@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import pytest
 
 from app.cli.client import NotTheLedgerError
 from app.cli.watch import _events
+from app.dev.cluster import free_port
 from tests.app.test_cli_hostile import answering, sized
 from tests.app.test_watch import GLOBAL, RunWatched, jobs, run_watched, write
 from tests.tally import Tally, bare_environment, run_tally
@@ -76,8 +76,7 @@ async def test_filters_and_a_stream_that_ends_and_goes_on(run_watched: RunWatche
 
 
 async def test_a_restart_of_the_service_is_waited_for_and_loses_nothing(run_watched: RunWatched) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     async with run_watched(port=port) as node:
         await write(node.client, *jobs([0]))
         process = await asyncio.to_thread(lambda: tally_watch(node.url, "--json"))

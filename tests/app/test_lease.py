@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -14,6 +13,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from app.dev.cluster import free_port
 from app.metrics import Metrics
 from app.node.etcd_leases import EtcdLeases
 from app.node.lease import Lease, Leases, holder_of
@@ -24,13 +24,7 @@ from tests.app.chains import until
 from tests.app.postgres_proxy import proxy_to
 from tests.conftest import Database
 
-TTL_S = 2.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
+TTL_S = 4.0
 
 
 @pytest.fixture

@@ -101,6 +101,7 @@ async def test_a_replaced_chain_of_the_same_length_stops_every_node(
     async with run_node(writer) as first, run_node(other) as second:
         await write(first, *range(ENTRIES))
         await followed(other)
+        await job_table_followed(superuser)
         await replace(superuser, ENTRIES - 1)
         await assert_stopped(first, second, match="tenant acme differs within its first 6 entries")
     for settings in both:

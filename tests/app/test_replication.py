@@ -382,7 +382,7 @@ async def test_who_waits_for_regions_learns_at_once_that_the_node_is_fenced(
     async with waiting_for_regions(tmp_path, make_settings, run_node) as (service, _, writing):
         service.fail(FencedError("another writer has taken over"))
         with pytest.raises(FencedError):
-            await asyncio.wait_for(writing, 5)
+            await asyncio.wait_for(writing, 30)
 
 
 async def test_who_waits_for_regions_is_answered_before_the_service_stops(

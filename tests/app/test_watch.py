@@ -52,9 +52,9 @@ class Node:
     def counted(self, name: str) -> float:
         return self.parts.metrics.registry.get_sample_value(name) or 0.0
 
-    async def open_streams(self, count: int, within_s: float = 120.0) -> None:
+    async def open_streams(self, count: int) -> None:
         """Wait until so many clients watch."""
-        await until(lambda: self.counted("watch_streams") == count, f"{count} streams", within_s)
+        await until(lambda: self.counted("watch_streams") == count, f"{count} streams")
 
     def stalled(self, **params: object) -> socket.socket:
         """A client that asks to watch and then takes nothing."""
@@ -446,7 +446,7 @@ async def test_a_stream_on_which_nothing_happens_stays_open_and_says_that_it_liv
 
 
 async def test_a_stop_ends_streams_at_once_also_those_that_nobody_reads(run_watched: RunWatched) -> None:
-    async with run_watched() as node:
+    async with run_watched(http={"body_timeout": "10m"}, shutdown_grace="10m") as node:
         await node.write(*jobs(range(300), spec={"wide": WIDE}))
         stalled = node.stalled(from_seq=1)
         async with node.watching(from_seq=1) as caught_up, node.watching() as idle:
@@ -456,17 +456,17 @@ async def test_a_stop_ends_streams_at_once_also_those_that_nobody_reads(run_watc
             assert await caught_up.rest() == []
             assert await idle.rest() == []
         # Long before http.body_timeout would have ended the one that nobody reads.
-        await node.open_streams(0, within_s=15)
+        await node.open_streams(0)
         refused = await node.client.get("/v1/watch", params={"tenant_id": "acme"})
         assert (refused.status_code, refused.json()["type"].rpartition("/")[2]) == (503, "not-ready")
         stalled.close()
         began_s = time.monotonic()
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 60
 
 
 async def test_leaving_with_open_streams_does_not_wait_for_their_clients(run_watched: RunWatched) -> None:
     async with httpx.AsyncClient(trust_env=False) as client:
-        async with run_watched(shutdown_grace="60s") as node:
+        async with run_watched(shutdown_grace="10m") as node:
             await node.write(*jobs([0]))
             client.base_url = httpx.URL(node.url)
             context = watching(client)
@@ -474,7 +474,7 @@ async def test_leaving_with_open_streams_does_not_wait_for_their_clients(run_wat
             reading = asyncio.create_task(stream.rest())
             await node.open_streams(1)
             began_s = time.monotonic()
-        assert time.monotonic() - began_s < 20
+        assert time.monotonic() - began_s < 60
         assert await reading == []
         await context.__aexit__(None, None, None)
 

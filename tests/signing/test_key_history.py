@@ -441,12 +441,12 @@ def test_of_a_chain_that_grows_only_what_is_new_is_judged(keys: Keys) -> None:
     for number in range(400):
         entries.add(SystemAction.TOKEN_ISSUED, token_facts(f"{number:016x}"), keys["root"], said)
     fold, all_of_them = KeyFold(), tuple(entries.events)
-    began = time.perf_counter()
+    began_s = time.thread_time()
     fold.history(all_of_them[:-1])
-    whole_s = time.perf_counter() - began
-    began = time.perf_counter()
+    whole_s = time.thread_time() - began_s
+    began_s = time.thread_time()
     grown = fold.history(all_of_them)
-    assert time.perf_counter() - began < whole_s / 10
+    assert time.thread_time() - began_s < whole_s / 10
     assert fold.history(all_of_them) is grown
     assert len(grown.tokens) == 400
 
