@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import resource
 import signal
@@ -39,6 +40,7 @@ from tests.tally import bare_environment
 
 CLIENT = str(Path(__file__).parents[2] / "clients" / "python")
 AWAY = "http://127.0.0.1:9"
+NOBODY = 65534
 OF_A_COMMAND: KeptByCommand = {
     "format": "tallystick.spool.v1",
     "made_ms": 1,
@@ -408,6 +410,33 @@ def test_a_file_that_is_none_of_a_spool_is_set_aside(ledger: str, folder: Path, 
         assert client.flush() == 0
     assert actions(ledger, "strange", job_id) == WHOLE
     assert len(list((folder / "refused").glob("*.reason.txt"))) == 2
+
+
+def test_a_file_that_another_user_filed_waits_for_him(ledger: str, folder: Path) -> None:
+    job_id = ran(AWAY, folder, "others")
+    before = waiting(folder)
+    for path in folder.glob("*.json"):
+        path.chmod(0)
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+        os.chown(folder / ".lock", NOBODY, NOBODY)
+    code = f"""if True:
+        import os
+        from tallystick_client import Client
+        os.chdir({str(folder)!r})
+        client = Client({ledger!r}, spool=".", patience_s=0.0)
+        if os.geteuid() == 0:
+            os.setuid({NOBODY})
+        print(client.flush())
+        """
+    sent = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": CLIENT}, capture_output=True, text=True)
+    assert (sent.stdout, waiting(folder)) == ("2\n", before), sent.stderr
+
+    for path in folder.glob("*.json"):
+        path.chmod(0o600)
+    with Client(ledger, spool=folder) as client:
+        assert client.flush() == 0
+    assert actions(ledger, "others", job_id) == WHOLE
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ class Outbox:
                     return None
                 try:
                     replies: list[Reply] = yield from self._send(spool, path, path == own, answer_s, refused)
-                except TallystickError as error:
+                except (TallystickError, OSError) as error:
                     if path == own and isinstance(error, (*REFUSALS, NotAllowedError, SpoolError)):
                         raise
                     self._be_quiet(error)
@@ -192,7 +192,7 @@ class Outbox:
                 break
         return [each for each in kept["requests"] if not any(_is(each, kept["part"], item) for item in there)]
 
-    def _be_quiet(self, error: TallystickError) -> None:
+    def _be_quiet(self, error: Exception) -> None:
         pause_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(self._failures, 10))
         self._failures += 1
         self._quiet_until = time.monotonic() + pause_s

@@ -11,6 +11,7 @@ The bounds hold for all but ends: the end of a job always has room.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -92,13 +93,19 @@ class Spool:
         return [self.folder / name for name in names if _NAME.fullmatch(name)]
 
     def load(self, path: Path) -> Kept | None:
-        """What a file holds, None when it is gone; of one that is none of a spool a ``SpoolError``."""
+        """What a file holds, None when it is gone; of one that is none of a spool a ``SpoolError``.
+
+        Raises:
+            OSError: it cannot be read now: it is another user's, or the process has no descriptor left.
+        """
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise SpoolError(f"not a regular file: {error.strerror}") from error
+            if error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            raise SpoolError("not a regular file") from error
         with os.fdopen(descriptor, "rb") as file:
             content = file.read(FILE_BYTES_MAX + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
         try:
@@ -129,7 +136,7 @@ class Spool:
         """Whether the end of this job waits."""
         for path in self.waiting():
             if path.name.endswith("-2.json"):
-                with suppress(SpoolError):
+                with suppress(SpoolError, OSError):
                     kept = self.load(path)
                     if kept is not None and (kept["tenant_id"], kept["job_id"]) == (tenant_id, job_id):
                         return True
