@@ -98,7 +98,7 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first: whoever takes the last file should not keep the others waiting."""
-    items.sort(key=_rank)
+    items.sort(key=lambda item: _rank(item.path))
     for item in items:
         if "strace" in getattr(item, "fixturenames", ()):
             item.add_marker("debian_tools")
@@ -110,13 +110,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _rank(item: pytest.Item) -> tuple[int, int]:
-    row = _row_of_java(item.path)
+@functools.cache
+def _rank(file: Path) -> tuple[int, int]:
+    row = _row_of_java(file)
     if row is not None:
         return 0, row
-    if item.path.stem in LONGEST:
-        return 1, LONGEST.index(item.path.stem)
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    if file.stem in LONGEST:
+        return 1, LONGEST.index(file.stem)
+    folder = file.relative_to(Path(__file__).parent).parts[0]
     return 2, LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
 
 

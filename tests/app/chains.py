@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import itertools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -53,6 +54,14 @@ async def places(superuser: asyncpg.Connection) -> dict[str, tuple[int, int]]:
 async def followed(superuser: asyncpg.Connection) -> bool:
     """Whether the job table is at the end of every chain."""
     return all(seq == head_seq for seq, head_seq in (await places(superuser)).values())
+
+
+@asynccontextmanager
+async def held(superuser: asyncpg.Connection) -> AsyncIterator[None]:
+    """Nobody chains while the context is open."""
+    async with superuser.transaction():
+        await superuser.execute("SELECT FROM scheduler.chain_heads FOR UPDATE")
+        yield
 
 
 async def committed(superuser: asyncpg.Connection) -> dict[str, object]:

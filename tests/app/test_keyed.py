@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import asyncpg
 import pytest
@@ -29,16 +25,13 @@ from ledger.errors import (
     JobNotFoundError,
 )
 from ledger.keyed import key_digest
-from ledger.machines.events import BATCH_RECORD_TYPE, Durability
-from tests.app.chains import Chains, numbers, until
+from ledger.machines.events import Durability
+from tests.app.chains import Chains, held, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed
 from tests.app.hurry import hurried
 from tests.app.postgres_proxy import PostgresProxy
 from tests.app.shared import Shared
-from tests.running_copy import copy_running
-from wal.format import RECORD, SEGMENT_HEADER_BYTES
-from wal.segment import list_segments
 
 
 @pytest.fixture
@@ -358,135 +351,7 @@ async def test_a_running_node_forgets_old_keys_by_itself(
         await until(forgotten, "the key is forgotten")
 
 
-# --- a crash in the middle ------------------------------------------------------------------------
-
-
-@dataclass
-class Crashed:
-    """A node that died with a keyed request in its WAL: its folder as the crash left it, and what the caller saw."""
-
-    settings: Settings
-    drafts: list[Draft]
-    seen: DurabilityTimeoutError
-
-
-class Crash:
-    """Makes a node crash while chains stand still, and holds them there until ``release``."""
-
-    def __init__(self, run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: Any) -> None:
-        self._run_node = run_node
-        self._make_settings = make_settings
-        self._chains = chains
-        self._superuser = superuser
-        self._held: Any = None
-
-    async def hold(self) -> None:
-        """Let nobody chain."""
-        self._held = self._superuser.transaction()
-        await self._held.start()
-        await self._superuser.execute("SELECT FROM scheduler.chain_heads FOR UPDATE")
-
-    async def release(self) -> None:
-        """Let chaining go on."""
-        if self._held is not None:
-            held, self._held = self._held, None
-            await held.rollback()
-
-    async def during(self, drafts: list[Draft], kept: int) -> Crashed:
-        """Crash in the fsync of a keyed request, of which ``kept`` lines reached the disk. Chains stay held."""
-        alive = self._make_settings("alive", shutdown_grace="100ms")
-        crashed = self._make_settings("crashed")
-        async with self._run_node(alive) as service:
-            for tenant in {draft.tenant_id for draft in drafts}:
-                await service.submitter.submit(created(tenant, 100), key=None)
-            await until(self._chains.key_recorded, "the node has recorded its key")
-            await self.hold()
-            with hurried(service), pytest.raises(DurabilityTimeoutError) as seen:
-                await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=key("k"))
-            assert seen.value.lsn is not None
-            await service.node.durable.reached(seen.value.lsn)
-            copy_running(alive.data_dir, crashed.data_dir)
-        # The server ends the sessions of the dead: one of them waits for a head and has passed the fence.
-        await self._superuser.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-        cut_behind(crashed.wal_dir / service.node.node_id, seen.value.lsn - len(drafts) + kept)
-        return Crashed(crashed, drafts, seen.value)
-
-
-def cut_behind(wal_folder: Path, lsn: int) -> None:
-    """Cut the WAL behind the record of ``lsn``, as a crash in the fsync of what follows would."""
-    segment = list_segments(wal_folder)[-1].path
-    data = segment.read_bytes()
-    at = SEGMENT_HEADER_BYTES
-    while at < len(data):
-        _, length, record_lsn, _, _, _, _, kind = RECORD.unpack_from(data, at)
-        if length == 0 or (kind != BATCH_RECORD_TYPE and record_lsn > lsn):
-            break
-        at += length
-    os.truncate(segment, at)
-
-
-@pytest.fixture
-async def crash(
-    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection
-) -> AsyncIterator[Crash]:
-    """A way to crash; chains go on afterwards."""
-    crash = Crash(run_node, make_settings, chains, superuser)
-    yield crash
-    await crash.release()
-
-
-@pytest.mark.parametrize("again", ["while the rest is pending", "once the rest is chained", "after another restart"])
-@pytest.mark.parametrize("kept", [0, 1, 6, 10])
-@pytest.mark.parametrize("tenants", [["acme"], ["acme", "beta"]])
-async def test_a_repetition_adds_only_the_lines_that_a_crash_tore_off(
-    run_node: RunNode, crash: Crash, chains: Chains, again: str, kept: int, tenants: list[str]
-) -> None:
-    crashed = await crash.during(lines(10, tenants), kept)
-    if again == "after another restart":
-        await crash.release()
-        async with run_node(crashed.settings) as service:
-            await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "the rest is chained")
-    async with run_node(crashed.settings) as service:
-        if again == "once the rest is chained":
-            await crash.release()
-            await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "the rest is chained")
-        first_lsn = service.writer.next_lsn
-        repeated = asyncio.create_task(
-            service.submitter.submit_lines(EventLines.of(crashed.drafts), durability=GLOBAL, key=key("k"))
-        )
-        if again == "while the rest is pending":
-            await until(lambda: service.writer.next_lsn > first_lsn or kept == 10, "what is missing is entered")
-            await crash.release()
-        receipt = await repeated
-        assert (receipt.accepted, len(receipt.job_ids)) == (10, 10)
-        once_more = await service.submitter.submit_lines(EventLines.of(crashed.drafts), durability=GLOBAL, key=key("k"))
-        assert once_more == receipt._replace(replayed=True)
-        entries = [entry for tenant in tenants for entry in await chains.sound(tenant)]
-    assert sorted(numbers(entries)) == [*range(10), *[100] * len(tenants)]
-    assert [entry["job_id"] for n in range(10) for entry in entries if numbers([entry]) == [n]] == receipt.job_ids
-
-
-async def test_a_repetition_after_a_crash_waits_for_the_event_that_the_wal_kept(
-    run_node: RunNode, crash: Crash, chains: Chains
-) -> None:
-    crashed = await crash.during(lines(1), 1)
-    async with run_node(crashed.settings) as service:
-        repeated = asyncio.create_task(service.submitter.submit(crashed.drafts[0], key=key("k")))
-        with pytest.raises(IdempotencyReusedError):
-            await service.submitter.submit(crashed.drafts[0], key=key("k", "another"))
-        assert not repeated.done()
-        await crash.release()
-        receipt = await repeated
-        assert (receipt.hlc, receipt.lsn, receipt.job_id) == (
-            crashed.seen.hlc,
-            crashed.seen.lsn,
-            crashed.seen.job_id,
-        )
-        assert receipt.replayed
-    assert numbers(await chains.sound("acme")) == [100, 0]
+# --- many batches ----------------------------------------------------------------------------------
 
 
 async def test_one_key_with_two_bodies_of_many_lines_on_two_nodes_adds_the_lines_of_one(
@@ -532,28 +397,29 @@ async def test_long_keyed_requests_of_two_nodes_are_chained_once_in_many_overlap
 
 
 async def test_lines_entered_twice_because_their_request_was_torn_are_chained_once(
-    service: Service, crash: Crash, chains: Chains, monkeypatch: pytest.MonkeyPatch
+    service: Service, superuser: asyncpg.Connection, chains: Chains, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.chain.appender.BATCH_ENTRIES_MAX", 10)
     monkeypatch.setattr("app.intake.submit.LINES_PER_TURN", 5)
     await service.submitter.submit(created("acme", 1000), key=None)
     await until(chains.key_recorded, "the node has recorded its key")
-    await crash.hold()
     drafts = lines(100)
-    first_lsn = service.writer.next_lsn
-    torn = asyncio.create_task(service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=key("k")))
-    while service.writer.next_lsn == first_lsn:
-        await asyncio.sleep(0)
-    torn.cancel()
-    await asyncio.gather(torn, return_exceptions=True)
-    entered = service.writer.next_lsn - first_lsn
-    assert 0 < entered < 100
+    async with held(superuser):
+        first_lsn = service.writer.next_lsn
+        torn = asyncio.create_task(
+            service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=key("k"))
+        )
+        while service.writer.next_lsn == first_lsn:
+            await asyncio.sleep(0)
+        torn.cancel()
+        await asyncio.gather(torn, return_exceptions=True)
+        entered = service.writer.next_lsn - first_lsn
+        assert 0 < entered < 100
 
-    repeated = asyncio.create_task(
-        service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=key("k"))
-    )
-    await until(lambda: service.writer.next_lsn == first_lsn + entered + 100, "all lines are entered")
-    await crash.release()
+        repeated = asyncio.create_task(
+            service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=key("k"))
+        )
+        await until(lambda: service.writer.next_lsn == first_lsn + entered + 100, "all lines are entered")
     assert (await repeated).accepted == 100
     assert numbers(await chains.sound("acme")) == [1000, *range(100)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,19 +16,23 @@ from pipeline.places import Times, parse_place
 from pipeline.source import open_pieces
 from pipeline.source.options import places_of
 from tests.app.bundles import bundle_of, reseal, rows_of, with_rows
-from tests.ledger.ledger_in_memory import build
+from tests.ledger.ledger_in_memory import Ledger, build
 from tests.pipeline.test_source_postgres import rows_of as rows_in
 
-LONG = build(23_000, snapshots_to=(4_000, 12_000, 23_000))
-"""Three parts: a part has 10,000 rows."""
 SHORT = build(40, snapshots_to=(10, 20))
+
+
+@cache
+def long() -> Ledger:
+    """A ledger of three parts: a part has 10,000 rows."""
+    return build(23_000, snapshots_to=(4_000, 12_000, 23_000))
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """The bundle of ``LONG``."""
+    """The bundle of ``long``."""
     path = tmp_path / "acme.bundle.tar"
-    path.write_bytes(bundle_of(LONG))
+    path.write_bytes(bundle_of(long()))
     return path
 
 
@@ -52,11 +57,11 @@ def test_the_pieces_of_a_bundle_are_its_rows_its_snapshots_and_what_its_manifest
             read += rows_in(batches)
             snapshots.append([row[:2] for row in rows_in(reader.snapshots())])
             assert (reader.tiles(0, 0, 9), reader.jobs()) == (None, None)
-        assert read == expected(ENTRY_COLUMNS, LONG.entries)
+        assert read == expected(ENTRY_COLUMNS, long().entries)
         assert snapshots == [[(1, 4000), (4001, 12000)], [(4001, 12000), (12001, 23000)], [(12001, 23000)]]
         facts = opened.facts("acme")
-        assert (facts.head, facts.last) == (LONG.head, LONG.last())
-        assert facts.tree == LONG.tree
+        assert (facts.head, facts.last) == (long().head, long().last())
+        assert facts.tree == long().tree
 
 
 def test_bounds_of_seq_and_time_read_only_the_parts_they_touch(bundle: Path) -> None:
@@ -66,10 +71,10 @@ def test_bounds_of_seq_and_time_read_only_the_parts_they_touch(bundle: Path) -> 
         read = [row[0] for _, reader in open_pieces(pieces) for row in rows_in(reader.entries(("seq",)))]
         assert read == [9_999, 10_000, 10_001, 10_002]
         assert opened.pieces(["acme"], from_seq=23_001) == []
-        moment = LONG.entry(15_000)["hlc_physical"]
+        moment = long().entry(15_000)["hlc_physical"]
         timed = opened.pieces(times=Times(moment, moment))
         read = [row[0] for _, reader in open_pieces(timed) for row in rows_in(reader.entries(("seq",)))]
-        assert read == [row["seq"] for row in LONG.entries if row["hlc_physical"] == moment]
+        assert read == [row["seq"] for row in long().entries if row["hlc_physical"] == moment]
         with pytest.raises(TenantNotFoundError, match="no tenant 'other' in"):
             opened.pieces(["other"])
 
@@ -99,7 +104,7 @@ def test_a_bundle_put_in_the_place_of_another_is_refused(bundle: Path, tmp_path:
     with parse_place(str(bundle)).open() as opened:
         pieces = opened.pieces()
         other = tmp_path / "other"
-        other.write_bytes(reseal(bundle_of(LONG), node_id="node-2"))
+        other.write_bytes(reseal(bundle_of(long()), node_id="node-2"))
         os.replace(other, bundle)
         with pytest.raises(BundleInvalidError):
             list(open_pieces(pieces))
