@@ -22,7 +22,7 @@ from app.http.recording import record_refusal
 from app.http.requests import SIGN_IN
 from app.http.routing import PROBLEM_RESPONSE, OpenRoute, StrictRoute, answered, caller_if_known
 from app.parts import Parts, PartsDep, parts_of
-from ledger.errors import LedgerError, NotFoundError, UnauthenticatedError
+from ledger.errors import InvalidInputError, LedgerError, NotFoundError, UnauthenticatedError
 
 router = APIRouter(route_class=StrictRoute, tags=["console"], responses=PROBLEM_RESPONSE)
 callbacks = APIRouter(route_class=OpenRoute, include_in_schema=False)
@@ -148,7 +148,15 @@ def _answer(parts: Parts, caller: Principal | None, session: ConsoleSession | No
 
 
 def _redirect_uri(request: Request) -> str:
-    return f"{request.scope['scheme']}://{request.headers['host']}{CALLBACK}"
+    """Where the issuer is to send the browser.
+
+    Raises:
+        InvalidInputError: the request does not say what the service is called, as HTTP/1.0 allows.
+    """
+    host = request.headers.get("host")
+    if host is None:
+        raise InvalidInputError("send a Host header: the issuer must be told where to send the browser back to")
+    return f"{request.scope['scheme']}://{host}{CALLBACK}"
 
 
 def _sign_in_name(request: Request) -> str:

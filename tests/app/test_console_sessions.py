@@ -310,6 +310,19 @@ async def test_nobody_is_signed_in_by_what_he_did_not_begin_or_the_issuer_does_n
         assert issuer.asked[f"/realm{DISCOVERY}"] <= 2, "who begins to sign in makes the service ask no more than once"
 
 
+async def test_who_does_not_say_what_the_service_is_called_cannot_sign_in_at_the_issuer(
+    serve_oidc: Serve, issuer: Issuer
+) -> None:
+    async with serve_oidc() as served:
+        port = httpx.URL(served.url).port
+        for path, expected in (("/v1/console/oidc", b"422"), (f"{CALLBACK}?code=c&state=s", b"303")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            assert (await reader.read()).split(b" ")[1] == expected
+            writer.close()
+    assert issuer.posted == []
+
+
 async def test_where_the_issuer_is_away_people_are_told_so_and_let_in_once_it_is_back(
     serve_oidc: Serve, issuer: Issuer
 ) -> None:
