@@ -80,6 +80,10 @@ class CheckpointJournal:
         text = self.load(tenant_id)
         return None if text is None else checkpoint.read(text)
 
+    def tenants(self) -> set[str]:
+        """Those that have a note."""
+        return set(self._notes)
+
     def load_all(self) -> dict[str, str]:
         """Newest notes by tenant."""
         return dict(sorted(self._notes.copy().items()))

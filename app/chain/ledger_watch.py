@@ -137,8 +137,9 @@ class LedgerWatch:
             DatabaseWentBackError: one is not the one that was signed.
             DatabaseUnavailableError: Postgres does not answer.
         """
-        # One without a checkpoint too: what this node keeps itself may be kept a moment after its chain was looked at.
-        unseen = set(self._watched)
+        # One without a checkpoint too: what this node keeps itself may be kept a moment after its chain was looked at,
+        # and one with a checkpoint that was never looked at: all of it may have come and gone between two rounds.
+        unseen = self._watched.keys() | self.checkpoints.tenants()
         after: str | None = ""
         while after is not None:
             async with paced(SHARE, rest_max_s=REST_MAX_S):

@@ -135,6 +135,24 @@ async def test_a_tenant_that_vanished_is_missed_though_its_checkpoint_was_kept_a
         await assert_stopped(service, match="tenant acme ends at seq 0")
 
 
+async def test_a_tenant_that_came_and_vanished_between_two_rounds_is_missed(
+    database: Database, both: tuple[Settings, Settings], superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.chain.ledger_watch.ROUND_INTERVAL_S", 3600.0)
+    writer, _ = both
+    async with running(writer, database.service_url) as (service, parts):
+        await write(service, *range(ENTRIES))
+        await followed(writer)
+        await remove_acme(superuser)
+
+        async def look_twice() -> None:
+            for _ in range(2):
+                await parts.ledger_watch._round()
+
+        with pytest.raises(DatabaseWentBackError, match="tenant acme ends at seq 0"):
+            await look_twice()
+
+
 async def test_however_long_a_page_took_the_next_is_looked_at_soon(
     database: Database,
     both: tuple[Settings, Settings],
