@@ -34,6 +34,7 @@ REFUSALS = frozenset(
         "job-ended",
         "job-exists",
         "job-not-found",
+        "other-region",
         "payload-too-large",
         "write-lost",
     }

@@ -50,7 +50,7 @@ class SpoolError(LedgerError):
 class Request(TypedDict):
     """One request; a ``body`` that is text is sent as it is, byte for byte."""
 
-    path: Annotated[str, msgspec.Meta(pattern=r"^/v1/jobs(/[A-Za-z0-9._:-]{1,128}/events)?$")]
+    path: Annotated[str, msgspec.Meta(pattern=r"^/v1/jobs(/(?!\.\.?/)[A-Za-z0-9._:-]{1,128}/events)?$")]
     key: Annotated[str, msgspec.Meta(pattern="^[!-~]{1,255}$")]
     body: dict[str, Any] | str
 
@@ -89,9 +89,7 @@ class Spool:
         """
         with self._failures():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = self.folder.stat()
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise SpoolError(f"spool {self.folder}: others may write to it; chmod go-w {self.folder}")
+        self._check_owner()
         if not os.access(self.folder, os.W_OK | os.X_OK):
             raise SpoolError(f"spool {self.folder}: not writable")
 
@@ -130,8 +128,11 @@ class Spool:
         if waiting.path.is_symlink():
             raise SpoolError("not a regular file")
         with os.fdopen(os.open(waiting.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
                 raise SpoolError("not a regular file")
+            if found.st_uid != os.geteuid():
+                raise SpoolError(f"a file of another user, {found.st_uid}")
             content = file.read(FILE_BYTES_MAX + 1)
         try:
             kept: Kept = msgspec.json.decode(content[:FILE_BYTES_MAX], type=Kept)
@@ -161,8 +162,10 @@ class Spool:
         """Hold the lock of those who send.
 
         Raises:
-            SpoolError: another one holds it for longer than LOCK_WAIT_S, or there is no such folder.
+            SpoolError: another one holds it for longer than LOCK_WAIT_S, there is no such folder, or others could put
+                files into it.
         """
+        self._check_owner()
         with self._failures():
             lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -174,6 +177,15 @@ class Spool:
             yield
         finally:
             os.close(lock)
+
+    def _check_owner(self) -> None:
+        """Refuse a folder into which others could put files: they would be sent with the caller's token."""
+        with self._failures():
+            found = self.folder.stat()
+        if found.st_uid != os.geteuid():
+            raise SpoolError(f"spool {self.folder}: it belongs to another user, {found.st_uid}")
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise SpoolError(f"spool {self.folder}: others may write to it; chmod go-w {self.folder}")
 
     def _check_room(self, size_bytes: int) -> None:
         with self._failures(), os.scandir(self.folder) as entries:

@@ -358,11 +358,12 @@ def test_a_file_that_is_none_of_a_spool_is_set_aside(ledger: str, folder: Path, 
     assert reasons[1] == "not a regular file"
 
 
-def test_a_spooled_path_leads_to_no_other_route(ledger: str, folder: Path) -> None:
+@pytest.mark.parametrize("route", ["/v1/keys/rotate", "/v1/jobs/../events"])
+def test_a_spooled_path_leads_to_no_other_route(ledger: str, folder: Path, route: str) -> None:
     ran(AWAY, folder, "paths")
     for path in folder.glob("*.json"):
         file = json.loads(path.read_text())
-        file["requests"][0]["path"] = "/v1/keys/rotate"
+        file["requests"][0]["path"] = route
         path.write_text(json.dumps(file))
 
     assert not flush(ledger, folder, as_json=True)

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from app.cli import recorded_job
 from app.node.session import SECRET_BYTES, SessionTokens, Token
 from tallystick_client import (
     AsyncClient,
@@ -35,6 +36,7 @@ from tallystick_client import (
     WriteLostError,
 )
 from tallystick_client.core import Core
+from tallystick_client.errors import REFUSALS
 from tallystick_client.errors import problem as problem_error
 from tallystick_client.flow import Reply
 from tallystick_client.watch import Event, Events
@@ -406,10 +408,35 @@ def test_a_failure_that_cannot_be_recorded_does_not_hide_the_exception(way: Way)
     assert "is not on record" in raised.value.__notes__[0]
 
 
-@pytest.mark.parametrize("job_id", ["", "a/b", "../keys", "a b", "x" * 129])
-def test_a_job_id_that_leads_elsewhere_is_refused(job_id: str) -> None:
-    with Client(AWAY) as client, pytest.raises(ValueError, match="no job id"):
-        client.job("acme", job_id=job_id)
+@pytest.mark.parametrize("job_id", ["", "a/b", "..", "a/../../tokens", "a b", "a?b", "x" * 129])
+def test_a_job_id_that_leads_elsewhere_is_refused(way: Way, job_id: str) -> None:
+    with Client(way.url) as client:
+        for asked in (
+            lambda: client.job("acme", job_id=job_id),
+            lambda: client.send_event("acme", job_id, "JobCompleted"),
+            lambda: client.cancel_job("acme", job_id, reason="none"),
+            lambda: client.get_job("acme", job_id),
+            lambda: list(client.list_events("acme", job_id)),
+        ):
+            with pytest.raises(ValueError, match="no job id"):
+                asked()
+    assert way.seen == []
+
+
+@pytest.mark.parametrize("dc_id", ["EU West", "zürich", "x" * 256])
+def test_a_place_of_any_name_accepts_a_job(ledger: str, dc_id: str) -> None:
+    with Client(ledger) as client:
+        for _ in range(2):
+            client.job("places", job_id=f"in-{len(dc_id)}-{dc_id[0]}", dc_id=dc_id).begin()
+        assert actions(ledger, "places", f"in-{len(dc_id)}-{dc_id[0]}") == ["ENQUEUE", "DEQUEUE"]
+
+
+def test_client_and_command_know_the_same_refusals() -> None:
+    """A request that stays refused must not hold up what waits behind it in a spool, whoever sends it."""
+    problems = [
+        problem_error(status, {"type": f"https://tallystick.dev/problems/{kind}"}, None) for kind, status in kinds()
+    ]
+    assert {error.kind for error in problems if isinstance(error, REFUSALS)} == recorded_job.REFUSALS
 
 
 # --- watching -----------------------------------------------------------------------------------------

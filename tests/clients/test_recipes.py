@@ -29,6 +29,7 @@ from celery.contrib.testing.worker import start_worker
 
 from app.cli.flush import flush
 from tallystick_client import Client
+from tests.clients.way import problem, way_to
 from tests.tally import bare_environment
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +135,20 @@ def test_slurm_scripts_never_fail_and_what_they_could_not_send_goes_in_later(led
     assert "TALLY_SPOOL names no folder" in alone.stderr
     refused = shell(RECIPES / "slurm" / "prolog.sh", **SLURM, TALLY_TENANT="No Tenant", TALLY_URL=ledger)
     assert "was refused" in refused.stderr
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 421])
+def test_what_an_operator_can_mend_is_kept_by_shell_scripts(ledger: str, tmp_path: Path, status: int) -> None:
+    spool = tmp_path / "spool"
+    with way_to(ledger) as way:
+        way.instead = [problem(status, "unauthenticated")]
+        environment = {"TALLY_TENANT": f"mended-{status}", "TALLY_URL": way.url}
+        shell(RECIPES / "slurm" / "prolog.sh", **SLURM, **environment, TALLY_SPOOL=str(spool))
+        way.instead = [problem(status, "unauthenticated")] * 2
+        alone = shell(RECIPES / "slurm" / "prolog.sh", **SLURM, **environment)
+        assert "/problems/unauthenticated" in alone.stderr
+    assert flush(ledger, spool, as_json=True)
+    assert actions(ledger, f"mended-{status}") == {"slurm.alps.4711.0": WHOLE[:2]}
 
 
 def test_no_token_is_among_the_arguments_of_a_process(ledger: str, tmp_path: Path) -> None:

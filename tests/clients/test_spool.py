@@ -73,6 +73,14 @@ def actions(ledger: str, tenant: str, job_id: str) -> list[str]:
         return [event["action"] for event in client.list_events(tenant, job_id)]
 
 
+def send(sender: str, url: str, folder: Path) -> bool:
+    """Whether the client, or the command, sent what waits."""
+    if sender == "command":
+        return flush_by_command(url, folder, as_json=True)
+    with Client(url, spool=folder) as client:
+        return client.flush() == 0
+
+
 def ran(nodes: str, folder: Path, tenant: str, **job: Any) -> str:
     """A job that ran and came to a good end; its id."""
     with Client(nodes, spool=folder) as client, client.job(tenant, {"n": 1}, **job) as made:
@@ -432,6 +440,7 @@ def test_a_file_that_another_user_filed_waits_for_him(ledger: str, folder: Path)
     sent = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": CLIENT}, capture_output=True, text=True)
     assert (sent.stdout, waiting(folder)) == ("2\n", before), sent.stderr
 
+    os.chown(folder, os.geteuid(), -1)
     for path in folder.glob("*.json"):
         path.chmod(0o600)
     with Client(ledger, spool=folder) as client:
@@ -443,6 +452,7 @@ def test_a_file_that_another_user_filed_waits_for_him(ledger: str, folder: Path)
     ("pattern", "instead"),
     [
         pytest.param('"/v1/jobs', '"/v1/keys', id="another-route"),
+        pytest.param('"/v1/jobs(/[^"]*)?"', '"/v1/jobs/../events"', id="another-route-by-way-of-jobs"),
         pytest.param('"key": "[^"]+"', '"key": 5', id="a-number"),
         pytest.param('"key": "[^"]+"', r'"key": "a\\r\\nX-Forwarded-For: b"', id="a-header"),
     ],
@@ -497,6 +507,57 @@ def test_a_spool_that_takes_nothing_is_passed_over_while_the_ledger_is_there(led
     assert actions(ledger, "over-it", ran(ledger, folder, "over-it")) == WHOLE
     with pytest.raises(SpoolError, match="others may write"):
         Spool(folder).keep({})  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize("sender", ["client", "command"])
+def test_a_folder_that_others_may_write_to_is_not_sent(way: Way, folder: Path, sender: str) -> None:
+    ran(AWAY, folder, "writable")
+    folder.chmod(0o777)
+    with pytest.raises((SpoolError, CommandSpoolError), match="others may write"):
+        send(sender, way.url, folder)
+    folder.chmod(0o700)
+    assert len(waiting(folder)) == 2
+    assert way.seen == []
+
+
+@pytest.mark.parametrize("sender", ["client", "command"])
+def test_a_folder_of_another_user_is_not_sent(
+    way: Way, folder: Path, sender: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran(AWAY, folder, "foreign")
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises((SpoolError, CommandSpoolError), match="belongs to another user"):
+        send(sender, way.url, folder)
+    assert way.seen == []
+
+
+def test_a_file_of_another_user_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran(AWAY, folder, "foreign")
+    ours, theirs = Spool(folder), CommandSpool(folder)
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(SpoolError, match="of another user"):
+        ours.load(ours.waiting()[0])
+    with pytest.raises(CommandSpoolError, match="of another user"):
+        theirs.load(theirs.waiting()[0])
+
+
+@pytest.mark.parametrize("sender", ["client", "command"])
+def test_a_job_of_another_region_holds_up_nothing_behind_it(way: Way, folder: Path, sender: str) -> None:
+    ran(AWAY, folder, "elsewhere")
+    taken = ran(AWAY, folder, "behind-region")
+    way.instead = [problem(421, "other-region", Location="http://elsewhere/v1/jobs")]
+    send(sender, way.url, folder)
+    assert waiting(folder) == []
+    assert len(list((folder / "refused").glob("*.json"))) == 2
+    assert actions(way.url, "behind-region", taken) == WHOLE
+
+
+@pytest.mark.parametrize("dc_id", ["EU West", "zürich", "x" * 256])
+def test_a_place_of_any_name_is_filed_and_sent(ledger: str, folder: Path, dc_id: str) -> None:
+    job_id = ran(AWAY, folder, "places", dc_id=dc_id)
+    assert ran(ledger, folder, "places", dc_id=dc_id)
+    assert waiting(folder) == []
+    assert actions(ledger, "places", job_id) == WHOLE
 
 
 def test_both_read_each_others_files(folder: Path) -> None:

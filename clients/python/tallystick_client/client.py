@@ -25,7 +25,7 @@ from tallystick_client.answers import (
 )
 from tallystick_client.core import Core, json_of, new_key, value_of
 from tallystick_client.flow import Awaiting, Blocking, Flow, Give, Listing, Reply, listing, operation
-from tallystick_client.jobs import AsyncJob, Job, JobId, Spec
+from tallystick_client.jobs import AsyncJob, Job, JobId, Spec, job_path
 from tallystick_client.outbox import Outbox
 from tallystick_client.spool import Spool
 from tallystick_client.watch import watched
@@ -103,7 +103,7 @@ class LedgerFlows(ABC, Generic[J]):
     ) -> Flow[Recorded]:
         """Record an event of a job: JobAccepted, JobCompleted and the others of docs/events.md, with its fields."""
         body = {"tenant_id": tenant_id, "type": type, "durability": durability, **fields}
-        return self._write(f"/v1/jobs/{job_id}/events", body, key)
+        return self._write(job_path(job_id, "/events"), body, key)
 
     @operation
     def cancel_job(
@@ -111,7 +111,7 @@ class LedgerFlows(ABC, Generic[J]):
     ) -> Flow[Recorded]:
         """Ask for the cancellation of a job."""
         body = {"tenant_id": tenant_id, "reason": reason, "requestor": requestor}
-        return self._write(f"/v1/jobs/{job_id}/cancel", body, key)
+        return self._write(job_path(job_id, "/cancel"), body, key)
 
     @operation
     def send_batch(
@@ -184,7 +184,7 @@ class LedgerFlows(ABC, Generic[J]):
     ) -> Flow[JobState]:
         """A job, now or as of an HLC or an RFC 3339 time; by default this client's own writes are seen."""
         params = {"tenant_id": tenant_id, "consistency": consistency, "as_of": as_of}
-        return self._read(f"/v1/jobs/{job_id}", params | {"max_staleness_ms": max_staleness_ms})
+        return self._read(job_path(job_id), params | {"max_staleness_ms": max_staleness_ms})
 
     @listing
     def list_jobs(self, /, tenant_id: str, *, status: Status | None = None, **filters: Any) -> Listing[ListedJob]:
@@ -194,7 +194,7 @@ class LedgerFlows(ABC, Generic[J]):
     @listing
     def list_events(self, tenant_id: str, job_id: str) -> Listing[JobEvent]:
         """The events of a job, in HLC order."""
-        return self._pages(f"/v1/jobs/{job_id}/events", {"tenant_id": tenant_id})
+        return self._pages(job_path(job_id, "/events"), {"tenant_id": tenant_id})
 
     @listing
     def list_cancellations(self, tenant_id: str, dc_id: str) -> Listing[ListedJob]:

@@ -110,7 +110,15 @@ TRANSIENT_STATUS = frozenset({408, 429, 502, 503, 504})
 """Also of proxies, which send no problem document."""
 TRANSIENT_KINDS = frozenset({"internal-error"})
 """Of another status."""
-REFUSALS = (InvalidError, JobEndedError, JobExistsError, JobNotFoundError, KeyReusedError, WriteLostError)
+REFUSALS = (
+    InvalidError,
+    JobEndedError,
+    JobExistsError,
+    JobNotFoundError,
+    KeyReusedError,
+    OtherRegionError,
+    WriteLostError,
+)
 """What is about the event itself: sent again it is refused again."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import re
 import secrets
@@ -17,7 +18,7 @@ from tallystick_client.core import Core, json_of, new_key, value_of
 from tallystick_client.errors import JobEndedError, TallystickError
 from tallystick_client.flow import Awaiting, Blocking, Flow, operation
 from tallystick_client.outbox import Outbox
-from tallystick_client.spool import Part, Request
+from tallystick_client.spool import KEY, Part, Request
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,7 +27,14 @@ Spec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
 JobId = str | Callable[..., str] | None
 
 ERROR_CHARACTERS_MAX = 4000
-_JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_JOB_ID = re.compile(r"(?!\.\.?$)[A-Za-z0-9._:-]{1,128}")
+
+
+def job_path(job_id: str, more: str = "") -> str:
+    """The path of a job. An id that would lead elsewhere is a ``ValueError``."""
+    if not _JOB_ID.fullmatch(job_id):
+        raise ValueError(f"{job_id!r} is no job id: 1 to 128 of A-Z a-z 0-9 . _ : -, and not . or ..")
+    return f"/v1/jobs/{job_id}{more}"
 
 
 class JobFlows:
@@ -53,8 +61,7 @@ class JobFlows:
         self.job_id = f"run-{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(8)}"
         if isinstance(job_id, str):
             self.job_id = job_id
-        if not _JOB_ID.fullmatch(self.job_id):
-            raise ValueError(f"{self.job_id!r} is no job id: 1 to 128 of A-Z a-z 0-9 . _ : -")
+        self._path = job_path(self.job_id)
         self.tenant_id = tenant_id
         self.dc_id = dc_id or platform.node() or "localhost"
         self._is_named = job_id is not None
@@ -125,8 +132,8 @@ class JobFlows:
         if replies and replies[0].headers.get("Idempotent-Replay") != "true":
             return
         # It was begun before, by somebody who may have ended it too.
-        path, params = f"/v1/jobs/{self.job_id}", {"tenant_id": self.tenant_id}
-        status = value_of((yield from core.ask("GET", path, params=params)))["status"]
+        params = {"tenant_id": self.tenant_id}
+        status = value_of((yield from core.ask("GET", self._path, params=params)))["status"]
         if status in ENDED:
             raise self._ended(f"it is {status}")
 
@@ -146,10 +153,13 @@ class JobFlows:
     def _accepted(self, worker_count: int) -> Request:
         self._began = datetime.now(UTC), time.monotonic()
         body = {"type": "JobAccepted", "dc_id": self.dc_id, "worker_count": worker_count}
-        return self._event(body, f"py-{self.job_id}-accepted-{self.dc_id}"[:255])
+        key = f"py-{self.job_id}-accepted-{self.dc_id}"
+        if not KEY.fullmatch(key):
+            key = f"py-{self.job_id}-accepted-{hashlib.sha256(self.dc_id.encode()).hexdigest()}"
+        return self._event(body, key)
 
     def _event(self, event: dict[str, Any], key: str) -> Request:
-        return Request(path=f"/v1/jobs/{self.job_id}/events", key=key, body=json_of({**self._common, **event}))
+        return Request(path=f"{self._path}/events", key=key, body=json_of({**self._common, **event}))
 
     def _completion(self, final_status: str, metrics: Mapping[str, Any] | None) -> dict[str, Any]:
         said: dict[str, Any] = {}

@@ -34,8 +34,9 @@ KEYS_REMEMBERED_MS = 6 * 24 * 3600 * 1000
 """The ledger knows a request again for seven days; a day is left for clocks that differ."""
 REFUSED: Final = "refused"
 _NAME: Final = re.compile(r"run-([0-9]{13})-[0-9a-f]{16}-[12]\.json")
-_KEY: Final = re.compile("[!-~]{1,255}")
-_PATH: Final = re.compile(r"/v1/jobs(/[A-Za-z0-9._:-]{1,128}/events)?")
+KEY: Final = re.compile("[!-~]{1,255}")
+"""An Idempotency-Key."""
+_PATH: Final = re.compile(r"/v1/jobs(/(?!\.\.?/)[A-Za-z0-9._:-]{1,128}/events)?")
 
 Part = Literal["begin", "event", "end"]
 
@@ -71,8 +72,7 @@ class Spool:
         """Keep one part of a job; durable when this returns where it is."""
         with self._failures():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self.folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise SpoolError(f"spool {self.folder}: others may write to it; chmod go-w {self.folder}")
+            self._check_owner()
             waiting = self.waiting()
             # Behind all that waits, also where the clock went back.
             newest_ms = max((int(path.name[4:17]) for path in waiting), default=0)
@@ -107,7 +107,10 @@ class Spool:
                 raise
             raise SpoolError("not a regular file") from error
         with os.fdopen(descriptor, "rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+            found = os.fstat(descriptor)
+            if found.st_uid != os.geteuid():
+                raise SpoolError(f"a file of another user, {found.st_uid}")
+            content = file.read(FILE_BYTES_MAX + 1) if stat.S_ISREG(found.st_mode) else b""
         try:
             kept: Any = json.loads(content[:FILE_BYTES_MAX])
             name = kept.get("name", kept["job_id"])
@@ -117,7 +120,7 @@ class Spool:
                 and kept["part"] in ("begin", "event", "end")
                 and all(isinstance(kept[field], str) for field in ("tenant_id", "job_id"))
                 and all(
-                    _PATH.fullmatch(each["path"]) and _KEY.fullmatch(each["key"]) and each["body"]
+                    _PATH.fullmatch(each["path"]) and KEY.fullmatch(each["key"]) and each["body"]
                     for each in kept["requests"]
                 )
             )
@@ -170,6 +173,7 @@ class Spool:
         """
         with self._failures():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_owner()
             descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         lock = os.fdopen(descriptor, "r+b", buffering=0)
         try:
@@ -178,6 +182,14 @@ class Spool:
             lock.close()
             return None
         return lock
+
+    def _check_owner(self) -> None:
+        """Refuse a folder into which others could put files: they would be sent with the caller's token."""
+        found = self.folder.stat()
+        if found.st_uid != os.geteuid():
+            raise SpoolError(f"spool {self.folder}: it belongs to another user, {found.st_uid}")
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise SpoolError(f"spool {self.folder}: others may write to it; chmod go-w {self.folder}")
 
     def _check_room(self, waiting: list[Path], more_bytes: int) -> None:
         size_bytes = 0

@@ -44,15 +44,15 @@ tally_post() {
   case ${answer##*"
 "} in
     2??) ;;
-    408 | 429 | 5?? | 000 | '') tally_keep "$@" ;;
-    *) echo "tally: job $2 $4 was refused: $answer" >&2 ;;
+    400 | 409 | 413 | 422) echo "tally: job $2 $4 was refused: $answer" >&2 ;;
+    *) tally_keep "$@" ;;
   esac
   return 0
 }
 
 tally_keep() {
   if [ -z "$TALLY_SPOOL" ]; then
-    echo "tally: job $2 $4 is not on record, and TALLY_SPOOL names no folder to keep it in" >&2
+    echo "tally: job $2 $4 is not on record, and TALLY_SPOOL names no folder to keep it in: $answer" >&2
     return 0
   fi
   step=1
