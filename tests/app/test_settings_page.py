@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from app.config import Settings
-from app.setting_names import ENV_NOT_SETTINGS
+from app.setting_names import ENV_NOT_SETTINGS, unknown_variables
 from app.setting_types import Bounds
 from wal.group_commit import GroupCommit
 from wal.log import Log
@@ -72,6 +72,20 @@ def test_the_page_says_what_each_setting_may_be() -> None:
 @pytest.mark.parametrize("name", sorted(ENV_NOT_SETTINGS))
 def test_the_page_names_the_variables_that_are_no_settings(name: str) -> None:
     assert f"`{name}`" in PAGE
+
+
+def test_a_shell_set_up_for_clients_and_recipes_starts_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [
+        path
+        for folder in ("clients", "deploy", "docs")
+        for path in (Path(__file__).parents[2] / folder).rglob("*")
+        if path.is_file() and path.suffix not in (".png", ".pyc")
+    ]
+    named = {name for path in files for name in re.findall(r"\bTALLY_[A-Z_]+[A-Z]\b", path.read_text(errors="replace"))}
+    assert "TALLY_CLUSTER" in named
+    for name in named:
+        monkeypatch.setenv(name, "any")
+    assert unknown_variables(Settings) == []
 
 
 @pytest.mark.parametrize("end", [0, 1], ids=["least", "most"])
