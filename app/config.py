@@ -479,7 +479,7 @@ def load_settings(**overrides: object) -> Settings:
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{_toml_path()} is not TOML: {error}") from None
     except OSError as error:
-        raise ConfigurationError(f"{_toml_path()} cannot be read: {error}") from None
+        raise ConfigurationError(f"the file of settings cannot be read: {error}") from None
 
 
 def _toml_path() -> Path | None:

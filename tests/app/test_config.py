@@ -118,6 +118,7 @@ def test_the_port_variable_moves_only_the_port(monkeypatch: pytest.MonkeyPatch) 
         ("TALLY_TOPOLOGY__POSTGRES_SURVIVES", "everything", ["topology.postgres_survives", "'node'"]),
         ("TALLY_AUTH__MODE", "magic", ["auth.mode", "'none'"]),
         ("TALLY_CONFIG", "/nowhere/tally.toml", ["TALLY_CONFIG", "/nowhere/tally.toml"]),
+        ("TALLY_CONFIG", "/" + "x" * 300, ["the file of settings cannot be read", "xxx"]),
         ("TALLY_WAL", "not json", ["wal"]),
         ("TALLY_WAL__SEGMENT_SIZE", "1", ["TALLY_WAL__SEGMENT_SIZE", "TALLY_WAL__SEGMENT_BYTES"]),
         ("TALLY_WALL__DIR", "x", ["TALLY_WALL__DIR", "TALLY_WAL"]),

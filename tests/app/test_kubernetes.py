@@ -17,11 +17,15 @@ from typer.main import get_command
 
 from app.cli import safekeeper
 from app.config import load_settings
+from signing.data_keys import load as load_master_key
 from tests.app.test_deploy import REPLICATED, environment_of
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "deploy/kubernetes"
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
+INSTALL = (ROOT / "docs/install.md").read_text()
+(ONE_POOL,) = re.findall(r"\| local \| `GET ([^`]+)`", (ROOT / "docs/load-balancing.md").read_text())
+"""What a balancer with one pool asks."""
 OFFERED_MAX = 2.0
 """What ``systemd-analyze security`` says of the units at most: 10 is everything open."""
 
@@ -64,8 +68,12 @@ def test_the_settings_of_a_node_are_ones_that_are_taken(monkeypatch: pytest.Monk
     settings = load_settings()
     assert (settings.node_id, settings.auth.mode) == ("tallystick-0", "tokens")
     assert settings.data_dir == Path(NODE["containers"][0]["volumeMounts"][0]["mountPath"])
-    (service,) = (each for each in BASE if each["metadata"]["name"] == "tallystick" and each["kind"] == "Service")
-    assert service["metadata"]["name"] in settings.http.hosts
+    names = [each["metadata"]["name"] for each in BASE if each["kind"] == "Service"]
+    headless = BASE[0]["spec"]["serviceName"]
+    assert names == ["tallystick", headless]
+    namespaces = ["", ".tallystick", ".tallystick.svc", ".tallystick.svc.cluster.local"]
+    called = [f"{name}{more}" for name in ("tallystick", f"tallystick-0.{headless}") for more in namespaces]
+    assert [*settings.http.hosts] == called
     assert settings.shutdown_grace.total_seconds() + 5 < NODE["terminationGracePeriodSeconds"]
 
 
@@ -83,6 +91,65 @@ def test_the_settings_of_a_replicated_node_are_ones_that_are_taken(monkeypatch: 
     assert settings.replication.tls_cert == Path("/certificates/tallystick-0.pem")
     made = (MANIFESTS / "replicated/kustomization.yaml").read_text()
     assert "certificates.sh made tallystick-0 tallystick-1 safekeeper-{0,1,2}.safekeepers" in made
+
+
+def test_a_pod_has_its_own_certificate_and_nodes_alone_the_master_key(tmp_path: Path) -> None:
+    for folder in ("secret", "privacy"):
+        (tmp_path / folder).mkdir()
+    keepers = [f"safekeeper-{n}.safekeepers" for n in range(3)]
+    for name in ("tallystick-0", "tallystick-1", *keepers):
+        for suffix in ("pem", "key"):
+            (tmp_path / "secret" / f"{name}.{suffix}").touch()
+    (tmp_path / "secret" / "ca.pem").touch()
+    (tmp_path / "privacy" / "privacy-master.key").touch()
+    had = {}
+    for pod, name in ((PATCH, "tallystick-1"), (WITH_SAFEKEEPERS[0]["spec"]["template"]["spec"], "safekeeper-2")):
+        (copies,) = (each for each in pod["initContainers"] if each["name"] == "certificates")
+        (there := tmp_path / name).mkdir()
+        command = [part.replace(f"$({copies['env'][0]['name']})", name) for part in copies["command"]]
+        mounts = {each["mountPath"]: tmp_path / each["mountPath"][1:] for each in copies["volumeMounts"]}
+        mounts["/certificates"] = there
+        for path, at in mounts.items():
+            command = [re.sub(f"^{path}(?=/|$)", str(at), part) for part in command]
+        subprocess.run(command, check=True)
+        had[name] = {path.name for path in there.iterdir()}
+        assert not {each["name"] for each in pod["containers"][0]["volumeMounts"]} & {"secret", "privacy"}
+    assert had["tallystick-1"] == {"ca.pem", "tallystick-1.pem", "tallystick-1.key", "privacy-master.key"}
+    assert had["safekeeper-2"] == {"ca.pem", "safekeeper-2.safekeepers.pem", "safekeeper-2.safekeepers.key"}
+
+
+def test_the_command_for_the_master_key_makes_one(tmp_path: Path) -> None:
+    text = (MANIFESTS / "replicated/kustomization.yaml").read_text()
+    (command,) = re.findall(r"^#   (.*openssl rand .*)$", text, re.MULTILINE)
+    subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True)
+    (made,) = tmp_path.iterdir()
+    assert made.stat().st_mode & 0o777 == 0o600
+    assert load_master_key(str(made))
+    used = variables(PATCH["containers"][0])["TALLY_PRIVACY__MASTER_KEY_URI"]
+    assert Path(used.removeprefix("file:")).name == made.name
+    assert f"tallystick-privacy --from-file={made.name}" in text
+
+
+def test_the_first_token_is_nobody_elses_to_read_wherever_it_is_made() -> None:
+    pages = [
+        *(ROOT / "docs").rglob("*.md"),
+        *MANIFESTS.rglob("*.yaml"),
+        ROOT / "README.md",
+        ROOT / "docker-compose.yml",
+    ]
+    lines = [line for page in pages for line in page.read_text().splitlines() if "root --first >" in line]
+    assert len(lines) == 7
+    assert [line for line in lines if not re.search(r"\(umask 077; .* --first > \S*root\.token\)", line)] == []
+
+
+def test_prometheus_finds_the_nodes_of_a_cluster_and_shows_a_token() -> None:
+    (example,) = re.findall(r"```yaml\n(scrape_configs:.*?)```", INSTALL, re.DOTALL)
+    (job,) = yaml.safe_load(example)["scrape_configs"]
+    (ours,) = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    assert (job["job_name"], job["authorization"]) == (ours["job_name"], ours["authorization"])
+    (found,) = job["dns_sd_configs"]
+    assert found["names"] == [f"{BASE[0]['spec']['serviceName']}.tallystick.svc.cluster.local"]
+    assert "annotations" not in BASE[0]["spec"]["template"]["metadata"], "whoever follows them has no token"
 
 
 def test_the_commands_of_safekeepers_are_ones_that_there_are() -> None:
@@ -106,7 +173,7 @@ def test_a_node_runs_without_any_right_and_asks_the_routes_that_there_are() -> N
                 "capabilities": {"drop": ["ALL"]},
             }
     probes = {name: each["httpGet"]["path"] for name, each in NODE["containers"][0].items() if name.endswith("Probe")}
-    assert probes == {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+    assert probes == {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": ONE_POOL}
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
@@ -128,7 +195,9 @@ def test_the_unit_of_the_service_sets_what_is_a_setting(monkeypatch: pytest.Monk
     unit = (ROOT / "deploy/systemd/tallystick.service").read_text()
     (given,) = re.findall(r"^Environment=(.*)$", unit, re.MULTILINE)
     settings = dict(each.split("=", 1) for each in shlex.split(given))
-    assert settings.pop("TALLY_CONFIG") == "/etc/tallystick/tally.toml"
+    config = settings.pop("TALLY_CONFIG")
+    assert f"install -m 0640 -g tallystick /dev/null {config}\n" in INSTALL
+    assert f"install -d -m 0700 -o tallystick -g tallystick {settings['TALLY_DATA_DIR']}\n" in INSTALL
     for name, value in (*settings.items(), *environment_of("tallystick").items()):
         monkeypatch.setenv(name, value)
     loaded = load_settings()
