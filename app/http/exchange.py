@@ -13,11 +13,13 @@ from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.parts import PartsDep
 from app.store import exchange
 from app.store.reading import reading
+from ledger import names
+from signing.range_manifest import LOG_ORIGIN
 
 router = APIRouter(route_class=StrictRoute, tags=["exchange"], responses=PROBLEM_RESPONSE)
 
-ORIGIN_CHARACTERS_MAX = 512
 HELD_MAX = 1000
+_TENANT_OR_NONE = names.anchored(f"({names.READABLE_TENANT_ID})?")
 
 
 @router.get("/v1/exchange", responses=answered(ExchangeAnswer))
@@ -43,8 +45,10 @@ async def read_exchange(parts: PartsDep) -> Response:
 async def list_held(
     parts: PartsDep,
     caller: CallerDep,
-    origin: Annotated[str, Query(max_length=ORIGIN_CHARACTERS_MAX, description="Log origin of the ledger that asks.")],
-    after: Annotated[str, Query(max_length=64, description="Tenants above this one.")] = "",
+    origin: Annotated[
+        str, Query(pattern=names.anchored(LOG_ORIGIN), description="Log origin of the ledger that asks.")
+    ],
+    after: Annotated[str, Query(pattern=_TENANT_OR_NONE, description="Tenants above this one.")] = "",
     limit: Annotated[int, Query(ge=1, le=HELD_MAX, description="At most so many tenants.")] = HELD_MAX,
 ) -> Response:
     """By tenant, up to which seq of that ledger this one has imported."""

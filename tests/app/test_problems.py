@@ -248,6 +248,8 @@ HEADERS = [
 ]
 
 QUERIES = [
+    get("origin of a peer not possible", "/v1/exchange/held?origin=%00", "origin"),
+    get("tenant of a peer not possible", "/v1/exchange/held?origin=log.example&after=%00", "after"),
     get("no tenant", "/v1/jobs", "tenant_id"),
     get("tenant not possible", "/v1/jobs?tenant_id=A%00", "tenant_id"),
     get("tenant not UTF-8", "/v1/jobs?tenant_id=%ff", "tenant_id"),
