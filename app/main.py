@@ -64,7 +64,7 @@ from app.read.replicas import Replicas, replicas_at
 from app.read.revealing import Revealing
 from app.read.verification import ChainVerifier
 from app.read.verified_positions import VerifiedPositions
-from app.readiness import checks_before_writes, reported_checks
+from app.readiness import readiness_checks, reported_checks
 from app.service import Service
 from app.start.procedure import StartedNode, start_node, went_away
 from app.start.quorum import Takeover
@@ -234,10 +234,9 @@ def _parts(
     regions = _regions(service, started, pool, importer, staging)
     console_sessions = ConsoleSessions(started.session_secret, settings.auth.session_life)
 
-    needed = checks_before_writes(service)
+    needed = readiness_checks(service)
     reported = reported_checks(service, started, knowledge, breaks, given.tls, given.issuer, regions)
-    service.metrics.watch_checks({**needed, **reported})
-    return Parts(
+    parts = Parts(
         settings=settings,
         bodies=Room(LONGEST_BODIES_MAX * settings.http.body_bytes_max, "request bodies"),
         node=node,
@@ -296,6 +295,8 @@ def _parts(
         members=service.leadership.shipper.reports if service.leadership is not None else tuple,
         readiness_checks=needed,
     )
+    service.metrics.watch_checks({"database": lambda: parts.database_fault, **needed, **reported})
+    return parts
 
 
 def _regions(

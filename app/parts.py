@@ -120,6 +120,8 @@ class Parts:
     """The ledgers that this one exchanges with."""
     tls: ServerTls | None = None
     """What connections are made with; None where they are plain."""
+    database_fault: str | None = None
+    """What was wrong with the database when it was last asked for `/readyz` or `/metrics`."""
     accepting: bool = False
     """Whether requests are taken: false while starting and from the signal to stop on."""
 

@@ -18,8 +18,8 @@ TENANTS_NAMED_MAX = 10
 """Damaged tenants that ``/readyz`` names."""
 
 
-def checks_before_writes(service: Service) -> Mapping[str, ReadinessCheck]:
-    """Those that make the node not ready."""
+def readiness_checks(service: Service) -> Mapping[str, ReadinessCheck]:
+    """Those that make the node not ready, beside what every service has."""
     leadership = service.leadership
     return {
         "chaining": lambda: service.appender.database_error,

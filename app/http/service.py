@@ -127,13 +127,14 @@ async def read_readiness(
 @router.get("/metrics", response_class=Response, responses={200: _TEXT})
 async def read_metrics(parts: PartsDep) -> Response:
     """Metrics in the text format of Prometheus."""
+    await _database_fault(parts)
     return Response(parts.metrics.render(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
 async def _checks(parts: Parts) -> dict[str, str | None]:
     """Every check by name: None when it holds, else what is wrong."""
     found: dict[str, str | None] = {
-        "accepting": None if parts.accepting and not parts.node.shutting_down else "starting or stopping",
+        "accepting": None if parts.accepting and not parts.node.shutting_down else "stopping",
         "writer": None if parts.node.failure is None else str(parts.node.failure),
         "database": await _database_fault(parts),
     }
@@ -148,9 +149,12 @@ async def _may_know_tenants(request: Request) -> bool:
 
 
 async def _database_fault(parts: Parts) -> str | None:
+    """What is wrong with the database, also for the next metrics; None where it answers."""
+    fault = None
     try:
         async with reading(parts.pool, timeout_s=DATABASE_CHECK_TIMEOUT_S) as connection:
             await chain_reads.ping(connection)
     except DatabaseUnavailableError as error:
-        return str(error)
-    return None
+        fault = str(error)
+    parts.database_fault = fault
+    return fault

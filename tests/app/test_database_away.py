@@ -32,6 +32,7 @@ def test_reads_and_readiness_tell_that_the_database_is_away(postgres: EmbeddedPo
                 answer = client.get(path)
                 assert (answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]) == (503, "not-ready")
                 assert "retry-after" in answer.headers
+            assert 'readyz_check_failing{check="database"} 1.0' in client.get("/metrics").text, "though nobody writes"
             readiness = client.get("/readyz")
             assert readiness.status_code == 503
             assert readiness.json()["checks"]["database"]["ok"] is False
@@ -47,6 +48,7 @@ def test_reads_and_readiness_tell_that_the_database_is_away(postgres: EmbeddedPo
         finally:
             asyncio.run(_admit(maintenance_url, True))
         session = client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "three"}).headers["tally-session"]
+        assert 'readyz_check_failing{check="database"} 0.0' in client.get("/metrics").text
         back = client.get("/v1/jobs/two?tenant_id=acme", headers={"Tally-Session": session})
         assert (back.status_code, back.json()["status"]) == (200, "SUBMITTED")
 

@@ -4,7 +4,7 @@
 export const CHECKS = {
   accepting: [
     "Taking requests",
-    "The node starts or stops. If it stays so for more than a minute, look at its log; a stop that hangs says stop_overdue.",
+    "The node stops. If it stays so for more than a minute, look at its log: stop_overdue says what holds it up.",
   ],
   writer: [
     "Writer",
@@ -97,6 +97,9 @@ export const STOPPING = new Set(["accepting", "writer", "database", "chaining", 
 
 /** Of these, those without which it takes no event whatever its level. */
 export const NO_WRITES = new Set(["accepting", "writer", "backlog"]);
+
+/** And those without which it takes events at LOCAL alone. */
+export const LOCAL_ALONE = new Set(["database", "chaining", "quorum"]);
 
 /** Checks that say that what is on record was changed, or may have been. */
 export const GRAVE = new Set(["breaks", "tenants", "rows", "watch", "keys"]);

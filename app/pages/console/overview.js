@@ -1,6 +1,6 @@
 // What is wrong and what to do about it, before anything else; then how the node does.
 
-import { CHECKS, GRAVE, NO_WRITES, STOPPING } from "./advice.js";
+import { CHECKS, GRAVE, LOCAL_ALONE, NO_WRITES, STOPPING } from "./advice.js";
 import { getIfAllowed, metrics, readiness, Unreachable } from "./api.js";
 import { count, facts, fill, h, panel, plural, refill, svg, tag, waiting } from "./dom.js";
 import { named } from "./pick_tenant.js";
@@ -85,10 +85,11 @@ function drawState(ctx, places, seen, state, faults) {
   tell(ctx, seen, faults.length ? `${said}: ${more}` : said, faults.length > 0);
 }
 
-function headline(state, faults, urgent) {
+export function headline(state, faults, urgent) {
   if (!faults.length) return "Everything holds";
   if (faults.some(([name]) => NO_WRITES.has(name))) return "The node takes no writes";
-  if (!state.ready) return "The node is not ready: it takes events at LOCAL alone";
+  if (faults.some(([name]) => LOCAL_ALONE.has(name))) return "The node is not ready: it takes events at LOCAL alone";
+  if (!state.ready) return "The node is not ready; events are taken";
   if (faults.some(([name]) => name === "breaks")) return "What is on record was changed; requests are taken";
   return urgent.length
     ? "What is on record may have been changed; requests are taken"
