@@ -14,7 +14,10 @@ from console.outcome import out
 
 def verify_page(
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; one that is there is replaced.")
+        Path,
+        typer.Option(
+            "--out", "--output", "-o", metavar="FILE", help="The file to write; one that is there is replaced."
+        ),
     ] = Path("verify.html"),
 ) -> None:
     """Save the page that verifies bundles and receipts in a browser alone, as one file that opens from disk.

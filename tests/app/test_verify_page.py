@@ -119,10 +119,11 @@ def browser(service_url: str) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page, as the command saves it."""
+    """The page, as the command saves it, however what it writes is spelled."""
     path = tmp_path_factory.mktemp("page") / "verify.html"
-    done = run_tally("verify-page", "-o", path)
-    assert done.returncode == 0, done
+    for spelled in ("-o", "--output", "--out"):
+        done = run_tally("verify-page", spelled, path)
+        assert done.returncode == 0, done
     return path
 
 

@@ -7,7 +7,6 @@ export const OWN = "bundle";
 export const KEPT = "file";
 
 export const FINE = 0;
-export const COULD_NOT_READ = 1;
 export const TAMPERED = 2;
 export const INCOMPLETE = 3;
 export const UNKNOWN_KEY = 4;
