@@ -7,7 +7,7 @@ import csv
 import io
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from playwright.sync_api import Page, Route, expect
 
 from app.access import tokens
 from app.dev.embedded import EmbeddedPostgres
+from app.http.problems import KINDS as PROBLEM_KINDS
 from app.node.kept_tokens import FIRST_TOKEN, FirstToken
 from app.pages import read_folder
-from ledger.machines.events import EVENTS_BY_ACTION
+from ledger.machines.events import EVENTS_BY_ACTION, JOB_EVENTS
 from ledger.machines.jobs import STATUSES
 from ledger.verification import ASPECTS, KINDS
 from tests.app.bundles import bundle_of
@@ -41,6 +42,7 @@ FALSIFY = (
     "replace(payload::text, 'disk full', 'no fault')::json WHERE tenant_id = 'broken' AND action = 'FAIL'"
 )
 SCRIPTS = {name: file.content.decode() for name, file in read_folder("console").items() if name.endswith(".js")}
+OF_VERIFY = {name: file.content.decode() for name, file in read_folder("verify").items() if name.endswith(".js")}
 
 
 def job(tenant: str, name: str, **more: Any) -> dict[str, Any]:
@@ -482,11 +484,11 @@ def test_an_admin_revokes_a_token_once_he_has_said_so_twice(console: Console) ->
 # --- words ----------------------------------------------------------------------------------------
 
 
-def names_in(script: str, constant: str) -> set[str]:
+def names_in(script: str, constant: str, scripts: Mapping[str, str] = SCRIPTS) -> set[str]:
     """The names that a table in a script has."""
-    table = re.search(rf"export const {constant} = \{{(.*?)\n\}};", SCRIPTS[script], re.DOTALL)
+    table = re.search(rf"const {constant} = \{{(.*?)\n\}};", scripts[script], re.DOTALL)
     assert table is not None
-    return set(re.findall(r'^  "?([a-z_-]+)"?:', table[1], re.MULTILINE))
+    return set(re.findall(r'^  "?([\w-]+)"?:', table[1], re.MULTILINE))
 
 
 def test_there_is_something_to_do_about_every_check_and_words_for_every_break(console: Console) -> None:
@@ -499,10 +501,38 @@ def test_there_is_something_to_do_about_every_check_and_words_for_every_break(co
 
 
 def test_the_console_hears_of_every_event_of_a_job_and_knows_every_status() -> None:
+    assert names_in("job.js", "HAPPENED") == set(JOB_EVENTS)
     watched = SCRIPTS["api.js"].partition("export const WATCHED = [")[2].partition("]")[0]
     assert set(re.findall('"([A-Z_]+)"', watched)) == set(EVENTS_BY_ACTION)
     listed = SCRIPTS["jobs.js"].partition("const STATUSES = [")[2].partition("]")[0]
     assert re.findall('"([A-Z_]+)"', listed) == list(STATUSES)
+
+
+def test_the_page_that_verifies_has_words_for_every_event_break_and_verdict() -> None:
+    listed = OF_VERIFY["jobs.js"].partition("const JOB_ACTIONS = new Set([")[2].partition("]);")[0]
+    assert set(re.findall('"([A-Z_]+)"', listed)) == set(EVENTS_BY_ACTION) == names_in("words.js", "ACTIONS", OF_VERIFY)
+    assert names_in("words.js", "BREAKS", OF_VERIFY) >= set(KINDS)
+    assert names_in("words.js", "MEANINGS", OF_VERIFY) >= set(ASPECTS)
+
+
+def test_the_console_advises_on_problems_that_there_are() -> None:
+    assert names_in("advice.js", "PROBLEMS") <= {kind.name for kind in PROBLEM_KINDS}
+
+
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        ("database", "The node is not ready: it takes events at LOCAL alone"),
+        ("quorum", "The node is not ready: it takes events at LOCAL alone"),
+        ("checkpoints", "The node is not ready; events are taken"),
+        ("backlog", "The node takes no writes"),
+    ],
+)
+def test_the_banner_says_what_a_node_that_is_not_ready_takes(console: Console, failing: str, said: str) -> None:
+    headline = (
+        "async name => (await import('/console/overview.js')).headline({ready: false}, [[name, {}]], [[name, {}]])"
+    )
+    assert console.go("").evaluate(headline, failing) == said
 
 
 def test_no_script_makes_markup_of_text_or_keeps_a_token() -> None:
