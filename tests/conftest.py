@@ -32,8 +32,15 @@ MEMORY = Path("/dev/shm")
 """Linux's file system in memory."""
 MEMORY_BYTES_MIN = 6 << 30
 """Free room there with which the files of a run go to it: each of five PostgreSQL takes some 200 MB, tests as much."""
-SETTINGS = {"fsync": "off", "max_wal_size": "128MB", "min_wal_size": "32MB"}
-"""Of the PostgreSQL of a run. Tests that kill the server have one of their own; here nothing is asked of its disk."""
+SETTINGS = {
+    "autovacuum": "off",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_wal_size": "128MB",
+    "min_wal_size": "32MB",
+}
+"""Of the PostgreSQL of a run. Tests that kill the server have one of their own; here nothing is asked of its disk, and
+nobody comes to a table whom a test did not send."""
 
 EXAMPLES = int(os.environ.get("TEST_EXAMPLES") or 25)
 """Examples of each property that names no number of its own; `make torture` draws many."""
