@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from app.bundle.counting import JOBS_MAX, Actors, Counts
-from console.counted import counted
 from ledger.hlc import Hlc
 from signing.bundle.judging import BUNDLE, BundleVerdict, tree_head_json
 from signing.checkpoint import JudgedCheckpoint
 from signing.keys import Keyring
+from terminal.counted import counted
 
 OUTCOMES: Final = {
     0: "WHOLE AND SIGNED: all that a bundle can show was checked and holds",

@@ -16,12 +16,12 @@ from typing import Any, Final, NamedTuple
 from app.bundle.counting import JOBS_MAX, Actors, Counts
 from app.bundle.markup import Html, el, text
 from app.bundle.report import ACTORS_SHOWN_MAX, MEANINGS, Against, VerifiedFile, commands, utc
-from console.counted import counted
 from ledger import rfc3339
 from ledger.exit_code import ExitCode, gravest
 from signing.bundle.judging import BUNDLE, BundleVerdict
 from signing.bundle.manifest import Manifest
 from signing.report_statement import SUFFIX
+from terminal.counted import counted
 
 HEADLINES: Final = {
     0: "Whole and signed",

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from console import program
+from terminal import program
 
 GC_ALLOCATIONS = 20_000
 """Allocations between collections of the young generation. Imports make up to 200,000 objects, which all stay."""

@@ -15,14 +15,14 @@ from app.cli.client import LedgerClient, RequestRefusedError, given
 from app.cli.options import Tenant, Url
 from app.config import load_settings
 from app.keys import node_keys
-from console.counted import counted
-from console.options import Json
-from console.outcome import err, fail, tell
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.exit_code import ExitCode
 from signing import key_file
 from signing.bundle.reader import BundleReader
 from signing.files import whole_file
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import err, fail, tell
 
 bundle = typer.Typer(no_args_is_help=True, help="Ledgers as files: carried elsewhere, verified offline.")
 

@@ -30,8 +30,8 @@ import msgspec
 import orjson
 
 from app.cli import bearer
-from console.outcome import err
 from ledger.errors import ConfigurationError, LedgerError
+from terminal.outcome import err
 
 Value = TypeVar("Value")
 Parameter = str | int | list[str] | None

@@ -9,9 +9,9 @@ import typer
 
 from app.config import Settings, load_settings
 from app.logs import configure_logs
-from console.options import Json
-from console.outcome import tell
 from ledger.errors import ConfigurationError
+from terminal.options import Json
+from terminal.outcome import tell
 
 
 def failover(

@@ -20,9 +20,9 @@ from app.answers.jobs import EventAnswer, JobEventAnswer, JobEventList
 from app.cli.client import LedgerClient, RequestRefusedError, say_wait
 from app.cli.recorded_job import is_refusal
 from app.cli.spool import Kept, Request, Spool, SpoolError, Waiting
-from console.counted import counted
-from console.outcome import err, out, print_json
 from ledger.errors import LedgerError
+from terminal.counted import counted
+from terminal.outcome import err, out, print_json
 
 KEYS_REMEMBERED_MS = 6 * 24 * 3600 * 1000
 """The ledger knows a request again for seven days; a day is left for clocks that differ."""

@@ -16,10 +16,10 @@ from app.answers.jobs import JobAnswer, JobEventList, JobList
 from app.cli.client import LedgerClient
 from app.cli.options import Tenant, Url
 from app.http import tables
-from console.options import Json
-from console.outcome import err, out, print_json
 from ledger.errors import InvalidInputError
 from ledger.printable import printable
+from terminal.options import Json
+from terminal.outcome import err, out, print_json
 
 SHOWN = 50
 """Jobs that people are shown if they do not say how many."""

@@ -13,14 +13,14 @@ import typer
 from app.answers.node import KeyAnswer, KeyList, NodeAnswer, RotationAnswer
 from app.cli.client import LedgerClient, given
 from app.cli.options import Url
-from console.options import Json
-from console.outcome import fail, tell
 from ledger.errors import SignatureError
 from ledger.hlc import Hlc
 from signing import key_statement
 from signing.key_file import generate, load
 from signing.key_history import revoked_facts
 from signing.keys import PublicKey
+from terminal.options import Json
+from terminal.outcome import fail, tell
 
 RootKey = Annotated[
     Path | None,

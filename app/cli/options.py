@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from console.options import KEYS_HELP
+from terminal.options import KEYS_HELP
 
 
 def local_url() -> str:

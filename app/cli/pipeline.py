@@ -17,8 +17,8 @@ import typer
 
 from app.config import Settings, load_settings
 from app.keys.node_keys import uri_in_use
-from console.outcome import err, fail
 from ledger.errors import LedgerError
+from terminal.outcome import err, fail
 
 PACKAGES: Final = ("adbc_driver_postgresql", "jinja2", "pandas", "pyarrow", "pyspark")
 _CHECKOUT: Final = Path(__file__).resolve().parents[2]

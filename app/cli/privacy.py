@@ -13,9 +13,9 @@ from app.answers.node import ErasureAnswer, PrivacyAnswer
 from app.cli.client import LedgerClient, given
 from app.cli.options import Tenant, Url
 from app.config import load_settings
-from console.options import Json
-from console.outcome import tell
 from ledger.errors import DatabaseUnavailableError, InvalidInputError
+from terminal.options import Json
+from terminal.outcome import tell
 
 CONNECT_TIMEOUT_S = 10.0
 FROM_STANDARD_INPUT = "-"

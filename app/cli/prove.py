@@ -11,9 +11,6 @@ import typer
 from app.cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError
 from app.cli.options import CheckpointFile, Tenant, Url
 from app.cli.verify_proof import print_subject
-from console.options import Json, NoState, State
-from console.outcome import fail, out, print_json
-from console.verifying import read_checkpoint
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, exit_code_of_receipt
 from ledger.machines.refusals import refused_job_id
@@ -23,6 +20,9 @@ from signing.keys import Keyring
 from signing.memory import Memory, memory_of
 from signing.receipt.form import Receipt
 from signing.receipt.judging import ReceiptVerdict, judged
+from terminal.options import Json, NoState, State
+from terminal.outcome import fail, out, print_json
+from terminal.verifying import read_checkpoint
 
 _WRITTEN: Final = (ExitCode.FINE, ExitCode.INCOMPLETE)
 """What a receipt may come to that is kept."""

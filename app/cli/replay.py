@@ -37,10 +37,10 @@ from app.cli.event_files import EventChunk, EventFile, FileFormat, Mapping
 from app.cli.openb_commitments import NODES_FILE
 from app.cli.options import Durability, Level, Tenant, Url
 from app.cli.replay_commitments import read
-from console.counted import counted
-from console.options import Json
-from console.outcome import err, out, print_json
 from ledger.errors import InvalidInputError
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import err, out, print_json
 
 PATIENCE_S = 600.0
 """How long one request is repeated while the service, which answered at first, is full or away."""

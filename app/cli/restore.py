@@ -20,10 +20,10 @@ from app.cli.pipeline import prepared
 from app.cli.serve import running_postgres
 from app.config import Settings, load_settings
 from app.logs import configure_logs
-from console.counted import counted
-from console.options import Json
-from console.outcome import CommandExit, err, tell
 from ledger.errors import InvalidInputError
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import CommandExit, err, tell
 
 
 class RestoreSource(StrEnum):

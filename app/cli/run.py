@@ -14,10 +14,10 @@ from app.cli.flush import flush as flush_spool
 from app.cli.options import Durability, Url
 from app.cli.recorded_job import RecordedJob
 from app.cli.spool import Spool
-from console.options import Json
-from console.outcome import CommandExit, err, fail, out
 from ledger.errors import InvalidInputError, LedgerError
 from ledger.exit_code import ExitCode
+from terminal.options import Json
+from terminal.outcome import CommandExit, err, fail, out
 
 
 def run(

@@ -13,11 +13,11 @@ import structlog
 import typer
 
 from app.logs import configure_logs
-from console.options import Json
-from console.outcome import CommandExit, tell
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
 from ledger.names import GATE
+from terminal.options import Json
+from terminal.outcome import CommandExit, tell
 from wal.replication import archived, server
 from wal.replication.address import split_address
 from wal.replication.inquiry import Keeper, status

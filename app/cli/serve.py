@@ -23,10 +23,10 @@ from app.background.stop_deadline import StopDeadline
 from app.cli import nodes
 from app.config import Settings, load_settings
 from app.logs import configure_logs
-from console.options import Json
-from console.outcome import CommandExit, err, tell
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
+from terminal.options import Json
+from terminal.outcome import CommandExit, err, tell
 
 if TYPE_CHECKING:
     from app.dev.embedded import EmbeddedPostgres

@@ -23,9 +23,6 @@ import orjson
 import typer
 
 from app.cli.simulated_state import NOTHING, StoredState, Taken, stored_state
-from console.counted import counted
-from console.options import Json
-from console.outcome import CommandExit, out, print_json
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.machines.commitments import Commitments, claims_of
@@ -33,6 +30,9 @@ from ledger.machines.events import VERDICTS, CommitmentAction
 from ledger.machines.promises import NO_BET, Commitment, Resources, Revocation, read_capacity, read_proposal
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing.bundle.reader import BundleReader
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import CommandExit, out, print_json
 
 ENTRIES_A_COMMIT: Final = 10_000
 _SEQ, _ACTION, _PAYLOAD, _ORIGIN = map(ENTRY_COLUMNS.index, ("seq", "action", "payload", "origin"))

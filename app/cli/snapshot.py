@@ -10,12 +10,12 @@ import typer
 from app.answers.chain import ListedSnapshot, TenantList
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import Url
-from console.counted import counted
-from console.options import Json
-from console.outcome import CommandExit, err, print_json, tell
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.machines.events import SYSTEM_TENANT
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import CommandExit, err, print_json, tell
 
 PAGE_TENANTS = 1000
 """Tenants asked for at once."""

@@ -23,11 +23,11 @@ from app.cli.client import LedgerClient
 from app.cli.scratch import scratch_folder, scratch_service
 from app.cli.serve import embedded_postgres
 from app.cli.verify_against import Request
-from console.options import Json
-from console.outcome import CommandExit, err, fail, out, print_json
 from ledger.exit_code import ExitCode
 from signing.anchors import NOBODY
 from signing.keys import Keyring
+from terminal.options import Json
+from terminal.outcome import CommandExit, err, fail, out, print_json
 
 if TYPE_CHECKING:
     from app.store import Connection

@@ -15,9 +15,9 @@ from app.cli.client import LedgerClient
 from app.cli.options import Url
 from app.config import load_settings
 from app.node.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, FirstToken
-from console.options import Json
-from console.outcome import err, fail, out, print_json, tell
 from ledger import names
+from terminal.options import Json
+from terminal.outcome import err, fail, out, print_json, tell
 
 token = typer.Typer(no_args_is_help=True, help="Tokens: who may call the service, and for what.")
 

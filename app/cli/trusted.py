@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from console.verifying import read_checkpoint
 from signing.anchors import Outsiders
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.keys import Keyring
 from signing.memory import Memory, memory_of
+from terminal.verifying import read_checkpoint
 
 
 class Trusted(NamedTuple):

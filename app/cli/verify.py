@@ -13,11 +13,6 @@ from app.answers.chain import AcknowledgeAnswer, ConsistencyProofAnswer, Verdict
 from app.cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError
 from app.cli.options import CheckpointFile, Keys, Tenant, TsaCa, Url, WitnessKeys
 from app.cli.verify_against import Request, kept_anchors, served_anchors
-from console.counted import counted
-from console.incomplete import print_why_incomplete
-from console.options import Json, NoState, State
-from console.outcome import CommandExit, err, out, print_json
-from console.verifying import print_findings, print_verdicts, read_checkpoint
 from ledger.errors import ProofError, SignatureError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_verdict
 from ledger.merkle import EMPTY_ROOT, verify_consistency
@@ -29,6 +24,11 @@ from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring
 from signing.looks import Look, remembering
 from signing.memory import MEMORY, memory_of
+from terminal.counted import counted
+from terminal.incomplete import print_why_incomplete
+from terminal.options import Json, NoState, State
+from terminal.outcome import CommandExit, err, out, print_json
+from terminal.verifying import print_findings, print_verdicts, read_checkpoint
 
 FILE = "file"
 """What ``compared_with`` calls a checkpoint given with ``--checkpoint``."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from app.pages.verify_page import verify_page as page_of_package
-from console.outcome import out
+from terminal.outcome import out
 
 
 def verify_page(

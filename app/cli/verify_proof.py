@@ -12,14 +12,14 @@ from rich.table import Table
 
 from app.cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
 from app.cli.trusted import Trusted, readable
-from console.counted import counted
-from console.options import Json, NoState, State
-from console.outcome import CommandExit, out, print_json
-from console.verifying import print_findings, print_verdicts
 from ledger import rfc3339
 from ledger.exit_code import ExitCode, exit_code_of_receipt, gravest
 from signing.receipt.form import FILE_BYTES_MAX, JOB, Receipt
 from signing.receipt.judging import LIMITS, ReceiptVerdict, judged
+from terminal.counted import counted
+from terminal.options import Json, NoState, State
+from terminal.outcome import CommandExit, out, print_json
+from terminal.verifying import print_findings, print_verdicts
 
 OUTCOMES = {
     0: "[bold green]PROVED[/]: it holds, and a key that you trust signed it",

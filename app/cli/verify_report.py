@@ -10,12 +10,12 @@ import typer
 
 from app.bundle.report import OUTCOMES
 from app.cli.options import Keys
-from console.options import Json
-from console.outcome import CommandExit, fail, out, print_json
 from ledger.errors import SignatureError
 from ledger.exit_code import ExitCode
 from signing.keys import Keyring
 from signing.report_statement import ENVELOPE_BYTES_MAX, SUFFIX, SignedReport, open_report
+from terminal.options import Json
+from terminal.outcome import CommandExit, fail, out, print_json
 
 REPORT_BYTES_MAX = 256 << 20
 _CODES = {"ok": ExitCode.FINE, "unknown_key": ExitCode.UNKNOWN_KEY, "not_checked": ExitCode.INCOMPLETE}

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from console.options import Json
-from console.outcome import CommandExit, tell
 from ledger.exit_code import ExitCode, gravest
 from ledger.printable import printable
+from terminal.options import Json
+from terminal.outcome import CommandExit, tell
 from wal import inspect
 
 wal = typer.Typer(no_args_is_help=True, help="Write-ahead logs, read only.")

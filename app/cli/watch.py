@@ -27,9 +27,9 @@ from app.cli.client import (
     wait_s,
 )
 from app.cli.options import Tenant, Url
-from console.outcome import CommandExit, out
 from ledger.exit_code import ExitCode
 from ledger.printable import printable
+from terminal.outcome import CommandExit, out
 
 EVENT_BYTES_MAX: Final = 16 << 20
 """Longest event that is read; the longest of the service has a fifth of that."""

@@ -11,11 +11,11 @@ from rich.table import Table
 from app.answers.chain import CosignatureList, CosignedAnswer
 from app.cli.client import LedgerClient
 from app.cli.options import Tenant, Url
-from console.options import Json
-from console.outcome import out, print_json, tell
 from ledger.errors import UnknownKeyError
 from signing import note as notes
 from signing.cosignature import WitnessKey, cosignatures_of
+from terminal.options import Json
+from terminal.outcome import out, print_json, tell
 
 NOTE_BYTES_MAX = 1 << 20
 

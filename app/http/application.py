@@ -24,7 +24,6 @@ from app.http import (
     bundles,
     chain,
     commitments,
-    console,
     docs,
     events,
     exchange,
@@ -38,6 +37,7 @@ from app.http import (
     receipts,
     search_fields,
     service,
+    sign_in,
     snapshots,
     stats,
     watch,
@@ -76,7 +76,7 @@ ROUTERS = (
     log,
     service,
     docs,
-    console,
+    sign_in,
     pages,
 )
 """Those that are asked most stand first: a path is looked for in one route after the other."""

@@ -10,7 +10,6 @@ from typing import NoReturn
 
 import typer
 
-from console.program import EXIT_CODES, run
 from pipeline.cli.archive import archive
 from pipeline.cli.diff import diff
 from pipeline.cli.merge import merge
@@ -20,6 +19,7 @@ from pipeline.cli.stats import stats
 from pipeline.cli.submitted import wait_until_printed, write_past_java
 from pipeline.cli.unpack import unpack
 from pipeline.cli.verify import verify
+from terminal.program import EXIT_CODES, run
 
 commands = typer.Typer(
     name="tally pipeline",

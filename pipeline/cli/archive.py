@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from console.counted import counted
-from console.options import Json
-from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, gravest
 from pipeline.cli.options import (
@@ -27,6 +24,9 @@ from pipeline.cli.options import (
 from pipeline.cli.running import running
 from pipeline.keys import open_signer
 from signing.keys import Keyring
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import CommandExit, err, out, print_json
 
 if TYPE_CHECKING:
     from ledger.verification.verdict import Break

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from console.outcome import CommandExit, fail
 from ledger.errors import ConfigurationError
 from ledger.exit_code import ExitCode
 from pipeline.cli.running import is_interrupted
 from pipeline.gateway import told
+from terminal.outcome import CommandExit, fail
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

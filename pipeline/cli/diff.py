@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from console.counted import counted
-from console.options import Json
-from console.outcome import CommandExit, err, out, print_json
 from pipeline.cli.options import Master, SigningKey, Tenants
 from pipeline.cli.running import running
 from pipeline.keys import open_signers
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import CommandExit, err, out, print_json
 
 if TYPE_CHECKING:
     from pipeline.diff.job import Diff

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from console.counted import counted
-from console.options import Json
-from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import MergeRefusedError
 from ledger.exit_code import ExitCode, gravest
 from pipeline.cli.options import Master, RequiredKeys, SigningKey, load_keys
 from pipeline.cli.running import running
 from pipeline.keys import open_signers
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import CommandExit, err, out, print_json
 
 if TYPE_CHECKING:
     from pipeline.merge.job import Merged

@@ -9,9 +9,9 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from console.options import KEYS_HELP
 from ledger.errors import InvalidInputError
 from signing.keys import Keyring
+from terminal.options import KEYS_HELP
 
 DSN_VARIABLE: Final = "TALLY_PIPELINE_DSN"
 """``tally pipeline`` puts the local service's database here."""

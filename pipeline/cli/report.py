@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from console.counted import counted
-from console.options import Json
-from console.outcome import err, out, print_json
 from ledger.errors import InvalidInputError, NotFoundError
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Master, MoreBundles, Tenants, named_place
 from pipeline.cli.running import running
 from pipeline.report.period import Asked, Clock, asked, parse_duration
 from pipeline.report.texts import duration_text, width_text
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import err, out, print_json
 
 if TYPE_CHECKING:
     from pipeline.places import Place

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from console.outcome import CommandExit, err, fail
 from ledger.errors import LedgerError
 from pipeline.gateway import is_submitted, told
 from pipeline.masters import is_local
 from pipeline.spark import spark_session
+from terminal.outcome import CommandExit, err, fail
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from console.counted import counted
-from console.options import Json
-from console.outcome import err, out, print_json
 from ledger.errors import ConfigurationError
 from pipeline.cli.options import Master
 from pipeline.cli.running import InterruptedBySignalError, running
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import err, out, print_json
 
 if TYPE_CHECKING:
     from pipeline.stats import Summary

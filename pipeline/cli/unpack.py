@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from console.counted import counted
-from console.options import Json
-from console.outcome import CommandExit, fail, out, print_json
 from ledger.errors import ArchiveInvalidError, InvalidInputError, TenantNotFoundError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_error, gravest
 from pipeline.cli.options import Archive, Keys, SigningKey, Tenants, load_keys
 from pipeline.keys import open_signer
 from signing.keys import Keyring
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import CommandExit, fail, out, print_json
 
 
 def unpack(

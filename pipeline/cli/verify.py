@@ -11,11 +11,6 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from console.counted import counted
-from console.incomplete import print_why_incomplete
-from console.options import Json, NoState, State
-from console.outcome import CommandExit, err, out, print_json
-from console.verifying import coloured, read_checkpoint
 from ledger.errors import SignatureError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
 from ledger.verification.tree_check import TreeHead
@@ -27,6 +22,11 @@ from signing.checkpoint import judge_checkpoint
 from signing.keys import Keyring
 from signing.looks import remembering
 from signing.memory import Memory, memory_of
+from terminal.counted import counted
+from terminal.incomplete import print_why_incomplete
+from terminal.options import Json, NoState, State
+from terminal.outcome import CommandExit, err, out, print_json
+from terminal.verifying import coloured, read_checkpoint
 
 if TYPE_CHECKING:
     from pyspark import Accumulator

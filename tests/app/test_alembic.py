@@ -23,7 +23,7 @@ PSQL = find_package() / "pginstall18" / "bin" / "psql"
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """What migrating needs of the repository, and what Python has made of it, which takes a second to be made again."""
-    for folder in ("app", "console", "ledger", "migrations", "signing", "wal"):
+    for folder in ("app", "ledger", "migrations", "signing", "terminal", "wal"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "alembic.ini", tmp_path)
     return tmp_path

@@ -27,7 +27,7 @@ from app.cli.scratch import scratch_folder, scratch_service
 from app.cli.serve import embedded_postgres
 from app.dev.cluster import find_data
 from app.store import tampering
-from console.outcome import CommandExit
+from terminal.outcome import CommandExit
 from tests.app.chains import until
 from tests.conftest import connected_to
 from tests.processes import runs

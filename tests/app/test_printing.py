@@ -9,8 +9,8 @@ import pytest
 from rich.table import Table
 
 from app.cli import wal
-from console import outcome
 from ledger.exit_code import ExitCode
+from terminal import outcome
 
 HLC = "1704931200000:100:node-x"
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07b\x9b31m\r\u202e\udcff.tar"

@@ -58,7 +58,7 @@ def test_the_client_needs_httpx_and_nothing_of_the_service() -> None:
     environment = {"PYTHONPATH": str(PACKAGE), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    ours = {"app", "console", "ledger", "objects", "pipeline", "signing", "wal", "orjson", "msgspec", "pydantic"}
+    ours = {"app", "ledger", "objects", "pipeline", "signing", "terminal", "wal", "orjson", "msgspec", "pydantic"}
     assert ours & set(done.stdout.split()) == set()
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
     assert project["dependencies"] == ["httpx>=0.28"]

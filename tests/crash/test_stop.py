@@ -21,7 +21,7 @@ import uvloop
 from app.background import stop_signals
 from app.cli.serve import StopWhileStarting
 from app.dev.embedded import EmbeddedPostgres
-from console.outcome import CommandExit
+from terminal.outcome import CommandExit
 from tests.app.chains import until
 from tests.conftest import Database
 from tests.crash.conftest import Launch

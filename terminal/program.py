@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from console.outcome import CommandExit, fail
 from ledger.errors import LedgerError
 from ledger.exit_code import ExitCode, exit_code_of_error
+from terminal.outcome import CommandExit, fail
 
 EXIT_CODES: Final = (
     "Exit codes: 0 fine, 1 could not run, 2 tampered or corrupt, 3 incomplete, 4 unknown, expired or revoked key."

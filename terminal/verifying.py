@@ -9,8 +9,8 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from console.outcome import out
 from ledger.errors import InvalidInputError
+from terminal.outcome import out
 
 CHECKPOINT_BYTES_MAX: Final = 1 << 20
 """Longest text that may be a kept checkpoint."""

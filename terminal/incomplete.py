@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from console.counted import counted
-from console.outcome import err
 from ledger.exit_code import OWN_SOURCES, unchecked, without_jobs
+from terminal.counted import counted
+from terminal.outcome import err
 
 
 def print_why_incomplete(verdicts: Sequence[Mapping[str, Any]], *, is_any_key: bool) -> None:
