@@ -1,10 +1,10 @@
 """Reads verified history again: every chain from its first entry on, one tenant after the other, at a bounded share.
 
 A short chain is verified whole, job states and verdicts on proposals included. A longer one is verified in ranges,
-without either, which the log says for each such tenant (``job_states_not_compared``). Its links are appended to a tree
-as they are read, and the tree is compared with the newest checkpoint beside the WAL when it reaches its size. The
-walk's position is stored beside the WAL, in ``<wal folder>/walk.json``, so that a node that is restarted every day
-comes to an end all the same::
+without job states, which the log says for each such tenant (``job_states_not_compared``); its verdicts, each of which
+hangs on all entries before it, are judged at its end. Its links are appended to a tree as they are read, and the tree
+is compared with the newest checkpoint beside the WAL when it reaches its size. The walk's position is stored beside the
+WAL, in ``<wal folder>/walk.json``, so that a node that is restarted every day comes to an end all the same::
 
     {"version": 1, "began_at": 1700000000.0, "is_done": false, "tenant_id": "acme", "seq": 40000,
      "hashes": ["64 hex digits"], "from_seq": 39800, "link": "64 hex digits", "snapshot": "64 hex digits"}
@@ -171,6 +171,7 @@ class FullWalk:
             broken = Break(kept.size, "rollback", detail, kept.root.hex(), frontier.root().hex())
             await self._verifier.report(tenant_id, [broken])
         if frontier.size < to_seq or to_seq >= end_seq:
+            await self._verifier.judge_commitments(tenant_id)
             return True
         at.seq, at.hashes = frontier.size, [each.hex() for each in frontier.hashes]
         if verdict.signed_to.seq > at.from_seq:

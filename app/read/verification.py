@@ -23,6 +23,7 @@ from app.store.chain_reads import list_tenants
 from app.store.reading import reading
 from ledger.errors import DatabaseUnavailableError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
+from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.verdict import ASPECT_OF_KIND, Break
 from signing.snapshot import OpenedSnapshot, open_snapshot
 
@@ -197,6 +198,30 @@ class ChainVerifier:
         if verdict.is_valid and (verdict.from_seq == 1 or expected_prev is not None):
             await self._remember(verdict)
         return verification
+
+    async def judge_commitments(self, tenant_id: str) -> None:
+        """Judge the verdicts of a chain that was verified in ranges, and the table of what is promised. Where a break
+        of it is known, on which they may hang, nothing is judged.
+
+        Raises: as ``again``.
+        """
+        first: Break | None = None
+
+        def note(each: Break) -> None:
+            nonlocal first
+            if (first is None or each.seq < first.seq) and not self._breaks.is_acknowledged(tenant_id, each):
+                first = each
+
+        if self._breaks.open(tenant_id):
+            return
+        async with (
+            reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection,
+            consistent_reader(connection, tenant_id) as reader,
+        ):
+            await judge_commitments(reader.commitments(), reader.promised(), await reader.followed_seq(), note)
+        if first is not None:
+            log.error("chain_break_found", tenant_id=tenant_id, first_break=first._asdict(), found_by="walk")
+            await self.report(tenant_id, [first])
 
     async def report(self, tenant_id: str, found: Sequence[Break]) -> None:
         """Keep what was found broken until somebody acknowledges it."""

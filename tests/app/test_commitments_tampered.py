@@ -8,14 +8,16 @@ import asyncpg
 import httpx
 import pytest
 
-from app.read import checking
+from app.main import listening, running
+from app.read import checking, full_walk
 from app.store.chain_reader import consistent_reader
 from ledger.verification import ASPECTS, PROMISED_COLUMNS, Break, Verdict, verify
 from tests.app import test_tamper as tamper
 from tests.app.chain_builder import insert, unguarded
 from tests.app.chain_builder import replace as put
 from tests.app.chains import followed, until
-from tests.app.conftest import RunServer
+from tests.app.client import Client
+from tests.app.conftest import MakeSettings, RunServer
 from tests.app.test_commitments import free, placement, propose
 from tests.conftest import Database
 from tests.ledger.committed import RACE, committed, flipped, with_history
@@ -152,6 +154,30 @@ async def test_the_service_judges_its_own_chain_and_names_an_edited_table(
     found = await verified()
     assert (found["valid"], found["breaks"]) == (False, {"projection": 1})
     assert found["first_break"]["seq"] == first  # type: ignore[index]
+
+
+async def test_the_walk_names_an_edited_table_of_a_chain_that_it_reads_in_ranges(
+    make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full_walk, "RANGE_ENTRIES", 3)
+    settings = make_settings(verify={"on_start": False, "full_interval": "1s"})
+    async with (
+        running(settings, database.service_url) as (service, parts),
+        listening(parts) as (url, _serving),
+        Client(base_url=url) as client,
+    ):
+        index = 0
+        for name in "abcde":
+            index = (await propose(client, placement(name, "n1", {}))).json()["index"]
+            await service.notary.sign_now("acme")
+        await until(lambda: followed(superuser), "the table follows")
+        done = parts.full_walk.walks_done
+        await until(lambda: parts.full_walk.walks_done >= done + 2, "the chain is walked whole")
+        assert not parts.breaks.open()
+        async with unguarded(superuser):
+            await superuser.execute("DELETE FROM scheduler.commitments WHERE seq = $1", index)
+        (found,) = await until(parts.breaks.open, "the walk finds it")
+    assert (found.tenant_id, found.kind, found.seq) == ("acme", "projection", index)
 
 
 @pytest.mark.parametrize("amount", [2**60, -(2**40)])
