@@ -33,8 +33,12 @@ TRANSIENT = frozenset({408, 425, 429})
 """Answers of 400 to 499 that ask for another attempt."""
 FAILED = 500
 """What a receiver answers that fails at what it was sent; gateways before it answer otherwise."""
-EMBEDDING = (ip_network("2002::/16"), ip_network("64:ff9b::/96"))
-"""Addresses that lead to one of IPv4, whichever."""
+UNICAST = ip_network("2000::/3")
+"""All of IPv6 that leads to the internet: what translates to IPv4, whichever address, and what is a site's own, is
+elsewhere."""
+SPECIAL = (ip_network("2002::/16"), ip_network("192.0.0.0/24"))
+"""What Python takes for public: addresses that lead to one of IPv4, and those of protocols, where a cloud may tell a
+machine its secrets."""
 
 
 class Outcome(Enum):
@@ -111,7 +115,9 @@ def may_be_asked(text: str, networks: Sequence[IpNetwork]) -> bool:
         address = address.ipv4_mapped
     if any(address in network for network in networks):
         return True
-    return address.is_global and not address.is_multicast and not any(address in network for network in EMBEDDING)
+    if isinstance(address, IPv6Address) and address not in UNICAST:
+        return False
+    return address.is_global and not address.is_multicast and not any(address in network for network in SPECIAL)
 
 
 _PORTS = {"http": 80, "https": 443}

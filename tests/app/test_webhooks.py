@@ -568,6 +568,7 @@ def test_the_receiver_of_the_page_takes_what_is_signed_and_nothing_else(tmp_path
         *[(each, True) for each in ("8.8.8.8", "2606:4700::1111")],
         *[(each, False) for each in ("10.1.2.3", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1", "::1")],
         *[(each, False) for each in ("fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::")],
+        *[(each, False) for each in ("64:ff9b:1::a00:1", "::ffff:0:a00:1", "::a00:1", "fec0::1", "192.0.0.192")],
     ],
 )
 def test_addresses_that_lead_to_private_networks_are_not_public(address: str, is_public: bool) -> None:
