@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from app.store.rows import like
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -22,7 +25,8 @@ UPDATE scheduler.exchange_positions SET imported_seq = $3, updated_at = now()
 """
 _HELD_OF = """
 SELECT tenant_id, imported_seq FROM scheduler.exchange_positions
- WHERE log_origin = $1 || '/' || tenant_id AND tenant_id > $2 ORDER BY tenant_id LIMIT $3
+ WHERE log_origin = $1 || '/' || tenant_id AND tenant_id > $2 AND tenant_id LIKE ANY($4::text[])
+ ORDER BY tenant_id LIMIT $3
 """
 _TAKE_TURN = "SELECT pg_try_advisory_lock(hashtextextended('tallystick.exchange ' || $1, 0))"
 _END_TURN = "SELECT pg_advisory_unlock(hashtextextended('tallystick.exchange ' || $1, 0))"
@@ -52,9 +56,12 @@ async def imported(connection: Connection, tenant_id: str, log_origin: str, seq:
     await connection.execute(_IMPORTED, tenant_id, log_origin, seq)
 
 
-async def held_of(connection: Connection, origin: str, after: str, limit: int) -> list[tuple[str, int]]:
-    """By tenant above ``after``, up to which seq the chains of the ledger ``origin`` were imported here."""
-    return [tuple(row) for row in await connection.fetch(_HELD_OF, origin, after, limit)]
+async def held_of(
+    connection: Connection, origin: str, after: str, limit: int, patterns: Sequence[str]
+) -> list[tuple[str, int]]:
+    """By tenant of these patterns above ``after``, up to which seq the chains of the ledger ``origin`` were imported
+    here. Fewer than ``limit`` are the last."""
+    return [tuple(row) for row in await connection.fetch(_HELD_OF, origin, after, limit, like(patterns))]
 
 
 async def take_turn(connection: Connection, peer: str) -> bool:

@@ -190,6 +190,29 @@ async def test_a_token_expires(served: Served) -> None:
             assert (answer.status_code, answer.json().get("path")) == (422, "expires_in"), wrong
 
 
+async def test_what_is_held_for_a_peer_of_some_tenants_is_found_behind_pages_of_others(
+    served: Served, tenant: str, shared_superuser: asyncpg.Connection
+) -> None:
+    theirs, ours = [f"{tenant}-{number}" for number in range(4)], [f"{tenant}-team_{number}" for number in range(3)]
+    await shared_superuser.executemany(
+        "INSERT INTO scheduler.exchange_positions (log_origin, tenant_id, note, tree_size, imported_seq)"
+        " VALUES ($1, $2, '', 7, 7)",
+        [(f"asks.example/{each}", each) for each in (*theirs, f"{tenant}-teams", *ours)],
+    )
+    peer = await served.issue("audit", tenants=f"{tenant}-team_*", name="peer")
+    async with served.client(peer["token"]) as client, served.client(served.root) as root:
+        found: list[str] = []
+        while len(found) < len(ours):
+            asked = {"origin": "asks.example", "limit": 1, "after": found[-1] if found else ""}
+            items = (await client.get("/v1/exchange/held", params=asked)).json()["items"]
+            assert [each["seq"] for each in items] == [7], "a page that is not full would be the last"
+            found += [each["tenant_id"] for each in items]
+        assert found == ours
+        asked = {"origin": "asks.example", "after": tenant}
+        all_held = (await root.get("/v1/exchange/held", params=asked)).json()["items"]
+        assert {each["tenant_id"] for each in all_held} >= {*theirs, *ours}
+
+
 async def test_an_admin_of_some_tenants_gives_no_rights_for_others(served: Served, tenant: str) -> None:
     boss = await served.issue("admin", tenants=f"{tenant}-*", name="boss")
     hidden = await served.issue("read", tenants="other", name="hidden")
