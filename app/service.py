@@ -206,6 +206,7 @@ class Service:
             chain=started.key_chain,
             write_entry=self.system_entries.record,
             sign_checkpoints_again=self.notary.log_key_changed,
+            sign_uncounted_again=self.notary.keys_revoked,
             spawn=self.spawn,
         )
 

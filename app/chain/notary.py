@@ -46,6 +46,7 @@ from app.store.reading import Pool
 from ledger.errors import (
     ChainBrokenError,
     LedgerError,
+    SignatureError,
     SignerAwayError,
     SigningUnavailableError,
     StoredTreeBehindError,
@@ -53,6 +54,8 @@ from ledger.errors import (
 )
 from ledger.names import is_readable_tenant
 from ledger.positions import BEFORE_FIRST, Lsn
+from signing.keys import PublicKey
+from signing.note import is_signed_by
 
 TENANTS_SIGNED_A_TURN = 64
 """Most tenants that get snapshots between two looks at the trees: checkpoints of others must not wait for thousands."""
@@ -220,6 +223,18 @@ class Notary:
         for tenant_id, tree_size in tree_sizes.items():
             if is_readable_tenant(tenant_id):
                 self._sign_again(tenant_id, tree_size)
+        self._wake.set()
+
+    async def keys_revoked(self, counting: Sequence[PublicKey]) -> None:
+        """Sign again, soon, the checkpoint of every tenant whose newest none of these keys signed.
+
+        Raises:
+            DATABASE_FAULTS: the checkpoints cannot be read.
+        """
+        async with self.pool.acquire() as connection, connection.transaction(readonly=True):
+            async for tenant_id, tree_size, note in store.checkpoints(connection):
+                if is_readable_tenant(tenant_id) and not _is_signed_by_any(note, self.origin(tenant_id), counting):
+                    self._sign_again(tenant_id, tree_size)
         self._wake.set()
 
     async def keep_followed(self, notes: Mapping[str, str]) -> list[str]:
@@ -468,6 +483,13 @@ class Notary:
                 if (tenant.signed_seq or 0) < tenant.head_seq
             }
             self._mark = (self.node.chained.lsn, unsigned)
+
+
+def _is_signed_by_any(note: str, origin: str, keys: Sequence[PublicKey]) -> bool:
+    try:
+        return any(is_signed_by(note, origin, key) for key in keys)
+    except SignatureError:
+        return False
 
 
 def _few(names: set[str]) -> set[str]:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -70,6 +70,8 @@ from signing.keys import ED25519, PublicKey, Signer
 
 FOLLOW_INTERVAL_S = 1.0
 """How often a node looks whether its keys count, and whether the rows say what the chain says."""
+REVOKED_LEARNED_S = 5.0
+"""By when a node has learned that its key is revoked, and signs no more checkpoints with it."""
 RETRY_PAUSE_S = 1.0
 """Pause before Postgres is asked again for what a change still needs."""
 
@@ -122,6 +124,8 @@ class KeyChanges:
     chain: KeyChain
     write_entry: WriteEntry
     sign_checkpoints_again: Callable[[], Awaitable[None]]
+    sign_uncounted_again: Callable[[Sequence[PublicKey]], Awaitable[None]]
+    """Has checkpoints signed again that none of these keys signed."""
     spawn: Callable[[Coroutine[Any, Any, None]], object]
 
     def __post_init__(self) -> None:
@@ -131,6 +135,10 @@ class KeyChanges:
         self._changing = False
         self.recorded = asyncio.Event()
         """Set once the chain names the keys that the node started with."""
+        self._counted: Set[str] | None = None
+        """Keys that could sign checkpoints when it was last looked."""
+        self._revoked_at_s: list[float] = []
+        """When it is to be looked for checkpoints by a key that was revoked."""
         self._rows_say: KeyHistory | None = None
         """What the rows say since they were written last."""
 
@@ -166,8 +174,22 @@ class KeyChanges:
             await self.until_stored(self.sign_checkpoints_again)
         elif self.keys.not_admitted != before:
             log.warning("keys_not_admitted", error=self.keys.not_admitted)
+        if self.keys.not_admitted is None:
+            await self._follow_revocations(history)
         if history is not self._rows_say:
             await self._write_rows()
+
+    async def _follow_revocations(self, history: KeyHistory) -> None:
+        """Have what a revoked key signed last signed again: its tenants may be quiet for long."""
+        keys, now_s = history.keys(), time.monotonic()
+        counting = {key_id: key for key_id, key in keys.items() if key.revoked_from_hlc is None}
+        if (keys.keys() if self._counted is None else self._counted) - counting.keys():
+            self._revoked_at_s = [now_s, now_s + REVOKED_LEARNED_S]
+        self._counted = counting.keys()
+        if self._revoked_at_s and self._revoked_at_s[0] <= now_s:
+            del self._revoked_at_s[0]
+            ring = [key for key in counting.values() if key.algorithm == ED25519]
+            await self.until_stored(partial(self.sign_uncounted_again, ring))
 
     async def _write_rows(self) -> None:
         async with reading(self.pool) as connection, connection.transaction():

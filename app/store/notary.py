@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.rows import ENTRIES, fetch_as, fetch_one_as, fetch_tuples, turned
@@ -119,6 +119,11 @@ _TREE_SIZES = """
 SELECT tenant_id, tree_size FROM scheduler.merkle_head
  WHERE tenant_id IS NOT NULL AND checkpoint IS NOT NULL AND tree_size >= 0
 """
+_CHECKPOINTS = """
+SELECT tenant_id, tree_size, checkpoint FROM scheduler.merkle_head
+ WHERE tenant_id IS NOT NULL AND checkpoint IS NOT NULL AND tree_size >= 0
+"""
+CHECKPOINTS_AT_ONCE = 1000
 _TENANTS_BEHIND = """
 SELECT h.tenant_id, h.head_seq
   FROM scheduler.chain_heads h
@@ -235,6 +240,12 @@ async def tree_size(connection: Connection, tenant_id: str) -> int:
 async def tree_sizes(connection: Connection) -> dict[str, int]:
     """Size of each tenant's tree that has one and a checkpoint."""
     return dict(map(tuple, await connection.fetch(_TREE_SIZES)))
+
+
+async def checkpoints(connection: Connection) -> AsyncIterator[tuple[str, int, str]]:
+    """Tenant, size of its tree and newest checkpoint; the transaction is the caller's."""
+    async for row in connection.cursor(_CHECKPOINTS, prefetch=CHECKPOINTS_AT_ONCE):
+        yield row["tenant_id"], row["tree_size"], row["checkpoint"]
 
 
 async def tenants_behind(connection: Connection) -> dict[str, int]:

@@ -24,6 +24,7 @@ from app.pending.event_lines import EventLines
 from app.service import Service
 from signing import key_file
 from signing.checkpoint import open_checkpoint
+from signing.checkpoint import read as read_checkpoint
 from signing.keys import ECDSA_P256, Keyring
 from signing.snapshot import open_snapshot, sign_snapshot
 from tests.app.admitting import admit_node
@@ -507,6 +508,36 @@ async def test_a_node_whose_key_another_one_revoked_chains_on_and_signs_again_on
         assert (await one.get("/readyz")).json()["checks"]["signing"]["ok"]
         for client in (one, two):
             assert (await verdict_of(client))["valid"]
+
+
+async def test_what_a_revoked_key_of_another_node_signed_last_is_signed_again_while_its_tenant_is_quiet(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, chains: Chains
+) -> None:
+    async with run_server(make_settings("one")) as one:
+        await until(chains.key_recorded, "the first node's key is the root")
+        async with run_server(make_settings("two")) as two:
+            await admit_node(one, two)
+            two_id = await node_id_of(two)
+            (stolen,) = [key["key_id"] for key in (await keys_of(one)).values() if key["node_id"] == two_id]
+            await add_jobs(one, 1, "other")
+            await sign(one, "other")
+            await add_jobs(two, 2)
+            await sign(two)
+            before = await checkpoint_text(superuser)
+            others = "SELECT signed_at FROM scheduler.merkle_head WHERE tenant_id = 'other'"
+            other_signed_at = await superuser.fetchval(others)
+
+            assert (await one.post(f"/v1/keys/{stolen}/revoke", json={"reason": "stolen"})).status_code == 200
+
+            async def has_receipt() -> bool:
+                answer = await one.get("/v1/chain/receipt", params={"tenant_id": "acme", "seq": 1})
+                return answer.status_code == 200
+
+            await until(has_receipt, "the same tree is signed by a key that counts")
+            ring = Keyring.from_json((await one.get("/v1/keys")).json())
+            after = await checkpoint_text(superuser)
+            assert open_checkpoint(after or "", ring) == read_checkpoint(before or "")
+            assert await superuser.fetchval(others) == other_signed_at, "what counts is not signed again"
 
 
 async def node_id_of(client: Client) -> str:
