@@ -229,6 +229,7 @@ def _parts(
     breaks = FoundBreaks(started.folder)
     service.metrics.watch_breaks(lambda: len(breaks.open()))
     verifier = _verifier(service, started, pool, given.authorities, breaks)
+    service.appender.promised.on_break = lambda tenant_id, found: service.spawn(verifier.report(tenant_id, [found]))
     importer = _importer(service, pool)
     staging = Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
     regions = _regions(service, started, pool, importer, staging)

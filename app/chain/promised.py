@@ -2,13 +2,18 @@
 
 Built from the log when something is first proposed to a tenant here, and caught up with what other nodes chained
 whenever its head is not where this node left it. A batch is judged on a copy that counts once the batch is committed.
+
+What another node accepted counts as the chain says, and is judged here too: where it was not to be accepted, one of the
+two was told something else of the entries before, by a table that somebody changed. That is for people to look at.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import structlog
 
 from app.pending.linking import LinkedBatch
 from app.store import Connection
@@ -17,6 +22,11 @@ from app.store.chaining import ChainHead
 from app.store.commitments import PromiseEntry
 from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.machines.commitments import Commitments, commit, overlaid
+from ledger.machines.events import CommitmentAction
+from ledger.machines.promises import read_proposal
+from ledger.verification.verdict import Break
+
+log = structlog.get_logger()
 
 LIVE_MAX = 2_000_000
 """Commitments that are kept for tenants to whom nothing is proposed just now: some 1.5 KiB each."""
@@ -35,6 +45,8 @@ class Promised:
     def __init__(self) -> None:
         self._known: OrderedDict[str, _Known] = OrderedDict()
         """The one that was asked for last stands last."""
+        self.on_break: Callable[[str, Break], object] = lambda tenant_id, found: None
+        """Told of each entry that another node accepted and that, by what is known here, was to be rejected."""
 
     async def at(self, connection: Connection, heads: Mapping[str, ChainHead]) -> dict[str, Commitments]:
         """What is promised at these heads, which the transaction holds locked; changes count once ``chained`` was told.
@@ -49,7 +61,7 @@ class Promised:
                 known = await self._load(connection, tenant_id, head.seq)
             elif known.seq < head.seq:
                 async for entry in store.since(connection, tenant_id, known.seq, head.seq):
-                    self._fold(tenant_id, known.machine, entry)
+                    self._fold(tenant_id, known.machine, entry, is_judged=True)
                     known.seq = entry.seq
                 known.seq = head.seq
             self._known[tenant_id] = known
@@ -75,19 +87,30 @@ class Promised:
             self._fold(tenant_id, machine, entry)
         return _Known(machine, head_seq)
 
-    def _fold(self, tenant_id: str, machine: Commitments, entry: PromiseEntry) -> None:
-        """Take one entry, or forget the tenant."""
+    def _fold(self, tenant_id: str, machine: Commitments, entry: PromiseEntry, *, is_judged: bool = False) -> None:
+        """Take one entry, or forget the tenant. It may be judged where the machine has taken all entries before it."""
         try:
             if entry.action is None or entry.payload is None:
                 raise InvalidInputError(
                     "scheduler.commitments names it, and it is no such entry; after a TRUNCATE the table fills again"
                 )
+            if is_judged and entry.action == CommitmentAction.PROPOSE_ACCEPTED:
+                self._judge(tenant_id, machine, entry.seq, entry.payload)
             machine.fold(entry.seq, entry.action, entry.payload)
         except InvalidInputError as error:
             self._known.pop(tenant_id, None)
             raise ChainDamagedError(
                 tenant_id, f"its commitments cannot be made out at seq {entry.seq}: {error}"
             ) from None
+
+    def _judge(self, tenant_id: str, machine: Commitments, seq: int, payload: str) -> None:
+        """Tell of an entry that another node accepted and that was to be rejected."""
+        rejection = machine.judge(read_proposal(payload))
+        if rejection is not None:
+            detail = f"the verdict of seq {seq} is not what judging its proposal gives: {rejection.detail}"
+            found = Break(seq, "projection", detail, rejection.reason, "accepted")
+            log.error("chain_break_found", tenant_id=tenant_id, first_break=found._asdict(), found_by="catching up")
+            self.on_break(tenant_id, found)
 
     def chained(self, linked: LinkedBatch) -> None:
         """The batch is committed: what was decided in it counts, and the heads are where it left them."""

@@ -156,6 +156,35 @@ async def test_the_service_judges_its_own_chain_and_names_an_edited_table(
     assert found["first_break"]["seq"] == first  # type: ignore[index]
 
 
+async def test_a_node_that_knows_better_names_what_another_accepts_by_an_edited_table(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    async with run_server(make_settings("one")) as one:
+        has = {"tenant_id": "acme", "capacity": {"cpu_millis": 20_000}}
+        (await one.put("/v1/nodes/n1/capacity", json=has)).raise_for_status()
+        first, *_ = [(await propose(one, placement(name, "n1"), free("n1"))).json()["index"] for name in "abd"]
+        (await one.put("/v1/nodes/n1/capacity", json=has)).raise_for_status()
+        await until(lambda: followed(superuser), "the table follows")
+        async with unguarded(superuser):
+            await superuser.execute("DELETE FROM scheduler.commitments WHERE seq = $1", first)
+        async with run_server(make_settings("two")) as two:
+            assert (await propose(two, placement("c", "n2"))).status_code == 201
+            again = (await propose(two, placement("a", "n2"))).json()
+            assert (await two.get("/readyz")).json()["checks"]["breaks"]["ok"]
+        assert again["verdict"] == "accepted"
+
+        lost = (await propose(one, placement("a", "n3"))).json()
+        assert (lost["reason"], lost["blocking_index"]) == ("capsule-placed", again["index"])
+
+        async def named() -> str:
+            said: str = (await one.get("/readyz")).json()["checks"]["breaks"]["detail"]
+            return said
+
+        said = await until(named, "the break is kept for people to look at")
+        assert f"projection at seq {again['index']} of acme" in said
+        assert "more" not in said.partition(";")[0], "what is right is not named"
+
+
 async def test_the_walk_names_an_edited_table_of_a_chain_that_it_reads_in_ranges(
     make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
