@@ -75,7 +75,9 @@ async def test_a_stop_without_quorum_and_postgres_tells_who_waits_and_ends_in_ti
         for link in quorum.links[1:]:
             link.stall()
         quorum.proxy.stall()
+        queued_lsn = (await one.positions())["written_lsn"] + 2
         waiting = [asyncio.ensure_future(one.create(level, named=False)) for level in ("REGIONAL", "GLOBAL")]
+        await one.until("written_lsn", queued_lsn)
         await one.created("LOCAL")
         assert await child.terminate(GRACE_S) == 0
         assert [(await each).problem for each in waiting] == ["durability-timeout"] * 2
