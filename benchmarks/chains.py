@@ -199,4 +199,4 @@ def _lives() -> Iterator[dict[str, Any]]:
 
 def _job_row(fold: JobFold) -> tuple[object, ...]:
     state = fold.state()
-    return (*stored_form(state)[:-1], seqs_of(state))
+    return (*stored_form(state)[: JOB_COLUMNS.index("seqs")], seqs_of(state))
