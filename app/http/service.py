@@ -127,16 +127,17 @@ async def read_readiness(
 @router.get("/metrics", response_class=Response, responses={200: _TEXT})
 async def read_metrics(parts: PartsDep) -> Response:
     """Metrics in the text format of Prometheus."""
-    await _database_fault(parts)
+    await _ask_database(parts)
     return Response(parts.metrics.render(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
 async def _checks(parts: Parts) -> dict[str, str | None]:
     """Every check by name: None when it holds, else what is wrong."""
+    await _ask_database(parts)
     found: dict[str, str | None] = {
         "accepting": None if parts.accepting and not parts.node.shutting_down else "stopping",
         "writer": None if parts.node.failure is None else str(parts.node.failure),
-        "database": await _database_fault(parts),
+        "database": parts.database_fault,
     }
     for name, check in parts.readiness_checks.items():
         found[name] = check()
@@ -148,8 +149,8 @@ async def _may_know_tenants(request: Request) -> bool:
     return caller is not None and caller.may(Right.OPERATE, EVERY_TENANT)
 
 
-async def _database_fault(parts: Parts) -> str | None:
-    """What is wrong with the database, also for the next metrics; None where it answers."""
+async def _ask_database(parts: Parts) -> None:
+    """See whether the database answers: ``parts.database_fault``, which metrics report as well."""
     fault = None
     try:
         async with reading(parts.pool, timeout_s=DATABASE_CHECK_TIMEOUT_S) as connection:
@@ -157,4 +158,3 @@ async def _database_fault(parts: Parts) -> str | None:
     except DatabaseUnavailableError as error:
         fault = str(error)
     parts.database_fault = fault
-    return fault

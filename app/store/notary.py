@@ -115,14 +115,12 @@ SELECT tenant_id, {", ".join(SNAPSHOT_COLUMNS[:-1])}, {SNAPSHOT_COLUMNS[-1]}::js
     ON CONFLICT (tenant_id, from_seq) DO NOTHING
 RETURNING *
 """
-_TREE_SIZES = """
-SELECT tenant_id, tree_size FROM scheduler.merkle_head
+_SIGNED_TREES = """
+  FROM scheduler.merkle_head
  WHERE tenant_id IS NOT NULL AND checkpoint IS NOT NULL AND tree_size >= 0
 """
-_CHECKPOINTS = """
-SELECT tenant_id, tree_size, checkpoint FROM scheduler.merkle_head
- WHERE tenant_id IS NOT NULL AND checkpoint IS NOT NULL AND tree_size >= 0
-"""
+_TREE_SIZES = f"SELECT tenant_id, tree_size {_SIGNED_TREES}"
+_CHECKPOINTS = f"SELECT tenant_id, tree_size, checkpoint {_SIGNED_TREES}"
 CHECKPOINTS_AT_ONCE = 1000
 _TENANTS_BEHIND = """
 SELECT h.tenant_id, h.head_seq
