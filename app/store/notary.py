@@ -105,7 +105,7 @@ _LAST_SNAPSHOT = """
 SELECT to_seq, dsse_envelope, coalesce((SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1), 0) AS head_seq
   FROM scheduler.batch_snapshot WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1
 """
-_LOCK_HEADS = "SELECT FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE"
+_LOCK_HEADS = "SELECT 1 FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE"
 _INSERT_SNAPSHOTS = f"""
 INSERT INTO scheduler.batch_snapshot (tenant_id, {", ".join(SNAPSHOT_COLUMNS)})
 SELECT tenant_id, {", ".join(SNAPSHOT_COLUMNS[:-1])}, {SNAPSHOT_COLUMNS[-1]}::json
