@@ -9,7 +9,7 @@ from typing import NamedTuple
 import asyncpg
 import structlog
 
-from app.store import idempotency, job_table
+from app.store import Connection, idempotency, job_table
 from app.store.idempotency import ChainedLine
 from app.store.reading import reading
 from app.store.reads import find_refusal
@@ -72,35 +72,16 @@ class EdgeLookups:
         while asking := self._waiting:
             self._waiting = []
             try:
-                known = await self._find_jobs([*dict.fromkeys(job for wanted, _ in asking for job in wanted)])
+                async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
+                    known = await _find_jobs(connection, [*dict.fromkeys(job for jobs, _ in asking for job in jobs)])
+                    # Before the connection is given back, which is a round trip.
+                    for wanted, found in asking:
+                        if not found.done():
+                            found.set_result({job: known[job] for job in wanted if job in known})
             except Exception as error:
                 for _, found in asking:
                     if not found.done():
                         found.set_exception(error)
-                continue
-            for wanted, found in asking:
-                if not found.done():
-                    found.set_result({job: known[job] for job in wanted if job in known})
-
-    async def _find_jobs(self, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
-        async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
-            found, created = {}, set()
-            mentioned, refused = await job_table.mentioned(connection, wanted)
-            for parts in await job_table.find_parts(connection, mentioned) if mentioned else ():
-                job = parts.tenant_id, parts.job_id
-                try:
-                    state = await job_table.merged(connection, parts)
-                except ChainDamagedError as error:
-                    log.error("job_state_malformed", tenant_id=job[0], job_id=job[1], error=str(error))
-                    state = JobState(job[1], (0, 0, ""), 0, 0)
-                if state is not None:
-                    found[job] = _chained_job(state)
-                    created.update([job] if state.created is not None else [])
-            for tenant_id, job_id in set(refused) - created:
-                refusal = await find_refusal(connection, tenant_id, job_id)
-                if refusal is not None and refusal.is_creation:
-                    found[tenant_id, job_id] = ChainedJob(0, refusal.text(), None, is_made=False)
-        return found
 
     async def find_lines(self, tenants: Sequence[str], route: int, key: str) -> list[ChainedLine]:
         """Chained lines of a keyed request, in line order.
@@ -117,6 +98,26 @@ class EdgeLookups:
                 )
                 raise ChainDamagedError(line.tenant_id, f"{reason} stands there")
         return [whole(line.tenant_id, line, ("prev_chain_link",)) for line in lines]
+
+
+async def _find_jobs(connection: Connection, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
+    found, created = {}, set()
+    mentioned, refused = await job_table.mentioned(connection, wanted)
+    for parts in await job_table.find_parts(connection, mentioned) if mentioned else ():
+        job = parts.tenant_id, parts.job_id
+        try:
+            state = await job_table.merged(connection, parts)
+        except ChainDamagedError as error:
+            log.error("job_state_malformed", tenant_id=job[0], job_id=job[1], error=str(error))
+            state = JobState(job[1], (0, 0, ""), 0, 0)
+        if state is not None:
+            found[job] = _chained_job(state)
+            created.update([job] if state.created is not None else [])
+    for tenant_id, job_id in set(refused) - created:
+        refusal = await find_refusal(connection, tenant_id, job_id)
+        if refusal is not None and refusal.is_creation:
+            found[tenant_id, job_id] = ChainedJob(0, refusal.text(), None, is_made=False)
+    return found
 
 
 def _chained_job(state: JobState) -> ChainedJob:

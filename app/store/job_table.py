@@ -103,6 +103,14 @@ SELECT w.tenant_id, w.job_id, {count_named("j")} AS named, followed.entries AS f
 
 _JOBS = jobs_query("unnest((SELECT $1::text[]), (SELECT $2::text[]))")
 # Subqueries of one row: an EXISTS may be answered from a hash of a whole table.
+_ANY_MENTIONED = """
+SELECT n FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS w(tenant_id, job_id, refused_id, n)
+ WHERE coalesce(
+           (SELECT true FROM scheduler.scheduler_log l
+             WHERE l.tenant_id = w.tenant_id AND l.job_id IN (w.job_id, w.refused_id) LIMIT 1),
+           (SELECT true FROM scheduler.jobs j WHERE j.tenant_id = w.tenant_id AND j.job_id = w.job_id), false
+       )
+"""
 _MENTIONED = """
 SELECT * FROM (
     SELECT n,
@@ -174,10 +182,18 @@ class UnfollowedError(Exception):
 async def mentioned(connection: Connection, wanted: Sequence[JobKey]) -> tuple[list[JobKey], list[JobKey]]:
     """Those of each (tenant, job id) that have any parts, and those of which PostgreSQL refused events. Of jobs that
     are to be created that is none nearly always, and learned at a tenth of what finding parts costs."""
-    tenants, job_ids = [tenant_id for tenant_id, _ in wanted], [job_id for _, job_id in wanted]
-    rows = await connection.fetch(_MENTIONED, tenants, job_ids, list(map(refused_job_id, job_ids)))
-    found = [(wanted[number - 1], has_parts, has_refusals) for number, has_parts, has_refusals in rows]
+    there = [wanted[number - 1] for (number,) in await connection.fetch(_ANY_MENTIONED, *_mentions(wanted))]
+    if not there:
+        return [], []
+    rows = await connection.fetch(_MENTIONED, *_mentions(there))
+    found = [(there[number - 1], has_parts, has_refusals) for number, has_parts, has_refusals in rows]
     return [job for job, has_parts, _ in found if has_parts], [job for job, _, has_refusals in found if has_refusals]
+
+
+def _mentions(wanted: Sequence[JobKey]) -> tuple[list[str], list[str], list[str]]:
+    """By column, where entries of these jobs, and in the place of entries of theirs, would be."""
+    job_ids = [job_id for _, job_id in wanted]
+    return [tenant_id for tenant_id, _ in wanted], job_ids, list(map(refused_job_id, job_ids))
 
 
 async def find_parts(connection: Connection, wanted: Sequence[JobKey]) -> list[JobParts]:

@@ -167,7 +167,7 @@ async def test_the_store_is_asked_for_any_number_of_jobs_in_as_many_statements(d
         asyncpg.create_pool(database.service_url, min_size=1, max_size=1) as pool,
         pool.acquire() as connection,
     ):
-        connection.add_query_logger(lambda query: asked.append(query.query))
+        await logged(connection, asked)
         await pool.release(connection)
         lookups = EdgeLookups(pool)
         counts = []
@@ -200,8 +200,21 @@ async def test_requests_that_come_together_ask_the_store_together(run_node: RunN
         assert [type(each) for each in refused] == [DatabaseUnavailableError] * len(wanted)
 
 
-async def logged(connection: asyncpg.Connection[asyncpg.Record], asked: list[str]) -> None:
-    connection.add_query_logger(lambda query: asked.append(query.query))
+async def logged(connection: asyncpg.Connection[asyncpg.Record], asked: list[str], what: str = "scheduler.") -> None:
+    connection.add_query_logger(lambda query: asked.append(query.query) if what in query.query else None)
+
+
+async def test_an_answer_does_not_wait_until_its_connection_is_given_back(database: Database) -> None:
+    given_back: list[str] = []
+    async with asyncpg.create_pool(
+        database.service_url, min_size=0, init=lambda each: logged(each, given_back, "RESET ALL")
+    ) as pool:
+        looking = asyncio.ensure_future(EdgeLookups(pool).find_jobs([("acme", "job-0")]))
+        before_it: list[int] = []
+        looking.add_done_callback(lambda _: before_it.append(len(given_back)))
+        await looking
+        await until(lambda: bool(given_back), "it is given back")
+    assert before_it == [0]
 
 
 async def test_no_more_than_two_lookups_are_under_way(database: Database, superuser: asyncpg.Connection) -> None:
@@ -219,7 +232,11 @@ async def test_no_more_than_two_lookups_are_under_way(database: Database, superu
         assert pool.get_size() == 2
 
 
-@pytest.mark.parametrize("query", [job_table._JOBS, job_table._MENTIONED], ids=["parts", "mentioned"])
+@pytest.mark.parametrize(
+    "query",
+    [job_table._JOBS, job_table._ANY_MENTIONED, job_table._MENTIONED],
+    ids=["parts", "any", "mentioned"],
+)
 async def test_a_ledger_that_was_never_analyzed_finds_jobs_by_their_index(database: Database, query: str) -> None:
     parameters = ", ".join(["NULL"] * (1 + query.count("$3::text[]") + 1))
     async with connected_to(database.service_url) as connection:
