@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from operator import attrgetter
+
+import msgspec
 
 from app.store.growth import ChainPosition
 from ledger.chain.record import IdempotencyKey
@@ -45,8 +46,7 @@ def record_bytes_of(records: int, payload_bytes: int) -> int:
     return payload_bytes + records * BYTES_AROUND_PAYLOAD
 
 
-@dataclass(slots=True, eq=False)
-class Pending:
+class Pending(msgspec.Struct, eq=False):
     """One event between WAL and chain. ``outcome`` resolves once it is chained, never before.
 
     ``answered_early`` says that the event may have been acknowledged before it is chained: then something of it must

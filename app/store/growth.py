@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -40,6 +41,8 @@ class Growth:
         """(tenant, seq, link, HLC) of each chain's new end."""
         return [(tenant, last.seq, last.chain_link, last.t_hlc) for tenant, (*_, last) in self.links.items()]
 
+
+_link_row_of = partial(tuple.__new__, LinkRow)
 
 Entry = tuple[Hlc, str, str, bytes, str | None]
 """One entry that has its place and no link yet: HLC, job id, action, payload, origin."""
@@ -139,7 +142,7 @@ class Grower:
         growth, head = self._growth, end.head
         rows, places = new_rows(end.linker, head, entries)
         growth.log_rows += rows
-        growth.links.setdefault(tenant_id, []).extend(map(LinkRow._make, places))
+        growth.links.setdefault(tenant_id, []).extend(map(_link_row_of, places))
         seq, t_hlc, chain_link = places[-1]
         end.head = ChainHead(seq, chain_link, t_hlc)
 
