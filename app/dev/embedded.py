@@ -208,8 +208,9 @@ class EmbeddedPostgres:
         while time.monotonic() < deadline:
             if self._living_pid() is None:
                 return False
+            # Both of one reading: a server that was killed left a file that says ready, which this one writes anew.
             lines = _pid_file_lines(data)
-            if len(lines) >= 8 and lines[7].strip() == "ready" and self.postmaster_pid() is not None:
+            if len(lines) >= 8 and lines[7].strip() == "ready" and _serves(int(lines[0]), data):
                 return True
             time.sleep(_POLL_S)
         raise StartRefusedError(
