@@ -48,7 +48,8 @@ class Ledger:
             return (await self.client.get(f"/v1/log/{self.tenant_id}/checkpoint")).status_code == 200
 
         async def is_listed() -> bool:
-            return (await self.get("/v1/jobs/job-1", consistency="eventual")).status_code == 200
+            there = "SELECT EXISTS (SELECT FROM scheduler.jobs WHERE tenant_id = $1)"
+            return bool(await self.superuser.fetchval(there, self.tenant_id))
 
         await until(is_covered, "a checkpoint covers it")
         await until(is_listed, "the job table has it")
