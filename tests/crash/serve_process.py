@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -148,8 +149,12 @@ class ServeProcess:
 
     async def _listen(self) -> None:
         lines = asyncio.StreamReader(LINE_BYTES_MAX)
+        assert self.process.stderr is not None
+        end = os.dup(self.process.stderr.fileno())
+        self.process.stderr.close()
+        # uvloop closes the descriptor and then the file, when another thread may have the number: it closes nothing.
         reading, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(lines), self.process.stderr
+            lambda: asyncio.StreamReaderProtocol(lines), FileIO(end, closefd=False)
         )
         async for line in lines:
             async with self._heard:
