@@ -112,19 +112,17 @@ SELECT n FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS w(te
        )
 """
 _MENTIONED = """
-SELECT * FROM (
-    SELECT n,
-           coalesce(
-               (SELECT true FROM scheduler.scheduler_log l
-                 WHERE l.tenant_id = w.tenant_id AND l.job_id = w.job_id LIMIT 1),
-               (SELECT true FROM scheduler.jobs j WHERE j.tenant_id = w.tenant_id AND j.job_id = w.job_id), false
-           ) AS has_parts,
-           coalesce(
-               (SELECT true FROM scheduler.scheduler_log l
-                 WHERE l.tenant_id = w.tenant_id AND l.job_id = w.refused_id LIMIT 1), false
-           ) AS has_refusals
-      FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS w(tenant_id, job_id, refused_id, n)
-) AS each WHERE has_parts OR has_refusals
+SELECT n,
+       coalesce(
+           (SELECT true FROM scheduler.scheduler_log l
+             WHERE l.tenant_id = w.tenant_id AND l.job_id = w.job_id LIMIT 1),
+           (SELECT true FROM scheduler.jobs j WHERE j.tenant_id = w.tenant_id AND j.job_id = w.job_id), false
+       ) AS has_parts,
+       coalesce(
+           (SELECT true FROM scheduler.scheduler_log l
+             WHERE l.tenant_id = w.tenant_id AND l.job_id = w.refused_id LIMIT 1), false
+       ) AS has_refusals
+  FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS w(tenant_id, job_id, refused_id, n)
 """
 _PAST = """
 SELECT seq, hlc_physical, hlc_logical, hlc_node, action, payload_digest, payload
