@@ -152,7 +152,7 @@ class ServeProcess:
         assert self.process.stderr is not None
         end = os.dup(self.process.stderr.fileno())
         self.process.stderr.close()
-        # uvloop closes the descriptor and then the file, when another thread may have the number: it closes nothing.
+        # uvloop closes the descriptor and then the file, when another thread may have it: this file closes nothing.
         reading, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(lines), FileIO(end, closefd=False)
         )
