@@ -75,8 +75,8 @@ class Asked(NamedTuple):
 class Period(NamedTuple):
     """``start_ms <= t < end_ms``, in milliseconds since 1970 or since the trace began; windows lie end to end.
 
-    ``known_ms`` is how far the report knows: the end, or where that lies ahead, the moment it was made. Jobs that are
-    open are judged as of then.
+    The first window may begin before the period, the last end after it. ``known_ms`` is how far the report knows: the
+    end, or where that lies ahead, the moment it was made. Jobs that are open are judged as of then.
     """
 
     clock: Clock
@@ -85,11 +85,6 @@ class Period(NamedTuple):
     window_ms: int
     first_window_ms: int
     known_ms: int
-
-    @property
-    def windows(self) -> list[int]:
-        """Where each window begins; the first may begin before the period, the last end after it."""
-        return list(range(self.first_window_ms, self.end_ms, self.window_ms))
 
 
 def parse_bound(option: str, text: str) -> Bound:

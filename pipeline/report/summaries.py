@@ -110,7 +110,7 @@ def openings(timed: DataFrame, period: Period) -> DataFrame:
     offset = F.greatest(F.floor((F.col("at_ms") - period.first_window_ms) / period.window_ms), F.lit(0))
     window = (period.first_window_ms + offset * period.window_ms).alias("window_ms")
     changed = counted.groupBy(window).agg(F.sum("change").alias("change"))
-    every = timed.sparkSession.createDataFrame([(each,) for each in period.windows], "window_ms long")
+    every = _windows(timed, period)
     so_far = F.sum(F.coalesce("change", F.lit(0))).over(Window.orderBy("window_ms"))
     joined = every.join(changed, "window_ms", "left").withColumn("open", so_far).orderBy("window_ms")
     return joined.select(moment("window_ms", period.clock).alias("window"), "open")
@@ -143,14 +143,19 @@ def of(summaries: DataFrame, name: str, period: Period) -> DataFrame:
     number = sum(1 << at for at, key in enumerate(reversed(_KEYS)) if key not in keys)
     rows = summaries.where(F.col("set") == number)
     if name == "windows":
-        every = rows.sparkSession.createDataFrame([(each,) for each in period.windows], "window_ms long")
-        rows = every.join(rows.drop(*(key for key in _KEYS if key != "window_ms")), "window_ms", "left")
+        others = [key for key in _KEYS if key != "window_ms"]
+        rows = _windows(rows, period).join(rows.drop(*others), "window_ms", "left")
     if name == "hours":
         rows = rows.sparkSession.range(24).select(F.col("id").cast("int").alias("hour")).join(rows, "hour", "left")
     if name == "all":  # Of no happenings at all there is no row that says so.
         rows = rows.sparkSession.range(1).drop("id").join(rows, F.lit(True), "left")
     ordered = rows.orderBy(*keys) if keys else rows
     return ordered.select(*_shown_keys(keys, period), *_counts(), *_rates(), *_times())
+
+
+def _windows(rows: DataFrame, period: Period) -> DataFrame:
+    """Every window of the period, in the session of ``rows``."""
+    return rows.sparkSession.range(period.first_window_ms, period.end_ms, period.window_ms).toDF("window_ms")
 
 
 def _happening(kind: str, **values: str) -> Column:
