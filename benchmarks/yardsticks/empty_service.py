@@ -1,5 +1,5 @@
 """The yardstick of ``submit_local``: FastAPI as one would set it up first, the same models, and a handler that does
-nothing. The answer is as long as the service's."""
+nothing. The answer is as long as the service's was when this was frozen."""
 
 from __future__ import annotations
 
