@@ -66,7 +66,8 @@ from app.read.verification import ChainVerifier
 from app.read.verified_positions import VerifiedPositions
 from app.readiness import readiness_checks, reported_checks
 from app.service import Service
-from app.start.procedure import StartedNode, start_node, went_away
+from app.start.connecting import went_away
+from app.start.procedure import StartedNode, start_node
 from app.start.quorum import Takeover
 from app.store.faults import DATABASE_FAULTS
 from app.store.node_pool import NodePool

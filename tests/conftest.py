@@ -25,8 +25,8 @@ from xdist.scheduler import LoadFileScheduling
 
 from app.dev.cluster import DATABASE, OWNER
 from app.dev.embedded import EmbeddedPostgres
-from app.store.known_types import TypesKnown
 from app.store.migrate import migrate
+from app.store.node_connection import NodeConnection
 
 MEMORY = Path("/dev/shm")
 """Linux's file system in memory."""
@@ -216,7 +216,9 @@ async def superuser(database: Database) -> AsyncIterator[asyncpg.Connection]:
 @pytest.fixture
 async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
     """A pool of connections to ``database`` as the service has them."""
-    async with asyncpg.create_pool(database.service_url, min_size=1, max_size=10, connection_class=TypesKnown) as pool:
+    async with asyncpg.create_pool(
+        database.service_url, min_size=1, max_size=10, connection_class=NodeConnection
+    ) as pool:
         yield pool
 
 

@@ -14,7 +14,6 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +70,7 @@ class Peer:
         pause_s = self.interval_s
         while True:
             try:
-                async with self._turn() as is_ours:
+                async with self.pool.acquire() as connection, exchange.turn(connection, self.settings.url) as is_ours:
                     if is_ours:
                         await self._round()
                 await self._learn_held()
@@ -84,17 +83,6 @@ class Peer:
                 self.fault = f"{type(error).__name__}: {error}"
                 pause_s = min(2 * pause_s, max(PAUSE_MAX_S, self.interval_s))
             await asyncio.sleep(pause_s)
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[bool]:
-        """Whether this node is the one of its ledger that asks now."""
-        async with self.pool.acquire() as connection:
-            is_ours = await exchange.take_turn(connection, self.settings.url)
-            try:
-                yield is_ours
-            finally:
-                if is_ours:
-                    await exchange.end_turn(connection, self.settings.url)
 
     async def _round(self) -> None:
         async with self._client() as client:

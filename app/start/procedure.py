@@ -52,14 +52,13 @@ from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
 from app.start.checks import chain_holds, check_chain, check_role
 from app.start.claims import check_chained
+from app.start.connecting import kept
 from app.start.quorum import Lead, Takeover, lease_of, members_of, take_lead
 from app.start.wal import FoundWal, find_wal, to_its_end
 from app.store import chaining
 from app.store import node as node_store
 from app.store.chaining import ChainHead, WalPosition
 from app.store.faults import DATABASE_FAULTS
-from app.store.known_types import TypesKnown
-from app.store.schema import check_schema
 from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
 from ledger.hlc import Clock, Hlc
 from ledger.machines.events import ACTIONS, SystemAction
@@ -73,18 +72,6 @@ from wal.segment import sync_folder
 
 if TYPE_CHECKING:
     from app.store import Connection
-
-CONNECT_WAIT_S = 30.0
-"""How long a start waits for Postgres to answer."""
-CONNECT_PAUSE_S = 0.5
-_WENT_AWAY = (
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    ConnectionError,
-    TimeoutError,
-)
-"""What a database that answered and then failed looks like, and the files of a node do not."""
 
 log = structlog.get_logger()
 
@@ -131,55 +118,6 @@ class StartedNode:
     """The one that this start used, still open."""
 
 
-@contextlib.asynccontextmanager
-async def connected(database_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """A connection to a database that has the schema this version knows, with all that guards it.
-
-    Raises:
-        StartRefusedError: there is none, or it fails before it is left.
-    """
-    async with _kept(database_url) as connection:
-        yield connection
-        with contextlib.suppress(*DATABASE_FAULTS):
-            await connection.close(timeout=5)
-
-
-@contextlib.asynccontextmanager
-async def _kept(database_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """As ``connected``, but open afterwards, unless something fails."""
-    connection = await _connect(database_url)
-    try:
-        await check_schema(connection)
-        yield connection
-    except _WENT_AWAY as error:
-        connection.terminate()
-        raise went_away(error) from error
-    except BaseException:
-        connection.terminate()
-        raise
-
-
-async def _connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
-    """A connection, trying for ``CONNECT_WAIT_S`` while Postgres does not answer.
-
-    Raises:
-        StartRefusedError: it still does not, or it refuses this user or database.
-    """
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + CONNECT_WAIT_S
-    while True:
-        try:
-            return await asyncpg.connect(url, timeout=5, connection_class=TypesKnown)
-        except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
-            raise StartRefusedError(f"Postgres refuses: {error}; check database_url") from error
-        except (OSError, asyncpg.PostgresError, TimeoutError) as error:
-            if loop.time() > deadline_s:
-                raise StartRefusedError(
-                    f"Postgres does not answer ({type(error).__name__}: {error}); start it or check database_url"
-                ) from error
-        await asyncio.sleep(CONNECT_PAUSE_S)
-
-
 async def start_node(
     settings: Settings, database_url: str, *, accept_lost_wal: bool, takeover: Takeover = Takeover.WAITS
 ) -> StartedNode:
@@ -200,7 +138,7 @@ async def start_node(
         members, lease = members_of(settings), None
         if members is not None and settings.wal.ack_mode.is_replicated:
             lease = lease_of(settings, database_url, folder, who.node_id, members.run)
-        async with _held(lease, takeover), _kept(database_url) as connection:
+        async with _held(lease, takeover), kept(database_url) as connection:
             started = await _start_locked(settings, who, folder, lock, connection, members, accept_lost_wal, takeover)
             started.lease = lease
             first = next((pending.hlc.physical_ms for pending in started.recovered), None)
@@ -237,13 +175,6 @@ def _make_durably(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
         sync_folder(path.parent)
-
-
-def went_away(error: Exception) -> StartRefusedError:
-    """The refusal when Postgres answered and then failed."""
-    return StartRefusedError(
-        f"Postgres failed during the start ({type(error).__name__}: {error}); nothing is lost, start again"
-    )
 
 
 async def _start_locked(

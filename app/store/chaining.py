@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import asyncpg
 
-from app.store.known_types import TypesKnown
+from app.store.node_connection import NodeConnection
 from app.store.rows import fetch_one_as
 from ledger import native
 from ledger.errors import ChainDamagedError
@@ -167,7 +167,7 @@ async def connect(
         url,
         timeout=5,
         command_timeout=statement_timeout_s,
-        connection_class=TypesKnown,
+        connection_class=NodeConnection,
         server_settings={
             **_BY_KEY,
             "idle_in_transaction_session_timeout": f"{idle_in_transaction_max_s:g}s",

@@ -74,7 +74,7 @@ class EdgeLookups:
             try:
                 async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
                     known = await _find_jobs(connection, [*dict.fromkeys(job for jobs, _ in asking for job in jobs)])
-                    # Before the connection is given back, which is a round trip.
+                    # Before the connection is given back, which takes some passes of the event loop.
                     for wanted, found in asking:
                         if not found.done():
                             found.set_result({job: known[job] for job in wanted if job in known})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import asyncpg
 
-from app.store.known_types import TypesKnown
+from app.store.node_connection import NodeConnection
 from app.store.rows import columns, fetch_as, turned
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ async def connect(url: str, statement_timeout_s: float) -> asyncpg.Connection[as
         url,
         timeout=5,
         command_timeout=statement_timeout_s,
-        connection_class=TypesKnown,
+        connection_class=NodeConnection,
         server_settings={
             "synchronous_commit": "off",
             "lock_timeout": f"{LOCK_TIMEOUT_S:g}s",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from app.store.known_types import TypesKnown
+from app.store.node_connection import NodeConnection
 
 if TYPE_CHECKING:
     Pool = asyncpg.Pool[asyncpg.Record]
@@ -35,7 +35,7 @@ class NodePool(Pool):
     ) -> None:
         super().__init__(
             url,
-            connection_class=TypesKnown,
+            connection_class=NodeConnection,
             record_class=asyncpg.Record,
             min_size=1,
             max_size=connections_max,
@@ -56,7 +56,7 @@ class NodePool(Pool):
 
     async def _open(self, *where: Any, **how: Any) -> asyncpg.Connection[asyncpg.Record]:
         first, self._first = self._first, None
-        if isinstance(first, TypesKnown) and not first.is_closed():
+        if isinstance(first, NodeConnection) and not first.is_closed():
             first.bound(how["command_timeout"])
             return first
         return await asyncpg.connect(*where, **how)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 
+from app.dev.cluster import free_port
 from app.dev.embedded import EmbeddedPostgres
+from app.store import exchange
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.conftest import Database, connected_to, fresh_database
@@ -26,8 +29,7 @@ class Ledger:
     def __init__(self, region: str, database: Database, make_settings: MakeSettings, run_server: RunServer) -> None:
         self.region, self.database = region, database
         self._make_settings, self._run_server = make_settings, run_server
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            self.port = int(listening.getsockname()[1])
+        self.port = free_port()
 
     @property
     def url(self) -> str:
@@ -177,3 +179,32 @@ async def test_global_waits_for_a_majority_of_regions(ledgers: tuple[Ledger, Led
             return (await us.post("/v1/events?durability=GLOBAL", content=line, headers=headers)).status_code == 200
 
         await until(lines_are_global, "lines, too")
+
+
+async def test_who_asks_a_peer_is_one_and_leaves_it_to_another_when_it_is_stopped(
+    pool: asyncpg.Pool, superuser: asyncpg.Connection
+) -> None:
+    async def ask(has_begun: asyncio.Event) -> None:
+        async with pool.acquire() as connection, exchange.turn(connection, "https://peer") as is_ours:
+            assert is_ours
+            has_begun.set()
+            await asyncio.Event().wait()
+
+    async def is_free() -> bool:
+        async with exchange.turn(superuser, "https://peer") as is_ours:
+            return is_ours
+
+    assert await is_free(), "whoever ends its turn"
+    assert await is_free(), "leaves it to others"
+    for passes in (None, *range(12)):  # of the event loop, before it is stopped
+        has_begun = asyncio.Event()
+        asking = asyncio.create_task(ask(has_begun))
+        if passes is None:
+            await has_begun.wait()
+            assert not await is_free()
+        for _ in range(passes or 0):
+            await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await until(is_free, "the turn of who was stopped ends")

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from app.store import node_pool
-from app.store.known_types import TypesKnown
+from app.store.node_connection import NodeConnection
 from app.store.node_pool import NodePool
 from tests.conftest import Database
 
@@ -20,7 +20,7 @@ Pooled = Callable[..., AbstractAsyncContextManager[NodePool]]
 @pytest.fixture
 async def first(database: Database) -> AsyncIterator[asyncpg.Connection]:
     """A connection that is open already."""
-    connection = await asyncpg.connect(database.service_url, connection_class=TypesKnown)
+    connection = await asyncpg.connect(database.service_url, connection_class=NodeConnection)
     yield connection
     connection.terminate()
 

@@ -1,4 +1,5 @@
-"""Connections that know the arrays of built-in types, and ask each database what its own types are."""
+"""Connections that know the arrays of built-in types, ask each database what its own types are, and are given back
+without a statement."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import asyncpg
 
-from app.store.known_types import TypesKnown
+from app.store.node_connection import NodeConnection
 from tests.conftest import Database, execute
 
 ARRAYS = "SELECT $1::bigint[], $2::smallint[], $3::bytea[], $4::text[], $5::uuid[]"
@@ -18,7 +19,7 @@ VALUES: tuple[list[Any], ...] = ([1 << 60, None], [[-1, 2], [3, 4]], [b"", b"\0a
 @asynccontextmanager
 async def connected(url: str, **options: Any) -> AsyncIterator[asyncpg.Connection]:
     """A connection that does not look at the types of a database twice."""
-    connection = await asyncpg.connect(url, connection_class=TypesKnown, **options)
+    connection = await asyncpg.connect(url, connection_class=NodeConnection, **options)
     try:
         yield connection
     finally:
@@ -51,3 +52,24 @@ async def test_the_types_that_a_database_made_are_looked_at_by_each_connection(d
         await execute(database.superuser_url, change)
         async with connected(database.superuser_url) as connection:
             assert await connection.fetchval(of_one_kind) == [expected]
+
+
+async def test_nothing_is_asked_when_one_is_given_back(pool: asyncpg.Pool, superuser: asyncpg.Connection) -> None:
+    async with pool.acquire() as connection:
+        pid = connection.get_server_pid()
+        await connection.fetchval("SELECT 1 AS mine")
+    async with pool.acquire() as again:
+        assert again.get_server_pid() == pid
+        asked = await superuser.fetchval("SELECT query FROM pg_stat_activity WHERE pid = $1", pid)
+    assert asked == "SELECT 1 AS mine"
+
+
+async def test_a_transaction_that_was_left_open_ends_when_its_connection_is_given_back(
+    pool: asyncpg.Pool, superuser: asyncpg.Connection
+) -> None:
+    async with pool.acquire() as connection:
+        await connection.execute("BEGIN; SET LOCAL lock_timeout = '7s'")
+    async with pool.acquire() as again:
+        assert await again.fetchval("SHOW lock_timeout") == "0"
+    left_open = "SELECT count(*) FROM pg_stat_activity WHERE state ~ '^idle in' AND datname = current_database()"
+    assert await superuser.fetchval(left_open) == 0

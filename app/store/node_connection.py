@@ -1,8 +1,13 @@
-"""A connection that asks what the arrays of built-in types are once a process, and not once a connection.
+"""The connections of a node, which ask the server less than asyncpg's own do.
 
-asyncpg must know the form of each type before it sends or reads a value. It knows single values of built-in types by
-itself, but asks the server for their arrays, three statements for each kind on each connection. The numbers of built-in
-types are the same in every database of every version (``FirstNormalObjectId`` in PostgreSQL's ``access/transam.h``).
+*What the arrays of built-in types are* is asked once a process, and not once a connection. asyncpg must know the form
+of each type before it sends or reads a value. It knows single values of built-in types by itself, but asks the server
+for their arrays, three statements for each kind on each connection. The numbers of built-in types are the same in every
+database of every version (``FirstNormalObjectId`` in PostgreSQL's ``access/transam.h``).
+
+*To forget what a session holds,* whenever a connection is given back to a pool, is not asked: that takes as long as
+most statements that one is borrowed for. Sessions of a pool hold nothing. Settings are those of a transaction, cursors
+end with theirs, and who takes a lock of the session gives it back, or ends the session.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ _known: dict[tuple[int, ...], Any] = {}
 """By numbers of types: the rows that describe them."""
 
 
-class TypesKnown(Connection):
+class NodeConnection(Connection):
     """For ``connection_class`` of asyncpg."""
 
     __slots__ = ()
@@ -39,6 +44,10 @@ class TypesKnown(Connection):
     def bound(self, command_timeout_s: float) -> None:
         """From now on no statement takes longer, unless it says so itself."""
         self._config: Any = self._config._replace(command_timeout=command_timeout_s)
+
+    def get_reset_query(self) -> str:
+        """No statement: there is nothing to forget."""
+        return ""
 
     async def _introspect_types(
         self,
