@@ -132,15 +132,18 @@ async def test_a_stop_that_a_hanging_disk_holds_up_says_so_and_ends(
 ) -> None:
     child = await launch(tmp_path / "node", database.service_url, shutdown_grace="1s", verify__on_start="false")
     await child.ready()
-    hang = ("-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:delay_enter=60s")
+    trace = tmp_path / "trace"
+    hang = ("-e", "trace=fsync,fdatasync,exit_group", "-e", "inject=fsync,fdatasync:delay_enter=60s")
     tracing = await asyncio.create_subprocess_exec(
-        *(strace, "-f", "-o", str(tmp_path / "trace"), *hang, "-p", str(child.pid)), stderr=asyncio.subprocess.PIPE
+        *(strace, "-f", "-o", str(trace), *hang, "-p", str(child.pid)), stderr=asyncio.subprocess.PIPE
     )
     try:
         assert tracing.stderr is not None
         assert b"attached" in await tracing.stderr.readline()
         child.signal(signal.SIGTERM)
         overdue = await child.says("stop_overdue", GRACE_S)
+        # Before the disk answers again, upon which it would end well after all.
+        await until(lambda: "exit_group(1" in trace.read_text(), "it ends by itself", AT_ONCE_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             tracing.kill()
