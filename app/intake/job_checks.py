@@ -85,10 +85,10 @@ class JobChecks:
                 raise
             found = {}
         for wanted_job, chained in found.items():
-            if wanted_job in doubted:
-                self._jobs.chained(*wanted_job, chained.fence_token, chained.ended, chained_lsn)
-            if chained.is_made:
-                self._jobs.learn(*wanted_job, chained.fence_token, chained.ended, chained.creation)
+            if chained.is_made or wanted_job in doubted:
+                self._jobs.chained(
+                    *wanted_job, chained.fence_token, chained.ended, chained.seq, chained_lsn, chained.creation
+                )
         for wanted_job, number in unknown.items():
             known = self._jobs.get(*wanted_job)
             if wanted_job not in found and known is None:

@@ -25,14 +25,16 @@ class KnownJob:
     """What is known of one job.
 
     ``fence_token`` is the highest fence seen. ``ended`` is why it takes no more events, None while it does, and
-    ``ended_lsn`` the LSN of the record that ended it, as long as that is not chained, else 0. ``creation`` is its
-    creation as ``creation_digest`` has it, None where it is not known, or cannot be compared. It ``is_doubtful`` when
-    entries were chained since that may change ``ended``: the chain is to be asked.
+    ``ended_lsn`` the LSN of the record that ended it, as long as that is not chained, else 0. ``seq`` is of the newest
+    of its entries that the chain was seen to hold. ``creation`` is its creation as ``creation_digest`` has it, None
+    where it is not known, or cannot be compared. It ``is_doubtful`` when entries were chained since that may change
+    ``ended``: the chain is to be asked.
     """
 
     fence_token: int
     ended: str | None = None
     ended_lsn: Lsn = BEFORE_FIRST
+    seq: int = 0
     creation: str | None = None
     is_doubtful: bool = False
 
@@ -59,18 +61,21 @@ class JobIndex:
         if is_end and fence_token >= known.fence_token:
             known.ended, known.ended_lsn = ENDED, lsn
 
-    def learn(
-        self, tenant_id: str, job_id: str, fence_token: int, ended: str | None, creation: str | None = None
+    def chained(
+        self,
+        tenant_id: str,
+        job_id: str,
+        fence_token: int,
+        ended: str | None,
+        seq: int,
+        upto_lsn: Lsn,
+        creation: str | None = None,
     ) -> None:
-        """What was read of the job, maybe a moment ago: what is known already is not lost to it."""
+        """What the chain says of the job with its entries up to ``seq``, and all records of this node up to
+        ``upto_lsn``. It may have been read before something newer that is known, which is not lost to it."""
         known = self._known(tenant_id, job_id, fence_token, creation)
-        known.ended = known.ended or ended
-
-    def chained(self, tenant_id: str, job_id: str, fence_token: int, ended: str | None, upto_lsn: Lsn) -> None:
-        """What the chain says of the job now, with all records of this node up to ``upto_lsn``."""
-        known = self._known(tenant_id, job_id, fence_token, None)
-        if ended is not None or known.ended_lsn <= upto_lsn:
-            known.ended, known.ended_lsn = ended, BEFORE_FIRST
+        if seq >= known.seq and (ended is not None or known.ended_lsn <= upto_lsn):
+            known.ended, known.ended_lsn, known.seq = ended, BEFORE_FIRST, seq
 
     def mark_doubtful(self, jobs: Iterable[tuple[str, str]]) -> None:
         """What was chained may have ended these jobs, or shown that they have not: ask the chain when one is needed."""

@@ -232,7 +232,8 @@ class Submitter:
         for (tenant_id, job_id), state in states.items():
             if self.job_index.get(tenant_id, job_id) is not None:
                 ended = jobs.ended_text(jobs.status(state), state.refused)
-                self.job_index.chained(tenant_id, job_id, state.fence, ended, covered_lsn.get(tenant_id, BEFORE_FIRST))
+                upto_lsn = covered_lsn.get(tenant_id, BEFORE_FIRST)
+                self.job_index.chained(tenant_id, job_id, state.fence, ended, state.last_seq, upto_lsn)
 
     def became_durable(self, lsn: Lsn) -> float | None:
         """Seconds from queueing until durable of the one record being watched, once ``lsn`` has reached it."""

@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 
 class ChainedJob(NamedTuple):
-    """What the chain says of one job.
+    """What the chain says of one job, with its entries up to ``seq``.
 
     ``ended`` is why it takes no more events, None while it does; ``creation`` is the ``creation_digest`` of its first
     creation; None where there is none yet, or it holds sealed values, which can be compared with nothing.
@@ -44,6 +44,7 @@ class ChainedJob(NamedTuple):
     fence_token: int
     ended: str | None
     creation: str | None
+    seq: int = 0
     is_made: bool = True
 
 
@@ -123,4 +124,4 @@ async def _find_jobs(connection: Connection, wanted: Sequence[JobKey]) -> dict[J
 def _chained_job(state: JobState) -> ChainedJob:
     created = state.created
     creation = None if created is None else creation_of(created.spec, created.assigned_dcs)
-    return ChainedJob(state.fence, jobs.ended_text(jobs.status(state), state.refused), creation)
+    return ChainedJob(state.fence, jobs.ended_text(jobs.status(state), state.refused), creation, state.last_seq)
