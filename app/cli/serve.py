@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -265,11 +266,13 @@ def _say(event: str, detail: str, **facts: str) -> None:
 class StopWhileStarting:
     """SIGINT and SIGTERM before the loop of the service runs: unwind, so that PostgreSQL is stopped too.
 
-    A signal is remembered as well: what it raises may land in a destructor or a callback, which drops it.
+    A signal is remembered as well: what it raises may land in a destructor or a callback, which drops it. What a
+    destructor drops Python would write to stderr, with a traceback.
     """
 
     def __init__(self) -> None:
         self._asked = False
+        sys.unraisablehook = _write_but_the_end
         for number in stop_signals.STOP_SIGNALS:
             signal.signal(number, self._unwind)
 
@@ -293,3 +296,8 @@ class StopWhileStarting:
     def _unwind_if_asked(self) -> None:
         if self._asked:
             raise CommandExit(ExitCode.FINE) from None
+
+
+def _write_but_the_end(lost: sys.UnraisableHookArgs) -> None:
+    if not isinstance(lost.exc_value, CommandExit):
+        sys.__unraisablehook__(lost)

@@ -7,6 +7,7 @@ import contextlib
 import random
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -328,6 +329,32 @@ def test_a_signal_while_it_starts_ends_it_whatever_became_of_what_the_signal_rai
         assert ended.value.code == 0
         with pytest.raises(ValueError, match="its own"), StopWhileStarting().unwinding():
             raise ValueError("its own")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+class Dying:
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def __del__(self) -> None:
+        if self._error is not None:
+            raise self._error
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_that_a_destructor_drops_ends_it_and_nothing_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    handlers = {number: signal.getsignal(number) for number in stop_signals.STOP_SIGNALS}
+    try:
+        with pytest.raises(CommandExit), StopWhileStarting().unwinding():
+            Dying()
+        assert capsys.readouterr().err == ""
+        Dying(ValueError("its own"))
+        assert "ValueError: its own" in capsys.readouterr().err
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
