@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from ledger.machines.events import ACTOR, EVENTS_BY_ACTION, SystemAction
 from ledger.machines.jobs import payload_of
 from pipeline.arrow import ddl_of, rows_of
-from pipeline.report.folder import table, write_table
+from pipeline.report.folder import in_order, table, write_table
 from pipeline.report.jobs import moment
 from pipeline.report.period import Asked, Clock, Period
 from pipeline.report.said import SHOWN, shown_count, shown_text
@@ -101,7 +101,7 @@ def actors(known: DataFrame, timed: DataFrame, period: Period) -> DataFrame:
         F.count_if(F.col("action").isNull()).alias("jobs_created"),
         *(F.count_if(F.col("action") == action).alias(action.lower()) for action in _ACTIONS),
     )
-    return rows.orderBy(F.desc("events"), F.desc("jobs_created"), "tenant_id", "actor", "is_private")
+    return in_order(rows, F.desc("events"), F.desc("jobs_created"), "tenant_id", "actor", "is_private")
 
 
 def readers(known: DataFrame, asked: Asked) -> DataFrame:
@@ -112,8 +112,9 @@ def readers(known: DataFrame, asked: Asked) -> DataFrame:
         F.count("*").alias("reads"),
         *(F.sum(F.col("read")[name]).alias(name) for name in ("jobs", "events", "entries")),
         F.max("at.physical_ms").alias("last_ms"),
-    ).orderBy(F.desc("reads"), "tenant_id", "actor", "route")
-    return rows.withColumn("last", moment("last_ms", Clock.HLC)).drop("last_ms")
+    )
+    ordered = in_order(rows, F.desc("reads"), "tenant_id", "actor", "route")
+    return ordered.withColumn("last", moment("last_ms", Clock.HLC)).drop("last_ms")
 
 
 def acts(recorded: DataFrame) -> DataFrame:
@@ -130,7 +131,7 @@ def _counted(rows: DataFrame, name: str, *by: str) -> DataFrame:
     keys = ("actor", *by, "tenant_id")
     grouped = rows.groupBy(*_who(), *by, "tenant_id")
     counted = grouped.agg(F.sum("count").alias(name), F.max("at_ms").alias("last_ms"))
-    ordered = counted.orderBy(F.desc(name), *keys, "is_private")
+    ordered = in_order(counted, F.desc(name), *keys, "is_private")
     return ordered.select(*keys, "is_private", name, moment("last_ms", Clock.HLC).alias("last"))
 
 

@@ -26,7 +26,7 @@ import pyarrow.dataset as ds
 from ledger.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 PARQUET_ONLY: Final = frozenset(("jobs",))
 ROWS_AT_ONCE: Final = 4096
@@ -82,6 +82,12 @@ def refuse_unfit(folder: Path) -> None:
 def is_report(folder: Path) -> bool:
     """Whether ``folder`` holds a report."""
     return (folder / "report.json").is_file() and (folder / "report.html").is_file()
+
+
+def in_order(rows: DataFrame, *keys: Column | str) -> DataFrame:
+    """``rows`` sorted by one task, in one partition. Sorted by several they would be computed twice, once to find where
+    to cut them."""
+    return rows.repartition(1).sortWithinPartitions(*keys)
 
 
 def write_table(rows: DataFrame, folder: Path, name: str) -> None:

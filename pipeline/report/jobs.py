@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from ledger.machines import jobs
+from pipeline.report.folder import in_order
 from pipeline.report.period import Clock
 
 STATUS_OF_END = {"COMPLETE": jobs.COMPLETED, "FAIL": jobs.FAILED, "TIMEOUT": jobs.TIMED_OUT}
@@ -224,21 +225,18 @@ def _hlc_text(name: str) -> Column:
 
 def by_tenant(folded: DataFrame) -> DataFrame:
     """One row a tenant: entries, range of seq and HLC, jobs, job events, and private values, which are not shown."""
-    return (
-        folded.groupBy("tenant_id")
-        .agg(
-            F.sum("entries").alias("entries"),
-            F.min("first_seq").alias("first_seq"),
-            F.max("last_seq").alias("last_seq"),
-            _text(F.min("first_at")).alias("first_hlc"),
-            _text(F.max("last_at")).alias("last_hlc"),
-            F.count_if(F.col("events") > 0).alias("jobs"),
-            F.sum("events").alias("job_events"),
-            F.sum("events_in_trace").alias("trace_events"),
-            F.sum("private").alias("private_values"),
-        )
-        .orderBy("tenant_id")
+    rows = folded.groupBy("tenant_id").agg(
+        F.sum("entries").alias("entries"),
+        F.min("first_seq").alias("first_seq"),
+        F.max("last_seq").alias("last_seq"),
+        _text(F.min("first_at")).alias("first_hlc"),
+        _text(F.max("last_at")).alias("last_hlc"),
+        F.count_if(F.col("events") > 0).alias("jobs"),
+        F.sum("events").alias("job_events"),
+        F.sum("events_in_trace").alias("trace_events"),
+        F.sum("private").alias("private_values"),
     )
+    return in_order(rows, "tenant_id")
 
 
 def overall(folded: DataFrame) -> DataFrame:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipeline.report.folder import write_table
+from pipeline.report.folder import in_order, write_table
 from pipeline.report.jobs import moment
 from pipeline.report.period import SECOND_MS, Period
 
@@ -61,13 +61,13 @@ def measures(windows: DataFrame, period: Period) -> DataFrame:
         "tenants",
         "dcs",
     )
-    return rows.orderBy(F.desc("what"), F.desc("amount"), "name")
+    return in_order(rows, F.desc("what"), F.desc("amount"), "name")
 
 
 def shown(windows: DataFrame, period: Period) -> DataFrame:
     """The windows as they are written, with the rate in each."""
     rate = F.col("amount") / (period.window_ms / SECOND_MS)
-    ordered = windows.orderBy("window_ms", "tenant_id", "dc", F.desc("what"), "name")
+    ordered = in_order(windows, "window_ms", "tenant_id", "dc", F.desc("what"), "name")
     return ordered.select(
         moment("window_ms", period.clock).alias("window"),
         *("tenant_id", "dc", "what", "name", "amount"),

@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from ledger.machines import jobs
+from pipeline.report.folder import in_order
 from pipeline.report.jobs import moment
 from pipeline.report.period import DAY_MS, HOUR_MS, Period
 
@@ -88,7 +89,7 @@ def by_label(timed: DataFrame, period: Period, names: Sequence[str]) -> DataFram
     )
     most = (F.desc(F.col("created") + F.col("ended")), "value", "is_private")
     place = F.row_number().over(Window.partitionBy("field").orderBy(*most))
-    rows = counted.withColumn("place", place).where(F.col("place") <= LABELS_MAX).orderBy("field", "place")
+    rows = in_order(counted.withColumn("place", place).where(F.col("place") <= LABELS_MAX), "field", "place")
     return rows.select("field", "value", "is_private", *_counts(), *_rates(), *_times())
 
 
@@ -149,7 +150,7 @@ def of(summaries: DataFrame, name: str, period: Period) -> DataFrame:
         rows = rows.sparkSession.range(24).select(F.col("id").cast("int").alias("hour")).join(rows, "hour", "left")
     if name == "all":  # Of no happenings at all there is no row that says so.
         rows = rows.sparkSession.range(1).drop("id").join(rows, F.lit(True), "left")
-    ordered = rows.orderBy(*keys) if keys else rows
+    ordered = in_order(rows, *keys) if keys else rows
     return ordered.select(*_shown_keys(keys, period), *_counts(), *_rates(), *_times())
 
 
