@@ -6,6 +6,7 @@ into place, which never overwrites; where group or others can reach it, it is re
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -20,6 +21,7 @@ from ledger.errors import ConfigurationError
 
 FILE_BYTES_MAX = 16 * 2**10
 FILE_MODE = 0o600
+_UNFINISHED = ".new"
 
 Key = TypeVar("Key")
 
@@ -94,16 +96,24 @@ def make(path: Path, content: bytes) -> None:
 @contextmanager
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A file that takes the name ``path`` when the context ends well, durable, and is gone when it does not; ``mode``
-    as far as the umask leaves it."""
+    as far as the umask leaves it. Where a link stands there, what it points at is replaced; a device, pipe or socket is
+    written to as it comes, and stays what it is."""
+    target = Path(os.path.realpath(path))
     try:
-        with _unfinished(path, mode) as (temporary, file):
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file")
+        if path.exists() and not path.is_file():
+            with path.open("wb") as device:
+                yield device
+            return
+        with _unfinished(target, mode) as (temporary, file):
             yield file
             _sync(file)
-            temporary.replace(path)
-        sync_folder(path.parent)
+            temporary.replace(target)
+        sync_folder(target.parent)
     except OSError as error:
-        # What a write or fsync raises names no file.
-        if error.errno is not None and error.filename is None:
+        # What a write or fsync raises names no file, and what is raised of the unfinished one a name that nobody gave.
+        if error.errno is not None and (error.filename is None or str(error.filename).endswith(_UNFINISHED)):
             raise OSError(error.errno, f"{error.strerror}; nothing of it is kept", str(path)) from error
         raise
 
@@ -111,7 +121,7 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 @contextmanager
 def _unfinished(path: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
     """A new file beside ``path``, which is gone under that name when the context ends."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}")
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield temporary, file
