@@ -8,11 +8,13 @@ from app.access.oidc import OidcIssuer
 from app.access.tls import ServerTls
 from app.config import Settings
 from app.exchange.regions import Regions
+from app.node.state import Node
 from app.parts import ReadinessCheck
 from app.privacy.knowledge import PrivacyKnowledge
 from app.read.found_breaks import FoundBreaks
 from app.service import Service
 from app.start.procedure import StartedNode
+from ledger import rfc3339
 
 TENANTS_NAMED_MAX = 10
 """Damaged tenants that ``/readyz`` names."""
@@ -45,7 +47,7 @@ def reported_checks(
         "keys": service.trust.fault,
         "database_role": lambda: started.role_fault,
         "tls": lambda: _tls_fault(service.settings, tls),
-        "clock": service.node.wall.fault,
+        "clock": lambda: service.node.wall.fault() or _time_fault(service.node),
         "breaks": breaks.fault,
         "tenants": lambda: _named("quarantined, their chains are damaged", service.node.damaged),
         "locks": lambda: _named("not chained, another session keeps their rows locked", service.node.locked),
@@ -63,6 +65,17 @@ def reported_checks(
         ),
         **({} if issuer is None else {"issuer": lambda: issuer.keys.fault}),
     }
+
+
+def _time_fault(node: Node) -> str | None:
+    ahead_ms = node.clock.offset_ms(node.wall.now_ms())
+    if ahead_ms <= node.clock.max_clock_skew_ms:
+        return None
+    return (
+        f"the ledger's time is {ahead_ms} ms ahead of the wall clock, which stood there when events were recorded; "
+        f"until the clock comes to {rfc3339.text_of(node.clock.last.physical_ms)} new events carry that time, in their "
+        "order, and other ledgers refuse what they are sent of them"
+    )
 
 
 def _tls_fault(settings: Settings, tls: ServerTls | None) -> str | None:

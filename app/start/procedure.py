@@ -352,6 +352,8 @@ async def _start_clock(
                 hlc = Hlc.parse(head.hlc)
                 if await chaining.is_by_node(connection, tenant_id, head.seq):
                     clock.receive(hlc, now_ms)
+    if (ahead_ms := clock.offset_ms(now_ms)) > clock.max_clock_skew_ms:
+        log.warning("ledger_time_ahead", ahead_ms=ahead_ms, last=clock.last.text(), said_by="/readyz, clock")
     return clock
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from app.node.wall_clock import Reading, WallClock
+from structlog.testing import capture_logs
+
+from app.node.wall_clock import Reading, WallClock, read_clocks
+from ledger.hlc import Hlc
+from tests.app.conftest import MakeSettings, RunNode, RunServer
+from tests.app.drafts import created
 
 SKEW_MS = 5000
 YEAR_MS = 365 * 86_400_000
@@ -75,3 +80,19 @@ def test_a_clock_ahead_of_postgres_is_told_though_it_never_leapt() -> None:
     clocks = Clocks()
     clocks.look(BEGIN_MS - SKEW_MS - 1)
     assert "ahead of that of Postgres" in (clocks.wall.fault() or "")
+
+
+async def test_a_ledger_whose_time_is_ahead_of_all_clocks_says_so(
+    run_node: RunNode, run_server: RunServer, make_settings: MakeSettings
+) -> None:
+    settings = make_settings()
+    async with run_node(settings) as service:
+        service.node.clock.observe(Hlc(read_clocks().wall_ms + YEAR_MS, 0, service.node.node_id))
+        await service.submitter.submit(created("acme", 1), key=None)
+    with capture_logs() as logs:
+        async with run_server(settings) as client:
+            ready = await client.get("/readyz")
+    check = ready.json()["checks"]["clock"]
+    assert (ready.status_code, check["ok"]) == (200, False)
+    assert "ahead of the wall clock" in check["detail"]
+    assert [each["ahead_ms"] // YEAR_MS for each in logs if each["event"] == "ledger_time_ahead"] in ([0], [1])
