@@ -28,6 +28,15 @@ log = structlog.get_logger()
 
 _LOCK = 0x7A11_5C4E_3A
 """Key of the advisory lock, one for each database."""
+_LOCK_NOT_AVAILABLE = "55P03"
+LOCK_TIMEOUT_S = 60
+"""Longest that a migration waits for a lock that another session has."""
+_WHO_HAS_LOCK = """
+SELECT a.pid, a.usename AS role, a.application_name AS application
+  FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+ WHERE l.granted AND l.locktype = 'advisory' AND l.objsubid = 1 AND a.datname = current_database()
+   AND (l.classid::bigint << 32 | l.objid::bigint) = :key
+"""
 
 
 def migrate(url: str) -> None:
@@ -121,7 +130,8 @@ def _migrate(connection: SyncConnection) -> tuple[str | None, str | None]:
         text("SELECT current_setting('server_version_num')::int, current_setting('server_encoding')")
     ).one()
     check_server(version_num, encoding)
-    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'"))
+    _lock(connection)
     # 2. The schema, where Alembic keeps its version too; not for those who only look.
     context.configure(connection=connection, version_table_schema=SCHEMA)
     migration = context.get_context()
@@ -133,6 +143,14 @@ def _migrate(connection: SyncConnection) -> tuple[str | None, str | None]:
     with context.begin_transaction():
         context.run_migrations()
     return found, migration.get_current_revision()
+
+
+def _lock(connection: SyncConnection) -> None:
+    """Take the advisory lock, saying who has it while it is waited for."""
+    if not connection.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": _LOCK}).scalar():
+        who = connection.execute(text(_WHO_HAS_LOCK), {"key": _LOCK}).all()
+        log.warning("schema_migration_waits", sessions=[row._asdict() for row in who], at_most_s=LOCK_TIMEOUT_S)
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
 
 _OFFLINE = f"""DO $$
@@ -147,6 +165,11 @@ END $$;"""
 
 def _described(error: Exception) -> str:
     if isinstance(error, DBAPIError):
+        if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
+            return (
+                f"another session keeps what it needs locked for over {LOCK_TIMEOUT_S} s, and nothing was changed; "
+                "pg_locks and pg_stat_activity say which. End that session, or wait for it, and run this again"
+            )
         return str(error.orig)
     hint = getattr(error, "hint", None)
     return f"{error} ({hint})" if hint else str(error)

@@ -20,7 +20,7 @@ from app.config import load_settings
 from app.dev.cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
 from app.dev.embedded import EmbeddedPostgres
 from app.main import listening, running
-from app.store.migrate import downgrade, migrate
+from app.store.migrate import _LOCK, downgrade, migrate
 from app.store.schema import MIGRATIONS, check_schema, check_server, is_newest, newest_revision
 from ledger.errors import StartRefusedError
 from tests.app.roles import run_roles_sql
@@ -64,6 +64,20 @@ async def test_two_migrations_at_once_do_not_meet(empty_database: Database) -> N
     assert [migration.communicate()[1] for migration in migrations] == ["", "", ""]
     async with connected_to(empty_database.service_url) as connection:
         await check_schema(connection)
+
+
+async def test_who_keeps_a_migration_waiting_is_named_and_it_comes_to_an_end(
+    empty_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.migrate.LOCK_TIMEOUT_S", 1)
+    async with connected_to(empty_database.service_url) as stranger:
+        await stranger.execute("SELECT pg_advisory_lock($1)", _LOCK)
+        with capture_logs() as logs, pytest.raises(StartRefusedError, match="another session keeps what it needs"):
+            await asyncio.to_thread(migrate, empty_database.owner_url)
+        (waits,) = logs
+        (session,) = waits["sessions"]
+        assert (waits["event"], session["pid"]) == ("schema_migration_waits", stranger.get_server_pid())
+    await asyncio.to_thread(migrate, empty_database.owner_url)
 
 
 async def test_a_login_that_may_not_migrate_is_told_so_and_leaves_nothing(empty_database: Database) -> None:
