@@ -308,7 +308,8 @@ def _published(key: PublicKey, row: KeyRow | None, history: KeyHistory) -> Publi
         introduced = None if known is None else time_of(known.introduced.hlc.physical_ms)
         latest = [time for time in (key.not_after, introduced) if time is not None]
         key = replace(key, not_before=min((row.not_before, *latest)))
-    return PublishedKey(key, row.node_id, bool(row.signs_snapshots), bool(row.signs_checkpoints), reason, *entered)
+    node_id = row.node_id if known is None else known.node_id
+    return PublishedKey(key, node_id, bool(row.signs_snapshots), bool(row.signs_checkpoints), reason, *entered)
 
 
 @dataclass(eq=False)

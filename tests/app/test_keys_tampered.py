@@ -287,8 +287,10 @@ async def test_rows_that_were_edited_neither_keep_a_key_from_signing_nor_stay_as
     said = "SELECT not_after, revoked_from_hlc, public_key_pem FROM scheduler.signing_keys WHERE key_id = $1"
     ended = await until(lambda: row_with_an_end(superuser, old), "the row says that the old key ended")
     await superuser.execute(
-        "UPDATE scheduler.signing_keys SET revoked_from_hlc = '1:0:n', not_after = '2000-01-01', public_key_pem = 'x'"
+        "UPDATE scheduler.signing_keys SET revoked_from_hlc = '1:0:n', not_after = '2000-01-01', public_key_pem = 'x',"
+        " node_id = 'another'"
     )
+    assert "another" not in {key["node_id"] for key in (await client.get("/v1/keys")).json()["keys"]}
     await add_jobs(client, 2)
     assert signer_of(await sign(client)) == new
     third = (await rotate(client))["key"]["key_id"]
