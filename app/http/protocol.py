@@ -72,6 +72,8 @@ class ProblemProtocol(HttpToolsProtocol):
         self._plain = plain
         self._begun: PlainWrite | None = None
         """The running request, while it is plain and its body is still to come."""
+        self._settling: RequestResponseCycle | None = None
+        """The running request, while it is a plain write that was taken and not answered."""
         self._names = names
         self._proxies = proxies
         """None as well where the client of the connection is no proxy that is believed."""
@@ -120,6 +122,14 @@ class ProblemProtocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more. A write that is taken is answered all the same, where TCP can do that; whoever
+        waits for anything else is gone."""
+        if self._settling is None or self.pipeline or self.scheme == "https":
+            return False
+        self._settling.keep_alive = False
+        return True
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sent, unless it is a head, or a trailer, without end."""
@@ -253,7 +263,7 @@ class ProblemProtocol(HttpToolsProtocol):
         if entered is None:
             self._hand_over()
             return
-        self._begun = None
+        self._begun, self._settling = None, self._running
         entered.reached.add_done_callback(partial(self._settled, self._plain, write, entered, self._running))
 
     def _hand_over(self) -> None:
@@ -267,6 +277,7 @@ class ProblemProtocol(HttpToolsProtocol):
         self, plain: PlainWrites, write: PlainWrite, entered: Settling, cycle: RequestResponseCycle, _reached: object
     ) -> None:
         answer = plain.answer(write, entered)
+        self._settling = None
         if answer is None:
             self._start_framework(cycle, self.app)
             return

@@ -88,6 +88,16 @@ def test_half_a_head_and_half_a_body_are_told_that_they_were_too_slow(base_url: 
     assert positions(base_url) == before
 
 
+def test_who_sends_no_more_behind_a_write_is_answered(base_url: str) -> None:
+    for level in ("LOCAL", "GLOBAL"):
+        body = json.dumps({"tenant_id": "acme", "durability": level}).encode()
+        head = POST.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n\r\n" % len(body)
+        with connected(base_url, head + body) as connection:
+            connection.shutdown(socket.SHUT_WR)
+            (answer,) = answers(all_of(connection))
+        assert (answer.status, answer.headers["connection"]) == (201, "close"), level
+
+
 def test_uploads_that_stall_give_their_room_back(base_url: str) -> None:
     with ExitStack() as stack:
         stalled = [stack.enter_context(connected(base_url, UPLOAD)) for _ in range(4)]
