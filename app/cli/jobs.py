@@ -24,6 +24,7 @@ from terminal.outcome import err, out, print_json
 SHOWN = 50
 """Jobs that people are shown if they do not say how many."""
 PAGE = 500
+LIMIT_MAX = 1_000_000_000
 TEXT_CHARACTERS = 60
 """How much of an error or a payload a line shows."""
 _SAID_ELSEWHERE: Final = frozenset({"type", "actor", "fence_token", "idempotency"})
@@ -50,7 +51,9 @@ def jobs(
     error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="The error contains this.")] = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=1, help="Most jobs.", show_default=f"{SHOWN}; with --json or --csv all"),
+        typer.Option(
+            "--limit", min=1, max=LIMIT_MAX, help="Most jobs.", show_default=f"{SHOWN}; with --json or --csv all"
+        ),
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a table as CSV.")] = False,
     as_json: Json = False,

@@ -242,13 +242,17 @@ async def _serve_and_watch(
 
 
 async def _keep_alive(postgres: EmbeddedPostgres) -> None:
+    said = None
     while True:
         await asyncio.sleep(WATCH_INTERVAL_S)
         try:
             if await asyncio.to_thread(postgres.ensure_alive):
                 _log.warning("embedded_postgres_restarted")
+            said = None
         except (LedgerError, OSError, subprocess.SubprocessError) as error:
-            _log.error("embedded_postgres_down", error=str(error))
+            if str(error) != said:
+                said = str(error)
+                _log.error("embedded_postgres_down", error=said)
 
 
 def _say_ready(url: str) -> None:

@@ -192,6 +192,8 @@ class EmbeddedPostgres:
             if "still in use" not in said and "Address already in use" not in said:
                 break
             time.sleep(_RELAUNCH_S)
+        # Where the disk is full, nothing can be said in the log.
+        said = said or f"nothing; {shutil.disk_usage(self.data_dir).free:,} bytes are free on its disk"
         raise StartRefusedError(
             f"the embedded PostgreSQL does not start; {log_path} says:\n{said[-_LOG_TAIL_CHARACTERS:]}"
         )

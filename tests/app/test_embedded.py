@@ -356,6 +356,21 @@ def test_a_server_that_cannot_start_says_what_it_said(server: EmbeddedPostgres) 
         server.start()
 
 
+def test_of_a_server_that_ends_and_says_nothing_the_room_on_its_disk_is_told(
+    folder: Path, server: EmbeddedPostgres
+) -> None:
+    server.stop()
+    data = find_data(server.data_dir)
+    assert data is not None
+    version = (data / "PG_VERSION").read_text().strip()
+    silent = folder / "postgres-that-is-silent"
+    silent.mkdir(mode=0o755)
+    (silent / "postgres").write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "postgres (PostgreSQL) {version}.0"\n')
+    (silent / "postgres").chmod(0o755)
+    with pytest.raises(StartRefusedError, match=r"says:\nnothing; [\d,]+ bytes are free on its disk"):
+        EmbeddedPostgres(server.data_dir, silent).start()
+
+
 def test_a_cluster_that_is_gone_is_not_replaced_by_an_empty_one(folder: Path) -> None:
     server = EmbeddedPostgres(folder / "postgres")
     server.data_dir.mkdir()
