@@ -38,7 +38,7 @@ OPERATIONS = [
     if isinstance(route, APIRoute) and route.include_in_schema
     for method in sorted(route.methods or ())
 ]
-EXAMPLES = 20
+EXAMPLES = 12
 STREAMS = {"/v1/watch"}
 """Paths whose answers have no end unless the query names one."""
 
