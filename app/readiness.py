@@ -42,7 +42,9 @@ def reported_checks(
 ) -> Mapping[str, ReadinessCheck]:
     """What ``/readyz`` tells of, and takes writes all the same."""
     return {
-        "signing": lambda: service.keys.fault,
+        "signing": lambda: (
+            service.keys.fault or (service.notary.last_error if service.appender.database_error is None else None)
+        ),
         "admission": lambda: service.keys.not_admitted,
         "keys": service.trust.fault,
         "database_role": lambda: started.role_fault,
@@ -60,7 +62,7 @@ def reported_checks(
         "rows": lambda: _named("signed no further, their rows are broken", service.node.unsigned),
         "watch": lambda: _named(
             "not watched in their newest entries, which no checkpoint by an admitted key covers: it was changed, or "
-            "the node that writes is not admitted or down",
+            "the node that writes is not admitted, is down, or cannot store checkpoints (signing)",
             service.node.unfollowed,
         ),
         **({} if issuer is None else {"issuer": lambda: issuer.keys.fault}),

@@ -33,7 +33,7 @@ import structlog
 
 from app.store import following as store
 from app.store.chaining import LOG_COLUMNS
-from app.store.faults import DATABASE_FAULTS
+from app.store.faults import DATABASE_FAULTS, text_of
 from app.store.following import FollowedEntry
 from app.store.growth import Growth
 from ledger.errors import ChainDamagedError, LedgerError
@@ -145,6 +145,8 @@ class TableFollower:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self.last_error: str | None = None
+        self._is_found = True
+        """Whether it was known, at the last look, who is behind."""
 
     def chained(self, growth: Growth) -> None:
         """Follow what was committed, soon."""
@@ -196,6 +198,8 @@ class TableFollower:
                     await self._find_behind()
                     look_at_s = time.monotonic() + LOOK_INTERVAL_S
                 await self._follow_all()
+                if self._is_found and not self._failed:
+                    self.last_error = None
                 if not self._behind and not self._grown and not self._failed:
                     self._idle.set()
                 with contextlib.suppress(TimeoutError):
@@ -216,9 +220,10 @@ class TableFollower:
             behind = await store.behind(connection, self._table.name)
             behind += await self._table.unfinished(connection)
         except DATABASE_FAULTS as error:
+            self._is_found = False
             self._note((), error)
             return
-        self.last_error = None
+        self._is_found = True
         self._behind.update(dict.fromkeys(name for name in behind if name not in self._grown))
 
     async def _follow_all(self) -> None:
@@ -315,7 +320,7 @@ class TableFollower:
         """These could not be followed. Without a connection nobody can: all are found again when it is next asked."""
         if self.last_error is None:
             log.warning("following_delayed", follower=self._table.name, tenants=names[:3], error=str(error))
-        self.last_error = f"{type(error).__name__}: {error}"
+        self.last_error = text_of(error)
         self._failed.update(names)
         if self._connection is None or self._connection.is_closed() or isinstance(error, TimeoutError):
             self._lose_connection()

@@ -311,7 +311,10 @@ class LedgerWatch:
         above = f"nothing that counts covers seq {watched.kept_size + 1} to {_end_of(chain)}"
         if watched.fault is not None:
             return f"{above}: {watched.fault}"
-        return f"{above}: no checkpoint was made; the node that writes is not admitted (tally keys list), or is down"
+        return (
+            f"{above}: no checkpoint was made; the node that writes is not admitted (tally keys list), is down, or "
+            "cannot store checkpoints (its /readyz says why under signing)"
+        )
 
 
 def _end_of(chain: SeenChain) -> int:

@@ -40,7 +40,7 @@ from app.metrics import Metrics
 from app.node.state import Node
 from app.store import Connection
 from app.store import notary as store
-from app.store.faults import DATABASE_FAULTS
+from app.store.faults import DATABASE_FAULTS, text_of
 from app.store.growth import Growth
 from app.store.reading import Pool
 from ledger.errors import (
@@ -121,6 +121,8 @@ class Notary:
         where snapshots are off."""
         self.last_error: str | None = None
         """Why signing or following failed last, None while all is well."""
+        self._has_failed = False
+        """Whether it did in the pass that is under way."""
 
     def origin(self, tenant_id: str) -> str:
         """Origin line, and key name, of the tenant's log."""
@@ -152,7 +154,7 @@ class Notary:
         try:
             await self._run()
         except Exception as error:
-            self.last_error = f"{type(error).__name__}: {error}"
+            self.last_error = text_of(error)
             raise
         finally:
             if self._mending is not None:
@@ -164,10 +166,10 @@ class Notary:
                 await self._sleep_until_grown()
             await asyncio.sleep(self._collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
             self._wake.clear()
-            self.last_error = None
+            self._has_failed = False
             if self.keys.not_admitted is not None:
                 # What it signed would count for nothing, and stand in the place of what another node signs.
-                self._is_more_due = False
+                self._is_more_due, self.last_error = False, None
                 continue
             overdue = self._overdue()
             due = self._take_due(overdue)
@@ -181,6 +183,8 @@ class Notary:
             now -= await self._attend_together(sorted(now - overdue))
             await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in sorted(now)))
             self._move_mark()
+            if not self._has_failed:
+                self.last_error = None
 
     async def _find_behind(self) -> None:
         """Note the tenants that an earlier process left to be followed or signed, trying until Postgres answers."""
@@ -191,7 +195,7 @@ class Notary:
                     tree_sizes = await store.tree_sizes(connection)
                 break
             except DATABASE_FAULTS as error:
-                self.last_error = f"{type(error).__name__}: {error}"
+                self.last_error = text_of(error)
                 log.warning("signing_delayed", error=self.last_error)
             await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
         strangers = {name for name in (*behind, *tree_sizes) if not is_readable_tenant(name)}
@@ -404,7 +408,7 @@ class Notary:
 
     def _delayed(self, names: Sequence[str], error: BaseException) -> None:
         """Try these tenants again, later."""
-        self.last_error = f"{type(error).__name__}: {error}"
+        self._has_failed, self.last_error = True, text_of(error)
         log.warning("signing_delayed", tenants=names[:10], error=self.last_error)
         self._grown.update(names)
 

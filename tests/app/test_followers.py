@@ -302,6 +302,16 @@ async def test_a_locked_job_row_keeps_nothing_from_being_chained(
     run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.store.following.LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("app.chain.followers.LOOK_INTERVAL_S", 0.2)
+    said: list[str | None] = []
+    """What is told of the table, each time behind a look who is behind."""
+    find_behind = TableFollower._find_behind
+
+    async def look(follower: TableFollower) -> None:
+        await find_behind(follower)
+        said.append(follower.last_error)
+
+    monkeypatch.setattr(TableFollower, "_find_behind", look)
     async with run_node() as service:
         job = await service.submitter.submit(created("acme", 1), key=None)
         await until(lambda: followed(superuser), "the table has followed")
@@ -315,7 +325,11 @@ async def test_a_locked_job_row_keeps_nothing_from_being_chained(
                 return seq == head_seq
 
             await until(beta_is_followed, "the other tenant is followed")
+            said.clear()
+            await until(lambda: len(said) > 2, "it is looked again")
+            assert None not in said
         await until(lambda: followed(superuser), "the lock is gone")
+        await until(lambda: service.job_table.last_error is None, "nothing is wrong any more")
 
 
 async def test_what_is_chained_while_others_are_followed_comes_together_first(

@@ -257,7 +257,7 @@ async def until_told(client: httpx.AsyncClient, named: str | None) -> None:
 
     async def is_told() -> bool:
         detail = (await watch_check(client))["detail"]
-        return (detail or "").rpartition("down: ")[2] == (named or "")
+        return (detail or "").rpartition("(signing): ")[2] == (named or "")
 
     await until(is_told, f"the watch names {named}")
 

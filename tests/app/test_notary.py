@@ -29,7 +29,7 @@ from signing.snapshot import open_snapshot
 from tests.app import chain_builder
 from tests.app.admitting import admit_service
 from tests.app.chains import Chains, until
-from tests.app.conftest import MakeSettings, RunNode
+from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, created
 from tests.app.starting import checkpoints_blocked, wal_folder
 from tests.ledger import naive_merkle
@@ -478,6 +478,28 @@ async def test_tenants_beyond_those_whose_trees_are_in_memory_are_followed_and_s
             await until(two, f"{tenant} is signed")
         await assert_kept_are_prefixes(superuser, service._started.checkpoints, 1)
         assert service.notary.last_error is None
+
+
+async def test_what_keeps_checkpoints_from_being_stored_is_told_as_long_as_it_lasts(
+    run_server: RunServer, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.main.STATEMENT_TIMEOUT_S", 0.5)
+    async with run_server() as client:
+
+        async def said() -> str:
+            detail: str | None = (await client.get("/readyz")).json()["checks"]["signing"]["detail"]
+            return detail or ""
+
+        async with superuser.transaction():
+            await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
+            assert (await client.post("/v1/jobs", json={"tenant_id": "acme"})).status_code == 201
+            await until(said, "it is told under signing")
+            assert await said() == "TimeoutError: no answer in time"
+
+        async def is_well() -> bool:
+            return not await said()
+
+        await until(is_well, "nothing is wrong any more")
 
 
 async def test_a_tenant_with_a_long_backlog_keeps_no_other_waiting(

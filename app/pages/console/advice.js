@@ -32,7 +32,7 @@ export const CHECKS = {
   ],
   signing: [
     "Signing",
-    "Nothing is signed now. Events are taken and chained; signatures follow when the signer is back. Look at the key file, or at the KMS that signing.key_uri names.",
+    "Nothing is signed now. Events are taken and chained; signatures follow when the signer is back. Look at the key file, or at the KMS that signing.key_uri names; at what keeps PostgreSQL from storing checkpoints, where that is said.",
   ],
   admission: [
     "Admission",
@@ -52,7 +52,7 @@ export const CHECKS = {
   ],
   clock: [
     "Clock",
-    "The clock of this machine and that of PostgreSQL differ. Set them right (NTP); until then new events have the times of the ledger's own clock.",
+    "The clock of this machine and that of PostgreSQL differ, or both stood too high before. Set them right (NTP); until they are, or come to where they stood, new events have the times of the ledger's own clock.",
   ],
   breaks: [
     "Breaks in chains",
@@ -84,7 +84,7 @@ export const CHECKS = {
   ],
   watch: [
     "Newest entries",
-    "The newest entries of these tenants are covered by no checkpoint of an admitted key. The node that writes them is down or not admitted, or they were changed.",
+    "The newest entries of these tenants are covered by no checkpoint of an admitted key. The node that writes them is down, not admitted or cannot store checkpoints, or they were changed.",
   ],
   issuer: [
     "Issuer of tokens",
