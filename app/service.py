@@ -65,7 +65,7 @@ from ledger.errors import (
     WalPoisonedError,
 )
 from ledger.positions import Epoch, Lsn
-from wal.group_commit import LOCAL_GROUP_SYNC, LOCAL_SYNC, GroupCommit
+from wal.group_commit import GroupCommit
 from wal.log import Log
 from wal.queue import NO_BELL
 from wal.replication.ack_mode import AckMode
@@ -120,26 +120,7 @@ class Service:
         self.node.written_lsn = lambda: self.writer.written_lsn
         self.keys = KeyInUse(started.key_chain, self.metrics)
         self.keys.not_admitted = started.not_admitted
-        self.notary = Notary(
-            node=self.node,
-            pool=pool,
-            checkpoints=started.checkpoints,
-            own=OwnEntries(
-                started.folder,
-                self.node.node_id,
-                last_lsn=started.previous_lsn,
-                head_seqs={tenant_id: head.seq for tenant_id, head in started.heads.items()},
-                quarantined=tuple(self.node.damaged),
-                believes_earlier=started.accepted_loss,
-            ),
-            keys=self.keys,
-            log_origin=started.log_origin,
-            batch_size=settings.chain.batch_size,
-            batch_interval_s=settings.chain.batch_interval.total_seconds(),
-            checkpoint_interval_s=settings.chain.checkpoint_interval.total_seconds(),
-            sign_snapshots=settings.chain.sign_snapshots,
-            metrics=self.metrics,
-        )
+        self.notary = self._make_notary(started)
         self.upkeep = Upkeep(started, pool, self.writer, self.quarantine, lambda: self.notary.signed_lsn)
         self.trust = Trust(started.key_chain, pool, self.notary.origin)
         self.appender = Appender(
@@ -155,14 +136,13 @@ class Service:
         )
         self.node.chained.on_wanted = self.appender.wake
         self.gathering = Gathering(self.writer, lambda: self.appender.is_chaining, self.fail)
-        write_timeout_s = settings.write.timeout.total_seconds()
         self.system_entries = SystemEntries(
             node=self.node,
             wal=self.gathering,
             backlog=self.backlog,
             quarantine=self.quarantine,
             tenants=set(started.heads),
-            write_timeout_s=write_timeout_s,
+            write_timeout_s=settings.write.timeout.total_seconds(),
             new_tenants=self.quotas.new_tenants,
         )
         self.access_records = AccessRecords(
@@ -171,27 +151,7 @@ class Service:
             settings.privacy.log_reads,
             self.node.wall.now_ms,
         )
-        self.submitter = Submitter(
-            node=self.node,
-            wal=self.gathering,
-            backlog=self.backlog,
-            keyed=self.keyed,
-            quarantine=self.quarantine,
-            job_index=self.job_index,
-            find_jobs=lookups.find_jobs,
-            system=self.system_entries,
-            answers=Answers(
-                node=self.node,
-                write_timeout_s=write_timeout_s,
-                acknowledge_before_fsync=settings.wal.ack_mode == "LOCAL_ASYNC",
-                postgres_survives=settings.topology.postgres_survives,
-                quorum_survives=quorum_survives(settings),
-                spreads=len(regions_of(settings)) > 1 and settings.wal.ack_mode.is_replicated,
-            ),
-            record_bytes_max=settings.wal.record_bytes_max,
-            line_turns=self.line_turns,
-            homes={peer.region: str(peer.url) for peer in settings.exchange.peers},
-        )
+        self.submitter = self._make_submitter(lookups)
         self.job_table = TableFollower(
             JobTable(self.submitter.followed), self._connect_follower, lambda: self.node.chained.lsn
         )
@@ -214,6 +174,53 @@ class Service:
 
     # --- parts that need care ---------------------------------------------------------------------
 
+    def _make_notary(self, started: StartedNode) -> Notary:
+        chain = self.settings.chain
+        return Notary(
+            node=self.node,
+            pool=self._pool,
+            checkpoints=started.checkpoints,
+            own=OwnEntries(
+                started.folder,
+                self.node.node_id,
+                last_lsn=started.previous_lsn,
+                head_seqs={tenant_id: head.seq for tenant_id, head in started.heads.items()},
+                quarantined=tuple(self.node.damaged),
+                believes_earlier=started.accepted_loss,
+            ),
+            keys=self.keys,
+            log_origin=started.log_origin,
+            batch_size=chain.batch_size,
+            batch_interval_s=chain.batch_interval.total_seconds(),
+            checkpoint_interval_s=chain.checkpoint_interval.total_seconds(),
+            sign_snapshots=chain.sign_snapshots,
+            metrics=self.metrics,
+        )
+
+    def _make_submitter(self, lookups: EdgeLookups) -> Submitter:
+        settings = self.settings
+        return Submitter(
+            node=self.node,
+            wal=self.gathering,
+            backlog=self.backlog,
+            keyed=self.keyed,
+            quarantine=self.quarantine,
+            job_index=self.job_index,
+            find_jobs=lookups.find_jobs,
+            system=self.system_entries,
+            answers=Answers(
+                node=self.node,
+                write_timeout_s=settings.write.timeout.total_seconds(),
+                acknowledge_before_fsync=settings.wal.ack_mode is AckMode.LOCAL_ASYNC,
+                postgres_survives=settings.topology.postgres_survives,
+                quorum_survives=quorum_survives(settings),
+                spreads=len(regions_of(settings)) > 1 and settings.wal.ack_mode.is_replicated,
+            ),
+            record_bytes_max=settings.wal.record_bytes_max,
+            line_turns=self.line_turns,
+            homes={peer.region: str(peer.url) for peer in settings.exchange.peers},
+        )
+
     def _open_writer(self, started: StartedNode) -> GroupCommit:
         wal = self.settings.wal
         log = Log(
@@ -228,12 +235,11 @@ class Service:
         return GroupCommit(
             log,
             batch_timeout_us=wal.batch_timeout_microseconds,
-            batch_max_entries=wal.batch_max_entries,
+            batch_max_entries=1 if wal.ack_mode is AckMode.LOCAL_SYNC else wal.batch_max_entries,
             batch_max_bytes=wal.batch_max_bytes,
             record_bytes_max=wal.record_bytes_max,
             queue_max_entries=self.backlog.entries_max + self.backlog.kept_entries,
             queue_max_bytes=self.backlog.bytes_max + self.backlog.kept_bytes,
-            ack_mode=LOCAL_SYNC if wal.ack_mode is AckMode.LOCAL_SYNC else LOCAL_GROUP_SYNC,
             shipper_bell=self.leadership.shipper.bell if self.leadership else NO_BELL,
             bell=self._bell,
             on_failure=self._writer_failed,

@@ -37,10 +37,6 @@ from wal.log import Log
 from wal.native import Ship
 from wal.queue import NO_BELL, Bounds, HeardBatch, Stand, fault_of
 
-LOCAL_GROUP_SYNC = "LOCAL_GROUP_SYNC"
-LOCAL_SYNC = "LOCAL_SYNC"
-LOCAL_ASYNC = "LOCAL_ASYNC"
-
 QUEUE_BYTES_MAX = 256 << 20
 """Records queued and not durable never hold more memory than this, however many of them are allowed."""
 
@@ -54,8 +50,8 @@ class GroupCommit:
     without them nobody is told. ``on_failure(error)`` is called at most once, on the writer thread: nothing above
     ``durable_lsn`` may be acknowledged any more. It may not block.
 
-    ``ack_mode`` LOCAL_SYNC makes each record a batch of its own. LOCAL_ASYNC is LOCAL_GROUP_SYNC here: what
-    is answered before it is durable is up to the caller.
+    With ``batch_max_entries`` of 1 each record is a batch of its own. What is answered before it is durable is up to
+    the caller.
     """
 
     def __init__(
@@ -70,14 +66,12 @@ class GroupCommit:
         record_bytes_max: int = 1 << 20,
         queue_max_entries: int = 100_000,
         queue_max_bytes: int = QUEUE_BYTES_MAX,
-        ack_mode: str = LOCAL_GROUP_SYNC,
         shipper_bell: int = NO_BELL,
     ) -> None:
         assert RECORD_HEADER_BYTES < record_bytes_max <= RECORD_BYTES_LIMIT
         assert 0 < batch_max_bytes <= BATCH_BODY_BYTES_LIMIT
         assert batch_max_entries > 0
         assert record_bytes_max <= queue_max_bytes
-        assert ack_mode in (LOCAL_GROUP_SYNC, LOCAL_SYNC, LOCAL_ASYNC)
         self._log = log
         self._on_failure = on_failure
         self._bounds = Bounds(
@@ -85,7 +79,7 @@ class GroupCommit:
             payload_bytes_max=record_bytes_max - RECORD_HEADER_BYTES,
             entries_max=queue_max_entries,
             bytes_max=queue_max_bytes,
-            batch_entries_max=1 if ack_mode == LOCAL_SYNC else batch_max_entries,
+            batch_entries_max=batch_max_entries,
             batch_bytes_max=batch_max_bytes,
             batch_timeout_s=batch_timeout_us / 1e6,
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sized
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Le
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from app.config import Settings
@@ -18,7 +19,9 @@ from wal.group_commit import GroupCommit
 from wal.log import Log
 
 PAGE = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
-ROWS = dict(re.findall(r"^\| `([a-z_.]+)` \| [^|]+ \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE))
+_ROW = re.compile(r"^\| `([a-z_.]+)` \| ([^|]+) \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
+DEFAULTS = {name: default for name, default, _ in _ROW.findall(PAGE)}
+ROWS = {name: allowed for name, _, allowed in _ROW.findall(PAGE)}
 
 
 def fields(of: type[BaseModel] = Settings, above: str = "") -> dict[str, FieldInfo]:
@@ -101,6 +104,19 @@ def test_the_wal_takes_every_setting_at_both_ends_of_what_it_may_be(end: int, tm
         batch_max_bytes=wal.batch_max_bytes,
         record_bytes_max=wal.record_bytes_max,
         queue_max_entries=wal.backlog_max_entries,
-        ack_mode=wal.ack_mode,
     )
     writer.close(60.0)
+
+
+def test_every_setting_has_the_default_that_the_page_says() -> None:
+    wrong = {}
+    for name, field in fields().items():
+        said, default = DEFAULTS[name], field.get_default(call_default_factory=True)
+        if value := re.fullmatch("`([^<]+)`", said):
+            form = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+            is_right = TypeAdapter(form).validate_python(value[1]) == default
+        else:  # words: it is not set, or made by the node
+            is_right = default is None or (isinstance(default, Sized) and not default)
+        if not is_right:
+            wrong[name] = said, default
+    assert not wrong

@@ -186,18 +186,12 @@ def test_no_batch_of_several_has_more_than_the_most_bytes(tmp_path: Path) -> Non
     assert all(len(lengths) == 1 or sum(lengths) <= most for lengths in bodies.values())
 
 
-def test_local_sync_gives_each_record_its_own_batch(tmp_path: Path) -> None:
-    with LogWriter(tmp_path, ack_mode="LOCAL_SYNC") as log:
+def test_a_batch_of_one_entry_at_the_most_is_synced_for_each_record(tmp_path: Path) -> None:
+    with LogWriter(tmp_path, batch_max_entries=1) as log:
         for _ in range(20):
             log.append()
     assert batch_ranges(tmp_path) == [(lsn, lsn) for lsn in range(1, 21)]
     assert log.told == list(range(1, 21))
-
-
-def test_local_async_still_reports_only_what_is_synced(tmp_path: Path) -> None:
-    with LogWriter(tmp_path, ack_mode="LOCAL_ASYNC") as log:
-        log.batches([1, 5])
-    assert log.told == [1, 6]
 
 
 def test_a_full_segment_is_followed_by_another_of_the_same_epoch(tmp_path: Path) -> None:
@@ -366,7 +360,7 @@ def test_of_every_batch_is_heard_once(tmp_path: Path) -> None:
 
 
 def test_of_batches_that_nobody_asks_for_the_last_are_kept(tmp_path: Path) -> None:
-    with LogWriter(tmp_path, ack_mode="LOCAL_SYNC") as log:
+    with LogWriter(tmp_path, batch_max_entries=1) as log:
         for _ in range(HEARD_MAX + 10):
             last = log.append()
         log.wait_durable(last)

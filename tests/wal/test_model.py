@@ -24,15 +24,14 @@ FRACTION = st.floats(0, 1, exclude_max=True)
 class LogMachine(RuleBasedStateMachine):
     """``model`` holds the payloads of all records that must be there, LSN by LSN."""
 
-    @initialize(entries=st.integers(1, 8), segment_bytes=st.integers(200, 3000), mode=st.booleans())
-    def begin(self, entries: int, segment_bytes: int, mode: bool) -> None:
+    @initialize(entries=st.integers(1, 8), segment_bytes=st.integers(200, 3000))
+    def begin(self, entries: int, segment_bytes: int) -> None:
         self.temporary = tempfile.TemporaryDirectory(prefix="wal-model-")
         self.folder = Path(self.temporary.name)
         self.settings = {
             "batch_max_entries": entries,
             "segment_bytes": segment_bytes,
             "batch_timeout_us": 200,
-            "ack_mode": "LOCAL_SYNC" if mode else "LOCAL_GROUP_SYNC",
         }
         self.model: list[bytes] = []
         self.epoch = 1
