@@ -27,21 +27,21 @@ _WENT_AWAY = (
 
 
 @contextlib.asynccontextmanager
-async def connected(database_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+async def connected_for_now(database_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
     """A connection to a database that has the schema this version knows, with all that guards it.
 
     Raises:
         StartRefusedError: there is none, or it fails before it is left.
     """
-    async with kept(database_url) as connection:
+    async with connected_to_keep(database_url) as connection:
         yield connection
         with contextlib.suppress(*DATABASE_FAULTS):
             await connection.close(timeout=5)
 
 
 @contextlib.asynccontextmanager
-async def kept(database_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """As ``connected``, but open afterwards, unless something fails."""
+async def connected_to_keep(database_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """As ``connected_for_now``, but open afterwards, unless something fails."""
     connection = await _connect(database_url)
     try:
         await check_schema(connection)

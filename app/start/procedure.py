@@ -3,20 +3,21 @@
 In this order, each step refused with what to do when it does not hold::
 
     1. the ids of the node; the lock on its WAL folder
-    2. Postgres answers and has the schema this version knows, with all that guards it, and our login cannot take that
-       away
-    3. where safekeepers keep the WAL, too: an epoch is won, and the folder holds the log that counts  (take_lead)
-    4. the WAL is the one Postgres knows, and Postgres is not older than the WAL       (judge_wal); recovery: the torn
+    2. where safekeepers vote on who writes, the lease on the log
+    3. Postgres answers and has the schema this version knows, with all that guards it  (app.start.connecting), and our
+       login cannot take that away
+    4. where safekeepers keep the WAL, too: an epoch is won, and the folder holds the log that counts  (take_lead)
+    5. the WAL is the one Postgres knows, and Postgres is not older than the WAL       (judge_wal); recovery: the torn
        tail cut, the rest checked and fsynced
-    5. the WAL ends at or above all that is known durable; --accept-lost-wal records what is gone. What Postgres
+    6. the WAL ends at or above all that is known durable; --accept-lost-wal records what is gone. What Postgres
        claims to be chained is compared with WAL and chain (app.start.claims)
-    6. the origin is the ledger's; no chain is shorter than, or differs from, its checkpoint beside the WAL; the ledger
+    7. the origin is the ledger's; no chain is shorter than, or differs from, its checkpoint beside the WAL; the ledger
        began with the key that this node knows
-    7. the clock starts from the highest of wall clock, control file, WAL and Postgres, and learns from the heads
+    8. the clock starts from the highest of wall clock, control file, WAL and Postgres, and learns from the heads
        that nodes of this ledger left
-    8. a higher epoch, first in the control file, then in Postgres
-    9. what the WAL holds and the chain does not goes to the backlog
-   10. the keys of the node are published, before anything is signed with them; a change of keys that an earlier
+    9. a higher epoch, first in the control file, then in Postgres
+   10. what the WAL holds and the chain does not goes to the backlog
+   11. the keys of the node are published, before anything is signed with them; a change of keys that an earlier
        process began is completed
 """
 
@@ -52,7 +53,7 @@ from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
 from app.start.checks import chain_holds, check_chain, check_role
 from app.start.claims import check_chained
-from app.start.connecting import kept
+from app.start.connecting import connected_to_keep
 from app.start.quorum import Lead, Takeover, lease_of, members_of, take_lead
 from app.start.wal import FoundWal, find_wal, to_its_end
 from app.store import chaining
@@ -138,11 +139,13 @@ async def start_node(
         members, lease = members_of(settings), None
         if members is not None and settings.wal.ack_mode.is_replicated:
             lease = lease_of(settings, database_url, folder, who.node_id, members.run)
-        async with _held(lease, takeover), kept(database_url) as connection:
+        # 2. the lease  3. the database
+        async with _held(lease, takeover), connected_to_keep(database_url) as connection:
             started = await _start_locked(settings, who, folder, lock, connection, members, accept_lost_wal, takeover)
             started.lease = lease
-            first = next((pending.hlc.physical_ms for pending in started.recovered), None)
-            await publish_at_start(connection, started.node, started.key_chain, first)
+            # 11. the keys
+            first_recovered_ms = next((pending.hlc.physical_ms for pending in started.recovered), None)
+            await publish_at_start(connection, started.node, started.key_chain, first_recovered_ms)
             return started
     except BaseException:
         lock.release()
@@ -187,24 +190,24 @@ async def _start_locked(
     accept_lost_wal: bool,
     takeover: Takeover,
 ) -> StartedNode:
-    # 2. the database
+    # 3. our login
     role_fault = await check_role(connection, is_any_allowed=settings.database_allow_any_role)
     who = await _claim_job_ids(connection, settings, who)
     async with connection.transaction():
         position = await chaining.read_position(connection, who.node_id)
 
-    # 3. the safekeepers
+    # 4. the safekeepers
     lead = None
     if members is not None:
         accept_loss = takeover is Takeover.ACCEPTS_LOSS
         elect = partial(take_lead, settings, members, folder, who.node_id, position, lock, accept_loss=accept_loss)
         lead = await to_its_end(elect, members.given_up.set)
 
-    # 4. 5. the WAL
+    # 5. 6. the WAL
     wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal)
     await check_chained(connection, wal, trusted_lsn=wal.known.chained_lsn if wal.known else BEFORE_FIRST)
 
-    # 6. chains and checkpoints
+    # 7. chains and checkpoints
     keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
     keys.expect_root(node_keys.offline_root(settings))
     origin = await _log_origin(connection, settings)
@@ -218,14 +221,14 @@ async def _start_locked(
             damaged_trees.append(tenant_id)
     not_admitted = await _check_keys(connection, key_chain)
 
-    # 7. the clock
+    # 8. the clock
     await wall_clock.refuse_ahead(connection, settings.hlc.max_clock_skew_ms)
     clock = await _start_clock(connection, settings, wal, heads, accept_lost_wal=accept_lost_wal)
 
-    # 8. a higher epoch
+    # 9. a higher epoch
     control = await take_epoch(connection, wal, position, lead)
 
-    # 9. the backlog
+    # 10. the backlog
     pending = list(wal.unchained())
     lost = await _unrecorded(connection, who.node_id, wal.lost, pending)
     LOST.store(folder, lost)
@@ -291,14 +294,14 @@ async def _check_keys(connection: Connection, key_chain: KeyChain) -> str | None
 
 async def _log_origin(connection: Connection, settings: Settings) -> str:
     """The origin of this ledger's logs, which the first start of any node chose."""
-    kept = await node_store.settle_log_origin(
+    origin = await node_store.settle_log_origin(
         connection, settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
     )
-    if settings.log.origin and kept != settings.log.origin:
+    if settings.log.origin and origin != settings.log.origin:
         raise StartRefusedError(
-            f"log.origin is {settings.log.origin}, but this ledger began as {kept}; an origin never changes"
+            f"log.origin is {settings.log.origin}, but this ledger began as {origin}; an origin never changes"
         )
-    return kept
+    return origin
 
 
 async def _read_heads(

@@ -44,7 +44,7 @@ from app.read import verified_positions
 from app.start import procedure
 from app.start.checks import check_chain
 from app.start.claims import check_chained
-from app.start.connecting import connected
+from app.start.connecting import connected_for_now
 from app.start.wal import find_wal
 from app.store import chaining
 from app.store import node as node_store
@@ -337,7 +337,7 @@ async def _alone(settings: Settings, database_url: str) -> AsyncIterator[_Locked
     who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
     lock = wal_lock.acquire(settings.wal_dir / who.node_id)
     try:
-        async with connected(database_url) as connection:
+        async with connected_for_now(database_url) as connection:
             yield _Locked(who, settings.wal_dir / who.node_id, connection)
     finally:
         lock.release()
