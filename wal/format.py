@@ -23,6 +23,10 @@ that of the last. Its payload, 24 bytes::
 ``body`` is everything up to the next BATCH record; one CRC over it lets recovery check a batch at the
 speed of the CRC. After the last batch a segment may hold zeros up to its end: space written ahead.
 
+RETURNED record, type 33: a record of this node that lost its place in the log, appended again. Its payload::
+
+    hlc physical u64 | hlc logical u32 | type u8 | payload of that record
+
 Worked example: node ``a``, one record, LSN 1, HLC 5:0:a, type 1, payload ``{}``::
 
     1ac35ab9 0000003a 0000000000000001 0000000000000005 00000000 ca978112 00 10     BATCH, LSN 1

@@ -8,8 +8,8 @@ Always true, and asserted where it can break::
     records queued and not durable <= entries_max of the bounds, their bytes <= bytes_max
 
 It is there twice: ``PythonQueue`` is the specification, and ``wal._native.Queue`` does the same in C, where it frames
-records when they are appended and writes batch after batch without the interpreter's lock (``wal.native``). What is
-wrong with a record says ``fault_of`` alone: both queues only refuse.
+records when they are appended and writes batch after batch without the interpreter's lock (``wal.native``). Only
+``fault_of`` says what is wrong with a record; both queues just refuse it.
 
 A batch begins at once when the log is idle. While one is written, the next collects. Behind a batch of several, their
 writers are about to come back: the next is held open until about as many records are queued again, for
@@ -185,9 +185,11 @@ class PythonQueue:
         """How many queued records the writer thread sleeps for; 0 when it is awake."""
         self._heard: deque[HeardBatch] = deque(maxlen=HEARD_MAX)
         self._is_held_open = False
-        """The batch to come waits for so many writers, who are about to come back, from this time on."""
+        """Whether the batch to come waits for writers who are about to come back."""
         self._held_entries = 0
+        """For so many records."""
         self._held_at_s = float("-inf")
+        """Since when, as ``time.monotonic`` tells it."""
         self._alarm = threading.Lock()
         """Held while nothing is to be told; released to wake the writer thread."""
         self._alarm.acquire()

@@ -294,7 +294,8 @@ def _print(verdict: dict[str, Any]) -> None:
     head = verdict["head"]
     if head["seq"]:
         out.print(f"head: seq {head['seq']}, link {head['chain_link']}, HLC {head['hlc']}", markup=False)
-    out.print(f"signed to seq {verdict['signed_to_seq']}, {verdict['unsigned_entries']} entries after it unsigned")
+    unsigned = counted(verdict["unsigned_entries"], "entry", "entries")
+    out.print(f"signed to seq {verdict['signed_to_seq']}, {unsigned} after it unsigned")
     if verdict["compared_with"] is None:
         out.print("compared with no checkpoint, so a tail cut without trace would not be seen; see --checkpoint")
     else:

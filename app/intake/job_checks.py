@@ -41,7 +41,8 @@ _MADE_SOMEWHERE = re.compile(rf"(?P<region>{GATE})-[0-9]+-{GATE}-[0-9]+")
 
 
 class JobChecks:
-    """Knows jobs by memory and by asking the store."""
+    """Refuses what a request says of jobs that do not exist, have ended, or were created otherwise: first by what this
+    node knows, then by asking the store."""
 
     def __init__(
         self, node: Node, job_index: JobIndex, find_jobs: JobLookup, homes: Mapping[str, str] | None = None
@@ -159,9 +160,8 @@ class JobChecks:
 
     def _check_creations(self, lines: EventLines, created: Created, *, in_lines: bool) -> None:
         """Refuse, now that the chain was asked, what was created otherwise or has ended."""
-        for number in [at for at, kind in enumerate(lines.types) if kind == CREATED]:
-            tenant_id, job_id = lines.jobs[number]
-            if job_id is None:
+        for number, ((tenant_id, job_id), kind) in enumerate(zip(lines.jobs, lines.types, strict=True)):
+            if kind != CREATED or job_id is None:
                 continue
             job = (tenant_id, job_id)
             if (known := self._jobs.get(*job)) is None:

@@ -55,7 +55,7 @@ from ledger.positions import BEFORE_FIRST, Lsn, lsns_from
 FIRST_FENCE_TOKEN = 1
 """Fence of a job whose creator named none."""
 
-_ENDS = frozenset(JOB_EVENTS[name].record_type for name in ("JobCompleted", "JobFailed", "JobTimedOut"))
+_ENDS = frozenset(event.record_type for event in JOB_EVENTS.values() if event.action in jobs.ENDS)
 _LASTING = _ENDS | {CREATED}
 """Types of events each of which says something of its job."""
 _TENANT, _JOB, _ACTION = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id", "action"))

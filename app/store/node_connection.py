@@ -41,7 +41,7 @@ class NodeConnection(Connection):
 
     __slots__ = ()
 
-    def bound(self, command_timeout_s: float) -> None:
+    def limit_statements_to(self, command_timeout_s: float) -> None:
         """From now on no statement takes longer, unless it says so itself."""
         self._config: Any = self._config._replace(command_timeout=command_timeout_s)
 

@@ -57,7 +57,7 @@ class NodePool(Pool):
     async def _open(self, *where: Any, **how: Any) -> asyncpg.Connection[asyncpg.Record]:
         first, self._first = self._first, None
         if isinstance(first, NodeConnection) and not first.is_closed():
-            first.bound(how["command_timeout"])
+            first.limit_statements_to(how["command_timeout"])
             return first
         return await asyncpg.connect(*where, **how)
 

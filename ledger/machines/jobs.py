@@ -12,6 +12,7 @@ from typing import Any, Final
 import orjson
 
 from ledger import rfc3339
+from ledger.canonical import INTEGER_MAX
 from ledger.chain.conflict import held_event
 from ledger.errors import InvalidInputError
 from ledger.machines.events import EVENTS_BY_ACTION, SystemAction
@@ -60,6 +61,8 @@ ABOUT_JOBS: Final = frozenset((*EVENTS_BY_ACTION, SystemAction.REFUSED.value, Sy
 
 _ENDED: Final = frozenset((CANCELLED, COMPLETED, FAILED, TIMED_OUT, REFUSED))
 _STATUS_OF_END: Final = {"COMPLETE": COMPLETED, "FAIL": FAILED, "TIMEOUT": TIMED_OUT}
+ENDS: Final = frozenset(_STATUS_OF_END)
+"""Actions of the events that end a job."""
 ENDING: Final = frozenset((*_STATUS_OF_END, "CANCEL", "CANCEL_ACK", SystemAction.CONFLICT.value))
 """Actions of the entries by which a job may end."""
 
@@ -182,8 +185,8 @@ def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
         "spec": created.spec if created is not None else {},
         "assigned_dcs": created.assigned_dcs if created is not None else [],
         "fence_token": state.fence,
-        "completed": sum(report.completed for report in state.progress.values()),
-        "failed": sum(report.failed for report in state.progress.values()),
+        "completed": min(sum(report.completed for report in state.progress.values()), INTEGER_MAX),
+        "failed": min(sum(report.failed for report in state.progress.values()), INTEGER_MAX),
         "actor": created.actor if created is not None else None,
         "created_hlc": "{}:{}:{}".format(*created.order[:3]) if created is not None else None,
         "created_at": rfc3339.text_of(created.order[0]) if created is not None else None,

@@ -33,7 +33,7 @@ from ledger.errors import (
 )
 from ledger.verification.comparison import rollback, with_break
 from ledger.verification.tree_check import TreeHead
-from ledger.verification.verdict import ASPECTS, Head, Verdict
+from ledger.verification.verdict import ASPECTS, Break, Head, Verdict
 from signing.anchors import NOBODY, Outsiders
 from signing.bundle.anchors import JudgedAnchor, judge_anchors
 from signing.bundle.manifest import FORM, Manifest
@@ -236,7 +236,7 @@ def _add_manifest(verdict: dict[str, Any], signed: Signed) -> None:
     verdict["verdicts"] = {BUNDLE: signed.verdict, **verdict["verdicts"]}
     if signed.verdict == "unknown_key":
         verdict["valid"] = False
-        why = _break(BUNDLE_SIGNATURE, f"the manifest's signature: {signed.detail}")
+        why = Break(0, BUNDLE_SIGNATURE, f"the manifest's signature: {signed.detail}")._asdict()
         verdict["first_break"] = verdict["first_break"] or why
 
 
@@ -305,7 +305,7 @@ def _broken(result: BundleVerdict, error: BundleInvalidError, seconds: float) ->
         "to_seq": manifest.to_seq if manifest is not None else 0,
         "head": Head(0, None, None)._asdict(),
         "verdicts": {BUNDLE: "broken"} | dict.fromkeys(ASPECTS, "not_checked"),
-        "first_break": _break(kind, str(error)),
+        "first_break": Break(0, kind, str(error))._asdict(),
         "breaks": {kind: 1},
         "compared_with": None,
         "not_compared": [],
@@ -316,7 +316,3 @@ def _broken(result: BundleVerdict, error: BundleInvalidError, seconds: float) ->
     }
     result.not_checked = ["the rows: the bundle itself does not hold, so nothing in it says anything"]
     return result
-
-
-def _break(kind: str, detail: str) -> dict[str, Any]:
-    return {"seq": 0, "kind": kind, "detail": detail, "expected": None, "actual": None}

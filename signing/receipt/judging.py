@@ -27,7 +27,7 @@ from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
 from ledger.positions import Seq, leaf_index_of
 from ledger.verification.apart import check_apart
 from ledger.verification.comparison import rollback, with_break, with_checkpoint
-from ledger.verification.verdict import Findings
+from ledger.verification.verdict import Break, Findings
 from signing.anchors import NOBODY, Outsiders
 from signing.bundle.anchors import judge_anchors
 from signing.checkpoint import Checkpoint, JudgedCheckpoint, judge_checkpoint
@@ -284,7 +284,7 @@ def _with_signatures(verdict: dict[str, Any], signed: Signed, log_signed: LogSig
     for kind, outcome in ((CHECKPOINT_SIGNATURE, log_signed), (RECEIPT_SIGNATURE, signed)):
         if outcome.verdict in ("broken", "unknown_key"):
             breaks[kind] = 1
-            first = first or _break(kind, outcome.detail or "")
+            first = first or Break(0, kind, outcome.detail or "")._asdict()
     return {**verdict, "first_break": first, "breaks": breaks}
 
 
@@ -298,16 +298,12 @@ def _broken(receipt: Receipt | None, error: ReceiptInvalidError) -> dict[str, An
         "from_seq": 0,
         "to_seq": 0,
         "verdicts": {RECEIPT: "broken"} | dict.fromkeys(ASPECTS[1:], "not_checked"),
-        "first_break": _break(kind, str(error)),
+        "first_break": Break(0, kind, str(error))._asdict(),
         "breaks": {kind: 1},
         "compared_with": None,
         "not_compared": [],
         "anchors": [],
     }
-
-
-def _break(kind: str, detail: str) -> dict[str, Any]:
-    return {"seq": 0, "kind": kind, "detail": detail, "expected": None, "actual": None}
 
 
 def _left_out(

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger import canonical
+from ledger.canonical import INTEGER_MAX
 from ledger.errors import CanonicalError, InvalidInputError
 from ledger.machines.events import EVENTS_BY_ACTION, JOB_EVENTS
 from ledger.machines.job_state import (
@@ -128,6 +129,8 @@ def test_counters_sum_the_newest_report_of_each_data_centre() -> None:
     other = fact("JobProgressReported", 5, dc_id="euw1", completed=7, failed=0)
     seen = view(fold(PROGRESS, newer, other))
     assert (seen["completed"], seen["failed"]) == (17, 2)
+    most = [fact("JobProgressReported", 9, dc_id=dc, completed=INTEGER_MAX, failed=1) for dc in ("use1", "euw1")]
+    assert view(fold(*most))["completed"] == INTEGER_MAX, "which every reader of JSON can hold"
 
 
 def test_a_view_has_the_fields_of_the_api() -> None:
