@@ -3,7 +3,12 @@
 Who waits for the chain gains nothing by a sync that ends while another transaction chains: what it syncs is chained by
 the next one in any case. So those records come together for as long, and are given to the WAL in one piece: once the
 transaction is over, which is when the next could take them, or after ``GATHER_S``; where none is under way, at the end
-of this turn of the event loop, with what else came in it. All others are given to it at once, behind those that wait.
+of this turn of the event loop, with what else came in it.
+
+A single record that is answered once it is durable goes with those that the turns right behind this one bring, until
+one brings none, for ``COMPANY_S`` or ``COMPANY_ENTRIES`` at the most: where nobody else writes that is one turn without
+anything in it. One sync, one waking of the loop and of those who read the answers then serve many. All others are given
+to the WAL at once, behind those that wait.
 
 Nothing is acknowledged by it: records that wait are in no file yet, as those in the queue of the WAL are in none. Their
 LSNs and HLCs are drawn, in order, and the next record has those behind them.
@@ -22,6 +27,11 @@ from wal.group_commit import GroupCommit
 GATHER_S = 0.01
 """Longest that a record waits for the end of a transaction: one that hangs must not keep it from the disk."""
 
+COMPANY_S = 0.001
+"""Longest that a record which somebody waits for waits for company."""
+COMPANY_ENTRIES = 32
+"""Company enough."""
+
 
 class Gathering:
     """The way of all records of a node into ``wal``. Belongs to one event loop, and is the only one that appends.
@@ -38,6 +48,9 @@ class Gathering:
         self._on_failure = on_failure
         self._records: list[QueuedRecord] = []
         self._timer: asyncio.Handle | None = None
+        self._company = 0
+        """How many waited at the last turn, while company is waited for; else 0."""
+        self._company_until_s = 0.0
 
     @property
     def next_lsn(self) -> Lsn:
@@ -58,6 +71,26 @@ class Gathering:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(GATHER_S, self.flush) if self._is_chaining() else loop.call_soon(self.flush)
         return lsn
+
+    def append_in_company(self, record: QueuedRecord) -> Lsn:
+        """The LSN of a record that is answered once it is durable. It MUST be one that the WAL takes."""
+        lsn = self.next_lsn
+        self._records.append(record)
+        if not self._company:
+            loop = asyncio.get_running_loop()
+            self._company, self._company_until_s = len(self._records), loop.time() + COMPANY_S
+            loop.call_soon(self._look, loop)
+        return lsn
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give the WAL what waits, unless this turn brought more."""
+        waiting = len(self._records)
+        if self._company < waiting < COMPANY_ENTRIES and loop.time() < self._company_until_s:
+            self._company = waiting
+            loop.call_soon(self._look, loop)
+            return
+        self._company = 0
+        self.flush()
 
     def flush(self) -> None:
         """Give the WAL what waits."""

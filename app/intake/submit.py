@@ -371,8 +371,10 @@ class Submitter:
         else:
             encoded = [record.encode(pending) for pending in entered]
         records = [*map(record_of, beginnings), *zip(hlcs, events.types, encoded, strict=True)]
-        if answered_early or len(records) > 1:
+        if len(records) > 1:
             queued_lsn = self.wal.append_all(records)
+        elif answered_early:
+            queued_lsn = self.wal.append_in_company(records[0])
         else:
             queued_lsn = self.wal.append_soon(records[0])
         assert queued_lsn == first_lsn

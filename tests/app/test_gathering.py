@@ -35,6 +35,8 @@ class Node:
         self.writer = GroupCommit(log, on_failure=lambda _: None)
         self.is_chaining = False
         self.failures: list[LedgerError] = []
+        self.seen: list[int] = []
+        """How many records the WAL was given before each that came by ``come``."""
         self.gathering = Gathering(self.writer, lambda: self.is_chaining, self.failures.append)
 
     async def has_synced(self, *batches: int) -> None:
@@ -91,6 +93,46 @@ async def test_a_record_that_is_answered_before_it_is_chained_goes_at_once_behin
     node.gathering.flush()
     node.writer.close(WAIT_S)
     assert lsns_in(tmp_path) == [1, 2, 3, 4]
+
+
+def come(node: Node, lsn: int, last: int) -> None:
+    """A record that somebody waits for, and another in each turn of the loop behind this one, up to ``last``."""
+    if lsn < last:
+        asyncio.get_running_loop().call_soon(come, node, lsn + 1, last)
+    node.seen.append(node.writer.next_lsn - 1)
+    assert node.gathering.append_in_company(record(lsn)) == lsn
+
+
+async def test_records_that_are_waited_for_go_together_while_each_turn_of_the_loop_brings_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "COMPANY_S", 3600)
+    come(node, 1, 5)
+    await until(lambda: node.writer.durable_lsn == 5, "they are synced")
+    assert node.seen == [0] * 5
+    come(node, 6, 6)
+    await asyncio.sleep(0)
+    assert node.writer.next_lsn == 7, "alone it waits for one turn"
+
+
+@pytest.mark.parametrize(("name", "most"), [("COMPANY_S", -1), ("COMPANY_ENTRIES", 2)])
+async def test_they_go_when_they_are_many_or_have_waited_for_long(
+    node: Node, monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
+    monkeypatch.setattr(gathering, name, most)
+    come(node, 1, 9)
+    await until(lambda: node.writer.durable_lsn == 9, "all are synced")
+    assert node.seen == [0, 0, 2, 2, 4, 4, 6, 6, 8]
+
+
+async def test_what_is_waited_for_takes_along_what_waits_for_a_transaction(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "GATHER_S", 3600)
+    node.is_chaining = True
+    node.gathering.append_soon(record(1))
+    come(node, 2, 2)
+    await node.has_synced(2)
 
 
 async def test_what_the_wal_does_not_take_any_more_fails_the_node(node: Node) -> None:
