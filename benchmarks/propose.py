@@ -14,7 +14,7 @@ from benchmarks.row import Outcome, Row, expect, interleave
 from benchmarks.submit import CONNECTIONS, TENANT, WARM_UP_S, WINDOW_S
 from benchmarks.yardsticks import etcd
 
-PROPOSALS = 150_000
+PROPOSALS = 75_000
 """More than a run can send: each claims a node of its own."""
 
 

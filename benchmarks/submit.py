@@ -18,7 +18,7 @@ from benchmarks.yardsticks import etcd
 TENANT = "bench"
 CONNECTIONS = 64
 WARM_UP_S = 1.0
-WINDOW_S = 5.0
+WINDOW_S = 3.0
 REQUESTS = 2000
 FROZEN_ANSWER_BYTES_MORE = 102
 """By how much the answers of the empty handler are longer, 810 bytes: its session token, in header and body, is some
@@ -26,7 +26,7 @@ FROZEN_ANSWER_BYTES_MORE = 102
 ANSWER_BYTES_TOLERANCE = 12
 """How far the sizes may differ otherwise: the fewer are answered, the shorter are our numbers in them."""
 QUORUM = "REPLICATED_QUORUM"
-ETCD_REQUESTS = 150_000
+ETCD_REQUESTS = 75_000
 """More than a run can send: each has a key of its own."""
 
 
