@@ -330,7 +330,10 @@ def test_nothing_that_was_appended_is_kept_once_it_is_written(tmp_path: Path) ->
     before = references()
     blocks, peak_kib = sys.getallocatedblocks(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     go(2_000_000, 30_000)
-    assert references() == pytest.approx(before, abs=20)
+    now = references()
+    assert now[:2] == pytest.approx(before[:2], abs=20)
+    # Everybody's: what another test left behind may have let go of some meanwhile.
+    assert all(here - then <= 20 for here, then in zip(now[2:], before[2:], strict=True))
     assert sys.getallocatedblocks() - blocks < 1000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_kib < 8 << 10
     side.log.close()
