@@ -164,12 +164,13 @@ END $$;"""
 
 
 def _described(error: Exception) -> str:
+    # A revision's file goes to the driver itself, whose errors are in none of SQLAlchemy's.
+    if getattr(getattr(error, "orig", error), "sqlstate", None) == _LOCK_NOT_AVAILABLE:
+        return (
+            f"another session keeps what it needs locked for over {LOCK_TIMEOUT_S} s, and nothing was changed; "
+            "pg_locks and pg_stat_activity say which. End that session, or wait for it, and run this again"
+        )
     if isinstance(error, DBAPIError):
-        if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
-            return (
-                f"another session keeps what it needs locked for over {LOCK_TIMEOUT_S} s, and nothing was changed; "
-                "pg_locks and pg_stat_activity say which. End that session, or wait for it, and run this again"
-            )
         return str(error.orig)
     hint = getattr(error, "hint", None)
     return f"{error} ({hint})" if hint else str(error)

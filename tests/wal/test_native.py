@@ -332,7 +332,7 @@ def test_nothing_that_was_appended_is_kept_once_it_is_written(tmp_path: Path) ->
     go(2_000_000, 30_000)
     now = references()
     assert now[:2] == pytest.approx(before[:2], abs=20)
-    # Everybody's: what another test left behind may have let go of some meanwhile.
+    # None and True are shared by all code: garbage of another test may have been collected meanwhile.
     assert all(here - then <= 20 for here, then in zip(now[2:], before[2:], strict=True))
     assert sys.getallocatedblocks() - blocks < 1000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_kib < 8 << 10
