@@ -153,7 +153,10 @@ class Service:
         )
         self.submitter = self._make_submitter(lookups)
         self.job_table = TableFollower(
-            JobTable(self.submitter.followed), self._connect_follower, lambda: self.node.chained.lsn
+            JobTable(self.submitter.followed),
+            self._connect_follower,
+            chained_lsn=lambda: self.node.chained.lsn,
+            waiting=lambda: self.node.committed.lsn - self.node.chained.lsn,
         )
         self._table_followers = (self.job_table,)
         self.tails = Tails(pool, Share())

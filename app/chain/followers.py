@@ -46,8 +46,8 @@ TENANTS_A_TURN = 64
 COLLECT_S = 0.1
 """How long what was committed comes together before it is followed, unless somebody waits for it."""
 RUSH_ENTRIES = ENTRIES_A_TURN
-"""While so many come together each time, chaining has the processor to itself: more come together, and a job of which
-several entries come is written once."""
+"""While so many come together each time, or wait to be chained, chaining has the processor to itself: more come
+together, and a job of which several entries come is written once."""
 RUSH_S = 2.0
 """Longest that a rush keeps entries from being followed."""
 RECENT_BYTES_MAX = 16 << 20
@@ -121,12 +121,16 @@ class Table(Protocol):
 
 
 class TableFollower:
-    """Keeps ``table`` behind all chains. ``chained_lsn`` is asked how far the records of this node are chained."""
+    """Keeps ``table`` behind all chains. ``chained_lsn`` is asked how far the records of this node are chained,
+    ``waiting`` how many more are committed."""
 
-    def __init__(self, table: Table, connect: Connect, chained_lsn: Callable[[], Lsn]) -> None:
+    def __init__(
+        self, table: Table, connect: Connect, chained_lsn: Callable[[], Lsn], waiting: Callable[[], int] = lambda: 0
+    ) -> None:
         self._table = table
         self._connect = connect
         self._chained_lsn = chained_lsn
+        self._waiting = waiting
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._behind: dict[str, None] = {}
         """Tenants that may be behind; who waits longest comes first."""
@@ -169,13 +173,16 @@ class TableFollower:
 
     def _collected(self) -> None:
         """Follow what came together, or let more come."""
-        came, self._came = self._came, 0
-        self._is_lull = came < RUSH_ENTRIES
-        is_rush = not self._is_lull and self._recent_bytes < RUSH_BYTES_MAX
-        if is_rush and time.monotonic() < self._rush_ends_s:
+        is_rush = self._is_rush()
+        self._came = 0
+        self._is_lull = not is_rush
+        if is_rush and self._recent_bytes < RUSH_BYTES_MAX and time.monotonic() < self._rush_ends_s:
             asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
         else:
             self._follow_grown()
+
+    def _is_rush(self) -> bool:
+        return max(self._came, self._waiting()) >= RUSH_ENTRIES
 
     def _follow_grown(self) -> None:
         self._behind.update(self._grown)
@@ -268,7 +275,7 @@ class TableFollower:
 
     def _is_lull_over(self) -> bool:
         """Whether a rush goes on that seemed to have ended: what has grown is followed with what comes of it."""
-        return self._is_lull and self._came >= RUSH_ENTRIES and self._recent_bytes < RUSH_BYTES_MAX
+        return self._is_lull and self._is_rush() and self._recent_bytes < RUSH_BYTES_MAX
 
     async def _fill(self, turn: Turn, connection: asyncpg.Connection[asyncpg.Record], names: Sequence[str]) -> None:
         """Take into ``turn`` what comes next of these tenants, whose places are locked."""

@@ -366,10 +366,13 @@ async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enoug
     monkeypatch.setattr("app.chain.followers.COLLECT_S", 3600)
     monkeypatch.setattr("app.chain.followers.RUSH_ENTRIES", 3)
 
-    async def is_followed(*came: int, looked: bool = False) -> bool:
-        """Whether the tenant is to be followed once so many entries have come together each time."""
+    async def is_followed(*came: int, looked: bool = False, waiting: int = 0) -> bool:
+        """Whether the tenant is to be followed once so many entries have come together each time, and others wait."""
         follower = TableFollower(
-            JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda: BEFORE_FIRST
+            JobTable(lambda *_: None),
+            lambda: following.connect(database.service_url, 5),
+            lambda: BEFORE_FIRST,
+            lambda: waiting,
         )
         seq = 0
         for entries in came:
@@ -390,6 +393,8 @@ async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enoug
     assert not await is_followed(3, 4)
     assert not await is_followed(3, looked=True)
     assert await is_followed(3, 2)
+    assert await is_followed(2, waiting=2)
+    assert not await is_followed(2, waiting=3)
     with monkeypatch.context() as patched:
         patched.setattr("app.chain.followers.RUSH_BYTES_MAX", 14)
         assert not await is_followed(3, 3)
