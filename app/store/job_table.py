@@ -21,7 +21,6 @@ from app.store.following import FollowedEntry, Place
 from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.machines import jobs
 from ledger.machines.jobs import JobState
-from ledger.machines.refusals import refused_job_id
 from ledger.verification import JOB_COLUMNS
 
 if TYPE_CHECKING:
@@ -102,16 +101,21 @@ SELECT w.tenant_id, w.job_id, {count_named("j")} AS named, followed.entries AS f
 
 
 _JOBS = jobs_query("unnest((SELECT $1::text[]), (SELECT $2::text[]))")
-# Subqueries of one row: an EXISTS may be answered from a hash of a whole table.
-_ANY_MENTIONED = """
-SELECT n FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS w(tenant_id, job_id, refused_id, n)
+# Jobs travel as two texts, a value a line: the driver would look at each by itself. Subqueries of one row: EXISTS may
+# be answered from a hash of a whole table.
+_WANTED = """
+unnest(string_to_array($1, E'\\n'), string_to_array($2, E'\\n')) WITH ORDINALITY AS w(tenant_id, job_id, n)
+"""
+_REFUSED_ID = "'refused:' || encode(sha256(convert_to(w.job_id, 'UTF8')), 'hex')"
+_ANY_MENTIONED = f"""
+SELECT n FROM {_WANTED}
  WHERE coalesce(
            (SELECT true FROM scheduler.scheduler_log l
-             WHERE l.tenant_id = w.tenant_id AND l.job_id IN (w.job_id, w.refused_id) LIMIT 1),
+             WHERE l.tenant_id = w.tenant_id AND l.job_id IN (w.job_id, {_REFUSED_ID}) LIMIT 1),
            (SELECT true FROM scheduler.jobs j WHERE j.tenant_id = w.tenant_id AND j.job_id = w.job_id), false
        )
 """
-_MENTIONED = """
+_MENTIONED = f"""
 SELECT n,
        coalesce(
            (SELECT true FROM scheduler.scheduler_log l
@@ -120,9 +124,9 @@ SELECT n,
        ) AS has_parts,
        coalesce(
            (SELECT true FROM scheduler.scheduler_log l
-             WHERE l.tenant_id = w.tenant_id AND l.job_id = w.refused_id LIMIT 1), false
+             WHERE l.tenant_id = w.tenant_id AND l.job_id = {_REFUSED_ID} LIMIT 1), false
        ) AS has_refusals
-  FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS w(tenant_id, job_id, refused_id, n)
+  FROM {_WANTED}
 """
 _PAST = """
 SELECT seq, hlc_physical, hlc_logical, hlc_node, action, payload_digest, payload
@@ -180,18 +184,17 @@ class UnfollowedError(Exception):
 async def mentioned(connection: Connection, wanted: Sequence[JobKey]) -> tuple[list[JobKey], list[JobKey]]:
     """Those of each (tenant, job id) that have any parts, and those of which PostgreSQL refused events. Of jobs that
     are to be created that is none nearly always, and learned at a tenth of what finding parts costs."""
-    there = [wanted[number - 1] for (number,) in await connection.fetch(_ANY_MENTIONED, *_mentions(wanted))]
+    there = [wanted[number - 1] for (number,) in await connection.fetch(_ANY_MENTIONED, *_lines(wanted))]
     if not there:
         return [], []
-    rows = await connection.fetch(_MENTIONED, *_mentions(there))
+    rows = await connection.fetch(_MENTIONED, *_lines(there))
     found = [(there[number - 1], has_parts, has_refusals) for number, has_parts, has_refusals in rows]
     return [job for job, has_parts, _ in found if has_parts], [job for job, _, has_refusals in found if has_refusals]
 
 
-def _mentions(wanted: Sequence[JobKey]) -> tuple[list[str], list[str], list[str]]:
-    """By column, where entries of these jobs, and in the place of entries of theirs, would be."""
-    job_ids = [job_id for _, job_id in wanted]
-    return [tenant_id for tenant_id, _ in wanted], job_ids, list(map(refused_job_id, job_ids))
+def _lines(wanted: Sequence[JobKey]) -> tuple[str, str]:
+    """Tenants and job ids, a value a line; no name has several."""
+    return "\n".join([tenant_id for tenant_id, _ in wanted]), "\n".join([job_id for _, job_id in wanted])
 
 
 async def find_parts(connection: Connection, wanted: Sequence[JobKey]) -> list[JobParts]:
