@@ -155,7 +155,7 @@ class Service:
         self.job_table = TableFollower(
             JobTable(self.submitter.followed),
             self._connect_follower,
-            chained_lsn=lambda: self.node.chained.lsn,
+            chained_lsn=self.node.chained_lsn_of,
             waiting=lambda: self.node.committed.lsn - self.node.chained.lsn,
         )
         self._table_followers = (self.job_table,)

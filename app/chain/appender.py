@@ -163,11 +163,9 @@ class Appender:
             while True:
                 await self._work.wait()
                 self._work.clear()
-                await self._locked.chain_free(self._waiting_of, self._chain)
+                await self._locked.chain_free(self._waiting_of, self._chain_next)
                 if batch := self._next():
-                    self.is_chaining = True
-                    await self._chain(batch)
-                    self.is_chaining = False
+                    await self._chain_next(batch)
                     self.wake()
                 if not self._has_committed():
                     self._drained.set()
@@ -217,6 +215,13 @@ class Appender:
         return self._backlog.peek_aside(tenant_id, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
 
     # --- one batch --------------------------------------------------------------------------------
+
+    async def _chain_next(self, batch: Sequence[Pending]) -> None:
+        self.is_chaining = True
+        try:
+            await self._chain(batch)
+        finally:
+            self.is_chaining = False
 
     async def _chain(self, batch: Sequence[Pending]) -> None:
         """Chain ``batch``, splitting it when Postgres refuses a record in it."""

@@ -89,7 +89,7 @@ class Turn:
     places: dict[str, int] = field(default_factory=dict)
     """Where each stands then."""
     covered_lsn: dict[str, Lsn] = field(default_factory=dict)
-    """Of those that stand at the end of their chain: up to where the records of this node are in it, at least."""
+    """Of those that stand at the end of their chain: up to where all records of this node are in it, at least."""
     unfinished: set[str] = field(default_factory=set)
     """Those for which the table has more to do, also if nothing comes next."""
 
@@ -121,11 +121,11 @@ class Table(Protocol):
 
 
 class TableFollower:
-    """Keeps ``table`` behind all chains. ``chained_lsn`` is asked how far the records of this node are chained,
-    ``waiting`` how many more are committed."""
+    """Keeps ``table`` behind all chains. ``chained_lsn`` is asked up to where all records of this node for a tenant are
+    in its chain, ``waiting`` how many records are committed and not chained."""
 
     def __init__(
-        self, table: Table, connect: Connect, chained_lsn: Callable[[], Lsn], waiting: Callable[[], int] = lambda: 0
+        self, table: Table, connect: Connect, chained_lsn: Callable[[str], Lsn], waiting: Callable[[], int] = lambda: 0
     ) -> None:
         self._table = table
         self._connect = connect
@@ -238,10 +238,13 @@ class TableFollower:
         while names := list(islice((name for name in self._behind if name not in self._failed), TENANTS_A_TURN)):
             for name in names:
                 del self._behind[name]
-            if not await self._follow(names) and len(names) > 1 and self._connection is not None:
+            if not await self._follow(names) and len(names) > 1 and self._has_connection():
                 # One of them may be what keeps the others.
                 self._failed.difference_update(names)
-                for name in names:
+                for at, name in enumerate(names):
+                    if not self._has_connection():
+                        self._failed.update(names[at:])
+                        break
                     await self._follow((name,))
             await asyncio.sleep(0)
         self._behind.clear()
@@ -279,7 +282,8 @@ class TableFollower:
 
     async def _fill(self, turn: Turn, connection: asyncpg.Connection[asyncpg.Record], names: Sequence[str]) -> None:
         """Take into ``turn`` what comes next of these tenants, whose places are locked."""
-        chained_lsn, room = self._chained_lsn(), ENTRIES_A_TURN
+        # Asked before the heads are read: what a chain holds by then is in it.
+        chained_lsn, room = {name: self._chained_lsn(name) for name in names}, ENTRIES_A_TURN
         places = await store.lock_places(connection, self._table.name, names)
         if begun := [name for name, place in places.items() if place.is_begun]:
             await self._table.empty(connection, begun)
@@ -293,7 +297,7 @@ class TableFollower:
             turn.after[name] = after
             turn.places[name] = head_seq if is_end else entries[-1].seq if entries else after
             if is_end:
-                turn.covered_lsn[name] = chained_lsn
+                turn.covered_lsn[name] = chained_lsn[name]
             if entries:
                 turn.entries[name] = entries
             room -= len(entries)
@@ -317,6 +321,9 @@ class TableFollower:
             self._recent[tenant_id] = rest
 
     # --- the way to Postgres ----------------------------------------------------------------------
+
+    def _has_connection(self) -> bool:
+        return self._connection is not None
 
     async def _connected(self) -> asyncpg.Connection[asyncpg.Record]:
         if self._connection is None or self._connection.is_closed():

@@ -76,7 +76,8 @@ class JobChecks:
         wanted = self._wanted(created, unknown, requested)
         if not wanted:
             return
-        doubted, chained_lsn = self._jobs.take_doubtful(wanted), self._node.chained.lsn
+        doubted = self._jobs.take_doubtful(wanted)
+        chained_lsn = {tenant_id: self._node.chained_lsn_of(tenant_id) for tenant_id, _ in wanted}
         try:
             found = await self._find_jobs(wanted)
         except DatabaseUnavailableError:
@@ -87,8 +88,9 @@ class JobChecks:
             found = {}
         for wanted_job, chained in found.items():
             if chained.is_made or wanted_job in doubted:
+                upto_lsn = chained_lsn[wanted_job[0]]
                 self._jobs.chained(
-                    *wanted_job, chained.fence_token, chained.ended, chained.seq, chained_lsn, chained.creation
+                    *wanted_job, chained.fence_token, chained.ended, chained.seq, upto_lsn, chained.creation
                 )
         for wanted_job, number in unknown.items():
             known = self._jobs.get(*wanted_job)

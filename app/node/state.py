@@ -85,6 +85,11 @@ class Node:
     """Tenants of whose newest entries no checkpoint that counts is found, and why (``app.chain.ledger_watch``)."""
     shutting_down: bool = False
 
+    def chained_lsn_of(self, tenant_id: str) -> Lsn:
+        """Up to where every record of the tenant is in its chain; ``chained`` goes on past those that are held back."""
+        is_held_back = tenant_id in self.damaged or tenant_id in self.locked
+        return BEFORE_FIRST if is_held_back else self.chained.lsn
+
     @property
     def watermarks(self) -> tuple[Watermark, ...]:
         """All that anybody may wait for."""

@@ -270,7 +270,7 @@ async def test_a_node_of_a_version_without_commitments_leaves_none_out(
         first = (await propose(client, placement("a", "n1"), free("n1"))).json()["index"]
     await superuser.execute("TRUNCATE scheduler.commitments")
     before = TableFollower(
-        _JobsAlone(lambda *_: None), partial(asyncpg.connect, database.service_url), lambda: BEFORE_FIRST
+        _JobsAlone(lambda *_: None), partial(asyncpg.connect, database.service_url), lambda _: BEFORE_FIRST
     )
 
     async def has_tried() -> bool:

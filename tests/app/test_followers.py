@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import asyncpg
 import httpx
 import pytest
 
-from app.chain.followers import TableFollower
+from app.chain.followers import TableFollower, Turn
 from app.chain.job_table import JobTable
 from app.pending.event_lines import EventLines
 from app.store import following, job_table
@@ -18,7 +19,7 @@ from app.store.chain_reader import consistent_reader
 from app.store.chaining import LOG_COLUMNS
 from app.store.growth import Growth
 from app.store.migrate import migrate
-from ledger.errors import JobEndedError, JobExistsError
+from ledger.errors import ChainDamagedError, JobEndedError, JobExistsError
 from ledger.positions import BEFORE_FIRST
 from ledger.verification import verify
 from tests.app.chains import Chains, followed, numbers, places, until
@@ -268,7 +269,7 @@ async def test_states_from_before_another_node_followed_are_not_believed(
 
     def follower() -> TableFollower:
         return TableFollower(
-            JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda: BEFORE_FIRST
+            JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda _: BEFORE_FIRST
         )
 
     one, two = follower(), follower()
@@ -296,6 +297,35 @@ async def test_rows_that_are_dropped_keep_neither_the_chain_nor_other_tenants_wa
         await superuser.execute(MENDED.format("jobs"))
         await until(lambda: followed(superuser), "what was dropped is followed")
         assert numbers(await chains.sound("acme")) == [1, 2]
+
+
+async def test_once_the_connection_is_lost_no_tenant_is_tried_any_more(
+    run_node: RunNode, database: Database, superuser: asyncpg.Connection
+) -> None:
+    tenants = ["acme", "beta", "gamma"]
+    async with run_node() as service:
+        for tenant_id in tenants:
+            await service.submitter.submit(created(tenant_id, 1), key=None)
+    await superuser.execute("DELETE FROM scheduler.follower_positions")
+    connections: list[asyncpg.Connection] = []
+
+    async def connect() -> asyncpg.Connection:
+        connections.append(await following.connect(database.service_url, 5))
+        return connections[-1]
+
+    class LostByOne(JobTable):
+        """Takes nothing of many; of one, its connection is lost."""
+
+        async def take(self, connection: Any, turn: Turn) -> None:
+            if len(turn.entries) == 1:
+                connection.terminate()
+            raise ChainDamagedError("acme", "nothing can be taken")
+
+    follower = TableFollower(LostByOne(lambda *_: None), connect, lambda _: BEFORE_FIRST)
+    follower._behind = dict.fromkeys(tenants)
+    await follower._follow_all()
+    assert len(connections) == 1
+    assert follower._failed == set(tenants)
 
 
 async def test_a_locked_job_row_keeps_nothing_from_being_chained(
@@ -371,7 +401,7 @@ async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enoug
         follower = TableFollower(
             JobTable(lambda *_: None),
             lambda: following.connect(database.service_url, 5),
-            lambda: BEFORE_FIRST,
+            lambda _: BEFORE_FIRST,
             lambda: waiting,
         )
         seq = 0
@@ -422,7 +452,7 @@ async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
         """Whether the next turn comes at once when so many entries came meanwhile, behind ``first`` that had come."""
         await superuser.execute("DELETE FROM scheduler.follower_positions WHERE tenant_id = 'acme'")
         follower = TableFollower(
-            JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda: BEFORE_FIRST
+            JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda _: BEFORE_FIRST
         )
         follower.chained(grown(range(10, 10 + first)))
         follower._collected()

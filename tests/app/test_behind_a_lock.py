@@ -1,0 +1,73 @@
+"""What a node knows and tells while records of a tenant wait for a lock, and of what it does once that is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import asyncpg
+import pytest
+
+from app.chain.appender import Appender
+from app.pending.backlog import Pending
+from app.pending.linking import LinkedBatch
+from ledger.errors import JobEndedError
+from tests.app.chains import followed, until
+from tests.app.conftest import MakeSettings, RunNode
+from tests.app.drafts import LOCAL, completed, created, progressed
+from tests.app.test_followers import halted
+from tests.conftest import Database
+
+HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = 'acme' FOR UPDATE"
+"""What another session holds."""
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.store.chaining.LOCK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("app.chain.followers.LOOK_INTERVAL_S", 0.1)
+
+
+async def test_an_end_that_waits_is_not_forgotten_for_older_entries_that_are_followed(
+    run_node: RunNode, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(make_settings()) as service:
+        submit = service.submitter.submit
+        job_id = (await submit(created("acme", 0), key=None)).job_id
+        async with halted(database, HEAD):
+            await submit(progressed("acme", job_id, 1), key=None)
+            await until(lambda: "acme" in service.node.locked, "the lock is met")
+            await submit(completed("acme", job_id, durability=LOCAL), key=None)
+            await submit(created("beta", 0), key=None)
+            await superuser.execute("DELETE FROM scheduler.follower_positions WHERE tenant_id = 'acme'")
+
+            async def is_followed_again() -> bool:
+                place = "SELECT seq FROM scheduler.follower_positions WHERE tenant_id = 'acme'"
+                found = await superuser.fetchval(place)
+                return bool(found == 1) and await followed(superuser)
+
+            await until(is_followed_again, "what is chained is followed again")
+            with pytest.raises(JobEndedError):
+                await submit(progressed("acme", job_id, 2), key=None)
+        await until(lambda: not service.node.locked and not len(service.backlog), "the lock is gone")
+
+
+async def test_chaining_what_waited_is_told_as_all_chaining_is(
+    run_node: RunNode, make_settings: MakeSettings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    """At the beginning of each transaction, whether the WAL is told that one is under way."""
+    commit = Appender._commit
+
+    async def noted(appender: Appender, batch: Sequence[Pending], *, refused_sqlstate: str | None) -> LinkedBatch:
+        told.append(appender.is_chaining)
+        return await commit(appender, batch, refused_sqlstate=refused_sqlstate)
+
+    async with run_node(make_settings()) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        monkeypatch.setattr(Appender, "_commit", noted)
+        async with halted(database, HEAD):
+            await service.submitter.submit(created("acme", 1, durability=LOCAL), key=None)
+            await until(lambda: "acme" in service.node.locked, "the lock is met")
+        await until(lambda: not service.node.locked and not len(service.backlog), "the lock is gone")
+    assert len(told) >= 2
+    assert all(told)
