@@ -173,6 +173,16 @@ class Answers:
         except DurabilityTimeoutError as error:
             raise self.late(level, str(error), lsn, pending) from None
 
+    async def wait_chained(self, lsn: Lsn, level: Durability, pending: Pending | None) -> None:
+        """Wait until ``lsn`` is chained, also where ``level`` asks less, and has reached that. Else as ``wait``."""
+        try:
+            await self._node.chained.reached(lsn, self._write_timeout_s)
+        except DurabilityTimeoutError as error:
+            named = level if level is Durability.REGIONAL else Durability.GLOBAL
+            raise self.late(named, str(error), lsn, pending) from None
+        if level is Durability.GLOBAL:
+            await self.wait(lsn, level, pending)
+
     async def unlocked(self, quarantine: Quarantine, tenant_ids: Iterable[str], last: Pending | None) -> None:
         """Return once none of these tenants waits for a lock: records of theirs were passed over when others were
         chained, and are chained by then.

@@ -7,7 +7,8 @@ One request, in order::
     3. the payload becomes canonical bytes, once
     4. room is kept for all its records, or it is refused whole
     5. in one synchronous step each record draws its HLC and LSN and is queued
-    6. the answer waits for the level: durable for LOCAL, chained above that   (app.intake.answers)
+    6. the answer waits for the level: durable for LOCAL, chained above that   (app.intake.answers);
+       where safekeepers vote, REGIONAL without a key waits only until it is committed
 
 A caller MUST NOT take a Receipt of level LOCAL for chained, nor anything for lost when this raises
 DurabilityTimeoutError: the event is in the WAL and may still be chained.
@@ -65,7 +66,7 @@ Value = TypeVar("Value")
 
 @dataclass(kw_only=True, eq=False)
 class Submitter:
-    """Takes events in. Belongs to one event loop; only this and ``SystemEntries`` draw positions."""
+    """Takes events in. Belongs to one event loop; only this, ``SystemEntries`` and ``Returning`` draw positions."""
 
     node: Node
     wal: WalAppend
@@ -185,9 +186,8 @@ class Submitter:
                 request.entered(max(request.recovered, key=lambda pending: pending.lsn))
         if request.last_lsn:
             answered_early = requested <= Durability.LOCAL and request.receipt is not None
-            await self.answers.wait(
-                request.last_lsn, requested if answered_early else Durability.GLOBAL, request.pending
-            )
+            wait = self.answers.wait if answered_early else self.answers.wait_chained
+            await wait(request.last_lsn, requested, request.pending)
             if answered_early and request.receipt is not None:
                 return request.receipt._replace(replayed=seen)
             await self.answers.unlocked(self.quarantine, tenants, request.pending)

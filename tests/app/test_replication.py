@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -336,6 +337,11 @@ async def test_regions_that_do_not_hold_it_keep_global_waiting(
                     late = await client.post("/v1/jobs", json=JOB | {"durability": "GLOBAL"})
                     assert (late.status_code, late.json()["achieved"]) == (503, "REGIONAL")
                     await submit(client, "REGIONAL")
+                    line = json.dumps(JOB | {"type": "JobCreated"})
+                    headers = {"Idempotency-Key": "lines", "Content-Type": "application/x-ndjson"}
+                    keyed = await client.post("/v1/events?durability=REGIONAL", content=line, headers=headers)
+                    assert keyed.status_code == 200, keyed.text
+                    assert keyed.json()["durability"]["achieved"] == "REGIONAL"
             await until(is_global, "it is back")
     finally:
         keepers.stop(*keepers.running)
