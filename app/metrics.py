@@ -106,7 +106,7 @@ class Metrics:
         )
         self._request_seconds = Histogram(
             "http_request_duration_seconds",
-            "From the request's first byte to the answer's last",
+            "From the whole head of the request until the answer was ready or handed to the socket",
             ("method", "route"),
             buckets=_REQUEST_SECONDS,
             registry=self.registry,

@@ -10,7 +10,8 @@ What it skips costs more than all that is done for the event. In order::
     5. answer   made as the route makes it, once the event has reached its level
 
 A request that is not so is the framework's, which gets it as it came. Nothing here says no: what is raised on the way
-is raised again by the route, and a request of which an event was entered is never handed on without that.
+is raised again by the route, and a request of which an event was entered is never handed on without that, but for
+a proposal whose key was chained before: the route enters it again under that key, and neither adds to the chain.
 """
 
 from __future__ import annotations

@@ -360,13 +360,16 @@ class ProblemProtocol(HttpToolsProtocol):
             return
         self._refuse(
             _too_slow(
-                f"http.body_timeout of {self._bounds.body_timeout_s:g} s brought {PROGRESS_BYTES} bytes of the body"
+                f"fewer than {PROGRESS_BYTES} bytes of the body came within http.body_timeout"
+                f" ({self._bounds.body_timeout_s:g} s)"
             )
         )
 
     def _end_waiting(self) -> None:
         if self._head_is_open:
-            self._refuse(_too_slow(f"http.header_timeout of {self._bounds.header_timeout_s:g} s brought the head"))
+            self._refuse(
+                _too_slow(f"the head did not come within http.header_timeout ({self._bounds.header_timeout_s:g} s)")
+            )
         else:
             self.transport.close()
 
@@ -478,7 +481,7 @@ def _malformed(why: str) -> ProblemError:
 
 
 def _too_slow(what: str) -> ProblemError:
-    return ProblemError(REQUEST_TIMEOUT, f"not even {what}; the connection is closed")
+    return ProblemError(REQUEST_TIMEOUT, f"{what}; the connection is closed")
 
 
 def _head_too_large() -> ProblemError:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from app.store.reading import Pool
 
 KEYS_HELD_MAX = 20_000
-"""Keys held in memory; the least recently used are let go first, and read again when needed."""
+"""Keys held in memory; the least recently used are evicted first, and read again when needed."""
 TRUSTED_S = 60.0
 """How long keys that are held may be used without asking Postgres what was erased."""
 LOOKUP_TIMEOUT_S = 5.0

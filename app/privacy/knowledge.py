@@ -2,7 +2,7 @@
 
 One row is asked for its revision every ``REFRESH_S``; only when that has risen is anything else read. So a change made
 on another node is honoured here within ``REFRESH_S`` and one query while Postgres answers. While it does not, the
-declarations last known stay in force and keys are let go after ``app.privacy.keys.TRUSTED_S``.
+declarations last known stay in force and keys are dropped after ``app.privacy.keys.TRUSTED_S``.
 
 Nothing that Postgres shows makes a field public that was private, but a newer declaration::
 

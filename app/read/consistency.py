@@ -10,6 +10,8 @@ is read from::
 
 ``chained_lsn`` only rises, so what was seen once stays seen in every later snapshot of the same copy. A copy that
 lags says the same of an earlier time: it may not know a write yet, but what it calls seen or lost is so.
+One exception: ``chained_lsn`` passes over what a node holds back of a quarantined or locked tenant (decision 0008), so
+other nodes take that for seen; the node itself refuses the read.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class StatsIntake:
     async def admit(self) -> None:
         """Wait, for ``OWED_S_MAX`` at most, until the loop has time for one more request.
 
-        Requests that wait at once are let go together, so what holds the rate down is that each connection waits.
+        Requests that wait at once are released together, so what holds the rate down is that each connection waits.
         """
         self._answering.charge(ANSWERING_S)
         if owed_s := self._answering.owed_s():

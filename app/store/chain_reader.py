@@ -17,6 +17,7 @@ from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.background.turns import turns
+from app.store.job_table import FOLLOWER
 from app.store.rows import ENTRIES
 from ledger import native
 from ledger.errors import InvalidInputError
@@ -77,7 +78,8 @@ _SNAPSHOTS = (
 )
 # The job table is compared with the entries that it has followed.
 _FOLLOWED = (
-    "(SELECT seq FROM scheduler.follower_positions WHERE follower = 'jobs' AND tenant_id = $1 ORDER BY ctid LIMIT 1)"
+    f"(SELECT seq FROM scheduler.follower_positions WHERE follower = '{FOLLOWER}' AND tenant_id = $1"
+    " ORDER BY ctid LIMIT 1)"
 )
 _JOBS = (
     f"SELECT {', '.join(JOB_COLUMNS[:-1])}, seqs::text, indexed.fields, CASE WHEN indexed.fields IS NOT NULL THEN"

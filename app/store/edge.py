@@ -11,6 +11,7 @@ import structlog
 
 from app.store import Connection, idempotency, job_table
 from app.store.idempotency import ChainedLine
+from app.store.job_table import JobKey
 from app.store.reading import reading
 from app.store.reads import find_refusal
 from app.store.rows import whole
@@ -26,9 +27,6 @@ LOOKUP_TIMEOUT_S = 5.0
 LOOKUPS_AT_ONCE = 2
 """Lookups of jobs under way together: who comes meanwhile asks with the next one. More would open more connections,
 each of which plans the statements anew; a single one could be kept long by a large request."""
-
-JobKey = tuple[str, str]
-"""(tenant, job id)."""
 
 log = structlog.get_logger()
 

@@ -141,7 +141,7 @@ SELECT l.tenant_id, {", ".join(f"l.{name}" for name in FollowedEntry._fields)}
   JOIN scheduler.scheduler_log l ON l.tenant_id = j.tenant_id AND l.seq = ANY(j.seqs) AND l.job_id = j.job_id
  ORDER BY l.tenant_id
 """
-_EVER = (2**63 - 1, 2**63 - 1, "~")
+EVER = (2**63 - 1, 2**63 - 1, "~")
 """Above every HLC: node ids are made of a-z, 0-9 and -."""
 _PLACE = f"SELECT seq, head_seq FROM ({PLACES}) AS place WHERE tenant_id = $1"
 
@@ -209,7 +209,7 @@ async def merged(connection: Connection, parts: JobParts) -> JobState | None:
         return parts.merged()
     except UnfollowedError:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
-            return await state_as_of(connection, parts.tenant_id, parts.job_id, _EVER)
+            return await state_as_of(connection, parts.tenant_id, parts.job_id, EVER)
 
 
 async def state_as_of(

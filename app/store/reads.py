@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
-from app.store.job_table import FOLLOWER, JobParts, count_named, entries_named, jobs_query
+from app.store.job_table import EVER, FOLLOWER, JobParts, count_named, entries_named, jobs_query
 from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
 from app.store.rows import columns, fetch_as, like, whole
 from ledger.machines.jobs import ABOUT_JOBS, STATUSES
@@ -97,8 +97,7 @@ SELECT {_SEEN}, EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4
   FROM (SELECT) AS asked LEFT JOIN ({jobs_query("(SELECT $4::text, $5::text)")}) AS job ON true
 """
 
-NEWEST: CreatedHlc = (2**63 - 1, 2**63 - 1, "~")
-"""Above every HLC: node ids are made of a-z, 0-9 and -."""
+NEWEST: CreatedHlc = EVER
 OLDEST: CreatedHlc = (-1, -1, "")
 
 ORDER = "created_physical DESC, created_logical DESC, created_node DESC"

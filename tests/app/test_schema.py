@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import hashlib
 import itertools
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import asyncpg
@@ -28,6 +30,7 @@ APPEND_ONLY = (
     *("checkpoint_cosignature", "checkpoint_timestamp"),
 )
 CHANGES = ("UPDATE scheduler.{} SET tenant_id = tenant_id", "DELETE FROM scheduler.{}", "TRUNCATE scheduler.{}")
+PAGE = MIGRATIONS.parent / "docs" / "formats" / "database.md"
 TENANTS = [f"tenant-{number}" for number in range(64)]
 """Enough for every partition of the log to have a row."""
 
@@ -112,6 +115,30 @@ async def test_the_schema_that_is_written_down_is_the_one_that_the_migrations_ma
     made.write_text("".join(f"{fact}\n" for fact in await catalog(superuser)))
     written = MIGRATIONS / "schema.txt"
     assert made.read_text() == written.read_text(), f"another migration? cp {made} {written}"
+
+
+def first_cells(page: str, heading: str) -> Iterator[str]:
+    """The first cell of each row of the table below a heading."""
+    _, _, rest = page.partition(f"\n## {heading}\n")
+    section, _, _ = rest.partition("\n## ")
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    return (row.split("|")[1] for row in rows[2:])
+
+
+def test_the_page_names_every_table_and_every_index_and_no_others() -> None:
+    page = PAGE.read_text()
+    facts = [line.split(maxsplit=3) for line in (MIGRATIONS / "schema.txt").read_text().splitlines()]
+    tables = {relation for relation, kind, *_ in facts if kind == "column"}
+    primary = {name for _, kind, name, what in facts if kind == "constraint" and what.startswith("PRIMARY KEY")}
+    unique = {name for _, kind, name, what in facts if kind == "constraint" and what.startswith("UNIQUE")}
+    indexes = unique | {name for _, kind, name, _ in facts if kind in ("index", "unique")}
+
+    assert {name for cell in first_cells(page, "Tables") for name in re.findall(r"`(\w+)`", cell)} == tables
+    without_columns = (re.sub(r"\(.*?\)", "", cell) for cell in first_cells(page, "Indexes"))
+    patterns = {name for cell in without_columns for name in re.findall(r"`([\w*]+)`", cell)}
+    named = {pattern: {*fnmatch.filter(indexes | primary, pattern)} for pattern in patterns}
+    assert not [pattern for pattern, found in named.items() if not found]
+    assert not indexes.difference(*named.values())
 
 
 async def test_the_catalog_is_told_alike_whoever_asks_and_wherever_he_looks_for_names(
@@ -417,6 +444,9 @@ async def test_the_service_has_these_rights_and_no_others(superuser: asyncpg.Con
     removable = ("idempotency", "jobs", "job_terms", "commitments", "webhooks", "webhook_dead_letters")
     expected |= {name: ["DELETE", "INSERT", "SELECT", "UPDATE"] for name in removable}
     assert {row["relname"]: sorted(row["rights"]) for row in rows} == expected
+    said = re.search(r"DELETE on (.*?);", PAGE.read_text())
+    assert said is not None
+    assert {*re.findall(r"`(\w+)`", said[1])} == {name for name, rights in expected.items() if "DELETE" in rights}
 
 
 async def test_the_owner_owns_everything_and_the_service_nothing(superuser: asyncpg.Connection) -> None:

@@ -100,10 +100,10 @@ class FileLog:
             raise
 
     def close(self) -> None:
-        """Write and sync what was appended, and let the folder go.
+        """Write and sync what was appended, and unlock the folder.
 
         Raises:
-            OSError, WalError: it may not be durable; the folder is let go all the same.
+            OSError, WalError: it may not be durable; the folder is unlocked all the same.
         """
         try:
             self._let_go()
@@ -111,7 +111,7 @@ class FileLog:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let the folder go as it is, after a failure: what was not synced may be gone."""
+        """Unlock the folder as it is, after a failure: what was not synced may be gone."""
         if self._log is not None:
             self._log.abandon()
             self._log = None

@@ -72,7 +72,7 @@ export const CHECKS = {
   ],
   job_table: [
     "Table of jobs",
-    "The table of jobs does not follow the chain. Reads are still right, only slower. The detail says what PostgreSQL answered.",
+    "The table of jobs does not follow the chain. A job is still read right, only slower; lists are refused, or behind. The detail says what PostgreSQL answered.",
   ],
   exchange: [
     "Exchange",
