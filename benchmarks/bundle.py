@@ -24,7 +24,7 @@ from benchmarks.apart import apart
 from benchmarks.bench import Bench, Database, wait_for
 from benchmarks.chains import build_chain
 from benchmarks.machine import peak_memory_mib
-from benchmarks.row import Outcome, Row, expect, interleave
+from benchmarks.row import GROWTH_RUNS, Outcome, Row, expect, interleave
 from benchmarks.verify import Chain, Verified, verify_chain
 from ledger.hlc import Clock
 from ledger.positions import Epoch
@@ -39,7 +39,6 @@ LARGE_ROWS = 1_000_000
 GROWTH_MIB_MAX = 100.0
 GROWTH_MIB_MIN = 1.0
 """A growth below this counts as this: less is not told from noise."""
-GROWTH_RUNS = 3
 _TENANT = "bench"
 _LOG_ORIGIN = "bench.example"
 

@@ -27,13 +27,12 @@ from benchmarks.bench import Bench
 from benchmarks.bundle import GROWTH_MIB_MAX, GROWTH_MIB_MIN, LARGE_ROWS, ROWS, SMALL_ROWS, build, export
 from benchmarks.copied_rows import CHAINED_COLUMNS, copy, read_back
 from benchmarks.machine import peak_memory_mib
-from benchmarks.row import Outcome, Row, expect, interleave
+from benchmarks.row import GROWTH_RUNS, Outcome, Row, expect, interleave
 from benchmarks.service_process import as_in_the_service
 from ledger.hlc import Clock
 from ledger.positions import Epoch
 from signing.bundle.reader import digest_of
 
-GROWTH_RUNS = 3
 ROWS_A_TRANSACTION = 1000
 """Of COPY, frozen."""
 _TENANT = "bench"

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 RUNS = 5
 """Runs of each side."""
+GROWTH_RUNS = 3
+"""The same of a row on memory, in which runs differ by tenths of a MiB."""
 
 
 class BenchmarkError(Exception):
