@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 
+from app.chain.appender import STATEMENT_TIMEOUT_S
 from app.store.faults import DATABASE_FAULTS
 from app.store.node_connection import NodeConnection
 from app.store.schema import check_schema
@@ -16,6 +17,8 @@ from ledger.errors import StartRefusedError
 CONNECT_WAIT_S = 30.0
 """How long a start waits for Postgres to answer."""
 CONNECT_PAUSE_S = 0.5
+LOCK_TIMEOUT_S = 10.0
+"""How long a restore waits for what another session keeps locked: nodes and imports do that for a fraction of it."""
 _WENT_AWAY = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -27,25 +30,36 @@ _WENT_AWAY = (
 
 
 @contextlib.asynccontextmanager
-async def connected_for_now(database_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """A connection to a database that has the schema this version knows, with all that guards it.
+async def connected_for_now(database_url: str) -> AsyncIterator[NodeConnection]:
+    """A connection to a database that has the schema this version knows, with all that guards it. No statement waits
+    longer than ``LOCK_TIMEOUT_S`` for a lock, and none takes longer than one of the appender.
 
     Raises:
-        StartRefusedError: there is none, or it fails before it is left.
+        StartRefusedError: there is none, it fails before it is left, or another session keeps locked what it needs.
     """
-    async with connected_to_keep(database_url) as connection:
+    async with connected_to_keep(database_url, {"lock_timeout": f"{LOCK_TIMEOUT_S:g}s"}) as connection:
+        connection.limit_statements_to(STATEMENT_TIMEOUT_S)
         yield connection
         with contextlib.suppress(*DATABASE_FAULTS):
             await connection.close(timeout=5)
 
 
 @contextlib.asynccontextmanager
-async def connected_to_keep(database_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """As ``connected_for_now``, but open afterwards, unless something fails."""
-    connection = await _connect(database_url)
+async def connected_to_keep(
+    database_url: str, server_settings: dict[str, str] | None = None
+) -> AsyncIterator[NodeConnection]:
+    """As ``connected_for_now``, but open afterwards, unless something fails, and without its limits."""
+    connection = await _connect(database_url, server_settings)
     try:
         await check_schema(connection)
         yield connection
+    except asyncpg.LockNotAvailableError as error:
+        connection.terminate()
+        where = f", {error.context}" if error.context else ""
+        raise StartRefusedError(
+            f"another session keeps locked what is needed here ({error}{where}). What waited for it stored nothing; "
+            "end that session (see pg_locks and pg_stat_activity) or wait for it, and run this again"
+        ) from error
     except _WENT_AWAY as error:
         connection.terminate()
         raise went_away(error) from error
@@ -54,7 +68,7 @@ async def connected_to_keep(database_url: str) -> AsyncIterator[asyncpg.Connecti
         raise
 
 
-async def _connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
+async def _connect(url: str, server_settings: dict[str, str] | None) -> NodeConnection:
     """A connection, trying for ``CONNECT_WAIT_S`` while Postgres does not answer.
 
     Raises:
@@ -64,7 +78,9 @@ async def _connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
     deadline_s = loop.time() + CONNECT_WAIT_S
     while True:
         try:
-            return await asyncpg.connect(url, timeout=5, connection_class=NodeConnection)
+            return await asyncpg.connect(
+                url, timeout=5, connection_class=NodeConnection, server_settings=server_settings
+            )
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise StartRefusedError(f"Postgres refuses: {error}; check database_url") from error
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:

@@ -203,7 +203,7 @@ async def _start_locked(
         elect = partial(take_lead, settings, members, folder, who.node_id, position, lock, accept_loss=accept_loss)
         lead = await to_its_end(elect, members.given_up.set)
 
-    # 5. 6. the WAL
+    # 5. the WAL  6. what is gone from it, what Postgres claims of it
     wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal)
     await check_chained(connection, wal, trusted_lsn=wal.known.chained_lsn if wal.known else BEFORE_FIRST)
 

@@ -95,7 +95,7 @@ async def restore_from_wal(
     async with _alone(settings, database_url) as locked:
         before = await chaining.read_heads(locked.connection)
         origin = await node_store.read_log_origin(locked.connection)
-        async with locked.connection.transaction():
+        async with _transaction(locked.connection):
             await _chain_wal(settings, database_url, locked, on_progress)
             after = await chaining.read_heads(locked.connection)
             grown = _grown(before, after)
@@ -146,7 +146,11 @@ async def _chain_wal(
     async def connect() -> asyncpg.Connection[asyncpg.Record]:
         for connection in connections:
             return connection
-        raise StartRefusedError("PostgreSQL failed while the WAL was chained; nothing was stored, run this again")
+        raise StartRefusedError(
+            f"PostgreSQL failed while the WAL was chained ({appender.database_error}); nothing was stored. If another "
+            "session keeps locked what is needed here (see pg_locks and pg_stat_activity), end it or wait for it. Run "
+            "this again"
+        )
 
     async with asyncpg.create_pool(database_url, min_size=0, max_size=1) as pool:
         appender = Appender(
@@ -155,7 +159,7 @@ async def _chain_wal(
             connect=connect,
             pool=pool,
             heads={},
-            quarantine=_NobodySetApart(locked.folder, node.damaged, {}),
+            quarantine=_NoQuarantine(locked.folder, node.damaged, {}),
             metrics=Metrics(),
             on_chained=lambda _: None,
             on_failure=lambda _: None,
@@ -168,12 +172,18 @@ async def _chain_wal(
             on_progress(done)
 
 
-class _NobodySetApart(Quarantine):
-    """A damaged tenant ends the restore: no record is passed over, and nothing is listed beside the WAL."""
+class _NoQuarantine(Quarantine):
+    """A damaged or a locked tenant ends the restore: no record is passed over, and nothing is listed beside the WAL."""
 
     def begin(self, tenant_id: str, reason: str, seen: ChainHead | None, waiting: Iterable[Pending]) -> None:
         raise StartRefusedError(
             f"the chain of tenant {tenant_id} is damaged: {reason}. Nothing was stored; mend it first"
+        )
+
+    def begin_wait(self, tenant_id: str, reason: str, waiting: Iterable[Pending]) -> None:
+        raise StartRefusedError(
+            f"the chain of tenant {tenant_id} takes no entries: {reason}. Nothing was stored; end that session or wait "
+            "for it, and run this again"
         )
 
 
@@ -282,14 +292,9 @@ async def _begin_fork(settings: Settings, database_url: str, locked: _Locked, re
             )
         return Fork(kept_origin, origin, reason, locked.who.node_id, [], 0)
     # What is lost is what the WAL does not bring back: it is chained, looked at, and undone.
-    rehearsal = connection.transaction()
-    await rehearsal.start()
-    try:
+    async with _transaction(connection, is_rehearsal=True):
         await _chain_wal(settings, database_url, locked)
         lacking = [head for head, _ in await _lacking(settings, locked, origin)]
-    finally:
-        if not connection.is_closed():
-            await rehearsal.rollback()
     if not lacking:
         raise StartRefusedError(
             "nothing that this node signed is lost, so there is nothing to fork from: start the service, or run tally "
@@ -327,6 +332,23 @@ async def _give_up_what_is_gone(locked: _Locked) -> None:
 
 
 # --- the locked folder --------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _transaction(
+    connection: asyncpg.Connection[asyncpg.Record], *, is_rehearsal: bool = False
+) -> AsyncIterator[None]:
+    """A transaction, committed at its end unless it is a rehearsal. What fails in it is raised as it is, also when the
+    connection was closed because of it."""
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        yield
+    except BaseException:
+        if not connection.is_closed():
+            await transaction.rollback()
+        raise
+    await (transaction.rollback() if is_rehearsal else transaction.commit())
 
 
 @contextlib.asynccontextmanager

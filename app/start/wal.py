@@ -1,8 +1,9 @@
-"""The WAL of a starting node: judged against Postgres, recovered, and what is gone from it told (steps 3 to 5).
+"""The WAL of a starting node: judged against Postgres, recovered, and what is gone from it told: steps 5 and 6 of
+``app.start.procedure``.
 
 Ranges that are given up are kept in ``lost.json`` until ``_system`` records them (``app.node.unrecorded``). Records
-that an earlier process could not chain, because the chain of their tenant was damaged, are listed in ``held.json``
-(``app.pending.quarantine``) and stay in the WAL.
+that an earlier process could not chain, because the chain of their tenant was damaged or its rows were locked, are
+listed in ``held.json`` (``app.pending.quarantine``) and stay in the WAL.
 """
 
 from __future__ import annotations
@@ -112,12 +113,13 @@ class FoundWal:
 async def find_wal(
     folder: Path, node_id: str, position: WalPosition | None, *, accept_lost_wal: bool, restoring: bool = False
 ) -> FoundWal:
-    """Steps 3 to 5 of a start. When ``restoring``, Postgres may be older than the WAL, and the WAL begin behind it.
+    """Steps 5 and 6 of a start, but for what Postgres claims. When ``restoring``, Postgres may be older than the WAL,
+    and the WAL begin behind it.
 
     Raises:
         StartRefusedError, WalCorruptError: WAL and Postgres do not belong together, or records are gone.
     """
-    # 3. WAL and Postgres belong together
+    # 5. a. WAL and Postgres belong together
     lost, held = LOST.load(folder), quarantine.load(folder)
     known, is_damaged = load_control(folder, accept_lost_wal=accept_lost_wal)
     is_given_up = is_damaged or judge_wal(
@@ -128,12 +130,12 @@ async def find_wal(
         # Beyond the chain they are in the backlog anyway, unless a torn tail took them.
         damage.lsns = {lsn for lsn in damage.lsns if lsn <= chained_lsn}
     if is_given_up:
-        lost += _ranges(lsn for damage in held.values() for lsn in damage.lsns)
+        lost += _not_found(held, range(0), chained_lsn)
         held.clear()
         LOST.store(folder, lost)
         set_aside(folder)
 
-    # 4. recovery
+    # 5. b. recovery
     durable_lsn = max(chained_lsn, position.seen_durable_lsn if position else BEFORE_FIRST)
     if known is not None and not is_given_up:
         durable_lsn = max(durable_lsn, known.durable_lsn)
@@ -149,9 +151,9 @@ async def find_wal(
     if recovered.cut is not None:
         log.warning("wal_recovery_cut_torn_tail", **asdict(recovered.cut))
 
-    # 5. what is gone, and was accepted as gone
+    # 6. what is gone, and was accepted as gone
+    lost += _give_up_held(held, recovered, chained_lsn, node_id, accept_lost_wal=accept_lost_wal)
     _list_waiting(folder, node_id, held, recovered, chained_lsn)
-    lost += _give_up_held(held, recovered, node_id, accept_lost_wal=accept_lost_wal)
     if recovered.first_lsn > chained_lsn + 1:
         if not accept_lost_wal and not restoring:
             raise StartRefusedError(
@@ -174,48 +176,65 @@ async def find_wal(
 def _list_waiting(
     folder: Path, node_id: str, held: dict[str, TenantDamage], recovered: Survey, chained_lsn: Lsn
 ) -> None:
-    """Name the records one by one that waited for a lock, of which only the first is listed."""
-    waiting = {tenant_id: damage for tenant_id, damage in held.items() if damage.from_lsn is not None}
-    first_lsns = [damage.from_lsn for damage in waiting.values() if damage.from_lsn is not None]
-    for damage in waiting.values():
-        assert damage.from_lsn is not None
-        damage.lsns |= {damage.from_lsn} if damage.from_lsn <= chained_lsn else set()
-    first_lsn, last_lsn = max([recovered.first_lsn, min(first_lsns, default=0)]), min(chained_lsn, recovered.last_lsn)
-    if waiting and first_lsn <= last_lsn:
-        for entry in wal_reader.read(folder, Lsn(first_lsn), node_id, Lsn(last_lsn)):
-            listed = waiting.get(record.decode(entry.payload).tenant_id)
-            if listed is not None and listed.from_lsn is not None and entry.lsn >= listed.from_lsn:
-                listed.lsns.add(entry.lsn)
-    for damage in waiting.values():
+    """Name the records one by one that waited for a lock and are in the WAL; only the first of them is listed."""
+    waiting = {
+        tenant_id: (damage, damage.from_lsn) for tenant_id, damage in held.items() if damage.from_lsn is not None
+    }
+    first_lsn = max([recovered.first_lsn, min((from_lsn for _, from_lsn in waiting.values()), default=BEFORE_FIRST)])
+    last_lsn = min(chained_lsn, recovered.last_lsn)
+    for damage, from_lsn in waiting.values():
         damage.from_lsn = None
+        if first_lsn <= from_lsn <= last_lsn:
+            damage.lsns.add(from_lsn)
+    if waiting and first_lsn <= last_lsn:
+        for entry in wal_reader.read(folder, first_lsn, node_id, last_lsn):
+            listed = waiting.get(record.decode(entry.payload).tenant_id)
+            if listed is not None and entry.lsn >= listed[1]:
+                listed[0].lsns.add(entry.lsn)
 
 
 def _give_up_held(
-    held: dict[str, TenantDamage], recovered: Survey, node_id: str, *, accept_lost_wal: bool
+    held: dict[str, TenantDamage], recovered: Survey, chained_lsn: Lsn, node_id: str, *, accept_lost_wal: bool
 ) -> list[LsnRange]:
     """The ranges of records held back that are in the WAL no more, given up when the operator accepts that."""
     found = range(recovered.first_lsn, recovered.last_lsn + 1)
-    gone = [lsn for damage in held.values() for lsn in damage.lsns if lsn not in found]
+    gone = _not_found(held, found, chained_lsn)
     if gone and not accept_lost_wal:
         raise StartRefusedError(
-            f"{quarantine.NAME} lists LSN {min(gone)}, which is not chained yet, but the WAL of node {node_id} goes "
+            f"{quarantine.NAME} lists LSN {gone[0][0]}, which is not chained yet, but the WAL of node {node_id} goes "
             f"from {recovered.first_lsn} to {recovered.last_lsn}: segments were removed. Bring them back, or start "
             "once with --accept-lost-wal to give up what they held"
         )
     for damage in held.values():
-        damage.lsns.difference_update(gone)
-    return _ranges(gone)
+        damage.lsns = {lsn for lsn in damage.lsns if lsn in found}
+    return gone
 
 
-def _ranges(lsns: Iterable[Lsn]) -> list[LsnRange]:
-    """``lsns`` as ranges, each as long as can be."""
-    ranges: list[LsnRange] = []
-    for lsn in sorted(lsns):
-        if ranges and lsn == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], lsn)
+def _not_found(held: dict[str, TenantDamage], found: range, chained_lsn: Lsn) -> list[LsnRange]:
+    """The ranges of records held back that are not among those ``found``.
+
+    Of a tenant that waits for a lock only the first LSN is known. So all from there to ``chained_lsn`` counts, though
+    some of it is of others and chained.
+    """
+    gone = [(lsn, lsn) for damage in held.values() for lsn in damage.lsns if lsn not in found]
+    first_lsns = [damage.from_lsn for damage in held.values() if damage.from_lsn is not None]
+    if first_lsns:
+        first_lsn = min(first_lsns)
+        before_found = (first_lsn, min(chained_lsn, Lsn(found.start - 1)))
+        behind_found = (max(first_lsn, Lsn(found.stop)), chained_lsn)
+        gone += [(first, last) for first, last in (before_found, behind_found) if first <= last]
+    return _merged(gone)
+
+
+def _merged(ranges: Iterable[LsnRange]) -> list[LsnRange]:
+    """The same LSNs in as few ranges as can be, in order."""
+    merged: list[LsnRange] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
         else:
-            ranges.append((lsn, lsn))
-    return ranges
+            merged.append((first, last))
+    return merged
 
 
 async def to_its_end(work: Callable[[], Value], give_up: Callable[[], object] = lambda: None) -> Value:

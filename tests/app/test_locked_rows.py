@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -18,8 +20,11 @@ from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.app.hurry import hurried
 from tests.app.test_followers import halted
+from tests.app.test_start_refused import recorded_losses
 from tests.conftest import Database
 from tests.running_copy import copy_running
+from wal import control as wal_control
+from wal.segment import list_segments
 
 HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = 'acme' FOR UPDATE"
 """What another session holds."""
@@ -138,3 +143,62 @@ async def test_a_process_that_is_killed_meanwhile_loses_and_doubles_nothing(
         await until(lambda: not quarantine.load(folder), "nothing is listed any more")
     assert numbers(await chains.sound("acme")) == list(range(7))
     assert numbers(await chains.sound("beta")) == [0, 1]
+
+
+def damage_control(folder: Path) -> None:
+    control = folder / wal_control.CONTROL_NAME
+    content = control.read_bytes()
+    control.write_bytes(content[:-1] + bytes((content[-1] ^ 1,)))
+
+
+def cut_behind_the_first_that_waits(folder: Path) -> None:
+    segment = list_segments(folder)[0].path
+    os.truncate(segment, segment.read_bytes().index(b'"spec":{"n":2}'))
+
+
+def remove_the_oldest_segment(folder: Path) -> None:
+    list_segments(folder)[0].path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("lose", "kept"), [(damage_control, []), (cut_behind_the_first_that_waits, [1]), (remove_the_oldest_segment, [3])]
+)
+async def test_when_a_loss_of_the_wal_is_accepted_what_waited_for_a_lock_is_chained_or_named_as_lost(
+    run_node: RunNode,
+    make_settings: MakeSettings,
+    database: Database,
+    chains: Chains,
+    tmp_path: Path,
+    lose: Callable[[Path], None],
+    kept: list[int],
+) -> None:
+    wal = {"segment_bytes": "64 KiB", "batch_max_bytes": "4 KiB", "record_bytes_max": "64 KiB"}
+    settings = make_settings(shutdown_grace="1s", wal=wal)
+    async with run_node(settings) as service:
+        submit, folder, copy = service.submitter.submit, service._started.folder, tmp_path / "as it was"
+        await service.key_changes.recorded.wait()
+        await submit(created("acme", 0), key=None)
+        async with halted(database, HEAD):
+            waiting = {n: (await submit(created("acme", n, durability=LOCAL), key=None)).lsn for n in (1, 2)}
+            await until(lambda: "acme" in service.node.locked, "the lock is met")
+            fill_a_segment = EventLines.of([created("beta", n) for n in range(600)])
+            await service.submitter.submit_lines(fill_a_segment, durability=GLOBAL, key=None)
+            waiting[3] = (await submit(created("acme", 3, durability=LOCAL), key=None)).lsn
+            await submit(created("beta", 600), key=None)
+            # What a kill leaves of the files and of the database now.
+            copy_running(folder, copy)
+            await service.stop()
+    shutil.rmtree(folder)
+    copy.rename(folder)
+    lose(folder)
+    async with run_node(settings, accept_lost_wal=True) as service:
+        await until(lambda: not len(service.backlog), "what is left is chained")
+        await service.submitter.submit(created("acme", 4), key=None)
+        await until(lambda: recorded_losses(chains), "the loss is recorded")
+    async with run_node(settings):
+        pass
+    losses = await recorded_losses(chains)
+    lost = [n for n, lsn in waiting.items() if any(first <= lsn <= last for first, last in losses)]
+    assert sorted([*lost, *kept]) == [1, 2, 3]
+    assert numbers(await chains.sound("acme")) == [0, *kept, 4]
+    assert numbers(await chains.sound("beta")) == list(range(601))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from fnmatch import fnmatchcase
@@ -15,6 +16,7 @@ import structlog
 from app.config import Settings
 from app.main import listening, running
 from app.node.unrecorded import FORK, Fork
+from app.pending import quarantine
 from app.service import Service
 from app.start.restore import fork_log, restore_from_bundles, restore_from_wal
 from app.store import keys as key_store
@@ -26,6 +28,8 @@ from tests.app.chains import Chains, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.app.starting import assert_no_start
+from tests.app.test_followers import halted
+from tests.app.test_locked_rows import HEAD
 from tests.conftest import Database, connected_to
 
 ROWS = (
@@ -179,6 +183,59 @@ async def test_a_database_from_before_the_node_was_first_started_gets_all_of_it_
     await assert_refused(run_node, settings, older)
     await restore_from_wal(settings, older.service_url)
     assert await rows(older) == lost
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore waits for a lock no longer than a moment."""
+    monkeypatch.setattr("app.start.connecting.LOCK_TIMEOUT_S", 0.3)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(
+    ("lock", "said"),
+    [
+        (HEAD, "tenant acme .*chain_heads locked .*pg_locks"),
+        ("SELECT FROM scheduler.wal_positions FOR UPDATE", r"\"wal_positions\".*pg_locks"),
+        ("LOCK TABLE scheduler.scheduler_log IN EXCLUSIVE MODE", "lock timeout.*pg_locks"),
+    ],
+    ids=["a head", "the position", "the table"],
+)
+async def test_a_restore_ends_and_says_so_when_another_session_keeps_locked_what_it_needs(
+    run_node: RunNode, settings: Settings, database: Database, back_up: BackUp, lock: str, said: str
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1)
+    older = await back_up()
+    async with run_node(settings) as service:
+        await write(service, 2)
+        await write(service, 1, tenant_id="beta")
+        folder = service._started.folder
+    lost, kept = await rows(database), await rows(older)
+    async with halted(older, lock), asyncio.timeout(20):
+        with pytest.raises(StartRefusedError, match=said):
+            await restore_from_wal(settings, older.service_url)
+    assert await rows(older) == kept
+    assert quarantine.load(folder) == {}
+    await restore_from_wal(settings, older.service_url)
+    assert await rows(older) == lost
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_bundle_that_meets_a_locked_chain_ends_the_restore_and_can_be_brought_again(
+    run_node: RunNode, settings: Settings, database: Database, back_up: BackUp, tmp_path: Path
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1)
+    older = await back_up()
+    async with run_node(settings) as service:
+        await write(service, 2)
+    bundle = await export(settings, database.service_url, tmp_path, "acme")
+    async with halted(older, HEAD), asyncio.timeout(20):
+        with pytest.raises(StartRefusedError, match=r"\"chain_heads\".*pg_locks"):
+            await restore_from_bundles(settings, older.service_url, [bundle], None)
+    ((_, restored),) = await restore_from_bundles(settings, older.service_url, [bundle], None)
+    assert restored.entries == 2
 
 
 async def test_a_wal_that_lacks_rows_of_another_node_stores_nothing_until_bundles_brought_those_back(
