@@ -1,28 +1,30 @@
 """One peer: its newest signed checkpoints, proved to go on from those seen before, and the ranges that are lacking,
 imported as bundles.
 
-A round asks for each tenant in turn; a range at a time, in the order of the peer's chain. So what comes is causal: an
-entry comes after those that its node had seen. After a crash the next round goes on behind the last range that was
-stored, and a range imported twice adds nothing.
+A round looks at each tenant in turn, and then imports; a range at a time, in the order of the peer's chain. So what
+comes is causal: an entry comes after those that its node had seen. After a crash the next round goes on behind the last
+range that was stored, and a range imported twice adds nothing.
 
-A peer that went back, or shows another tree of the same size, is not imported from any more until an operator decides.
+A peer that went back, or shows another tree of the same size, in one tenant is not imported from any more, in none,
+until an operator decides: that is why a round imports nothing before it has looked at all. Any other fault of a tenant
+is told, and keeps no other tenant from being imported.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from time import monotonic
 
 import asyncpg
 import httpx
 import structlog
 
 from app.access.principals import covers
-from app.asking import NoAnswerError, read_answer
+from app.exchange.peer_client import PeerClient
 from app.exchange_settings import PeerSettings
 from app.store import exchange
 from app.store.exchange import Seen
@@ -34,16 +36,32 @@ from signing.checkpoint import Checkpoint, open_checkpoint, read
 from signing.keys import Keyring
 
 TIMEOUT_S = 30.0
-ANSWER_BYTES_MAX = 4 << 20
-PAGE = 1000
 PAUSE_MAX_S = 60.0
-"""Longest between attempts to ask a peer that fails."""
+"""Longest between attempts to ask a peer that fails, and to import a tenant that fails."""
+FAILING_S_MAX = 60.0
+"""A round leaves the rest of the tenants to the next one once those that failed took longer: the peer may be away."""
+FAULTS_TOLD_MAX = 5
+"""Tenants that are told of with their faults; of more it is told how many."""
 
 log = structlog.get_logger()
 
 
 class PeerWentBackError(LedgerError):
     """A peer shows a tree that does not go on from the one it showed before."""
+
+
+@dataclass
+class _Chain:
+    """One tenant's chain at the peer, as far as its newest checkpoint that was proved covers it."""
+
+    tenant_id: str
+    origin: str = ""
+    size: int = 0
+    imported_seq: int = 0
+    fault: LedgerError | None = None
+    pause_s: float = 0.0
+    paused_until_s: float = 0.0
+    """Nothing is fetched before, by the monotonic clock: a range that fails is costly to fetch."""
 
 
 @dataclass
@@ -57,68 +75,119 @@ class Peer:
     take: Callable[[str, AsyncIterator[bytes]], Awaitable[None]]
     range_entries: int
     interval_s: float
-    fault: str | None = None
-    lag_entries: int = 0
-    """How many entries it has chained that are not imported."""
     imported_entries: int = 0
     held: dict[str, int] = field(default_factory=dict)
     """By tenant, up to which seq of this ledger the peer has imported."""
     on_held: Callable[[], None] = lambda: None
+    _fault: str | None = field(default=None, init=False)
+    """Why nothing could be asked of it."""
+    _chains: dict[str, _Chain] = field(default_factory=dict, init=False)
+    _context: ssl.SSLContext | None = field(default=None, init=False)
+
+    @property
+    def lag_entries(self) -> int:
+        """How many entries it has chained that are not imported, as this node last saw its checkpoints."""
+        return sum(chain.size - chain.imported_seq for chain in self._chains.values())
+
+    @property
+    def fault(self) -> str | None:
+        """Why it is not imported from, or which tenants of it are not, and why; None when all are."""
+        # That it went back comes first: it stops the others.
+        failing = [chain for chain in self._chains.values() if chain.fault is not None]
+        failing.sort(key=lambda chain: not isinstance(chain.fault, PeerWentBackError))
+        told = [
+            f"tenant {chain.tenant_id}: {type(chain.fault).__name__}: {chain.fault}"
+            for chain in failing[:FAULTS_TOLD_MAX]
+        ]
+        if len(failing) > FAULTS_TOLD_MAX:
+            told.append(f"{len(failing) - FAULTS_TOLD_MAX} more tenants")
+        return "; ".join(told if self._fault is None else [self._fault, *told]) or None
 
     async def run(self) -> None:
         """Ask for ever; ever less often while the peer fails."""
         pause_s = self.interval_s
         while True:
             try:
-                async with self.pool.acquire() as connection, exchange.turn(connection, self.settings.url) as is_ours:
-                    if is_ours:
-                        await self._round()
-                await self._learn_held()
-                if self.fault is not None:
+                async with await self._http() as http:
+                    await self._turn(PeerClient(self.settings.url, http))
+                if self._fault is not None:
                     log.info("exchange_resumed", peer=self.settings.url)
-                self.fault, pause_s = None, self.interval_s
+                self._fault, pause_s = None, self.interval_s
             except (LedgerError, TimeoutError, *DATABASE_FAULTS) as error:
-                if self.fault is None:
+                if self._fault is None:
                     log.warning("exchange_interrupted", peer=self.settings.url, error=str(error))
-                self.fault = f"{type(error).__name__}: {error}"
+                self._fault = f"{type(error).__name__}: {error}"
+                # The file of certificate authorities may have been replaced.
+                self._context = None
                 pause_s = min(2 * pause_s, max(PAUSE_MAX_S, self.interval_s))
             await asyncio.sleep(pause_s)
 
-    async def _round(self) -> None:
-        async with self._client() as client:
-            keyring = await asyncio.to_thread(self.keys)
-            lag = 0
-            for tenant_id in await self._tenants(client):
-                lag += await self._tenant(client, keyring, tenant_id)
-            self.lag_entries = lag
-
-    def _client(self) -> httpx.AsyncClient:
-        settings = self.settings
-        context = ssl.create_default_context(cafile=str(settings.ca) if settings.ca else None)
-        token = settings.token_file.read_text().strip() if settings.token_file else None
+    async def _http(self) -> httpx.AsyncClient:
+        ca, token_file = self.settings.ca, self.settings.token_file
+        if self._context is None:
+            # It reads the certificate authorities, which takes longer than a turn of the event loop may.
+            self._context = await asyncio.to_thread(ssl.create_default_context, cafile=ca)
+        token = None if token_file is None else await asyncio.to_thread(_token_in, token_file)
         return httpx.AsyncClient(
-            base_url=settings.url,
-            verify=context,
+            base_url=self.settings.url,
+            verify=self._context,
             timeout=TIMEOUT_S,
             trust_env=False,
             headers={"Authorization": f"Bearer {token}"} if token else {},
         )
 
-    async def _tenants(self, client: httpx.AsyncClient) -> list[str]:
-        found: list[str] = []
-        cursor = None
-        while True:
-            said = await self._get(client, "/v1/tenants", limit=PAGE, **({"cursor": cursor} if cursor else {}))
-            found += [item["tenant_id"] for item in said["items"]]
-            cursor = said["next_cursor"]
-            if cursor is None:
-                break
-        wanted = self.settings.tenants
-        return [each for each in found if each != SYSTEM_TENANT and any(covers(pattern, each) for pattern in wanted)]
+    async def _turn(self, client: PeerClient) -> None:
+        async with self.pool.acquire() as connection, exchange.turn(connection, self.settings.url) as is_ours:
+            if is_ours:
+                await self._round(client)
+        self.held.update(await client.held(self.own_origin))
+        self.on_held()
 
-    async def _tenant(self, client: httpx.AsyncClient, keyring: Keyring, tenant_id: str) -> int:
-        """Import what the peer's newest checkpoint covers of a tenant; how much is lacking then."""
-        note = (await self._ask(client, f"/v1/log/{tenant_id}/checkpoint")).decode()
+    async def _round(self, client: PeerClient) -> None:
+        # 1. Which tenants there are.
+        keyring = await asyncio.to_thread(self.keys)
+        tenants = [each for each in await client.tenants() if self._is_wanted(each)]
+        self._chains = {each: self._chains.get(each) or _Chain(each) for each in tenants}
+        # 2. What there is of each, proved.
+        seen = await self._each(self._chains.values(), lambda chain: self._look(client, keyring, chain))
+        unseen = self._chains.keys() - {chain.tenant_id for chain in seen}
+        if any(isinstance(self._chains[tenant_id].fault, PeerWentBackError) for tenant_id in unseen):
+            return
+        # 3. What is lacking of it.
+        due = [chain for chain in seen if monotonic() >= chain.paused_until_s]
+        await self._each(due, lambda chain: self._import(client, chain))
+
+    def _is_wanted(self, tenant_id: str) -> bool:
+        return tenant_id != SYSTEM_TENANT and any(covers(pattern, tenant_id) for pattern in self.settings.tenants)
+
+    async def _each(self, chains: Iterable[_Chain], work: Callable[[_Chain], Awaitable[None]]) -> list[_Chain]:
+        """Do ``work`` for each, also behind those that fail; those that did not fail."""
+        done: list[_Chain] = []
+        failing_s = 0.0
+        # Those that failed before come last: the time that they take is taken from no other.
+        for chain in sorted(chains, key=lambda chain: chain.fault is not None):
+            began_s = monotonic()
+            try:
+                await work(chain)
+                done.append(chain)
+            except LedgerError as error:
+                if chain.fault is None:
+                    log.warning(
+                        "exchange_tenant_interrupted",
+                        peer=self.settings.url,
+                        tenant_id=chain.tenant_id,
+                        error=str(error),
+                    )
+                chain.fault = error
+                failing_s += monotonic() - began_s
+                if failing_s > FAILING_S_MAX:
+                    break
+        return done
+
+    async def _look(self, client: PeerClient, keyring: Keyring, chain: _Chain) -> None:
+        """Learn how much the peer's newest checkpoint covers of a tenant, and how much of that is imported."""
+        tenant_id = chain.tenant_id
+        note = await client.checkpoint(tenant_id)
         checkpoint = open_checkpoint(note, keyring)
         origin = checkpoint.origin
         if not origin.endswith(f"/{tenant_id}") or origin == f"{self.own_origin}/{tenant_id}":
@@ -127,20 +196,10 @@ class Peer:
             seen = await exchange.position(connection, tenant_id, origin)
         await self._prove(client, tenant_id, seen, checkpoint)
         async with self.pool.acquire() as connection:
-            await exchange.saw(connection, tenant_id, origin, note, checkpoint.size)
-        from_seq = (seen.imported_seq if seen else 0) + 1
-        while from_seq <= checkpoint.size:
-            to_seq = min(from_seq + self.range_entries - 1, checkpoint.size)
-            await self._fetch(client, tenant_id, from_seq, to_seq)
-            async with self.pool.acquire() as connection:
-                await exchange.imported(connection, tenant_id, origin, to_seq)
-            self.imported_entries += to_seq - from_seq + 1
-            from_seq = to_seq + 1
-        return 0
+            await exchange.saw(connection, tenant_id, origin, note.decode(), checkpoint.size)
+        chain.origin, chain.size, chain.imported_seq = origin, checkpoint.size, seen.imported_seq if seen else 0
 
-    async def _prove(
-        self, client: httpx.AsyncClient, tenant_id: str, seen: Seen | None, checkpoint: Checkpoint
-    ) -> None:
+    async def _prove(self, client: PeerClient, tenant_id: str, seen: Seen | None, checkpoint: Checkpoint) -> None:
         """Refuse a tree that does not go on from the one that was seen before."""
         if seen is None:
             return
@@ -152,52 +211,35 @@ class Peer:
             )
         if checkpoint.size == before.size or not before.size:
             return
-        asked = {"tenant_id": tenant_id, "first": before.size, "second": checkpoint.size}
-        said = await self._get(client, "/v1/chain/proof/consistency", **asked)
+        hashes = await client.consistency(tenant_id, before.size, checkpoint.size)
         try:
-            hashes = [bytes.fromhex(each) for each in said["hashes"]]
             verify_consistency(before.size, checkpoint.size, before.root, checkpoint.root, hashes)
-        except (ProofError, ValueError) as error:
+        except ProofError as error:
             raise PeerWentBackError(
                 f"tenant {tenant_id} of {self.settings.url}: nothing proves that its tree of {checkpoint.size} entries "
                 f"goes on from that of {before.size} seen before: {error}"
             ) from error
 
-    async def _fetch(self, client: httpx.AsyncClient, tenant_id: str, from_seq: int, to_seq: int) -> None:
-        """Import one range."""
-        asked = {"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq}
-
-        async def pieces() -> AsyncIterator[bytes]:
+    async def _import(self, client: PeerClient, chain: _Chain) -> None:
+        """Import what is lacking, range by range. Where that fails, the tenant pauses, longer and longer."""
+        chain.pause_s = min(max(2 * chain.pause_s, self.interval_s), PAUSE_MAX_S)
+        while chain.imported_seq < chain.size:
+            from_seq, to_seq = chain.imported_seq + 1, min(chain.imported_seq + self.range_entries, chain.size)
+            name = f"{chain.tenant_id} {from_seq}-{to_seq} of {self.settings.url}"
             try:
-                async with client.stream("POST", "/v1/bundles/export", json=asked) as answer:
-                    if answer.status_code != httpx.codes.OK:
-                        raise NoAnswerError(f"{answer.url} answers {answer.status_code}")
-                    async for piece in answer.aiter_raw():
-                        yield piece
-            except httpx.HTTPError as error:
-                raise NoAnswerError(f"{self.settings.url} does not answer: {error!r}") from error
+                await self.take(name, client.bundle(chain.tenant_id, from_seq, to_seq))
+            except LedgerError:
+                chain.paused_until_s = monotonic() + chain.pause_s
+                raise
+            async with self.pool.acquire() as connection:
+                await exchange.imported(connection, chain.tenant_id, chain.origin, to_seq)
+            self.imported_entries += to_seq - from_seq + 1
+            chain.imported_seq = to_seq
+        if chain.fault is not None:
+            log.info("exchange_tenant_resumed", peer=self.settings.url, tenant_id=chain.tenant_id)
+        chain.fault, chain.pause_s = None, 0.0
 
-        await self.take(f"{tenant_id} {from_seq}-{to_seq} of {self.settings.url}", pieces())
 
-    async def _learn_held(self) -> None:
-        """What the peer has imported of this ledger."""
-        async with self._client() as client:
-            after = ""
-            while True:
-                said = await self._get(client, "/v1/exchange/held", origin=self.own_origin, after=after, limit=PAGE)
-                self.held.update((item["tenant_id"], item["seq"]) for item in said["items"])
-                if len(said["items"]) < PAGE:
-                    break
-                after = said["items"][-1]["tenant_id"]
-        self.on_held()
-
-    async def _get(self, client: httpx.AsyncClient, path: str, **asked: Any) -> Mapping[str, Any]:
-        body = await self._ask(client, path, params=asked)
-        try:
-            said: Mapping[str, Any] = json.loads(body)
-        except ValueError as error:
-            raise NoAnswerError(f"{self.settings.url}{path} does not answer JSON") from error
-        return said
-
-    async def _ask(self, client: httpx.AsyncClient, path: str, **asked: Any) -> bytes:
-        return await read_answer(client, "GET", path, bytes_max=ANSWER_BYTES_MAX, **asked)
+def _token_in(file: Path) -> str:
+    """Bytes that are no text make a token that the peer refuses: so the fault is told like that of any wrong token."""
+    return file.read_text(errors="replace").strip()

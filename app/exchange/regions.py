@@ -1,4 +1,4 @@
-"""The regions of ledgers that exchange: which of them holds an entry, and which one a job is at home in."""
+"""The regions of ledgers that exchange: which of them hold an entry, and which cannot be imported from."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 import httpx
@@ -18,6 +18,7 @@ from app.dev.embedded import EmbeddedPostgres
 from app.store import exchange
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
+from tests.app.peer_proxy import Asked, PeerProxy, proxy_to_peer
 from tests.conftest import Database, connected_to, fresh_database
 
 REGIONS = ("use1", "eu1")
@@ -51,8 +52,8 @@ class Ledger:
         said: dict[str, Any] = (await client.get("/v1/keys")).json()
         return said if said["keys"] else None
 
-    def peers(self, other: Ledger, trusted: Path, **more: Any) -> dict[str, Any]:
-        peer = {"url": other.url, "region": other.region}
+    def peers(self, other: Ledger, trusted: Path, peer: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+        peer = {"url": other.url, "region": other.region, **(peer or {})}
         return {
             "bundle": {"trusted_keys": trusted},
             "exchange": {"peers": [peer], "interval": "200ms", "range_entries": 3, **more},
@@ -93,6 +94,59 @@ async def is_known(client: httpx.AsyncClient, job: dict[str, Any]) -> bool:
 
 async def is_faultless(client: httpx.AsyncClient) -> bool:
     return [peer["fault"] for peer in (await client.get("/v1/exchange")).json()["peers"]] == [None]
+
+
+async def told(client: httpx.AsyncClient) -> dict[str, Any]:
+    """What a ledger says of its one peer."""
+    peer: dict[str, Any]
+    [peer] = (await client.get("/v1/exchange")).json()["peers"]
+    return peer
+
+
+async def has_lag(client: httpx.AsyncClient, entries: int) -> bool:
+    return (await told(client))["lag_entries"] == entries
+
+
+async def tells(client: httpx.AsyncClient, *parts: str) -> bool:
+    """Whether the fault is told, with these words in it, wherever faults are."""
+    fault = (await told(client))["fault"]
+    if fault is None or not all(part in fault for part in parts):
+        return False
+    return not (await client.get("/readyz")).json()["checks"]["exchange"]["ok"]
+
+
+class Proxied(NamedTuple):
+    """A ledger that imports from another through a proxy."""
+
+    us: httpx.AsyncClient
+    eu: httpx.AsyncClient
+    proxy: PeerProxy
+
+
+@asynccontextmanager
+async def proxied(ledgers: tuple[Ledger, Ledger], trusted: Path, **peer: Any) -> AsyncIterator[Proxied]:
+    here, there = ledgers
+    async with (
+        proxy_to_peer(there.url) as proxy,
+        here.running(**here.peers(there, trusted, {"url": proxy.url, **peer})) as us,
+        there.running() as eu,
+    ):
+        yield Proxied(us, eu, proxy)
+
+
+def export_fails(asked: Asked) -> tuple[int, bytes] | None:
+    return (500, b"") if asked.is_export else None
+
+
+async def put_seen_checkpoint_at(size: int, tenant_id: str, database: Database) -> None:
+    """Have a ledger believe that it saw another tree of a tenant of its peer."""
+    async with connected_to(database.superuser_url) as superuser:
+        note = await superuser.fetchval("SELECT note FROM scheduler.exchange_positions WHERE tenant_id = $1", tenant_id)
+        lines = note.split("\n")
+        lines[1] = str(size)
+        await superuser.execute(
+            "UPDATE scheduler.exchange_positions SET note = $2 WHERE tenant_id = $1", tenant_id, "\n".join(lines)
+        )
 
 
 async def test_what_each_chains_comes_to_the_other_once(ledgers: tuple[Ledger, Ledger], tmp_path: Path) -> None:
@@ -142,20 +196,136 @@ async def test_a_peer_that_went_back_is_imported_from_no_more(ledgers: tuple[Led
         async with there.running() as eu:
             for job in [await submit(eu) for _ in range(3)]:
                 await until(lambda job=job: is_known(us, job), "it came over")
-        async with connected_to(here.database.superuser_url) as superuser:
-            note = await superuser.fetchval("SELECT note FROM scheduler.exchange_positions WHERE tenant_id = 'acme'")
-            lines = note.split("\n")
-            lines[1] = "2"
-            await superuser.execute(
-                "UPDATE scheduler.exchange_positions SET note = $1 WHERE tenant_id = 'acme'", "\n".join(lines)
-            )
+        await put_seen_checkpoint_at(2, "acme", here.database)
         async with there.running():
+            await until(lambda: tells(us, "tenant acme", "PeerWentBackError"), "it says that the peer went back")
 
-            async def says_so() -> bool:
-                fault = (await us.get("/v1/exchange")).json()["peers"][0]["fault"]
-                return fault is not None and "PeerWentBackError" in fault
 
-            await until(says_so, "it says that the peer went back")
+async def test_a_peer_that_went_back_in_one_tenant_is_imported_from_in_none(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    async with proxied(ledgers, tmp_path / "trusted") as (us, eu, proxy):
+        for tenant_id in ("acme", "other"):
+            for job in [await submit(eu, tenant_id) for _ in range(3)]:
+                await until(lambda job=job: is_known(us, job), "it came over")
+        await put_seen_checkpoint_at(4, "other", ledgers[0].database)
+        await until(lambda: tells(us, "tenant other", "PeerWentBackError"), "it says that the peer went back")
+        exported = proxy.times_asked("/v1/bundles/export")
+        job = await submit(eu, "acme")
+        looked = "/v1/log/acme/checkpoint"
+        await until(lambda: has_lag(us, 1), "it knows of an entry of a tenant that did not go back")
+        before = proxy.times_asked(looked)
+        await until(lambda: proxy.times_asked(looked) > before, "the round is over")
+        assert proxy.times_asked("/v1/bundles/export") == exported
+        assert not await is_known(us, job)
+
+
+async def test_entries_that_cannot_be_fetched_are_told_as_lag(ledgers: tuple[Ledger, Ledger], tmp_path: Path) -> None:
+    async with proxied(ledgers, tmp_path / "trusted") as (us, eu, proxy):
+        proxy.judge = export_fails
+        for tenant_id in 4 * ["acme"] + 3 * ["other"]:
+            await submit(eu, tenant_id)
+        await until(lambda: has_lag(us, 7), "the lag is that of all tenants")
+        metrics = (await us.get("/metrics")).text
+        assert f'exchange_lag_entries{{peer="{proxy.url}"}} 7.0' in metrics
+        proxy.judge = lambda asked: (500, b"") if asked.is_export and asked.values["from_seq"] > 3 else None
+        await until(lambda: has_lag(us, 1), "the lag is lower by the ranges that were imported")
+        proxy.judge = lambda _: None
+        await until(lambda: has_lag(us, 0), "nothing is lacking")
+        await until(lambda: is_faultless(us), "and nothing fails")
+
+
+async def test_a_tenant_that_fails_keeps_no_other_from_being_imported(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    def fails(asked: Asked) -> tuple[int, bytes] | None:
+        return (500, b"") if asked.is_export and asked.values["tenant_id"] == "acme" else None
+
+    def shows_no_checkpoint(asked: Asked) -> tuple[int, bytes] | None:
+        return (500, b"") if asked.path == "/v1/log/acme/checkpoint" else None
+
+    async with proxied(ledgers, tmp_path / "trusted") as (us, eu, proxy):
+        for judge in (fails, shows_no_checkpoint):
+            proxy.judge = judge
+            late = await submit(eu, "acme")
+            await until(lambda: tells(us, "tenant acme", "500"), "the fault names the tenant")
+            for job in [await submit(eu, "other") for _ in range(4)]:
+                await until(lambda job=job: is_known(us, job), "what is of the tenant behind it comes over")
+            assert await tells(us, "tenant acme")
+            assert not await is_known(us, late)
+            proxy.judge = lambda _: None
+            await until(lambda late=late: is_known(us, late), "the tenant comes over once it can")
+            await until(lambda: is_faultless(us), "and nothing fails")
+
+
+async def test_tenants_that_fail_so_slowly_that_a_round_ends_with_them_come_last_in_the_next(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.exchange.peer.FAILING_S_MAX", 0.0)
+    async with proxied(ledgers, tmp_path / "trusted") as (us, eu, proxy):
+        proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/log/acme/checkpoint" else None
+        await submit(eu, "acme")
+        await until(lambda: tells(us, "tenant acme", "500"), "the first tenant fails")
+        job = await submit(eu, "other")
+        await until(lambda: is_known(us, job), "the tenant behind it comes over")
+
+
+async def test_answers_that_are_not_understood_are_told_as_a_fault(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    wrong = [
+        ("/v1/tenants", b"[]"),
+        ("/v1/tenants", b"\xff"),
+        ("/v1/tenants", b'{"items": [{"tenant_id": "../acme"}], "next_cursor": null}'),
+        ("/v1/tenants", b'{"tenants": []}'),
+        ("/v1/log/acme/checkpoint", b"\xff\n\n"),
+        ("/v1/chain/proof/consistency", b'{"hashes": [1]}'),
+        ("/v1/chain/proof/consistency", b'{"hashes": ["0g"]}'),
+        ("/v1/exchange/held", b"[]"),
+        ("/v1/exchange/held", b'{"items": [{"tenant_id": "acme", "seq": "many"}]}'),
+    ]
+    async with proxied(ledgers, tmp_path / "trusted") as (us, eu, proxy):
+        job = await submit(eu)
+        await until(lambda job=job: is_known(us, job), "it came over")
+        for path, body in wrong:
+            await until(lambda: is_faultless(us), "nothing fails")
+            proxy.judge = lambda asked, path=path, body=body: (200, body) if asked.path == path else None
+            job = await submit(eu)
+            expected = "the note is not UTF-8" if path.endswith("checkpoint") else f"{path} is not understood"
+            await until(lambda expected=expected: tells(us, expected), f"{body!r} of {path} is told")
+            proxy.judge = lambda _: None
+            await until(lambda job=job: is_known(us, job), "it goes on")
+
+
+async def test_a_list_without_end_is_told_as_a_fault(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.exchange.peer_client.PAGES_MAX", 3)
+    monkeypatch.setattr("app.exchange.peer_client.PAGE", 1)
+    endless = {
+        "/v1/tenants": b'{"items": [], "next_cursor": "on"}',
+        "/v1/exchange/held": b'{"items": [{"tenant_id": "acme", "seq": 1}]}',
+    }
+    async with proxied(ledgers, tmp_path / "trusted") as (us, _eu, proxy):
+        for path, body in endless.items():
+            proxy.judge = lambda asked, path=path, body=body: (200, body) if asked.path == path else None
+            await until(lambda path=path: tells(us, f"{path} has more than 3 pages"), "it is told")
+            proxy.judge = lambda _: None
+            await until(lambda: is_faultless(us), "it goes on")
+
+
+async def test_a_token_that_was_replaced_is_used_in_the_next_round(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    async with proxied(ledgers, tmp_path / "trusted", token_file=file) as (_us, _eu, proxy):
+        for token in ("first", "second"):
+            file.write_text(token)
+            sent = f"Bearer {token}"
+            await until(
+                lambda sent=sent: proxy.asked and proxy.asked[-1].headers["authorization"] == sent, "it is sent"
+            )
 
 
 async def test_global_waits_for_a_majority_of_regions(ledgers: tuple[Ledger, Ledger], tmp_path: Path) -> None:

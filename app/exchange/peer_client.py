@@ -1,0 +1,117 @@
+"""What is asked of a peer over HTTP, and the forms that its answers must have.
+
+An answer of another form is told like no answer: whoever runs the peer finds out what answers in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import httpx
+from pydantic import BaseModel, Field, ValidationError
+
+from app.asking import NoAnswerError, read_answer
+from ledger import names
+
+ANSWER_BYTES_MAX = 4 << 20
+PAGE = 1000
+PAGES_MAX = 1000
+"""A peer with more tenants than these pages hold, or whose list has no end, is not asked for more."""
+
+TenantId = Annotated[str, Field(pattern=names.anchored(names.READABLE_TENANT_ID))]
+
+
+class _Tenant(BaseModel):
+    tenant_id: TenantId
+
+
+class _Tenants(BaseModel):
+    items: list[_Tenant]
+    next_cursor: str | None
+
+
+class _Held(BaseModel):
+    tenant_id: TenantId
+    seq: int
+
+
+class _HeldPage(BaseModel):
+    items: list[_Held]
+
+
+class _Proof(BaseModel):
+    hashes: list[Annotated[str, Field(pattern=names.anchored("[0-9a-f]{64}"))]]
+
+
+_Answer = TypeVar("_Answer", bound=BaseModel)
+
+
+class PeerClient(NamedTuple):
+    """One peer, asked by ``http``. Each method raises NoAnswerError where it does not answer, or in another form."""
+
+    url: str
+    http: httpx.AsyncClient
+
+    async def tenants(self) -> list[str]:
+        """All tenants that it lets the caller see."""
+        found: list[str] = []
+        cursor = None
+        for _ in range(PAGES_MAX):
+            page = await self._get(_Tenants, "/v1/tenants", limit=PAGE, **({"cursor": cursor} if cursor else {}))
+            found += [item.tenant_id for item in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+        raise self._endless("/v1/tenants")
+
+    async def checkpoint(self, tenant_id: str) -> bytes:
+        """The note of the newest checkpoint of a tenant, as it came."""
+        return await self._ask(f"/v1/log/{tenant_id}/checkpoint")
+
+    async def consistency(self, tenant_id: str, first: int, second: int) -> list[bytes]:
+        """What is to prove that the tree of ``second`` leaves goes on from that of ``first``."""
+        asked = {"tenant_id": tenant_id, "first": first, "second": second}
+        return [
+            bytes.fromhex(each) for each in (await self._get(_Proof, "/v1/chain/proof/consistency", **asked)).hashes
+        ]
+
+    async def held(self, origin: str) -> dict[str, int]:
+        """By tenant, up to which seq of the ledger ``origin`` it has imported."""
+        found: dict[str, int] = {}
+        after = ""
+        for _ in range(PAGES_MAX):
+            page = await self._get(_HeldPage, "/v1/exchange/held", origin=origin, after=after, limit=PAGE)
+            found.update((item.tenant_id, item.seq) for item in page.items)
+            if len(page.items) < PAGE:
+                return found
+            after = page.items[-1].tenant_id
+        raise self._endless("/v1/exchange/held")
+
+    async def bundle(self, tenant_id: str, from_seq: int, to_seq: int) -> AsyncIterator[bytes]:
+        """A range as a bundle, in pieces."""
+        asked = {"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq}
+        try:
+            async with self.http.stream("POST", "/v1/bundles/export", json=asked) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    raise NoAnswerError(f"{answer.url} answers {answer.status_code}")
+                async for piece in answer.aiter_raw():
+                    yield piece
+        except httpx.HTTPError as error:
+            raise NoAnswerError(f"{self.url} does not answer: {error!r}") from error
+
+    def _endless(self, path: str) -> NoAnswerError:
+        return NoAnswerError(f"the answer of {self.url}{path} has more than {PAGES_MAX} pages of {PAGE}")
+
+    async def _get(self, form: type[_Answer], path: str, **asked: Any) -> _Answer:
+        body = await self._ask(path, params=asked)
+        try:
+            return form.model_validate_json(body)
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"])) or "the whole"
+            raise NoAnswerError(
+                f"the answer of {self.url}{path} is not understood: {where}: {error.errors()[0]['msg']}"
+            ) from error
+
+    async def _ask(self, path: str, **asked: Any) -> bytes:
+        return await read_answer(self.http, "GET", path, bytes_max=ANSWER_BYTES_MAX, **asked)

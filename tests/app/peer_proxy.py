@@ -1,0 +1,82 @@
+"""An HTTP proxy in front of a ledger that others exchange with: it answers some requests itself, wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+import httpx
+
+
+class Asked(NamedTuple):
+    """One request: its path, its parameters or JSON, and its headers with names in small letters."""
+
+    path: str
+    values: dict[str, Any]
+    headers: dict[str, str]
+
+    @property
+    def is_export(self) -> bool:
+        return self.path == "/v1/bundles/export"
+
+
+class PeerProxy:
+    """``judge`` says status and body of an answer; None has the ledger at ``target`` answer."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.asked: list[Asked] = []
+        self.judge: Callable[[Asked], tuple[int, bytes] | None] = lambda _: None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def times_asked(self, path: str) -> int:
+        return sum(each.path == path for each in self.asked)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            line, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().rstrip().split("\r\n")
+            method, address, _ = line.split(" ")
+            headers = {name.lower(): value for name, _, value in (each.partition(": ") for each in lines)}
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+            where = urlsplit(address)
+            asked = Asked(where.path, json.loads(body) if body else dict(parse_qsl(where.query)), headers)
+            self.asked.append(asked)
+            status, answer = self.judge(asked) or await self._forward(method, address, body, headers)
+            writer.write(
+                f"HTTP/1.1 {status} Said\r\nConnection: close\r\nContent-Length: {len(answer)}\r\n\r\n".encode()
+            )
+            writer.write(answer)
+            await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _forward(self, method: str, address: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        kept = {name: headers[name] for name in ("authorization", "content-type", "accept-encoding") if name in headers}
+        try:
+            async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+                answer = await client.request(method, self.target + address, content=body, headers=kept)
+        except httpx.HTTPError:
+            return 502, b""
+        return answer.status_code, answer.content
+
+
+@asynccontextmanager
+async def proxy_to_peer(target: str) -> AsyncIterator[PeerProxy]:
+    """A proxy that listens, in front of the ledger at ``target``."""
+    proxy = PeerProxy(target)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        server.close()
