@@ -183,6 +183,14 @@ class Answers:
         if level is Durability.GLOBAL:
             await self.wait(lsn, level, pending)
 
+    async def settled(self, recovered: Sequence[Pending]) -> None:
+        """Wait until it is known what became of each of these, which an earlier process left in the WAL."""
+        outcomes = [pending.outcome for pending in recovered if pending.outcome is not None]
+        _, waiting = await asyncio.wait(outcomes, timeout=self._write_timeout_s) if outcomes else ((), ())
+        if waiting:
+            why = f"not chained within {self._write_timeout_s:g} s"
+            raise self.late(Durability.GLOBAL, why, recovered[-1].lsn, recovered[-1])
+
     async def unlocked(self, quarantine: Quarantine, tenant_ids: Iterable[str], last: Pending | None) -> None:
         """Return once none of these tenants waits for a lock: records of theirs were passed over when others were
         chained, and are chained by then.

@@ -74,15 +74,16 @@ class KeyedRequests:
         self._passed_over: list[KeyedRequest] = []
         """Those in flight whose tenant waits for a lock, until none does."""
         self._recovered: dict[RequestName, list[Pending]] = {}
-        self._recovered_lsn = 0
+        self._unsettled: list[Pending] = []
+        """Those that were recovered and may wait to be chained: their LSNs do not tell, as others are passed over."""
 
     def recover(self, pending: Pending) -> None:
-        """Take over a record that the WAL holds beyond the chain, when it is keyed; in LSN order."""
+        """Take over a record that the WAL holds and the chain lacks, when it is keyed; in LSN order."""
         key = pending.idempotency
         if key is None:
             return
         self._recovered.setdefault((pending.tenant_id, key.route, key.key), []).append(pending)
-        self._recovered_lsn = pending.lsn
+        self._unsettled.append(pending)
 
     @asynccontextmanager
     async def begin(
@@ -153,7 +154,9 @@ class KeyedRequests:
     def _prune(self) -> None:
         """Forget requests that the table knows by now. Records of tenants that wait for a lock were passed over."""
         chained_lsn, locked = self._node.chained.lsn, self._node.locked
-        if self._recovered and self._recovered_lsn <= chained_lsn and not locked:
+        while self._unsettled and ((outcome := self._unsettled[-1].outcome) is None or outcome.done()):
+            self._unsettled.pop()
+        if not self._unsettled:
             self._recovered.clear()
         if self._passed_over and not locked:
             for request in self._passed_over:

@@ -186,8 +186,11 @@ class Submitter:
                 request.entered(max(request.recovered, key=lambda pending: pending.lsn))
         if request.last_lsn:
             answered_early = requested <= Durability.LOCAL and request.receipt is not None
-            wait = self.answers.wait if answered_early else self.answers.wait_chained
-            await wait(request.last_lsn, requested, request.pending)
+            if answered_early:
+                await self.answers.wait(request.last_lsn, requested, request.pending)
+            else:
+                await self.answers.settled(request.recovered)
+                await self.answers.wait_chained(request.last_lsn, requested, request.pending)
             if answered_early and request.receipt is not None:
                 return request.receipt._replace(replayed=seen)
             await self.answers.unlocked(self.quarantine, tenants, request.pending)

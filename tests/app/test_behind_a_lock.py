@@ -9,11 +9,12 @@ import pytest
 
 from app.chain.appender import Appender
 from app.pending.backlog import Pending
+from app.pending.event_lines import EventLines
 from app.pending.linking import LinkedBatch
-from ledger.errors import JobEndedError
-from tests.app.chains import followed, until
+from ledger.errors import DurabilityTimeoutError, IdempotencyReusedError, JobEndedError
+from tests.app.chains import Chains, followed, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
-from tests.app.drafts import LOCAL, completed, created, progressed
+from tests.app.drafts import GLOBAL, LOCAL, completed, created, key, progressed
 from tests.app.test_followers import halted
 from tests.conftest import Database
 
@@ -49,6 +50,32 @@ async def test_an_end_that_waits_is_not_forgotten_for_older_entries_that_are_fol
             with pytest.raises(JobEndedError):
                 await submit(progressed("acme", job_id, 2), key=None)
         await until(lambda: not service.node.locked and not len(service.backlog), "the lock is gone")
+
+
+async def test_a_key_whose_record_waits_is_known_after_a_restart_too(
+    run_node: RunNode, make_settings: MakeSettings, database: Database, chains: Chains
+) -> None:
+    settings = make_settings(shutdown_grace="1s", write={"timeout": "1s"})
+    one, lines = created("acme", 1, durability=LOCAL), EventLines.of([created("acme", n) for n in (2, 3)])
+    async with run_node(settings) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+    async with halted(database, HEAD):
+        async with run_node(settings) as service:
+            first = await service.submitter.submit(one, key=key("one"))
+            with pytest.raises(DurabilityTimeoutError):
+                await service.submitter.submit_lines(lines, durability=GLOBAL, key=key("lines"))
+            await until(lambda: "acme" in service.node.locked, "the lock is met")
+            await service.submitter.submit(created("beta", 0), key=None)
+        async with run_node(settings) as service:
+            assert await service.submitter.submit(one, key=key("one")) == first._replace(replayed=True)
+            with pytest.raises(IdempotencyReusedError):
+                await service.submitter.submit(created("acme", 4, durability=LOCAL), key=key("one", "another body"))
+            with pytest.raises(DurabilityTimeoutError):
+                await service.submitter.submit_lines(lines, durability=GLOBAL, key=key("lines"))
+    async with run_node(settings) as service:
+        assert (await service.submitter.submit_lines(lines, durability=GLOBAL, key=key("lines"))).replayed
+        await until(lambda: not len(service.backlog), "what waited is chained")
+    assert numbers(await chains.sound("acme")) == [0, 1, 2, 3]
 
 
 async def test_chaining_what_waited_is_told_as_all_chaining_is(
