@@ -103,7 +103,10 @@ class JobReader:
                     asked = self._copies.asked_of(promise)
                     parts, has_refusals, seen = await reads.job_parts_and_seen(connection, of_tenant, job_id, *asked)
                     judge(seen)
-                    state = None if parts is None else await job_table.merged(connection, parts)
+                    if parts is None:
+                        state = await job_table.folded(connection, of_tenant, job_id)
+                    else:
+                        state = await job_table.merged(connection, parts)
                     refusal = await reads.find_refusal(connection, of_tenant, job_id) if has_refusals else None
                 others = [order[-1] for order in state.others.values()] if state is not None else []
                 found = await reads.creations(connection, of_tenant, job_id, others) if others else []

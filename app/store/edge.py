@@ -102,10 +102,14 @@ class EdgeLookups:
 async def _find_jobs(connection: Connection, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
     found, created = {}, set()
     mentioned, refused = await job_table.mentioned(connection, wanted)
-    for parts in await job_table.find_parts(connection, mentioned) if mentioned else ():
-        job = parts.tenant_id, parts.job_id
+    parts_of = {
+        (parts.tenant_id, parts.job_id): parts
+        for parts in (await job_table.find_parts(connection, mentioned) if mentioned else ())
+    }
+    for job in mentioned:
         try:
-            state = await job_table.merged(connection, parts)
+            parts = parts_of.get(job)
+            state = await (job_table.merged(connection, parts) if parts else job_table.folded(connection, *job))
         except ChainDamagedError as error:
             log.error("job_state_malformed", tenant_id=job[0], job_id=job[1], error=str(error))
             state = JobState(job[1], (0, 0, ""), 0, 0)

@@ -208,8 +208,13 @@ async def merged(connection: Connection, parts: JobParts) -> JobState | None:
     try:
         return parts.merged()
     except UnfollowedError:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            return await state_as_of(connection, parts.tenant_id, parts.job_id, EVER)
+        return await folded(connection, parts.tenant_id, parts.job_id)
+
+
+async def folded(connection: Connection, tenant_id: str, job_id: str) -> JobState | None:
+    """What all entries of the job say together, whatever the table has of it: somebody may have removed its row."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        return await state_as_of(connection, tenant_id, job_id, EVER)
 
 
 async def state_as_of(

@@ -258,6 +258,21 @@ async def test_two_nodes_follow_one_ledger_and_neither_lose_nor_double_anything(
             assert len(await chains.sound(f"tenant-{tenant_id}")) == 12
 
 
+async def test_a_job_whose_row_somebody_removed_is_there_all_the_same(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings()
+    async with run_server(settings) as client:
+        assert (await client.post("/v1/jobs", json=CREATION)).status_code == 201
+        await until(lambda: followed(superuser), "the table has followed")
+    await superuser.execute("DELETE FROM scheduler.jobs WHERE job_id = 'job-1'")
+    async with run_server(settings) as client:
+        assert (await read(client, "/v1/jobs/job-1")).json()["spec"] == {"n": 1}
+        assert (await client.post("/v1/jobs", json=CREATION | {"spec": {"n": 2}})).status_code == 409
+        assert (await report(client, type="JobAccepted", dc_id="use1", worker_count=1)).status_code == 201
+        assert (await read(client, "/v1/jobs/nobody-s")).status_code == 404
+
+
 async def test_states_from_before_another_node_followed_are_not_believed(
     run_node: RunNode, database: Database, superuser: asyncpg.Connection
 ) -> None:
