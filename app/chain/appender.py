@@ -233,6 +233,9 @@ class Appender:
                 self._is_returning = True
                 await self._chain(batch)
                 return
+            if await self._waited_for_fence(batch):
+                await self._chain(batch)
+                return
             if len(batch) > 1:
                 middle = len(batch) // 2
                 await self._chain(batch[:middle])
@@ -253,6 +256,24 @@ class Appender:
                 error = again
         self._begin_quarantine(pending.tenant_id, f"Postgres refuses its next entry ({error.sqlstate}): {error}")
         return await self._commit((pending,), refused_sqlstate=None)
+
+    async def _waited_for_fence(self, batch: Sequence[Pending]) -> bool:
+        """Whether PostgreSQL would not even move the position of the node: then no record is at fault. Returns once it
+        would."""
+        waited = False
+        while True:
+            try:
+                connection = await self._connected()
+                rehearsal = connection.transaction()
+                await rehearsal.start()
+                new_lsn = max(self._node.chained.lsn, batch[-1].lsn)
+                await chaining.advance_and_lock(connection, self._step_to(new_lsn), ())
+                await rehearsal.rollback()
+                return waited
+            except DATABASE_FAULTS as error:
+                waited = True
+                self._retry_later(error)
+                await asyncio.sleep(RETRY_PAUSE_MAX_S)
 
     def found_damaged(self, error: ChainDamagedError) -> None:
         """Somebody else found the rows of a tenant damaged: no entry is appended to it."""

@@ -343,6 +343,37 @@ async def test_a_refused_event_is_a_problem_over_http(
     assert many.json()["line"] == 2
 
 
+@pytest.mark.parametrize(
+    "hinders",
+    [
+        "ALTER TABLE scheduler.wal_positions ADD CONSTRAINT in_the_way CHECK (chained_lsn < 0) NOT VALID",
+        "CREATE FUNCTION in_the_way() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN RAISE data_exception USING MESSAGE = 'in the way'; END$$;"
+        " CREATE TRIGGER in_the_way BEFORE UPDATE ON scheduler.wal_positions"
+        " FOR EACH ROW EXECUTE FUNCTION in_the_way()",
+    ],
+    ids=["a constraint", "a trigger"],
+)
+async def test_what_hinders_the_position_of_the_node_neither_ends_it_nor_stops_local_writes(
+    run_node: RunNode, superuser: asyncpg.Connection, chains: Chains, hinders: str
+) -> None:
+    async with run_node() as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await superuser.execute(hinders)
+        await service.submitter.submit(created("acme", 1, durability=LOCAL), key=None)
+        await until(lambda: "in" in (service.appender.database_error or ""), "it is told")
+        await service.submitter.submit(created("acme", 2, durability=LOCAL), key=None)
+        assert service.node.failure is None
+        await superuser.execute(
+            "ALTER TABLE scheduler.wal_positions DROP CONSTRAINT IF EXISTS in_the_way;"
+            " DROP TRIGGER IF EXISTS in_the_way ON scheduler.wal_positions"
+        )
+        await until(lambda: not len(service.backlog), "it goes on")
+    async with run_node() as service:
+        await until(lambda: not len(service.backlog), "what was held back is chained")
+    assert numbers(await chains.sound("acme")) == [0, 1, 2]
+
+
 async def test_the_reader_of_a_job_is_shown_what_postgres_refused_of_it_though_it_was_acknowledged(
     client: httpx.AsyncClient, chains: Chains, superuser: asyncpg.Connection
 ) -> None:
