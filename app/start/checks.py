@@ -100,7 +100,8 @@ def judge_wal(
             raise StartRefusedError(
                 f"Postgres knows node {node_id} by WAL {position.wal_id}, the folder holds {found}: the disk was "
                 "lost or swapped. Bring the right wal.dir back, choose another node_id, or start once with "
-                f"--accept-lost-wal to give up whatever was not chained above LSN {position.chained_lsn}"
+                f"--accept-lost-wal to give up whatever was not chained above LSN {position.chained_lsn}, "
+                f"and what {quarantine.NAME} lists below it"
             )
         return True
     if known.epoch < position.epoch:
@@ -110,7 +111,8 @@ def judge_wal(
                 "another copy of it has been written since, or somebody raised the epoch in scheduler.wal_positions. "
                 "Start that copy. If there is none, set the epoch in that row back to "
                 f"{known.epoch}: then nothing is lost. Only where there was one and it is lost, start this one once "
-                f"with --accept-lost-wal to give up whatever was not chained above LSN {position.chained_lsn}"
+                f"with --accept-lost-wal to give up whatever was not chained above LSN {position.chained_lsn}, "
+                f"and what {quarantine.NAME} lists below it"
             )
         return True
     if known.chained_lsn > position.chained_lsn and not restoring:

@@ -131,9 +131,15 @@ async def find_wal(
         damage.lsns = {lsn for lsn in damage.lsns if lsn <= chained_lsn}
     if is_given_up:
         lost += _not_found(held, range(0), chained_lsn)
-        held.clear()
+        # Who was quarantined stays so, without records: a start refuses other chains that do not hold.
+        held = {
+            tenant_id: TenantDamage(damage.reason, damage.seen)
+            for tenant_id, damage in held.items()
+            if damage.from_lsn is None or damage.seen is not None
+        }
         LOST.store(folder, lost)
         set_aside(folder)
+        quarantine.store(folder, held)
 
     # 5. b. recovery
     durable_lsn = max(chained_lsn, position.seen_durable_lsn if position else BEFORE_FIRST)

@@ -29,6 +29,7 @@ from tests.app.chains import Chains, followed, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key
 from tests.conftest import Database
+from wal.control import CONTROL_NAME
 from wal.segment import list_segments
 
 Connection = asyncpg.Connection
@@ -222,7 +223,14 @@ async def test_a_head_cut_below_what_the_node_saw_is_not_extended_by_the_next_st
         with pytest.raises(ChainDamagedError):
             await chained(service, "acme", 3)
         await chained(service, "beta", 4)
+        folder = service._started.folder
     assert numbers(await chains.entries("acme")) == [1]
+    # Nor by one that gives its WAL up, and with it the list of who was quarantined.
+    (folder / CONTROL_NAME).write_bytes(b"")
+    for accepts in (True, False):
+        async with run_node(settings, accept_lost_wal=accepts) as service:
+            assert "this node has seen seq 2" in service.node.damaged["acme"]
+            await chained(service, "beta", 5 + accepts)
 
 
 async def test_requests_with_a_key_and_in_lines_say_that_they_are_held_back(
