@@ -26,6 +26,7 @@ the fence does not let through     another epoch = fenced, stop; lower position 
 an entry is there already           look up what the chain holds of the batch: what was imported while this node
                                    was away is not chained again; another event with that HLC makes a CONFLICT
 SQLSTATE class 22, 23, 54          halve the batch; a single event is chained as REFUSED instead
+the same of the fence alone        no record is at fault: again, with pauses, until it passes
 a row in the way of an entry, a    the tenant is quarantined and its events are held back (app.pending.quarantine);
 head that is not as left, fewer    all others go on: the fence, which held, says that the database did not go back
 rows stored than were sent

@@ -144,11 +144,17 @@ class Answers:
         return level <= Durability.LOCAL or (level is Durability.REGIONAL and self._is_replicated and not keyed)
 
     async def wait(
-        self, lsn: Lsn, level: Durability, pending: Pending | None, outcome: asyncio.Future[ChainPosition] | None = None
+        self,
+        lsn: Lsn,
+        level: Durability,
+        pending: Pending | None,
+        outcome: asyncio.Future[ChainPosition] | None = None,
+        *,
+        keyed: bool = False,
     ) -> ChainPosition | None:
         """Wait until ``lsn`` has reached ``level``; the chain position when its ``outcome`` was waited for.
 
-        ``pending`` is the event that a timeout names.
+        ``pending`` is the event that a timeout names; ``keyed`` as in ``is_early``.
         """
         node = self._node
         try:
@@ -156,7 +162,7 @@ class Answers:
                 if not self._acknowledge_before_fsync:
                     await node.durable.reached(lsn, self._write_timeout_s)
                 return None
-            if outcome is None and self.is_early(level):
+            if outcome is None and self.is_early(level, keyed=keyed):
                 await node.committed.reached(lsn, self._write_timeout_s)
                 return None
             position = None
@@ -172,16 +178,6 @@ class Answers:
             return position
         except DurabilityTimeoutError as error:
             raise self.late(level, str(error), lsn, pending) from None
-
-    async def wait_chained(self, lsn: Lsn, level: Durability, pending: Pending | None) -> None:
-        """Wait until ``lsn`` is chained, also where ``level`` asks less, and has reached that. Else as ``wait``."""
-        try:
-            await self._node.chained.reached(lsn, self._write_timeout_s)
-        except DurabilityTimeoutError as error:
-            named = level if level is Durability.REGIONAL else Durability.GLOBAL
-            raise self.late(named, str(error), lsn, pending) from None
-        if level is Durability.GLOBAL:
-            await self.wait(lsn, level, pending)
 
     async def settled(self, recovered: Sequence[Pending]) -> None:
         """Wait until it is known what became of each of these, which an earlier process left in the WAL."""

@@ -77,7 +77,7 @@ class JobChecks:
         if not wanted:
             return
         doubted = self._jobs.take_doubtful(wanted)
-        chained_lsn = {tenant_id: self._node.chained_lsn_of(tenant_id) for tenant_id, _ in wanted}
+        chained_lsn = {tenant_id: self._node.chained_lsn_of(tenant_id) for tenant_id in {job[0] for job in wanted}}
         try:
             found = await self._find_jobs(wanted)
         except DatabaseUnavailableError:

@@ -186,11 +186,11 @@ class Submitter:
                 request.entered(max(request.recovered, key=lambda pending: pending.lsn))
         if request.last_lsn:
             answered_early = requested <= Durability.LOCAL and request.receipt is not None
-            if answered_early:
-                await self.answers.wait(request.last_lsn, requested, request.pending)
-            else:
+            level = requested
+            if not answered_early:
+                level = max(requested, Durability.REGIONAL)
                 await self.answers.settled(request.recovered)
-                await self.answers.wait_chained(request.last_lsn, requested, request.pending)
+            await self.answers.wait(request.last_lsn, level, request.pending, keyed=True)
             if answered_early and request.receipt is not None:
                 return request.receipt._replace(replayed=seen)
             await self.answers.unlocked(self.quarantine, tenants, request.pending)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from app.store.job_table import JobParts, count_named, entries_named
+from app.store.job_table import EVER, JobParts, count_named, entries_named
 from app.store.pages import page_of
-from app.store.reads import NEWEST, OLDEST, ORDER, CreatedHlc
+from app.store.reads import OLDEST, ORDER, CreatedHlc
 from ledger.machines.jobs import STATUSES
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ async def candidates(
 ) -> Candidates:
     """Jobs of a tenant, newest first, as ``reads.list_jobs`` has them, that may be found: of at most ``looked_at_max``
     jobs the first ``limit``. With a ``term`` these are the jobs that have it."""
-    bounds = (*(below or NEWEST), limit, *(since or OLDEST))
+    bounds = (*(below or EVER), limit, *(since or OLDEST))
     query = (_JOBS, _JOBS_OF_ACTOR) if term is None else (_JOBS_OF_TERM, _JOBS_OF_ACTOR_AND_TERM)
     by = tuple(each for each in (actor, term) if each is not None)
     rows = await connection.fetch(

@@ -97,7 +97,6 @@ SELECT {_SEEN}, EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4
   FROM (SELECT) AS asked LEFT JOIN ({jobs_query("(SELECT $4::text, $5::text)")}) AS job ON true
 """
 
-NEWEST: CreatedHlc = EVER
 OLDEST: CreatedHlc = (-1, -1, "")
 
 ORDER = "created_physical DESC, created_logical DESC, created_node DESC"
@@ -226,7 +225,7 @@ async def list_jobs(
 
     A job whose creation is not in the chain has no place in this order and is not listed.
     """
-    bounds = (*(below or NEWEST), limit, *(since or OLDEST))
+    bounds = (*(below or EVER), limit, *(since or OLDEST))
     query, by = (_JOBS, ()) if actor is None else (_JOBS_OF_ACTOR, (actor,))
     rows = await connection.fetch(query, tenant_id, *bounds, statuses or STATUSES, *by)
     if not rows:

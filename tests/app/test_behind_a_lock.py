@@ -16,10 +16,8 @@ from tests.app.chains import Chains, followed, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, completed, created, key, progressed
 from tests.app.test_followers import halted
+from tests.app.test_locked_rows import HEAD
 from tests.conftest import Database
-
-HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = 'acme' FOR UPDATE"
-"""What another session holds."""
 
 
 @pytest.fixture(autouse=True)

@@ -20,10 +20,9 @@ from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.app.hurry import hurried
 from tests.app.test_followers import halted
-from tests.app.test_start_refused import recorded_losses
+from tests.app.test_start_refused import damage_control, recorded_losses
 from tests.conftest import Database
 from tests.running_copy import copy_running
-from wal import control as wal_control
 from wal.segment import list_segments
 
 HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = 'acme' FOR UPDATE"
@@ -143,12 +142,6 @@ async def test_a_process_that_is_killed_meanwhile_loses_and_doubles_nothing(
         await until(lambda: not quarantine.load(folder), "nothing is listed any more")
     assert numbers(await chains.sound("acme")) == list(range(7))
     assert numbers(await chains.sound("beta")) == [0, 1]
-
-
-def damage_control(folder: Path) -> None:
-    control = folder / wal_control.CONTROL_NAME
-    content = control.read_bytes()
-    control.write_bytes(content[:-1] + bytes((content[-1] ^ 1,)))
 
 
 def cut_behind_the_first_that_waits(folder: Path) -> None:

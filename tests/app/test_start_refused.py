@@ -91,15 +91,19 @@ async def test_a_wal_that_is_given_up_is_set_aside_not_deleted(
     assert numbers(await chains.sound("acme")) == [1, 2, 3]
 
 
+def damage_control(folder: Path) -> None:
+    control = folder / wal_control.CONTROL_NAME
+    content = control.read_bytes()
+    control.write_bytes(content[:-1] + bytes((content[-1] ^ 1,)))
+
+
 async def test_a_damaged_control_file_is_refused_and_given_up_when_the_loss_is_accepted(
     run_node: RunNode, make_settings: MakeSettings, chains: Chains
 ) -> None:
     settings = make_settings()
     async with run_node(settings) as service:
         await write(service, 1)
-    control = wal_folder(settings) / wal_control.CONTROL_NAME
-    content = control.read_bytes()
-    control.write_bytes(content[:-1] + bytes((content[-1] ^ 1,)))
+    damage_control(wal_folder(settings))
     await assert_refused(run_node, settings, WalCorruptError, "control")
     async with run_node(settings, accept_lost_wal=True) as service:
         await write(service, 2)
