@@ -88,14 +88,34 @@ def test_half_a_head_and_half_a_body_are_told_that_they_were_too_slow(base_url: 
     assert positions(base_url) == before
 
 
-def test_who_sends_no_more_behind_a_write_is_answered(base_url: str) -> None:
-    for level in ("LOCAL", "GLOBAL"):
-        body = json.dumps({"tenant_id": "acme", "durability": level}).encode()
-        head = POST.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n\r\n" % len(body)
-        with connected(base_url, head + body) as connection:
-            connection.shutdown(socket.SHUT_WR)
-            (answer,) = answers(all_of(connection))
-        assert (answer.status, answer.headers["connection"]) == (201, "close"), level
+async def test_who_sends_no_more_behind_a_write_is_answered(base_url: str, postgres: EmbeddedPostgres) -> None:
+    with connected(base_url, write("LOCAL")) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        (answer,) = await asyncio.to_thread(answers_on, connection)
+    assert answer.status == 201
+    async with connected_to(postgres.superuser_url(DATABASE)) as database:
+        with connected(base_url) as connection:
+            async with database.transaction():
+                await database.execute("LOCK TABLE scheduler.scheduler_log IN EXCLUSIVE MODE")
+                connection.sendall(write("GLOBAL"))
+                await until(lambda: chaining_waits(database), "the write is taken, and not chained", DEADLINE_S)
+                connection.shutdown(socket.SHUT_WR)
+            (answer,) = await asyncio.to_thread(answers_on, connection)
+    assert (answer.status, answer.headers["connection"]) == (201, "close")
+
+
+def write(durability: str) -> bytes:
+    """A request to submit a job."""
+    body = json.dumps({"tenant_id": "acme", "durability": durability}).encode()
+    return POST.replace(b": 41\r\n\r\n{", b": %d\r\n\r\n%b" % (len(body), body))
+
+
+async def chaining_waits(connection: asyncpg.Connection) -> bool:
+    """Whether the service waits to insert into a table that is locked."""
+    statement = """SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+        WHERE d.datname = current_database() AND NOT l.granted AND l.mode = 'RowExclusiveLock')"""
+    waits: bool = await connection.fetchval(statement)
+    return waits
 
 
 def test_uploads_that_stall_give_their_room_back(base_url: str) -> None:
