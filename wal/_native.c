@@ -48,6 +48,8 @@
 #define NODE_HASH_BYTES 4
 #define LINGER_ENTRIES_MIN 2 /* as in wal.queue */
 #define LINGER_PART 3        /* as in wal.queue */
+#define HALF_MIN 16          /* as in wal.queue */
+#define HALF_AFTER 3         /* as in wal.queue */
 #define HEARD_MAX 4096       /* as in wal.queue */
 #define AHEAD_FROM_BYTES (64 << 10) /* as in wal.log */
 #define AHEAD_BYTES (512 << 10)     /* as in wal.log */
@@ -153,6 +155,7 @@ typedef struct {
     int is_held_open; /* the next batch waits for so many, from this time on */
     long long held_entries;
     double held_at_s;
+    double half_at_s; /* from when on half of them are enough */
     Heard heard[HEARD_MAX];
     size_t heard_first, heard_count;
 
@@ -486,14 +489,16 @@ static int await_record(Queue *queue, double until_s)
     return 1;
 }
 
-/* So many are about to come back: the next batch is held open for them, but where many have come. The lock is held. */
-static void hold_open(Queue *queue, long long entries)
+/* So many are about to come back: the next batch is held open for them, but where many have come; half are enough after
+ * that long. The lock is held. */
+static void hold_open(Queue *queue, long long entries, double half_after_s)
 {
     if (entries > queue->batch_max_entries)
         entries = queue->batch_max_entries;
     queue->is_held_open = entries >= LINGER_ENTRIES_MIN && queue->queued * LINGER_PART < entries;
     queue->held_entries = entries;
     queue->held_at_s = seconds();
+    queue->half_at_s = (entries + 1) / 2 >= HALF_MIN ? queue->held_at_s + half_after_s : INFINITY;
 }
 
 /* Sleep while the next batch is held open; 0 when it still is at this time. The lock is held. */
@@ -501,12 +506,16 @@ static int await_company(Queue *queue, double until_s)
 {
     while (queue->is_held_open && !queue->is_closing && queue->queued < queue->held_entries
            && queue->bytes < queue->batch_max_bytes) {
+        const long long entries = queue->held_entries;
         const double held_until_s = queue->held_at_s + queue->batch_timeout_s, now_s = seconds();
-        if (now_s >= held_until_s)
+        const long long half = queue->half_at_s < held_until_s ? (entries + 1) / 2 : entries;
+        const int is_half = queue->queued >= half;
+        const double wake_at_s = is_half ? queue->half_at_s : held_until_s;
+        if (now_s >= wake_at_s)
             break;
         if (now_s >= until_s)
             return 0; /* the folder comes first */
-        sleep_for(queue, queue->held_entries, held_until_s < until_s ? held_until_s : until_s);
+        sleep_for(queue, is_half ? entries : half, wake_at_s < until_s ? wake_at_s : until_s);
     }
     queue->is_held_open = 0;
     return 1;
@@ -631,7 +640,7 @@ static int announce(Queue *queue, const Taken *taken, double sync_s)
         let_go(queue, done);
     }
     queue->head_at = taken->end_at;
-    hold_open(queue, taken->entries);
+    hold_open(queue, taken->entries, sync_s / HALF_AFTER);
     if (queue->heard_count == HEARD_MAX) {
         queue->heard_first = (queue->heard_first + 1) % HEARD_MAX;
         queue->heard_count--;
@@ -801,7 +810,7 @@ static PyObject *expect(Queue *queue, PyObject *value)
     if (entries < LINGER_ENTRIES_MIN)
         Py_RETURN_NONE;
     pthread_mutex_lock(&queue->lock);
-    hold_open(queue, entries);
+    hold_open(queue, entries, INFINITY);
     pthread_mutex_unlock(&queue->lock);
     Py_RETURN_NONE;
 }

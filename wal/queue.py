@@ -14,7 +14,9 @@ records when they are appended and writes batch after batch without the interpre
 A batch begins at once when the log is idle. While one is written, the next collects. Behind a batch of several, their
 writers are about to come back: the next is held open until about as many records are queued again, for
 ``batch_timeout_us`` at the most. Not so where many came while it was written: they go at once, and the others come back
-while that is done. Writers who wait for more than that, an answer of others, come back later: ``expect`` says when.
+while that is done. Nor where coming back takes them longer than the sync took: then half of them go, and the log syncs
+one half while the other comes. Writers who wait for more than that, an answer of others, come back later: ``expect``
+says when.
 
 Whoever wants to know what is durable listens to the bell: a descriptor, an eventfd as a rule, to which 8 bytes are
 written once a batch, after its sync. That of whoever ships batches elsewhere is rung before each sync, too, as soon as
@@ -43,6 +45,13 @@ LINGER_ENTRIES_MIN = 2
 LINGER_PART = 3
 """Nor is it where one of so many, beside those of the batch before, came while that was written: they need not wait for
 it."""
+
+HALF_MIN = 16
+"""Half of them are enough where that is at least so many: each sync is work of the processor, too."""
+
+HALF_AFTER = 3
+"""And where they came no sooner than one of so many parts of the last sync: two syncs of half a batch each then take
+less time than one and the coming back of all, for which the disk stands still."""
 
 HEARD_MAX = 4096
 """Of more batches than this that nobody has asked for, the oldest are forgotten; what is durable never is."""
@@ -190,6 +199,8 @@ class PythonQueue:
         """For so many records."""
         self._held_at_s = float("-inf")
         """Since when, as ``time.monotonic`` tells it."""
+        self._half_at_s = float("inf")
+        """From when on half of them are enough."""
         self._alarm = threading.Lock()
         """Held while nothing is to be told; released to wake the writer thread."""
         self._alarm.acquire()
@@ -244,7 +255,7 @@ class PythonQueue:
         """As ``Queue`` says."""
         if entries >= LINGER_ENTRIES_MIN:
             with self._lock:
-                self._hold_open(entries)
+                self._hold_open(entries, float("inf"))
 
     def close(self) -> None:
         """As ``Queue`` says."""
@@ -262,12 +273,14 @@ class PythonQueue:
     def _stand(self) -> Stand:
         return Stand(self._next_lsn, self._durable_lsn, self._bytes, *self._last)
 
-    def _hold_open(self, entries: int) -> None:
-        """Hold the next batch open for so many, but where many have come. The lock is held."""
+    def _hold_open(self, entries: int, half_after_s: float) -> None:
+        """Hold the next batch open for so many, but where many have come; half are enough after that long. The lock is
+        held."""
         entries = min(entries, self._bounds.batch_entries_max)
         self._is_held_open = entries >= LINGER_ENTRIES_MIN and len(self._records) * LINGER_PART < entries
         self._held_entries = entries
         self._held_at_s = time.monotonic()
+        self._half_at_s = self._held_at_s + half_after_s if (entries + 1) // 2 >= HALF_MIN else float("inf")
 
     def _wake(self) -> None:
         """Wake the writer thread, which sleeps. The lock is held."""
@@ -292,14 +305,20 @@ class PythonQueue:
         """Sleep while the next batch is held open; False when it still is at this time."""
         while True:
             with self._lock:
-                entries, held_until_s = self._held_entries, self._held_at_s + self._bounds.batch_timeout_s
+                entries, wake_at_s = self._held_entries, self._held_at_s + self._bounds.batch_timeout_s
                 is_there = len(self._records) >= entries or self._bytes >= self._bounds.batch_bytes_max
-                if not self._is_held_open or self._is_refusing or is_there or time.monotonic() >= held_until_s:
+                if self._half_at_s < wake_at_s:
+                    half = (entries + 1) // 2
+                    if len(self._records) < half:
+                        entries = half
+                    else:
+                        wake_at_s = self._half_at_s
+                if not self._is_held_open or self._is_refusing or is_there or time.monotonic() >= wake_at_s:
                     self._is_held_open = False
                     return True
             if time.monotonic() >= until_s:
                 return False
-            self._await_queued(entries, min(held_until_s, until_s))
+            self._await_queued(entries, min(wake_at_s, until_s))
 
     def _await_queued(self, records: int, until_s: float) -> bool:
         """Sleep until so many are queued or a full batch is, or the queue closes; False when time was up before."""
@@ -346,7 +365,7 @@ class PythonQueue:
             self._durable_lsn = last_lsn
             self._bytes -= body_bytes
             self._heard.append(HeardBatch(last_lsn, sync_s, entries))
-            self._hold_open(entries)
+            self._hold_open(entries, sync_s / HALF_AFTER)
         ring(self._bell)
         ring(self._shipper_bell)
         log.prepare(BATCH_RECORD_BYTES + body_bytes)

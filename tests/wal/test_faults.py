@@ -184,6 +184,29 @@ log.close()
     assert done.stdout == "1 [1]\n2 [1, 2]\n"
 
 
+def test_all_writers_are_waited_for_where_half_came_back_sooner_than_a_sync(
+    tmp_path: Path, strace: str, core: str
+) -> None:
+    # The second fsync of the writer's thread, that of 32 records, takes two seconds.
+    program = """
+import sys
+from pathlib import Path
+from tests.wal.logs import LogWriter
+with LogWriter(Path(sys.argv[1]), batch_timeout_us=3_600_000_000) as log:
+    log.batches([1, 32])
+    for _ in range(16):
+        last = log.append()
+    assert not log.becomes_durable(last, within_s=0.05)
+    for _ in range(16):
+        last = log.append()
+    log.wait_durable(last)
+"""
+    tracer = traced(strace, os.devnull, "trace=fdatasync", "inject=fdatasync:delay_enter=2000000:when=2")
+    run_forked(IMPORTED[core], "-c", program, tmp_path, tracer=tracer)
+    ends = [item["last_lsn"] for item in dump(tmp_path) if item["type"] == BATCH_RECORD_TYPE]
+    assert ends == [1, 33, 65]
+
+
 def test_a_write_that_falls_short_is_finished(tmp_path: Path, strace: str) -> None:
     # A file size limit makes the first write fall short. It is lifted while the second waits to begin.
     program = """

@@ -26,7 +26,7 @@ from wal.group_commit import GroupCommit
 from wal.guard import CHECK_INTERVAL_S
 from wal.inspect import dump
 from wal.log import Log
-from wal.queue import HEARD_MAX
+from wal.queue import HALF_MIN, HEARD_MAX
 from wal.reader import read
 from wal.recovery import recover
 from wal.segment import list_segments
@@ -79,6 +79,23 @@ def test_behind_a_batch_of_several_the_next_is_held_open_until_as_many_are_back(
         assert not log.becomes_durable(5, within_s=0.1)
         log.wait_durable(log.append())
     assert batch_ranges(tmp_path) == [(1, 1), (2, 4), (5, 7)]
+
+
+def test_half_of_many_are_enough_where_they_come_back_more_slowly_than_a_sync(tmp_path: Path) -> None:
+    with LogWriter(tmp_path, batch_timeout_us=3_600_000_000) as log:
+        log.batches([1, 2 * HALF_MIN])
+        for _ in range(HALF_MIN - 1):
+            log.append()
+        assert not log.becomes_durable(2 * HALF_MIN + 2, within_s=0.1), "fewer are waited for, however long that takes"
+        log.wait_durable(log.append())
+        log.writer.expect(2 * HALF_MIN)
+        for _ in range(HALF_MIN):
+            log.append()
+        assert not log.becomes_durable(3 * HALF_MIN + 2, within_s=0.1), "an answer of others takes longer than a sync"
+        for _ in range(HALF_MIN):
+            last = log.append()
+        log.wait_durable(last)
+    assert [last - first + 1 for first, last in batch_ranges(tmp_path)] == [1, 32, 16, 32]
 
 
 def test_what_came_while_a_batch_was_written_does_not_wait_for_its_writers(tmp_path: Path) -> None:
