@@ -313,7 +313,7 @@ def test_a_wrong_database_url_is_refused_without_repeating_its_password(
         "postgresql://host/db",
         "postgres://user:p%40ss@host:5432/db?sslmode=require",
         "postgresql://u@[::1]:65535/db",
-        "postgresql://one:1,two,[::1]/db",
+        "postgresql://one:1,two,three:3/db",
         "postgresql:///db?host=/run/postgresql",
     ],
 )
