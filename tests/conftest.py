@@ -25,6 +25,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from app.dev.cluster import DATABASE, OWNER
 from app.dev.embedded import EmbeddedPostgres
+from app.main import GC_ALLOCATIONS
 from app.store.migrate import migrate
 from app.store.node_connection import NodeConnection
 
@@ -112,7 +113,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is there now, half a million objects of modules and tests, stays: the collector need not look at it."""
+    """What is there now, half a million objects of modules and tests, stays: the collector need not look at it. It looks
+    at the rest as seldom as in the service."""
+    gc.set_threshold(GC_ALLOCATIONS, 20, 50)
     gc.enable()
     gc.freeze()
 
