@@ -113,8 +113,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is there now, half a million objects of modules and tests, stays: the collector need not look at it. It looks
-    at the rest as seldom as in the service."""
+    """What is there now, half a million objects of modules and tests, stays: the collector need not look at it, and at
+    the rest as seldom as in the service."""
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
     gc.enable()
     gc.freeze()

@@ -269,6 +269,7 @@ class Appender:
                 await rehearsal.start()
                 new_lsn = max(self._node.chained.lsn, batch[-1].lsn)
                 await chaining.advance_and_lock(connection, self._step_to(new_lsn), ())
+                await chaining.check_deferred(connection)
                 await rehearsal.rollback()
                 return waited
             except DATABASE_FAULTS as error:

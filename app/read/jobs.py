@@ -16,7 +16,7 @@ from ledger import rfc3339
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
 from ledger.machines import job_dcs, jobs
 from ledger.machines.events import ACTOR
-from ledger.machines.refusals import Refusal, refused_job_id
+from ledger.machines.refusals import Refusal
 
 if TYPE_CHECKING:
     from app.read.consistency import Promise
@@ -222,7 +222,7 @@ class JobReader:
                 events, more = await reads.list_job_events(connection, tenant_id, job_id, after, limit)
                 exists = events or await reads.job_exists(connection, tenant_id, job_id)
                 if not exists and await reads.find_refusal(connection, tenant_id, job_id) is not None:
-                    return await reads.list_job_events(connection, tenant_id, refused_job_id(job_id), after, limit)
+                    return await reads.list_refused_events(connection, tenant_id, job_id, after, limit)
                 return (events, more) if exists else None
 
         found, source = await self._copies.read(tenant_id, look, promise)

@@ -225,6 +225,15 @@ async def advance_and_lock(
     return heads if passed else None
 
 
+async def check_deferred(connection: Connection) -> None:
+    """Have what is checked at COMMIT, of this transaction so far, checked now.
+
+    Raises:
+        asyncpg.PostgresError: what COMMIT would say.
+    """
+    await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+
 async def read_heads(connection: Connection, tenant_ids: Sequence[str] | None = None) -> dict[str, ChainHead]:
     """Heads of ``tenant_ids`` that exist; of all tenants without."""
     return _by_tenant(await connection.fetch(_HEADS, tenant_ids))

@@ -142,15 +142,22 @@ _STATE = f"""
       ELSE 'GLOBAL' END) AS state
 """
 _EVENT = f"{', '.join(name for name in EventRow._fields if name != 'state')}, {_STATE}"
-_LISTED_EVENTS = f"""
+
+
+def _listed_events(which: str = "") -> str:
+    events = f"""
 SELECT {_EVENT}, {PAYLOAD_BYTES} FROM scheduler.scheduler_log
- WHERE tenant_id = $1 AND job_id = $2 AND (hlc_physical, hlc_logical, hlc_node) > ($3, $4, $5)
+ WHERE tenant_id = $1 AND job_id = $2 AND (hlc_physical, hlc_logical, hlc_node) > ($3, $4, $5) {which}
  ORDER BY hlc_physical, hlc_logical, hlc_node LIMIT $6 + 1
 """
-_EVENTS = f"""
+    return f"""
 SELECT {columns(EventRow)}, found
-  FROM {page_of(_LISTED_EVENTS, "hlc_physical, hlc_logical, hlc_node", limit="$6")} AS page ORDER BY number
+  FROM {page_of(events, "hlc_physical, hlc_logical, hlc_node", limit="$6")} AS page ORDER BY number
 """
+
+
+_EVENTS = _listed_events()
+_REFUSED_EVENTS = _listed_events("AND action = 'REFUSED'")
 
 _TENANTS_OF_JOB = """
 SELECT h.tenant_id
@@ -243,6 +250,14 @@ async def list_job_events(
 ) -> tuple[list[EventRow], bool]:
     """Events of a job in HLC order, from above ``after``, and whether more follow."""
     return await fetch_page(connection, EventRow, _EVENTS, tenant_id, job_id, *(after or OLDEST), limit)
+
+
+async def list_refused_events(
+    connection: Connection, tenant_id: str, job_id: str, after: CreatedHlc | None, limit: int
+) -> tuple[list[EventRow], bool]:
+    """As ``list_job_events``, the entries that stand for events of the job which PostgreSQL refused."""
+    refused = refused_job_id(job_id)
+    return await fetch_page(connection, EventRow, _REFUSED_EVENTS, tenant_id, refused, *(after or OLDEST), limit)
 
 
 async def creations(connection: Connection, tenant_id: str, job_id: str, seqs: Sequence[int]) -> list[EventRow]:

@@ -20,6 +20,7 @@ from ledger import canonical
 from ledger.errors import DatabaseWentBackError, EventRefusedError, FencedError, LedgerError
 from ledger.hlc import Hlc
 from ledger.machines.events import JOB_EVENTS, Durability
+from ledger.machines.refusals import refused_job_id
 from tests.app.chains import Chains, Entry, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed
@@ -352,8 +353,12 @@ async def test_a_refused_event_is_a_problem_over_http(
         " $$BEGIN RAISE data_exception USING MESSAGE = 'in the way'; END$$;"
         " CREATE TRIGGER in_the_way BEFORE UPDATE ON scheduler.wal_positions"
         " FOR EACH ROW EXECUTE FUNCTION in_the_way()",
+        "CREATE FUNCTION in_the_way() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN RAISE data_exception USING MESSAGE = 'in the way'; END$$;"
+        " CREATE CONSTRAINT TRIGGER in_the_way AFTER UPDATE ON scheduler.wal_positions"
+        " DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION in_the_way()",
     ],
-    ids=["a constraint", "a trigger"],
+    ids=["a constraint", "a trigger", "a trigger at COMMIT"],
 )
 async def test_what_hinders_the_position_of_the_node_neither_ends_it_nor_stops_local_writes(
     run_node: RunNode, superuser: asyncpg.Connection, chains: Chains, hinders: str
@@ -366,8 +371,8 @@ async def test_what_hinders_the_position_of_the_node_neither_ends_it_nor_stops_l
         await service.submitter.submit(created("acme", 2, durability=LOCAL), key=None)
         assert service.node.failure is None
         await superuser.execute(
-            "ALTER TABLE scheduler.wal_positions DROP CONSTRAINT IF EXISTS in_the_way;"
-            " DROP TRIGGER IF EXISTS in_the_way ON scheduler.wal_positions"
+            "DROP TRIGGER IF EXISTS in_the_way ON scheduler.wal_positions;"
+            " ALTER TABLE scheduler.wal_positions DROP CONSTRAINT IF EXISTS in_the_way"
         )
         await until(lambda: not len(service.backlog), "it goes on")
     async with run_node() as service:
@@ -417,7 +422,11 @@ async def test_the_reader_of_a_job_is_shown_what_postgres_refused_of_it_though_i
     # 2. Of a job that is there, what was refused.
     seen = (await read("fine")).json()
     assert (seen["status"], seen["refused"]["type"], seen["refused"]["seq"]) == ("SUBMITTED", "JobCompleted", 4)
-    # 3. Mended, it can be created, and is as any other.
+    # 3. Not what somebody did to a job by the name under which refused events are kept.
+    assert (await post("/v1/jobs", job_id=refused_job_id("poison"), durability="GLOBAL")).status_code == 201
+    shown = (await client.get("/v1/jobs/poison/events", params={"tenant_id": "acme"})).json()["items"]
+    assert [item["seq"] for item in shown] == [1, 2]
+    # 4. Mended, it can be created, and is as any other.
     await superuser.execute("ALTER TABLE scheduler.scheduler_log DROP CONSTRAINT no_poison")
     assert (await post("/v1/jobs", job_id="poison", spec={}, durability="GLOBAL")).status_code == 201
     assert (await post("/v1/jobs/poison/events", type="JobAccepted", dc_id="dc1")).status_code == 201
