@@ -18,7 +18,8 @@ CONNECT_WAIT_S = 30.0
 """How long a start waits for Postgres to answer."""
 CONNECT_PAUSE_S = 0.5
 LOCK_TIMEOUT_S = 10.0
-"""How long a restore waits for what another session keeps locked: nodes and imports do that for a fraction of it."""
+"""How long a start or a restore waits for what another session keeps locked: nodes and imports do that for a fraction
+of it."""
 _WENT_AWAY = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -31,28 +32,28 @@ _WENT_AWAY = (
 
 @contextlib.asynccontextmanager
 async def connected_for_now(database_url: str) -> AsyncIterator[NodeConnection]:
+    """As ``connected_to_keep``, but closed afterwards, and no statement takes longer than one of the appender."""
+    async with connected_to_keep(database_url) as connection:
+        connection.limit_statements_to(STATEMENT_TIMEOUT_S)
+        yield connection
+    with contextlib.suppress(*DATABASE_FAULTS):
+        await connection.close(timeout=5)
+
+
+@contextlib.asynccontextmanager
+async def connected_to_keep(database_url: str) -> AsyncIterator[NodeConnection]:
     """A connection to a database that has the schema this version knows, with all that guards it. No statement waits
-    longer than ``LOCK_TIMEOUT_S`` for a lock, and none takes longer than one of the appender.
+    longer than ``LOCK_TIMEOUT_S`` for a lock. It is open afterwards, without that limit, unless something failed.
 
     Raises:
         StartRefusedError: there is none, it fails before it is left, or another session keeps locked what it needs.
     """
-    async with connected_to_keep(database_url, {"lock_timeout": f"{LOCK_TIMEOUT_S:g}s"}) as connection:
-        connection.limit_statements_to(STATEMENT_TIMEOUT_S)
-        yield connection
-        with contextlib.suppress(*DATABASE_FAULTS):
-            await connection.close(timeout=5)
-
-
-@contextlib.asynccontextmanager
-async def connected_to_keep(
-    database_url: str, server_settings: dict[str, str] | None = None
-) -> AsyncIterator[NodeConnection]:
-    """As ``connected_for_now``, but open afterwards, unless something fails, and without its limits."""
-    connection = await _connect(database_url, server_settings)
+    connection = await _connect(database_url)
     try:
+        await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_S:g}s'")
         await check_schema(connection)
         yield connection
+        await connection.execute("RESET lock_timeout")
     except asyncpg.LockNotAvailableError as error:
         connection.terminate()
         where = f", {error.context}" if error.context else ""
@@ -68,7 +69,7 @@ async def connected_to_keep(
         raise
 
 
-async def _connect(url: str, server_settings: dict[str, str] | None) -> NodeConnection:
+async def _connect(url: str) -> NodeConnection:
     """A connection, trying for ``CONNECT_WAIT_S`` while Postgres does not answer.
 
     Raises:
@@ -78,9 +79,7 @@ async def _connect(url: str, server_settings: dict[str, str] | None) -> NodeConn
     deadline_s = loop.time() + CONNECT_WAIT_S
     while True:
         try:
-            return await asyncpg.connect(
-                url, timeout=5, connection_class=NodeConnection, server_settings=server_settings
-            )
+            return await asyncpg.connect(url, timeout=5, connection_class=NodeConnection)
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise StartRefusedError(f"Postgres refuses: {error}; check database_url") from error
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:

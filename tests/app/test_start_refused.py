@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from tests.app.conftest import BackUp, MakeSettings, RunNode
 from tests.app.drafts import LOCAL, created
 from tests.app.postgres_proxy import PostgresProxy
 from tests.app.starting import assert_no_start, assert_refused, changed_control, kept_size, wal_folder, write
+from tests.app.test_followers import halted
 from tests.conftest import Database, connected_to
 from tests.running_copy import copy_running
 from wal import control as wal_control
@@ -202,6 +204,20 @@ async def test_a_wal_whose_oldest_unchained_segment_was_removed_is_refused_until
 
 
 # --- a database that went back --------------------------------------------------------------------
+
+
+async def test_a_start_does_not_wait_for_ever_for_what_another_session_keeps_locked(
+    run_node: RunNode, make_settings: MakeSettings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.start.connecting.LOCK_TIMEOUT_S", 0.3)
+    async with run_node() as service:
+        await write(service, 1)
+    async with halted(database, "SELECT FROM scheduler.wal_positions FOR UPDATE"), asyncio.timeout(20):
+        await assert_no_start(run_node(), StartRefusedError, match='"wal_positions".*see pg_locks')
+    started = await start_node(make_settings(), database.service_url, accept_lost_wal=False)
+    started.lock.release()
+    assert await started.connection.fetchval("SHOW lock_timeout") == "0", "what comes later has bounds of its own"
+    await started.connection.close()
 
 
 async def test_a_database_older_than_a_cleanly_stopped_wal_is_refused_and_left_alone(
