@@ -162,8 +162,9 @@ async def test_a_loss_is_recorded_by_the_next_start_when_a_crash_came_before_its
     database: Database,
 ) -> None:
     settings = make_settings(shutdown_grace="500ms")
-    _first_lost, last_seen = await lose_tail(run_node, proxy, settings, chains)
-    # 1. A start after which the process dies at once.
+    first_lost, last_seen = await lose_tail(run_node, proxy, settings, chains)
+    # 1. A start after which the process dies at once, behind one that died when it had written down the loss.
+    LOST.store(wal_folder(settings), [(first_lost, last_seen)])
     started = await start_node(settings, database.service_url, accept_lost_wal=True)
     started.lock.release()
     ((first, last),) = LOST.load(wal_folder(settings))
