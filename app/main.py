@@ -41,6 +41,7 @@ from app.chain.cosignatures import CosignatureInbox
 from app.chain.ledger_watch import LedgerWatch
 from app.chain.timestamps import Authority, Timestamper
 from app.config import Settings
+from app.exchange.peer import Admit
 from app.exchange.regions import Regions
 from app.http.listener import listening as listening
 from app.intake.privacy_changes import PrivacyChanges
@@ -312,9 +313,9 @@ def _regions(
     settings = service.settings
     trusted = settings.bundle.trusted_keys
 
-    async def take(name: str, pieces: AsyncIterator[bytes]) -> None:
+    async def take(name: str, pieces: AsyncIterator[bytes], admit: Admit) -> None:
         async with staging.piecewise(name, pieces) as files:
-            await importer.run(files, dry_run=False)
+            await importer.run(files, dry_run=False, admit=admit)
 
     regions = Regions([])
     if trusted is not None:

@@ -61,6 +61,7 @@ from ledger.errors import (
     UntrustedKeyError,
 )
 from signing.keys import Keyring
+from signing.range_manifest import RangeManifest
 
 if TYPE_CHECKING:
     from app.metrics import Metrics
@@ -190,10 +191,14 @@ class BundleImporter:
         await asyncio.to_thread(self._keys)
 
     async def run(
-        self, files: Sequence[StagedFile], *, dry_run: bool, admit: Callable[[str], Awaitable[None]] | None = None
+        self,
+        files: Sequence[StagedFile],
+        *,
+        dry_run: bool,
+        admit: Callable[[RangeManifest], Awaitable[None]] | None = None,
     ) -> Imported:
-        """Import the bundles in ``files``, or with ``dry_run`` do all but store; ``admit`` refuses tenants that the
-        caller may not import into.
+        """Import the bundles in ``files``, or with ``dry_run`` do all but store. ``admit`` is shown what each is, once
+        all hold, and refuses what the caller may not import, or did not ask for.
 
         Raises:
             UntrustedKeyError: no trusted keys are configured, or a bundle was signed by others.
@@ -214,8 +219,8 @@ class BundleImporter:
                 terms = await self._terms(sorter)
             taken = [await asyncio.to_thread(take_verified, file, keys, terms) for file in _by_digest(files)]
             if admit is not None:
-                for tenant_id in sorted({each.tenant_id for each in taken}):
-                    await admit(tenant_id)
+                for each in taken:
+                    await admit(each.manifest)
             with self._naming_faults():
                 bundles = await self._as_set(taken, sorter)
                 await (self._pretend if dry_run else self._store)(bundles)

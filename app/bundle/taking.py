@@ -50,6 +50,7 @@ class TakenBundle:
     def __init__(self, file: StagedFile, reader: BundleReader) -> None:
         self.file = file
         self.digest = reader.digest
+        self.manifest = reader.manifest
         self.tenant_id = reader.manifest.tenant_id
         self.count = 0
         """Entries taken."""

@@ -1,5 +1,5 @@
 """One peer: its newest signed checkpoints, proved to go on from those seen before, and the ranges that are lacking,
-imported as bundles.
+imported as bundles. What a bundle brings is what was asked for, and lies under the checkpoint that was proved.
 
 A round looks at each tenant in turn, and then imports; a range at a time, in the order of the peer's chain. So what
 comes is causal: an entry comes after those that its node had seen. After a crash the next round goes on behind the last
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -34,6 +35,7 @@ from ledger.machines.events import SYSTEM_TENANT
 from ledger.merkle import verify_consistency
 from signing.checkpoint import Checkpoint, open_checkpoint, read
 from signing.keys import Keyring
+from signing.range_manifest import RangeManifest
 
 TIMEOUT_S = 30.0
 PAUSE_MAX_S = 60.0
@@ -44,6 +46,11 @@ FAULTS_TOLD_MAX = 5
 """Tenants that are told of with their faults; of more it is told how many."""
 
 log = structlog.get_logger()
+
+
+Admit = Callable[[RangeManifest], Awaitable[None]]
+Take = Callable[[str, AsyncIterator[bytes], Admit], Awaitable[None]]
+"""Imports a bundle that comes in pieces, under a name, if it holds and is admitted."""
 
 
 class PeerWentBackError(LedgerError):
@@ -57,6 +64,7 @@ class _Chain:
     tenant_id: str
     origin: str = ""
     size: int = 0
+    root: bytes = b""
     imported_seq: int = 0
     fault: LedgerError | None = None
     pause_s: float = 0.0
@@ -66,13 +74,13 @@ class _Chain:
 
 @dataclass
 class Peer:
-    """What is asked of one peer, and what came of it. ``take`` imports a range, given in pieces under a name."""
+    """What is asked of one peer, and what came of it."""
 
     settings: PeerSettings
     own_origin: str
     pool: asyncpg.Pool[asyncpg.Record]
     keys: Callable[[], Keyring]
-    take: Callable[[str, AsyncIterator[bytes]], Awaitable[None]]
+    take: Take
     range_entries: int
     interval_s: float
     imported_entries: int = 0
@@ -197,7 +205,8 @@ class Peer:
         await self._prove(client, tenant_id, seen, checkpoint)
         async with self.pool.acquire() as connection:
             await exchange.saw(connection, tenant_id, origin, note.decode(), checkpoint.size)
-        chain.origin, chain.size, chain.imported_seq = origin, checkpoint.size, seen.imported_seq if seen else 0
+        chain.origin, chain.size, chain.root = origin, checkpoint.size, checkpoint.root
+        chain.imported_seq = seen.imported_seq if seen else 0
 
     async def _prove(self, client: PeerClient, tenant_id: str, seen: Seen | None, checkpoint: Checkpoint) -> None:
         """Refuse a tree that does not go on from the one that was seen before."""
@@ -227,7 +236,10 @@ class Peer:
             from_seq, to_seq = chain.imported_seq + 1, min(chain.imported_seq + self.range_entries, chain.size)
             name = f"{chain.tenant_id} {from_seq}-{to_seq} of {self.settings.url}"
             try:
-                await self.take(name, client.bundle(chain.tenant_id, from_seq, to_seq))
+                is_last = to_seq == chain.size
+                proof = [] if is_last else await client.consistency(chain.tenant_id, to_seq, chain.size)
+                admit = partial(_admit, chain, from_seq, to_seq, proof)
+                await self.take(name, client.bundle(chain.tenant_id, from_seq, to_seq), admit)
             except LedgerError:
                 chain.paused_until_s = monotonic() + chain.pause_s
                 raise
@@ -238,6 +250,26 @@ class Peer:
         if chain.fault is not None:
             log.info("exchange_tenant_resumed", peer=self.settings.url, tenant_id=chain.tenant_id)
         chain.fault, chain.pause_s = None, 0.0
+
+
+async def _admit(chain: _Chain, from_seq: int, to_seq: int, proof: Sequence[bytes], bundle: RangeManifest) -> None:
+    """Refuse a bundle that is not of this range, or of another tree than the newest checkpoint.
+
+    Raises:
+        ProofError: it is.
+    """
+    if (bundle.origin, bundle.from_seq, bundle.to_seq) != (chain.origin, from_seq, to_seq):
+        raise ProofError(
+            f"entries {from_seq} to {to_seq} of {chain.origin} were asked for, and the bundle is of {bundle.from_seq} "
+            f"to {bundle.to_seq} of {bundle.origin}"
+        )
+    try:
+        verify_consistency(to_seq, chain.size, bytes.fromhex(bundle.tree_root), chain.root, proof)
+    except ProofError as error:
+        raise ProofError(
+            f"nothing proves that the entries {from_seq} to {to_seq} in the bundle are those of the checkpoint of "
+            f"{chain.size}: {error}"
+        ) from error
 
 
 def _token_in(file: Path) -> str:

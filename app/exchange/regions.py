@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import asyncpg
 
-from app.exchange.peer import Peer
+from app.exchange.peer import Peer, Take
 from app.exchange_settings import ExchangeSettings
 from ledger.errors import DurabilityTimeoutError
 from signing.keys import Keyring
@@ -29,7 +29,7 @@ class Regions:
         own_origin: str,
         pool: asyncpg.Pool[asyncpg.Record],
         keys: Callable[[], Keyring],
-        take: Callable[[str, AsyncIterator[bytes]], Awaitable[None]],
+        take: Take,
     ) -> Regions:
         """The ledger of ``own_origin`` and the peers that the settings name, none of which is asked yet."""
         interval_s = settings.interval.total_seconds()

@@ -18,6 +18,7 @@ from app.http.requests import ExportRequest
 from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.http.streaming import Streamed, within
 from app.parts import PartsDep
+from signing.range_manifest import RangeManifest
 
 router = APIRouter(route_class=StrictRoute, tags=["bundles"], responses=PROBLEM_RESPONSE)
 
@@ -67,10 +68,14 @@ async def import_bundles(
     parts.check_writable()
     await parts.importer.check_trusting()
 
-    async def admit(tenant_id: str) -> None:
+    charged = set[str]()
+
+    async def admit(bundle: RangeManifest) -> None:
+        tenant_id = bundle.tenant_id
         await allow(request, tenant_id)
-        if not dry_run and tenant_id not in parts.system_entries.tenants:
+        if not dry_run and tenant_id not in parts.system_entries.tenants | charged:
             parts.system_entries.charge_new(caller.id, 1)
+            charged.add(tenant_id)
 
     with parts.quotas.imports.one(caller.id):
         async with uploaded(request, parts.staging) as upload:

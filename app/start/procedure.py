@@ -437,8 +437,8 @@ async def _unrecorded_fork(connection: Connection, folder: Path, origin: str, pe
 async def _unrecorded(
     connection: Connection, node_id: str, lost: list[LsnRange], pending: list[Pending]
 ) -> list[LsnRange]:
-    """Which of these ranges neither ``_system`` nor the backlog records; once each, as a start that ended between two of
-    its files finds again what it wrote down."""
+    """Which of these ranges neither ``_system`` nor the backlog records; once each, as a start that ended between two
+    of its files finds again what it wrote down."""
     if not lost:
         return []
     recorded = await node_store.recorded_losses(connection, node_id)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -256,6 +257,33 @@ async def test_a_tenant_that_fails_keeps_no_other_from_being_imported(
             proxy.judge = lambda _: None
             await until(lambda late=late: is_known(us, late), "the tenant comes over once it can")
             await until(lambda: is_faultless(us), "and nothing fails")
+
+
+async def test_a_bundle_that_was_not_asked_for_is_not_imported(ledgers: tuple[Ledger, Ledger], tmp_path: Path) -> None:
+    async with proxied(ledgers, tmp_path / "trusted", tenants=["acme"]) as (us, eu, proxy):
+        proxy.judge = export_fails
+        jobs = [await submit(eu, "acme") for _ in range(5)]
+        secret = await submit(eu, "secret")
+        for asked, answer, expected in (
+            ({"tenant_id": "secret"}, None, ("1 to 3 of", "/acme were asked for", "/secret")),
+            ({"tenant_id": "acme", "from_seq": 1, "to_seq": 2}, None, ("1 to 3 of", "the bundle is of 1 to 2")),
+            ({"tenant_id": "acme", "from_seq": 1, "to_seq": 3}, b'{"hashes": []}', ("nothing proves", "1 to 3")),
+        ):
+            bundle = await eu.post("/v1/bundles/export", json=asked)
+            assert bundle.status_code == 200, bundle.text
+            proxy.judge = partial(answered_instead, bundle.content, answer)
+            await until(lambda expected=expected: tells(us, *expected), f"{asked} is told")
+            assert [job for job in [*jobs, secret] if await is_known(us, job)] == []
+        proxy.judge = lambda _: None
+        for job in jobs:
+            await until(lambda job=job: is_known(us, job), "what was asked for comes over")
+        assert not await is_known(us, secret)
+
+
+def answered_instead(bundle: bytes, proof: bytes | None, asked: Asked) -> tuple[int, bytes] | None:
+    if asked.is_export:
+        return 200, bundle
+    return (200, proof) if proof is not None and asked.path == "/v1/chain/proof/consistency" else None
 
 
 async def test_tenants_that_fail_so_slowly_that_a_round_ends_with_them_come_last_in_the_next(
