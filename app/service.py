@@ -298,7 +298,7 @@ class Service:
             os.close(bell)
 
     def _chained(self, linked: LinkedBatch) -> None:
-        self.gathering.flush()
+        self.gathering.chained()
         self.submitter.chained(linked)
         self._follow(linked)
 

@@ -5,6 +5,10 @@ the next one in any case. So those records come together for as long, and are gi
 transaction is over, which is when the next could take them, or after ``GATHER_S``; where none is under way, at the end
 of this turn of the event loop, with what else came in it.
 
+Who is answered at the end of a transaction is about to come back, and a transaction of twice as many costs little more.
+So what waits then waits on for as many as the WAL was given last, but no longer than half of the time since: otherwise
+those who write together fall apart into three groups, each of which pays for a transaction of its own.
+
 A single record that is answered once it is durable goes with those that the turns right behind this one bring, until
 one brings none, for ``COMPANY_S`` or ``COMPANY_ENTRIES`` at the most: where nobody else writes that is one turn without
 anything in it. One sync, one waking of the loop and of those who read the answers then serve many. All others are given
@@ -17,6 +21,7 @@ LSNs and HLCs are drawn, in order, and the next record has those behind them.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from ledger.errors import LedgerError
@@ -27,6 +32,9 @@ from wal.group_commit import GroupCommit
 GATHER_S = 0.01
 """Longest that a record waits for the end of a transaction: one that hangs must not keep it from the disk."""
 
+RETURN_PART = 0.5
+"""Which part of the time between two batches those who were answered may take to come back."""
+
 COMPANY_S = 0.001
 """Longest that a record which somebody waits for waits for company."""
 COMPANY_ENTRIES = 32
@@ -36,7 +44,7 @@ COMPANY_ENTRIES = 32
 class Gathering:
     """The way of all records of a node into ``wal``. Belongs to one event loop, and is the only one that appends.
 
-    ``is_chaining`` says whether a transaction is under way at whose end ``flush`` is called. ``on_failure`` is told
+    ``is_chaining`` says whether a transaction is under way at whose end ``chained`` is called. ``on_failure`` is told
     what keeps records from the WAL that were taken already.
     """
 
@@ -51,6 +59,11 @@ class Gathering:
         self._company = 0
         """How many waited at the last turn, while company is waited for; else 0."""
         self._company_until_s = 0.0
+        self._given = 0
+        """How many the WAL was given last, of which no transaction is over."""
+        self._given_at_s = 0.0
+        self._wanted = 0
+        """How many are to wait before they go, while those who were answered are about to come back; else 0."""
 
     @property
     def next_lsn(self) -> Lsn:
@@ -67,7 +80,9 @@ class Gathering:
         """The LSN of a record that MUST NOT be acknowledged before it is chained. It MUST be one that the WAL takes."""
         lsn = self.next_lsn
         self._records.append(record)
-        if self._timer is None:
+        if self._wanted and len(self._records) >= self._wanted:
+            self.flush()
+        elif self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(GATHER_S, self.flush) if self._is_chaining() else loop.call_soon(self.flush)
         return lsn
@@ -92,14 +107,28 @@ class Gathering:
         self._company = 0
         self.flush()
 
+    def chained(self) -> None:
+        """A transaction is over: what waits is given to the WAL, together with what those who are answered send now."""
+        given, self._given = self._given, 0
+        if not self._records or not given:
+            self.flush()
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wanted = len(self._records) + given
+        hold_s = min((time.monotonic() - self._given_at_s) * RETURN_PART, GATHER_S)
+        self._timer = asyncio.get_running_loop().call_later(hold_s, self.flush)
+
     def flush(self) -> None:
         """Give the WAL what waits."""
+        self._wanted = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if not self._records:
             return
         records, self._records = self._records, []
+        self._given, self._given_at_s = len(records), time.monotonic()
         try:
             self._wal.append_all(records)
         except LedgerError as error:

@@ -68,10 +68,59 @@ async def test_while_a_transaction_is_under_way_records_wait_for_its_end(
         await asyncio.sleep(0)
     assert node.writer.next_lsn == 1
     node.is_chaining = False
-    node.gathering.flush()
+    node.gathering.chained()
     await node.has_synced(5)
     node.gathering.append_soon(record(6))
     await until(lambda: node.writer.durable_lsn == 6, "the next need not wait")
+
+
+async def chain(node: Node, first: int, last: int) -> None:
+    """A transaction begins, with those that wait; these records come while it is under way, and it ends."""
+    node.gathering.flush()
+    await until(lambda: node.writer.durable_lsn == first - 1, "they are synced")
+    node.is_chaining = True
+    for lsn in range(first, last + 1):
+        node.gathering.append_soon(record(lsn))
+    node.is_chaining = False
+    node.gathering.chained()
+
+
+async def test_at_the_end_of_a_transaction_as_many_are_awaited_as_were_in_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "GATHER_S", 3600)
+    monkeypatch.setattr(gathering, "RETURN_PART", 1e12)
+    for lsn in (1, 2, 3):
+        node.gathering.append_soon(record(lsn))
+    await chain(node, 4, 5)
+    for lsn in (6, 7):
+        node.gathering.append_soon(record(lsn))
+        await asyncio.sleep(0)
+    assert node.writer.next_lsn == 4, "one more is to come back"
+    node.gathering.append_soon(record(8))
+    assert node.writer.next_lsn == 9
+    await node.has_synced(3, 5)
+
+
+async def test_those_who_do_not_come_back_are_not_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GATHER_S", 3600)
+    node.gathering.append_soon(record(1))
+    await chain(node, 2, 3)
+    await node.has_synced(1, 2)
+
+
+async def test_nobody_is_awaited_behind_a_transaction_that_answers_nobody(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "GATHER_S", 3600)
+    monkeypatch.setattr(gathering, "RETURN_PART", 1e12)
+    await chain(node, 1, 2)
+    assert node.writer.next_lsn == 3
+    node.gathering.chained()
+    node.is_chaining = True
+    node.gathering.append_soon(record(3))
+    node.gathering.chained()
+    assert node.writer.next_lsn == 4, "those of the first were answered before"
 
 
 async def test_none_waits_long_for_a_transaction_that_does_not_end(node: Node) -> None:
