@@ -29,7 +29,8 @@ CERTIFICATE: Final = "tally.certificate"
 ASKED_S: Final = "tally.asked_s"
 """Where the scope of a request says when its caller was asked who he is, by ``time.perf_counter``."""
 ASK_AGAIN_S: Final = 1.0
-"""A request that takes longer is asked again: whoever held it open must not be let in by a token that was revoked."""
+"""A request that takes longer is asked again, as its token may have expired; where one was revoked meanwhile, at once:
+whoever held it open must not be let in by that."""
 TENANT_PARAMETERS: Final = frozenset({"tenant_id", "tenantId"})
 """What a query calls the tenant that it is about."""
 CREDENTIALS_BYTES_MAX: Final = 16 * 1024
@@ -56,6 +57,11 @@ class Issuer(Protocol):
 class CallerSource(Protocol):
     """Says who calls."""
 
+    @property
+    def narrowed_s(self) -> float:
+        """When something that counted ceased to, by ``time.perf_counter``: who was asked before is asked again."""
+        ...
+
     def known(self, scope: Scope) -> Principal | None:
         """Who calls; None when somebody must be asked for it.
 
@@ -77,6 +83,8 @@ class CallerSource(Protocol):
 class OpenToAll:
     """Asks nobody who he is: ``auth.mode`` is ``none``."""
 
+    narrowed_s = float("-inf")
+
     def known(self, _scope: Scope) -> Principal:
         """Whoever calls."""
         return EVERYBODY
@@ -96,6 +104,11 @@ class Callers:
     """The principal that a certificate of these names is, None where that is nobody."""
     sessions: ConsoleSessions | None = None
     now_s: Callable[[], float] = time.time
+
+    @property
+    def narrowed_s(self) -> float:
+        """As ``CallerSource.narrowed_s``."""
+        return self.tokens.narrowed_s
 
     def known(self, scope: Scope) -> Principal | None:
         """As ``CallerSource.known``."""
@@ -131,15 +144,21 @@ class Callers:
 
 
 def check_again(source: CallerSource, scope: Scope) -> None:
-    """Ask again who calls, where that was asked a while ago; what an issuer signed counts for all of a request.
+    """Ask again who calls, where that was asked a while ago, or before a token was revoked; what an issuer signed
+    counts for all of a request.
 
     Raises:
         UnauthenticatedError: what the request shows counts no more.
     """
     now_s = time.perf_counter()
-    if now_s - scope.get(ASKED_S, now_s) > ASK_AGAIN_S:
+    if is_outdated(source, scope.get(ASKED_S, now_s), now_s):
         source.known(scope)
         scope[ASKED_S] = now_s
+
+
+def is_outdated(source: CallerSource, asked_s: float, now_s: float) -> bool:
+    """Whether what was said then of who calls must be asked again."""
+    return asked_s <= source.narrowed_s or now_s - asked_s > ASK_AGAIN_S
 
 
 def check(principal: Principal, rule: Rule, scope: Scope) -> None:

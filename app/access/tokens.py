@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+import time
 from collections.abc import Iterable, Set
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -50,6 +51,8 @@ class KnownTokens:
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Known] = {}
+        self.narrowed_s = float("-inf")
+        """When one ceased to count, by ``time.perf_counter``."""
         self._strange: set[str] = set()
         """Ids of tokens that are not understood, of which that was said."""
 
@@ -77,6 +80,8 @@ class KnownTokens:
             principal = Principal(token.name, "token", grants, token.expires_at, token.token_id)
             expires_s = float("inf") if token.expires_at is None else token.expires_at.timestamp()
             known[token.digest] = _Known(principal, expires_s)
+        if not self._known.keys() <= known.keys():
+            self.narrowed_s = time.perf_counter()
         self._known = known
 
     def caller(self, credentials: bytes, now_s: float) -> Principal:

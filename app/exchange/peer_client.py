@@ -5,7 +5,9 @@ An answer of another form is told like no answer: whoever runs the peer finds ou
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from time import monotonic
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import httpx
@@ -15,6 +17,10 @@ from app.asking import NoAnswerError, read_answer
 from ledger import names
 
 ANSWER_BYTES_MAX = 4 << 20
+ANSWER_S_MAX = 60.0
+"""An answer that takes longer is none: a peer that sends a byte now and then must not keep a round from its end."""
+BUNDLE_S_MAX = 900.0
+"""The same of a range."""
 PAGE = 1000
 PAGES_MAX = 1000
 """A peer with more tenants than these pages hold, or whose list has no end, is not asked for more."""
@@ -95,7 +101,10 @@ class PeerClient(NamedTuple):
             async with self.http.stream("POST", "/v1/bundles/export", json=asked) as answer:
                 if answer.status_code != httpx.codes.OK:
                     raise NoAnswerError(f"{answer.url} answers {answer.status_code}")
+                ends_s = monotonic() + BUNDLE_S_MAX
                 async for piece in answer.aiter_raw():
+                    if monotonic() > ends_s:
+                        raise NoAnswerError(f"{answer.url} has not sent all of a bundle within {BUNDLE_S_MAX:g} s")
                     yield piece
         except httpx.HTTPError as error:
             raise NoAnswerError(f"{self.url} does not answer: {error!r}") from error
@@ -114,4 +123,8 @@ class PeerClient(NamedTuple):
             ) from error
 
     async def _ask(self, path: str, **asked: Any) -> bytes:
-        return await read_answer(self.http, "GET", path, bytes_max=ANSWER_BYTES_MAX, **asked)
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                return await read_answer(self.http, "GET", path, bytes_max=ANSWER_BYTES_MAX, **asked)
+        except TimeoutError:
+            raise NoAnswerError(f"{self.url}{path} has not answered all within {ANSWER_S_MAX:g} s") from None

@@ -62,6 +62,7 @@ _LINES_OF_VERDICT = f"tally-session: %s\r\ncontent-length: %d\r\ncontent-type: {
 _ROUTES = {route.path: route for route in (*submissions.routes, *proposals.routes) if isinstance(route, RightedRoute)}
 _PROPOSALS_PATH = PROPOSALS_PATH.encode()
 _PATH = re.compile(rf"/v1/jobs(?:/({names.JOB_ID})(/events|/cancel))?|/v1/commitments".encode(), re.ASCII)
+_WRITE = re.compile(b"/v1/(?:jobs(?:/[^/]+/(?:events|cancel))?|events|commitments)")
 
 
 class Settling(Protocol):
@@ -162,6 +163,10 @@ class PlainWrites:
         self._parts = parts
         self._bytes_max = min(BODY_BYTES_MAX, parts.settings.event_bytes_max)
 
+    def is_write(self, scope: Any) -> bool:
+        """Whether this is a write as a plain one, in whatever form."""
+        return scope["method"] == "POST" and _WRITE.fullmatch(scope["raw_path"]) is not None
+
     def begin(self, scope: Any) -> PlainWrite | None:
         """The write that a head asks for, None when that is the framework's; ``scope`` then knows what was done."""
         if scope["method"] != "POST" or scope["query_string"] or scope["http_version"] != "1.1":
@@ -217,7 +222,7 @@ class PlainWrites:
         parts = self._parts
         try:
             parts.check_writable()
-            if time.perf_counter() - write.begun.at_s > callers.ASK_AGAIN_S:
+            if callers.is_outdated(parts.callers, write.begun.at_s, time.perf_counter()):
                 return None
             return write.form.enter(parts, write, body)
         except Exception as error:

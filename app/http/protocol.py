@@ -72,8 +72,6 @@ class ProblemProtocol(HttpToolsProtocol):
         self._plain = plain
         self._begun: PlainWrite | None = None
         """The running request, while it is plain and its body is still to come."""
-        self._settling: RequestResponseCycle | None = None
-        """The running request, while it is a plain write that was taken and not answered."""
         self._names = names
         self._proxies = proxies
         """None as well where the client of the connection is no proxy that is believed."""
@@ -124,11 +122,14 @@ class ProblemProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends nothing more. A write that is taken is answered all the same, where TCP can do that; whoever
-        waits for anything else is gone."""
-        if self._settling is None or self.pipeline or self.scheme == "https":
+        """The client sends nothing more. A write that came whole is answered all the same, where TCP can do that;
+        whoever waits for anything else is gone."""
+        running = self._running
+        if running is None or running.more_body or running.response_complete or self.pipeline:
             return False
-        self._settling.keep_alive = False
+        if self.scheme == "https" or self._plain is None or not self._plain.is_write(running.scope):
+            return False
+        running.keep_alive = False
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -263,7 +264,7 @@ class ProblemProtocol(HttpToolsProtocol):
         if entered is None:
             self._hand_over()
             return
-        self._begun, self._settling = None, self._running
+        self._begun = None
         entered.reached.add_done_callback(partial(self._settled, self._plain, write, entered, self._running))
 
     def _hand_over(self) -> None:
@@ -277,7 +278,6 @@ class ProblemProtocol(HttpToolsProtocol):
         self, plain: PlainWrites, write: PlainWrite, entered: Settling, cycle: RequestResponseCycle, _reached: object
     ) -> None:
         answer = plain.answer(write, entered)
-        self._settling = None
         if answer is None:
             self._start_framework(cycle, self.app)
             return

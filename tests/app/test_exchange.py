@@ -325,6 +325,28 @@ async def test_answers_that_are_not_understood_are_told_as_a_fault(
             await until(lambda job=job: is_known(us, job), "it goes on")
 
 
+async def test_an_answer_that_does_not_come_to_its_end_is_told_as_a_fault(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n ")
+        await reader.read()
+        writer.close()
+
+    here, there = ledgers
+    monkeypatch.setattr("app.exchange.peer_client.ANSWER_S_MAX", 0.3)
+    monkeypatch.setattr("app.exchange.peer_client.BUNDLE_S_MAX", -1.0)
+    async with await asyncio.start_server(begin, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with here.running(**here.peers(there, tmp_path / "trusted", {"url": url})) as us:
+            await until(lambda: tells(us, "/v1/tenants has not answered all within"), "it is told")
+    monkeypatch.setattr("app.exchange.peer_client.ANSWER_S_MAX", 60.0)
+    async with proxied(ledgers, tmp_path / "trusted") as (us, eu, _):
+        await submit(eu)
+        await until(lambda: tells(us, "has not sent all of a bundle within"), "it is told")
+
+
 async def test_a_list_without_end_is_told_as_a_fault(
     ledgers: tuple[Ledger, Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ import socket
 import asyncpg
 import pytest
 
-from app.access import callers
 from tests.app.served import Serve, Served
 
 
@@ -41,14 +40,8 @@ def head(path: str, token: str, media_type: str, body: bytes, more: str = "") ->
     ],
 )
 async def test_a_body_that_ends_after_its_token_was_revoked_is_not_taken(
-    serve: Serve,
-    superuser: asyncpg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    media_type: str,
-    more: str,
+    serve: Serve, superuser: asyncpg.Connection, path: str, media_type: str, more: str
 ) -> None:
-    monkeypatch.setattr(callers, "ASK_AGAIN_S", 0.0)
     body = json.dumps({"tenant_id": "acme"} | ({"type": "JobCreated"} if path == "/v1/events" else {})).encode()
     async with serve() as served, served.client(served.root) as root:
         for is_revoked, status in ((False, b"20"), (True, b"401")):
@@ -68,8 +61,7 @@ async def test_a_body_that_ends_after_its_token_was_revoked_is_not_taken(
         assert jobs <= 1
 
 
-async def test_an_export_ends_where_its_token_is_revoked(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "ASK_AGAIN_S", 0.0)
+async def test_an_export_ends_where_its_token_is_revoked(serve: Serve) -> None:
     async with serve() as served, served.client(served.root) as root:
         for _ in range(24):
             spec = {"noise": base64.b64encode(os.urandom(600_000)).decode()}
