@@ -50,10 +50,9 @@ async def connected_to_keep(database_url: str) -> AsyncIterator[NodeConnection]:
     """
     connection = await _connect(database_url)
     try:
-        await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_S:g}s'")
-        await check_schema(connection)
-        yield connection
-        await connection.execute("RESET lock_timeout")
+        async with connection.waiting_for_locks(LOCK_TIMEOUT_S):
+            await check_schema(connection)
+            yield connection
     except asyncpg.LockNotAvailableError as error:
         connection.terminate()
         where = f", {error.context}" if error.context else ""

@@ -12,7 +12,8 @@ end with theirs, and who takes a lock of the session gives it back, or ends the 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import asyncpg
@@ -44,6 +45,13 @@ class NodeConnection(Connection):
     def limit_statements_to(self, command_timeout_s: float) -> None:
         """From now on no statement takes longer, unless it says so itself."""
         self._config: Any = self._config._replace(command_timeout=command_timeout_s)
+
+    @asynccontextmanager
+    async def waiting_for_locks(self, at_most_s: float) -> AsyncIterator[None]:
+        """No statement waits longer for a lock meanwhile. Where an error ends it, the connection is to be closed."""
+        await self.execute(f"SET lock_timeout = '{at_most_s:g}s'")
+        yield
+        await self.execute("RESET lock_timeout")
 
     def get_reset_query(self) -> str:
         """No statement: there is nothing to forget."""

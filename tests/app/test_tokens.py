@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -153,8 +155,17 @@ async def test_forged_truncated_and_altered_tokens_are_refused(served: Served) -
             assert text not in answer.text
 
 
+@asynccontextmanager
+async def two_nodes(serve: Serve) -> AsyncIterator[tuple[Served, Served]]:
+    """Two nodes of a ledger that the first began: its key is that of the ledger, and it has issued its first token."""
+    async with serve() as one:
+        await until(one.parts.tokens.counting, "the first token is issued")
+        async with serve("other", node_id="node-b") as other:
+            yield one, other
+
+
 async def test_a_revoked_token_counts_no_more_on_any_node(serve: Serve) -> None:
-    async with serve() as one, serve("other", node_id="node-b") as other:
+    async with two_nodes(serve) as (one, other):
         made = await one.issue("read", tenants="acme", name="leaver")
         async with one.client(made["token"]) as here, other.client(made["token"]) as there:
             assert await status(here) == 200
@@ -382,8 +393,8 @@ async def test_the_first_token_does_not_come_back_when_its_file_stays(
 
 
 async def test_a_file_of_a_first_token_that_cannot_be_read_lets_no_revoked_token_count(serve: Serve) -> None:
-    async with serve() as served, serve("other", node_id="node-b") as other:
-        root_id = (await until(served.parts.tokens.counting, "the first token is issued"))[0].token_id
+    async with two_nodes(serve) as (served, other):
+        root_id = served.parts.tokens.counting()[0].token_id
         async with served.client(served.root) as here, other.client(served.root) as there:
             await until(lambda: other.parts.tokens.counting(), "the other node knows it")
             (other.parts.settings.data_dir / FIRST_TOKEN.name).write_text("{")
