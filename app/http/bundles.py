@@ -73,7 +73,7 @@ async def import_bundles(
     async def admit(bundle: RangeManifest) -> None:
         tenant_id = bundle.tenant_id
         await allow(request, tenant_id)
-        if not dry_run and tenant_id not in parts.system_entries.tenants | charged:
+        if not dry_run and tenant_id not in charged and tenant_id not in parts.system_entries.tenants:
             parts.system_entries.charge_new(caller.id, 1)
             charged.add(tenant_id)
 

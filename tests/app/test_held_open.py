@@ -11,6 +11,7 @@ import socket
 import asyncpg
 import pytest
 
+from app.access.callers import ASK_AGAIN_S, OpenToAll, is_outdated
 from tests.app.served import Serve, Served
 
 
@@ -59,6 +60,11 @@ async def test_a_body_that_ends_after_its_token_was_revoked_is_not_taken(
             "SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND action = 'ENQUEUE'"
         )
         assert jobs <= 1
+
+
+def test_who_calls_is_asked_again_after_a_while_as_a_token_may_have_expired() -> None:
+    assert not is_outdated(OpenToAll(), 10.0, 10.0 + ASK_AGAIN_S)
+    assert is_outdated(OpenToAll(), 10.0, 10.01 + ASK_AGAIN_S)
 
 
 async def test_an_export_ends_where_its_token_is_revoked(serve: Serve) -> None:
