@@ -269,7 +269,7 @@ class Notary:
             self._grown.add(name)
         due, self._grown = (self._grown | overdue) - self._retry_at_s.keys(), set()
         damaged = sorted(name for name in due if self._tenants[name].is_tree_damaged)
-        if damaged and (self._mending is None or self._mending.done()):
+        if damaged and self._mending is None:
             self._mending = asyncio.get_running_loop().create_task(self._mend_trees(damaged))
         return due.difference(damaged)
 
@@ -282,6 +282,15 @@ class Notary:
 
     async def _mend_trees(self, names: Sequence[str]) -> None:
         """Make the stored trees of these tenants again from their chains, each in a transaction of its own."""
+        try:
+            await self._make_again(names)
+        finally:
+            self._mending = None
+            # Those that were found damaged meanwhile, which nobody attends to before.
+            self._grown.update(name for name, tenant in self._tenants.items() if tenant.is_tree_damaged)
+            self._wake.set()
+
+    async def _make_again(self, names: Sequence[str]) -> None:
         for name in names:
             async with self._turn(name) as (tenant, connection):
                 await self._trees.make_again(connection, name)
@@ -289,7 +298,6 @@ class Notary:
                 tenant.tree = None
                 tenant.is_tree_damaged, tenant.is_kept = False, False
                 self._grown.add(name)
-                self._wake.set()
 
     async def _sleep_until_grown(self) -> None:
         try:

@@ -52,7 +52,7 @@ class EdgeLookups:
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self._pool = pool
         self._waiting: list[tuple[Sequence[JobKey], asyncio.Future[dict[JobKey, ChainedJob]]]] = []
-        self._lookups: set[asyncio.Task[None]] = set()
+        self._lookups: set[asyncio.Task[None] | None] = set()
 
     async def find_jobs(self, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
         """What is chained of each (tenant, job id). Of a job whose row somebody damaged nothing is known but that it is
@@ -61,13 +61,18 @@ class EdgeLookups:
         found: asyncio.Future[dict[JobKey, ChainedJob]] = loop.create_future()
         self._waiting.append((wanted, found))
         if len(self._lookups) < LOOKUPS_AT_ONCE:
-            lookup = loop.create_task(self._look_up())
-            self._lookups.add(lookup)
-            lookup.add_done_callback(self._lookups.discard)
+            self._lookups.add(loop.create_task(self._look_up()))
         return await found
 
     async def _look_up(self) -> None:
         """Answer all who wait, until nobody does."""
+        try:
+            await self._answer_all()
+        finally:
+            # Now, and not by a callback one turn later: who comes in between would wait for what has ended.
+            self._lookups.discard(asyncio.current_task())
+
+    async def _answer_all(self) -> None:
         while asking := self._waiting:
             self._waiting = []
             try:

@@ -14,7 +14,7 @@ from app.intake.job_index import JobIndex
 from app.pending.event_lines import EventLines
 from app.pending.requests import Draft
 from app.service import Service
-from app.store import job_table
+from app.store import edge, job_table
 from app.store.edge import ChainedJob, EdgeLookups
 from ledger.errors import (
     DatabaseUnavailableError,
@@ -198,6 +198,22 @@ async def test_requests_that_come_together_ask_the_store_together(run_node: RunN
         pool.terminate()
         refused = await asyncio.gather(*map(lookups.find_jobs, wanted), return_exceptions=True)
         assert [type(each) for each in refused] == [DatabaseUnavailableError] * len(wanted)
+
+
+async def test_who_asks_in_the_turn_in_which_a_lookup_ends_is_answered(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge, "LOOKUPS_AT_ONCE", 1)
+    async with asyncpg.create_pool(database.service_url, min_size=0) as pool:
+        lookups = EdgeLookups(pool)
+        before = asyncio.all_tasks()
+        asking = asyncio.ensure_future(lookups.find_jobs([("acme", "job-0")]))
+        await asyncio.sleep(0)
+        (looking_up,) = asyncio.all_tasks() - before - {asking}
+        while not looking_up.done():
+            await asyncio.sleep(0)
+        async with asyncio.timeout(edge.LOOKUP_TIMEOUT_S):
+            assert await lookups.find_jobs([("acme", "job-0")]) == await asking == {}
 
 
 async def logged(connection: asyncpg.Connection[asyncpg.Record], asked: list[str], what: str = "scheduler.") -> None:

@@ -32,6 +32,7 @@ from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, created
 from tests.app.starting import checkpoints_blocked, wal_folder
+from tests.conftest import Database, connected_to
 from tests.ledger import naive_merkle
 from tests.running_copy import copy_running
 
@@ -700,6 +701,23 @@ async def test_a_stored_tree_that_was_damaged_is_made_again_from_the_chain(
         assert (checkpoint.size, checkpoint.root) == (10, naive_root(await links_of(chains, "acme")))
         assert one.node.failure is None
         assert one.node.unsigned == {}
+
+
+async def test_a_tree_that_is_found_damaged_while_another_is_made_again_is_made_again_behind_it(
+    run_node: RunNode, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(make_settings("one")) as one, connected_to(database.superuser_url) as other:
+        for tenant_id in ("acme", "beta"):
+            await write(one, tenant_id, 9)
+            await one.notary.sign_now(tenant_id)
+        async with other.transaction():
+            await other.execute("SELECT FROM scheduler.merkle_head WHERE tenant_id = 'acme' FOR UPDATE")
+            one.notary.mend("acme")
+            waiting = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
+            await until(lambda: superuser.fetchval(waiting), "the tree of one waits for the lock")
+            one.notary.mend("beta")
+            await until(lambda: "beta" not in one.notary._grown, "it was looked at what the other needs")
+        await until(lambda: not one.notary._tenants["beta"].is_tree_damaged, "the other tree is made again", 10)
 
 
 async def test_a_tree_whose_chain_is_not_the_one_that_was_signed_is_not_made_again(
