@@ -54,6 +54,7 @@ from ledger.errors import (
 )
 from ledger.names import is_readable_tenant
 from ledger.positions import BEFORE_FIRST, Lsn
+from signing import checkpoint
 from signing.keys import PublicKey
 from signing.note import is_signed_by
 
@@ -243,22 +244,26 @@ class Notary:
 
     async def keep_followed(self, notes: Mapping[str, str]) -> list[str]:
         """Keep checkpoints of other nodes beside the WAL, as ``TreeFollower.keep_followed``; returns the tenants whose
-        are kept. One that is being signed here is left for the next time."""
+        are kept. One that is being signed here is left for the next time, as is one that this node is past by now."""
         async with AsyncExitStack() as held:
             free = {name: text for name, text in notes.items() if not self._memory.of(name).lock.locked()}
             # In order, as all who hold several: none waits for one that waits for it.
             for name in sorted(free):
                 await held.enter_async_context(self._tenants[name].lock)
+            # What is kept never goes back: below it this node does not know any more which entries are its own.
+            no_older = {
+                name: text for name, text in free.items() if checkpoint.read(text).size >= self.checkpoints.size(name)
+            }
             try:
                 async with self.pool.acquire() as connection:
-                    faults = await self._trees.keep_followed(connection, free)
+                    faults = await self._trees.keep_followed(connection, no_older)
             except DATABASE_FAULTS as error:
                 log.debug("checkpoints_not_followed", error=str(error))
                 return []
         for name, fault in faults.items():
             if isinstance(fault, ChainBrokenError):
                 self._note_fault(name, fault)
-        return [name for name in free if name not in faults]
+        return [name for name in no_older if name not in faults]
 
     def _take_due(self, overdue: set[str]) -> set[str]:
         """The tenants to attend to now. Those whose rows were found broken wait for their turn; trees to be made again

@@ -668,6 +668,25 @@ async def test_a_node_keeps_a_checkpoint_of_what_it_chained_even_when_another_no
         await until(lambda: node._started.checkpoints.size("acme") == 3, "the checkpoint is kept")
 
 
+async def test_what_is_kept_of_a_chain_does_not_go_back_to_an_older_checkpoint_of_another_node(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        await admit_service(one, two)
+        await write(two, "acme", 3)
+        await until(lambda: covered(superuser, "acme", 3), "the other node signs")
+        older = await superuser.fetchval("SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = 'acme'")
+        await write(one, "acme", 3)
+        await until(lambda: one._started.checkpoints.size("acme") == 6, "the checkpoint is kept")
+        assert await one.notary.keep_followed({"acme": older}) == []
+        assert one._started.checkpoints.size("acme") == 6
+        # Else it would take its own entries above the older one for forged by now.
+        for node, size in ((two, 9), (one, 12)):
+            await write(node, "acme", 3)
+            await until(lambda size=size: covered(superuser, "acme", size), "both sign on")
+        assert one.node.unsigned == {}
+
+
 LOOSEN = "ALTER TABLE scheduler.merkle_head ALTER tree_size DROP NOT NULL, ALTER root_hash DROP NOT NULL"
 
 
