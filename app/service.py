@@ -388,7 +388,13 @@ class Service:
         return task
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or (error := task.exception()) is None or error is self.node.failure:
+        if task.cancelled():
+            if self._stop_by_s is None:
+                # Only a stop ends a task so: whatever else did, what the task was for is not done any more.
+                name = getattr(task.get_coro(), "__qualname__", task.get_name())
+                self.fail(LedgerError(f"internal error: {name} was cancelled, though nobody stops the node"))
+            return
+        if (error := task.exception()) is None or error is self.node.failure:
             return
         if self._stop_by_s is not None and isinstance(error, DurabilityTimeoutError | WalPoisonedError):
             return  # it came too late for the stop; a WAL that really failed says so itself

@@ -33,6 +33,12 @@ async def test_a_task_that_fails_is_begun_anew_and_the_node_goes_on(service: Ser
     await until(lambda: service.node.failure is not None, "a task that nothing keeps running ends the node")
 
 
+async def test_a_task_that_is_cancelled_though_nobody_stops_the_node_ends_it(service: Service) -> None:
+    service.spawn(service.appender.run()).cancel()
+    await until(lambda: service.node.failure is not None, "what it was for is not done any more")
+    assert "Appender.run was cancelled" in str(service.node.failure)
+
+
 async def test_an_outage_is_told_in_a_line_and_what_was_not_foreseen_with_its_trace() -> None:
     for error, event in (
         (ConnectionRefusedError(111, "Connect call failed"), "task_delayed"),
