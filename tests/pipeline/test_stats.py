@@ -27,7 +27,7 @@ START = datetime(2024, 1, 15, 13, 0, tzinfo=UTC)
 WATERMARK_S = 600
 END_S = 36_000
 START_WITHIN_S = 240.0
-FILES = 8
+FILES = 4
 LINES = 30
 
 
