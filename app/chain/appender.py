@@ -21,7 +21,8 @@ Invariants::
 What Postgres answers decides what happens next:
 
 =================================  ==============================================================
-the answer to COMMIT is lost       read the position under lock: new = it was committed, old = again
+the answer to COMMIT is lost       read the position under lock: new = it was committed, old = again. One statement that
+                                   chains at once may be so later: it is asked again where the fence lets nobody through
 the fence does not let through     another epoch = fenced, stop; lower position = it went back, stop
 an entry is there already           look up what the chain holds of the batch: what was imported while this node
                                    was away is not chained again; another event with that HLC makes a CONFLICT
@@ -43,6 +44,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import asyncpg
 import structlog
@@ -88,6 +90,14 @@ log = structlog.get_logger()
 
 ChainedCallback = Callable[[LinkedBatch], None]
 Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
+
+
+class _Sent(NamedTuple):
+    """A batch that went to PostgreSQL in one statement."""
+
+    linked: LinkedBatch
+    is_chained: bool
+    """Whether that is known; else it may still be chained, or never."""
 
 
 class Appender:
@@ -310,11 +320,15 @@ class Appender:
         new_lsn = max(self._node.chained.lsn, batch[-1].lsn)
         if (stored := await self._commit_stored(batch, new_lsn)) is not None:
             return stored
-        if refused_sqlstate is None and (chained := await self._commit_at_once(batch, new_lsn)) is not None:
-            return chained
+        unanswered: LinkedBatch | None = None
+        if refused_sqlstate is None and (sent := await self._commit_at_once(batch, new_lsn)) is not None:
+            if sent.is_chained:
+                self.database_error = None
+                return sent.linked
+            unanswered = sent.linked
         pause_s = RETRY_PAUSE_FIRST_S
         while True:
-            linked: LinkedBatch | None = None
+            linked = unanswered
             try:
                 await self._drop_stored()
                 await self._quarantine.hold(batch)
@@ -372,8 +386,12 @@ class Appender:
         await storing.end(stored)
         return linked if is_sent and await self._was_committed(new_lsn) else None
 
-    async def _commit_at_once(self, batch: Sequence[Pending], new_lsn: Lsn) -> LinkedBatch | None:
-        """Chain a small batch in one statement; None, and nothing is done, where that is not to be."""
+    async def _commit_at_once(self, batch: Sequence[Pending], new_lsn: Lsn) -> _Sent | None:
+        """Chain a small batch in one statement; None, and nothing is done, where that is not to be.
+
+        Of a statement without an answer PostgreSQL may still have to begin the first step, so unlike a transaction that
+        has passed the fence it may come into effect though its position was found as it was.
+        """
         is_usual = not self._quarantine and not self._is_returning and batch[0].lsn > self._node.chained.lsn
         if not is_usual or (at_once := self._at_once.link(batch)) is None:
             return None
@@ -382,8 +400,7 @@ class Appender:
             self._ahead.cancel()
             outcome = await at_once.commit(await self._connected(), self._step_to(new_lsn))
             if outcome is AtOnce.CHAINED:
-                self.database_error = None
-                return at_once.linked
+                return _Sent(at_once.linked, is_chained=True)
             if outcome is AtOnce.ELSEWHERE:
                 self._at_once.pause()
             return None
@@ -394,7 +411,7 @@ class Appender:
             if isinstance(error, asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError):
                 return None
             self._retry_later(error)
-        return at_once.linked if await self._was_committed(new_lsn) else None
+        return _Sent(at_once.linked, is_chained=await self._was_committed(new_lsn))
 
     async def _drop_stored(self) -> None:
         """Leave nothing of what was stored ahead: it was linked onto a batch that may become another."""

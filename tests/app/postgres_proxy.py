@@ -6,6 +6,8 @@ behind a statement that chains at once::
     BEFORE_COMMIT    the COMMIT never arrives; the connection breaks
     AFTER_COMMIT     the COMMIT arrives and is carried out; the connection breaks before its answer
     AT_COMMIT        the COMMIT is sent and the connection breaks at once, the answer unknown even to us
+    LATE             a statement that chains at once arrives when its connection is long broken, before the next that
+                     chains, and is carried out
 
 Beside that it stalls (nothing moves, no connection breaks), cuts all connections, and refuses new ones.
 """
@@ -25,6 +27,7 @@ _UNTYPED_CODES = (80877103, 80877104)
 """SSLRequest and GSSENCRequest: what may come before the startup message, without a type byte like it."""
 _CHAINING = b"WITH fence AS ("
 _CHAINING_AT_ONCE = b"WITH fence AS MATERIALIZED ("
+_READY = b"Z\0\0\0\5"
 _COMMIT = re.compile(rb"Q....COMMIT;?\0", re.DOTALL)
 
 
@@ -34,20 +37,26 @@ class Trap(Enum):
     BEFORE_COMMIT = "before COMMIT"
     AFTER_COMMIT = "after COMMIT"
     AT_COMMIT = "at COMMIT"
+    LATE = "late"
 
 
 class _Link:
     """One proxied connection."""
 
-    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, client: asyncio.StreamWriter, server: asyncio.StreamWriter, from_server: asyncio.StreamReader
+    ) -> None:
         self.client = client
         self.server = server
+        self.from_server = from_server
         self.chains = False
         """A chaining statement went through it."""
         self.swallows_answers = False
         self._at_once: set[bytes] = set()
         """Names of prepared statements that chain at once."""
-        self._runs_at_once = False
+        self.runs_at_once = False
+        self.held = b""
+        """What is to arrive late."""
 
     def commits(self, message: bytes) -> bool:
         """Whether this is what commits a chaining transaction."""
@@ -56,11 +65,19 @@ class _Link:
         if kind == b"P" and _CHAINING_AT_ONCE in message:
             self._at_once.add(said[0])
         elif kind == b"B":
-            self._runs_at_once = said[1] in self._at_once
-        elif kind == b"S" and self._runs_at_once:
-            self._runs_at_once = False
+            self.runs_at_once = said[1] in self._at_once
+        elif kind == b"S" and self.runs_at_once:
+            self.runs_at_once = False
             return True
         return self.chains and _COMMIT.fullmatch(message) is not None
+
+    async def arrive(self) -> None:
+        """Carry out what is held."""
+        self.server.write(self.held)
+        said = b""
+        while said[-len(_READY) - 1 : -1] != _READY:
+            said += await self.from_server.read(65536)
+        self.server.transport.abort()
 
     def cut(self) -> None:
         """Break it on both sides at once."""
@@ -89,6 +106,7 @@ class PostgresProxy:
         self._moving = asyncio.Event()
         self._moving.set()
         self._traps: list[Trap] = []
+        self._late: _Link | None = None
         self._cut_before: bytes | None = None
         self.sprung = 0
 
@@ -151,7 +169,7 @@ class PostgresProxy:
         except OSError:
             to_client.transport.abort()
             return
-        link = _Link(to_client, to_server)
+        link = _Link(to_client, to_server, from_server)
         if self._server is None or cuts != self._cuts:
             # It began before the cut.
             link.cut()
@@ -164,7 +182,10 @@ class PostgresProxy:
         except* (OSError, asyncio.IncompleteReadError):
             pass
         finally:
-            link.cut()
+            if link is self._late:
+                to_client.transport.abort()
+            else:
+                link.cut()
             self._links.discard(link)
 
     async def _forward_requests(self, link: _Link, client: asyncio.StreamReader) -> None:
@@ -176,7 +197,19 @@ class PostgresProxy:
             untyped = untyped and int.from_bytes(message[4:8], "big") in _UNTYPED_CODES
             await self._moving.wait()
             is_commit = link.commits(message)
-            trap = self._traps.pop(0) if is_commit and self._traps else None
+            is_late = self._traps[:1] == [Trap.LATE]
+            if is_late and (link.runs_at_once or link.held):
+                link.held += message
+                if not is_commit:
+                    continue
+                self._traps.pop(0)
+                self.sprung += 1
+                self._late = link
+                raise ConnectionAbortedError
+            if self._late is not None and _CHAINING in message:
+                late, self._late = self._late, None
+                await late.arrive()
+            trap = self._traps.pop(0) if is_commit and self._traps and not is_late else None
             if trap is not None:
                 self.sprung += 1
             if self._cut_before is not None and self._cut_before in message:

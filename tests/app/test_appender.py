@@ -64,6 +64,7 @@ def assert_in_chain_once_in_order(receipts: Sequence[Receipt], entries: Sequence
         [Trap.AFTER_COMMIT],
         [Trap.BEFORE_COMMIT],
         [Trap.AT_COMMIT],
+        [Trap.LATE],
         [Trap.AFTER_COMMIT] * 3,
         [Trap.BEFORE_COMMIT, Trap.AFTER_COMMIT, Trap.AT_COMMIT, Trap.BEFORE_COMMIT],
     ],
