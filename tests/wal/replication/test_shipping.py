@@ -167,6 +167,17 @@ class Node:
     def has_shipped_in_c(self) -> bool:
         return not IS_BUILT or any(self.shipped)
 
+    def commit_until_shipped_in_c(self, writer: GroupCommit, lsn: int) -> int:
+        """Behind ``lsn``, which all hold, commit until a batch has gone that way: the LSN that all hold then. One that
+        is written before the last Ack of the one before is looked at still goes the other way."""
+        self.shipped.clear()
+        for upto_lsn in range(lsn + 2, lsn + 200, 2):
+            self.commit(writer, 2)
+            until(lambda upto_lsn=upto_lsn: self.is_held_by_all(upto_lsn), "all hold it")
+            if self.has_shipped_in_c():
+                return upto_lsn
+        raise AssertionError("no batch was shipped in C")
+
     def end(self, writer: GroupCommit, is_over: bool = False) -> None:
         """All that follow hold what the node does."""
         writer.close(WAIT_S)
@@ -283,10 +294,7 @@ def test_a_member_that_went_away_catches_up_and_is_shipped_to_with_the_others_ag
             node.commit(writer)
         stack.enter_context(closing(Keeper(gone.folder, port=gone.port)))
         until(lambda: node.is_held_by_all(21), "it has caught up")
-        node.shipped.clear()
-        node.commit(writer, 5)
-        until(lambda: node.is_held_by_all(26), "all hold it")
-        assert node.has_shipped_in_c()
+        node.commit_until_shipped_in_c(writer, 21)
         node.end(writer)
         gone.close = lambda: None  # type: ignore[method-assign]  # it is closed
 
@@ -327,8 +335,7 @@ def test_a_node_that_is_fenced_learns_it_while_it_ships(tmp_path: Path) -> None:
         writer = node.start()
         node.commit(writer)
         until(lambda: node.is_held_by_all(1), "all follow")
-        node.commit(writer, 2)
-        until(lambda: node.is_held_by_all(3) and node.has_shipped_in_c(), "all hold it")
+        lsn = node.commit_until_shipped_in_c(writer, 1)
         for keeper in node.keepers[:2]:
             with talking(keeper.port, 2) as other:
                 greeting = other.greet()
@@ -337,5 +344,5 @@ def test_a_node_that_is_fenced_learns_it_while_it_ships(tmp_path: Path) -> None:
         node.append(writer, 1)
         until(lambda: node.over, "it is told")
         assert isinstance(node.over[0], FencedError)
-        assert node.reached[-1] == 3
+        assert node.reached[-1] == lsn
         node.end(writer, is_over=True)
