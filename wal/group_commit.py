@@ -195,5 +195,7 @@ class GroupCommit:
         poison.__cause__ = error
         self._poison = poison
         self._queue.drop()
-        self._log.abandon()
-        self._on_failure(poison)
+        try:
+            self._log.abandon()
+        finally:
+            self._on_failure(poison)

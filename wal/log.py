@@ -191,9 +191,9 @@ class Log:
 
     def abandon(self) -> None:
         """Let the files go as they are after a failure: recovery decides what of them counts."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _make_room(self, size: int) -> None:
         """Leave a segment that is full, and write ahead behind what is to be written next."""
@@ -234,5 +234,4 @@ class Log:
         if self._zeros_end > self._offset:
             os.ftruncate(self._descriptor, self._offset)
             os.fsync(self._descriptor)
-        os.close(self._descriptor)
-        self._descriptor = -1
+        self.abandon()

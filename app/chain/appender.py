@@ -340,6 +340,7 @@ class Appender:
                 except (asyncpg.PostgresError, ChainDamagedError):
                     await transaction.rollback()
                     raise
+                await self._quarantine.hold(batch)  # a tenant may be found damaged meanwhile, and be passed over
                 await transaction.commit()
                 self.database_error = None
                 return linked

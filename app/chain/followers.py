@@ -210,7 +210,8 @@ class TableFollower:
                 if not self._behind and not self._grown and not self._failed:
                     self._idle.set()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), max(0.0, look_at_s - time.monotonic()))
+                    async with asyncio.timeout(max(0.0, look_at_s - time.monotonic())):
+                        await self._wake.wait()
         finally:
             self._lose_connection()
 

@@ -252,22 +252,25 @@ class LedgerWatch:
         signed: dict[str, Checkpoint] = {}
         notes = {}
         ring = await self.keyring() if chains else Keyring([])
-        for chain in chains:
+        # What is kept is what they must extend: this node may have kept a newer one since it looked.
+        self._take_own([chain.tenant_id for chain in chains])
+        for chain in filter(self._is_behind, chains):
             tenant_id, watched = chain.tenant_id, self._of(chain.tenant_id)
             watched.follow_at_s = time.monotonic() + FOLLOW_INTERVAL_S
             if (head := self._signed_head(chain, ring)) is not None:
                 signed[tenant_id], notes[tenant_id] = head, chain.checkpoint or ""
+        anchors = {tenant_id: self._of(tenant_id).anchor for tenant_id in notes}
         if not signed:
             return
         async with reading(self.pool, snapshot=True) as connection:
-            wanted = [(name, at) for name, head in signed.items() for at in _tiles_between(self._of(name).anchor, head)]
+            wanted = [(name, at) for name, head in signed.items() for at in _tiles_between(anchors[name], head)]
             stored = await read_tiles_of(connection, wanted)
         for tenant_id, head in signed.items():
-            if not _extends(self._of(tenant_id).anchor, head, stored.get(tenant_id, {})):
+            if not _extends(anchors[tenant_id], head, stored.get(tenant_id, {})):
                 log.error("checkpoint_does_not_extend", tenant_id=tenant_id, size=head.size)
                 self._of(tenant_id).fault = f"the checkpoint of size {head.size} does not extend the one that is kept"
                 del notes[tenant_id]
-        for tenant_id in await self.notary.keep_followed(notes):
+        for tenant_id in await self.notary.keep_followed(notes, anchors):
             self._of(tenant_id).move(signed[tenant_id])
 
     def _signed_head(self, chain: SeenChain, ring: Keyring) -> Checkpoint | None:

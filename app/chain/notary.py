@@ -54,7 +54,7 @@ from ledger.errors import (
 )
 from ledger.names import is_readable_tenant
 from ledger.positions import BEFORE_FIRST, Lsn
-from signing import checkpoint
+from signing.checkpoint import Checkpoint
 from signing.keys import PublicKey
 from signing.note import is_signed_by
 
@@ -242,28 +242,27 @@ class Notary:
                     self._sign_again(tenant_id, tree_size)
         self._wake.set()
 
-    async def keep_followed(self, notes: Mapping[str, str]) -> list[str]:
-        """Keep checkpoints of other nodes beside the WAL, as ``TreeFollower.keep_followed``; returns the tenants whose
-        are kept. One that is being signed here is left for the next time, as is one that this node is past by now."""
+    async def keep_followed(self, notes: Mapping[str, str], anchors: Mapping[str, Checkpoint | None]) -> list[str]:
+        """Keep checkpoints of other nodes beside the WAL, each proved to extend its anchor, as
+        ``TreeFollower.keep_followed``; returns the tenants whose are kept. One that is being signed here is left for
+        the next time, as is one of which this node keeps another than the anchor by now."""
         async with AsyncExitStack() as held:
             free = {name: text for name, text in notes.items() if not self._memory.of(name).lock.locked()}
             # In order, as all who hold several: none waits for one that waits for it.
             for name in sorted(free):
                 await held.enter_async_context(self._tenants[name].lock)
             # What is kept never goes back: below it this node does not know any more which entries are its own.
-            no_older = {
-                name: text for name, text in free.items() if checkpoint.read(text).size >= self.checkpoints.size(name)
-            }
+            proved = {name: text for name, text in free.items() if self.checkpoints.newest(name) == anchors[name]}
             try:
                 async with self.pool.acquire() as connection:
-                    faults = await self._trees.keep_followed(connection, no_older)
+                    faults = await self._trees.keep_followed(connection, proved)
             except DATABASE_FAULTS as error:
                 log.debug("checkpoints_not_followed", error=str(error))
                 return []
         for name, fault in faults.items():
             if isinstance(fault, ChainBrokenError):
                 self._note_fault(name, fault)
-        return [name for name in no_older if name not in faults]
+        return [name for name in proved if name not in faults]
 
     def _take_due(self, overdue: set[str]) -> set[str]:
         """The tenants to attend to now. Those whose rows were found broken wait for their turn; trees to be made again

@@ -220,8 +220,8 @@ class KeyChanges:
                     keys.retired[number] = item
                     await asyncio.to_thread(keys.store)
                 await self.enter(SystemAction.KEY_ROTATED, self._facts_of(item))
-        if keys.retired:
-            history = await self.history()
+                # By then the key counts that may vouch for the next.
+                history = await self.history()
         # 3. Keys that are new. Where the key that the ledger began with is gone, there is nothing to add one to.
         if history.root_key_id is None:
             log.error("keys_not_recorded", root_key_id=keys.root_key_id, fault=self.chain.fault)

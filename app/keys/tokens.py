@@ -49,6 +49,8 @@ class Tokens:
         self._kept, self._is_stored = KeptTokens(), True
         self._issued: dict[str, IssuedToken] = {}
         self._issuing_first = asyncio.Lock()
+        self._keeping = asyncio.Lock()
+        """Over each write of the file, lest an older one come last."""
 
     async def start(self) -> None:
         """Know the tokens before the first request comes.
@@ -80,13 +82,16 @@ class Tokens:
             StartRefusedError: the file of the first token cannot be read; all others are known by then.
         """
         self._issued = (await self.keys.history()).tokens
-        revoked = sorted({*self._kept.revoked, *(each.token_id for each in self._issued.values() if each.is_revoked)})
-        counting = [each.token_id for each in self.counting() if each.token_id not in revoked]
         first = None
         try:
-            if not counting:
+            if not {each.token_id for each in self.counting()} - {*self._kept.revoked}:
                 first = await asyncio.to_thread(self._first)
         finally:
+            # Not before: another may be revoked while that file is read.
+            revoked = sorted(
+                {*self._kept.revoked, *(each.token_id for each in self._issued.values() if each.is_revoked)}
+            )
+            counting = [each.token_id for each in self.counting() if each.token_id not in revoked]
             more = [] if first is None or self._is_issued(first) else [first]
             self.known.learn([*self._issued.values(), *more], frozenset(revoked))
             await self._keep(KeptTokens(counting, revoked))
@@ -96,12 +101,15 @@ class Tokens:
         if kept == self._kept and self._is_stored:
             return
         self._kept, self._is_stored = kept, False
-        try:
-            await asyncio.to_thread(KEPT_TOKENS.store, self.folder, kept)
-        except OSError as error:
-            log.error("tokens_not_kept", error=str(error))
-            return
-        self._is_stored = True
+        async with self._keeping:
+            while not self._is_stored:
+                kept = self._kept
+                try:
+                    await asyncio.to_thread(KEPT_TOKENS.store, self.folder, kept)
+                except OSError as error:
+                    log.error("tokens_not_kept", error=str(error))
+                    return
+                self._is_stored = kept == self._kept
 
     def counting(self) -> list[IssuedToken]:
         """Tokens that are neither revoked nor expired, in the order in which they were issued."""

@@ -101,6 +101,8 @@ class Watcher:
                 else:
                     has_turn = await self._turn()
             elif self.seq >= self._tail.seq:
+                if self._tail.error is not None:
+                    break  # it failed while this watcher was told something, and wakes nobody any more
                 self._is_live = True
                 self._tail.wait(self._awaited, self)
                 has_turn = await self._wake()
@@ -247,13 +249,11 @@ class Watchers:
             TenantNotFoundError: there is no such tenant.
             DatabaseUnavailableError: Postgres does not answer.
         """
-        if self._is_closed:
-            raise NotReadyError("the service is stopping; watch another node, or this one when it is back")
-        if len(self._open) >= self._count_max:
-            raise NotReadyError(f"{self._count_max} clients watch here, three of four connections; watch another node")
+        self._check_room()
         async with self._tails.watching(tenant_id, with_dcs=wanted.dc is not None) as tail:
             if after_seq is None:
                 after_seq = await self._tails.head_seq(tenant_id)
+            self._check_room()  # others have come meanwhile, or the stop
             end = NO_END if to_seq is None else to_seq
             watcher = Watcher(
                 self._tails, tail, wanted, after_seq=after_seq, to_seq=end, may_watch=may_watch, metrics=self._metrics
@@ -264,6 +264,12 @@ class Watchers:
             finally:
                 watcher.end()
                 self._open.discard(watcher)
+
+    def _check_room(self) -> None:
+        if self._is_closed:
+            raise NotReadyError("the service is stopping; watch another node, or this one when it is back")
+        if len(self._open) >= self._count_max:
+            raise NotReadyError(f"{self._count_max} clients watch here, three of four connections; watch another node")
 
     async def run(self) -> None:
         """End the watch of those who may not watch any more, give others a sign of life, until cancelled."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import asyncpg
 import pytest
+from asyncpg.transaction import Transaction
 
 from app.pending import quarantine
 from app.pending.backlog import Pending
@@ -28,6 +29,7 @@ from tests.app.chain_builder import edit
 from tests.app.chains import Chains, followed, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key
+from tests.app.starting import wal_folder
 from tests.conftest import Database
 from wal.control import CONTROL_NAME
 from wal.segment import list_segments
@@ -334,6 +336,33 @@ def test_the_list_of_held_records_is_read_as_it_was_written_and_as_earlier_versi
     assert quarantine.load(tmp_path) == {"acme": listed["acme"]}
     quarantine.store(tmp_path, {})
     assert quarantine.load(tmp_path) == {}
+
+
+async def test_a_tenant_found_damaged_as_its_records_are_chained_is_listed_before_they_are_passed_over(
+    run_node: RunNode, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings()
+    async with run_node(settings) as service:
+        await chained(service, "acme", 1)
+        appender, folder, commit = service.appender, wal_folder(settings), Transaction.commit
+        connected, listed = appender._connected, list[set[int]]()
+
+        async def found_meanwhile() -> Connection:
+            appender.found_damaged(ChainDamagedError("acme", "an import met a row that is not as it was"))
+            return await connected()
+
+        async def noted(transaction: Transaction) -> None:
+            known = quarantine.load(folder)
+            listed.append(known["acme"].lsns if "acme" in known else set())
+            await commit(transaction)
+
+        monkeypatch.setattr(appender, "_connected", found_meanwhile)
+        monkeypatch.setattr(Transaction, "commit", noted)
+        # A tenant that begins: so they are not chained in one statement.
+        lines = EventLines.of([created("acme", 2), created("beta", 1)])
+        receipt = await service.submitter.submit_lines(lines, durability=LOCAL, key=None)
+        await until(lambda: service.node.chained.lsn >= receipt.last_lsn, "they are passed over, or chained")
+        assert len(listed[0]) == 1
 
 
 async def test_a_tenant_found_damaged_while_the_list_is_being_written_is_listed_before_it_is_passed_over(

@@ -251,12 +251,29 @@ async def test_a_rotation_that_died_once_it_was_kept_is_completed_by_the_next_st
     assert [action for action, _ in await about_keys(chains)] == ["KEY_ADDED", "KEY_ROTATED"]
 
 
-def switch_keys(settings: Settings, end_ms: int | None) -> str:
+async def test_two_rotations_that_died_once_they_were_kept_are_completed_one_by_the_other(
+    run_server: RunServer, make_settings: MakeSettings, chains: Chains
+) -> None:
+    settings = make_settings()
+    async with run_server(settings) as client:
+        await add_jobs(client, 1)
+        await sign(client)
+    end_ms = time.time_ns() // 1_000_000
+    switch_keys(settings, end_ms)
+    new = switch_keys(settings, end_ms + 1, number=2)
+    async with run_server(settings) as client:
+        await until(lambda: action_recorded(chains, "KEY_ROTATED"), "the rotations are recorded")
+        await add_jobs(client, 1)
+        assert signer_of(await sign(client)) == new
+    assert [action for action, _ in await about_keys(chains)] == ["KEY_ADDED", "KEY_ROTATED", "KEY_ROTATED"]
+
+
+def switch_keys(settings: Settings, end_ms: int | None, *, number: int = 1) -> str:
     """Leave the folder as a process does that dies after the third step of a rotation; id of the new key."""
     (folder,) = [path.parent for path in settings.wal_dir.glob("*/keys")]
     keys = node_keys.open_keys(folder, settings)
-    new = key_file.generate(settings.data_dir / "keys" / "signing-1.pem")
-    keys.retired = [Retired.by(new, keys.signer.key_id, end_ms, keys.uri_of(keys.signer))]
+    new = key_file.generate(settings.data_dir / "keys" / f"signing-{number}.pem")
+    keys.retired = [*keys.retired, Retired.by(new, keys.signer.key_id, end_ms, keys.uri_of(keys.signer))]
     keys.signer = keys.log_signer = new
     keys.store()
     return new.key_id

@@ -676,9 +676,10 @@ async def test_what_is_kept_of_a_chain_does_not_go_back_to_an_older_checkpoint_o
         await write(two, "acme", 3)
         await until(lambda: covered(superuser, "acme", 3), "the other node signs")
         older = await superuser.fetchval("SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = 'acme'")
+        anchors = {"acme": one._started.checkpoints.newest("acme")}
         await write(one, "acme", 3)
         await until(lambda: one._started.checkpoints.size("acme") == 6, "the checkpoint is kept")
-        assert await one.notary.keep_followed({"acme": older}) == []
+        assert await one.notary.keep_followed({"acme": older}, anchors) == []
         assert one._started.checkpoints.size("acme") == 6
         # Else it would take its own entries above the older one for forged by now.
         for node, size in ((two, 9), (one, 12)):
@@ -857,7 +858,7 @@ async def test_who_follows_and_who_keeps_checkpoints_of_others_do_not_wait_for_e
     behind = asyncio.ensure_future(lock.acquire())
     await asyncio.sleep(0)
     following = asyncio.ensure_future(notary._follow(tenants))
-    keeping = asyncio.ensure_future(notary.keep_followed(notes))
+    keeping = asyncio.ensure_future(notary.keep_followed(notes, {name: kept.newest(name) for name in notes}))
     # Both find it free, though it is handed to the one that waited.
     lock.release()
     await behind

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,7 +29,7 @@ from ledger import canonical
 from ledger.errors import ChainDamagedError, UnauthenticatedError
 from ledger.machines.events import SystemAction
 from signing.issued_tokens import SUBJECT_PREFIX
-from tests.app.chains import until
+from tests.app.chains import UNTIL_S, until
 from tests.app.conftest import MakeSettings
 from tests.app.forging import forge
 from tests.app.postgres_proxy import PostgresProxy
@@ -346,6 +347,34 @@ async def test_a_token_is_revoked_while_postgres_is_away(
 
             await until(is_chained, "it is chained once Postgres is back")
             assert [await status(each) for each in (root, thief)] == [200, 401]
+
+
+class _SlowFirst(KeptFile[Any]):
+    """A file whose first write takes until it is let go."""
+
+    def __init__(self, of: KeptFile[Any]) -> None:
+        self.__dict__.update(vars(of))
+        self.begun, self.let_go = threading.Event(), threading.Event()
+
+    def store(self, folder: Path, value: Any) -> None:
+        if not self.begun.is_set():
+            self.begun.set()
+            self.let_go.wait(UNTIL_S)
+        super().store(folder, value)
+
+
+async def test_of_two_tokens_revoked_at_once_both_are_kept(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve() as served, served.client(served.root) as root:
+        made = [(await served.issue("read", name=name))["token_id"] for name in ("one", "other")]
+        file = _SlowFirst(KEPT_TOKENS)
+        monkeypatch.setattr(keys_tokens, "KEPT_TOKENS", file)
+        one = asyncio.ensure_future(root.delete(f"/v1/tokens/{made[0]}"))
+        await until(file.begun.is_set, "the first is being kept")
+        other = asyncio.ensure_future(root.delete(f"/v1/tokens/{made[1]}"))
+        await until(lambda: len(served.parts.tokens._kept.revoked) == 2, "the second is to be kept, too")
+        file.let_go.set()
+        assert [answer.status_code for answer in await asyncio.gather(one, other)] == [200, 200]
+        assert KEPT_TOKENS.load(served.parts.settings.data_dir).revoked == sorted(made)
 
 
 class _FullDisk(KeptFile[Any]):

@@ -14,8 +14,10 @@ import pytest
 
 from app.parts import Parts
 from app.watch import watchers as watchers_module
+from app.watch.blocks import Wanted
+from ledger.errors import ChainDamagedError
 from tests.app.chain_builder import edit
-from tests.app.chains import until
+from tests.app.chains import UNTIL_S, until
 from tests.app.client import Client
 from tests.app.conftest import MakeSettings
 from tests.app.event_streams import Event, EventStream, watching
@@ -497,6 +499,18 @@ async def test_a_chain_that_is_damaged_ends_its_streams_and_no_other(node: Node,
         async with node.watching(from_seq=1) as stream:
             assert await stream.rest() == []
         assert len(await other.take(1)) == 1
+
+
+async def test_a_chain_that_fails_while_a_client_is_told_something_ends_its_stream(node: Node) -> None:
+    await node.write(*jobs(range(5)))
+    watchers, everything = node.parts.watchers, Wanted()
+    async with watchers.open(node.tenant_id, everything, 0, None, lambda: True) as watcher:
+        while watcher.seq < 5:
+            assert await watcher.next()
+            watcher.sent()
+        watcher._tail.fail(ChainDamagedError(node.tenant_id, "a row is gone"))
+        async with asyncio.timeout(UNTIL_S):
+            assert await watcher.next() == b""
 
 
 # --- who may ----------------------------------------------------------------------------------------

@@ -67,6 +67,8 @@ class Wires:
         """By descriptor."""
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Ends a ``wait`` when it is rung."""
+        self._bell_is_held = threading.Lock()
+        """Over each ring, and when it is closed: a resolver that is late must not write to whose number it then is."""
         self._poll.register(self.bell, select.EPOLLIN)
         self._events: deque[Event] = deque()
         self._encoded: tuple[Frame, Encoded] | None = None
@@ -74,8 +76,10 @@ class Wires:
         self._look_for_silent_s = 0.0
 
     def ring(self) -> None:
-        """End a ``wait``, and what goes on instead of one; from any thread."""
-        os.eventfd_write(self.bell, CALLED)
+        """End a ``wait``, and what goes on instead of one; from any thread. Nothing once it is closed."""
+        with self._bell_is_held:
+            if self.bell >= 0:
+                os.eventfd_write(self.bell, CALLED)
 
     @property
     def epoll(self) -> int:
@@ -167,7 +171,9 @@ class Wires:
         """Let everything go."""
         self.leave()
         self._poll.close()
-        os.close(self.bell)
+        with self._bell_is_held:
+            os.close(self.bell)
+            self.bell = -1
 
     def _serve(self, wire: _Wire, mask: int) -> None:
         try:
@@ -269,8 +275,7 @@ class _Wire:
         except OSError as error:
             self._found = error
         self._is_looking = False
-        with contextlib.suppress(OSError):
-            ring()
+        ring()
 
     def connect(self) -> None:
         assert self._where is not None

@@ -1,10 +1,16 @@
-"""Connections to members: one that is there and says nothing."""
+"""Connections to members: one that is there and says nothing, one that is looked up for too long."""
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 import time
 from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.wal.logs import WAIT_S
 from wal.replication.wires import Connected, Event, Lost, Wires
@@ -20,3 +26,28 @@ def test_a_member_that_says_nothing_is_lost_once_it_was_silent_for_as_long_as_it
                 wires.open_due()
                 events += wires.wait(0.05)
     assert events == [Connected(address), Lost(address, "nothing was heard for 0.3 s")]
+
+
+def test_a_lookup_that_ends_late_writes_to_nobody_elses_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def look_up_slowly(*_: Any, **__: Any) -> Any:
+        asked.set()
+        answered.wait(WAIT_S)
+        raise OSError("no such host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_slowly)
+    wires = Wires({"far-away:5000": "use1"}, None, WAIT_S)
+    wires.open_due()
+    assert asked.wait(WAIT_S)
+    (resolver,) = [each for each in threading.enumerate() if each.name == "wal-resolver"]
+    bell = wires.bell
+    wires.close()
+    with (tmp_path / "segment").open("wb") as others:
+        os.dup2(others.fileno(), bell)
+        answered.set()
+        resolver.join(WAIT_S)
+        os.close(bell)
+    assert (tmp_path / "segment").read_bytes() == b""
