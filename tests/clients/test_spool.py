@@ -386,6 +386,26 @@ def test_an_end_that_the_ledger_refuses_is_raised_and_set_aside(ledger: str, fol
     assert waiting(folder) == []
 
 
+def test_what_the_ledger_refuses_another_sender_is_raised_by_who_recorded_it(
+    ledger: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = Spool.lock
+
+    def sent_meanwhile(spool: Spool) -> Any:
+        monkeypatch.setattr(Spool, "lock", locked)
+        assert not flush_by_command(ledger, folder, as_json=True)
+        return locked(spool)
+
+    with Client(ledger, spool=folder) as client:
+        job = client.job("over-there")
+        job.begin()
+        client.send_event("over-there", job.job_id, "JobCompleted")
+        monkeypatch.setattr(Spool, "lock", sent_meanwhile)
+        with pytest.raises(SpoolError, match="has ended"):
+            job.fail("no")
+    assert waiting(folder) == []
+
+
 def test_what_is_refused_later_is_set_aside_with_what_follows_of_that_job_alone(ledger: str, folder: Path) -> None:
     refused = ran(AWAY, folder, "No Tenant", job_id="shared-id")
     taken = ran(AWAY, folder, "behind", job_id="shared-id")

@@ -55,6 +55,7 @@ class Outbox:
 
         Raises:
             ProblemError: the ledger refused it.
+            SpoolError: it refused it when another sender sent it.
             UnreachableError, NotTheLedgerError: there is no spool, or none that takes it, and no answer.
         """
         if self._spool is None:
@@ -126,6 +127,9 @@ class Outbox:
                 self._failures = 0
                 if path == own:
                     return replies
+            why = None if own is None else (yield Work(partial(spool.why_refused, own)))
+            if why is not None:
+                raise SpoolError(f"the ledger refused it, as another sender was told: {why}")
             return []
         finally:
             lock.close()

@@ -166,6 +166,15 @@ class Spool:
             path.unlink()
             return target
 
+    def why_refused(self, path: Path) -> str | None:
+        """Why a file that waited as ``path`` was set aside, None where it was not."""
+        with self._failures():
+            try:
+                aside = json.loads((self.folder / REFUSED / path.name).read_bytes())
+            except (FileNotFoundError, ValueError):
+                return None
+        return str(aside["refused"]) if isinstance(aside, dict) and "refused" in aside else None
+
     def lock(self) -> BinaryIO | None:
         """Take the lock of those who send: a file to close, None while another one has it.
 
