@@ -148,6 +148,9 @@ class Peer:
         async with self.pool.acquire() as connection, exchange.turn(connection, self.settings.url) as is_ours:
             if is_ours:
                 await self._round(client)
+        await self._learn_held(client)
+
+    async def _learn_held(self, client: PeerClient) -> None:
         self.held.update(await client.held(self.own_origin))
         self.on_held()
 
@@ -247,6 +250,8 @@ class Peer:
                 await exchange.imported(connection, chain.tenant_id, chain.origin, to_seq)
             self.imported_entries += to_seq - from_seq + 1
             chain.imported_seq = to_seq
+            # A first round takes hours, and writes here wait for what is held there.
+            await self._learn_held(client)
         if chain.fault is not None:
             log.info("exchange_tenant_resumed", peer=self.settings.url, tenant_id=chain.tenant_id)
         chain.fault, chain.pause_s = None, 0.0

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -257,6 +258,24 @@ async def test_a_tenant_that_fails_keeps_no_other_from_being_imported(
             proxy.judge = lambda _: None
             await until(lambda late=late: is_known(us, late), "the tenant comes over once it can")
             await until(lambda: is_faultless(us), "and nothing fails")
+
+
+async def test_what_a_peer_holds_is_asked_between_ranges_too(ledgers: tuple[Ledger, Ledger], tmp_path: Path) -> None:
+    asked_for: list[str] = []
+
+    def noted(asked: Asked) -> tuple[int, bytes] | None:
+        asked_for.extend("export" for _ in range(asked.is_export))
+        asked_for.extend("held" for _ in range(asked.path == "/v1/exchange/held"))
+        return None
+
+    async with proxied(ledgers, tmp_path / "trusted") as (us, eu, proxy):
+        proxy.judge = export_fails
+        jobs = [await submit(eu) for _ in range(7)]
+        await until(lambda: tells(us, "tenant acme", "500"), "nothing comes over")
+        proxy.judge = noted
+        await until(lambda: is_known(us, jobs[-1]), "all comes over")
+    assert asked_for.count("export") > 2
+    assert ("export", "export") not in pairwise(asked_for)
 
 
 async def test_a_bundle_that_was_not_asked_for_is_not_imported(ledgers: tuple[Ledger, Ledger], tmp_path: Path) -> None:
