@@ -236,7 +236,7 @@ async def test_batches_that_follow_one_another_are_stored_ahead_and_chained_in_o
             assert hlcs == sorted(hlcs)
 
 
-@pytest.mark.parametrize("trap", Trap)
+@pytest.mark.parametrize("trap", [Trap.BEFORE_COMMIT, Trap.AFTER_COMMIT, Trap.AT_COMMIT])
 async def test_a_connection_lost_around_commit_of_what_was_stored_ahead(
     run_node: RunNode, proxy: PostgresProxy, chains: Chains, committed_ahead: list[int], trap: Trap
 ) -> None:
