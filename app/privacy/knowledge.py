@@ -15,7 +15,7 @@ Nothing that Postgres shows makes a field public that was private, but a newer d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,8 @@ class PrivacyKnowledge:
         self._doubts: dict[str, str] = {}
         self._logged: dict[str, str] = {}
         """The doubt of each tenant that was logged last."""
+        self._new_doubts: set[str] = set()
+        """Tenants that came into doubt since the chains were read last."""
         self._revision = 0
         self._unchained = Unchained()
         self._agreed_s = 0.0
@@ -96,6 +98,7 @@ class PrivacyKnowledge:
         """
         self._unchained = unchained
         await self._agree()
+        self._agreed_s = monotonic()
         try:
             await self.refresh()
         except PrivacyDamagedError as error:
@@ -103,13 +106,17 @@ class PrivacyKnowledge:
 
     async def run(self) -> None:
         """Follow the ledger until cancelled, whatever becomes of Postgres and of what it holds."""
+        async with asyncio.TaskGroup() as tasks:
+            # Side by side: to read the chains may take minutes.
+            tasks.create_task(self._repeat(self.refresh))
+            tasks.create_task(self._repeat(self._settle_doubts))
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
         missed = False
         while True:
             await asyncio.sleep(REFRESH_S)
             try:
-                await self.refresh()
-                if self._doubts and monotonic() > self._agreed_s + DOUBTS_S:
-                    await self._agree()
+                await work()
                 missed = False
             except (LedgerError, *DATABASE_FAULTS) as error:
                 if not missed:
@@ -170,18 +177,27 @@ class PrivacyKnowledge:
             self._doubt(fault.tenant_id, fault.reason)
         self.keys.forget_all()
 
+    async def _settle_doubts(self) -> None:
+        if self._doubts and monotonic() > self._agreed_s + DOUBTS_S:
+            try:
+                await self._agree()
+            finally:
+                self._agreed_s = monotonic()
+
     async def _agree(self) -> None:
-        async with self._turn, reading(self._pool, timeout_s=AGREEMENT_TIMEOUT_S) as connection:
+        self._new_doubts.clear()
+        async with reading(self._pool, timeout_s=AGREEMENT_TIMEOUT_S) as connection:
             doubts = await agree(connection, self.keys, self._node_id, self._unchained)
+        async with self._turn, reading(self._pool) as connection:
             declared, faults = await store.declared_since(connection, 0)
-            self._doubts = {}
+            # Of those that came into doubt meanwhile the chains may have been read before.
+            self._doubts = {name: why for name, why in self._doubts.items() if name in self._new_doubts}
             for each in declared:
                 self.learn(each)
             for fault in faults:
                 self._doubt(fault.tenant_id, fault.reason)
             for tenant_id, reason in doubts.items():
                 self._doubt(tenant_id, reason)
-        self._agreed_s = monotonic()
 
     def learn(self, declared: store.DeclaredFields) -> None:
         """From now on this counts on this node, unless something newer does."""
@@ -200,3 +216,4 @@ class PrivacyKnowledge:
         if self._logged.get(tenant_id) != reason:
             log.error("privacy_in_doubt", tenant_id=tenant_id, error=reason)
         self._doubts[tenant_id] = self._logged[tenant_id] = reason
+        self._new_doubts.add(tenant_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from app.chain.checkpoints import CheckpointJournal
 from app.config import Settings
+from app.privacy import knowledge as knowledge_module
 from app.privacy.agreement import Unchained, agree
 from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
@@ -25,6 +27,7 @@ from tests.app.chains import Chains, until
 from tests.app.conftest import BackUp, MakeSettings, RunServer
 from tests.app.starting import wal_folder
 from tests.app.test_private_fields import ALICE, BOB, declare, erase, job, problem, submit
+from tests.conftest import Database, connected_to
 
 GONE = {"$erased": True}
 FIELDS = ["spec.user"]
@@ -226,6 +229,29 @@ async def test_an_entry_that_does_not_say_what_is_private_puts_its_tenant_in_dou
     await note(pool, 1, ["spec"], "d" * 32)
     await knowledge.start(Unchained([entry("privacy", "d" * 32, fields=[1])]))
     knowledge.check_certain("acme")
+
+
+async def test_what_another_node_declares_counts_while_the_chains_are_read_for_a_tenant_in_doubt(
+    pool: asyncpg.Pool,
+    keys: SubjectKeys,
+    database: Database,
+    superuser: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(knowledge_module, "DOUBTS_S", 0.0)
+    knowledge = PrivacyKnowledge(pool, keys, "node-a")
+    await knowledge.start(Unchained([entry("privacy", "d" * 32, fields=[1])]))
+    async with connected_to(database.superuser_url) as other, other.transaction():
+        await other.execute("LOCK TABLE scheduler.scheduler_log")
+        following = asyncio.ensure_future(knowledge.run())
+        waiting = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
+        await until(lambda: superuser.fetchval(waiting), "the chains are to be read")
+        await note(pool, 1, ["spec"], "a" * 32)
+        await superuser.execute("UPDATE scheduler.privacy_state SET revision = 1")
+        await until(lambda: knowledge.revision == 1, "what is new is taken in")
+        assert knowledge.declarations["acme"].fields == (("spec",),)
+    following.cancel()
+    await asyncio.wait((following,))
 
 
 async def test_of_two_declarations_of_one_moment_the_later_change_counts(pool: asyncpg.Pool, keys: SubjectKeys) -> None:
