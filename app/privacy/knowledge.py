@@ -98,7 +98,6 @@ class PrivacyKnowledge:
         """
         self._unchained = unchained
         await self._agree()
-        self._agreed_s = monotonic()
         try:
             await self.refresh()
         except PrivacyDamagedError as error:
@@ -179,15 +178,15 @@ class PrivacyKnowledge:
 
     async def _settle_doubts(self) -> None:
         if self._doubts and monotonic() > self._agreed_s + DOUBTS_S:
-            try:
-                await self._agree()
-            finally:
-                self._agreed_s = monotonic()
+            await self._agree()
 
     async def _agree(self) -> None:
         self._new_doubts.clear()
-        async with reading(self._pool, timeout_s=AGREEMENT_TIMEOUT_S) as connection:
-            doubts = await agree(connection, self.keys, self._node_id, self._unchained)
+        try:
+            async with reading(self._pool, timeout_s=AGREEMENT_TIMEOUT_S) as connection:
+                doubts = await agree(connection, self.keys, self._node_id, self._unchained)
+        finally:
+            self._agreed_s = monotonic()
         async with self._turn, reading(self._pool) as connection:
             declared, faults = await store.declared_since(connection, 0)
             # Of those that came into doubt meanwhile the chains may have been read before.
