@@ -122,6 +122,7 @@ async def running(
             replicas_at(settings.database_replica_urls, database_url, started.log_origin)
         )
         parts = _parts(service, started, pool, replicas, knowledge, given)
+        held.push_async_callback(parts.verifier.close)
         try:
             await service.tokens.start()
             if settings.auth.mode == "tokens" and not service.tokens.known:

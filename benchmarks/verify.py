@@ -3,7 +3,8 @@
 Verified is a chain with snapshots every 1000 entries, its tree and its jobs, as the service leaves it. Compared is
 the rate with fetching the same columns through the same kind of cursor and driver, doing nothing with them. The
 processes that check ranges are at work before the clock of ``verify_chain`` starts, as its connection is;
-``verify_service`` counts all of it, from request to answer. Memory is measured in one process that does everything.
+``verify_service`` counts all of it, from request to answer; the service keeps its processes from one run to the next,
+and the first starts them. Memory is measured in one process that does everything.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ SERVICE = Row(
     "verify_service",
     "rows/s",
     0.2,
-    "GET /v1/chain/verify of a running service, everything it says, job states included, its processes started for it; "
+    "GET /v1/chain/verify of a running service, job states included, its processes kept from run to run; "
     "against fetching the same columns with the same driver and kind of cursor, doing nothing",
     measure_service,
 )

@@ -1462,6 +1462,77 @@ static PyObject *entries_in_copy(PyObject *Py_UNUSED(module), PyObject *const *a
     return walked(args, &entries);
 }
 
+/* --- rows of COPY as tuples: app.store.chain_reader */
+
+#define COPIED_COLUMNS_MAX 16
+
+/* The value of a column: of 'i' an integer, else a text, which is the one of the row before where it is the same. */
+static PyObject *copied_value(char type, Text column, Text before, PyObject *value_before)
+{
+    long long number;
+    if (column.bytes == NULL)
+        return Py_NewRef(Py_None);
+    if (type == 'i')
+        return integer_in(column, &number) ? PyLong_FromLongLong(number) : NULL;
+    if (before.bytes != NULL && is_same(column, before))
+        return Py_NewRef(value_before);
+    return PyUnicode_DecodeUTF8(column.bytes, column.count, NULL);
+}
+
+/* Appends the next row, whose columns are then ``before``; 0 at the end, -1 where it gives up. */
+static int append_copied(Entries *entries, Text types, Text *before, PyObject *rows)
+{
+    const Py_ssize_t left = entries->end - entries->at;
+    if (left < 2)
+        return left == 0 ? 0 : -1;
+    const int count = entries->at[0] << 8 | entries->at[1];
+    entries->at += 2;
+    if (count == UINT16_MAX)
+        return left == 2 ? 0 : -1;
+    if (count != types.count)
+        return -1;
+    const Py_ssize_t row = PyList_GET_SIZE(rows);
+    PyObject *last = row > 0 ? PyList_GET_ITEM(rows, row - 1) : NULL, *values = PyTuple_New(count);
+    for (int i = 0; values != NULL && i < count; i++) {
+        Text column;
+        PyObject *value = !next_copied(entries, &column) ? NULL
+            : copied_value(types.bytes[i], column, before[i], last == NULL ? NULL : PyTuple_GET_ITEM(last, i));
+        if (value == NULL)
+            Py_CLEAR(values);
+        else {
+            PyTuple_SET_ITEM(values, i, value);
+            before[i] = column;
+        }
+    }
+    const int is_appended = values != NULL && PyList_Append(rows, values) == 0;
+    Py_XDECREF(values);
+    return is_appended ? 1 : -1;
+}
+
+PyDoc_STRVAR(rows_in_copy_doc,
+    "rows_in_copy(types, data)\n--\n\n"
+    "Rows in the binary form of COPY, a tuple each; ``types`` has an i for each column of integers, a t for one of\n"
+    "texts. None where they are no such rows.");
+
+static PyObject *rows_in_copy(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    Text types, data, before[COPIED_COLUMNS_MAX] = {{NULL, 0}};
+    if (count != 2 || !bytes_of(args[0], &types) || !bytes_of(args[1], &data) || types.count > COPIED_COLUMNS_MAX)
+        Py_RETURN_NONE;
+    Entries entries = {.at = (const unsigned char *)data.bytes, .end = (const unsigned char *)data.bytes + data.count};
+    PyObject *rows = PyList_New(0);
+    int found = rows == NULL ? -1 : 1;
+    while (found > 0)
+        found = append_copied(&entries, types, before, rows);
+    if (found == 0)
+        return rows;
+    Py_XDECREF(rows);
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_UnicodeDecodeError))
+        return NULL;
+    PyErr_Clear();
+    Py_RETURN_NONE;
+}
+
 /* --- as lines of a bundle: ledger.bundle.rows */
 
 static int after(Entries *entries, const char *wanted, size_t count)
@@ -1778,6 +1849,7 @@ static PyMethodDef methods[] = {
     {"event_lines", (PyCFunction)(void (*)(void))event_lines, METH_FASTCALL, event_lines_doc},
     {"plain_records", (PyCFunction)(void (*)(void))plain_records, METH_FASTCALL, plain_records_doc},
     {"entries_in_copy", (PyCFunction)(void (*)(void))entries_in_copy, METH_FASTCALL, entries_in_copy_doc},
+    {"rows_in_copy", (PyCFunction)(void (*)(void))rows_in_copy, METH_FASTCALL, rows_in_copy_doc},
     {"entries_in_lines", (PyCFunction)(void (*)(void))entries_in_lines, METH_FASTCALL, entries_in_lines_doc},
     {"entries_in_columns", (PyCFunction)(void (*)(void))entries_in_columns, METH_FASTCALL, entries_in_columns_doc},
     {"are_canonical_objects", are_canonical_objects, METH_O, are_canonical_objects_doc},

@@ -29,6 +29,7 @@ def _function(name: str) -> Callable[..., Any]:
 links: Callable[..., list[bytes] | None] = _function("links")
 links_in_order: Callable[..., list[bytes] | None] = _function("links_in_order")
 entries_in_copy: Callable[..., Any] = _function("entries_in_copy")
+rows_in_copy: Callable[[bytes, bytes], list[tuple[Any, ...]] | None] = _function("rows_in_copy")
 entries_in_lines: Callable[..., Any] = _function("entries_in_lines")
 entries_in_columns: Callable[..., Any] = _function("entries_in_columns")
 leaf_hashes: Callable[..., list[bytes] | None] = _function("leaf_hashes")

@@ -1,7 +1,7 @@
 """Verifying a long chain in processes beside the service: its event loop keeps its turns, and two cores share the work.
 
-Each process has a connection of its own, in the state of the database that the verification sees, and ends with it.
-A process is asked one thing at a time.
+Each process has a connection of its own, in the state of the database that the verification sees. A process is asked
+one thing at a time. Where whoever verifies keeps them, those that have answered all are there for the next one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from app.read.checking_process import (
     CheckRange,
     ComparedJobs,
     CompareJobs,
+    End,
     JudgeCommitments,
     Request,
     framed,
@@ -42,6 +43,8 @@ JOBS_A_REQUEST: Final = 1000
 """Few enough that PostgreSQL sorts their entries in memory, and that no process has much to do when others are done."""
 COMPARISONS_AT_ONCE: Final = 64
 """Requests whose answers are held at a time."""
+KEPT_S: Final = 60.0
+"""How long processes wait for the next verification: to load one takes as long as it has for 20,000 entries."""
 LONG_ENTRIES: Final = 50_000
 """Entries of a chain for which it is worth starting processes."""
 
@@ -59,11 +62,49 @@ class CheckingFailedError(LedgerError):
     """A process ended before it had answered; what it said is on standard error."""
 
 
+class KeptProcesses:
+    """Processes that have nothing to do, at most ``PROCESSES_MAX``, each for ``KEPT_S``."""
+
+    def __init__(self) -> None:
+        self._ending: dict[Process, asyncio.TimerHandle] = {}
+        self._is_closed = False
+
+    def taken(self, count: int) -> list[Process]:
+        """Up to so many of them, no longer kept."""
+        taken: list[Process] = []
+        while self._ending and len(taken) < count:
+            process, timer = self._ending.popitem()
+            timer.cancel()
+            if process.returncode is None:
+                taken.append(process)
+        return taken
+
+    def keep(self, process: Process) -> bool:
+        """Keep a process to which ``End`` was said; False where there is no room."""
+        if self._is_closed or len(self._ending) >= PROCESSES_MAX:
+            return False
+        self._ending[process] = asyncio.get_running_loop().call_later(KEPT_S, self._end, process)
+        return True
+
+    def _end(self, process: Process) -> None:
+        del self._ending[process]
+        if process.returncode is None:
+            process.kill()
+
+    async def close(self) -> None:
+        """End those that are kept, and keep no others."""
+        self._is_closed = True
+        for process in self.taken(PROCESSES_MAX):
+            process.kill()
+            await process.wait()
+
+
 class CheckingProcesses:
     """Checks parts of one ledger, as ``ledger.verification.Checks``."""
 
     def __init__(self, reader: PostgresChainReader, processes: Sequence[Process], begin: Begin) -> None:
         self._reader = reader
+        self._has_failed = False
         self._free: asyncio.Queue[Process] = asyncio.Queue()
         for each in processes:
             self._free.put_nowait(each)
@@ -93,6 +134,17 @@ class CheckingProcesses:
         _tell(on_candidate, judged.candidates)
         return judged.jobs
 
+    def rested(self) -> list[Process]:
+        """Those that have answered all they were asked; they see this ledger no longer."""
+        rested: list[Process] = []
+        while not self._free.empty():
+            process = self._free.get_nowait()
+            assert process.stdin is not None
+            if process.returncode is None and not self._has_failed:
+                process.stdin.write(framed(End()))
+                rested.append(process)
+        return rested
+
     async def _ask(self, request: Begin | Request, decoder: msgspec.msgpack.Decoder[_Answer]) -> _Answer:
         """The answer of a process that has nothing else to do.
 
@@ -109,6 +161,7 @@ class CheckingProcesses:
             length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
             data = await process.stdout.readexactly(length)
         except (asyncio.IncompleteReadError, OSError) as error:
+            self._has_failed = True
             self._free.put_nowait(process)  # Who else waits for one is not to wait for ever.
             raise CheckingFailedError("a process that checks parts of a ledger ended too early") from error
         # One whose answer nobody waited for is not asked again: that answer would be read as the next.
@@ -123,24 +176,30 @@ def _tell(on_break: OnBreak | None, breaks: Sequence[Break]) -> None:
 
 
 @asynccontextmanager
-async def checking(database_url: str, reader: PostgresChainReader) -> AsyncIterator[CheckingProcesses]:
-    """Processes that see the state which ``reader`` shows; ended on leaving.
+async def checking(
+    database_url: str, reader: PostgresChainReader, kept: KeptProcesses | None = None
+) -> AsyncIterator[CheckingProcesses]:
+    """Processes that see the state which ``reader`` shows; on leaving ``kept`` has them, or they are ended.
 
     Raises:
         OSError: they cannot be started.
     """
     begin = Begin(database_url, await reader.exported(), reader.tenant_id)
-    processes: list[Process] = []
+    count = min(PROCESSES_MAX, os.cpu_count() or 1)
+    processes = [] if kept is None else kept.taken(count)
     elsewhere = None
     try:
-        for _ in range(min(PROCESSES_MAX, os.cpu_count() or 1)):
+        while len(processes) < count:
             # A session of its own: who interrupts the service by the keyboard ends this process through it.
             process = await asyncio.create_subprocess_exec(*COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True)
             processes.append(process)
         elsewhere = CheckingProcesses(reader, processes, begin)
         yield elsewhere
     finally:
+        rested = [] if kept is None or elsewhere is None else elsewhere.rested()
         for process in processes:
+            if kept is not None and process in rested and kept.keep(process):
+                continue
             if process.returncode is None:
                 process.kill()
             await process.wait()
@@ -149,7 +208,10 @@ async def checking(database_url: str, reader: PostgresChainReader) -> AsyncItera
 
 
 async def verified(
-    database_url: str, reader: PostgresChainReader, verify_rows: Callable[..., Awaitable[Verdict]]
+    database_url: str,
+    reader: PostgresChainReader,
+    verify_rows: Callable[..., Awaitable[Verdict]],
+    kept: KeptProcesses | None = None,
 ) -> Verdict:
     """The verdict of ``verify_rows`` on a whole chain, given ``elsewhere`` where it is a long one.
 
@@ -159,7 +221,7 @@ async def verified(
     if last is None or last.seq < LONG_ENTRIES:
         return await verify_rows()
     try:
-        async with checking(database_url, reader) as elsewhere:
+        async with checking(database_url, reader, kept) as elsewhere:
             return await verify_rows(elsewhere=elsewhere)
     except (CheckingFailedError, OSError) as error:
         log.warning("checking_processes_failed", tenant_id=reader.tenant_id, error=str(error))

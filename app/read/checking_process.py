@@ -2,15 +2,19 @@
 
 ``python -m app.read.checking_process`` reads requests from its standard input, one after the other, answers each on its
 standard output, and ends with its input. Both ways go frames: length (u32 big-endian), then MessagePack. The first
-request is ``Begin``; the database is seen in the state that it names, over a connection of this process.
+request is ``Begin``; from there to ``End`` the database is seen in the state that it names, over a connection of this
+process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
-from typing import BinaryIO, Final, NamedTuple
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import asyncpg
 import msgspec
@@ -18,7 +22,7 @@ import msgspec
 from app.store.chain_reader import CopiedEntries, JobRange, PostgresChainReader, consistent_reader
 from ledger.verification.checks import CheckedRange, finished
 from ledger.verification.commitment_check import judge_commitments
-from ledger.verification.projection_check import JobsFound, compare_jobs
+from ledger.verification.projection_check import JobComparison, JobsFound, compare_jobs
 from ledger.verification.range_check import RangeChecker
 from ledger.verification.range_summary import RangeTask
 from ledger.verification.snapshot_check import OpenedRow
@@ -28,6 +32,10 @@ LENGTH_BYTES: Final = 4
 NICENESS: Final = 10
 """What serves requests goes first."""
 CONNECT_TIMEOUT_S: Final = 10.0
+GC_ALLOCATIONS: Final = 100_000
+"""Allocations between collections of the young generation."""
+STORED_AT_ONCE: Final = 4096
+"""Jobs that are held while their entries come; no request is for as many, unless ids were made equal or none."""
 
 
 class Begin(msgspec.Struct, tag=True):
@@ -63,7 +71,11 @@ class JudgeCommitments(msgspec.Struct, tag=True):
     """Judge all verdicts on proposals, and the table of commitments; the answer is as of ``CompareJobs``."""
 
 
-Request = CheckRange | CompareJobs | JudgeCommitments
+class End(msgspec.Struct, tag=True):
+    """There is nothing more to ask of this ledger; not answered. Another ``Begin`` may follow."""
+
+
+Request = CheckRange | CompareJobs | JudgeCommitments | End
 
 _BEGIN_DECODER: Final = msgspec.msgpack.Decoder(Begin)
 _REQUEST_DECODER: Final = msgspec.msgpack.Decoder(Request)
@@ -77,20 +89,25 @@ def framed(value: object) -> bytes:
 
 async def _work(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until there are no more requests. Reading blocks: there is nothing else to do meanwhile."""
-    begin = _BEGIN_DECODER.decode(_read(requests))
-    connection = await asyncpg.connect(begin.database_url, timeout=CONNECT_TIMEOUT_S)
-    async with consistent_reader(connection, begin.tenant_id, begin.exported) as reader:
-        _write(answers, True)
-        while data := _read(requests):
-            request = _REQUEST_DECODER.decode(data)
-            if isinstance(request, CheckRange):
-                answer: object = await _checked(reader, request)
-            elif isinstance(request, CompareJobs):
-                answer = await _compared(reader, request)
-            else:
-                answer = await _judged(reader)
-            _write(answers, answer)
-    connection.terminate()
+    while data := _read(requests):
+        begin = _BEGIN_DECODER.decode(data)
+        connection = await asyncpg.connect(begin.database_url, timeout=CONNECT_TIMEOUT_S)
+        async with consistent_reader(connection, begin.tenant_id, begin.exported) as reader:
+            _write(answers, True)
+            while data := _read(requests):
+                request = _REQUEST_DECODER.decode(data)
+                if isinstance(request, End):
+                    break
+                _write(answers, await _answer(reader, request))
+        connection.terminate()
+
+
+async def _answer(reader: PostgresChainReader, request: CheckRange | CompareJobs | JudgeCommitments) -> object:
+    if isinstance(request, CheckRange):
+        return await _checked(reader, request)
+    if isinstance(request, CompareJobs):
+        return await _compared(reader, request)
+    return await _judged(reader)
 
 
 async def _checked(reader: PostgresChainReader, request: CheckRange) -> CheckedRange:
@@ -120,11 +137,36 @@ async def _in_order(reader: PostgresChainReader, request: CheckRange) -> RangeCh
 
 
 async def _compared(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs:
+    compared = await _compared_copied(reader, request)
+    if compared is not None:
+        return compared
     breaks: list[Break] = []
     candidates: list[Break] = []
     entries, stored = reader.entries_by_job(request.part), reader.jobs(request.part)
     jobs = await compare_jobs(entries, stored, breaks.append, candidates.append)
     return ComparedJobs(jobs, breaks, candidates)
+
+
+async def _compared_copied(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs | None:
+    """What comparing them comes to where the entries can be copied; None where not, or where more jobs are stored than
+    are to be held, as nothing else can be read beside the entries."""
+    stored: list[Sequence[Any]] = []
+    async with aclosing(reader.jobs(request.part)) as batches:
+        async for rows in batches:
+            stored.extend(rows)
+            if len(stored) > STORED_AT_ONCE:
+                return None
+
+    async def at_once() -> AsyncIterator[list[Sequence[Any]]]:
+        if stored:
+            yield stored
+
+    breaks: list[Break] = []
+    candidates: list[Break] = []
+    comparison = JobComparison(at_once(), breaks.append, candidates.append)
+    if not await reader.copied_by_job(request.part, comparison.add):
+        return None
+    return ComparedJobs(await comparison.outcome(), breaks, candidates)
 
 
 async def _judged(reader: PostgresChainReader) -> ComparedJobs:
@@ -146,4 +188,7 @@ def _read(requests: BinaryIO) -> bytes:
 
 if __name__ == "__main__":
     os.nice(NICENESS)
+    # Rows and states of jobs are many, and none is a cycle.
+    gc.freeze()
+    gc.set_threshold(GC_ALLOCATIONS)
     asyncio.run(_work(sys.stdin.buffer, sys.stdout.buffer))

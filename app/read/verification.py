@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from app.background.slots import Slots
-from app.read.checking import verified
+from app.read.checking import KeptProcesses, verified
 from app.read.verified_positions import Position, VerifiedPositions
 from app.store.chain_reader import consistent_reader
 from app.store.chain_reads import list_tenants
@@ -87,6 +87,11 @@ class ChainVerifier:
         self._breaks = breaks
         self._metrics = metrics
         self._slots = Slots(VERIFICATIONS_AT_ONCE_MAX, "verifications")
+        self._kept = KeptProcesses()
+
+    async def close(self) -> None:
+        """End the processes that long chains were checked in."""
+        await self._kept.close()
 
     async def full(self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None) -> Verification:
         """Verify a tenant's chain, or a range of it.
@@ -187,7 +192,9 @@ class ChainVerifier:
                 on_break=note,
             )
             is_whole = from_seq is None and to_seq is None
-            verdict = await (verified(self._database_url, reader, verify_rows) if is_whole else verify_rows())
+            verdict = await (
+                verified(self._database_url, reader, verify_rows, self._kept) if is_whole else verify_rows()
+            )
         verification = Verification(verdict, (time.perf_counter() - began_s) * 1000)
         # 3. What came of it.
         self._count(verification)

@@ -111,18 +111,10 @@ async def compare_jobs(
 
     The calls are told each break, ``on_candidate`` what counts only if the chain itself is whole.
     """
-    judge = JobJudge(on_break, on_candidate)
-    join = _Join(stored_jobs, judge)
-    fold: JobFold | None = None
+    comparison = JobComparison(stored_jobs, on_break, on_candidate)
     async for rows in entries:
-        folded, fold = _fold(rows, fold)
-        await asyncio.sleep(0)
-        await join.compare(folded)
-        await asyncio.sleep(0)
-    if fold is not None:
-        await join.compare([fold.state()])
-    await join.finish()
-    return judge.outcome()
+        await comparison.add(rows)
+    return await comparison.outcome()
 
 
 def conclude(jobs: JobsFound, findings: Findings) -> None:
@@ -193,6 +185,30 @@ class JobJudge:
         self, seq: int, detail: str, expected: str | int | None = None, actual: str | int | None = None
     ) -> None:
         self.candidates.add("projection", seq, detail, expected=expected, actual=actual)
+
+
+class JobComparison:
+    """Compares stored jobs with the fold of entries that come by job id and seq, some at a time."""
+
+    def __init__(self, stored_jobs: Rows, on_break: OnBreak | None = None, on_candidate: OnBreak | None = None) -> None:
+        """Of the calls ``JobJudge`` says when."""
+        self._judge = JobJudge(on_break, on_candidate)
+        self._join = _Join(stored_jobs, self._judge)
+        self._fold: JobFold | None = None
+
+    async def add(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Take the next entries, of ``FOLD_COLUMNS``, in two turns of the event loop."""
+        folded, self._fold = _fold(rows, self._fold)
+        await asyncio.sleep(0)
+        await self._join.compare(folded)
+        await asyncio.sleep(0)
+
+    async def outcome(self) -> JobsFound:
+        """What was found; there are no more entries."""
+        if self._fold is not None:
+            await self._join.compare([self._fold.state()])
+        await self._join.finish()
+        return self._judge.outcome()
 
 
 def _fold(rows: Sequence[Sequence[Any]], fold: JobFold | None) -> tuple[list[JobState], JobFold | None]:

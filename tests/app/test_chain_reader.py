@@ -13,11 +13,14 @@ import pytest
 from app.background.turns import BYTES_PER_TURN
 from app.pending.event_lines import EventLines
 from app.pending.requests import Draft
-from app.store.chain_reader import FETCH_BYTES, PostgresChainReader, consistent_reader
+from app.store.chain_reader import ALL_JOBS, FETCH_BYTES, JobRange, PostgresChainReader, consistent_reader
+from ledger import native
 from ledger.machines.events import JOB_EVENTS
+from tests.app.chain_builder import insert
 from tests.app.chains import Chains, followed, until
 from tests.app.conftest import RunNode
 from tests.app.drafts import GLOBAL
+from tests.ledger.ledger_in_memory import build
 
 
 async def test_long_rows_are_handed_on_few_at_a_time(
@@ -81,3 +84,32 @@ async def test_a_reader_that_is_left_before_its_end_leaves_the_connection_free(
             async with aclosing(rows) as batches:
                 await anext(batches, None)
             assert await superuser.fetchval("SELECT 1") == 1
+
+
+@pytest.mark.parametrize(
+    "part", [ALL_JOBS, JobRange(None, "job-0003"), JobRange("job-0001", "job-0003"), JobRange("job-0003", None)]
+)
+async def test_entries_that_are_copied_by_job_are_those_that_are_read(
+    superuser: asyncpg.Connection[asyncpg.Record], part: JobRange
+) -> None:
+    await superuser.execute("SET session_replication_role = replica")
+    ledger = build(60)
+    await insert(superuser, ledger)
+    await superuser.execute(
+        "ALTER TABLE scheduler.scheduler_log ALTER job_id DROP NOT NULL, ALTER action DROP NOT NULL"
+    )
+    await superuser.execute(
+        "UPDATE scheduler.scheduler_log SET job_id = NULL, payload = '\"\\u00e9 $1\"' WHERE seq = 7"
+    )
+    await superuser.execute("UPDATE scheduler.scheduler_log SET action = NULL, hlc_logical = -1 WHERE seq = 8")
+    copied: list[tuple[Any, ...]] = []
+
+    async def take(rows: list[tuple[Any, ...]]) -> None:
+        copied.extend(rows)
+
+    async with consistent_reader(superuser, "acme") as reader:
+        is_copied = await reader.copied_by_job(part, take)
+        read = [tuple(row) async for rows in reader.entries_by_job(part) for row in rows]
+    assert read
+    assert is_copied == (native.NAME == "c")
+    assert copied == (read if is_copied else [])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import struct
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
 import pytest
 import structlog
 
-from app.read import checking
-from app.store.chain_reader import consistent_reader
+from app.read import checking, checking_process
+from app.store.chain_reader import ALL_JOBS, consistent_reader
 from ledger.verification import Break, driver, verify
+from ledger.verification.projection_check import compare_jobs
 from tests.app import test_tamper as tamper
 from tests.app.chain_builder import insert
 from tests.app.chains import until
@@ -75,10 +78,14 @@ def _several_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def setting(pool: asyncpg.Pool, database: Database, tmp_path: Path, superuser: asyncpg.Connection) -> Setting:
+async def setting(
+    pool: asyncpg.Pool, database: Database, tmp_path: Path, superuser: asyncpg.Connection
+) -> AsyncIterator[Setting]:
     await superuser.execute("SET session_replication_role = replica")
     await insert(superuser, LEDGER)
-    return Setting(pool, database.service_url, tmp_path)
+    setting = Setting(pool, database.service_url, tmp_path)
+    yield setting
+    await setting.verifier.close()
 
 
 def children() -> set[str]:
@@ -164,3 +171,70 @@ async def test_a_ledger_without_stored_jobs_is_compared_as_well(
     await superuser.execute("DELETE FROM scheduler.jobs")
     verdict = (await setting.verifier.full("acme")).verdict
     assert verdict.breaks == {"projection": len(build(60).jobs)}
+
+
+@pytest.mark.parametrize("stored_at_once", [0, checking_process.STORED_AT_ONCE])
+async def test_jobs_are_compared_alike_however_many_are_stored(
+    setting: Setting, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, stored_at_once: int
+) -> None:
+    monkeypatch.setattr(checking_process, "STORED_AT_ONCE", stored_at_once)
+    await superuser.execute("UPDATE scheduler.jobs SET last_seq = last_seq + 1")
+    async with consistent_reader(superuser, "acme") as reader:
+        several = await checking_process._compared(reader, checking_process.CompareJobs(ALL_JOBS))
+        one = await compare_jobs(reader.entries_by_job(), reader.jobs())
+    assert several.jobs == one
+    assert len(several.candidates) == len(LEDGER.jobs)
+
+
+# --- the next verification ------------------------------------------------------------------------
+
+
+async def test_processes_are_there_for_the_next_verification_and_see_what_it_sees(
+    setting: Setting, superuser: asyncpg.Connection
+) -> None:
+    before = children()
+    assert (await setting.verifier.full("acme")).verdict.is_valid
+    kept = children() - before
+    # One that was still starting when all was checked is not kept.
+    assert kept
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
+
+    async def hold_nothing_open() -> bool:
+        return await superuser.fetchval(sessions) == 0
+
+    await until(hold_nothing_open, "they see the ledger no longer")
+    await superuser.execute("UPDATE scheduler.jobs SET last_seq = last_seq + 1")
+    verdict = (await setting.verifier.full("acme")).verdict
+    assert verdict.breaks == {"projection": len(LEDGER.jobs)}
+    assert children() >= kept
+    await setting.verifier.close()
+    assert not children() - before
+
+
+async def test_processes_that_nobody_asks_again_are_ended(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "KEPT_S", 0.0)
+    before = children()
+    assert (await setting.verifier.full("acme")).verdict.is_valid
+    await until(lambda: not children() - before, "they are ended")
+
+
+async def test_one_that_was_killed_while_it_waited_is_started_anew(setting: Setting) -> None:
+    before = children()
+    await setting.verifier.full("acme")
+    for pid in children() - before:
+        os.kill(int(pid), signal.SIGKILL)
+    await until(lambda: not children() - before, "they are gone")
+    with structlog.testing.capture_logs() as logged:
+        assert (await setting.verifier.full("acme")).verdict.is_valid
+    assert not [entry for entry in logged if entry["event"] == "checking_processes_failed"]
+
+
+async def test_no_more_are_kept_than_work_at_once_and_none_of_a_verifier_that_is_closed(
+    setting: Setting, superuser: asyncpg.Connection
+) -> None:
+    before = children()
+    await asyncio.gather(*(setting.verifier.full("acme") for _ in range(2)))
+    assert len(children() - before) <= checking.PROCESSES_MAX
+    await setting.verifier.close()
+    await setting.verifier.full("acme")
+    assert not children() - before

@@ -229,6 +229,35 @@ def test_whatever_stands_in_a_copy_is_read_within_it(at: int, value: int, cut: i
     assert found is None or data in (was, was[:-2])
 
 
+FORMS = bytes(ord("i" if name in WIDTHS else "t") for name in ENTRY_COLUMNS)
+
+
+def test_rows_of_a_copy_are_those_that_were_copied() -> None:
+    rows = [tuple(row) for row in rows_of(WHOLE)]
+    rows[3] = (None,) * len(FORMS)
+    rows[5] = (-(2**63), *("\U0001f600" if form == ord("t") else -1 for form in FORMS[1:]))
+    data = copied([[*row] for row in rows])
+    for whole in (data, data[:-2]):
+        assert native.rows_in_copy(FORMS, whole) == (rows if IN_C else None)
+    assert native.rows_in_copy(FORMS, b"") == ([] if IN_C else None)
+
+
+@given(st.integers(0, 3000), st.integers(0, 255), st.integers(0, 40), st.integers(0, 2))
+@example(0, 255, 0, 0)
+@example(len(copied(rows_of(WHOLE)[:1])) - 6, 127, 0, 0)
+def test_what_is_no_row_of_a_copy_is_left(at: int, value: int, cut: int, columns_less: int) -> None:
+    data = bytearray(copied(rows_of(WHOLE)[:5]))
+    data[at % len(data)] = value
+    data = data[: len(data) - cut]
+    found = native.rows_in_copy(FORMS[columns_less:], bytes(data))
+    assert found is None or (copied([[*row] for row in found]) in (data, data + b"\xff\xff") and not columns_less)
+
+
+@pytest.mark.parametrize("arguments", [(), (FORMS,), ("t", b""), (FORMS, bytearray()), (b"t" * 17, b""), (FORMS, None)])
+def test_what_is_no_copy_is_left(arguments: tuple[Any, ...]) -> None:
+    assert native.rows_in_copy(*arguments) is None
+
+
 # --- lines ----------------------------------------------------------------------------------------
 
 
