@@ -202,12 +202,9 @@ class PostgresChainReader:
                 self._copied = await self._statement_of_copies()
             if not self._copied:
                 return False
-            is_begun = False
 
             async def told(data: bytes) -> None:  # A bytearray, in truth.
-                nonlocal is_begun
-                take(CopiedEntries(bytes(data if is_begun else data.removeprefix(_COPY_HEADER))))
-                is_begun = True
+                take(CopiedEntries(_rows_in(data)))
 
             query = self._copied.format(first=first, last=last)
             await self._connection.copy_from_query(query, output=told, format="binary", timeout=FETCH_TIMEOUT_S)
@@ -243,12 +240,12 @@ class PostgresChainReader:
         """Have ``take`` told what ``entries_by_job`` gives, some rows at a time, for less of the processor; False, and
         what it was told is to be forgotten, where that cannot be. ``take`` MUST NOT read."""
         query = _ENTRIES_BY_JOB.format(part=part.condition)
-        is_begun, is_whole = False, native.NAME != "python"
+        is_whole = native.NAME != "python"
 
         async def told(data: bytes) -> None:  # A bytearray, in truth.
-            nonlocal is_begun, is_whole
-            rows = native.rows_in_copy(_FOLDED_FORMS, bytes(data if is_begun else data.removeprefix(_COPY_HEADER)))
-            is_begun, is_whole = True, is_whole and rows is not None
+            nonlocal is_whole
+            rows = native.rows_in_copy(_FOLDED_FORMS, _rows_in(data))
+            is_whole = is_whole and rows is not None
             if rows and is_whole:
                 await take(rows)
 
@@ -332,6 +329,11 @@ async def consistent_reader(
                 raise InvalidInputError(f"{exported!r} is not the name of a state of the database")
             await connection.execute(f"SET TRANSACTION SNAPSHOT '{exported}'")
         yield PostgresChainReader(connection, tenant_id)
+
+
+def _rows_in(data: bytes) -> bytes:
+    """What COPY gave, without its header, as which no row begins."""
+    return bytes(data.removeprefix(_COPY_HEADER))
 
 
 def _rows_after(rows: Sequence[Sequence[Any]], text_column: int, rows_max: int) -> int:

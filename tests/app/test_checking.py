@@ -229,12 +229,18 @@ async def test_one_that_was_killed_while_it_waited_is_started_anew(setting: Sett
     assert not [entry for entry in logged if entry["event"] == "checking_processes_failed"]
 
 
-async def test_no_more_are_kept_than_work_at_once_and_none_of_a_verifier_that_is_closed(
-    setting: Setting, superuser: asyncpg.Connection
-) -> None:
+async def test_no_more_are_kept_than_work_at_once() -> None:
+    kept = checking.KeptProcesses()
+    waiting = (sys.executable, "-c", "import sys; sys.stdin.read()")
+    processes = [await asyncio.create_subprocess_exec(*waiting, stdin=asyncio.subprocess.PIPE) for _ in range(3)]
+    assert [kept.keep(process) for process in processes] == [True, True, False]
+    await kept.close()
+    processes[2].kill()
+    assert [await process.wait() for process in processes] == [-signal.SIGKILL] * 3
+
+
+async def test_a_verifier_that_is_closed_keeps_none(setting: Setting) -> None:
     before = children()
-    await asyncio.gather(*(setting.verifier.full("acme") for _ in range(2)))
-    assert len(children() - before) <= checking.PROCESSES_MAX
     await setting.verifier.close()
-    await setting.verifier.full("acme")
+    assert (await setting.verifier.full("acme")).verdict.is_valid
     assert not children() - before
