@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -129,6 +130,8 @@ def _launched(settings: Mapping[str, str], log_file: Path) -> JavaGateway:
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
+    # The first call that is given anything loads this, and pandas with it: as well while Java starts.
+    begun(lambda: import_module("pyspark.testing.utils"))
     launch: Callable[..., JavaGateway] = launch_gateway
     with log_file.open("ab") as log:
         gateway = launch(SparkConf().setAll(list(settings.items())), {"stdout": log, "stderr": log})

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import TimeoutError as NotInTimeError
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ledger.errors import ConfigurationError
 from pipeline.gateway import begun, is_submitted, java
@@ -26,7 +26,7 @@ from pipeline.masters import LOCAL_MASTER, is_local, local_cores, refuse_unless_
 from pipeline.own_folder import own_folder
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
 FOLDER_PREFIX: Final = "tally-run-"
@@ -141,7 +141,7 @@ def _name_pythons(master: str | None) -> None:
 
 def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapping[str, str]) -> SparkSession:
     # Imported here: it takes a while, and what only reads options should not wait for it.
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     if is_submitted():
@@ -150,12 +150,15 @@ def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapp
         assert master is not None, "spark-submit always has one"
         refuse_unless_there(master)
     assert master is not None, "where there is no spark-submit it is ours to say"
+    settings = {**_settings(name, master, folder), **given}
+    context = SparkContext.getOrCreate(SparkConf().setAll([*settings.items()]))
+    if is_local(master):
+        begun(lambda: _load_workers(context))
     builder = SparkSession.builder
-    for key, value in {**_settings(name, master, folder), **given}.items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     if not is_local(master):
-        context = spark.sparkContext
         context.addPyFile(str(pack(folder)))
         partitions = shuffle_partitions(context.getConf(), context.defaultParallelism)
         if partitions is not None:
@@ -163,12 +166,23 @@ def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapp
     return spark
 
 
+def _load_workers(context: SparkContext) -> None:
+    """Have the process that Python workers are forked from load what tasks use, while Java plans the first of them."""
+    context.parallelize([0], 1).map(bool).count()
+
+
 def _stop(spark: SparkSession, log_file: Path) -> None:
     """Stop Spark; one that does not, or has ended, is left to the end of its Java."""
     from py4j.protocol import Py4JError
 
+    context = spark.sparkContext
+    # What takes in accumulators looks up once a second whether to end; it ends with Java, which comes next.
+    counting: Any = vars(context).pop("_accumulatorServer", None)
     with _errors_to(log_file), suppress(NotInTimeError, Py4JError, ConnectionError):
         begun(spark.stop).result(STOP_TIMEOUT_S)
+    if counting is not None:
+        counting.handle_error = lambda *_: None
+        begun(counting.shutdown)
 
 
 def _take_over(log4j: Path, folder: Path) -> None:
@@ -217,6 +231,8 @@ def _settings(name: str, master: str, folder: Path) -> dict[str, str]:
         "spark.ui.enabled": "false",
         # Tasks keep their files there too.
         "spark.executorEnv.TMPDIR": str(folder),
+        # Only tasks with the same environment are given workers of the same process; those of tables have this anyway.
+        "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
     }
 
 

@@ -33,6 +33,14 @@ def test_tasks_run_in_forks_of_a_process_that_has_imported_what_they_use(spark: 
     assert row["command"].split(b"\0")[1:3] == [b"-m", TASK_DAEMON.encode()]
 
 
+def test_what_is_loaded_ahead_is_what_tasks_of_tables_are_forked_from(spark: SparkSession) -> None:
+    def parent(_: int) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"pid": [os.getppid()]})
+
+    (row,) = over_numbers(spark, 1, parent, "pid bigint").collect()
+    assert spark.sparkContext.parallelize([0], 1).map(lambda _: os.getppid()).collect() == [row["pid"]]
+
+
 def test_the_process_that_is_forked_has_one_thread() -> None:
     code = "import os, sys, pipeline.task_daemon as it; it.prepare(); "
     code += "print(len(os.listdir('/proc/self/task')), *sys.modules)"
