@@ -1264,7 +1264,7 @@ static int pass(Walk *walk, const Entry *entry)
     }
     walk->commitments += entry->origin.bytes == NULL && is_of_commitments(entry->action);
     if (walk->count++ == 0)
-        walk->first_prev = entry->prev;
+        walk->first_prev = walk->prev_link; /* the same text, and one that stays where it is */
     memcpy(walk->prev_raw, link, HASH_BYTES);
     walk->prev_bytes = HASH_BYTES;
     walk->prev_link = entry->link;
@@ -1624,7 +1624,8 @@ static int next_in_lines(Entries *entries, Entry *entry)
             && AFTER(entries, ",\"t_hlc\":\"") && next_text(entries, &entry->hlc)
             && AFTER(entries, ",\"tenant_id\":") && after(entries, entries->tenant.bytes, (size_t)entries->tenant.count)
             && AFTER(entries, "}\n")
-            /* It outlives the line, so it must stand there as it is; links do, as no digit is spelt with an escape. */
+            /* It outlives the line, so it must stand there as it is; a link does that is the entry's own, as no digit is
+             * spelt with an escape. */
             && (const unsigned char *)entry->hlc.bytes >= entries->start
             && (const unsigned char *)entry->hlc.bytes < entries->end
         ? 1 : -1;

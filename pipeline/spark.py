@@ -152,6 +152,8 @@ def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapp
     assert master is not None, "where there is no spark-submit it is ours to say"
     settings = {**_settings(name, master, folder), **given}
     context = SparkContext.getOrCreate(SparkConf().setAll([*settings.items()]))
+    # A Java that ends is told of by what it is asked next, and not by what takes in accumulators too.
+    vars(context)["_accumulatorServer"].handle_error = lambda *_: None
     if is_local(master):
         begun(lambda: _load_workers(context))
     builder = SparkSession.builder
@@ -175,13 +177,11 @@ def _stop(spark: SparkSession, log_file: Path) -> None:
     """Stop Spark; one that does not, or has ended, is left to the end of its Java."""
     from py4j.protocol import Py4JError
 
-    context = spark.sparkContext
     # What takes in accumulators looks up once a second whether to end; it ends with Java, which comes next.
-    counting: Any = vars(context).pop("_accumulatorServer", None)
+    counting: Any = vars(spark.sparkContext).pop("_accumulatorServer", None)
     with _errors_to(log_file), suppress(NotInTimeError, Py4JError, ConnectionError):
         begun(spark.stop).result(STOP_TIMEOUT_S)
     if counting is not None:
-        counting.handle_error = lambda *_: None
         begun(counting.shutdown)
 
 

@@ -182,7 +182,7 @@ static PyObject *serve(Stream *stream, PyObject *args)
 {
     int socket, stop, ended = 0;
     Py_buffer data;
-    double idle_s, frame_s;
+    double idle_s, frame_s, late_s = 0; /* when the frame that has begun must be whole */
     unsigned char ack[ACK_BYTES_MAX];
     size_t end = 0, ack_bytes = 0, sent = 0;
     if (!PyArg_ParseTuple(args, "iiw*dd", &socket, &stop, &data, &idle_s, &frame_s))
@@ -191,7 +191,7 @@ static PyObject *serve(Stream *stream, PyObject *args)
     const size_t size = (size_t)data.len;
     Py_BEGIN_ALLOW_THREADS
     for (;;) {
-        ended = await_bytes(socket, stop, end == 0 ? idle_s : frame_s);
+        ended = await_bytes(socket, stop, end == 0 ? idle_s : late_s - seconds());
         if (ended != 0)
             break;
         const ssize_t count = recv(socket, buffer + end, size - end, MSG_DONTWAIT);
@@ -199,6 +199,8 @@ static PyObject *serve(Stream *stream, PyObject *args)
             continue;
         if (count <= 0)
             break; /* the next who reads finds out */
+        if (end == 0)
+            late_s = seconds() + frame_s;
         end += (size_t)count;
         const size_t whole = end < LENGTH_AT ? 0 : LENGTH_AT + (size_t)u32_at(buffer);
         if (end < FRAME_PREFIX_BYTES || (end < whole && whole <= size))

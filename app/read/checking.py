@@ -137,10 +137,11 @@ class CheckingProcesses:
     def rested(self) -> list[Process]:
         """Those that have answered all they were asked; they see this ledger no longer."""
         rested: list[Process] = []
-        while not self._free.empty():
+        # After a failure some may still be told so, one behind the other, each by the process that it is given.
+        while not (self._has_failed or self._free.empty()):
             process = self._free.get_nowait()
             assert process.stdin is not None
-            if process.returncode is None and not self._has_failed:
+            if process.returncode is None:
                 process.stdin.write(framed(End()))
                 rested.append(process)
         return rested

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import heapq
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -36,6 +37,10 @@ GC_ALLOCATIONS: Final = 100_000
 """Allocations between collections of the young generation."""
 STORED_AT_ONCE: Final = 4096
 """Jobs that are held while their entries come; no request is for as many, unless ids were made equal or none."""
+STORED_CHARACTERS_MAX: Final = 16 << 20
+"""Of what they say, which is some hundred of each, unless somebody put much into them."""
+BREAKS_TOLD_MAX: Final = 1000
+"""Breaks of one request that are told, the first by seq; all are counted. There may be one of each job there is."""
 
 
 class Begin(msgspec.Struct, tag=True):
@@ -136,44 +141,63 @@ async def _in_order(reader: PostgresChainReader, request: CheckRange) -> RangeCh
     return checker if await reader.copied(task.from_seq, task.to_seq, take) and is_in_order else None
 
 
+class _FirstBreaks:
+    """The first ``BREAKS_TOLD_MAX`` breaks by seq."""
+
+    def __init__(self) -> None:
+        self._last_first: list[tuple[int, int, Break]] = []
+        self._told = 0
+
+    def add(self, each: Break) -> None:
+        self._told += 1
+        item = -each.seq, -self._told, each
+        if len(self._last_first) < BREAKS_TOLD_MAX:
+            heapq.heappush(self._last_first, item)
+        else:
+            heapq.heappushpop(self._last_first, item)
+
+    def found(self) -> list[Break]:
+        return [each for *_, each in sorted(self._last_first, reverse=True)]
+
+
 async def _compared(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs:
     compared = await _compared_copied(reader, request)
     if compared is not None:
         return compared
-    breaks: list[Break] = []
-    candidates: list[Break] = []
+    breaks, candidates = _FirstBreaks(), _FirstBreaks()
     entries, stored = reader.entries_by_job(request.part), reader.jobs(request.part)
-    jobs = await compare_jobs(entries, stored, breaks.append, candidates.append)
-    return ComparedJobs(jobs, breaks, candidates)
+    jobs = await compare_jobs(entries, stored, breaks.add, candidates.add)
+    return ComparedJobs(jobs, breaks.found(), candidates.found())
 
 
 async def _compared_copied(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs | None:
     """What comparing them comes to where the entries can be copied; None where not, or where more jobs are stored than
     are to be held, as nothing else can be read beside the entries."""
     stored: list[Sequence[Any]] = []
+    characters = 0
     async with aclosing(reader.jobs(request.part)) as batches:
         async for rows in batches:
             stored.extend(rows)
-            if len(stored) > STORED_AT_ONCE:
+            characters += sum(len(value) for row in rows for value in row if isinstance(value, str))
+            if len(stored) > STORED_AT_ONCE or characters > STORED_CHARACTERS_MAX:
                 return None
 
     async def at_once() -> AsyncIterator[list[Sequence[Any]]]:
         if stored:
             yield stored
 
-    breaks: list[Break] = []
-    candidates: list[Break] = []
-    comparison = JobComparison(at_once(), breaks.append, candidates.append)
+    breaks, candidates = _FirstBreaks(), _FirstBreaks()
+    comparison = JobComparison(at_once(), breaks.add, candidates.add)
     if not await reader.copied_by_job(request.part, comparison.add):
         return None
-    return ComparedJobs(await comparison.outcome(), breaks, candidates)
+    return ComparedJobs(await comparison.outcome(), breaks.found(), candidates.found())
 
 
 async def _judged(reader: PostgresChainReader) -> ComparedJobs:
-    candidates: list[Break] = []
+    candidates = _FirstBreaks()
     followed_seq = await reader.followed_seq()
-    found = await judge_commitments(reader.commitments(), reader.promised(), followed_seq, candidates.append)
-    return ComparedJobs(found, [], candidates)
+    found = await judge_commitments(reader.commitments(), reader.promised(), followed_seq, candidates.add)
+    return ComparedJobs(found, [], candidates.found())
 
 
 def _write(answers: BinaryIO, answer: object) -> None:

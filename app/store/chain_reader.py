@@ -3,7 +3,8 @@
 One REPEATABLE READ transaction shows one state of all tables. Rows come through server-side cursors, a batch at
 a time, fewer where they are long; while one batch is being checked the next is already on its way. A batch of long
 rows is handed on in parts, as the event loop has no turn while a part is checked. Rows whose place is the same, once
-nothing forbids that, come in order of storage, so that all who verify see one order.
+nothing forbids that, come in order of storage, so that all who verify see one order; but for entries by job: two of one
+seq break the chain, and then no job that does not fit counts.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ FETCH_BYTES = 16 << 20
 bytes. Where long rows follow short ones, one fetch is larger."""
 FETCH_TIMEOUT_S = 600.0
 """Longest wait for one batch; sorting a long chain by job comes before the first."""
+FOLD_TIMEOUT_S = 6 * 3600.0
+"""Longest that all entries of a range of jobs may take, and what is done with them: nobody knows how many there are."""
 
 _PAYLOAD, _FOLDED_PAYLOAD = ENTRY_COLUMNS.index("payload"), FOLD_COLUMNS.index("payload")
 _COMMITTED_PAYLOAD, _SUBJECT = COMMITMENT_COLUMNS.index("payload"), PROMISED_COLUMNS.index("subject")
@@ -255,7 +258,7 @@ class PostgresChainReader:
             if not (is_whole and self._has_folded_types):
                 return False
             await self._connection.copy_from_query(
-                query, self.tenant_id, *part.bounds, output=told, format="binary", timeout=FETCH_TIMEOUT_S
+                query, self.tenant_id, *part.bounds, output=told, format="binary", timeout=FOLD_TIMEOUT_S
             )
         return is_whole
 

@@ -9,13 +9,14 @@ import struct
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 import structlog
 
 from app.read import checking, checking_process
-from app.store.chain_reader import ALL_JOBS, consistent_reader
+from app.store.chain_reader import ALL_JOBS, JobRange, PostgresChainReader, consistent_reader
 from ledger.verification import Break, driver, verify
 from ledger.verification.projection_check import compare_jobs
 from tests.app import test_tamper as tamper
@@ -173,17 +174,56 @@ async def test_a_ledger_without_stored_jobs_is_compared_as_well(
     assert verdict.breaks == {"projection": len(build(60).jobs)}
 
 
-@pytest.mark.parametrize("stored_at_once", [0, checking_process.STORED_AT_ONCE])
-async def test_jobs_are_compared_alike_however_many_are_stored(
-    setting: Setting, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, stored_at_once: int
+@pytest.mark.parametrize("bound", [None, "STORED_AT_ONCE", "STORED_CHARACTERS_MAX"])
+async def test_jobs_are_compared_alike_however_many_are_stored_and_however_much_they_say(
+    setting: Setting, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, bound: str | None
 ) -> None:
-    monkeypatch.setattr(checking_process, "STORED_AT_ONCE", stored_at_once)
+    parts: list[JobRange] = []
+    copied = PostgresChainReader.copied_by_job
+
+    async def told(reader: PostgresChainReader, part: JobRange, take: Any) -> bool:
+        parts.append(part)
+        return await copied(reader, part, take)
+
+    monkeypatch.setattr(PostgresChainReader, "copied_by_job", told)
+    if bound is not None:
+        monkeypatch.setattr(checking_process, bound, 7)
     await superuser.execute("UPDATE scheduler.jobs SET last_seq = last_seq + 1")
     async with consistent_reader(superuser, "acme") as reader:
         several = await checking_process._compared(reader, checking_process.CompareJobs(ALL_JOBS))
         one = await compare_jobs(reader.entries_by_job(), reader.jobs())
     assert several.jobs == one
     assert len(several.candidates) == len(LEDGER.jobs)
+    assert bool(parts) == (bound is None)
+
+
+async def test_of_very_many_breaks_the_first_are_told_and_all_are_counted(
+    setting: Setting, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking_process, "BREAKS_TOLD_MAX", 3)
+    await superuser.execute("UPDATE scheduler.jobs SET last_seq = last_seq + 1")
+    told: list[Break] = []
+    async with consistent_reader(superuser, "acme") as reader:
+        few = await checking_process._compared(reader, checking_process.CompareJobs(ALL_JOBS))
+        await compare_jobs(reader.entries_by_job(), reader.jobs(), on_candidate=told.append)
+    assert few.candidates == sorted(told, key=lambda each: each.seq)[:3]
+    assert few.jobs.candidates.counts == {"projection": len(LEDGER.jobs)}
+
+
+async def test_whoever_waits_for_a_process_that_fails_is_told_so(
+    setting: Setting, superuser: asyncpg.Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = checking_process.framed(True)
+    frame = "int.from_bytes(sys.stdin.buffer.read(4), 'big')"
+    answers = f"sys.stdin.buffer.read({frame}); sys.stdout.buffer.write({begun!r}); sys.stdout.flush(); {frame}"
+    monkeypatch.setattr(checking, "COMMAND", (sys.executable, "-c", f"import sys; {answers}"))
+    monkeypatch.setattr(checking, "PROCESSES_MAX", 1)
+    monkeypatch.setattr(checking, "JOBS_A_REQUEST", 1)
+    async with consistent_reader(superuser, "acme") as reader:
+        with pytest.raises(checking.CheckingFailedError):
+            async with checking.checking(database.service_url, reader, checking.KeptProcesses()) as elsewhere:
+                await elsewhere.compare_jobs(None, None)
+    await until(lambda: not [task for task in asyncio.all_tasks() if "._ask" in repr(task)], "nobody waits any more")
 
 
 # --- the next verification ------------------------------------------------------------------------

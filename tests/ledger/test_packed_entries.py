@@ -213,6 +213,22 @@ def test_a_ledger_of_lines_has_the_verdict_of_its_rows_wherever_ranges_end(
     assert by_lines == by_values
 
 
+def test_a_link_that_a_line_spells_with_an_escape_is_not_read_where_the_next_has_spelt_something_else() -> None:
+    rows = [{**row} for row in WHOLE.entries[:2]]
+    rows[0]["payload"], rows[0]["payload_digest"] = "{}", sha256(b"{}").hexdigest()
+    rows[0]["prev_chain_link"], rows[1]["job_id"] = '"', 'é"'
+    raw = b""
+    for row in rows:
+        digest = bytes.fromhex(row["payload_digest"])
+        raw = Linker("acme").link(row["seq"], row["t_hlc"], row["job_id"], row["action"], raw, digest)
+        row["chain_link"] = raw.hex()
+    rows[1]["prev_chain_link"] = rows[0]["chain_link"]
+    lines = lines_of([[row[name] for name in ENTRY_COLUMNS] for row in rows])
+    found = lines.passed(known_at()._replace(prev_raw=b"", prev_link='"'))
+    assert (found is not None) == IN_C
+    assert found is None or found[2] == '"'
+
+
 # --- COPY -----------------------------------------------------------------------------------------
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -22,6 +24,7 @@ from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.keepers import Keeper, Peer, talking, until
 from tests.wal.replication.quorums import batch
+from wal import native
 from wal.inspect import verify
 from wal.replication import messages, server
 from wal.replication.commit_note import CommitNote
@@ -161,6 +164,32 @@ def test_a_stream_ends_with_its_safekeeper_and_with_a_peer_that_says_nothing(
         with pytest.raises(ConnectionOverError):
             peer.heard()
         assert keeper.told("safekeeper_connection_ended")[-1]["error"] == "the peer is silent"
+
+
+def test_a_frame_that_comes_a_byte_at_a_time_has_one_deadline() -> None:
+    stream = native.make_stream()
+    assert stream is not None
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ended = threading.Event()
+        theirs.sendall((1 << 20).to_bytes(4, "big") + bytes(4))
+
+        def dribble() -> None:
+            for _ in range(60):
+                if ended.wait(0.05):
+                    return
+                theirs.sendall(b"x")
+            theirs.shutdown(socket.SHUT_WR)
+
+        peer = threading.Thread(target=dribble)
+        peer.start()
+        try:
+            end, unsent, is_late = stream.serve(ours.fileno(), -1, bytearray(1 << 21), 60.0, 0.5)
+        finally:
+            ended.set()
+            peer.join()
+    assert is_late
+    assert (unsent, end < 100) == (b"", True)
 
 
 def test_a_disk_that_fails_under_a_stream_is_never_acknowledged(tmp_path: Path, strace: str) -> None:
