@@ -95,8 +95,8 @@ class HeardBatch(NamedTuple):
 
 
 class Queue(Protocol):
-    """What both queues are. ``append``, ``append_all``, ``expect``, ``close``, ``drop``, ``heard`` and the LSNs may be
-    used by any thread, ``write`` by the one that writes."""
+    """What both queues are. ``append``, ``append_all``, ``expect``, ``close``, ``heard`` and the LSNs may be used by
+    any thread, ``write`` and ``drop`` by the one that writes."""
 
     @property
     def next_lsn(self) -> int:
