@@ -156,10 +156,7 @@ def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapp
     vars(context)["_accumulatorServer"].handle_error = lambda *_: None
     if is_local(master):
         begun(lambda: _load_workers(context))
-    builder = SparkSession.builder
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    spark = SparkSession.builder.getOrCreate()
     if not is_local(master):
         context.addPyFile(str(pack(folder)))
         partitions = shuffle_partitions(context.getConf(), context.defaultParallelism)

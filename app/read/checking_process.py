@@ -80,10 +80,10 @@ class End(msgspec.Struct, tag=True):
     """There is nothing more to ask of this ledger; not answered. Another ``Begin`` may follow."""
 
 
-Request = CheckRange | CompareJobs | JudgeCommitments | End
+Request = CheckRange | CompareJobs | JudgeCommitments
 
 _BEGIN_DECODER: Final = msgspec.msgpack.Decoder(Begin)
-_REQUEST_DECODER: Final = msgspec.msgpack.Decoder(Request)
+_REQUEST_DECODER: Final = msgspec.msgpack.Decoder(Request | End)
 
 
 def framed(value: object) -> bytes:
@@ -107,7 +107,7 @@ async def _work(requests: BinaryIO, answers: BinaryIO) -> None:
         connection.terminate()
 
 
-async def _answer(reader: PostgresChainReader, request: CheckRange | CompareJobs | JudgeCommitments) -> object:
+async def _answer(reader: PostgresChainReader, request: Request) -> object:
     if isinstance(request, CheckRange):
         return await _checked(reader, request)
     if isinstance(request, CompareJobs):
@@ -150,11 +150,9 @@ class _FirstBreaks:
 
     def add(self, each: Break) -> None:
         self._told += 1
-        item = -each.seq, -self._told, each
-        if len(self._last_first) < BREAKS_TOLD_MAX:
-            heapq.heappush(self._last_first, item)
-        else:
-            heapq.heappushpop(self._last_first, item)
+        heapq.heappush(self._last_first, (-each.seq, -self._told, each))
+        if len(self._last_first) > BREAKS_TOLD_MAX:
+            heapq.heappop(self._last_first)
 
     def found(self) -> list[Break]:
         return [each for *_, each in sorted(self._last_first, reverse=True)]

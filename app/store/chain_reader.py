@@ -336,7 +336,7 @@ async def consistent_reader(
 
 def _rows_in(data: bytes) -> bytes:
     """What COPY gave, without its header, as which no row begins."""
-    return bytes(data.removeprefix(_COPY_HEADER))
+    return bytes(data).removeprefix(_COPY_HEADER)
 
 
 def _rows_after(rows: Sequence[Sequence[Any]], text_column: int, rows_max: int) -> int:
