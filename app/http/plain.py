@@ -29,6 +29,7 @@ from app.http.body import FREE_BYTES, JSON_MEDIA_TYPE, parse
 from app.http.charging import PACED, charge_caller
 from app.http.commitments import ACCEPTED, PROPOSALS_PATH, proposals, recorded_body
 from app.http.jobs import CANCELLATION, CREATION, REPORT, Submission, submissions
+from app.http.known_heads import Fields, KnownHeads, KnownRequest
 from app.http.problems import respond
 from app.http.requests import PROPOSAL, PROPOSAL_TAGS
 from app.http.routing import BEGUN, Begun, RightedRoute
@@ -161,25 +162,24 @@ class PlainWrites:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.known_heads = KnownHeads()
         self._bytes_max = min(BODY_BYTES_MAX, parts.settings.event_bytes_max)
 
     def is_write(self, scope: Any) -> bool:
         """Whether this is a write as a plain one, in whatever form."""
         return scope["method"] == "POST" and _WRITE.fullmatch(scope["raw_path"]) is not None
 
-    def begin(self, scope: Any) -> PlainWrite | None:
+    def begin(self, scope: Any, known: KnownRequest | None = None) -> PlainWrite | None:
         """The write that a head asks for, None when that is the framework's; ``scope`` then knows what was done."""
         if scope["method"] != "POST" or scope["query_string"] or scope["http_version"] != "1.1":
             return None
         match = _PATH.fullmatch(scope["raw_path"])
-        if match is None:
+        if match is None or not self._parts.accepting:
             return None
         job_id, action = match.groups()
         form, route = _PROPOSAL if match.group() == _PROPOSALS_PATH else _FORMS[action]
-        if not self._parts.accepting:
-            return None
-        key = self._plain_key(scope["headers"], form.takes_key)
-        if key is None:
+        key = self._plain_key(scope["headers"]) if known is None else known.key
+        if key is None or bool(key) != form.takes_key:
             return None
         began_s, caller = time.perf_counter(), None
         try:
@@ -199,12 +199,12 @@ class PlainWrites:
             return None
         return PlainWrite(form, route, None if job_id is None else job_id.decode(), key, begun, caller)
 
-    def _plain_key(self, headers: list[tuple[bytes, bytes]], takes_key: bool) -> bytes | None:
-        """The Idempotency-Key of a plain head, empty where it has and takes none; None where the head is not plain."""
+    def _plain_key(self, headers: Fields) -> bytes | None:
+        """The Idempotency-Key of a plain head, empty where it has none; None where the head is not plain."""
         seen, key = set(), b""
         for name, value in headers:
             if name == b"idempotency-key":
-                if not takes_key or key:
+                if key or not value:
                     return None
                 key = value
                 continue
@@ -214,7 +214,7 @@ class PlainWrites:
             if name == b"content-length" and (len(value) > len(str(BODY_BYTES_MAX)) or int(value) > self._bytes_max):
                 return None
             seen.add(name)
-        return key if seen >= _REQUIRED and bool(key) == takes_key else None
+        return key if seen >= _REQUIRED else None
 
     def enter(self, write: PlainWrite, body: bytes) -> Settling | None:
         """What a whole request asks for, in the WAL; None when the framework is to answer: with the error that

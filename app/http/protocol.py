@@ -36,8 +36,9 @@ from app.http.problems import (
 from app.http.proxies import TrustedProxies
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
+    from uvicorn._types import ASGI3Application, HTTPScope
 
+    from app.http.known_heads import Fields, KnownRequest
     from app.http.plain import PlainAnswer, PlainWrite, PlainWrites, Settling
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -70,6 +71,10 @@ class ProblemProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(*given, **named)
         self._plain = plain
+        self._first: bytes | None = None
+        """What is being parsed, if an idle connection got it."""
+        self._kept: RequestResponseCycle | None = None
+        """One that was answered and never was the framework's: the next request with a known head is put into it."""
         self._begun: PlainWrite | None = None
         """The running request, while it is plain and its body is still to come."""
         self._names = names
@@ -134,9 +139,41 @@ class ProblemProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sent, unless it is a head, or a trailer, without end."""
+        is_idle = self._plain is not None and self._is_idle()
+        if is_idle and self._takes_known(data):
+            return
+        self._first = data if is_idle else None
         rest: bytes | memoryview | None = data
         while rest is not None and self._fault is None:
             rest = self._feed(rest)
+        self._first = None
+
+    def _is_idle(self) -> bool:
+        """Whether a request that comes now is the only one, and nothing but its head says whose it is."""
+        return (
+            not (self._head_is_open or self._body_is_open or self._fault is not None)
+            and self._is_answered()
+            and self._proxies is None
+            and self._certificate is None
+        )
+
+    def _takes_known(self, data: bytes) -> bool:
+        """Take ``data`` without the parser, if it is a request with a head that is known."""
+        assert self._plain is not None
+        cycle = self._kept
+        known = None if cycle is None else self._plain.known_heads.find(data)
+        if cycle is None or known is None:
+            return False
+        self._received_bytes += len(data)
+        self.cycle = self._running = cycle
+        cycle.default_headers = self._default_headers(cycle.scope)
+        cycle.response_started = cycle.response_complete = False
+        cycle.body = bytearray(known.body)
+        self.scope, self.headers = cycle.scope, known.headers
+        self.scope["headers"] = known.headers
+        self.scope["path"], self.scope["raw_path"] = known.path.decode(), known.path
+        self._begin(cycle, self.app, known)
+        return True
 
     def _feed(self, data: bytes | memoryview) -> memoryview | None:
         """Parse ``data``, up to a request that offers another protocol; what follows that is still to be parsed."""
@@ -218,20 +255,31 @@ class ProblemProtocol(HttpToolsProtocol):
         if not self._upgrades:
             super().on_message_complete()
             if self._begun is not None:
+                if self._first is not None and self._plain is not None:
+                    self._plain.known_heads.remember(self._first, self.headers)
                 self._take(self._begun)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        if cycle.scope["scheme"] == "https":
-            cycle.default_headers = [*cycle.default_headers, STRICT_TRANSPORT]
+        cycle.default_headers = self._default_headers(cycle.scope)
+        self._begin(cycle, app)
+
+    def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application, known: KnownRequest | None = None) -> None:
         if self._plain is not None and not self.flow.write_paused:
-            self._begun = self._plain.begin(cycle.scope)
+            self._begun = self._plain.begin(cycle.scope, known)
         if self._begun is None:
             self._start_framework(cycle, app)
         elif not cycle.more_body:
             self._take(self._begun)
 
+    def _default_headers(self, scope: HTTPScope) -> Fields:
+        """What every answer to such a request says."""
+        now = self.server_state.default_headers
+        return now if scope["scheme"] == "http" else [*now, STRICT_TRANSPORT]
+
     def _start_framework(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if cycle is self._kept:
+            self._kept = None
         if cycle.scope["method"] != "HEAD":
             cycle.transport = _AnswerTransport(self, cycle)
         cycle.scope[CUT_OFF] = self.cut_off  # type: ignore[typeddict-unknown-key]
@@ -293,7 +341,9 @@ class ProblemProtocol(HttpToolsProtocol):
         cycle.response_started = cycle.response_complete = True
         self.written_bytes += len(data)
         self.transport.write(data)
-        if not cycle.keep_alive:
+        if cycle.keep_alive:
+            self._kept = cycle
+        else:
             self.transport.close()
         self.on_response_complete()
 

@@ -36,6 +36,9 @@ class Pieces(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
+    def write_eof(self) -> None:
+        return
+
     def is_closing(self) -> bool:
         return self.closed
 

@@ -1,0 +1,220 @@
+"""A head that was parsed once is known: what has the same bytes is taken without the parser, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from app.http.known_heads import BLOCK_BYTES_MAX, BLOCKS_MAX, KnownHeads
+from app.http.protocol import ProblemProtocol
+from app.parts import Parts
+from tests.app.shared import Shared
+from tests.app.test_plain_writes import CREATE, PROMISE, answered, connected, post
+from tests.app.test_protocol import Pieces, until
+
+BODY = json.dumps(CREATE).encode()
+FIELDS = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(BODY))]
+KEYED = [*FIELDS[:2], (b"idempotency-key", b"one"), FIELDS[2]]
+
+
+@pytest.fixture
+def parts(shared: Shared) -> Parts:
+    return shared.parts
+
+
+@pytest.fixture
+def heads() -> KnownHeads:
+    """Knows the head of ``BODY``, without a key."""
+    heads = KnownHeads()
+    heads.remember(post("/v1/jobs", BODY), FIELDS)
+    return heads
+
+
+def keyed(key: str, path: str = "/v1/commitments") -> bytes:
+    return post(path, BODY, f"Idempotency-Key: {key}")
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/use1-1-a-1/cancel", "/v1/commitments"])
+def test_a_known_head_is_found_whatever_its_path_and_key(heads: KnownHeads, path: str) -> None:
+    assert heads.find(post(path, BODY)) == (path.encode(), b"", FIELDS, BODY)
+    headers = [*FIELDS, (b"idempotency-key", b"a-key")]
+    assert heads.find(keyed("a-key", path)) == (path.encode(), b"a-key", headers, BODY)
+    assert heads.find(keyed("a-key", path).replace(b"Idempotency-Key", b"idempotency-key")) is not None
+
+
+KNOWN = post("/v1/jobs", BODY)
+UNKNOWN = {
+    "another method": KNOWN.replace(b"POST", b"PUT"),
+    "another version": KNOWN.replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "a query": post("/v1/jobs?x", BODY),
+    "an escape in its path": post("/v1/j%6fbs", BODY),
+    "a byte more": KNOWN + b" ",
+    "a byte less": KNOWN[:-1],
+    "a request behind it": KNOWN + KNOWN,
+    "another length": post("/v1/jobs", BODY + b" "),
+    "another header": post("/v1/jobs", BODY, "X-Way: 1"),
+    "a header twice": post("/v1/jobs", BODY, "Host: localhost"),
+    "other letters": KNOWN.replace(b"Host", b"host"),
+    "a key twice": post("/v1/commitments", BODY, "Idempotency-Key: one", "Idempotency-Key: two"),
+    "an empty key": keyed(""),
+    "a key that is not visible": keyed("a b"),
+    "a key in other letters": keyed("one").replace(b"Idempotency-Key", b"IDEMPOTENCY-KEY"),
+    "a line folded into its key": keyed("one\r\n two"),
+    "a line folded into what is before its key": keyed("one\r\n\ttwo"),
+    "a newline in its key": keyed("one\ntwo"),
+    "no end": KNOWN.partition(b"\r\n\r\n")[0],
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_what_differs_in_anything_else_is_the_parsers(heads: KnownHeads, what: str) -> None:
+    assert heads.find(UNKNOWN[what]) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "headers"),
+    [
+        (KNOWN + KNOWN, FIELDS),
+        (post("/v1/jobs", BODY, "Accept: a\r\n b"), [(b"accept", b"a b"), *FIELDS]),
+        (keyed("one\r\n two"), [*FIELDS, (b"idempotency-key", b"one two")]),
+        (keyed("one"), FIELDS),
+        (KNOWN, KEYED),
+        (post("/v1/jobs", BODY, f"Accept: {'a' * BLOCK_BYTES_MAX}"), [(b"accept", b"a" * BLOCK_BYTES_MAX), *FIELDS]),
+    ],
+)
+def test_a_head_that_is_spelt_in_an_unusual_way_or_came_with_more_is_not_remembered(
+    data: bytes, headers: list[tuple[bytes, bytes]]
+) -> None:
+    heads = KnownHeads()
+    heads.remember(data, headers)
+    assert heads.find(data) is None
+    assert heads.find(data[: len(KNOWN)]) is None
+
+
+def test_so_many_heads_are_remembered_and_no_more(heads: KnownHeads) -> None:
+    for number in range(BLOCKS_MAX):
+        accept = f"Accept: {number}"
+        heads.remember(post("/v1/jobs", BODY, accept), [(b"accept", b"%d" % number), *FIELDS])
+    assert heads.find(KNOWN) is None, "all were forgotten"
+    assert heads.find(post("/v1/jobs", BODY, accept)) is not None
+
+
+# --- on a connection -------------------------------------------------------------------------------
+
+
+def never_parses(protocol: ProblemProtocol) -> None:
+    """From now on it fails to parse anything."""
+    vars(protocol)["parser"] = None
+
+
+async def warm(parts: Parts, *sent: bytes) -> tuple[ProblemProtocol, Pieces]:
+    """A connection that answered these plain writes."""
+    protocol, transport = connected(parts)
+    for count, each in enumerate(sent, 1):
+        protocol.data_received(each)
+        assert set(await answered(transport, count)) == {201}
+    return protocol, transport
+
+
+async def test_a_write_with_a_known_head_is_answered_without_the_parser(parts: Parts) -> None:
+    proposal = post("/v1/commitments", PROMISE, "Idempotency-Key: known-1")
+    protocol, transport = await warm(parts, KNOWN, proposal)
+    never_parses(protocol)
+    second = {"tenant_id": "acme", "commitment": {"kind": "Lease", "resource": "s", "holder": "h"}}
+    for count, sent in enumerate((KNOWN, post("/v1/commitments", second, "Idempotency-Key: known-2"), KNOWN), 3):
+        protocol.data_received(sent)
+        assert await answered(transport, count) == [201] * count
+    assert len({json.loads(piece.partition(b"\r\n\r\n")[2])["hlc"] for piece in transport.pieces}) == 5
+
+
+async def test_what_the_framework_got_of_a_known_head_it_keeps(parts: Parts) -> None:
+    protocol, transport = await warm(parts, KNOWN)
+    wrong = post("/v1/jobs", BODY.replace(b"tenant_id", b"tenant-id"))
+    assert len(wrong) == len(KNOWN)
+    for count, (sent, status) in enumerate(((wrong, 404), (KNOWN, 201), (wrong, 404), (KNOWN, 201), (KNOWN, 201)), 2):
+        protocol.data_received(sent)
+        assert (await answered(transport, count))[-1] == status
+
+
+async def test_what_every_answer_says_is_said_as_of_now(parts: Parts) -> None:
+    protocol, transport = await warm(parts, KNOWN)
+    for count, now in enumerate((b"then", b"later"), 2):
+        protocol.server_state.default_headers = [(b"date", now)]
+        protocol.data_received(KNOWN)
+        await answered(transport, count)
+        assert b"\r\ndate: %b\r\n" % now in transport.pieces[-1]
+
+
+async def test_one_that_comes_in_pieces_is_parsed(parts: Parts) -> None:
+    protocol, transport = await warm(parts, KNOWN)
+    protocol.data_received(KNOWN[:-1])
+    protocol.data_received(KNOWN[-1:] + KNOWN)
+    protocol.data_received(KNOWN[:9])
+    protocol.data_received(KNOWN[9:])
+    assert await answered(transport, 4) == [201] * 4
+
+
+async def test_one_that_comes_while_another_is_answered_waits_for_its_turn(parts: Parts) -> None:
+    first, second = (post("/v1/jobs", {**CREATE, "durability": level}) for level in ("GLOBAL", "LOCAL"))
+    protocol, transport = await warm(parts, first, second)
+    protocol.data_received(first)
+    protocol.data_received(second)
+    await answered(transport, 4)
+    levels = [json.loads(piece.partition(b"\r\n\r\n")[2])["durability"]["achieved"] for piece in transport.pieces[2:]]
+    assert levels == ["GLOBAL", "LOCAL"]
+
+
+async def test_what_looks_like_one_within_a_head_is_part_of_that(parts: Parts) -> None:
+    protocol, transport = await warm(parts, KNOWN)
+    protocol.data_received(b"POST /v1/nothing HTTP/1.1\r\nAccept: ")
+    protocol.data_received(KNOWN)
+    assert await answered(transport, 2) == [201, 404]
+
+
+async def test_what_looks_like_one_within_a_body_that_nobody_reads_is_part_of_that(parts: Parts) -> None:
+    protocol, transport = await warm(parts, KNOWN)
+    unread = post("/v1/nothing", KNOWN.rjust(500))
+    protocol.data_received(unread[: -len(KNOWN)])
+    assert await answered(transport, 2) == [201, 404]
+    protocol.data_received(unread[-len(KNOWN) :])
+    protocol.data_received(post("/v1/nothing", BODY))
+    assert await answered(transport, 3) == [201, 404, 404]
+
+
+async def test_a_head_is_not_learnt_from_the_middle_of_a_body(parts: Parts) -> None:
+    """Else the end of a body, as the first lines of a head, would come to mean what the real head behind it says."""
+    end = b"POST /v1/jobs HTTP/1.1\r\nX-Way: "
+    unread = post("/v1/nothing", end.rjust(200))
+    protocol, transport = connected(parts)
+    protocol.data_received(unread[: -len(end)])
+    assert await answered(transport, 1) == [404]
+    protocol.data_received(end + KNOWN)
+    assert await answered(transport, 2) == [404, 201]
+    protocol.data_received(end + KNOWN)
+    assert await answered(transport, 3) == [404, 201, 404]
+
+
+async def test_each_byte_of_a_known_head_counts(parts: Parts) -> None:
+    """Whichever is changed, the answer is that of a connection to which no head is known."""
+    head_bytes = KNOWN.index(BODY)
+    for at in range(head_bytes):
+        for changed in {KNOWN[at] ^ 0x20, ord("\r"), ord(" ")} - {KNOWN[at]}:
+            sent = KNOWN[:at] + bytes([changed]) + KNOWN[at + 1 :]
+            told = [await ended_by(protocol, transport, sent) for protocol, transport in await both(parts)]
+            assert told[0] == told[1], sent
+
+
+async def both(parts: Parts) -> list[tuple[ProblemProtocol, Pieces]]:
+    """A connection to which the head is known, and one to which none is."""
+    return [await warm(parts, KNOWN), connected(parts)]
+
+
+async def ended_by(protocol: ProblemProtocol, transport: Pieces, sent: bytes) -> list[bytes]:
+    """The first lines of what is answered to a client that sends this, and then nothing."""
+    before = len(transport.pieces)
+    protocol.data_received(sent)
+    for now_s in (1e9, 2e9):
+        protocol.look(now_s)
+    await until(lambda: transport.pieces[before:] or transport.closed)
+    return [piece.partition(b"\r\n")[0] for piece in transport.pieces[before:]]
