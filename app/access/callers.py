@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
 
@@ -34,6 +35,8 @@ whoever held it open must not be let in by that."""
 TENANT_PARAMETERS: Final = frozenset({"tenant_id", "tenantId"})
 """What a query calls the tenant that it is about."""
 CREDENTIALS_BYTES_MAX: Final = 16 * 1024
+BEARERS_REMEMBERED: Final = 256
+_SEND_BEARER = "Authorization: send it once, as Bearer and a token"
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+)", re.IGNORECASE)
 
 
@@ -205,11 +208,23 @@ def _credentials(scope: Scope) -> bytes | None:
     Raises:
         UnauthenticatedError: it comes twice, is too long, or says something else than Bearer.
     """
-    found: bytes | None = None
+    shown: bytes | None = None
     for name, value in scope["headers"]:
         if name == b"authorization":
-            match = None if found is not None or len(value) > CREDENTIALS_BYTES_MAX else _BEARER.fullmatch(value)
-            if match is None:
-                raise UnauthenticatedError("Authorization: send it once, as Bearer and a token")
-            found = match[1]
-    return found
+            if shown is not None:
+                raise UnauthenticatedError(_SEND_BEARER)
+            shown = value
+    return None if shown is None else _bearer(shown)
+
+
+@lru_cache(BEARERS_REMEMBERED)
+def _bearer(authorization: bytes) -> bytes:
+    """The token in such a header.
+
+    Raises:
+        UnauthenticatedError: it is too long, or says something else.
+    """
+    match = None if len(authorization) > CREDENTIALS_BYTES_MAX else _BEARER.fullmatch(authorization)
+    if match is None:
+        raise UnauthenticatedError(_SEND_BEARER)
+    return match[1]

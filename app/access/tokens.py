@@ -1,4 +1,5 @@
-"""Tokens: opaque texts that say who calls. The ledger keeps the SHA-256 of each, and never the text.
+"""Tokens: opaque texts that say who calls. The ledger stores the SHA-256 of each, and never the text; in memory
+it has those of its last callers.
 
     tally_ + 43 characters of base64url (32 random bytes)
 
@@ -13,6 +14,7 @@ import secrets
 import time
 from collections.abc import Iterable, Set
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple
 
 import structlog
@@ -23,6 +25,7 @@ from signing.issued_tokens import IssuedToken
 
 PREFIX = "tally_"
 SECRET_BYTES = 32
+DIGESTS_REMEMBERED = 256
 _TOKEN = re.compile(rb"tally_[A-Za-z0-9_-]{43}")
 
 log = structlog.get_logger()
@@ -39,6 +42,11 @@ def make() -> NewToken:
     """A new token, of the system's randomness."""
     text = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     return NewToken(text, hashlib.sha256(text.encode()).digest())
+
+
+@lru_cache(DIGESTS_REMEMBERED)
+def _digest(credentials: bytes) -> bytes:
+    return hashlib.sha256(credentials).digest()
 
 
 class _Known(NamedTuple):
@@ -90,7 +98,7 @@ class KnownTokens:
         Raises:
             UnauthenticatedError: nobody; it is no token, was revoked, or has expired.
         """
-        found = self._known.get(hashlib.sha256(credentials).digest())
+        found = self._known.get(_digest(credentials))
         if found is None:
             if _TOKEN.fullmatch(credentials) is None:
                 raise UnauthenticatedError("what Authorization says is no token of this ledger")
