@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from app.http.known_heads import BLOCK_BYTES_MAX, BLOCKS_MAX, KnownHeads
 from app.http.protocol import ProblemProtocol
+from app.http.routing import BEGUN
 from app.parts import Parts
 from tests.app.shared import Shared
 from tests.app.test_plain_writes import CREATE, PROMISE, answered, connected, post
@@ -135,6 +137,25 @@ async def test_what_the_framework_got_of_a_known_head_it_keeps(parts: Parts) -> 
     for count, (sent, status) in enumerate(((wrong, 404), (KNOWN, 201), (wrong, 404), (KNOWN, 201), (KNOWN, 201)), 2):
         protocol.data_received(sent)
         assert (await answered(transport, count))[-1] == status
+
+
+async def test_what_was_done_for_one_request_is_done_anew_for_the_next(parts: Parts) -> None:
+    """Who calls, and what was taken out of quotas, also where the next is the framework's from its head on."""
+    seen: list[dict[str, object]] = []
+
+    async def framework(scope: dict[str, object], _receive: object, send: Callable[..., Awaitable[None]]) -> None:
+        seen.append(scope)
+        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    protocol, transport = connected(parts, framework)
+    protocol.data_received(KNOWN)
+    assert await answered(transport, 1) == [201]
+    never_parses(protocol)
+    protocol.data_received(post("/v1/events", BODY))
+    assert await answered(transport, 2) == [201, 404]
+    assert (seen[0]["path"], seen[0]["method"]) == ("/v1/events", "POST")
+    assert {BEGUN, "route"}.isdisjoint(seen[0])
 
 
 async def test_what_every_answer_says_is_said_as_of_now(parts: Parts) -> None:
