@@ -4,7 +4,7 @@ The heads of a client differ in the path and in the Idempotency-Key; all other l
 its last requests, byte for byte. What the parser made of a block is remembered, and holds for each request that came
 whole and alone::
 
-    POST <path> HTTP/1.1                   read here: a path without anything to decode, and no query
+    POST <path> HTTP/1.1                   read here: a short path without anything to decode, and no query
     Idempotency-Key: <visible characters>  read here, taken out of the block: at most one, and nothing is folded into it
     <block>                                known
                                            an empty line
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 BLOCKS_MAX: Final = 4096
 """A client has one for each length of its bodies. When there are more, all are forgotten."""
 BLOCK_BYTES_MAX: Final = 1024
-_LINE = re.compile(rb"POST (/v1/[A-Za-z0-9._/-]+) HTTP/1\.1(?=\r\n)")
+_LINE = re.compile(rb"POST (/v1/[A-Za-z0-9._/-]{1,1024}) HTTP/1\.1(?=\r\n)")
 _END = b"\r\n\r\n"
 _KEY: Final = b"idempotency-key"
 _KEY_FIELDS: Final = (b"\r\nIdempotency-Key: ", b"\r\nidempotency-key: ")

@@ -170,13 +170,7 @@ class PlainWrites:
         return scope["method"] == "POST" and _WRITE.fullmatch(scope["raw_path"]) is not None
 
     def begin(self, scope: Any, known: KnownRequest | None = None) -> PlainWrite | None:
-        """The write that a head asks for, None when that is the framework's; ``scope`` then knows what was done.
-
-        The scope of a ``known`` request had one before, of which it knows nothing more.
-        """
-        if known is not None:
-            scope.pop(BEGUN, None)
-            scope.pop("route", None)
+        """The write that a head asks for, None when that is the framework's; ``scope`` then knows what was done."""
         if scope["method"] != "POST" or scope["query_string"] or scope["http_version"] != "1.1":
             return None
         match = _PATH.fullmatch(scope["raw_path"])

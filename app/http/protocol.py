@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -50,6 +50,10 @@ LINGER_S = 2.0
 _NO_LINGER = struct.pack("ii", 1, 0)
 STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
 """What browsers are told with each answer that goes over TLS: never to ask in the clear again."""
+_OF_EACH_REQUEST: Final = (
+    *("type", "asgi", "http_version", "server", "client", "scheme", "root_path", "state", "method", "query_string"),
+)
+"""What the scopes of a connection's plain writes have in common."""
 CUT_OFF: Final = "tally.cut_off"
 """Where the scope of a request has what ends its connection now, whatever the client has not taken yet."""
 _FIELD_BYTES = len(b": \r\n")
@@ -169,8 +173,9 @@ class ProblemProtocol(HttpToolsProtocol):
         cycle.default_headers = self._default_headers(cycle.scope)
         cycle.response_started = cycle.response_complete = False
         cycle.body = bytearray(known.body)
-        self.scope, self.headers = cycle.scope, known.headers
-        self.scope["headers"] = known.headers
+        # Nothing of what was found out about the request before: who called, and what was charged.
+        self.scope = cycle.scope = cast("HTTPScope", {name: cycle.scope[name] for name in _OF_EACH_REQUEST})
+        self.scope["headers"] = self.headers = known.headers
         self.scope["path"], self.scope["raw_path"] = known.path.decode(), known.path
         self._begin(cycle, self.app, known)
         return True

@@ -139,8 +139,13 @@ async def test_what_the_framework_got_of_a_known_head_it_keeps(parts: Parts) -> 
         assert (await answered(transport, count))[-1] == status
 
 
-async def test_what_was_done_for_one_request_is_done_anew_for_the_next(parts: Parts) -> None:
-    """Who calls, and what was taken out of quotas, also where the next is the framework's from its head on."""
+@pytest.mark.parametrize("path", ["/v1/events", "/v1/jobs"])
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_what_was_found_out_about_one_request_is_found_out_anew_for_the_next(
+    parts: Parts, path: str, *, is_paused: bool
+) -> None:
+    """Who calls, and what was taken out of quotas: also where the next is the framework's from its head on, and where
+    answers wait for the client, so that nothing is answered from the connection."""
     seen: list[dict[str, object]] = []
 
     async def framework(scope: dict[str, object], _receive: object, send: Callable[..., Awaitable[None]]) -> None:
@@ -151,11 +156,20 @@ async def test_what_was_done_for_one_request_is_done_anew_for_the_next(parts: Pa
     protocol, transport = connected(parts, framework)
     protocol.data_received(KNOWN)
     assert await answered(transport, 1) == [201]
-    never_parses(protocol)
-    protocol.data_received(post("/v1/events", BODY))
-    assert await answered(transport, 2) == [201, 404]
-    assert (seen[0]["path"], seen[0]["method"]) == ("/v1/events", "POST")
-    assert {BEGUN, "route"}.isdisjoint(seen[0])
+    if is_paused:
+        protocol.flow.pause_writing()
+    protocol.data_received(post(path, BODY))
+    if is_paused or path == "/v1/events":
+        await until(lambda: seen)
+        assert (seen[0]["path"], seen[0]["method"]) == (path, "POST")
+        assert {BEGUN, "route"}.isdisjoint(seen[0])
+    protocol.flow.resume_writing()
+    await until(lambda: len(transport.pieces) > 1)
+
+
+async def test_a_path_without_end_is_the_parsers(heads: KnownHeads) -> None:
+    assert heads.find(post(f"/v1/{'a' * 1024}", BODY)) is not None
+    assert heads.find(post(f"/v1/{'a' * 1025}", BODY)) is None
 
 
 async def test_what_every_answer_says_is_said_as_of_now(parts: Parts) -> None:
