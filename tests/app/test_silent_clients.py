@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import time
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -262,7 +263,7 @@ async def test_an_export_whose_reader_goes_away_in_the_middle_stops_and_gives_it
 ) -> None:
     line = '{"type": "JobCreated", "tenant_id": "large", "spec": {"n": "%s"}}\n'
     for _ in range(3):
-        events = "".join(line % os.urandom(2000).hex() for _ in range(3000))
+        events = "".join(line % b64encode(os.urandom(30_000)).decode() for _ in range(190))
         form = {"Content-Type": "application/x-ndjson"}
         sent = httpx.post(f"{base_url}/v1/events", content=events, headers=form, timeout=DEADLINE_S)
         assert sent.is_success, sent.text
