@@ -18,6 +18,7 @@ import pytest
 from app.dev.cluster import free_port
 from app.dev.embedded import EmbeddedPostgres
 from app.store import exchange
+from signing.key_file import generate
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.peer_proxy import Asked, PeerProxy, proxy_to_peer
@@ -44,15 +45,10 @@ class Ledger:
         async with self._run_server(settings, url=self.database.service_url) as client:
             yield client
 
-    async def keys(self, folder: Path) -> None:
-        """Begin, and leave the keys that the other is to trust."""
-        async with self.running() as client:
-            answer = await until(lambda: self._keys(client), "a key is published")
-            (folder / f"{self.region}.json").write_text(json.dumps(answer))
-
-    async def _keys(self, client: httpx.AsyncClient) -> dict[str, Any] | None:
-        said: dict[str, Any] = (await client.get("/v1/keys")).json()
-        return said if said["keys"] else None
+    def make_key(self, folder: Path) -> None:
+        """The key that it signs with, before it first starts, and the public half for the other to trust."""
+        path = self._make_settings(self.region).signing_key_uri.removeprefix("file:")
+        (folder / f"{self.region}.pem").write_text(generate(path).public_key_pem)
 
     def peers(self, other: Ledger, trusted: Path, peer: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
         peer = {"url": other.url, "region": other.region, **(peer or {})}
@@ -69,7 +65,7 @@ def databases(postgres: EmbeddedPostgres) -> Iterator[tuple[Database, Database]]
 
 
 @pytest.fixture
-async def ledgers(
+def ledgers(
     tmp_path: Path, databases: tuple[Database, Database], make_settings: MakeSettings, run_server: RunServer
 ) -> tuple[Ledger, Ledger]:
     (tmp_path / "trusted").mkdir()
@@ -77,7 +73,7 @@ async def ledgers(
         Ledger(region, database, make_settings, run_server) for region, database in zip(REGIONS, databases, strict=True)
     ]
     for ledger in both:
-        await ledger.keys(tmp_path / "trusted")
+        ledger.make_key(tmp_path / "trusted")
     return both[0], both[1]
 
 
