@@ -131,6 +131,7 @@ from pathlib import Path
 
 from pyspark import SparkContext
 from pipeline.gateway import begun, java
+from pipeline.java import class_archive_options
 
 
 class GivenUpError(Exception):
@@ -139,7 +140,7 @@ class GivenUpError(Exception):
 
 folder = Path(sys.argv[1])
 try:
-    with java({}, folder / "log"):
+    with java({"spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {class_archive_options()}"}, folder / "log"):
         file = SparkContext._jvm.java.io.File(str(folder / "pipe")).toPath()
         read = f"c\\nz:java.nio.file.Files\\nreadAllBytes\\nr{file._target_id}\\ne\\n"
         begun(lambda: SparkContext._gateway._gateway_client.send_command(read + "x" * 100_000))
