@@ -43,9 +43,9 @@ TASK_DAEMON: Final = "pipeline.task_daemon"
 _DRIVER_JAVA: Final = "spark.driver.extraJavaOptions"
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
-_JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-"""Rows are read and checked in Python, so Java should start fast and leave the cores alone; and leave no file for tools
-that watch it."""
+_JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m -XX:+UseSerialGC -XX:-UsePerfData"
+"""Rows are read and checked in Python, so Java should start fast and leave the cores alone; have room for what it
+compiles, or it looks for what to throw away, and compiles that again; and leave no file for tools that watch it."""
 
 _LOG4J: Final = """\
 rootLogger.level = warn
