@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline import cli
+from pipeline.java import class_archive_options
 from pipeline.spark import spark_session
 
 
@@ -28,7 +29,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
     }
-    with spark_session("tests", master="local[2]", log_file=log_file, settings=settings) as spark:
+    # What hundreds of commands leave behind is collected less often where the young have more room.
+    options = f"-Xms700m -Xmn400m {class_archive_options()}"
+    with spark_session("tests", master="local[2]", log_file=log_file, settings=settings, java_options=options) as spark:
         yield spark
 
 
