@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.access.callers import CERTIFICATE
 from app.access.certificates import CallerCertificate, shown
+from app.http.answer_transport import AnswerTransport
 from app.http.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress, end_longest_waiting
 from app.http.heads import ServedNames, check_head
 from app.http.problems import (
@@ -51,14 +52,21 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
 """What browsers are told with each answer that goes over TLS: never to ask in the clear again."""
 _OF_EACH_REQUEST: Final = (
-    *("type", "asgi", "http_version", "server", "client", "scheme", "root_path", "state", "method", "query_string"),
+    "type",
+    "asgi",
+    "http_version",
+    "server",
+    "client",
+    "scheme",
+    "root_path",
+    "state",
+    "method",
+    "query_string",
 )
 """What the scopes of a connection's plain writes have in common."""
 CUT_OFF: Final = "tally.cut_off"
 """Where the scope of a request has what ends its connection now, whatever the client has not taken yet."""
 _FIELD_BYTES = len(b": \r\n")
-_OF_KNOWN_LENGTH = b"content-length: "
-"""Stands in the head of an answer whose body is there already, or follows at once."""
 
 
 class ProblemProtocol(HttpToolsProtocol):
@@ -286,7 +294,7 @@ class ProblemProtocol(HttpToolsProtocol):
         if cycle is self._kept:
             self._kept = None
         if cycle.scope["method"] != "HEAD":
-            cycle.transport = _AnswerTransport(self, cycle)
+            cycle.transport = AnswerTransport(self, cycle)
         cycle.scope[CUT_OFF] = self.cut_off  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
 
@@ -488,40 +496,6 @@ class _Flow(FlowControl):
         """Read on, unless requests wait to be answered."""
         if not self._connection.pipeline:
             super().resume_reading()
-
-
-class _AnswerTransport(asyncio.Transport):
-    """The transport of a connection as one answer writes to it: a head that says how long its body is waits for the
-    first piece of that, which may be empty."""
-
-    __slots__ = ("_connection", "_cycle", "_head", "_transport", "_was_held")
-
-    def __init__(self, connection: ProblemProtocol, cycle: RequestResponseCycle) -> None:
-        self._connection = connection
-        self._transport = connection.transport
-        self._cycle = cycle
-        self._head: bytes | None = None
-        self._was_held = False
-
-    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Write the next piece of the answer."""
-        if self._head is not None:
-            data, self._head = b"".join((self._head, data)), None
-        elif self._cycle.response_started and not self._was_held and _OF_KNOWN_LENGTH in data:
-            self._head, self._was_held = bytes(data), True
-            return
-        self._connection.written_bytes += len(data)
-        self._transport.write(data)
-
-    def close(self) -> None:
-        """Close the connection once all is written."""
-        if self._head is not None:
-            self.write(b"")
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        """Whether the connection is closing or closed."""
-        return self._transport.is_closing()
 
 
 def fault_answer(fault: ProblemError, fields: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
