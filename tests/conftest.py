@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
+import httpcore
 import httpx
 import pytest
 import uvloop
@@ -39,9 +40,11 @@ SETTINGS = {
     "full_page_writes": "off",
     "max_wal_size": "128MB",
     "min_wal_size": "32MB",
+    "shared_buffers": "16MB",
 }
 """Of the PostgreSQL of a run. Tests that kill the server have one of their own; here nothing is asked of its disk, and
-nobody comes to a table whom a test did not send."""
+nobody comes to a table whom a test did not send. Buffers are few as all are looked through when a database is made or
+dropped."""
 
 EXAMPLES = int(os.environ.get("TEST_EXAMPLES") or 25)
 """Examples of each property that names no number of its own; `make torture` draws many."""
@@ -69,6 +72,8 @@ _administering: dict[str, tuple[asyncio.Runner, asyncpg.Connection]] = {}
 
 # Every client reads the certificate authorities that are trusted anew, 14 ms; nearly none of those here speaks TLS.
 httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
+# Each lock of a connection asks for the event loop's name by an import that fails, which searches all folders.
+httpcore._synchronization.current_async_library = lambda: "asyncio"
 
 gc.disable()  # until all tests are collected
 
@@ -180,7 +185,8 @@ def postgres() -> Iterator[EmbeddedPostgres]:
             asyncio.run(execute(server.superuser_url("postgres"), f"ALTER SYSTEM SET {name} = '{value}'"))
         # Where a test changes the schema below a running service, PostgreSQL ends the service's part of a deadlock.
         asyncio.run(execute(server.superuser_url("postgres"), "ALTER ROLE postgres SET deadlock_timeout = '1h'"))
-        asyncio.run(execute(server.superuser_url("postgres"), "SELECT pg_reload_conf()"))
+        server.stop()
+        server.start()
         # Stretching a password takes a third of the time that a connection does; those here are random and need none.
         for url in (server.owner_url(), server.service_url(), server.superuser_url()):
             login = urlsplit(url)

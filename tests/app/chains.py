@@ -24,13 +24,18 @@ Entry = asyncpg.Record
 
 UNTIL_S = 120.0
 """How long a test waits for something that must come."""
-_POLL_S = 0.01
+_LOOK_FIRST_S = 0.005
+_LOOK_LAST_S = 0.1
 
 
 async def until(condition: Callable[[], Any], what: str, timeout_s: float = UNTIL_S) -> Any:
-    """Wait until ``condition()``, which may be async, is true; its value then. Fails after ``timeout_s``."""
+    """Wait until ``condition()``, which may be async, is true; its value then. Fails after ``timeout_s``.
+
+    What is long in coming is looked for ever more seldom, as each look takes from what it waits for.
+    """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
+    wait_s = _LOOK_FIRST_S
     while True:
         value = condition()
         if isinstance(value, Awaitable):
@@ -38,7 +43,8 @@ async def until(condition: Callable[[], Any], what: str, timeout_s: float = UNTI
         if value:
             return value
         assert loop.time() < deadline_s, f"not within {timeout_s:g} s: {what}"
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(wait_s)
+        wait_s = min(wait_s * 1.5, _LOOK_LAST_S)
 
 
 async def places(superuser: asyncpg.Connection) -> dict[str, tuple[int, int]]:
