@@ -43,6 +43,8 @@ TASK_DAEMON: Final = "pipeline.task_daemon"
 _DRIVER_JAVA: Final = "spark.driver.extraJavaOptions"
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
+_OF_ALL_PLANS: Final = ("functions", "org.apache.spark.sql.functions", "PythonUtils")
+"""Names in Java that building any plan asks for."""
 _JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m -XX:+UseSerialGC -XX:-UsePerfData"
 """Rows are read and checked in Python, so Java should start fast and leave the cores alone; have room for what it
 compiles, or it looks for what to throw away, and compiles that again; and leave no file for tools that watch it."""
@@ -157,6 +159,9 @@ def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapp
     if is_local(master):
         begun(lambda: _load_workers(context))
     spark = SparkSession.builder.getOrCreate()
+    # Or each function of a plan asks Java what its name is, which looks for it as a class in one archive after another.
+    for name in _OF_ALL_PLANS:
+        setattr(context._jvm, name, getattr(context._jvm, name))
     if not is_local(master):
         context.addPyFile(str(pack(folder)))
         partitions = shuffle_partitions(context.getConf(), context.defaultParallelism)
