@@ -24,7 +24,7 @@ from benchmarks.apart import apart
 from benchmarks.bench import Bench, Database, wait_for
 from benchmarks.chains import build_chain
 from benchmarks.machine import peak_memory_mib
-from benchmarks.row import GROWTH_RUNS, Outcome, Row, expect, interleave
+from benchmarks.row import RUNS_OF_LIKE, Outcome, Row, expect, interleave
 from benchmarks.verify import Chain, Verified, verify_chain
 from ledger.hlc import Clock
 from ledger.positions import Epoch
@@ -75,7 +75,7 @@ def measure_growth(bench: Bench) -> Outcome:
         paths = folder / "small.tar", folder / "large.tar"
         growths_mib: list[float] = []
         rates: list[tuple[float, float]] = []
-        for run in range(1, GROWTH_RUNS + 1):
+        for run in range(1, RUNS_OF_LIKE + 1):
             first, then = apart(export, small, small_key, paths[0]), apart(export, large, large_key, paths[1])
             before = apart(_verify, paths[0], SMALL_ROWS, small.public_key_pem)
             after = apart(_verify, paths[1], LARGE_ROWS, large.public_key_pem)
@@ -92,7 +92,7 @@ def measure_growth(bench: Bench) -> Outcome:
         growth_mib,
         GROWTH_MIB_MAX,
         GROWTH_MIB_MAX / max(growth_mib, GROWTH_MIB_MIN),
-        GROWTH_RUNS,
+        RUNS_OF_LIKE,
         f"{min(growths_mib):.1f} to {max(growths_mib):.1f} MiB; at 1 M rows, {then.bytes / 1e6:.0f} MB: "
         f"export {exported:,.0f} rows/s, peak {then.peak_mib:.0f} MiB; verify {verified:,.0f} rows/s, "
         f"peak {after.peak_mib:.0f} MiB",

@@ -27,7 +27,7 @@ from benchmarks.bench import Bench
 from benchmarks.bundle import GROWTH_MIB_MAX, GROWTH_MIB_MIN, LARGE_ROWS, ROWS, SMALL_ROWS, build, export
 from benchmarks.copied_rows import CHAINED_COLUMNS, copy, read_back
 from benchmarks.machine import peak_memory_mib
-from benchmarks.row import GROWTH_RUNS, Outcome, Row, expect, interleave
+from benchmarks.row import RUNS_OF_LIKE, Outcome, Row, expect, interleave
 from benchmarks.service_process import as_in_the_service
 from ledger.hlc import Clock
 from ledger.positions import Epoch
@@ -73,7 +73,7 @@ def measure_growth(bench: Bench) -> Outcome:
     rates: list[float] = []
     with bench.fresh_folder() as folder:
         bundles = [(rows, *_bundle(bench, folder, rows)) for rows in (SMALL_ROWS, LARGE_ROWS)]
-        for run in range(1, GROWTH_RUNS + 1):
+        for run in range(1, RUNS_OF_LIKE + 1):
             peaks = []
             for rows, path, keys in bundles:
                 with bench.fresh_database() as database:
@@ -87,7 +87,7 @@ def measure_growth(bench: Bench) -> Outcome:
         growth_mib,
         GROWTH_MIB_MAX,
         GROWTH_MIB_MAX / max(growth_mib, GROWTH_MIB_MIN),
-        GROWTH_RUNS,
+        RUNS_OF_LIKE,
         f"{min(growths_mib):.1f} to {max(growths_mib):.1f} MiB; at 1 M rows {statistics.median(rates):,.0f} rows/s",
     )
 

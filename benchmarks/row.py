@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 RUNS = 5
 """Runs of each side."""
-GROWTH_RUNS = 3
-"""The same of a row on memory, in which runs differ by tenths of a MiB."""
+RUNS_OF_LIKE = 3
+"""The same where runs are alike: of a row on memory they differ by tenths of a MiB, and what takes a quarter of a
+minute evens out in itself what the machine does from second to second."""
 
 
 class BenchmarkError(Exception):
@@ -67,10 +68,10 @@ class Rates(NamedTuple):
         return Outcome(ours, against, ours / against, len(self.ours), f"{note}; {spread}" if note else spread)
 
 
-def interleave(bench: Bench, ours: Callable[[], float], against: Callable[[], float]) -> Rates:
-    """Run both sides in turn, ``RUNS`` times each; both give a rate."""
+def interleave(bench: Bench, ours: Callable[[], float], against: Callable[[], float], runs: int = RUNS) -> Rates:
+    """Run both sides in turn, ``runs`` times each; both give a rate."""
     pairs: list[tuple[float, float]] = []
-    for run in range(1, RUNS + 1):
+    for run in range(1, runs + 1):
         pair = ours(), against()
         pairs.append(pair)
         bench.say(f"run {run}: ours {pair[0]:,.1f}, against {pair[1]:,.1f}, ratio {pair[0] / pair[1]:.3f}")

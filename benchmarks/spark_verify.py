@@ -18,7 +18,7 @@ from benchmarks.apart import apart
 from benchmarks.archived import build_archive, shares
 from benchmarks.bench import Bench, execute, wait_for
 from benchmarks.chains import build_chain
-from benchmarks.row import Outcome, Row, interleave
+from benchmarks.row import RUNS_OF_LIKE, Outcome, Row, interleave
 from benchmarks.spark_command import SparkRun, expect_whole, verify_on_spark
 from objects.store import ArchiveStore
 from pipeline.archive.judging import verify_tenant
@@ -41,6 +41,7 @@ def against_one_process(bench: Bench) -> Outcome:
             bench,
             _rate(runs, CORES, folder, "--archive", archive, "--keys", key),
             lambda: ENTRIES / apart(_in_one_process, archive, key),
+            RUNS_OF_LIKE,
         )
     return rates.outcome(_note(runs))
 
@@ -72,7 +73,7 @@ def scaling_from_postgres(bench: Bench) -> Outcome:
 def _scaling(bench: Bench, folder: Path, *arguments: str | Path) -> Outcome:
     runs: list[SparkRun] = []
     on_both, on_one = (_rate(runs, cores, folder, *arguments) for cores in (CORES, 1))
-    return interleave(bench, on_both, on_one).outcome(_note(runs))
+    return interleave(bench, on_both, on_one, RUNS_OF_LIKE).outcome(_note(runs))
 
 
 def _rate(runs: list[SparkRun], cores: int, folder: Path, *arguments: str | Path) -> Callable[[], float]:

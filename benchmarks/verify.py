@@ -27,7 +27,7 @@ from benchmarks.chains import BEGIN_MS, build_chain
 from benchmarks.http_client import Client, Target
 from benchmarks.machine import peak_memory_mib
 from benchmarks.processes import tally_serve
-from benchmarks.row import GROWTH_RUNS, Outcome, Row, expect, interleave
+from benchmarks.row import RUNS_OF_LIKE, Outcome, Row, expect, interleave
 from ledger.verification import ASPECTS, ENTRY_COLUMNS, verify
 from signing import key_file
 from signing.keys import Keyring
@@ -124,7 +124,7 @@ def measure_growth(bench: Bench) -> Outcome:
         large = _build(bench, database, folder, "large", LARGE_ROWS)
         growths_mib: list[float] = []
         rates: list[float] = []
-        for run in range(1, GROWTH_RUNS + 1):
+        for run in range(1, RUNS_OF_LIKE + 1):
             before, after = apart(verify_chain, small, projection=True), apart(verify_chain, large, projection=True)
             growths_mib.append(after.peak_mib - before.peak_mib)
             rates.append(LARGE_ROWS / after.took_s)
@@ -137,7 +137,7 @@ def measure_growth(bench: Bench) -> Outcome:
         growth_mib,
         GROWTH_MIB_MAX,
         GROWTH_MIB_MAX / max(growth_mib, GROWTH_MIB_MIN),
-        GROWTH_RUNS,
+        RUNS_OF_LIKE,
         f"{min(growths_mib):.1f} to {max(growths_mib):.1f} MiB, peak at 1 M rows {after.peak_mib:.0f} MiB, "
         f"{statistics.median(rates):,.0f} rows/s with projection",
     )
