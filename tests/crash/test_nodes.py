@@ -46,7 +46,9 @@ def pids(child: ServeProcess) -> Sequence[int]:
     return [each["pid"] for each in sorted(child.events("node_started"), key=lambda each: each["node"])]
 
 
-async def test_two_nodes_share_a_port_and_sessions(launch: Launch, database: Database, tmp_path: Path) -> None:
+async def test_two_nodes_share_a_port_and_sessions_and_one_that_was_killed_comes_back(
+    launch: Launch, database: Database, tmp_path: Path
+) -> None:
     child = await launch(tmp_path / "data", database.service_url, arguments=TWO, node_id="node-m")
     url = await child.ready()
     own = await own_urls(child)
@@ -70,18 +72,7 @@ async def test_two_nodes_share_a_port_and_sessions(launch: Launch, database: Dat
     # One key begins the chain of keys, that of the first node; the other waits to be admitted.
     known = await asked(own["node-m-1"], "/v1/keys")
     assert len(known["keys"]) == 1
-    assert await child.terminate() == 0
-    assert not any(map(runs, pids(child)))
-
-
-async def test_a_killed_node_comes_back_while_the_others_serve(
-    launch: Launch, database: Database, tmp_path: Path
-) -> None:
-    child = await launch(tmp_path / "data", database.service_url, arguments=TWO)
-    url = await child.ready()
-    before = await own_urls(child)
     killed = pids(child)[1]
-    written = await asked(url, "/v1/jobs", json=JOB)
     os.kill(killed, signal.SIGKILL)
     ended = await child.says("node_ended")
     assert (ended["node"], ended["exit_code"]) == (2, 1)
@@ -89,9 +80,10 @@ async def test_a_killed_node_comes_back_while_the_others_serve(
     for _ in range(8):
         await asked(url, f"/v1/jobs/{written['job_id']}?tenant_id=acme")
     await until(lambda: len(child.events("own_address")) == 3, "the killed node answers again")
-    assert set(await own_urls(child)) == set(before)
+    assert set(await own_urls(child)) == set(own)
     assert len(set(pids(child))) == 3
     assert await child.terminate() == 0
+    assert not any(map(runs, pids(child)))
 
 
 async def test_nodes_end_when_the_parent_is_killed(launch: Launch, database: Database, tmp_path: Path) -> None:

@@ -64,18 +64,17 @@ async def durable_after_the_start(one: Writer) -> int:
     return (await one.positions())["durable_lsn"]
 
 
-@BOTH
 async def test_a_stop_under_load_loses_nothing_acknowledged_and_leaves_a_clean_start(
-    tmp_path: Path, database: Database, launch: Launch, seed: int, number: signal.Signals
+    tmp_path: Path, database: Database, launch: Launch, seed: int
 ) -> None:
     load, data_dir = Load(random.Random(seed)), tmp_path / "node"
     child = await launch(data_dir, database.service_url, **SETTINGS)
     url = await child.ready()
     async with load.on(url):
         await load.book.more_acknowledged(200)
-        child.signal(number)
+        child.signal(signal.SIGINT)
         # make passes on to its child what the terminal has sent it already.
-        child.signal(number)
+        child.signal(signal.SIGINT)
         assert await child.ended(AT_ONCE_S) == 0
     child = await starts_again_with_nothing_to_repair(launch, data_dir, database.service_url)
     url = await child.ready()
@@ -265,9 +264,8 @@ async def test_a_start_that_waits_for_postgres_can_be_stopped(
     assert "Traceback" not in child.last_words()
 
 
-@BOTH
 async def test_tally_dev_stopped_under_load_takes_its_postgres_along(
-    open_folder: Path, launch: Launch, seed: int, number: signal.Signals
+    open_folder: Path, launch: Launch, seed: int
 ) -> None:
     load, server = Load(random.Random(seed)), EmbeddedPostgres(open_folder / "postgres")
     child = await launch(open_folder, None, **SETTINGS)
@@ -276,7 +274,7 @@ async def test_tally_dev_stopped_under_load_takes_its_postgres_along(
         pid = server.postmaster_pid()
         assert pid is not None
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        child.signal(number)
+        child.signal(signal.SIGINT)
         assert await child.ended() == 0
     assert not [process for process in processes if process.is_running() and runs(process.pid)]
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ledger.chain import Linker
 from ledger.verification import ASPECTS, ENTRY_COLUMNS, KINDS, Anchor, Head, StoredTree, TreeHead, Verdict, verify
 from ledger.verification.entry_check import EntryChecker
-from ledger.verification.verdict import Findings
+from ledger.verification.verdict import Break, Findings
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot
 from tests.ledger import naive_verification as naive
@@ -127,11 +127,12 @@ def test_a_tree_of_three_levels_is_compared_tile_by_tile() -> None:
         "projection": "not_checked",
         "checkpoint": "not_checked",
     }
-    for coordinates, seq in [((0, 3), 769), ((1, 0), 1), ((1, 1), 65_537), ((2, 0), 1), ((0, 257), 65_793)]:
-        forged = Ledger(**{**vars(large), "tiles": dict(large.tiles)})
-        forged.tiles[coordinates] = bytes(32) + forged.tiles[coordinates][32:]
-        verdict = check(forged, batch_rows=1000, projection=False)
-        assert first(verdict) == ("tree", seq), coordinates
+    for coordinates in [(0, 3), (1, 0), (1, 1), (2, 0), (0, 257)]:
+        large.tiles[coordinates] = bytes(32) + large.tiles[coordinates][32:]
+    told: list[Break] = []
+    verdict = check(large, batch_rows=1000, projection=False, on_break=told.append)
+    assert first(verdict) == ("tree", 1)
+    assert sorted((each.kind, each.seq) for each in told) == [("tree", seq) for seq in (1, 1, 769, 65_537, 65_793)]
 
 
 def test_only_one_break_of_each_kind_is_kept_and_the_rest_counted() -> None:

@@ -28,10 +28,10 @@ def data_end(path: Path) -> int:
         return end_of_data(descriptor, 0)
 
 
-def write_until_ahead(log: LogWriter, folder: Path, ahead_bytes: int = BATCH_BYTES) -> Path:
+def write_until_ahead(log: LogWriter, folder: Path, ahead_bytes: int = BATCH_BYTES, payload: bytes = PAYLOAD) -> Path:
     """Append until so much is written ahead in the log's last segment, and more than a batch of it is unused."""
     for _ in range(100_000):
-        log.wait_durable(log.append(PAYLOAD))
+        log.wait_durable(log.append(payload))
         last = list_segments(folder)[-1].path
         if last.stat().st_size - data_end(last) >= ahead_bytes:
             return last
@@ -47,7 +47,7 @@ def test_a_busy_log_writes_ahead_as_much_as_stands_in_it_and_not_more(tmp_path: 
         while data_end(ahead) + 2 * BATCH_BYTES <= size:
             assert ahead.stat().st_size == size
             log.wait_durable(log.append(PAYLOAD))
-        write_until_ahead(log, tmp_path, AHEAD_BYTES - BATCH_BYTES)
+        write_until_ahead(log, tmp_path, AHEAD_BYTES - 20 * BATCH_BYTES, 20 * PAYLOAD)
         assert ahead.stat().st_size - data_end(ahead) <= AHEAD_BYTES
         last = log.append()
     assert data_end(ahead) == ahead.stat().st_size
