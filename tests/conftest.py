@@ -52,7 +52,7 @@ settings.register_profile("tests", max_examples=EXAMPLES, deadline=None, suppres
 settings.load_profile("tests")
 
 LONGEST = (
-    *("test_model", "test_quorum_processes", "test_simulation", "test_truncation", "test_cluster", "test_keyed"),
+    *("test_model", "test_quorum_processes", "test_simulation", "test_truncation", "test_keyed"),
     *("test_verify_page", "test_console", "test_scheduler"),
 )
 """Names of files that take half a minute and more; only those that have a Spark session are handed out before them."""
