@@ -94,9 +94,17 @@ def children() -> set[str]:
     return {*Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
 
 
+@pytest.fixture(scope="module")
+async def kept() -> AsyncIterator[checking.KeptProcesses]:
+    """Processes for one case after the other."""
+    kept = checking.KeptProcesses()
+    yield kept
+    await kept.close()
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
 async def test_processes_give_the_verdict_of_one(
-    case: tamper.Case, superuser: asyncpg.Connection, database: Database
+    case: tamper.Case, superuser: asyncpg.Connection, database: Database, kept: checking.KeptProcesses
 ) -> None:
     assert len(CASES) == len(NAMES) + 3
     await superuser.execute("SET session_replication_role = replica")
@@ -107,7 +115,7 @@ async def test_processes_give_the_verdict_of_one(
     async with consistent_reader(superuser, "acme") as reader:
         options = {"tenant_id": "acme", "open_snapshot": OPEN, "checkpoints": [tamper.HELD]}
         one = await verify(reader, **options, on_break=told["one"].append)
-        async with checking.checking(database.service_url, reader) as elsewhere:
+        async with checking.checking(database.service_url, reader, kept) as elsewhere:
             several = await verify(reader, **options, on_break=told["several"].append, elsewhere=elsewhere)
     assert several == one
     assert one.first_break is not None

@@ -4,16 +4,16 @@ A node that runs would see the cut itself, and end.
 """
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from app.cli.scratch import scratch_folder, scratch_service
-from app.cli.serve import embedded_postgres
+from app.main import listening, running
 from app.store import tampering
+from tests.app.conftest import MakeSettings
 from tests.app.test_cli_service import Service, saved_checkpoint, submit
+from tests.conftest import Database
 
 
 class Left(NamedTuple):
@@ -28,21 +28,18 @@ class Left(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def left() -> Iterator[Left]:
-    with scratch_folder() as folder:
-        with scratch_service(folder) as url:
-            service = Service(url, folder)
-            for tenant in ("cut", "seen"):
-                submit(service, tenant, jobs=4)
-            service.report("snapshot", "-t", "seen")
-            checkpoint = saved_checkpoint(service, "cut", 12, folder / "checkpoint")
-            keys = service.keys
-        postgres = embedded_postgres(folder)
-        postgres.start()
-        try:
-            yield Left(service, keys, checkpoint)
-        finally:
-            postgres.stop()
+async def left(make_shared_settings: MakeSettings, shared_database: Database) -> Left:
+    settings = make_shared_settings()
+    async with running(settings, shared_database.service_url) as (_, parts), listening(parts) as (url, _):
+        return await asyncio.to_thread(kept_of, Service(url, settings.data_dir, shared_database.superuser_url))
+
+
+def kept_of(service: Service) -> Left:
+    for tenant in ("cut", "seen"):
+        submit(service, tenant, jobs=4)
+    service.report("snapshot", "-t", "seen")
+    checkpoint = saved_checkpoint(service, "cut", 12, service.folder / "checkpoint")
+    return Left(service, service.keys, checkpoint)
 
 
 async def cut(superuser_url: str, tenant: str, last_seq: int) -> None:
@@ -50,8 +47,8 @@ async def cut(superuser_url: str, tenant: str, last_seq: int) -> None:
         await tampering.cut_tail(connection, tenant, last_seq)
 
 
-def test_a_tail_that_was_cut_without_trace_is_found_by_the_kept_checkpoint(left: Left) -> None:
-    asyncio.run(cut(left.service.superuser_url, "cut", last_seq=6))
+async def test_a_tail_that_was_cut_without_trace_is_found_by_the_kept_checkpoint(left: Left) -> None:
+    await cut(left.service.superuser_url, "cut", last_seq=6)
 
     without = left.service.report(*left.direct("cut"), code=3)
     with_checkpoint = left.service.report(*left.direct("cut"), "--checkpoint", str(left.checkpoint), code=2)
@@ -61,7 +58,7 @@ def test_a_tail_that_was_cut_without_trace_is_found_by_the_kept_checkpoint(left:
     assert with_checkpoint["verdicts"]["checkpoint"] == "broken"
 
 
-def test_a_tail_that_was_cut_without_trace_is_a_rollback_to_whoever_looked_before(left: Left) -> None:
+async def test_a_tail_that_was_cut_without_trace_is_a_rollback_to_whoever_looked_before(left: Left) -> None:
     direct, service = left.direct("seen"), left.service
     first, again = service.report(*direct), service.report(*direct)
     assert (first["verdicts"]["checkpoint"], first["compared_with"]) == ("not_checked", None)
@@ -69,7 +66,7 @@ def test_a_tail_that_was_cut_without_trace_is_a_rollback_to_whoever_looked_befor
     assert "this is the first look at this log" in first["memory"]["says"]
     assert (again["verdicts"]["checkpoint"], again["compared_with"]) == ("ok", "memory")
 
-    asyncio.run(cut(service.superuser_url, "seen", last_seq=6))
+    await cut(service.superuser_url, "seen", last_seq=6)
 
     found = service.report(*direct, code=2)
     assert (found["first_break"]["kind"], found["verdicts"]["checkpoint"]) == ("rollback", "broken")

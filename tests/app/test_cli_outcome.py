@@ -13,7 +13,8 @@ from app.cli import Commands
 from app.cli import tally as command_line
 from ledger.exit_code import ExitCode, exit_code_of_verdict, gravest
 from ledger.verification.comparison import with_checkpoint
-from tests.tally import COLD, bare_environment, run_tally
+from tests.forked import run_forked
+from tests.tally import COLD, IMPORTED, bare_environment, run_tally
 
 ASPECTS = ("links", "payloads", "head", "snapshots", "signatures", "tree", "projection", "checkpoint")
 
@@ -30,7 +31,7 @@ def verdict(*, unsigned_entries: int = 0, from_seq: int = 1, **results: str) -> 
     }
 
 
-def tally(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_cold(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     given = bare_environment() | environment
     return subprocess.run([*COLD, *arguments], capture_output=True, text=True, env=given, check=False)
 
@@ -68,14 +69,14 @@ def test_of_several_codes_tampered_comes_before_unknown_key_before_incomplete_be
 
 @pytest.mark.parametrize("arguments", [("bogus",), ("verify",), ("replay", "/nowhere", "-t", "a"), ("--what",)])
 def test_a_wrong_command_line_is_1_and_never_2_which_says_tampered(arguments: tuple[str, ...]) -> None:
-    done = tally(*arguments)
+    done = run_tally(*arguments)
 
     assert done.returncode == 1
     assert "Usage:" in done.stderr
 
 
 def test_a_service_that_does_not_answer_is_1_with_one_line_that_says_so() -> None:
-    done = tally("snapshot", "-t", "acme", "--url", "http://127.0.0.1:9")
+    done = run_tally("snapshot", "-t", "acme", "--url", "http://127.0.0.1:9")
 
     assert done.returncode == 1
     assert done.stderr.startswith("error: no answer from http://127.0.0.1:9")
@@ -85,21 +86,21 @@ def test_a_service_that_does_not_answer_is_1_with_one_line_that_says_so() -> Non
 def test_a_command_is_not_run_when_the_ledger_cannot_take_the_job(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
 
-    done = tally("run", "-t", "acme", "--url", "not-an-address", "--", "touch", str(touched))
+    done = run_tally("run", "-t", "acme", "--url", "not-an-address", "--", "touch", str(touched))
 
     assert done.returncode == 125
     assert not touched.exists()
 
 
 def test_a_wrong_setting_is_1_and_named() -> None:
-    done = tally("serve", TALLY_WAL__RETAIN="soon")
+    done = run_tally("serve", TALLY_WAL__RETAIN="soon")
 
     assert done.returncode == 1
     assert "wal.retain" in done.stderr
 
 
 def test_the_url_of_a_database_that_was_never_made_is_1(tmp_path: Path) -> None:
-    done = tally("db-url", TALLY_DATA_DIR=str(tmp_path))
+    done = run_tally("db-url", TALLY_DATA_DIR=str(tmp_path))
 
     assert done.returncode == 1
     assert "there is no embedded PostgreSQL" in done.stderr
@@ -123,35 +124,34 @@ def test_every_command_is_where_it_is_looked_for(name: str) -> None:
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    done = tally("--version")
+    done = run_tally("--version")
 
     assert done.returncode == 0
     assert done.stdout.split()[:2] == ["tallystick", version("tallystick")]
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
+def test_a_shell_is_told_how_a_command_may_go_on() -> None:
+    # By its name: the shell completes what is called so.
+    completing = "import sys; sys.argv = ['tally']; from app.cli import main; main()"
+    for typed, offered in (
         (["ver"], {"verify", "verify-bundle"}),
         (["keys", "r"], {"rotate", "revoke"}),
         (["verify", "--ten"], {"--tenant"}),
-    ],
-)
-def test_a_shell_is_told_how_a_command_may_go_on(typed: list[str], offered: set[str]) -> None:
-    asked = {
-        "_TALLY_COMPLETE": "complete_bash",
-        "COMP_WORDS": f"tally {' '.join(typed)}",
-        "COMP_CWORD": str(len(typed)),
-    }
-    # By its name: the shell completes what is called so.
+    ):
+        asked = bare_environment() | {
+            "_TALLY_COMPLETE": "complete_bash",
+            "COMP_WORDS": f"tally {' '.join(typed)}",
+            "COMP_CWORD": str(len(typed)),
+        }
+        done = run_forked(IMPORTED, "-c", completing, env=asked, check=True)
+        assert offered <= set(done.stdout.split())
     command = Path(sys.executable).with_name("tally")
-    done = subprocess.run([command], capture_output=True, text=True, env=bare_environment() | asked, check=True)
-
-    assert offered <= set(done.stdout.split())
+    cold = subprocess.run([command], capture_output=True, text=True, env=asked, check=True)
+    assert cold.stdout == done.stdout
 
 
 def test_a_misspelt_command_is_answered_with_the_one_it_is_near_to() -> None:
-    done = tally("verfy")
+    done = run_tally("verfy")
 
     assert done.returncode == 1
     assert "Did you mean 'verify'" in done.stderr
@@ -204,6 +204,6 @@ def test_a_forked_command_says_and_does_what_one_does_that_imports_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    forked, cold = (run(*arguments, TALLY_DATA_DIR=str(tmp_path)) for run in (run_tally, tally))
+    forked, cold = (run(*arguments, TALLY_DATA_DIR=str(tmp_path)) for run in (run_tally, run_cold))
 
     assert (forked.returncode, forked.stdout, forked.stderr) == (cold.returncode, cold.stdout, cold.stderr)

@@ -11,29 +11,31 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import asyncpg
 import httpx
-import psutil
 import pytest
 
-from app.cli import openb, tamper
+from app.cli import openb, scratch, tamper
 from app.cli.replay import request_key
-from app.cli.scratch import scratch_folder, scratch_service
+from app.cli.scratch import scratch_folder
 from app.cli.serve import embedded_postgres
 from app.dev.cluster import find_data
+from app.dev.embedded import EmbeddedPostgres
 from app.store import tampering
 from terminal.outcome import CommandExit
 from tests.app.chains import until
+from tests.app.service_thread import serving
 from tests.conftest import connected_to
 from tests.processes import runs
-from tests.tally import COLD, run_tally
+from tests.tally import COLD, Tally, bare_environment, run_tally
 
 README = Path(__file__).parents[2] / "README.md"
+DATABASE = "cli_service"
 
 ANSWER_S = 60.0
 """How long an answer is waited for: a machine that runs other things too is not what a test is about."""
@@ -42,10 +44,11 @@ Done = subprocess.CompletedProcess[str]
 
 
 class Service(NamedTuple):
-    """A running ``tally dev``, its folder, and ``tally`` commands that talk to it."""
+    """A running service, its folder, its database, and ``tally`` commands that talk to it."""
 
     url: str
     folder: Path
+    superuser_url: str
 
     def tally(self, *arguments: str) -> Done:
         return run_tally(*arguments, TALLY_URL=self.url, TALLY_DATA_DIR=str(self.folder))
@@ -61,10 +64,6 @@ class Service(NamedTuple):
         return answer.json()
 
     @property
-    def superuser_url(self) -> str:
-        return embedded_postgres(self.folder).superuser_url()
-
-    @property
     def keys(self) -> Path:
         """What an auditor saved of ``/v1/keys``."""
         path = self.folder / "saved-keys.json"
@@ -73,15 +72,10 @@ class Service(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with scratch_folder() as path:
-        yield path
-
-
-@pytest.fixture(scope="module")
-def service(folder: Path) -> Iterator[Service]:
-    with scratch_service(folder) as url:
-        yield Service(url, folder)
+def service(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
+    with serving(postgres, folder, DATABASE) as url:
+        yield Service(url, folder, postgres.superuser_url(DATABASE))
 
 
 def trace(path: Path, jobs: int) -> Path:
@@ -381,14 +375,6 @@ def test_a_checkpoint_of_another_tenant_is_no_comparison(service: Service, tmp_p
 # --- operator tools -----------------------------------------------------------------------------------
 
 
-def test_the_url_of_the_database_is_that_of_a_superuser(service: Service) -> None:
-    async def is_superuser(url: str) -> bool:
-        async with connected_to(url) as connection:
-            return bool(await connection.fetchval("SELECT current_setting('is_superuser') = 'on'"))
-
-    assert asyncio.run(is_superuser(service.tally("db-url").stdout.strip()))
-
-
 def test_a_new_key_is_readable_by_its_owner_alone_and_never_overwritten(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "signing.pem"
 
@@ -428,7 +414,7 @@ def test_the_demonstration_names_every_falsification_though_its_node_ends_at_the
 
     @contextmanager
     def told_service(folder: Path) -> Iterator[str]:
-        with scratch_service(folder) as url:
+        with forked_service(folder) as (url, _):
             folders.append(folder)
             yield url
 
@@ -455,46 +441,55 @@ def test_the_demonstration_names_every_falsification_though_its_node_ends_at_the
 # --- the service itself -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_service_stops_cleanly_and_its_database_with_it(number: signal.Signals) -> None:
-    with ExitStack() as stack:
-        folder = stack.enter_context(scratch_folder())
-        stack.enter_context(scratch_service(folder))
-        (dev,) = (process for process in psutil.Process().children() if data_dir_of(process) == str(folder))
-        postmaster = embedded_postgres(folder).postmaster_pid()
-        assert postmaster is not None
-
-        dev.send_signal(number)
-
-        assert dev.wait(timeout=120) == 0
-        assert not runs(postmaster)
-
-
-def data_dir_of(process: psutil.Process) -> str | None:
-    """None of one that has ended meanwhile, too."""
-    try:
-        return process.environ().get("TALLY_DATA_DIR")
-    except psutil.NoSuchProcess:
-        return None
-
-
-def test_what_the_service_logs_is_json_line_by_line(service: Service) -> None:
-    lines = [json.loads(line) for line in (service.folder / "service.log").read_text().splitlines()]
-
-    (ready,) = (line for line in lines if line["event"] == "service_ready")
-    assert ready["url"] == service.url
-    assert ready["detail"].startswith(f"Tallystick answers at {service.url}, ")
-
-
-def test_a_scratch_folder_takes_its_cluster_with_it() -> None:
+def test_tally_dev_logs_json_stops_cleanly_and_its_database_with_it_and_leaves_nothing_in_a_scratch_folder() -> None:
     with scratch_folder() as folder:
-        with scratch_service(folder):
-            data = find_data(folder / "postgres")
+        with forked_service(folder) as (url, dev):
+            postmaster, data = postmaster_of(folder), find_data(folder / "postgres")
+            assert asyncio.run(is_superuser(run_tally("db-url", TALLY_DATA_DIR=str(folder)).stdout.strip()))
+            lines = [json.loads(line) for line in (folder / "service.log").read_text().splitlines()]
+            (ready,) = (line for line in lines if line["event"] == "service_ready")
+            assert ready["url"] == url
+            assert ready["detail"].startswith(f"Tallystick answers at {url}, ")
+
+            dev.send_signal(signal.SIGTERM)
+            assert dev.wait(timeout=120) == 0
+            assert not runs(postmaster)
+
+        with forked_service(folder) as (_, again):
+            postmaster = postmaster_of(folder)
+            again.send_signal(signal.SIGINT)
+            assert again.wait(timeout=120) == 0
+            assert not runs(postmaster)
         assert data is not None
         assert data.exists()
 
     assert not data.exists()
     assert not folder.exists()
+
+
+@contextmanager
+def forked_service(folder: Path) -> Iterator[tuple[str, Tally]]:
+    """As ``scratch_service``, of a ``tally dev`` that need not import; its process too."""
+    log_file, environment = folder / "service.log", {"TALLY_DATA_DIR": str(folder), "TALLY_PORT": "0"}
+    with log_file.open("wb") as log:
+        given = {"cwd": folder, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        process = Tally("dev", env=bare_environment() | environment, **given)
+    try:
+        yield scratch._wait_ready(process, log_file), process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=120)
+
+
+def postmaster_of(folder: Path) -> int:
+    pid = embedded_postgres(folder).postmaster_pid()
+    assert pid is not None
+    return pid
+
+
+async def is_superuser(url: str) -> bool:
+    async with connected_to(url) as connection:
+        return bool(await connection.fetchval("SELECT current_setting('is_superuser') = 'on'"))
 
 
 # --- what README shows ----------------------------------------------------------------------------------

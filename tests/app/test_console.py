@@ -20,11 +20,12 @@ from app.dev.embedded import EmbeddedPostgres
 from app.http.problems import KINDS as PROBLEM_KINDS
 from app.node.kept_tokens import FIRST_TOKEN, FirstToken
 from app.pages import read_folder
+from app.pages.verify_page import verify_page
 from ledger.machines.events import EVENTS_BY_ACTION, JOB_EVENTS
 from ledger.machines.jobs import STATUSES
 from ledger.verification import ASPECTS, KINDS
 from tests.app.bundles import bundle_of
-from tests.app.console_page import Console, barriers
+from tests.app.console_page import WIDE, Console, barriers
 from tests.app.oidc_issuer import AUDIENCE, GRANTS, Issuer, issuing
 from tests.app.service_thread import serving
 from tests.browser import PHONE, browsing
@@ -186,22 +187,24 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_every_page_keeps_nobody_out_light_and_dark_wide_and_narrow_and_in_print(console: Console, place: str) -> None:
-    page = console.load(place)
-    expect(page.get_by_role("heading", name=PLACES[place], exact=True)).to_be_visible()
-    if "run" in place:
-        expect(page.get_by_role("heading", name="The chain holds")).to_be_visible()
-    assert PLACES[place] in page.locator("main").inner_text()
-    assert barriers(page) == []
-    page.emulate_media(color_scheme="dark")
-    page.set_viewport_size(PHONE)
-    assert barriers(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    page.emulate_media(color_scheme="dark", media="print")
-    expect(page.get_by_role("navigation")).to_be_hidden()
-    expect(page.locator("form:visible")).to_have_count(0)
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+def test_every_page_keeps_nobody_out_light_and_dark_wide_and_narrow_and_in_print(console: Console) -> None:
+    for place, heading in PLACES.items():
+        page = console.go(place)
+        expect(page.get_by_role("heading", name=heading, exact=True)).to_be_visible()
+        if "run" in place:
+            expect(page.get_by_role("heading", name="The chain holds")).to_be_visible()
+        assert heading in page.locator("main").inner_text()
+        assert barriers(page) == [], place
+        page.emulate_media(color_scheme="dark")
+        page.set_viewport_size(PHONE)
+        assert barriers(page) == [], place
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], place
+        page.emulate_media(color_scheme="dark", media="print")
+        expect(page.get_by_role("navigation")).to_be_hidden()
+        expect(page.locator("form:visible")).to_have_count(0)
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)", place
+        page.emulate_media(color_scheme="light", media="screen")
+        page.set_viewport_size(WIDE)
 
 
 def test_the_console_is_used_with_a_keyboard_alone(console: Console) -> None:
@@ -420,6 +423,23 @@ def test_a_range_behind_the_end_of_a_chain_is_no_fault_of_the_console(console: C
     page.get_by_role("button", name="Verify", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("There is no entry to verify there: the chain has entries 1 to")
     expect(page.get_by_role("heading", name="The console failed")).to_have_count(0)
+
+
+def test_the_page_that_verifies_by_itself_is_that_of_the_package_and_may_load_nothing(console: Console) -> None:
+    answer = console.api.get("/verify")
+    assert answer.content == verify_page().file.content
+    policy = answer.headers["content-security-policy"]
+    assert policy == verify_page().policy
+    assert "connect-src" not in policy
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    page, loaded = console.open().new_page(), list[str]()
+    page.on("request", lambda request: loaded.append(request.url))
+    page.goto(f"{console.url}/verify")
+    bundle = bundle_of(build(7, snapshots_to=(7,)))
+    for field, name, content in (("keys", "k.pem", SIGNER.public_key_pem.encode()), ("subject", "b.tar", bundle)):
+        page.set_input_files(f"#{field}", [{"name": name, "mimeType": "application/octet-stream", "buffer": content}])
+    expect(page.locator("#outcome")).to_have_text("WHOLE AND SIGNED")
+    assert {each for each in loaded if not each.startswith("blob:")} == {f"{console.url}/verify"}
 
 
 # --- bundles --------------------------------------------------------------------------------------

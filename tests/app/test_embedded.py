@@ -168,7 +168,9 @@ async def ask(url: str, question: str) -> object:
         return await connection.fetchval(question)
 
 
-async def test_it_runs_with_fsync_on_loopback_alone_and_wants_a_password(server: EmbeddedPostgres) -> None:
+async def test_it_runs_with_fsync_on_loopback_alone_and_wants_a_password_that_nobody_else_can_read(
+    server: EmbeddedPostgres,
+) -> None:
     settings = {
         "fsync": "on",
         "synchronous_commit": "on",
@@ -184,21 +186,16 @@ async def test_it_runs_with_fsync_on_loopback_alone_and_wants_a_password(server:
     assert known is not None
     with pytest.raises(asyncpg.InvalidPasswordError):
         await ask(server.superuser_url().replace(known.superuser, known.service), "SELECT 1")
-
-
-async def test_each_url_logs_in_as_its_own_role(server: EmbeddedPostgres) -> None:
+    status = (server.data_dir / "credentials.json").stat()
+    assert status.st_mode & 0o777 == 0o600
+    assert status.st_uid == os.geteuid()
+    # Each URL logs in as its own role.
     question = """
         SELECT concat_ws(' ', rolname, current_database(), rolsuper) FROM pg_roles WHERE rolname = current_user
     """
     assert await ask(server.superuser_url(), question) == "postgres tallystick t"
     assert await ask(server.owner_url(), question) == "tallystick_owner tallystick f"
     assert await ask(server.service_url(), question) == "tallystick tallystick f"
-
-
-def test_passwords_are_in_a_file_that_nobody_else_can_read(server: EmbeddedPostgres) -> None:
-    status = (server.data_dir / "credentials.json").stat()
-    assert status.st_mode & 0o777 == 0o600
-    assert status.st_uid == os.geteuid()
 
 
 def test_nobody_else_reads_the_log_not_even_one_that_was_open_to_all(server: EmbeddedPostgres) -> None:
@@ -210,24 +207,17 @@ def test_nobody_else_reads_the_log_not_even_one_that_was_open_to_all(server: Emb
     assert log.stat().st_mode & 0o777 == 0o600
 
 
-def test_stopping_leaves_no_process(server: EmbeddedPostgres) -> None:
-    processes = processes_of(server)
+async def test_stopping_leaves_no_process_and_a_second_start_finds_what_the_first_one_left(
+    folder: Path, server: EmbeddedPostgres
+) -> None:
+    EmbeddedPostgres(folder / "nothing").stop()
+    assert not (folder / "nothing").exists()
+    url, processes = server.owner_url(), processes_of(server)
     assert len(processes) > 3
+    await ask(server.superuser_url(), "CREATE SCHEMA kept")
     server.stop()
     assert [process.pid for process in processes if runs(process.pid)] == []
     assert server.postmaster_pid() is None
-
-
-def test_stopping_twice_or_before_a_start_does_nothing(folder: Path, server: EmbeddedPostgres) -> None:
-    EmbeddedPostgres(folder / "nothing").stop()
-    assert not (folder / "nothing").exists()
-    server.stop()
-    server.stop()
-
-
-async def test_a_second_start_finds_what_the_first_one_left(server: EmbeddedPostgres) -> None:
-    url = server.owner_url()
-    await ask(server.superuser_url(), "CREATE SCHEMA kept")
     server.stop()
     server.start()
     assert server.owner_url() == url
@@ -243,10 +233,7 @@ async def test_a_server_that_was_killed_is_started_again_at_the_same_place(serve
     assert server.postmaster_pid() != first_pid
     assert server.service_url() == url
     assert await ask(url, "SELECT to_regnamespace('kept') IS NOT NULL")
-
-
-async def test_a_server_whose_port_was_taken_moves_to_another(server: EmbeddedPostgres) -> None:
-    url = server.service_url()
+    # Where its port was taken meanwhile it moves to another.
     kill_server(server)
     with bind_when_free(urlsplit(url).port or 0):
         assert server.ensure_alive() is True
@@ -289,14 +276,6 @@ def test_two_starts_at_once_share_one_server_and_the_last_to_leave_stops_it(fold
     assert not runs(pid)
 
 
-def test_a_folder_reached_by_another_name_is_the_same_server(folder: Path, server: EmbeddedPostgres) -> None:
-    (folder / "alias").symlink_to(server.data_dir)
-    other = EmbeddedPostgres(folder / "alias")
-    other.start()
-    assert other.postmaster_pid() == server.postmaster_pid()
-    other.stop()
-
-
 def test_a_pid_file_that_names_a_stranger_does_not_keep_the_server_down(server: EmbeddedPostgres) -> None:
     kill_server(server)
     data = find_data(server.data_dir)
@@ -329,46 +308,35 @@ def test_no_cluster_is_refused_an_url(folder: Path) -> None:
         EmbeddedPostgres(folder / "postgres").superuser_url()
 
 
-def test_a_cluster_of_another_version_is_refused(server: EmbeddedPostgres) -> None:
-    server.stop()
-    data = find_data(server.data_dir)
+def test_a_cluster_that_does_not_fit_or_cannot_start_is_refused_with_what_is_wrong_and_left_alone(
+    folder: Path, data_dir: Path
+) -> None:
+    server, data = EmbeddedPostgres(data_dir), find_data(data_dir)
     assert data is not None
+    version = (data / "PG_VERSION").read_text()
     (data / "PG_VERSION").write_text("17\n")
     with pytest.raises(StartRefusedError, match="made by PostgreSQL 17"):
         server.start()
+    (data / "PG_VERSION").write_text(version)
 
+    # One that ends and says nothing: the room on its disk is told.
+    silent = folder / "postgres-that-is-silent"
+    silent.mkdir(mode=0o755)
+    told = f"postgres (PostgreSQL) {version.strip()}.0"
+    (silent / "postgres").write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{told}"\n')
+    (silent / "postgres").chmod(0o755)
+    with pytest.raises(StartRefusedError, match=r"says:\nnothing; [\d,]+ bytes are free on its disk"):
+        EmbeddedPostgres(data_dir, silent).start()
 
-def test_lost_passwords_are_refused_and_the_cluster_is_left_alone(server: EmbeddedPostgres) -> None:
-    server.stop()
-    (server.data_dir / "credentials.json").unlink()
-    with pytest.raises(StartRefusedError, match=r"credentials\.json is gone"):
-        server.start()
-    assert find_data(server.data_dir) is not None
-
-
-def test_a_server_that_cannot_start_says_what_it_said(server: EmbeddedPostgres) -> None:
-    server.stop()
-    data = find_data(server.data_dir)
-    assert data is not None
-    with (data / "postgresql.conf").open("a") as settings:
-        settings.write("max_connections = many\n")
+    settings = (data / "postgresql.conf").read_text()
+    (data / "postgresql.conf").write_text(f"{settings}max_connections = many\n")
     with pytest.raises(StartRefusedError, match='invalid value for parameter "max_connections"'):
         server.start()
 
-
-def test_of_a_server_that_ends_and_says_nothing_the_room_on_its_disk_is_told(
-    folder: Path, server: EmbeddedPostgres
-) -> None:
-    server.stop()
-    data = find_data(server.data_dir)
-    assert data is not None
-    version = (data / "PG_VERSION").read_text().strip()
-    silent = folder / "postgres-that-is-silent"
-    silent.mkdir(mode=0o755)
-    (silent / "postgres").write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "postgres (PostgreSQL) {version}.0"\n')
-    (silent / "postgres").chmod(0o755)
-    with pytest.raises(StartRefusedError, match=r"says:\nnothing; [\d,]+ bytes are free on its disk"):
-        EmbeddedPostgres(server.data_dir, silent).start()
+    (data_dir / "credentials.json").unlink()
+    with pytest.raises(StartRefusedError, match=r"credentials\.json is gone"):
+        server.start()
+    assert find_data(data_dir) is not None
 
 
 def test_a_cluster_that_is_gone_is_not_replaced_by_an_empty_one(folder: Path) -> None:
@@ -379,7 +347,7 @@ def test_a_cluster_that_is_gone_is_not_replaced_by_an_empty_one(folder: Path) ->
         server.start()
 
 
-async def test_it_starts_below_a_folder_that_others_cannot_enter(folder: Path) -> None:
+async def test_it_starts_below_a_folder_that_others_cannot_enter_and_removing_it_leaves_nothing(folder: Path) -> None:
     data_dir = folder / "closed" / "deeper" / "postgres"
     data_dir.parent.parent.mkdir(mode=0o700)
     data_dir.parent.mkdir()
@@ -392,23 +360,22 @@ async def test_it_starts_below_a_folder_that_others_cannot_enter(folder: Path) -
     assert rights(data_dir) == before
     server.start()
     assert await ask(server.service_url(), "SELECT 1") == 1
-    server.stop()
-
-
-async def test_removing_it_leaves_nothing_wherever_its_cluster_was_placed(folder: Path) -> None:
-    closed = folder / "closed"
-    closed.mkdir(mode=0o700)
-    server = EmbeddedPostgres(closed / "postgres")
-    server.start()
-    processes, data = processes_of(server), find_data(server.data_dir)
+    processes, data = processes_of(server), find_data(data_dir)
     assert data is not None
     server.remove()
     assert [process.pid for process in processes if runs(process.pid)] == []
     assert not data.parent.exists()
-    assert list(closed.iterdir()) == []
+    assert list(data_dir.parent.iterdir()) == []
 
 
-def test_a_server_that_another_process_uses_is_not_removed(server: EmbeddedPostgres) -> None:
+def test_a_server_that_another_uses_by_another_name_is_the_same_and_is_not_removed(
+    folder: Path, server: EmbeddedPostgres
+) -> None:
+    (folder / "alias").symlink_to(server.data_dir)
+    other = EmbeddedPostgres(folder / "alias")
+    other.start()
+    assert other.postmaster_pid() == server.postmaster_pid()
+    other.stop()
     child = Child(server.data_dir)
     pid = child.server_pid()
     with pytest.raises(StartRefusedError, match="another process uses"):
@@ -445,9 +412,8 @@ if AS_ROOT:
         assert processes_of(server)[0].uids().real == PLAIN_USER.pw_uid
         server.stop()
 
-    def test_a_plain_user_is_refused_the_cluster_that_root_made(server: EmbeddedPostgres, folder: Path) -> None:
-        server.stop()
-        child = Child(server.data_dir, PLAIN_USER.pw_uid)
+    def test_a_plain_user_is_refused_the_cluster_that_root_made(data_dir: Path) -> None:
+        child = Child(data_dir, PLAIN_USER.pw_uid)
         _, errors = child.process.communicate()
         assert "StartRefusedError" in errors
         assert "TALLY_DATA_DIR" in errors

@@ -22,6 +22,7 @@ from schemathesis.specs.openapi.checks import (
 from app.dev.embedded import EmbeddedPostgres
 from app.http.application import ROUTERS
 from tests.app.service_thread import serving
+from tests.conftest import EXAMPLES
 
 CHECKS = [
     not_a_server_error,
@@ -38,7 +39,8 @@ OPERATIONS = [
     if isinstance(route, APIRoute) and route.include_in_schema
     for method in sorted(route.methods or ())
 ]
-EXAMPLES = 12
+REQUESTS = EXAMPLES // 5
+"""Of each operation; many where many examples of each property are asked for."""
 STREAMS = {"/v1/watch"}
 """Paths whose answers have no end unless the query names one."""
 
@@ -74,7 +76,7 @@ def test_every_answer_is_one_that_the_description_allows(
     api_schema: schemathesis.schemas.BaseSchema, method: str, path: str
 ) -> None:
     @given(api_schema[path][method].as_strategy())
-    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=REQUESTS, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     def check(case: schemathesis.Case[Any]) -> None:
         with_an_end(case).call_and_validate(checks=CHECKS)
 

@@ -153,22 +153,6 @@ async def test_a_wal_brings_the_same_rows_back_with_the_same_links(
     await assert_sound(older, "acme", "begun-later", "_system")
 
 
-async def test_a_restore_goes_by_what_the_chain_holds_and_not_by_the_position_that_somebody_raised(
-    run_node: RunNode, settings: Settings, database: Database, back_up: BackUp
-) -> None:
-    async with run_node(settings) as service:
-        await write(service, 1, 2)
-    older = await back_up()
-    async with run_node(settings) as service:
-        await write(service, 3, 4)
-        last_lsn = service.node.chained.lsn
-    lost = await rows(database)
-    await query(older, "UPDATE scheduler.wal_positions SET chained_lsn = $1 RETURNING 1", last_lsn)
-    await restore_from_wal(settings, older.service_url)
-    assert await rows(older) == lost
-    await assert_sound(older, "acme", "_system")
-
-
 async def test_a_database_from_before_the_node_was_first_started_gets_all_of_it_back(
     run_node: RunNode, settings: Settings, make_settings: MakeSettings, database: Database, back_up: BackUp
 ) -> None:
@@ -191,18 +175,17 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.start.connecting.LOCK_TIMEOUT_S", 0.3)
 
 
-@pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize(
-    ("lock", "said"),
-    [
-        (HEAD, "tenant acme .*chain_heads locked .*pg_locks"),
-        ("SELECT FROM scheduler.wal_positions FOR UPDATE", r"\"wal_positions\".*pg_locks"),
-        ("LOCK TABLE scheduler.scheduler_log IN EXCLUSIVE MODE", "lock timeout.*pg_locks"),
-    ],
-    ids=["a head", "the position", "the table"],
+LOCKS = (
+    (HEAD, "tenant acme .*chain_heads locked .*pg_locks"),
+    ("SELECT FROM scheduler.wal_positions FOR UPDATE", r"\"wal_positions\".*pg_locks"),
+    ("LOCK TABLE scheduler.scheduler_log IN EXCLUSIVE MODE", "lock timeout.*pg_locks"),
 )
-async def test_a_restore_ends_and_says_so_when_another_session_keeps_locked_what_it_needs(
-    run_node: RunNode, settings: Settings, database: Database, back_up: BackUp, lock: str, said: str
+"""What another session may keep locked of what a restore needs, and what is said of it."""
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_restore_that_meets_locks_ends_and_says_so_and_the_next_goes_by_what_the_chain_holds(
+    run_node: RunNode, settings: Settings, database: Database, back_up: BackUp
 ) -> None:
     async with run_node(settings) as service:
         await write(service, 1)
@@ -210,32 +193,45 @@ async def test_a_restore_ends_and_says_so_when_another_session_keeps_locked_what
     async with run_node(settings) as service:
         await write(service, 2)
         await write(service, 1, tenant_id="beta")
-        folder = service._started.folder
+        folder, last_lsn = service._started.folder, service.node.chained.lsn
     lost, kept = await rows(database), await rows(older)
-    async with halted(older, lock), asyncio.timeout(20):
-        with pytest.raises(StartRefusedError, match=said):
-            await restore_from_wal(settings, older.service_url)
-    assert await rows(older) == kept
-    assert quarantine.load(folder) == {}
+    for lock, said in LOCKS:
+        async with halted(older, lock), asyncio.timeout(20):
+            with pytest.raises(StartRefusedError, match=said):
+                await restore_from_wal(settings, older.service_url)
+        assert await rows(older) == kept
+        assert quarantine.load(folder) == {}
+    # Not by the position, which somebody raised.
+    await query(older, "UPDATE scheduler.wal_positions SET chained_lsn = $1 RETURNING 1", last_lsn)
     await restore_from_wal(settings, older.service_url)
     assert await rows(older) == lost
+    await assert_sound(older, "acme", "beta", "_system")
 
 
 @pytest.mark.usefixtures("soon")
-async def test_a_bundle_that_meets_a_locked_chain_ends_the_restore_and_can_be_brought_again(
+async def test_a_bundle_that_meets_a_lock_can_be_brought_again_whatever_somebody_made_of_a_jobs_row(
     run_node: RunNode, settings: Settings, database: Database, back_up: BackUp, tmp_path: Path
 ) -> None:
     async with run_node(settings) as service:
-        await write(service, 1)
+        job_id = (await service.submitter.submit(created("acme", 1), key=None)).job_id
+        await write(service, 2)
     older = await back_up()
     async with run_node(settings) as service:
-        await write(service, 2)
+        await service.submitter.submit(progressed("acme", job_id, 1, durability=GLOBAL), key=None)
     bundle = await export(settings, database.service_url, tmp_path, "acme")
+    lost = [row for row in await rows(database) if row[0] == "acme"]
+    await query(older, "UPDATE scheduler.jobs SET seqs = '{}' WHERE tenant_id = 'acme' RETURNING job_id")
     async with halted(older, HEAD), asyncio.timeout(20):
         with pytest.raises(StartRefusedError, match=r"\"chain_heads\".*pg_locks"):
             await restore_from_bundles(settings, older.service_url, [bundle], None)
+    # Not told as a fault of the database.
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.tar"):
+        await restore_from_bundles(settings, older.service_url, [tmp_path / "nowhere.tar"], None)
+
     ((_, restored),) = await restore_from_bundles(settings, older.service_url, [bundle], None)
-    assert restored.entries == 2
+
+    assert restored.entries == 1
+    assert [row for row in await rows(older) if row[0] == "acme"] == lost
 
 
 async def test_a_wal_that_lacks_rows_of_another_node_stores_nothing_until_bundles_brought_those_back(
@@ -303,34 +299,6 @@ async def test_bundles_bring_back_rows_and_snapshots_as_they_were(
     await restore_from_wal(settings, older.service_url)
     async with run_node(settings, url=older.service_url) as service:
         await write(service, 6)
-
-
-async def test_a_bundle_that_cannot_be_read_is_not_told_as_a_fault_of_the_database(
-    run_node: RunNode, settings: Settings, database: Database, tmp_path: Path
-) -> None:
-    async with run_node(settings) as service:
-        await write(service, 1)
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.tar"):
-        await restore_from_bundles(settings, database.service_url, [tmp_path / "nowhere.tar"], None)
-
-
-async def test_a_job_row_that_somebody_edited_does_not_stop_a_restore(
-    run_node: RunNode, settings: Settings, database: Database, back_up: BackUp, tmp_path: Path
-) -> None:
-    async with run_node(settings) as service:
-        job_id = (await service.submitter.submit(created("acme", 1), key=None)).job_id
-        await write(service, 2)
-    older = await back_up()
-    async with run_node(settings) as service:
-        await service.submitter.submit(progressed("acme", job_id, 1, durability=GLOBAL), key=None)
-    bundle = await export(settings, database.service_url, tmp_path, "acme")
-    lost = [row for row in await rows(database) if row[0] == "acme"]
-    await query(older, "UPDATE scheduler.jobs SET seqs = '{}' WHERE tenant_id = 'acme' RETURNING job_id")
-
-    ((_, restored),) = await restore_from_bundles(settings, older.service_url, [bundle], None)
-
-    assert restored.entries == 1
-    assert [row for row in await rows(older) if row[0] == "acme"] == lost
 
 
 async def test_a_bundle_that_does_not_belong_there_brings_nothing_back(
@@ -410,25 +378,21 @@ async def test_what_is_lost_for_good_forks_the_log_and_is_told_in_system(
     await assert_sound(older, "acme", "untouched", "_system")
 
 
-async def test_a_ledger_that_lost_nothing_is_not_forked(
-    run_node: RunNode, settings: Settings, database: Database
+async def test_a_log_that_lost_nothing_or_whose_wal_has_it_all_is_not_forked_nor_is_a_fork_that_was_cut_short(
+    run_node: RunNode, settings: Settings, database: Database, back_up: BackUp
 ) -> None:
     async with run_node(settings) as service:
         await write(service, 1)
+        folder = settings.wal_dir / service.node.node_id
     with pytest.raises(StartRefusedError, match="nothing to fork"):
         await fork_log(settings, database.service_url, "why not")
-    async with run_node(settings) as service:
-        await write(service, 2)
-
-
-async def test_a_log_whose_wal_has_it_all_is_not_forked_though_the_database_lacks_it(
-    run_node: RunNode, settings: Settings, back_up: BackUp
-) -> None:
-    async with run_node(settings) as service:
-        await write(service, 1)
     older = await back_up()
+    # It ended before the log had its new origin, so it never happened.
+    FORK.store(folder, Fork("a.example/log", "b.example/log", "cut short", "node", [], 1))
     async with run_node(settings) as service:
         await write(service, 2)
+    assert FORK.load(folder) is None
+    assert await query(database, "SELECT FROM scheduler.scheduler_log WHERE action = 'LOG_FORKED'") == []
     before = await rows(older)
     with pytest.raises(StartRefusedError, match="--from wal first"):
         await fork_log(settings, older.service_url, "too hasty")
@@ -436,19 +400,6 @@ async def test_a_log_whose_wal_has_it_all_is_not_forked_though_the_database_lack
     await restore_from_wal(settings, older.service_url)
     async with run_node(settings, url=older.service_url) as service:
         await write(service, 3)
-
-
-async def test_a_fork_that_ended_before_the_log_had_its_new_origin_never_happened(
-    run_node: RunNode, settings: Settings, database: Database
-) -> None:
-    async with run_node(settings) as service:
-        await write(service, 1)
-        folder = settings.wal_dir / service.node.node_id
-    FORK.store(folder, Fork("a.example/log", "b.example/log", "cut short", "node", [], 1))
-    async with run_node(settings) as service:
-        await write(service, 2)
-    assert FORK.load(folder) is None
-    assert await query(database, "SELECT FROM scheduler.scheduler_log WHERE action = 'LOG_FORKED'") == []
 
 
 async def test_a_fork_records_the_records_that_the_wal_holds_no_more_and_the_next_start_goes_on(

@@ -81,13 +81,33 @@ def restore(settings: Settings, database: Database, *arguments: str) -> subproce
 
 
 async def test_an_archive_brings_a_lost_database_back_and_the_wal_what_came_after(
-    run_node: RunNode, settings: Settings, database: Database, new_database: Database, tmp_path: Path
+    run_node: RunNode,
+    settings: Settings,
+    make_settings: MakeSettings,
+    database: Database,
+    new_database: Database,
+    tmp_path: Path,
 ) -> None:
     await write(run_node, settings, database, 1, 2, 3)
     archived = {each.tenant_id: each.to_seq for each in archive(database, settings, tmp_path / "archive")}
     assert archived.keys() == {"_system", "acme", "globex"}
     await write(run_node, settings, database, 4, 5)
     lost = await rows(database)
+
+    # One that does not hold, that nobody vouches for, or that nobody named, brings nothing back.
+    other = make_settings("other")
+    other.wal_dir.mkdir(parents=True)
+    unknown = restore(other, new_database, str(tmp_path / "archive"))
+    assert unknown.returncode == ExitCode.UNKNOWN_KEY, unknown.stderr
+    file = next((tmp_path / "archive" / "entries").rglob("*.parquet"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    broken = restore(settings, new_database, str(tmp_path / "archive"))
+    assert (broken.returncode, "digest" in broken.stderr) == (ExitCode.TAMPERED, True), broken.stderr
+    file.write_bytes(whole)
+    without = restore(settings, new_database)
+    assert (without.returncode, "archive.url" in without.stderr) == (ExitCode.COULD_NOT_RUN, True)
+    assert await rows(new_database) == []
 
     restored = restore(settings, new_database, str(tmp_path / "archive"), "--json")
     assert restored.returncode == 0, restored.stderr
@@ -117,26 +137,3 @@ async def test_an_archive_comes_back_where_nothing_is_left_but_the_key(
     restored = restore(settings, new_database, str(tmp_path / "archive"))
     assert restored.returncode == 0, restored.stderr
     assert await rows(new_database) == await rows(database)
-
-
-async def test_an_archive_that_does_not_hold_or_that_nobody_vouches_for_brings_nothing_back(
-    run_node: RunNode,
-    settings: Settings,
-    make_settings: MakeSettings,
-    database: Database,
-    new_database: Database,
-    tmp_path: Path,
-) -> None:
-    await write(run_node, settings, database, 1)
-    archive(database, settings, tmp_path / "archive")
-    other = make_settings("other")
-    other.wal_dir.mkdir(parents=True)
-    unknown = restore(other, new_database, str(tmp_path / "archive"))
-    assert unknown.returncode == ExitCode.UNKNOWN_KEY, unknown.stderr
-    file = next((tmp_path / "archive" / "entries").rglob("*.parquet"))
-    file.write_bytes(file.read_bytes()[:-1])
-    broken = restore(settings, new_database, str(tmp_path / "archive"))
-    assert (broken.returncode, "digest" in broken.stderr) == (ExitCode.TAMPERED, True), broken.stderr
-    without = restore(settings, new_database)
-    assert (without.returncode, "archive.url" in without.stderr) == (ExitCode.COULD_NOT_RUN, True)
-    assert await rows(new_database) == []

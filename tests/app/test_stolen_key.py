@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 
-from app.cli.scratch import scratch_folder, scratch_service
-from app.cli.serve import embedded_postgres
+from app.dev.embedded import EmbeddedPostgres
 from signing import key_file
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot, sign_snapshot
 from tests.app.second_verifier import second_verifier
+from tests.app.service_thread import serving
 from tests.conftest import connected_to
 from tests.tally import run_tally
 
@@ -22,11 +22,12 @@ DEADLINE_S = 60
 
 
 class Ledger:
-    """A running service, its folder, and commands that talk to it."""
+    """A running service, its folder and database, and commands that talk to it."""
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, superuser_url: str) -> None:
         self.url = url
         self.folder = folder
+        self.superuser_url = superuser_url
 
     def tally(self, *arguments: str, code: int = 0) -> Any:
         """What a command reports, once it has ended with ``code``."""
@@ -63,7 +64,7 @@ class Ledger:
         asyncio.run(self._edit(snapshot["id"], json.dumps(envelope)))
 
     async def _edit(self, snapshot_id: int, envelope: str) -> None:
-        async with connected_to(embedded_postgres(self.folder).superuser_url()) as connection:
+        async with connected_to(self.superuser_url) as connection:
             await connection.execute("SET session_replication_role = replica")
             await connection.execute(
                 "UPDATE scheduler.batch_snapshot SET dsse_envelope = $2 WHERE id = $1", snapshot_id, envelope
@@ -76,9 +77,10 @@ def second_opinion(bundle: Path, keys: Path) -> int:
     return code
 
 
-def test_a_stolen_key_is_rotated_its_forgery_named_and_then_revoked() -> None:
-    with scratch_folder() as folder, scratch_service(folder) as url:
-        ledger = Ledger(url, folder)
+def test_a_stolen_key_is_rotated_its_forgery_named_and_then_revoked(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    folder, dsn = tmp_path / "node", postgres.superuser_url("stolen_key")
+    with serving(postgres, folder, "stolen_key") as url:
+        ledger = Ledger(url, folder, dsn)
         honest = [ledger.sign_jobs(2), ledger.sign_jobs(2)]
         stolen = key_file.load(str(folder / "keys" / "signing.pem"))
 
@@ -93,7 +95,6 @@ def test_a_stolen_key_is_rotated_its_forgery_named_and_then_revoked() -> None:
 
         # The thief signs later rows with the old key, and has a superuser's hand in the database.
         ledger.put_in_place_of(later, stolen)
-        dsn = embedded_postgres(folder).superuser_url()
         for by_rows in ((), ("--dsn", dsn, "--keys", str(keys))):
             verdict = ledger.tally("verify", "-t", "acme", *by_rows, code=4)
             first = verdict["first_break"]

@@ -276,7 +276,11 @@ def test_who_reads_slowly_gets_all_of_the_last_answer(secured: Secured) -> None:
     assert {len(answer.body) for answer in found} == {int(found[0].headers["content-length"])}
 
 
-async def test_a_certificate_is_replaced_while_the_service_runs(secured: Secured) -> None:
+async def test_a_certificate_is_replaced_while_the_service_runs(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.access.tls.LOOK_INTERVAL_S", 0.2)
+
     def served() -> int:
         return serial_at(secured)
 

@@ -6,24 +6,21 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from playwright.sync_api import Browser, Error, Page, Request
+from playwright.sync_api import Browser, Error, Page, Request, expect
 
 from app.bundle.report import OUTCOMES
 from app.bundle.verify import verify_file
 from app.cli.verify_proof import OUTCOMES as RECEIPT_OUTCOMES
-from app.dev.embedded import EmbeddedPostgres
-from app.pages.verify_page import verify_page
 from ledger import canonical
 from ledger.errors import SignatureError
 from ledger.exit_code import exit_code_of_bundle, exit_code_of_receipt
@@ -51,9 +48,9 @@ from tests.app.bundles import (
     zipped,
 )
 from tests.app.receipts import DOCUMENTED_WITNESS, cosigned, example_ledger, receipt_of
-from tests.app.service_thread import serving
 from tests.app.witness import Witness
 from tests.browser import PHONE, browsing, violations
+from tests.conftest import EXAMPLES
 from tests.ledger.committed import RACE, committed, flipped, mend, with_history
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, build
 from tests.ledger.test_commitment_check import PAYLOADS
@@ -73,6 +70,9 @@ def edited() -> bytes:
 
 
 EDITED: Final = edited()
+FEW: Final = build(6, snapshots_to=(3, 6))
+LITTLE: Final = bundle_of(FEW)
+"""A bundle that is whole, of few rows: what a page of many says is not what each test is about."""
 
 JUDGE = """cases => Promise.all(cases.map(async ({file, ...against}) => {
   const found = await tallystickVerify(new Blob([Uint8Array.from(atob(file), each => each.charCodeAt(0))]), against);
@@ -105,14 +105,7 @@ InPage = Callable[[Iterable[Asked]], list[Said]]
 
 
 @pytest.fixture(scope="module")
-def service_url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(postgres, tmp_path_factory.mktemp("service"), "verify_page") as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def browser(service_url: str) -> Iterator[Browser]:
-    """After the service, which runs loops of its own to start and to stop: in this thread that of the browser runs."""
+def browser() -> Iterator[Browser]:
     with browsing() as browser:
         yield browser
 
@@ -355,7 +348,7 @@ def test_they_agree_on_texts_of_every_script(in_page: InPage, tmp_path: Path) ->
 
 
 @given(races=st.lists(st.tuples(PAYLOADS, st.integers(0, 30)), min_size=10, max_size=10))
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES // 12, deadline=None, suppress_health_check=list(HealthCheck))
 def test_they_agree_on_verdicts_on_proposals_true_and_forged(
     races: list[tuple[list[dict[str, Any]], int]], in_page: InPage, tmp_path: Path
 ) -> None:
@@ -419,7 +412,8 @@ def test_no_byte_of_a_bundle_or_a_receipt_can_be_changed(page: Page) -> None:
     small = bundle_of(build(2, snapshots_to=(2,)))
     for file in (small, receipt_cases.GOOD):
         asked = Asked("", file).to_page()
-        codes = page.evaluate(flip_all, {"file": asked["file"], "keys": asked["keys"], "step": len(file) // 150})
+        step = max(len(file) // (3 * EXAMPLES), 1)
+        codes = page.evaluate(flip_all, {"file": asked["file"], "keys": asked["keys"], "step": step})
         assert set(codes) <= {2, 4, "whole: 0"}
         assert "whole: 0" in codes
 
@@ -473,26 +467,31 @@ def drop(page: Page, *files: tuple[str, bytes]) -> None:
     page.evaluate(DROP, [[[name, base64.b64encode(data).decode()] for name, data in files], "main"])
 
 
-def test_the_outcome_is_that_of_the_command_and_comes_first(page: Page, tmp_path: Path) -> None:
-    stranger = Keyring([STRANGER.public_key])
-    for file, ring, code in ((GOOD, RING, 0), (EDITED, RING, 2), (GOOD, None, 3), (GOOD, stranger, 4)):
-        shown = give(page, tmp_path, file, ring)
-        head, _, rest = OUTCOMES[code].partition(": ")
+@pytest.mark.parametrize("outcomes", [OUTCOMES, RECEIPT_OUTCOMES], ids=["bundle", "receipt"])
+def test_the_outcome_is_that_of_the_command_and_comes_first(
+    page: Page, tmp_path: Path, outcomes: Mapping[int, str]
+) -> None:
+    good, bad, name = LITTLE, EDITED, "acme.bundle.tar"
+    if outcomes is RECEIPT_OUTCOMES:
+        good, bad, name = receipt_cases.GOOD, receipt_cases.GOOD[:-1], "job.receipt.json"
+    page.reload()
+    for field, content, code in (
+        ("#subject", good, 3),
+        ("#keys", STRANGER.public_key_pem.encode(), 4),
+        ("#keys", SIGNER.public_key_pem.encode(), 0),
+        ("#subject", bad, 2),
+    ):
+        page.set_input_files(field, store(tmp_path, content, name if field == "#subject" else f"{code}.pem"))
+        outcome = re.sub(r"\[/?[a-z ]*\]", "", outcomes[code])
+        expect(page.locator("#announced")).to_have_text(outcome)
+        shown, (head, _, rest) = page.locator(".outcome").inner_text(), outcome.partition(": ")
         assert shown.startswith(head)
         assert rest.casefold() in shown.casefold()
         assert f"exit code {code}" in shown
-        assert page.locator("#announced").inner_text() == OUTCOMES[code]
         assert page.locator("#verdict > article > *").first.get_attribute("class") == "outcome"
-        assert page.title() == f"{head} · acme.bundle.tar"
-        assert page.evaluate("document.activeElement.id") == "verdict"
-
-
-def test_the_outcome_of_a_receipt_is_that_of_its_command(page: Page, tmp_path: Path) -> None:
-    receipt = receipt_cases.GOOD
-    stranger = Keyring([STRANGER.public_key])
-    for file, ring, code in ((receipt, RING, 0), (receipt[:-1], RING, 2), (receipt, None, 3), (receipt, stranger, 4)):
-        give(page, tmp_path, file, ring, "job.receipt.json")
-        assert page.locator("#announced").inner_text() == re.sub(r"\[/?[a-z ]*\]", "", RECEIPT_OUTCOMES[code])
+        assert page.title() == f"{head} · {name}"
+        if field == "#subject":
+            assert page.evaluate("document.activeElement.id") == "verdict"
 
 
 def test_a_break_is_shown_in_its_place(page: Page, tmp_path: Path) -> None:
@@ -549,9 +548,8 @@ def test_keys_inside_a_file_are_named_and_never_used(page: Page, tmp_path: Path)
     assert f"Not among yours: {STRANGER.key_id}" in page.locator("#verdict").inner_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
+def test_what_is_no_key_is_refused_with_what_is_wrong(page: Page) -> None:
+    for name, content, said in (
         ("private.pem", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "this is a private key"),
         (
             "rsa.pem",
@@ -560,14 +558,12 @@ def test_keys_inside_a_file_are_named_and_never_used(page: Page, tmp_path: Path)
         ),
         ("other.json", '{"keys": [{"key_id": "00"}]}', "not a PEM public key"),
         ("twice.json", '{"keys": [], "keys": []}', "a name stands twice"),
-    ],
-)
-def test_what_is_no_key_is_refused_with_what_is_wrong(page: Page, name: str, content: str, said: str) -> None:
-    page.reload()
-    drop(page, (name, content.encode()))
-    page.locator("#problem").wait_for()
-    assert name in page.locator("#problem").inner_text()
-    assert said in page.locator("#problem").inner_text()
+    ):
+        page.reload()
+        drop(page, (name, content.encode()))
+        page.locator("#problem").wait_for()
+        assert name in page.locator("#problem").inner_text()
+        assert said in page.locator("#problem").inner_text()
 
 
 def test_whatever_else_is_dropped_gets_a_verdict(page: Page) -> None:
@@ -585,7 +581,7 @@ def test_it_can_be_used_by_keyboard(page: Page, tmp_path: Path) -> None:
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
     assert reached[:4] == ["A", "subject", "keys", "SUMMARY"]
-    give(page, tmp_path, GOOD)
+    give(page, tmp_path, LITTLE)
     page.locator(".jobs summary").first.focus()
     page.keyboard.press("Enter")
     page.locator(".timeline").first.wait_for()
@@ -609,58 +605,48 @@ def test_the_page_asks_nobody_for_anything(page: Page, loaded: list[str], saved:
         page.evaluate("new Worker('x.js')")
 
 
-def test_the_service_answers_the_same_page_and_lets_it_load_nothing(
-    browser: Browser, saved: Path, service_url: str, tmp_path: Path
-) -> None:
-    loaded: list[str] = []
-    answer = httpx.get(f"{service_url}/verify", timeout=30)
-    assert answer.content == saved.read_bytes()
-    policy = answer.headers["content-security-policy"]
-    assert policy == verify_page().policy
-    assert "connect-src" not in policy
-    assert policy.startswith("default-src 'none'; script-src 'sha256-")
-    page = opened(browser, f"{service_url}/verify", loaded)
-    assert give(page, tmp_path, GOOD).startswith("WHOLE AND SIGNED")
-    page.context.close()
-    assert {each for each in loaded if not each.startswith("blob:")} == {f"{service_url}/verify"}
-
-
 def test_a_page_that_saves_itself_is_a_page_that_verifies(page: Page, browser: Browser, tmp_path: Path) -> None:
-    give(page, tmp_path, GOOD)
+    give(page, tmp_path, LITTLE)
     with page.expect_download() as download:
         page.get_by_role("button", name="save it").click()
     copy = tmp_path / "copy.html"
     download.value.save_as(copy)
     again = opened(browser, copy.as_uri(), [])
     assert again.locator("#outcome").count() == 0
-    assert give(again, tmp_path, GOOD).startswith("WHOLE AND SIGNED")
+    assert give(again, tmp_path, LITTLE).startswith("WHOLE AND SIGNED")
     again.context.close()
 
 
 # --- for everybody ----------------------------------------------------------------------------------------
 
 WIDE: Final = {"width": 1280, "height": 720}
-LOOKS: Final[dict[str, dict[str, Any]]] = {"light": WIDE, "dark": WIDE, "phone": PHONE}
 
 
 def test_nothing_keeps_anybody_from_using_it(browser: Browser, saved: Path, tmp_path: Path) -> None:
     page = opened(browser, saved.as_uri(), [], has_touch=True)
     found = violations(page)
-    files = {
-        "tampered": (EDITED, RING),
-        "no key": (bundle_of(LEDGER, anchors=[anchored()]), None),
-        "unknown": (GOOD, Keyring([STRANGER.public_key])),
-    }
-    for name, (file, ring) in files.items():
-        give(page, tmp_path, file, ring)
+    rows = rows_of(LITTLE)
+    rows[3]["payload"] = '{"type":"JobFailed"}'
+    head = checkpoint_of(FEW)
+    signed = bundle_of(FEW, anchors=[anchored(checkpoint=Witness().cosign(head, 1_704_931_300))])
+    for name, field, file in (
+        ("INCOMPLETE", "#subject", signed),
+        ("KEY UNKNOWN", "#keys", STRANGER.public_key_pem.encode()),
+        ("", "#keys", SIGNER.public_key_pem.encode()),
+        ("TAMPERED", "#subject", with_rows(LITTLE, rows)),
+    ):
+        page.set_input_files(field, store(tmp_path, file, f"{name}.file"))
+        if not name:
+            continue
+        expect(page.locator("#outcome")).to_contain_text(name)
         page.locator(".jobs summary").first.click()
         page.locator(".timeline").last.wait_for()
-        for look, size in LOOKS.items():
-            page.emulate_media(color_scheme="light" if look == "light" else "dark")
-            page.set_viewport_size(size)
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (look, name)
-            if look != "phone" or name == "tampered":
-                found += violations(page)
+        found += violations(page)
+        page.emulate_media(color_scheme="dark")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        page.set_viewport_size(PHONE)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        found += violations(page)
         page.emulate_media(color_scheme="light")
         page.set_viewport_size(WIDE)
     assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
@@ -668,7 +654,7 @@ def test_nothing_keeps_anybody_from_using_it(browser: Browser, saved: Path, tmp_
 
 
 def test_a_print_has_the_verdict_and_not_the_controls(page: Page, tmp_path: Path) -> None:
-    give(page, tmp_path, GOOD)
+    give(page, tmp_path, LITTLE)
     page.emulate_media(media="print")
     assert not page.locator(".inputs").is_visible()
     assert not page.get_by_role("button", name="Print").is_visible()
