@@ -59,11 +59,20 @@ LONGEST = (
 LONG_FIRST = ("pipeline", "crash", "clients", "app", "wal")
 """Folders whose files take longest, in the order in which they are handed to workers; the others follow."""
 ONE_JAVA = (
-    ("test_archive_spark", "test_report_", "test_source_", "test_spark"),
-    ("test_class_archive", "test_diff", "test_interrupt", "test_merge", "test_stats", "test_task_", "test_verify_"),
+    *("test_archive_spark", "test_class_archive", "test_diff", "test_interrupt", "test_merge", "test_report_cli"),
+    *(
+        "test_report_spark",
+        "test_source_postgres",
+        "test_source_spark",
+        "test_spark",
+        "test_spark_cluster",
+        "test_stats",
+    ),
+    *("test_stats_destination", "test_task_processes", "test_verify_cli", "test_verify_commitments"),
+    *("test_verify_files", "test_verify_postgres"),
 )
-"""How the names of files of ``tests/pipeline`` begin that have a Spark session: those of a row go to one worker, for
-each Java takes seconds to start, and as long again until it is fast."""
+"""Names of files of ``tests/pipeline`` that have a Spark session: they go to one worker, for a Java takes seconds to
+start, and some twenty more of the processor until it is fast."""
 
 _numbers = itertools.count(1)
 
@@ -78,13 +87,12 @@ httpcore._synchronization.current_async_library = lambda: "asyncio"
 gc.disable()  # until all tests are collected
 
 
-class FewJavas(LoadFileScheduling):
+class OneJava(LoadFileScheduling):
     """Files are handed out one by one, but for those that share a Java."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        row = _row_of_java(Path(file))
-        return file if row is None else f"tests/pipeline {row}"
+        return "tests/pipeline with Spark" if _has_spark(Path(file)) else file
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -98,9 +106,9 @@ def pytest_configure() -> None:
         tempfile.tempdir = None
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FewJavas | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneJava | None:
     """What distributes tests among workers under ``--dist loadfile``."""
-    return FewJavas(config, log) if config.getoption("dist") == "loadfile" else None
+    return OneJava(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -127,19 +135,16 @@ def pytest_collection_finish() -> None:
 
 @functools.cache
 def _rank(file: Path) -> tuple[int, int]:
-    row = _row_of_java(file)
-    if row is not None:
-        return 0, row
+    if _has_spark(file):
+        return 0, 0
     if file.stem in LONGEST:
         return 1, LONGEST.index(file.stem)
     folder = file.relative_to(Path(__file__).parent).parts[0]
     return 2, LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
 
 
-def _row_of_java(file: Path) -> int | None:
-    """The row of ``ONE_JAVA`` that ``file`` is in, if any."""
-    rows = (row for row, names in enumerate(ONE_JAVA) if file.name.startswith(names))
-    return next(rows, None) if file.parent.name == "pipeline" else None
+def _has_spark(file: Path) -> bool:
+    return file.parent.name == "pipeline" and file.stem in ONE_JAVA
 
 
 @pytest.fixture(autouse=True)

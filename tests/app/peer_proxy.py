@@ -27,8 +27,9 @@ class Asked(NamedTuple):
 class PeerProxy:
     """``judge`` says status and body of an answer; None has the ledger at ``target`` answer."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, client: httpx.AsyncClient) -> None:
         self.target = target
+        self._client = client
         self.asked: list[Asked] = []
         self.judge: Callable[[Asked], tuple[int, bytes] | None] = lambda _: None
         self.port = 0
@@ -63,8 +64,7 @@ class PeerProxy:
     async def _forward(self, method: str, address: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         kept = {name: headers[name] for name in ("authorization", "content-type", "accept-encoding") if name in headers}
         try:
-            async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
-                answer = await client.request(method, self.target + address, content=body, headers=kept)
+            answer = await self._client.request(method, self.target + address, content=body, headers=kept)
         except httpx.HTTPError:
             return 502, b""
         return answer.status_code, answer.content
@@ -73,10 +73,11 @@ class PeerProxy:
 @asynccontextmanager
 async def proxy_to_peer(target: str) -> AsyncIterator[PeerProxy]:
     """A proxy that listens, in front of the ledger at ``target``."""
-    proxy = PeerProxy(target)
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-    proxy.port = server.sockets[0].getsockname()[1]
-    try:
-        yield proxy
-    finally:
-        server.close()
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+        proxy = PeerProxy(target, client)
+        server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+        proxy.port = server.sockets[0].getsockname()[1]
+        try:
+            yield proxy
+        finally:
+            server.close()

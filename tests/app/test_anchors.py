@@ -7,7 +7,7 @@ import base64
 import json
 import tarfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,17 @@ from tests.tally import run_tally
 WITNESS = Witness()
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Iterator[Authority]:
-    with serving_stamps(tmp_path / "one", with_chain=True) as authority:
+@pytest.fixture(scope="module")
+def shared_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
+    with serving_stamps(tmp_path_factory.mktemp("authority") / "one", with_chain=True) as authority:
         yield authority
+
+
+@pytest.fixture
+def authority(shared_authority: Authority) -> Authority:
+    """One that answers, and stamps."""
+    shared_authority.status, shared_authority.answer = 200, None
+    return shared_authority
 
 
 @pytest.fixture
@@ -56,19 +63,19 @@ async def client(run_server: RunServer, stamped: Any) -> AsyncIterator[httpx.Asy
         yield client
 
 
-async def write(client: httpx.AsyncClient, count: int = 1) -> None:
+async def write(client: httpx.AsyncClient, count: int = 1, tenant_id: str = "acme") -> None:
     for _ in range(count):
-        (await client.post("/v1/jobs", json={"tenant_id": "acme"})).raise_for_status()
+        (await client.post("/v1/jobs", json={"tenant_id": tenant_id})).raise_for_status()
 
 
-async def anchors_of(client: httpx.AsyncClient) -> list[dict[str, Any]]:
-    answer = await client.get("/v1/log/acme/anchors")
+async def anchors_of(client: httpx.AsyncClient, tenant_id: str = "acme") -> list[dict[str, Any]]:
+    answer = await client.get(f"/v1/log/{tenant_id}/anchors")
     return answer.json()["items"] if answer.status_code == 200 else []
 
 
-async def stamped_to(client: httpx.AsyncClient, size: int) -> list[dict[str, Any]] | None:
+async def stamped_to(client: httpx.AsyncClient, size: int, tenant_id: str = "acme") -> list[dict[str, Any]] | None:
     """The stamps, once the newest covers ``size`` entries."""
-    items = await anchors_of(client)
+    items = await anchors_of(client, tenant_id)
     return items if items and items[0]["tree_size"] >= size else None
 
 
@@ -141,41 +148,37 @@ async def test_an_authority_that_is_down_keeps_nothing_waiting_and_is_asked_agai
     await until(lambda: stamped_to(client, 3), "it is asked again")
 
 
-@pytest.mark.parametrize("answer", ["garbage", "too-long", "replayed", "of-another-authority"])
 async def test_an_answer_that_is_no_stamp_of_this_checkpoint_is_not_kept(
-    client: httpx.AsyncClient, authority: Authority, answer: str, tmp_path: Path
+    client: httpx.AsyncClient, authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    honest = authority.reply
-    if answer == "of-another-authority":
-        authority.reply = Authority(tmp_path / "two").reply  # type: ignore[method-assign]
-    elif answer == "replayed":
-        old: list[bytes] = []
+    old: list[bytes] = []
 
-        def replay(query: bytes) -> bytes:
-            old.append(authority.stamp(query))
-            return old[0]
+    def kept(query: bytes) -> bytes:
+        old.append(authority.stamp(query))
+        return old[-1]
 
-        # The very first is answered honestly; it is of another tenant.
-        authority.reply = replay  # type: ignore[method-assign]
-        (await client.post("/v1/jobs", json={"tenant_id": "a-first"})).raise_for_status()
+    answers: dict[str, Callable[[bytes], bytes]] = {
+        "garbage": lambda _: b"garbage",
+        "too-long": lambda _: bytes(70_000),
+        "of-another-authority": Authority(tmp_path / "two").reply,
+        "replayed": lambda _: old[0],
+    }
+    with monkeypatch.context() as honest:
+        honest.setattr(authority, "reply", kept)
+        await write(client, tenant_id="first")
+        await until(lambda: stamped_to(client, 1, "first"), "the first is stamped")
+    for tenant_id, reply in answers.items():
+        with monkeypatch.context() as dishonest:
+            dishonest.setattr(authority, "reply", reply)
+            failures = await metric(client, "log_timestamp_failures_total")
+            await write(client, 2, tenant_id)
 
-        async def first_stamped() -> bool:
-            return await metric(client, "log_timestamps_total") > 0
+            async def failed(failures: float = failures) -> bool:
+                return await metric(client, "log_timestamp_failures_total") > failures
 
-        await until(first_stamped, "the first is stamped")
-    else:
-        authority.answer = b"garbage" if answer == "garbage" else bytes(70_000)
-    failures = await metric(client, "log_timestamp_failures_total")
-    await write(client, 2)
-
-    async def failed() -> bool:
-        return await metric(client, "log_timestamp_failures_total") > failures
-
-    await until(failed, "the answer is refused")
-    assert await anchors_of(client) == []
-    authority.answer = None
-    authority.reply = honest  # type: ignore[method-assign]
-    await until(lambda: stamped_to(client, 2), "an honest answer is kept")
+            await until(failed, "the answer is refused")
+            assert await anchors_of(client, tenant_id) == []
+        await until(lambda name=tenant_id: stamped_to(client, 2, name), "an honest answer is kept")  # type: ignore[misc]
 
 
 async def test_what_does_not_hold_is_reported_and_never_trusted(

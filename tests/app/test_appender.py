@@ -8,11 +8,13 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
 
 import asyncpg
 import httpx
 import pytest
 
+from app.main import running
 from app.pending.event_lines import EventLines
 from app.pending.requests import Receipt
 from app.service import Service
@@ -25,6 +27,7 @@ from tests.app.chains import Chains, Entry, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed
 from tests.app.postgres_proxy import PostgresProxy, Trap
+from tests.conftest import Database, connected_to
 
 
 @pytest.fixture
@@ -271,26 +274,25 @@ async def test_a_record_that_a_constraint_refuses_is_chained_as_refused_and_all_
     assert service.appender.database_error is None
 
 
-@pytest.mark.parametrize("sqlstate", ["22003", "23502", "54000"])
 async def test_every_class_of_refused_data_becomes_a_refused_entry(
-    service: Service, chains: Chains, superuser: asyncpg.Connection, sqlstate: str
+    service: Service, chains: Chains, superuser: asyncpg.Connection
 ) -> None:
     await superuser.execute(REFUSE_POISON)
-    job_ids = ["job-1", f"poison-{sqlstate}", "job-2"]
-    drafts = [created("acme", n, job_id=job_id) for n, job_id in enumerate(job_ids)]
-    with pytest.raises(EventRefusedError, match=f"SQLSTATE {sqlstate}") as refusal:
-        await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=None)
-    assert (refusal.value.line, refusal.value.seq) == (2, 2)
-    entries = await chains.sound("acme")
-    assert [entry["action"] for entry in entries] == ["ENQUEUE", "REFUSED", "ENQUEUE"]
-    payload = canonical.encode({"type": "JobCreated", "fence_token": 1, "spec": {"n": 1}})
-    assert_refused(entries[1], f"poison-{sqlstate}", payload, sqlstate)
+    for tenant_id, sqlstate in (("out-of-range", "22003"), ("null", "23502"), ("too-long", "54000")):
+        job_ids = ["job-1", f"poison-{sqlstate}", "job-2"]
+        drafts = [created(tenant_id, n, job_id=job_id) for n, job_id in enumerate(job_ids)]
+        with pytest.raises(EventRefusedError, match=f"SQLSTATE {sqlstate}") as refusal:
+            await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=None)
+        assert (refusal.value.line, refusal.value.seq) == (2, 2)
+        entries = await chains.sound(tenant_id)
+        assert [entry["action"] for entry in entries] == ["ENQUEUE", "REFUSED", "ENQUEUE"]
+        payload = canonical.encode({"type": "JobCreated", "fence_token": 1, "spec": {"n": 1}})
+        assert_refused(entries[1], f"poison-{sqlstate}", payload, sqlstate)
 
 
 @pytest.mark.parametrize("level", [LOCAL, GLOBAL])
-@pytest.mark.parametrize("again", ["at once", "after a restart"])
 async def test_a_refused_event_is_never_answered_as_if_it_were_fine(
-    run_node: RunNode, chains: Chains, superuser: asyncpg.Connection, level: Durability, again: str
+    run_node: RunNode, chains: Chains, superuser: asyncpg.Connection, level: Durability
 ) -> None:
     await superuser.execute("ALTER TABLE scheduler.scheduler_log ADD CONSTRAINT no_poison CHECK (job_id <> 'poison')")
     poison = created("acme", 1, job_id="poison", durability=level)
@@ -314,14 +316,12 @@ async def test_a_refused_event_is_never_answered_as_if_it_were_fine(
             await service.submitter.submit_lines(EventLines.of(drafts), durability=LOCAL, key=key("many", route=4))
             assert early.chain is None
             await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "all is chained")
-        first = await refusals(service)
-        if again == "at once":
-            second = await refusals(service)
-    if again == "after a restart":
-        async with run_node() as service:
-            second = await refusals(service)
-    for one, other in zip(first, second, strict=True):
-        assert (str(one), vars(one)) == (str(other), vars(other))
+        first, at_once = await refusals(service), await refusals(service)
+    async with run_node() as service:
+        second = await refusals(service)
+    for again in (at_once, second):
+        for one, other in zip(first, again, strict=True):
+            assert (str(one), vars(one)) == (str(other), vars(other))
     entries = await chains.sound("acme")
     assert [entry["action"] for entry in entries] == ["REFUSED", "ENQUEUE", "REFUSED", "ENQUEUE"]
     assert [refusal.seq for refusal in second] == [1, 3]
@@ -479,96 +479,105 @@ async def test_a_refused_first_entry_of_a_tenant_stops_neither_the_tenant_nor_th
 # --- two nodes, one database ----------------------------------------------------------------------
 
 
-async def test_two_nodes_that_write_to_the_same_tenants_make_one_gapless_chain_of_each(
-    run_node: RunNode, make_settings: MakeSettings, chains: Chains
-) -> None:
+class Pair(NamedTuple):
+    """Two nodes that tests share, and the chains of their database."""
+
+    one: Service
+    two: Service
+    chains: Chains
+
+    async def begun(self, *tenants: str) -> list[str]:
+        """The entries by which these tenants began."""
+        begun = {f"tenant:{tenant}" for tenant in tenants}
+        entries = await self.chains.sound("_system")
+        return sorted(e["job_id"] for e in entries if e["action"] == "TENANT_CREATED" and e["job_id"] in begun)
+
+
+@pytest.fixture(scope="module")
+async def pair(shared_database: Database, make_shared_settings: MakeSettings) -> AsyncIterator[Pair]:
+    one, two = (running(make_shared_settings(name), shared_database.service_url) for name in ("one", "two"))
+    async with one as (first, _), two as (second, _), connected_to(shared_database.superuser_url) as superuser:
+        yield Pair(first, second, Chains(superuser))
+
+
+async def test_two_nodes_that_write_to_the_same_tenants_make_one_gapless_chain_of_each(pair: Pair) -> None:
     tenants = ("acme", "beta", "gamma")
-    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
-        assert one.node.node_id != two.node.node_id
+    one, two, chains = pair
+    assert one.node.node_id != two.node.node_id
 
-        async def write(service: Service, first: int) -> list[Receipt]:
-            receipts = []
-            for n in range(first, first + 40):
-                tenant = tenants[n % 3]
-                job = await service.submitter.submit(created(tenant, n), key=None)
-                for follower in (accepted(tenant, job.job_id, "dc1"), completed(tenant, job.job_id)):
-                    receipts.append(await service.submitter.submit(follower, key=None))
-                receipts.append(job)
-            return receipts
+    async def write(service: Service, first: int) -> list[Receipt]:
+        receipts = []
+        for n in range(first, first + 15):
+            tenant = tenants[n % 3]
+            job = await service.submitter.submit(created(tenant, n), key=None)
+            for follower in (accepted(tenant, job.job_id, "dc1"), completed(tenant, job.job_id)):
+                receipts.append(await service.submitter.submit(follower, key=None))
+            receipts.append(job)
+        return receipts
 
-        written = await asyncio.gather(*(write(one, n) for n in (0, 100, 200)), *(write(two, n) for n in (300, 400)))
+    written = await asyncio.gather(*(write(one, n) for n in (0, 100, 200)), *(write(two, n) for n in (300, 400)))
 
-        for tenant in tenants:
-            entries = await chains.sound(tenant)
-            for service, parts in ((one, written[:3]), (two, written[3:])):
-                mine = [receipt for part in parts for receipt in part if receipt.tenant_id == tenant]
-                assert_in_chain_once_in_order(mine, entries)
-                hlcs = [entry["t_hlc"] for entry in entries if entry["hlc_node"] == service.node.node_id]
-                assert sorted(hlcs) == sorted(receipt.hlc for receipt in mine)
-        begun = [entry["job_id"] for entry in await chains.sound("_system") if entry["action"] == "TENANT_CREATED"]
-        assert sorted(begun) == [f"tenant:{tenant}" for tenant in tenants]
-
-
-async def test_events_of_one_job_from_two_nodes_are_merged_into_one_state(
-    run_node: RunNode, make_settings: MakeSettings, chains: Chains
-) -> None:
-    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
-        job = await one.submitter.submit(created("acme", 1), key=None)
-
-        async def report(service: Service, dc: str) -> None:
-            for _ in range(20):
-                await service.submitter.submit(accepted("acme", job.job_id, dc), key=None)
-
-        await asyncio.gather(report(one, "dc1"), report(two, "dc2"), report(one, "dc3"), report(two, "dc4"))
-        entries = await chains.sound("acme")
-        assert len(entries) == 81
+    for tenant in tenants:
+        entries = await chains.sound(tenant)
+        for service, parts in ((one, written[:3]), (two, written[3:])):
+            mine = [receipt for part in parts for receipt in part if receipt.tenant_id == tenant]
+            assert_in_chain_once_in_order(mine, entries)
+            hlcs = [entry["t_hlc"] for entry in entries if entry["hlc_node"] == service.node.node_id]
+            assert sorted(hlcs) == sorted(receipt.hlc for receipt in mine)
+    assert await pair.begun(*tenants) == [f"tenant:{tenant}" for tenant in tenants]
 
 
-async def test_one_key_on_two_nodes_is_chained_once_and_answered_alike(
-    run_node: RunNode, make_settings: MakeSettings, chains: Chains
-) -> None:
-    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
-        for round_ in range(10):
-            name = f"key-{round_}"
-            receipts = await asyncio.gather(
-                *(service.submitter.submit(created("acme", round_), key=key(name)) for service in (one, two, one, two))
-            )
-            assert len({receipt._replace(replayed=False) for receipt in receipts}) == 1
-            assert [receipt.replayed for receipt in receipts].count(False) == 1
-        assert numbers(await chains.sound("acme")) == list(range(10))
+async def test_events_of_one_job_from_two_nodes_are_merged_into_one_state(pair: Pair, tenant: str) -> None:
+    one, two, chains = pair
+    job = await one.submitter.submit(created(tenant, 1), key=None)
+
+    async def report(service: Service, dc: str) -> None:
+        for _ in range(10):
+            await service.submitter.submit(accepted(tenant, job.job_id, dc), key=None)
+
+    await asyncio.gather(report(one, "dc1"), report(two, "dc2"), report(one, "dc3"), report(two, "dc4"))
+    entries = await chains.sound(tenant)
+    assert len(entries) == 41
 
 
-async def test_one_key_with_two_bodies_on_two_nodes_is_refused_on_one(
-    run_node: RunNode, make_settings: MakeSettings, chains: Chains
-) -> None:
-    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
-        for round_ in range(10):
-            results = await asyncio.gather(
-                one.submitter.submit(created("acme", round_), key=key(f"key-{round_}", "first")),
-                two.submitter.submit(created("acme", round_), key=key(f"key-{round_}", "second")),
-                return_exceptions=True,
-            )
-            kinds = sorted(type(result).__name__ for result in results)
-            assert kinds == ["IdempotencyReusedError", "Receipt"]
-        assert numbers(await chains.sound("acme")) == list(range(10))
-
-
-async def test_a_row_that_another_node_began_meanwhile_is_locked_not_begun_again(
-    run_node: RunNode, make_settings: MakeSettings, chains: Chains
-) -> None:
-    tenants = [f"tenant-{n:02}" for n in range(30)]
-    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
-        await asyncio.gather(
-            *(
-                service.submitter.submit(created(tenant, n), key=None)
-                for n, service in enumerate((one, two))
-                for tenant in (tenants if service is one else reversed(tenants))
-            )
+async def test_one_key_on_two_nodes_is_chained_once_and_answered_alike(pair: Pair, tenant: str) -> None:
+    one, two, chains = pair
+    for round_ in range(10):
+        name = f"key-{round_}"
+        receipts = await asyncio.gather(
+            *(service.submitter.submit(created(tenant, round_), key=key(name)) for service in (one, two, one, two))
         )
-        for tenant in tenants:
-            assert sorted(numbers(await chains.sound(tenant))) == [0, 1]
-        begun = [entry["job_id"] for entry in await chains.sound("_system") if entry["action"] == "TENANT_CREATED"]
-        assert sorted(begun) == [f"tenant:{tenant}" for tenant in tenants]
+        assert len({receipt._replace(replayed=False) for receipt in receipts}) == 1
+        assert [receipt.replayed for receipt in receipts].count(False) == 1
+    assert numbers(await chains.sound(tenant)) == list(range(10))
+
+
+async def test_one_key_with_two_bodies_on_two_nodes_is_refused_on_one(pair: Pair, tenant: str) -> None:
+    one, two, chains = pair
+    for round_ in range(10):
+        results = await asyncio.gather(
+            one.submitter.submit(created(tenant, round_), key=key(f"key-{round_}", "first")),
+            two.submitter.submit(created(tenant, round_), key=key(f"key-{round_}", "second")),
+            return_exceptions=True,
+        )
+        kinds = sorted(type(result).__name__ for result in results)
+        assert kinds == ["IdempotencyReusedError", "Receipt"]
+    assert numbers(await chains.sound(tenant)) == list(range(10))
+
+
+async def test_a_row_that_another_node_began_meanwhile_is_locked_not_begun_again(pair: Pair, tenant: str) -> None:
+    tenants = [f"{tenant}-{n:02}" for n in range(20)]
+    one, two, chains = pair
+    await asyncio.gather(
+        *(
+            service.submitter.submit(created(each, n), key=None)
+            for n, service in enumerate((one, two))
+            for each in (tenants if service is one else reversed(tenants))
+        )
+    )
+    for each in tenants:
+        assert sorted(numbers(await chains.sound(each))) == [0, 1]
+    assert await pair.begun(*tenants) == [f"tenant:{each}" for each in tenants]
 
 
 async def test_what_is_written_after_an_entry_of_another_node_has_a_later_hlc(

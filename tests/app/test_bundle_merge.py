@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +28,11 @@ from tests.ledger.ledger_in_memory import SIGNER, Ledger, build
 def trusted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The key of ``SIGNER``, which signs the bundles made in memory."""
     return store(tmp_path_factory.mktemp("keys"), SIGNER.public_key_pem.encode(), "trusted.pem")
+
+
+def orders(bundles: list[Path]) -> list[tuple[Path, ...]]:
+    """Of three: each is first once, second once and last once, and each is before each other in one of them."""
+    return [(*bundles[first:], *bundles[:first]) for first in range(3)]
 
 
 # --- three services that worked apart -----------------------------------------------------------------
@@ -71,7 +75,7 @@ def test_the_same_bundles_named_in_any_order_make_the_same_chain(
 ) -> None:
     bundles, keys = apart
     chains, heads = [], []
-    for order in itertools.permutations(bundles):
+    for order in orders(bundles):
         with fresh(postgres) as (url, sound):
             (planned,) = import_all(url, keys, order, dry_run=True)
             assert sound("acme") == []
@@ -93,7 +97,7 @@ def test_bundles_imported_one_at_a_time_in_any_order_give_the_same_job_states(
 ) -> None:
     bundles, keys = apart
     found = []
-    for order in itertools.permutations(bundles):
+    for order in orders(bundles):
         with fresh(postgres) as (url, sound):
             import_all(url, keys, *([path] for path in order))
             found.append(states(sound("acme")))
@@ -101,12 +105,11 @@ def test_bundles_imported_one_at_a_time_in_any_order_give_the_same_job_states(
     assert {status for status, _ in found[0].values()} == {"CANCELLED", "FAILED"}
 
 
-@pytest.mark.parametrize("a_transaction", [1, 5])
 def test_sets_that_overlap_and_are_imported_at_once_give_every_event_once(
-    postgres: EmbeddedPostgres, apart: tuple[list[Path], Path], monkeypatch: pytest.MonkeyPatch, a_transaction: int
+    postgres: EmbeddedPostgres, apart: tuple[list[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundles, keys = apart
-    monkeypatch.setattr("app.bundle.importer.ENTRIES_A_TRANSACTION", a_transaction)
+    monkeypatch.setattr("app.bundle.importer.ENTRIES_A_TRANSACTION", 5)
 
     async def import_at_once(url: str) -> list[Imported]:
         async with asyncpg.create_pool(url, min_size=1, max_size=6) as pool:
@@ -180,7 +183,7 @@ def test_two_events_with_one_hlc_are_both_kept_in_any_order_and_only_once(
     other = store(tmp_path, bundle_of(forked(9, fence_token=5)), "b.tar")
     third = store(tmp_path, bundle_of(forked(9, fence_token=6)), "c.tar")
     found, merged = [], []
-    for order in itertools.permutations((first, other, third)):
+    for order in orders([first, other, third]):
         with fresh(postgres) as (url, sound):
             outcomes = import_all(url, trusted, *([path] for path in order), order)
             entries = sound("acme")

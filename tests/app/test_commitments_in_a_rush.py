@@ -1,4 +1,4 @@
-"""Proposals between thousands of events of the same tenant, on one node and on two: each is judged on the chain before
+"""Proposals between many events of the same tenant, on one node and on two: each is judged on the chain before
 it, whatever was linked and stored ahead."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tests.app.conftest import MakeSettings, RunServer
 from tests.app.test_commitments import free, placement
 from tests.ledger import naive_commitments as naive
 
-REQUESTS, LINES = 6, 1000
-SCHEDULERS, PROPOSALS = 6, 25
+REQUESTS, LINES = 3, 500
+SCHEDULERS, PROPOSALS = 6, 15
 NODES = 3
 
 

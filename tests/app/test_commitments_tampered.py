@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import asyncpg
 import httpx
@@ -65,6 +65,16 @@ async def connection(superuser: asyncpg.Connection) -> asyncpg.Connection:
     return superuser
 
 
+@pytest.fixture(scope="module")
+async def whole(shared_database: Database) -> AsyncIterator[asyncpg.Connection]:
+    """The same to a database that the tests of this file share; it keeps no plans, which other types would spoil."""
+    superuser = await asyncpg.connect(shared_database.superuser_url, statement_cache_size=0)
+    await superuser.execute("SET session_replication_role = replica")
+    await insert(superuser, LEDGER)
+    yield superuser
+    await superuser.close()
+
+
 async def judged(connection: asyncpg.Connection) -> Verdict:
     """The verdict of one process."""
     async with consistent_reader(connection, "acme") as reader:
@@ -91,32 +101,43 @@ async def test_what_nobody_edited_is_ok(connection: asyncpg.Connection, database
     assert verdict.commitments == len(RACE)
 
 
-@pytest.mark.parametrize(("seq", "edit"), CASES)
-async def test_an_edit_is_named_by_its_seq(
-    connection: asyncpg.Connection, database: Database, seq: int, edit: Edit
-) -> None:
-    await edit(connection)
-    verdict = await checked(connection, database)
+def assert_named(verdict: Verdict, seq: int) -> None:
     assert verdict.first_break is not None
     assert (verdict.first_break.kind, verdict.first_break.seq) == ("projection", seq)
     assert tamper.not_ok(verdict) == {"projection": "broken", "checkpoint": "not_checked"}
 
 
+@pytest.mark.parametrize(("seq", "edit"), CASES)
+async def test_an_edit_is_named_by_its_seq(whole: asyncpg.Connection, seq: int, edit: Edit) -> None:
+    async with tamper.undone(whole):
+        await edit(whole)
+        assert_named(await judged(whole), seq)
+
+
+async def test_an_edited_verdict_and_an_edited_table_are_named_by_several_processes_too(
+    connection: asyncpg.Connection, database: Database
+) -> None:
+    for seq, edit in (CASES[6], CASES[0]):  # what is put in place of all undoes the first
+        await edit(connection)
+        assert_named(await checked(connection, database), seq)
+
+
 @pytest.mark.parametrize("column", PROMISED_COLUMNS)
 @pytest.mark.parametrize("is_null", [True, False])
 async def test_a_null_or_another_type_in_any_column_of_the_table_is_a_break(
-    connection: asyncpg.Connection, column: str, is_null: bool
+    whole: asyncpg.Connection, column: str, is_null: bool
 ) -> None:
-    await tamper.drop_guards(connection, "commitments")
-    if is_null:
-        await tamper.update("commitments", f"{column} = NULL", "ended_seq = 9")(connection)
-    else:
-        indexes = "SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = 'scheduler.commitments'::regclass"
-        for (index,) in await connection.fetch(indexes):
-            await connection.execute(f"DROP INDEX {index}")
-        change = f"ALTER {column} TYPE text[] USING ARRAY[{column}::text]"
-        await connection.execute(f"ALTER TABLE scheduler.commitments {change}")
-    assert (await judged(connection)).breaks.keys() == {"projection"}
+    async with tamper.undone(whole):
+        await tamper.drop_guards(whole, "commitments")
+        if is_null:
+            await tamper.update("commitments", f"{column} = NULL", "ended_seq = 9")(whole)
+        else:
+            of_table = "indrelid = 'scheduler.commitments'::regclass"
+            for (index,) in await whole.fetch(f"SELECT indexrelid::regclass::text FROM pg_index WHERE {of_table}"):
+                await whole.execute(f"DROP INDEX {index}")
+            change = f"ALTER {column} TYPE text[] USING ARRAY[{column}::text]"
+            await whole.execute(f"ALTER TABLE scheduler.commitments {change}")
+        assert (await judged(whole)).breaks.keys() == {"projection"}
 
 
 async def test_actions_of_another_type_leave_nothing_unsaid(connection: asyncpg.Connection, database: Database) -> None:

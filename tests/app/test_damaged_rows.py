@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import asyncpg
@@ -13,8 +13,10 @@ import pytest
 import structlog
 
 from app.chain.checkpoints import CheckpointJournal
+from app.dev.embedded import EmbeddedPostgres
 from app.main import running
 from app.service import Service
+from app.store.schema import check_schema
 from ledger.errors import StartRefusedError
 from tests.app.chain_builder import edit
 from tests.app.chains import Chains, until
@@ -23,7 +25,8 @@ from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
 from tests.app.shared import Shared, sharing
 from tests.app.starting import assert_no_start, checkpoints_blocked, kept_size, wal_folder, write
-from tests.conftest import Database
+from tests.app.test_tamper import undone
+from tests.conftest import Database, connected_to, fresh_database
 
 PROBLEM = "https://tallystick.dev/problems/chain-damaged"
 KEY = {"Idempotency-Key": "one"}
@@ -298,24 +301,27 @@ def altered(note: str) -> str:
     return "\n".join((lines[0], str(int(lines[1]) + 1), *lines[2:]))
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [altered, lambda note: note.replace("/acme\n", "/beta\n", 1), lambda _note: "", lambda note: note[:-20] + "\n"],
-    ids=["altered", "of another log", "empty", "cut"],
-)
-async def test_a_kept_checkpoint_that_does_not_open_is_broken(
-    make_settings: MakeSettings, database: Database, edit: Callable[[str], str]
-) -> None:
+EDITS: dict[str, Callable[[str], str]] = {
+    "altered": altered,
+    "of another log": lambda note: note.replace("/acme\n", "/beta\n", 1),
+    "empty": lambda _note: "",
+    "cut": lambda note: note[:-20] + "\n",
+}
+
+
+async def test_a_kept_checkpoint_that_does_not_open_is_broken(make_settings: MakeSettings, database: Database) -> None:
     async with running(make_settings(), database.service_url) as (service, parts):
         await write(service, 1)
         kept = service._started.checkpoints
         await until(lambda: kept.size("acme") == 1, "the checkpoint is kept")
-        kept.store({"acme": edit(kept.load("acme") or "")})
-        verdict = (await parts.verifier.full("acme")).to_json()
-        assert verdict["verdicts"]["checkpoint"] == "broken"
-        assert verdict["first_break"]["kind"] == "rollback"
-        assert "does not open" in verdict["first_break"]["detail"]
-        assert not verdict["valid"]
+        note = kept.load("acme") or ""
+        for name, edited in EDITS.items():
+            kept.store({"acme": edited(note)})
+            verdict = (await parts.verifier.full("acme")).to_json()
+            assert verdict["verdicts"]["checkpoint"] == "broken", name
+            assert verdict["first_break"]["kind"] == "rollback", name
+            assert "does not open" in verdict["first_break"]["detail"], name
+            assert not verdict["valid"], name
 
 
 async def test_checkpoints_that_cannot_be_kept_are_a_failed_check_by_name(
@@ -387,12 +393,39 @@ GUARDS = {
 }
 
 
-@pytest.mark.parametrize("said", GUARDS)
+STARTED_WITHOUT = (next(iter(GUARDS)), "synchronous_commit is off")
+
+
+@pytest.fixture(scope="module")
+def guarded_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """A database from which tests take a guard, and put it back."""
+    with fresh_database(postgres) as database:
+        yield database
+
+
+@pytest.fixture(scope="module")
+async def guarded(guarded_database: Database) -> AsyncIterator[asyncpg.Connection]:
+    async with connected_to(guarded_database.superuser_url) as superuser:
+        yield superuser
+
+
+@pytest.mark.parametrize("said", [said for said in GUARDS if said not in STARTED_WITHOUT])
+async def test_a_database_without_a_guard_of_the_ledger_has_not_the_schema_of_this_version(
+    guarded: asyncpg.Connection, said: str
+) -> None:
+    await check_schema(guarded)
+    async with undone(guarded):
+        if "hlc_logical" in said:
+            await guarded.execute("DROP VIEW scheduler.log_entries")
+        await guarded.execute(GUARDS[said])
+        with pytest.raises(StartRefusedError, match=said):
+            await check_schema(guarded)
+
+
+@pytest.mark.parametrize("said", STARTED_WITHOUT)
 async def test_a_database_without_a_guard_of_the_ledger_is_refused(
     run_node: RunNode, superuser: asyncpg.Connection, said: str
 ) -> None:
-    if "hlc_logical" in said:
-        await superuser.execute("DROP VIEW scheduler.log_entries")
     await superuser.execute(GUARDS[said])
     await assert_no_start(run_node(), StartRefusedError, match=said)
 

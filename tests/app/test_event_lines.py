@@ -19,6 +19,7 @@ from ledger import canonical, native
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import CanonicalError, InvalidEventError
 from ledger.machines.events import JOB_EVENTS
+from tests.conftest import EXAMPLES
 from tests.turns import counted_turns
 
 BYTES_MAX = 1 << 20
@@ -174,7 +175,7 @@ def columns_of(lines: EventLines) -> list[object]:
     return [lines.jobs, lines.types, lines.fences, lines.creations, lines.tenants, lines.level, payloads, lines[0]]
 
 
-@settings(max_examples=500)
+@settings(max_examples=max(150, EXAMPLES))
 @given(lines_of_events())
 @example(b'{"tenant_id":"acme","type":"JobCreated"}')
 @example(b'{"tenant_id":"acme","tenant_id":"acme","type":"JobCreated"}')

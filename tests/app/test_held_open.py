@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import os
 import socket
 
 import asyncpg
-import pytest
 
 from app.access.callers import ASK_AGAIN_S, OpenToAll, is_outdated
 from tests.app.served import Serve, Served
@@ -32,20 +32,22 @@ def head(path: str, token: str, media_type: str, body: bytes, more: str = "") ->
     ).encode()
 
 
-@pytest.mark.parametrize(
-    ("path", "media_type", "more"),
-    [
-        ("/v1/jobs", "application/json", ""),
-        ("/v1/jobs", "application/json", "X-Not-Plain: 1\r\n"),
-        ("/v1/events", "application/x-ndjson", ""),
-    ],
-)
+BODIES = {
+    "plain": ("/v1/jobs", "application/json", ""),
+    "by-the-framework": ("/v1/jobs", "application/json", "X-Not-Plain: 1\r\n"),
+    "lines": ("/v1/events", "application/x-ndjson", ""),
+}
+"""By the tenant that is written to."""
+
+
 async def test_a_body_that_ends_after_its_token_was_revoked_is_not_taken(
-    serve: Serve, superuser: asyncpg.Connection, path: str, media_type: str, more: str
+    serve: Serve, superuser: asyncpg.Connection
 ) -> None:
-    body = json.dumps({"tenant_id": "acme"} | ({"type": "JobCreated"} if path == "/v1/events" else {})).encode()
     async with serve() as served, served.client(served.root) as root:
-        for is_revoked, status in ((False, b"20"), (True, b"401")):
+        for tenant_id, is_revoked in itertools.product(BODIES, (False, True)):
+            path, media_type, more = BODIES[tenant_id]
+            sent = {"tenant_id": tenant_id} | ({"type": "JobCreated"} if path == "/v1/events" else {})
+            body = json.dumps(sent).encode()
             made = await served.issue("write", name="leaver")
             reader, writer = await connected(served)
             writer.write(head(path, made["token"], media_type, body, more) + body[:5])
@@ -54,12 +56,12 @@ async def test_a_body_that_ends_after_its_token_was_revoked_is_not_taken(
             if is_revoked:
                 assert (await root.delete(f"/v1/tokens/{made['token_id']}")).status_code == 200
             writer.write(body[5:])
-            assert (await reader.readline()).split()[1].startswith(status)
+            assert (await reader.readline()).split()[1].startswith(b"401" if is_revoked else b"20")
             writer.close()
-        jobs = await superuser.fetchval(
-            "SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND action = 'ENQUEUE'"
+        jobs = await superuser.fetch(
+            "SELECT tenant_id, count(*) FROM scheduler.scheduler_log WHERE action = 'ENQUEUE' GROUP BY tenant_id"
         )
-        assert jobs <= 1
+        assert all(count <= 1 for _, count in jobs)
 
 
 def test_who_calls_is_asked_again_after_a_while_as_a_token_may_have_expired() -> None:
@@ -69,7 +71,7 @@ def test_who_calls_is_asked_again_after_a_while_as_a_token_may_have_expired() ->
 
 async def test_an_export_ends_where_its_token_is_revoked(serve: Serve) -> None:
     async with serve() as served, served.client(served.root) as root:
-        for _ in range(24):
+        for _ in range(14):
             spec = {"noise": base64.b64encode(os.urandom(600_000)).decode()}
             assert (await root.post("/v1/jobs", json={"tenant_id": "acme", "spec": spec})).status_code == 201
         wanted = json.dumps({"tenant_id": "acme"}).encode()

@@ -109,10 +109,10 @@ def assert_snapshots_cover(snapshots: list[Snapshot], links: list[bytes]) -> Non
         next_seq = claim.to_seq + 1
 
 
-async def edit(superuser: asyncpg.Connection, assignment: str, seq: int) -> None:
-    """Change one row of tenant acme behind the triggers."""
-    change = f"UPDATE scheduler.scheduler_log SET {assignment} WHERE tenant_id = 'acme' AND seq = $1"
-    await chain_builder.edit(superuser, change, seq)
+async def edit(superuser: asyncpg.Connection, assignment: str, seq: int, tenant_id: str = "acme") -> None:
+    """Change one row of a tenant behind the triggers."""
+    change = f"UPDATE scheduler.scheduler_log SET {assignment} WHERE tenant_id = $1 AND seq = $2"
+    await chain_builder.edit(superuser, change, tenant_id, seq)
 
 
 @pytest.fixture
@@ -387,11 +387,11 @@ async def test_two_nodes_that_sign_the_same_tenant_make_one_gapless_row_of_snaps
         await admit_service(one, two)
 
         async def write_many(service: Service) -> None:
-            for _ in range(40):
+            for _ in range(15):
                 await write(service, "acme", 3)
 
         await asyncio.gather(write_many(one), write_many(two), write_many(one))
-        await until(lambda: covered(superuser, "acme", 360), "a checkpoint covers all")
+        await until(lambda: covered(superuser, "acme", 135), "a checkpoint covers all")
 
         async def both_signed() -> bool:
             await asyncio.gather(write(one, "acme", 3), write(two, "acme", 3))
@@ -535,7 +535,7 @@ async def test_a_damaged_tenant_keeps_none_of_those_in_its_transaction_from_bein
         assert service.node.failure is None
 
 
-@pytest.mark.parametrize("torn_bytes", [0, 1, 100])
+@pytest.mark.parametrize("torn_bytes", [0, 100])
 async def test_a_crash_between_checkpoints_in_postgres_and_those_beside_the_wal_leaves_prefixes_of_the_chains(
     run_node: RunNode,
     make_settings: MakeSettings,
@@ -604,35 +604,38 @@ async def test_a_row_edited_before_the_tree_follows_is_not_what_is_signed(
         assert_snapshots_cover(await snapshots_of(superuser, "acme"), links)
 
 
-@pytest.mark.parametrize(
-    "assignment",
-    [
-        "chain_link = repeat('ab', 32)",
-        "prev_chain_link = repeat('ab', 32)",
-        "job_id = 'another'",
-        "payload = '{}'",
-        "t_hlc = '1:0:x', hlc_physical = 1, hlc_logical = 0, hlc_node = 'x'",
-        "seq = 1000",
-    ],
-)
+EDITS = {
+    "link": "chain_link = repeat('ab', 32)",
+    "previous": "prev_chain_link = repeat('ab', 32)",
+    "job": "job_id = 'another'",
+    "payload": "payload = '{}'",
+    "hlc": "t_hlc = '1:0:x', hlc_physical = 1, hlc_logical = 0, hlc_node = 'x'",
+    "seq": "seq = 1000",
+}
+"""By the tenant whose row is edited."""
+
+
 async def test_a_row_edited_while_no_node_ran_is_never_signed_and_the_ledger_goes_on(
-    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, assignment: str
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
 ) -> None:
     settings = make_settings(shutdown_grace="1s", chain={"batch_size": 5, "batch_interval": "100ms"})
     async with superuser.transaction():
         await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
         async with run_node(settings) as service:
-            await write(service, "acme", 12)
-    await edit(superuser, assignment, 4)
+            for tenant_id in EDITS:
+                await write(service, tenant_id, 12)
+    for tenant_id, assignment in EDITS.items():
+        await edit(superuser, assignment, 4, tenant_id)
     async with run_node(settings) as service:
-        await until(lambda: "acme" in service.node.unsigned, "the notary finds the row")
+        await until(lambda: service.node.unsigned.keys() >= EDITS.keys(), "the notary finds the rows")
         receipt = await service.submitter.submit(created("beta", 1), key=None)
         assert receipt.chain is not None
         await until(lambda: covered(superuser, "beta", 1), "the other tenant is signed")
-        with pytest.raises(SigningUnavailableError):
-            await service.notary.sign_now("acme")
-        assert await checkpoint_of(superuser, "acme") is None
-        assert await snapshots_of(superuser, "acme") == []
+        for tenant_id in EDITS:
+            with pytest.raises(SigningUnavailableError):
+                await service.notary.sign_now(tenant_id)
+            assert await checkpoint_of(superuser, tenant_id) is None
+            assert await snapshots_of(superuser, tenant_id) == []
         assert service.node.failure is None
 
 
@@ -691,36 +694,36 @@ async def test_what_is_kept_of_a_chain_does_not_go_back_to_an_older_checkpoint_o
 LOOSEN = "ALTER TABLE scheduler.merkle_head ALTER tree_size DROP NOT NULL, ALTER root_hash DROP NOT NULL"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "UPDATE scheduler.merkle_head SET tree_size = tree_size - 2",
-        "UPDATE scheduler.merkle_head SET tree_size = tree_size + 2",
-        "UPDATE scheduler.merkle_head SET tree_size = NULL, root_hash = NULL, checkpoint = NULL",
-        "DELETE FROM scheduler.merkle_head",
-        "DELETE FROM scheduler.merkle_tile",
-        FLIP,
-    ],
-)
+DAMAGE = {
+    "shorter": "UPDATE scheduler.merkle_head SET tree_size = tree_size - 2",
+    "longer": "UPDATE scheduler.merkle_head SET tree_size = tree_size + 2",
+    "empty": "UPDATE scheduler.merkle_head SET tree_size = NULL, root_hash = NULL, checkpoint = NULL",
+    "headless": "DELETE FROM scheduler.merkle_head",
+    "without-tiles": "DELETE FROM scheduler.merkle_tile",
+    "flipped": FLIP,
+}
+"""By the tenant whose tree is damaged."""
+
+
 async def test_a_stored_tree_that_was_damaged_is_made_again_from_the_chain(
-    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection, change: str
+    service: Service, chains: Chains, superuser: asyncpg.Connection
 ) -> None:
-    async with run_node(make_settings("one")) as one:
-        await superuser.execute(LOOSEN)
-        await write(one, "acme", 9)
-        await until(lambda: covered(superuser, "acme", 9), "the tree follows")
-        await until(lambda: one._started.checkpoints.size("acme") == 9, "the checkpoint is kept")
-        tenant = one.notary._tenants["acme"]
+    await superuser.execute(LOOSEN)
+    for name, change in DAMAGE.items():
+        await write(service, name, 9)
+        await until(lambda name=name: covered(superuser, name, 9), "the tree follows")  # type: ignore[misc]
+        await until(lambda name=name: service._started.checkpoints.size(name) == 9, "the checkpoint is kept")  # type: ignore[misc]
+        tenant = service.notary._tenants[name]
         async with tenant.lock:
             tenant.tree = None
-            await superuser.execute(change + " WHERE tenant_id = 'acme'")
-        await write(one, "acme", 1)
-        await until(lambda: covered(superuser, "acme", 10), "the tree follows again")
-        checkpoint = await checkpoint_of(superuser, "acme")
+            await superuser.execute(f"{change} WHERE tenant_id = '{name}'")
+        await write(service, name, 1)
+        await until(lambda name=name: covered(superuser, name, 10), "the tree follows again")  # type: ignore[misc]
+        checkpoint = await checkpoint_of(superuser, name)
         assert checkpoint is not None
-        assert (checkpoint.size, checkpoint.root) == (10, naive_root(await links_of(chains, "acme")))
-        assert one.node.failure is None
-        assert one.node.unsigned == {}
+        assert (checkpoint.size, checkpoint.root) == (10, naive_root(await links_of(chains, name)))
+        assert service.node.failure is None
+        assert service.node.unsigned == {}
 
 
 async def test_a_tree_that_is_found_damaged_while_another_is_made_again_is_made_again_behind_it(

@@ -32,6 +32,7 @@ from tests.app.postgres_proxy import PostgresProxy
 from tests.app.service_thread import serving
 from tests.app.shared import Shared
 from tests.app.test_protocol import BOUNDS, NAMES, Pieces, until
+from tests.conftest import EXAMPLES
 from tests.ledger.test_commitments import COMMITMENTS, PRECONDITIONS
 
 DEADLINE_S = 60
@@ -267,7 +268,7 @@ CREATED = [
 """Creations of two of the jobs."""
 
 
-@settings(max_examples=120)
+@settings(max_examples=max(50, EXAMPLES))
 @given(sent=st.lists(requests(), min_size=1, max_size=5), cuts=st.lists(st.integers(0, 3000), max_size=3))
 def test_every_request_has_the_same_answer_both_ways(
     address: tuple[str, int], sent: list[Sent], cuts: list[int]
@@ -370,13 +371,13 @@ UNUSUAL = {
 }
 
 
-@pytest.mark.parametrize("what", UNUSUAL)
-async def test_what_is_unusual_is_the_frameworks_and_nothing_of_it_is_taken(parts: Parts, what: str) -> None:
-    protocol, transport = connected(parts)
-    before = parts.submitter.wal.next_lsn
-    protocol.data_received(UNUSUAL[what])
-    assert await answered(transport, 1) == [404]
-    assert parts.submitter.wal.next_lsn == before
+async def test_what_is_unusual_is_the_frameworks_and_nothing_of_it_is_taken(parts: Parts) -> None:
+    for what, sent in UNUSUAL.items():
+        protocol, transport = connected(parts)
+        before = parts.submitter.wal.next_lsn
+        protocol.data_received(sent)
+        assert await answered(transport, 1) == [404], what
+        assert parts.submitter.wal.next_lsn == before, what
 
 
 async def test_requests_behind_a_plain_write_are_answered_in_their_order(parts: Parts) -> None:
@@ -415,7 +416,7 @@ async def test_a_plain_write_in_a_stop_is_answered_and_ends_its_connection(parts
 async def test_an_event_that_is_not_chained_in_time_is_in_the_log_once_and_the_framework_says_so(
     make_settings: MakeSettings, proxy: PostgresProxy
 ) -> None:
-    late = make_settings(write={"timeout": "3s"}, shutdown_grace="1s")
+    late = make_settings(write={"timeout": "1s"}, shutdown_grace="1s")
     async with running(late, proxy.url) as (service, parts):
         await service.key_changes.recorded.wait()
         protocol, transport = connected(parts, create_app(parts))
@@ -432,31 +433,36 @@ async def test_an_event_that_is_not_chained_in_time_is_in_the_log_once_and_the_f
         labels = {"method": "POST", "route": "/v1/jobs"}
         took_s = parts.metrics.registry.get_sample_value("http_request_duration_seconds_sum", labels)
         assert took_s is not None
-        assert took_s >= 3
+        assert took_s >= 1
 
 
-@pytest.mark.parametrize("bound", [{"principal_requests": 1}, {"tenant_requests": 1}, {"tenant_bytes": 1024}])
 async def test_both_ways_refuse_alike_what_is_over_a_quota_and_take_one_request_for_one(
-    parts: Parts, bound: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = 10**15
-    given = parts.settings.quota.model_dump(exclude={"burst"}) | bound
-    monkeypatch.setattr(parts, "quotas", Quotas.of(given, 1.0, parts.metrics.quota_refused, lambda: now_ns))
-    protocol, transport = connected(parts, create_app(parts))
+
+    def clock() -> int:
+        return now_ns
+
+    application = create_app(parts)
     large = {**CREATE, "spec": {"text": "x" * 600}}
-    # The store is asked for the job of the first: what the connection began, the framework ends.
-    first = {**large, "durability": "GLOBAL", "job_id": f"job-{next(_numbers)}"}
-    for count, body in enumerate((first, large), 1):
-        protocol.data_received(post("/v1/jobs", body))
-        assert await answered(transport, 3 * count - 2) == [201, *[429] * 2, 201][: 3 * count - 2]
-        for sent in (post("/v1/jobs", large), post("/v1/jobs", large, "X-Way: the framework's")):
-            before = len(transport.pieces)
-            protocol.data_received(sent)
-            await answered(transport, before + 1)
-        ours, framework = transport.pieces[-2:]
-        assert b"\r\nretry-after: 1\r\n" in ours
-        assert ours == framework
-        now_ns += 10**9
+    for bound in ({"principal_requests": 1}, {"tenant_requests": 1}, {"tenant_bytes": 1024}):
+        given = parts.settings.quota.model_dump(exclude={"burst"}) | bound
+        monkeypatch.setattr(parts, "quotas", Quotas.of(given, 1.0, parts.metrics.quota_refused, clock))
+        protocol, transport = connected(parts, application)
+        # The store is asked for the job of the first: what the connection began, the framework ends.
+        first = {**large, "durability": "GLOBAL", "job_id": f"job-{next(_numbers)}"}
+        for count, body in enumerate((first, large), 1):
+            protocol.data_received(post("/v1/jobs", body))
+            assert await answered(transport, 3 * count - 2) == [201, *[429] * 2, 201][: 3 * count - 2], bound
+            for sent in (post("/v1/jobs", large), post("/v1/jobs", large, "X-Way: the framework's")):
+                before = len(transport.pieces)
+                protocol.data_received(sent)
+                await answered(transport, before + 1)
+            ours, framework = transport.pieces[-2:]
+            assert b"\r\nretry-after: 1\r\n" in ours, bound
+            assert ours == framework, bound
+            now_ns += 10**9
 
 
 async def test_both_ways_are_counted_alike(parts: Parts) -> None:

@@ -109,7 +109,7 @@ def connected(application: Starlette) -> tuple[ProblemProtocol, Pieces]:
 async def until(holds: object) -> None:
     async with asyncio.timeout(30):
         while not holds():  # type: ignore[operator]
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
 
 def asking(path: str, method: str = "GET", more: str = "") -> bytes:

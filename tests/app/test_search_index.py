@@ -102,12 +102,12 @@ async def test_jobs_from_before_and_after_the_declaration_are_found_by_it_as_the
     monkeypatch.setattr(read_jobs, "LOOKED_AT_ONCE", 5)
     monkeypatch.setattr(read_jobs, "LOOKED_AT_MAX", 9)
     async with run_server() as client:
-        await send(client, *made(range(40)))
+        await send(client, *made(range(24)))
         before = await all_found(client)
         assert not any(looks_by_term)
         assert [bool(ids) for ids in before] == [True] * 6 + [False]
 
-        await asyncio.gather(declare(client, FIELDS), *(send(client, *made(range(n, n + 3))) for n in range(40, 70, 3)))
+        await asyncio.gather(declare(client, FIELDS), *(send(client, *made(range(n, n + 3))) for n in range(24, 42, 3)))
         looks_by_term.clear()
         by_terms = await all_found(client)
         assert all(looks_by_term)
@@ -131,7 +131,7 @@ async def test_what_was_answered_is_found_at_once_by_its_terms(run_server: RunSe
     async with run_server() as client:
         await send(client, {"type": "JobCreated", "job_id": "first"})
         await declare(client, FIELDS)
-        for number in range(20):
+        for number in range(8):
             job = {"job_id": f"j-{number}"}
             await send(client, {**job, "type": "JobCreated", "spec": {"image": f"i-{number}"}, "assigned_dcs": ["x"]})
             assert await found(client, where=f"spec.image:i-{number}", dc="x") == [f"j-{number}"]

@@ -212,7 +212,7 @@ async def test_turns_take_their_share_of_the_time_and_no_more(is_busy: bool, mon
     if is_busy:
         tasks.append(asyncio.create_task(others()))
         await share.turn()
-    began_s, turns = time.perf_counter(), 40 if is_busy else 100
+    began_s, turns = time.perf_counter(), 20 if is_busy else 100
     for _ in range(turns):
         await share.turn()
         work(0.001)

@@ -6,7 +6,8 @@ everything that is not ``ok`` afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -24,6 +25,7 @@ from ledger.verification import (
     verify,
 )
 from tests.app.chain_builder import insert, remove
+from tests.conftest import Database, connected_to
 from tests.ledger.ledger_in_memory import OPEN, STRANGER, Ledger, build, link_of, payload_digest
 
 LEDGER = build(60, snapshots_to=(20, 40))
@@ -562,13 +564,32 @@ def not_ok(verdict: Verdict) -> dict[str, str]:
     return {aspect: outcome for aspect, outcome in verdict.verdicts.items() if outcome != "ok"}
 
 
-@pytest.fixture
-async def connection(superuser: Connection) -> Connection:
+@pytest.fixture(scope="module")
+async def whole(shared_database: Database) -> AsyncIterator[Connection]:
     """A superuser's connection to a database that holds ``LEDGER`` and ``OTHER``, triggers switched off."""
-    await superuser.execute("SET session_replication_role = replica")
-    await insert(superuser, LEDGER)
-    await insert(superuser, OTHER)
-    return superuser
+    async with connected_to(shared_database.superuser_url) as superuser:
+        await superuser.execute("SET session_replication_role = replica")
+        await insert(superuser, LEDGER)
+        await insert(superuser, OTHER)
+        yield superuser
+
+
+@pytest.fixture
+async def connection(whole: Connection) -> AsyncIterator[Connection]:
+    """That connection in a transaction, in which a test reads what it changed, and which is undone afterwards."""
+    async with undone(whole):
+        yield whole
+
+
+@asynccontextmanager
+async def undone(connection: Connection) -> AsyncIterator[None]:
+    """A transaction of the isolation that verification reads in, none of which stays."""
+    changes = connection.transaction(isolation="repeatable_read")
+    await changes.start()
+    try:
+        yield
+    finally:
+        await changes.rollback()
 
 
 async def test_what_nobody_edited_is_ok_in_every_aspect(connection: Connection) -> None:
