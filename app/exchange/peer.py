@@ -67,6 +67,7 @@ class _Chain:
     root: bytes = b""
     imported_seq: int = 0
     fault: LedgerError | None = None
+    failed_at_s: float = 0.0
     pause_s: float = 0.0
     paused_until_s: float = 0.0
     """Nothing is fetched before, by the monotonic clock: a range that fails is costly to fetch."""
@@ -175,8 +176,9 @@ class Peer:
         """Do ``work`` for each, also behind those that fail; those that did not fail."""
         done: list[_Chain] = []
         failing_s = 0.0
-        # Those that failed before come last: the time that they take is taken from no other.
-        for chain in sorted(chains, key=lambda chain: chain.fault is not None):
+        # Those that failed before come last: the time that they take is taken from no other. Of them whoever failed
+        # longest ago is next, or one that takes all of it would keep the others from ever being tried again.
+        for chain in sorted(chains, key=lambda chain: (chain.fault is not None, chain.failed_at_s)):
             began_s = monotonic()
             try:
                 await work(chain)
@@ -189,8 +191,8 @@ class Peer:
                         tenant_id=chain.tenant_id,
                         error=str(error),
                     )
-                chain.fault = error
-                failing_s += monotonic() - began_s
+                chain.fault, chain.failed_at_s = error, monotonic()
+                failing_s += chain.failed_at_s - began_s
                 if failing_s > FAILING_S_MAX:
                     break
         return done

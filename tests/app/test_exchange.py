@@ -345,6 +345,20 @@ async def test_tenants_that_fail_so_slowly_that_a_round_ends_with_them_come_last
         await until_known(us, [await submit(eu, "behind")])
 
 
+async def test_a_tenant_that_failed_is_tried_again_though_another_takes_all_the_time_that_failing_may_take(
+    pair: Proxied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us, eu, proxy, _ = pair
+    slow, other = (f"/v1/log/{tenant}/checkpoint" for tenant in ("a-slow-one", "failed-once"))
+    await until_known(us, await submit_all(eu, "a-slow-one", "failed-once"))
+    proxy.judge = lambda asked: (500, b"") if asked.path in (slow, other) else None
+    await until(lambda: tells(us, "tenant a-slow-one", "tenant failed-once"), "both fail")
+    with monkeypatch.context() as patched:
+        patched.setattr("app.exchange.peer.FAILING_S_MAX", 0.0)
+        proxy.judge = lambda asked: (500, b"") if asked.path == slow else None
+        await until_known(us, [await submit(eu, "failed-once")])
+
+
 async def test_answers_that_are_not_understood_and_lists_without_end_are_told_as_a_fault(
     pair: Proxied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
