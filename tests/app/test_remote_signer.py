@@ -175,7 +175,7 @@ async def test_a_signer_that_is_being_asked_is_no_signer_that_owes_an_answer(
             answer.wait(UNTIL_S)
             return "signed"
 
-        await until(lambda: keys.not_admitted is None, "the key is admitted")
+        await service.key_changes.recorded.wait()
         signed = asyncio.ensure_future(keys.sign(slowly))
         await until(asked.is_set, "the signer is asked for one tenant")
         async with keys.signing():
