@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import uvicorn
@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from app.http.deadlines import ConnectionBounds
 from app.http.heads import ServedNames
 from app.http.protocol import ProblemProtocol
+from tests.app import chains
 
 NAMES = ServedNames("127.0.0.1", ())
 BOUNDS = ConnectionBounds(1000, 60.0, 60.0)
@@ -106,10 +107,8 @@ def connected(application: Starlette) -> tuple[ProblemProtocol, Pieces]:
     return protocol, transport
 
 
-async def until(holds: object) -> None:
-    async with asyncio.timeout(30):
-        while not holds():  # type: ignore[operator]
-            await asyncio.sleep(0.001)
+async def until(holds: Callable[[], object]) -> None:
+    await chains.until(holds, "the connection comes to it", 30)
 
 
 def asking(path: str, method: str = "GET", more: str = "") -> bytes:

@@ -29,8 +29,6 @@ from tests.conftest import Database
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
 PATIENCE_S = 60
-LOOK_S = 0.03
-"""Between two looks at what is waited for."""
 AT_ONCE_S = READ_TIMEOUT_S * 0.9
 """A read that waits for a silent replica takes longer, and one that does not is ten times as fast."""
 
@@ -90,9 +88,12 @@ class Asked:
 
     async def grow_stale(self, enough_ms: int) -> None:
         """Return once the replica answers, and is behind far enough."""
-        async with asyncio.timeout(PATIENCE_S):
-            while (source := await self.read()) is None or source.staleness_ms < enough_ms:
-                await asyncio.sleep(LOOK_S)
+
+        async def is_behind() -> bool:
+            source = await self.read()
+            return source is not None and source.staleness_ms >= enough_ms
+
+        await until(is_behind, f"the replica is {enough_ms} ms behind", PATIENCE_S)
 
     async def _look(self, pool: asyncpg.Pool[asyncpg.Record], judge: Callable[[reads.Seen], None]) -> None:
         self.looks += 1
@@ -135,20 +136,23 @@ async def source(client: httpx.AsyncClient, job_id: str, session: str | None = N
 
 async def read_from(client: httpx.AsyncClient, wanted: str, job_id: str, **how: Any) -> dict[str, Any]:
     """The job, once it comes from ``wanted``: a replica that a busy machine held up is out for a moment."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            answer = await read(client, job_id, **how)
-            if answer.status_code == 200 and answer.json()["consistency"]["source"] == wanted:
-                return answer.json()
-            await asyncio.sleep(LOOK_S)
+
+    async def found() -> Any:
+        answer = await read(client, job_id, **how)
+        is_wanted = answer.status_code == 200 and answer.json()["consistency"]["source"] == wanted
+        return answer.json() if is_wanted else None
+
+    return await until(found, f"{wanted} answers", PATIENCE_S)
 
 
 async def grow_stale(client: httpx.AsyncClient, enough_ms: int) -> None:
     """Return once the replica, which is paused, is behind far enough."""
-    behind_ms = 0
-    while behind_ms < enough_ms:
-        await asyncio.sleep((enough_ms - behind_ms) / 1000)
-        behind_ms = (await read_from(client, "replica-1", "old", consistency="eventual"))["consistency"]["staleness_ms"]
+
+    async def is_behind() -> bool:
+        job = await read_from(client, "replica-1", "old", consistency="eventual")
+        return bool(job["consistency"]["staleness_ms"] >= enough_ms)
+
+    await until(is_behind, f"the replica is {enough_ms} ms behind", PATIENCE_S)
 
 
 def problem(answer: httpx.Response) -> tuple[int, str]:
@@ -195,9 +199,12 @@ async def test_an_eventual_read_of_a_stale_replica_does_not_wait_and_says_how_st
 ) -> None:
     await standby.pause()
     await create(client, "unseen")
-    async with asyncio.timeout(PATIENCE_S):
-        while (missing := await read(client, "unseen", consistency="eventual")).status_code == 200:
-            await asyncio.sleep(LOOK_S)
+
+    async def missed() -> httpx.Response | None:
+        answer = await read(client, "unseen", consistency="eventual")
+        return None if answer.status_code == 200 else answer
+
+    missing = await until(missed, "the replica answers", PATIENCE_S)
     assert problem(missing) == (404, "job-not-found")
     assert "replica-1" in missing.json()["detail"]
     await grow_stale(client, 100 + TOLD_TOO_OLD_MS)
@@ -351,9 +358,12 @@ async def test_a_write_is_lost_only_by_the_word_of_one_who_saw_the_later_epoch(
         await primary.refuse()
         assert (await read(client, "old", lost)).status_code == 503
         await standby.resume()
-        async with asyncio.timeout(PATIENCE_S):
-            while (answer := await read(client, "old", lost)).status_code == 503:
-                await asyncio.sleep(LOOK_S)
+
+        async def answered() -> httpx.Response | None:
+            answer = await read(client, "old", lost)
+            return None if answer.status_code == 503 else answer
+
+        answer = await until(answered, "the replica is asked again", PATIENCE_S)
         assert problem(answer) == (409, "write-lost")
 
 
@@ -391,9 +401,11 @@ async def test_a_replica_that_is_known_to_be_silent_is_not_asked(replicas: Asked
     await replicas.grow_stale(0)
     replicas.proxy.stall()
     looks = replicas.looks
-    async with asyncio.timeout(PATIENCE_S):
-        while await replicas.read() is not None:
-            await asyncio.sleep(LOOK_S)
+
+    async def is_silent() -> bool:
+        return await replicas.read() is None
+
+    await until(is_silent, "the replica is known to be silent", PATIENCE_S)
     assert replicas.looks > looks
     looks = replicas.looks
     for _ in range(5):
