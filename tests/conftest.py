@@ -52,7 +52,7 @@ settings.register_profile("tests", max_examples=EXAMPLES, deadline=None, suppres
 settings.load_profile("tests")
 
 LONGEST = (
-    *("test_model", "test_quorum_processes", "test_simulation", "test_truncation", "test_keyed"),
+    *("test_model", "test_quorum_processes", "test_simulation", "test_truncation", "test_cluster", "test_keyed"),
     *("test_verify_page", "test_console", "test_scheduler"),
 )
 """Names of files that take half a minute and more; only those that have a Spark session are handed out before them."""
@@ -60,14 +60,7 @@ LONG_FIRST = ("pipeline", "crash", "clients", "app", "wal")
 """Folders whose files take longest, in the order in which they are handed to workers; the others follow."""
 ONE_JAVA = (
     *("test_archive_spark", "test_class_archive", "test_diff", "test_interrupt", "test_merge", "test_report_cli"),
-    *(
-        "test_report_spark",
-        "test_source_postgres",
-        "test_source_spark",
-        "test_spark",
-        "test_spark_cluster",
-        "test_stats",
-    ),
+    *("test_report_spark", "test_source_postgres", "test_source_spark", "test_spark", "test_stats"),
     *("test_stats_destination", "test_task_processes", "test_verify_cli", "test_verify_commitments"),
     *("test_verify_files", "test_verify_postgres"),
 )

@@ -140,16 +140,18 @@ def test_a_bundle_that_does_not_hold_leaves_nothing(client: httpx.Client, postgr
     before = settled(client, postgres)
     sound = bundle_of(build(4, tenant_id="beside", snapshots_to=(4,)))
     kinds = {2: "bundle-invalid", 4: "untrusted-key"}
-    refused = [case for case in cases() if case.code in kinds and case.kept is None]
-    assert len(refused) > 100
-    for case in refused[::4]:
+    tried = 0
+    for case in cases():
+        if case.code not in kinds or case.kept is not None:
+            continue
         answer = send(client, sound, case.bundle)
         assert (answer.status_code, kind_of(answer)) == (422, kinds[case.code]), (case.name, answer.text)
         assert answer.json()["verdict"]["valid"] is False, case.name
         assert answer.json()["file"] == "1.tar"
-    assert {case.code for case in refused[::4]} == set(kinds)
+        tried += 1
+    assert tried > 100
     unusable = resigned({"job_id": "a b"})
-    for case in [case for case in refused if case.code == 2][:4]:
+    for case in [case for case in cases() if case.code == 2 and case.kept is None][:8]:
         answer = send(client, unusable, case.bundle)
         assert (kind_of(answer), answer.json()["file"]) == ("bundle-invalid", "1.tar"), (case.name, answer.text)
     assert everything(postgres) == before

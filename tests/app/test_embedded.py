@@ -366,6 +366,7 @@ async def test_it_starts_below_a_folder_that_others_cannot_enter_and_removing_it
     assert [process.pid for process in processes if runs(process.pid)] == []
     assert not data.parent.exists()
     assert list(data_dir.parent.iterdir()) == []
+    assert list(data_dir.parent.parent.iterdir()) == [data_dir.parent]
 
 
 def test_a_server_that_another_uses_by_another_name_is_the_same_and_is_not_removed(

@@ -268,7 +268,7 @@ CREATED = [
 """Creations of two of the jobs."""
 
 
-@settings(max_examples=max(50, EXAMPLES))
+@settings(max_examples=max(120, EXAMPLES))
 @given(sent=st.lists(requests(), min_size=1, max_size=5), cuts=st.lists(st.integers(0, 3000), max_size=3))
 def test_every_request_has_the_same_answer_both_ways(
     address: tuple[str, int], sent: list[Sent], cuts: list[int]

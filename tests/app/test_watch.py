@@ -396,7 +396,7 @@ async def test_a_client_that_takes_nothing_for_long_is_cut_off(run_watched: RunW
 
 
 async def test_many_watchers_some_stalled_see_all_while_writes_go_on(run_watched: RunWatched) -> None:
-    count, stalls = 150, 15
+    count, stalls = 300, 30
     async with run_watched(http={"connections_max": 1000}) as node:
         await node.write(*jobs([0], assigned_dcs=["dc-0"]))
 
@@ -422,7 +422,7 @@ async def test_many_watchers_some_stalled_see_all_while_writes_go_on(run_watched
         for connection in stalled:
             connection.close()
         await node.open_streams(0)
-        assert node.counted("watch_entries_sent_total") >= 16 * 100
+        assert node.counted("watch_entries_sent_total") >= 33 * 100
 
 
 # --- silence, ends ----------------------------------------------------------------------------------

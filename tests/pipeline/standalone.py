@@ -1,79 +1,82 @@
-"""A Spark cluster of this machine: a standalone master, and workers that come to it, in the Java of a session."""
+"""A Spark cluster of this machine: a standalone master and workers on loopback, on ports that are free."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyspark
-from pyspark import SparkConf
-from pyspark.sql import SparkSession
 
-from pipeline.java import class_archive_options
+from pipeline.java import class_archive_options, find_java_home
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Of the Java that works out how to launch another."""
+"""Of the Javas that work out how to launch another."""
 JAVA_OPTIONS = f"{SHORT_LIVED} {class_archive_options()}"
-"""Of executors and drivers."""
-TIMEOUT_S = 300.0
+"""Of master, workers, executors and drivers."""
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 30.0
 SPARK_HOME = Path(pyspark.__file__).parent
 LOOK_INTERVAL_S = 0.1
 _LOOK_AGAIN = threading.Event()
-_LOOPBACK = "127.0.0.1"
-_WORKER_MIB = 1200
-
-
-class Cluster:
-    """A master without workers at first, on ports that are free."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        context = spark.sparkContext
-        gateway, jvm = context._gateway, context._jvm
-        assert gateway is not None
-        assert jvm is not None
-        self._java: Any = jvm
-        # Settings of the session are not for those who work for others.
-        self._settings = SparkConf(loadDefaults=False, _jvm=jvm)._jconf
-        self._none = getattr(getattr(jvm, "scala.None$"), "MODULE$")
-        started = jvm.org.apache.spark.deploy.master.Master.startRpcEnvAndEndpoint(_LOOPBACK, 0, 0, self._settings)
-        self._there: list[Any] = [started._1()]
-        address = self._there[0].address()
-        self.url = f"spark://{address.host()}:{address.port()}"
-        self._masters = gateway.new_array(jvm.java.lang.String, 1)
-        self._masters[0] = self.url
-
-    def add_worker(self, folder: Path) -> None:
-        """A worker of one core, whose executors each work in a folder of their own below ``folder``."""
-        worker = self._java.org.apache.spark.deploy.worker.Worker
-        of_it = (_LOOPBACK, 0, 0, 1, _WORKER_MIB, self._masters, str(folder))
-        number = self._java.scala.Option.apply(len(self._there))
-        self._there.append(worker.startRpcEnvAndEndpoint(*of_it, number, self._settings, self._none))
-
-    def stop(self) -> None:
-        """End the workers, with their executors, and then the master."""
-        for each in reversed(self._there):
-            each.shutdown()
-            each.awaitTermination()
+_MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
+_REGISTERED = re.compile(r"Successfully registered with master")
 
 
 @contextmanager
-def cluster(spark: SparkSession) -> Iterator[Cluster]:
-    """A cluster in the Java of ``spark``, which goes on when the cluster is gone."""
-    begun = Cluster(spark)
+def cluster(folder: Path, workers: int) -> Iterator[str]:
+    """The URL of a master that has so many workers with one core each; all are gone afterwards."""
+    environment = {
+        "JAVA_HOME": str(find_java_home(folder)),
+        "PATH": os.environ["PATH"],
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
+        "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_NO_DAEMONIZE": "1",
+    }
+    here = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    with ExitStack() as stack:
+        log = stack.enter_context(_daemon("master.Master", here, folder / "master", environment))
+        url = said(log, _MASTER)[1]
+        logs = []
+        for number in range(workers):
+            name = folder / f"worker-{number}"
+            options = [*here, "--cores", "1", "--memory", "1200m", "--work-dir", str(name / "work"), url]
+            logs.append(stack.enter_context(_daemon("worker.Worker", options, name, environment)))
+        for log in logs:
+            said(log, _REGISTERED)
+        yield url
+
+
+@contextmanager
+def _daemon(name: str, options: list[str], folder: Path, environment: dict[str, str]) -> Iterator[Path]:
+    """A daemon of Spark, in ``folder``; the file it writes its log to."""
+    folder.mkdir()
+    log = folder / "log"
+    command = [SPARK_HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{name}", *options]
+    with log.open("wb") as file:
+        daemon = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
     try:
-        yield begun
+        yield log
     finally:
-        begun.stop()
+        daemon.terminate()
+        try:
+            daemon.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
 
 
 def said(log: Path, what: re.Pattern[str]) -> re.Match[str]:
     """Where ``log`` says ``what``, once it does."""
-    deadline_s = time.monotonic() + TIMEOUT_S
+    deadline_s = time.monotonic() + START_TIMEOUT_S
     while (found := what.search(log.read_text())) is None:
         assert time.monotonic() < deadline_s, f"no {what.pattern!r} in:\n{log.read_text()}"
         _LOOK_AGAIN.wait(LOOK_INTERVAL_S)

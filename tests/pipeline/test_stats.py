@@ -334,6 +334,7 @@ def test_a_run_that_is_killed_is_gone_on_with_and_each_report_counts_once(spark:
     latest = read(spark, str(dest)).where("name = 'completed'").collect()
     assert [(row["series"], row["latest"]) for row in latest] == [(7, sum(range(LINES - 7, LINES)))] * FILES
     assert rejected(spark, str(dest)).count() == FILES
+    assert run(spark, str(source.path), str(dest)) == Summary()
 
 
 def wait_for_uncommitted_files(child: subprocess.Popen[bytes], dest: Path) -> None:

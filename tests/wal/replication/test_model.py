@@ -73,7 +73,7 @@ def search(folder: Path, switches: str, *options: str, table_bits: int = 20) -> 
 @pytest.mark.parametrize("bounds", BOUNDS + (LARGER if os.environ.get("TORTURE_ROUNDS") else []))
 def test_nothing_committed_is_lost_within_bounds(tmp_path: Path, bounds: str) -> None:
     # What searches for seconds wants a program that is soon there, and memory enough to keep states as they are.
-    options = ["-O1", "-DCOLLAPSE"] if bounds in LARGER else ["-Og", "-DNOCOMP", "-DNOBOUNDCHECK"]
+    options = ["-O1", "-DCOLLAPSE"] if bounds in LARGER else ["-Og", "-DNOCOMP"]
     found = search(tmp_path, bounds, *options)
     # No assertion failed, and nothing within the bounds was left out: neither for want of depth nor of memory.
     assert "Full statespace search" in found
