@@ -28,9 +28,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
+        "spark.driver.memory": "3g",
     }
-    # What hundreds of commands leave behind is collected less often where the young have more room.
-    options = f"-Xms700m -Xmn400m {class_archive_options()}"
+    # What hundreds of commands leave behind is collected seldom where there is room; in large pages it is found sooner.
+    options = f"-Xms3g -Xmn600m -XX:+UseTransparentHugePages {class_archive_options()}"
     with spark_session("tests", master="local[2]", log_file=log_file, settings=settings, java_options=options) as spark:
         yield spark
 
