@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -73,7 +74,14 @@ _administering: dict[str, tuple[asyncio.Runner, asyncpg.Connection]] = {}
 """By URL of a server: a connection of its superuser, and the event loop it lives in."""
 
 # Every client reads the certificate authorities that are trusted anew, 14 ms; nearly none of those here speaks TLS.
-httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
+_ssl_context = functools.cache(lambda _named, make, *given, **more: make(*given, **more))
+
+
+def _kept_ssl_context(*given: Any, _make: Any = httpx.create_ssl_context, **more: Any) -> Any:
+    return _ssl_context(os.environ.get("SSL_CERT_FILE"), _make, *given, **more)
+
+
+httpx.create_ssl_context = httpx._transports.default.create_ssl_context = _kept_ssl_context
 # Each lock of a connection asks for the event loop's name by an import that fails, which searches all folders.
 httpcore._synchronization.current_async_library = lambda: "asyncio"
 
@@ -179,6 +187,8 @@ def postgres() -> Iterator[EmbeddedPostgres]:
     try:
         server.start()
         migrate(server.owner_url())
+        # Or the first to read each page of a copy writes to it what is known of its rows.
+        asyncio.run(execute(server.superuser_url(), "VACUUM (FREEZE, ANALYZE)"))
         for name, value in SETTINGS.items():
             asyncio.run(execute(server.superuser_url("postgres"), f"ALTER SYSTEM SET {name} = '{value}'"))
         # Where a test changes the schema below a running service, PostgreSQL ends the service's part of a deadlock.
