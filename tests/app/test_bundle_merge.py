@@ -129,7 +129,7 @@ def test_sets_that_overlap_and_are_imported_at_once_give_every_event_once(
 _NEXT_IS_LOOKED_UP = """
 SELECT EXISTS (SELECT FROM pg_stat_activity AS storing JOIN pg_stat_activity AS other USING (datname)
                 WHERE datname = current_database() AND storing.wait_event = 'advisory'
-                  AND other.pid NOT IN (storing.pid, pg_backend_pid()) AND other.query_start > storing.query_start)
+                  AND other.pid NOT IN (storing.pid, pg_backend_pid()) AND other.query_start > storing.xact_start)
 """
 
 
