@@ -88,8 +88,8 @@ CLUSTERS := /etc/postgresql-common/createcluster.d
 debian-tools:
 	@command -v strace >/dev/null && command -v softhsm2-util >/dev/null && \
 	  command -v chromium-headless-shell >/dev/null && command -v etcd >/dev/null && command -v spin >/dev/null && \
-	  command -v tcc >/dev/null && \
-	  command -v gcc >/dev/null && command -v systemd-analyze >/dev/null && [ -f "$(HEADER)" ] && \
+	  command -v tcc >/dev/null && command -v gcc >/dev/null && command -v systemd-analyze >/dev/null && \
+	  [ -f "$(HEADER)" ] && \
 	  ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  mkdir -p $(CLUSTERS) && echo "create_main_cluster = false" >$(CLUSTERS)/tallystick.conf && \

@@ -8,12 +8,12 @@ import gc
 import itertools
 import os
 import shutil
+import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -73,15 +73,15 @@ _numbers = itertools.count(1)
 _administering: dict[str, tuple[asyncio.Runner, asyncpg.Connection]] = {}
 """By URL of a server: a connection of its superuser, and the event loop it lives in."""
 
+
+def _once(make: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
+    """What ``make`` makes, kept for who asks for the same under the same authorities."""
+    kept = functools.cache(lambda _authorities, *given, **more: make(*given, **more))
+    return lambda *given, **more: kept(os.environ.get("SSL_CERT_FILE"), *given, **more)
+
+
 # Every client reads the certificate authorities that are trusted anew, 14 ms; nearly none of those here speaks TLS.
-_ssl_context = functools.cache(lambda _named, make, *given, **more: make(*given, **more))
-
-
-def _kept_ssl_context(*given: Any, _make: Any = httpx.create_ssl_context, **more: Any) -> Any:
-    return _ssl_context(os.environ.get("SSL_CERT_FILE"), _make, *given, **more)
-
-
-httpx.create_ssl_context = httpx._transports.default.create_ssl_context = _kept_ssl_context
+httpx.create_ssl_context = httpx._transports.default.create_ssl_context = _once(httpx.create_ssl_context)
 # Each lock of a connection asks for the event loop's name by an import that fails, which searches all folders.
 httpcore._synchronization.current_async_library = lambda: "asyncio"
 

@@ -1,4 +1,4 @@
-"""The Python client over TLS: whom it takes for a node, and what it reads where it asks none that way."""
+"""The Python client over TLS: whom it takes for a node."""
 
 from __future__ import annotations
 

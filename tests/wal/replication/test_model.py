@@ -57,7 +57,9 @@ def search(folder: Path, switches: str, *compiler: str, table_bits: int = 20) ->
     To look for orders that need not be told apart is left out: the model has none, its steps are atomic already.
     """
     if not (shutil.which("spin") and shutil.which(compiler[0])):
-        pytest.fail("install spin; on Debian: sudo apt-get install spin gcc libc6-dev tcc", pytrace=False)
+        pytest.fail(
+            f"install spin and {compiler[0]}; on Debian: sudo apt-get install spin gcc libc6-dev tcc", pytrace=False
+        )
     for command in (
         ["spin", "-a", *(f"-D{switch}" for switch in switches.split()), str(MODEL)],
         [*compiler, "-w", "-DSAFETY", "-DNOREDUCE", f"-DMEMLIM={MEMORY_MB_MAX}", "-o", "pan", "pan.c"],
