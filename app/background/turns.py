@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from weakref import WeakKeyDictionary
 
 LINES_PER_TURN = 500
 """Most lines of a turn."""
@@ -19,6 +22,9 @@ BYTES_PER_TURN = 128 * 1024
 """Most bytes of a turn of several lines: it is bytes that take the time, not lines."""
 TURN_S = 0.02
 """A turn whose work nobody can tell in advance ends with the line that brings it to this time."""
+TURNS_IN_A_ROW = 16
+"""Most turns before others of the same key, who came later, have theirs: enough for a request of 2,000 lines, which are
+then on their way to the chain while the next request is looked at."""
 
 
 def turns(sizes: Sequence[int]) -> Iterator[range]:
@@ -52,20 +58,34 @@ class Turn:
 
 
 class FairTurns:
-    """Hands out turns, one in each pass of the event loop, by keys in rotation. Belongs to one event loop."""
+    """Hands out turns, one in each pass of the event loop, by keys in rotation; those of one key by the age of who
+    asks, so that one request is done before the next is begun. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str | None, deque[asyncio.Future[None]]] = {}
-        """By key, in the order in which the keys come next."""
+        self._waiting: dict[str | None, list[tuple[int, int, asyncio.Future[None]]]] = {}
+        """By key, in the order in which the keys come next: a heap of who waits, by place and then as they came."""
+        self._places: WeakKeyDictionary[asyncio.Task[object], _Place] = WeakKeyDictionary()
+        self._numbers = count()
 
     async def next(self, key: str | None) -> None:
-        """Return when it is the turn of ``key``, which lasts until its next await."""
+        """Return when it is the turn of ``key``, and of this task among those of the key; it lasts until the task's
+        next await."""
         loop = asyncio.get_running_loop()
         mine = loop.create_future()
         if not self._waiting:
             loop.call_soon(self._hand_out)
-        self._waiting.setdefault(key, deque()).append(mine)
+        heappush(self._waiting.setdefault(key, []), (self._place(), next(self._numbers), mine))
         await mine
+
+    def _place(self) -> int:
+        """Where the task that runs stands among others: as it came, or as it last took ``TURNS_IN_A_ROW``."""
+        task = asyncio.current_task()
+        assert task is not None
+        place = self._places.get(task)
+        if place is None or not place.turns_left:
+            place = self._places[task] = _Place(next(self._numbers))
+        place.turns_left -= 1
+        return place.number
 
     def _hand_out(self) -> None:
         """Give the first turn to somebody who still waits; the next one in the next pass of the loop."""
@@ -73,7 +93,7 @@ class FairTurns:
         while self._waiting and not handed_out:
             key = next(iter(self._waiting))
             waiting = self._waiting.pop(key)
-            first = waiting.popleft()
+            *_, first = heappop(waiting)
             if waiting:
                 self._waiting[key] = waiting
             if not first.done():
@@ -81,3 +101,11 @@ class FairTurns:
                 handed_out = True
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._hand_out)
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a task stands: the lower the number, the sooner it comes."""
+
+    number: int
+    turns_left: int = TURNS_IN_A_ROW

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.access import quotas
 from app.access.quotas import NAMES, AtOnce, Quotas, Rate
 from app.background.slots import Room
-from app.background.turns import FairTurns
+from app.background.turns import TURNS_IN_A_ROW, FairTurns
 from app.config import QuotaSettings
 from ledger.errors import NotReadyError, QuotaExceededError, RequestTooLargeError
 
@@ -256,3 +256,17 @@ async def test_turns_go_round_and_between_two_of_them_everybody_else_has_his() -
     assert len(before) <= 8, "it waited for one turn of the flood at each of its own, not for all"
     assert len(order) == 62
     assert all(first < second for (_, first), (_, second) in pairwise(order)), "never two turns in one pass"
+
+
+async def test_one_request_of_a_caller_is_done_before_the_next_is_begun_unless_it_is_long() -> None:
+    turns, order = FairTurns(), []
+
+    async def work(name: str, times: int) -> None:
+        for _ in range(times):
+            await turns.next("caller")
+            order.append(name)
+
+    short = TURNS_IN_A_ROW // 2
+    sent = {"first": short, "long": 2 * TURNS_IN_A_ROW, "second": short}
+    await asyncio.gather(*(work(name, times) for name, times in sent.items()))
+    assert order == ["first"] * short + ["long"] * TURNS_IN_A_ROW + ["second"] * short + ["long"] * TURNS_IN_A_ROW
