@@ -270,3 +270,17 @@ async def test_one_request_of_a_caller_is_done_before_the_next_is_begun_unless_i
     sent = {"first": short, "long": 2 * TURNS_IN_A_ROW, "second": short}
     await asyncio.gather(*(work(name, times) for name, times in sent.items()))
     assert order == ["first"] * short + ["long"] * TURNS_IN_A_ROW + ["second"] * short + ["long"] * TURNS_IN_A_ROW
+
+
+async def test_who_asks_for_something_else_between_two_turns_keeps_his_place() -> None:
+    turns, order = FairTurns(), []
+
+    async def work(name: str, times: int) -> None:
+        for _ in range(times):
+            await turns.next("caller")
+            order.append(name)
+            if name == "first":
+                await asyncio.sleep(0)
+
+    await asyncio.gather(work("first", 2), work("second", 3), work("third", 1))
+    assert order == ["first", "second", "first", "second", "second", "third"]
