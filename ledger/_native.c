@@ -414,17 +414,20 @@ static PyObject *canonical(PyObject *Py_UNUSED(module), PyObject *value)
 
 /* --- rows of new entries: app.store.growth, and as COPY takes them: app.store.chaining ---------------------------- */
 
-static PyObject *hex_of(const unsigned char *hash)
+static void write_hex(char *at, const unsigned char *hash)
 {
     static const char digits[] = "0123456789abcdef";
-    PyObject *made = PyUnicode_New(HEX_CHARS, 127);
-    if (made == NULL)
-        return NULL;
-    char *at = (char *)PyUnicode_1BYTE_DATA(made);
     for (int i = 0; i < HASH_BYTES; i++) {
         *at++ = digits[hash[i] >> 4];
         *at++ = digits[hash[i] & 15];
     }
+}
+
+static PyObject *hex_of(const unsigned char *hash)
+{
+    PyObject *made = PyUnicode_New(HEX_CHARS, 127);
+    if (made != NULL)
+        write_hex((char *)PyUnicode_1BYTE_DATA(made), hash);
     return made;
 }
 
@@ -444,86 +447,123 @@ static PyObject *hlc_text_of(PyObject *hlc)
     return PyUnicode_FromStringAndSize(text, written + name.count);
 }
 
+/* Whether these bytes are UTF-8. */
+static int is_utf8(Text text)
+{
+    Py_ssize_t at = 0;
+    for (uint64_t word; at + (Py_ssize_t)sizeof word <= text.count; at += (Py_ssize_t)sizeof word) {
+        memcpy(&word, text.bytes + at, sizeof word);
+        if (word & 0x8080808080808080u)
+            break;
+    }
+    while (at < text.count && !((unsigned char)text.bytes[at] & 0x80))
+        at++;
+    if (at == text.count)
+        return 1;
+    PyObject *decoded = PyUnicode_DecodeUTF8(text.bytes, text.count, NULL);
+    if (decoded == NULL)
+        PyErr_Clear();
+    Py_XDECREF(decoded);
+    return decoded != NULL;
+}
+
+/* Columns in the binary form of COPY: how many bytes, and the value. */
+static unsigned char *put_text(unsigned char *at, Text text)
+{
+    return put(put_u32(at, (uint32_t)text.count), text.bytes, (size_t)text.count);
+}
+
+static unsigned char *put_integer(unsigned char *at, long long number)
+{
+    return put_u64(put_u32(at, 8), (uint64_t)number);
+}
+
 PyDoc_STRVAR(new_rows_doc,
     "new_rows(tenant_id, prefix, first_seq, head_link, head_raw, entries)\n--\n\n"
-    "As app.store.growth.rows_of: rows of LOG_COLUMNS, and (seq, HLC, link) of each; None where that must be asked.");
+    "As app.store.growth.new_rows: rows of LOG_COLUMNS as COPY takes them, and (seq, HLC, link) of each; None where that "
+    "must be asked.");
 
 static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    enum { TENANT, SEQ, T_HLC, PHYSICAL, LOGICAL, NODE, JOB, ACTION, VERSION, PREV, LINK, DIGEST, PAYLOAD, ORIGIN,
-           COLUMNS };
+    enum { COLUMNS = 14, LENGTHS_AND_INTEGERS = 2 + 4 * COLUMNS + 3 * 8 + 2 };
     enum { ENTRY_HLC, ENTRY_JOB, ENTRY_ACTION, ENTRY_PAYLOAD, ENTRY_ORIGIN, ENTRY_PARTS };
-    Text prefix, prev;
+    Text tenant, prefix, prev, prev_hex = {NULL, 0};
     long long first_seq;
     Batch batch;
     Message message;
     unsigned char link[HASH_BYTES];
-    if (count != 6 || !PyUnicode_CheckExact(args[0]) || !bytes_of(args[1], &prefix)
-        || !number_of(args[2], &first_seq) || first_seq < 1 || !bytes_of(args[4], &prev) || !take(&batch, args + 5, 1))
+    PyObject *prev_link = args[3];
+    if (count != 6 || !text_of(args[0], &tenant) || !bytes_of(args[1], &prefix) || !number_of(args[2], &first_seq)
+        || first_seq < 1 || !(prev_link == Py_None || text_of(prev_link, &prev_hex)) || !bytes_of(args[4], &prev)
+        || !take(&batch, args + 5, 1))
         Py_RETURN_NONE;
-    PyObject *rows = PyList_New(batch.rows), *links = PyList_New(batch.rows), *version = PyLong_FromLong(LINK_VERSION);
-    int is_whole = rows != NULL && links != NULL && version != NULL && begin_message(&message, prefix);
+    Buffer out = {PyMem_Malloc(4096), 0, 4096};
+    PyObject *places = PyList_New(batch.rows);
+    int is_whole = out.bytes != NULL && places != NULL && begin_message(&message, prefix);
     const int is_begun = is_whole;
-    PyObject *prev_hex = args[3];
-    for (Py_ssize_t at = 0; at < batch.rows && is_whole; at++) {
-        PyObject *entry = batch.values[0][at], *made[COLUMNS] = {NULL};
-        Text hlc, job, action, payload, origin;
+    for (Py_ssize_t row = 0; row < batch.rows && is_whole; row++) {
+        PyObject *entry = batch.values[0][row], *t_hlc = NULL, *chain_link = NULL, *number = NULL, *place = NULL;
+        Text hlc, node, job, action, payload, origin;
+        long long physical, logical;
         unsigned char digest[HASH_BYTES];
+        const long long seq = first_seq + row;
         is_whole = PyTuple_CheckExact(entry) && PyTuple_GET_SIZE(entry) == ENTRY_PARTS;
         PyObject *stamp = is_whole ? PyTuple_GET_ITEM(entry, ENTRY_HLC) : NULL;
         is_whole = is_whole && PyTuple_Check(stamp) && PyTuple_GET_SIZE(stamp) == 3
-            && (made[T_HLC] = hlc_text_of(stamp)) != NULL && text_of(made[T_HLC], &hlc)
+            && (t_hlc = hlc_text_of(stamp)) != NULL && text_of(t_hlc, &hlc)
+            && number_of(PyTuple_GET_ITEM(stamp, 0), &physical) && number_of(PyTuple_GET_ITEM(stamp, 1), &logical)
+            && text_of(PyTuple_GET_ITEM(stamp, 2), &node)
             && text_of(PyTuple_GET_ITEM(entry, ENTRY_JOB), &job)
             && text_of(PyTuple_GET_ITEM(entry, ENTRY_ACTION), &action)
-            && bytes_of(PyTuple_GET_ITEM(entry, ENTRY_PAYLOAD), &payload)
+            && bytes_of(PyTuple_GET_ITEM(entry, ENTRY_PAYLOAD), &payload) && is_utf8(payload)
             && origin_of(PyTuple_GET_ITEM(entry, ENTRY_ORIGIN), &origin);
         if (is_whole) {
             hash_of(payload.bytes, (size_t)payload.count, digest);
-            is_whole = hash_link(&message, (uint64_t)(first_seq + at), hlc, job, action, prev,
-                                 (Text){(char *)digest, HASH_BYTES}, origin, link);
-        }
-        if (is_whole) {
-            made[TENANT] = Py_NewRef(args[0]);
-            made[SEQ] = PyLong_FromLongLong(first_seq + at);
-            for (int part = 0; part < 3; part++)
-                made[PHYSICAL + part] = Py_NewRef(PyTuple_GET_ITEM(stamp, part));
-            made[JOB] = Py_NewRef(PyTuple_GET_ITEM(entry, ENTRY_JOB));
-            made[ACTION] = Py_NewRef(PyTuple_GET_ITEM(entry, ENTRY_ACTION));
-            made[VERSION] = Py_NewRef(version);
-            made[PREV] = Py_NewRef(prev_hex);
-            made[LINK] = hex_of(link);
-            made[DIGEST] = hex_of(digest);
-            made[PAYLOAD] = PyUnicode_DecodeUTF8(payload.bytes, payload.count, NULL);
-            made[ORIGIN] = Py_NewRef(PyTuple_GET_ITEM(entry, ENTRY_ORIGIN));
-            if (made[PAYLOAD] == NULL)
-                PyErr_Clear();
+            const Text digest_raw = {(char *)digest, HASH_BYTES};
+            is_whole = hash_link(&message, (uint64_t)seq, hlc, job, action, prev, digest_raw, origin, link)
+                && (chain_link = hex_of(link)) != NULL;
             prev = (Text){(char *)link, HASH_BYTES};
-            prev_hex = made[LINK];
         }
-        PyObject *row = is_whole ? PyTuple_New(COLUMNS) : NULL;
-        for (int column = 0; column < COLUMNS; column++) {
-            is_whole = is_whole && row != NULL && made[column] != NULL;
-            if (row != NULL)
-                PyTuple_SET_ITEM(row, column, made[column]);
-            else
-                Py_XDECREF(made[column]);
+        const int has_origin = is_whole && PyTuple_GET_ITEM(entry, ENTRY_ORIGIN) != Py_None;
+        unsigned char *at = !is_whole ? NULL
+            : (unsigned char *)grow(&out, (size_t)(LENGTHS_AND_INTEGERS + tenant.count + hlc.count + node.count + job.count
+                                                   + action.count + prev_hex.count + 2 * HEX_CHARS + payload.count
+                                                   + origin.count));
+        if (at != NULL) {
+            *at++ = 0;
+            *at++ = COLUMNS;
+            at = put_integer(put_text(at, tenant), seq);
+            at = put_integer(put_integer(put_text(at, hlc), physical), logical);
+            at = put_text(put_text(put_text(at, node), job), action);
+            at = put_u32(at, 2);
+            *at++ = 0;
+            *at++ = LINK_VERSION;
+            at = prev_link == Py_None ? put_u32(at, UINT32_MAX) : put_text(at, prev_hex);
+            prev_link = chain_link;
+            text_of(chain_link, &prev_hex);
+            at = put_u32(put_text(at, prev_hex), HEX_CHARS);
+            write_hex((char *)at, digest);
+            at = put_text(at + HEX_CHARS, payload);
+            at = has_origin ? put_text(at, origin) : put_u32(at, UINT32_MAX);
+            out.count = (size_t)(at - (unsigned char *)out.bytes);
+            number = PyLong_FromLongLong(seq);
+            place = number == NULL ? NULL : PyTuple_Pack(3, number, t_hlc, chain_link);
         }
-        PyObject *place = is_whole ? PyTuple_Pack(3, made[SEQ], made[T_HLC], made[LINK]) : NULL;
+        Py_XDECREF(number);
+        Py_XDECREF(t_hlc);
+        Py_XDECREF(chain_link);
         is_whole = place != NULL;
-        if (is_whole) {
-            PyList_SET_ITEM(rows, at, row);
-            PyList_SET_ITEM(links, at, place);
-        }
-        else
-            Py_XDECREF(row);
+        if (is_whole)
+            PyList_SET_ITEM(places, row, place);
     }
     if (is_begun)
         PyMem_RawFree(message.bytes);
     release(&batch);
-    Py_XDECREF(version);
-    PyObject *found = is_whole ? PyTuple_Pack(2, rows, links) : NULL;
+    PyObject *rows = is_whole ? PyBytes_FromStringAndSize(out.bytes, (Py_ssize_t)out.count) : NULL;
+    PyMem_Free(out.bytes);
+    PyObject *found = rows != NULL ? PyTuple_Pack(2, rows, places) : NULL;
     Py_XDECREF(rows);
-    Py_XDECREF(links);
+    Py_XDECREF(places);
     return answer_of(found, found != NULL);
 }
 

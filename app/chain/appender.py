@@ -509,7 +509,7 @@ class Appender:
         # 4. store
         if linked.log_rows:
             on_sent = partial(self._link_ahead, batch, linked)
-            await chaining.copy_entries(connection, linked.log_rows, on_sent, linked.encoded)
+            await chaining.copy_entries(connection, linked.log_rows, on_sent)
             self._store_ahead()
         if linked.idempotency_rows:
             await idempotency.store_lines(connection, linked.idempotency_rows)

@@ -24,18 +24,18 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import islice
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 import asyncpg
 import structlog
 
 from app.store import following as store
-from app.store.chaining import LOG_COLUMNS
 from app.store.faults import DATABASE_FAULTS, text_of
 from app.store.following import FollowedEntry
 from app.store.growth import Growth
+from app.store.log_rows import LOG_COLUMNS, RecentRows
 from ledger.errors import ChainDamagedError, LedgerError
 from ledger.positions import Lsn
 
@@ -50,15 +50,13 @@ RUSH_ENTRIES = ENTRIES_A_TURN
 together, and a job of which several entries come is written once."""
 RUSH_S = 2.0
 """Longest that a rush keeps entries from being followed."""
-RECENT_BYTES_MAX = 16 << 20
-"""Payload bytes of the newest entries that are kept to be followed; what is not kept is read back."""
+RECENT_BYTES_MAX = 48 << 20
+"""Bytes of the newest rows that are kept to be followed; what is not kept is read back."""
 RUSH_BYTES_MAX = RECENT_BYTES_MAX * 3 // 4
 """With so many kept a rush is followed at once: none of it is to be read back."""
 LOOK_INTERVAL_S = 2.0
 """How often it is asked who is behind: tenants that nobody here chained, or whose last turn failed."""
 
-_TENANT, _SEQ = (LOG_COLUMNS.index(name) for name in ("tenant_id", "seq"))
-_PAYLOAD = itemgetter(LOG_COLUMNS.index("payload"))
 _FOLLOWED = itemgetter(*(LOG_COLUMNS.index(name) for name in FollowedEntry._fields))
 
 log = structlog.get_logger()
@@ -143,8 +141,8 @@ class TableFollower:
         """Whether what is followed now is so because little came, and not because a rush has lasted long enough."""
         self._failed: set[str] = set()
         """Those that could not be followed; they are tried again when it is next asked who is behind."""
-        self._recent: dict[str, list[tuple[Any, ...]]] = {}
-        """Newest rows that this node chained, by tenant, without a gap."""
+        self._recent: dict[str, RecentRows] = {}
+        """Newest rows that this node chained, by tenant."""
         self._recent_bytes = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -154,14 +152,11 @@ class TableFollower:
 
     def chained(self, growth: Growth) -> None:
         """Follow what was committed, soon."""
-        for tenant_id, of_tenant in groupby(growth.log_rows, itemgetter(_TENANT)):
-            rows = list(of_tenant)
-            recent = self._recent.setdefault(tenant_id, [])
-            if recent and rows[0][_SEQ] != recent[-1][_SEQ] + 1:
-                self._recent_bytes -= _bytes_of(recent)
-                recent.clear()
-            recent += rows
-            self._recent_bytes += _bytes_of(rows)
+        for piece in growth.log_rows.pieces:
+            recent = self._recent.setdefault(piece.tenant_id, RecentRows())
+            self._recent_bytes -= recent.size_bytes
+            recent.add(piece)
+            self._recent_bytes += recent.size_bytes
         if self._recent_bytes > RECENT_BYTES_MAX:
             self._recent, self._recent_bytes = {}, 0
         if not self._grown:
@@ -306,20 +301,19 @@ class TableFollower:
     def _remembered(self, tenant_id: str, after: int, head_seq: int, limit: int) -> Sequence[FollowedEntry]:
         """What comes behind ``after``, as far as it is kept; none of what is beyond the head that was read."""
         recent = self._recent.get(tenant_id)
-        if not recent or not recent[0][_SEQ] <= after + 1 <= recent[-1][_SEQ]:
-            return ()
-        first = after + 1 - recent[0][_SEQ]
-        return list(map(FollowedEntry._make, map(_FOLLOWED, recent[first : first + min(limit, head_seq - after)])))
+        rows = () if recent is None else recent.after(after, min(limit, head_seq - after))
+        return list(map(FollowedEntry._make, map(_FOLLOWED, rows)))
 
     def _forget(self, tenant_id: str, upto_seq: int) -> None:
         """What was followed need not be kept."""
-        recent = self._recent.pop(tenant_id, None)
+        recent = self._recent.get(tenant_id)
         if recent is None:
             return
-        done = max(0, upto_seq + 1 - recent[0][_SEQ])
-        self._recent_bytes -= _bytes_of(recent[:done])
-        if rest := recent[done:]:
-            self._recent[tenant_id] = rest
+        self._recent_bytes -= recent.size_bytes
+        recent.forget(upto_seq)
+        self._recent_bytes += recent.size_bytes
+        if not recent.size_bytes:
+            del self._recent[tenant_id]
 
     # --- the way to Postgres ----------------------------------------------------------------------
 
@@ -345,7 +339,3 @@ class TableFollower:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
-
-
-def _bytes_of(rows: Sequence[tuple[Any, ...]]) -> int:
-    return sum(map(len, map(_PAYLOAD, rows)))

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, groupby
-from operator import itemgetter
 
 from app.chain import previous
 from app.pending.backlog import Pending
 from app.pending.linking import ChainedKeys, LinkedBatch, link_batch, tenants_begun_by, tenants_decided_by
-from app.store import Connection, chaining
-from app.store.chaining import LOG_COLUMNS, ChainHead
+from app.store import Connection
+from app.store.chaining import ChainHead
 from app.store.growth import head_of
 from app.store.reading import Pool, reading
 from ledger.chain import Linker
@@ -24,8 +22,6 @@ from ledger.errors import ChainDamagedError, DatabaseUnavailableError
 Peek = Callable[[int, int], Sequence[Pending]]
 """What of the next batch is committed, behind so many of its records with so many bytes of payload; none once it is
 full, or where what comes next is not linked ahead."""
-
-_TENANT = itemgetter(LOG_COLUMNS.index("tenant_id"))
 
 
 class Ahead:
@@ -40,8 +36,6 @@ class Ahead:
         self.linked = LinkedBatch()
         self.met: dict[str, ChainHead] = {}
         """By tenant, the head that its first record meets."""
-        self._encoded: dict[str, list[bytes]] | None = {}
-        """By tenant, the rows in pieces as COPY takes them; None where the driver must make that."""
 
     def heads_for(self, piece: Sequence[Pending]) -> dict[str, ChainHead] | None:
         """The heads that these records meet; None when one cannot be known without its lock."""
@@ -64,21 +58,10 @@ class Ahead:
         self.batch += piece
         self.payload_bytes += sum(len(pending.payload) for pending in piece)
         self.linked.extend(linked)
-        for tenant_id, rows in groupby(linked.log_rows, _TENANT):
-            encoded = chaining.encoded(list(rows))
-            if self._encoded is not None:
-                if encoded is None:
-                    self._encoded = None
-                else:
-                    self._encoded.setdefault(tenant_id, []).append(encoded)
 
     def fits(self, heads: Mapping[str, ChainHead]) -> bool:
         """Whether these are the heads that it was linked onto."""
         return all(heads.get(tenant_id) == head for tenant_id, head in self.met.items())
-
-    def encoded(self) -> bytes | None:
-        """All rows as COPY takes them, those of a tenant behind each other: they go into one partition."""
-        return None if self._encoded is None else chaining.joined(chain.from_iterable(self._encoded.values()))
 
 
 class LinkingAhead:
@@ -134,7 +117,6 @@ class LinkingAhead:
         if rest := batch[len(ahead.batch) :]:
             ends = {tenant_id: head_of(links) for tenant_id, links in ahead.linked.links.items()}
             ahead.link(rest, {**heads, **ends}, await previous.chained_keys(connection, rest))
-        ahead.linked.encoded = ahead.encoded()
         return ahead.linked
 
     def hand_over(self, entries_min: int, take: Callable[[Ahead], None]) -> None:

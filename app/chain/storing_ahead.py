@@ -145,7 +145,7 @@ class StoringAhead:
         stored = Stored(ahead, self._connection)
         try:
             await chaining.begin_ahead(stored.connection)
-            await chaining.copy_entries(stored.connection, ahead.linked.log_rows, encoded=ahead.encoded())
+            await chaining.copy_entries(stored.connection, ahead.linked.log_rows)
         except (ChainDamagedError, *DATABASE_FAULTS):
             await stored.end()
             raise

@@ -40,9 +40,9 @@ from app.pending.keyed_entry import check_lines, gone
 from app.pending.linking import DuplicateLineError, LinkedBatch, tenant_begun_by
 from app.pending.quarantine import Quarantine
 from app.pending.requests import BatchReceipt, Draft, Receipt, RequestKey
-from app.store.chaining import LOG_COLUMNS
 from app.store.growth import Growth
 from app.store.job_table import JobKey
+from app.store.log_rows import LOG_COLUMNS
 from ledger.chain import record
 from ledger.errors import (
     InvalidEventError,
@@ -50,7 +50,6 @@ from ledger.errors import (
 )
 from ledger.machines import jobs
 from ledger.machines.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, Durability, SystemAction
-from ledger.machines.jobs import ENDING
 from ledger.positions import BEFORE_FIRST, Lsn, lsns_from
 
 FIRST_FENCE_TOKEN = 1
@@ -59,7 +58,7 @@ FIRST_FENCE_TOKEN = 1
 _ENDS = frozenset(event.record_type for event in JOB_EVENTS.values() if event.action in jobs.ENDS)
 _LASTING = _ENDS | {CREATED}
 """Types of events each of which says something of its job."""
-_TENANT, _JOB, _ACTION = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id", "action"))
+_TENANT, _JOB = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id"))
 
 Value = TypeVar("Value")
 
@@ -223,7 +222,7 @@ class Submitter:
         """Forget the jobs of events that were refused; doubt what is known of those that may have ended."""
         for tenant_id, job_id in linked.refused_jobs:
             self.job_index.forget(tenant_id, job_id)
-        self.job_index.mark_doubtful([(row[_TENANT], row[_JOB]) for row in linked.log_rows if row[_ACTION] in ENDING])
+        self.job_index.mark_doubtful(linked.ended)
 
     def imported(self, growth: Growth) -> None:
         """Doubt what is known of the jobs that something was imported of."""

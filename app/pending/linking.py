@@ -50,6 +50,7 @@ from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
 
 _NEVER_PLAIN = {_TENANT_CREATED, *DECIDED_RECORD_TYPES}
+_ENDING = {record_type for record_type, action in ACTIONS.items() if action in jobs.ENDING}
 
 log = structlog.get_logger()
 
@@ -92,12 +93,10 @@ class LinkedBatch(Growth):
     machines: Mapping[str, Commitments] = field(default_factory=dict)
     """By tenant, the commitments that changed."""
 
-    encoded: bytes | None = None
-    """``log_rows`` as COPY takes them, where that was made already."""
-
     def extend(self, following: LinkedBatch) -> None:
         """Take what was linked onto the end of this."""
-        self.log_rows += following.log_rows
+        self.log_rows.pieces += following.log_rows.pieces
+        self.ended += following.ended
         self.idempotency_rows += following.idempotency_rows
         self.outcomes += following.outcomes
         self.refused_jobs += following.refused_jobs
@@ -196,7 +195,7 @@ def link_batch(
     grower = Grower(linked, heads, linkers)
     events_there = events_of(chained or {})
     is_usual = refused_sqlstate is None and held_back is None and not chained
-    if is_usual and (entries := _plain_entries(batch)) is not None:
+    if is_usual and (entries := _plain_entries(batch, linked.ended)) is not None:
         for tenant_id, of_tenant in entries.items():
             grower.extend(tenant_id, of_tenant)
         grower.finish()
@@ -319,19 +318,23 @@ def _found(
     return None if stands_at is None else chained[stands_at], kept_digest
 
 
-def _plain_entries(batch: Sequence[Pending]) -> dict[str, list[Entry]] | None:
-    """The entries of a batch by tenant, where nobody waits for one of them and nothing of it is to be decided; else
-    None."""
+def _plain_entries(batch: Sequence[Pending], ended: list[tuple[str, str]]) -> dict[str, list[Entry]] | None:
+    """The entries of a batch by tenant, where nobody waits for one of them and nothing of it is to be decided, and into
+    ``ended`` the jobs that they may end; else None."""
     entries: dict[str, list[Entry]] = {}
+    ending: list[tuple[str, str]] = []
     for pending in batch:
         kind, tenant_id = pending.record_type, pending.tenant_id
         if pending.outcome is not None or pending.idempotency is not None or kind in _NEVER_PLAIN:
             return None
+        if kind in _ENDING:
+            ending.append((tenant_id, pending.job_id))
         entry = (pending.hlc, pending.job_id, ACTIONS[kind], pending.payload, None)
         if (of_tenant := entries.get(tenant_id)) is None:
             entries[tenant_id] = [entry]
         else:
             of_tenant.append(entry)
+    ended += ending
     return entries
 
 

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import asyncpg
 
+from app.store.log_rows import LOG_COLUMNS, LogRows, Row
 from app.store.node_connection import NodeConnection
 from app.store.rows import fetch_one_as
-from ledger import native
 from ledger.errors import ChainDamagedError
 from ledger.positions import Epoch, Lsn
-from ledger.verification import ENTRY_COLUMNS
 
 if TYPE_CHECKING:
     from app.store import Connection
-
-LOG_COLUMNS = ("tenant_id", *ENTRY_COLUMNS)
-"""Columns of one new row, in the order of the tuples given to ``copy_entries``."""
-
-_INTEGERS = {"seq": 8, "hlc_physical": 8, "hlc_logical": 8, "link_version": 2}
-_WIDTHS = bytes(_INTEGERS.get(name, 0) for name in LOG_COLUMNS)
-"""Of each column, the bytes of an integer, or 0 of a text."""
-_COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-_COPY_TRAILER = b"\xff\xff"
 
 LOCK_TIMEOUT_S = 2.0
 """Longest that a chaining transaction waits for a row: nodes and imports hold one for a fraction of that."""
@@ -277,31 +267,14 @@ def dropped(tenant_id: str, what: str, sent: int, stored: int) -> ChainDamagedEr
     )
 
 
-def encoded(rows: Sequence[tuple[Any, ...]]) -> bytes | None:
-    """Rows of ``LOG_COLUMNS`` in the binary form of COPY, to be ``joined``; None where that is left to the driver."""
-    whole = native.copy_rows(_WIDTHS, rows)
-    return None if whole is None else whole[len(_COPY_HEADER) : -len(_COPY_TRAILER)]
-
-
-def joined(pieces: Iterable[bytes]) -> bytes:
-    """What COPY takes, of rows that were ``encoded`` apart."""
-    return b"".join((_COPY_HEADER, *pieces, _COPY_TRAILER))
-
-
-async def copy_entries(
-    connection: Connection,
-    rows: Sequence[tuple[Any, ...]],
-    on_sent: Callable[[], object] = lambda: None,
-    encoded: bytes | None = None,
-) -> None:
-    """Add rows of ``LOG_COLUMNS`` to the log, those of one tenant in seq order. ``on_sent`` is called when the last of
-    them is on its way and PostgreSQL has still to store most. ``encoded`` are the same rows, ``joined``, where that was
-    made already.
+async def copy_entries(connection: Connection, rows: LogRows, on_sent: Callable[[], object] = lambda: None) -> None:
+    """Add rows to the log. ``on_sent`` is called when the last of them is on its way and PostgreSQL has still to store
+    most.
 
     Raises:
         ChainDamagedError: not all were stored; names a tenant that lacks some. The transaction MUST be rolled back.
     """
-    encoded = encoded or native.copy_rows(_WIDTHS, rows)
+    encoded = rows.for_copy()
     if encoded is None:
         status = await connection.copy_records_to_table(
             "scheduler_log", schema_name="scheduler", columns=LOG_COLUMNS, records=_then(rows, on_sent)
@@ -316,11 +289,7 @@ async def copy_entries(
         )
     if copied(status) == len(rows):
         return
-    seqs: dict[str, list[int]] = {}
-    for tenant_id, seq, *_ in rows:
-        seqs.setdefault(tenant_id, []).append(seq)
-    sent = [(tenant_id, each[0], each[-1], len(each)) for tenant_id, each in seqs.items()]
-    row = await connection.fetchrow(_STORED_ENTRIES, *zip(*sent, strict=True))
+    row = await connection.fetchrow(_STORED_ENTRIES, *zip(*rows.sent(), strict=True))
     assert row is not None
     raise dropped(row["tenant_id"], "entries", row["sent"], row["stored"])
 
@@ -330,7 +299,7 @@ async def _sent(encoded: bytes, on_end: Callable[[], object]) -> AsyncIterator[b
     on_end()
 
 
-def _then(rows: Sequence[tuple[Any, ...]], on_end: Callable[[], object]) -> Iterator[tuple[Any, ...]]:
+def _then(rows: LogRows, on_end: Callable[[], object]) -> Iterator[Row]:
     yield from rows
     on_end()
 

@@ -11,7 +11,8 @@ from enum import Enum
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from app.store.chaining import LOG_COLUMNS, ChainHead, Step
+from app.store.chaining import ChainHead, Step
+from app.store.log_rows import LOG_COLUMNS, LogRows
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -104,11 +105,11 @@ async def chain_at_once(
     connection: Connection,
     step: Step,
     moves: Sequence[tuple[str, ChainHead, ChainHead]],
-    log_rows: Sequence[tuple[Any, ...]],
+    log_rows: LogRows,
     idempotency_rows: Sequence[tuple[Any, ...]],
 ) -> AtOnce:
     """Pass the fence, lock the heads of tenants that are where they are said to be, move them, (tenant, from, to) each,
-    add rows of ``LOG_COLUMNS`` and rows as ``idempotency.store_lines``, and commit all that; or do nothing.
+    add rows to the log and rows as ``idempotency.store_lines``, and commit all that; or do nothing.
 
     Raises:
         asyncpg.DivisionByZeroError: PostgreSQL did not store all of it, and said no error; nothing was done.

@@ -11,13 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from app.store.chaining import ChainHead
+from app.store.log_rows import LogRows, Piece, Row
 from app.store.notary import LinkRow
 from ledger import native
 from ledger.chain import LINK_VERSION, Linker
 from ledger.hlc import Hlc
+from ledger.machines.jobs import ENDING
+
+ROWS_A_PIECE = 200
+"""Most rows that are kept together: who comes behind reads some of them at a time."""
 
 
 class ChainPosition(NamedTuple):
@@ -32,10 +37,11 @@ class ChainPosition(NamedTuple):
 class Growth:
     """New entries at the ends of chains."""
 
-    log_rows: list[tuple[Any, ...]] = field(default_factory=list)
-    """Rows of ``LOG_COLUMNS``, those of one tenant in seq order."""
+    log_rows: LogRows = field(default_factory=LogRows)
     links: dict[str, list[LinkRow]] = field(default_factory=dict)
     """New entries by tenant, in seq order; the last of each is the new head."""
+    ended: list[tuple[str, str]] = field(default_factory=list)
+    """(tenant, job) of each new entry that may end its job."""
 
     def heads(self) -> list[tuple[str, int, str, str]]:
         """(tenant, seq, link, HLC) of each chain's new end."""
@@ -86,6 +92,7 @@ class Grower:
         """Chain one entry, link version 2; returns its seq."""
         end = self._ends[tenant_id]
         end.entries.append((hlc, job_id, action, payload, origin))
+        self._note_end(tenant_id, job_id, action)
         return end.head.seq + len(end.entries)
 
     def next_seq(self, tenant_id: str) -> int:
@@ -94,7 +101,7 @@ class Grower:
         return end.head.seq + len(end.entries) + 1
 
     def extend(self, tenant_id: str, entries: Sequence[Entry]) -> None:
-        """Chain several entries of one tenant, as ``append``."""
+        """Chain several entries of one tenant, as ``append``, but for what they end."""
         self._ends[tenant_id].entries += entries
 
     def keep(
@@ -116,9 +123,9 @@ class Grower:
         t_hlc = hlc.text()
         digest = hashlib.sha256(payload).hexdigest()
         text = payload.decode()
-        self._growth.log_rows.append(
-            (tenant_id, seq, t_hlc, *hlc, job_id, action, version, prev, chain_link, digest, text, origin)
-        )
+        row = (tenant_id, seq, t_hlc, *hlc, job_id, action, version, prev, chain_link, digest, text, origin)
+        self._growth.log_rows.pieces.append(Piece(tenant_id, seq, 1, (row,)))
+        self._note_end(tenant_id, job_id, action)
         self._growth.links.setdefault(tenant_id, []).append(LinkRow(seq, t_hlc, chain_link))
         end.head = ChainHead(seq, chain_link, t_hlc)
 
@@ -135,31 +142,34 @@ class Grower:
             seq, links[at].chain_link, links[at - 1].chain_link if at else self._heads[tenant_id].chain_link
         )
 
+    def _note_end(self, tenant_id: str, job_id: str, action: str) -> None:
+        if action in ENDING:
+            self._growth.ended.append((tenant_id, job_id))
+
     def _link(self, tenant_id: str, end: _End) -> None:
-        entries, end.entries = end.entries, []
-        if not entries:
-            return
-        growth, head = self._growth, end.head
-        rows, places = new_rows(end.linker, head, entries)
-        growth.log_rows += rows
-        growth.links.setdefault(tenant_id, []).extend(map(_link_row_of, places))
-        seq, t_hlc, chain_link = places[-1]
-        end.head = ChainHead(seq, chain_link, t_hlc)
+        growth, entries, end.entries = self._growth, end.entries, []
+        for first in range(0, len(entries), ROWS_A_PIECE):
+            of_piece = entries[first : first + ROWS_A_PIECE]
+            rows, places = new_rows(end.linker, end.head, of_piece)
+            growth.log_rows.pieces.append(Piece(tenant_id, places[0][0], len(places), rows))
+            growth.links.setdefault(tenant_id, []).extend(map(_link_row_of, places))
+            seq, t_hlc, chain_link = places[-1]
+            end.head = ChainHead(seq, chain_link, t_hlc)
 
 
-Rows = tuple[list[tuple[Any, ...]], list[tuple[int, str, str]]]
-"""Rows of ``LOG_COLUMNS``; and (seq, HLC, link) of each."""
+Places = list[tuple[int, str, str]]
+"""(seq, HLC, link) of entries."""
 
 
-def new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> Rows:
-    """The rows of entries that follow one another on ``head``, linked."""
+def new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> tuple[bytes | list[Row], Places]:
+    """The rows of entries that follow one another on ``head``, linked, as a ``Piece`` keeps them."""
     head_link = bytes.fromhex(head.chain_link or "")
     known = (linker.tenant_id, linker.prefix, head.seq + 1, head.chain_link, head_link, entries)
-    rows: Rows | None = native.new_rows(*known)
+    rows: tuple[bytes, Places] | None = native.new_rows(*known)
     return _new_rows(linker, head, entries) if rows is None else rows
 
 
-def _new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> Rows:
+def _new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> tuple[list[Row], Places]:
     """The same in Python."""
     hlcs, job_ids, actions, payloads, origins = zip(*entries, strict=True)
     physical_ms, logical, nodes = zip(*hlcs, strict=True)

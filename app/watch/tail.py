@@ -21,9 +21,7 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -31,8 +29,8 @@ from app.background.share import Share
 from app.node.kept_running import kept_running
 from app.store import Connection, chain_reads, job_table, tailing
 from app.store.chain_reads import ListedEntry
-from app.store.chaining import LOG_COLUMNS
 from app.store.growth import Growth
+from app.store.log_rows import LOG_COLUMNS, Piece, RecentRows, Row
 from app.store.reading import Pool, reading
 from app.watch.blocks import EVERYTHING, Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, TenantNotFoundError
@@ -54,8 +52,8 @@ TAILS_BYTES_MAX: Final = 64 << 20
 """Bytes of the events that all tails keep together, each its part of it; what is chosen of them comes on top, once."""
 TAIL_BYTES_MAX: Final = 8 << 20
 """Bytes of the events that one tail keeps."""
-ROWS_BYTES_MAX: Final = 4 << 20
-"""Payload bytes of rows that this node chained and a tail has not taken in; what goes beyond is read back."""
+ROWS_BYTES_MAX: Final = 8 << 20
+"""Bytes of rows that this node chained and a tail has not taken in; what goes beyond is read back."""
 READ_S: Final = 300e-6
 """What one statement takes of the event loop, about: the driver does it at no time of ours."""
 ROW_READ_S: Final = 25e-6
@@ -65,12 +63,9 @@ STAMP_READ_S: Final = 5e-6
 DCS_READ_S: Final = 30e-6
 """What it takes to find out the data centres that an entry concerns."""
 
-_TENANT, _SEQ, _PAYLOAD = (LOG_COLUMNS.index(name) for name in ("tenant_id", "seq", "payload"))
+_SEQ = LOG_COLUMNS.index("seq")
 
 log = structlog.get_logger()
-
-Row = tuple[Any, ...]
-"""A row of ``LOG_COLUMNS``."""
 
 
 class Waiter(Protocol):
@@ -101,9 +96,8 @@ class Tail:
         """Set while ``seq < head_seq``."""
         self._blocks: list[Block] = []
         self._bytes = 0
-        self._rows: list[Row] = []
-        """The newest rows that this node chained and that are not taken in, without a gap."""
-        self._rows_bytes = 0
+        self._rows = RecentRows()
+        """The newest rows that this node chained and that are not taken in."""
         self._waiting: dict[Wanted, dict[Waiter, None]] = {}
 
     @property
@@ -139,22 +133,16 @@ class Tail:
             self.head_seq = head_seq
             self.grown.set()
 
-    def chained(self, rows: Sequence[Row]) -> None:
-        """This node chained these, in seq order; of two calls that wait, in whatever order."""
-        if self._rows and rows[0][_SEQ] != self._rows[-1][_SEQ] + 1:
-            self._drop_rows()
-        self._rows += rows
-        self._rows_bytes += _bytes_of(rows)
-        if self._rows_bytes > ROWS_BYTES_MAX:
-            self._drop_rows()
-        self.hear(rows[-1][_SEQ])
+    def chained(self, piece: Piece) -> None:
+        """This node chained these; of two calls that wait, in whatever order."""
+        self._rows.add(piece)
+        if self._rows.size_bytes > ROWS_BYTES_MAX:
+            self._rows = RecentRows()
+        self.hear(piece.last_seq)
 
     def next_rows(self) -> list[Row]:
         """What comes next, as far as it is known; none where it must be read."""
-        if not self._rows or not self._rows[0][_SEQ] <= self.seq + 1 <= self._rows[-1][_SEQ]:
-            return []
-        start = self.seq + 1 - self._rows[0][_SEQ]
-        return self._rows[start : start + ENTRIES_A_READ]
+        return self._rows.after(self.seq, ENTRIES_A_READ)
 
     def take(self, block: Block, bytes_max: int) -> None:
         """Keep the block, which comes next, and wake who waits for something in it."""
@@ -167,9 +155,7 @@ class Tail:
             self._bytes -= self._blocks[dropped].event_bytes
             dropped += 1
         del self._blocks[:dropped]
-        if self._rows and (done := max(0, self.seq + 1 - self._rows[0][_SEQ])):
-            self._rows_bytes -= _bytes_of(self._rows[:done])
-            del self._rows[:done]
+        self._rows.forget(self.seq)
         if self.seq >= self.head_seq:
             self.head_seq = self.seq
             self.grown.clear()
@@ -188,9 +174,6 @@ class Tail:
                 waiters = self._waiting.pop(wanted)
                 if left := {each: None for each in waiters if not each.more(block)}:
                     self._waiting[wanted] = left
-
-    def _drop_rows(self) -> None:
-        self._rows, self._rows_bytes = [], 0
 
 
 class Tails:
@@ -278,10 +261,10 @@ class Tails:
         """This node chained ``growth``; as ``Follower.chained``."""
         if not self._tails:
             return
-        for tenant_id, rows in groupby(growth.log_rows, itemgetter(_TENANT)):
-            tail = self._tails.get(tenant_id)
+        for piece in growth.log_rows.pieces:
+            tail = self._tails.get(piece.tenant_id)
             if tail is not None:
-                tail.chained([*rows])
+                tail.chained(piece)
 
     async def run(self) -> None:
         """Look what others chained, until cancelled."""
@@ -418,10 +401,6 @@ async def _dcs_of_jobs(connection: Connection, tenant_id: str, listed: Sequence[
             # Verification says where; here it is not known whom the job's entries concern, so all are told.
             found[parts.job_id] = None
     return found
-
-
-def _bytes_of(rows: Sequence[Row]) -> int:
-    return sum(len(row[_PAYLOAD]) for row in rows)
 
 
 def _first_seq(block: Block) -> int:

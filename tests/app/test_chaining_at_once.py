@@ -96,7 +96,7 @@ async def test_a_batch_of_one_has_no_values_but_its_own(
     assert at_once is not None
     assert await at_once.commit(connection, STEP) is AtOnce.CHAINED
     rows = await superuser.fetch(f"SELECT {', '.join(chaining.LOG_COLUMNS)} FROM scheduler.scheduler_log")
-    assert list(map(tuple, rows)) == at_once.linked.log_rows
+    assert list(map(tuple, rows)) == [*at_once.linked.log_rows]
 
 
 @pytest.mark.parametrize(

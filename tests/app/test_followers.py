@@ -16,8 +16,8 @@ from app.chain.job_table import JobTable
 from app.pending.event_lines import EventLines
 from app.store import following, job_table
 from app.store.chain_reader import consistent_reader
-from app.store.chaining import LOG_COLUMNS
 from app.store.growth import Growth
+from app.store.log_rows import _ROW_BYTES, LOG_COLUMNS, LogRows, Piece
 from app.store.migrate import migrate
 from ledger.errors import ChainDamagedError, JobEndedError, JobExistsError
 from ledger.positions import BEFORE_FIRST
@@ -425,7 +425,7 @@ async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enoug
                 tuple({"tenant_id": "acme", "seq": seq + n, "payload": "{}"}.get(name) for name in LOG_COLUMNS)
                 for n in range(1, entries + 1)
             ]
-            follower.chained(Growth(rows, {"acme": []}))
+            follower.chained(Growth(LogRows([Piece("acme", seq + 1, entries, rows)]), {"acme": []}))
             seq += entries
             follower._collected()
         if looked:
@@ -441,7 +441,7 @@ async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enoug
     assert await is_followed(2, waiting=2)
     assert not await is_followed(2, waiting=3)
     with monkeypatch.context() as patched:
-        patched.setattr("app.chain.followers.RUSH_BYTES_MAX", 14)
+        patched.setattr("app.chain.followers.RUSH_BYTES_MAX", 7 * (_ROW_BYTES + 2))
         assert not await is_followed(3, 3)
         assert await is_followed(3, 3, 3)
     with monkeypatch.context() as patched:
@@ -461,7 +461,7 @@ async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
 
     def grown(seqs: range) -> Growth:
         rows = [tuple({"tenant_id": "acme", "seq": n, "payload": "{}"}.get(name) for name in LOG_COLUMNS) for n in seqs]
-        return Growth(rows, {"acme": []})
+        return Growth(LogRows([Piece("acme", seqs[0], len(seqs), rows)]), {"acme": []})
 
     async def is_followed_on(first: int, meanwhile: int, *, hurries: bool = False) -> bool:
         """Whether the next turn comes at once when so many entries came meanwhile, behind ``first`` that had come."""
@@ -485,7 +485,7 @@ async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
     assert not await is_followed_on(2, 3)
     assert await is_followed_on(2, 3, hurries=True)
     with monkeypatch.context() as patched:
-        patched.setattr("app.chain.followers.RUSH_BYTES_MAX", 6)
+        patched.setattr("app.chain.followers.RUSH_BYTES_MAX", 3 * (_ROW_BYTES + 2))
         assert await is_followed_on(2, 3)
     with monkeypatch.context() as patched:
         patched.setattr("app.chain.followers.RUSH_S", 0)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from app.http.requests import EVENT_LINE
 from app.pending.requests import draft_of
-from app.store.chaining import _WIDTHS, LOG_COLUMNS, ChainHead
+from app.store.chaining import ChainHead
 from app.store.growth import ChainPosition, Grower, Growth, _new_rows, new_rows
+from app.store.log_rows import _HEADER, _TRAILER, _WIDTHS, LOG_COLUMNS, Piece
 from ledger import canonical, chain, native
 from ledger.chain import Linker
 from ledger.hlc import Hlc
@@ -127,18 +128,21 @@ def outcome(call: Any, *given_: Any) -> Any:
 @given(st.lists(ODD_ENTRIES, min_size=1, max_size=5), st.sampled_from(sorted(HEADS)))
 def test_rows_made_in_c_are_those_made_in_python(odd: list[Any], tenant_id: str) -> None:
     linker, head = Linker(tenant_id), HEADS[tenant_id]
-    expected = outcome(_new_rows, linker, head, odd)
-    assert outcome(new_rows, linker, head, odd) == expected
-    head_link = bytes.fromhex(head.chain_link or "")
-    found = native.new_rows(tenant_id, linker.prefix, head.seq + 1, head.chain_link, head_link, odd)
-    assert found is None or found == expected
+
+    def rows_and_places(made_by: Any) -> object:
+        rows, places = made_by(linker, head, odd)
+        return [*Piece(tenant_id, head.seq + 1, len(odd), rows).rows()], places
+
+    assert outcome(rows_and_places, new_rows) == outcome(rows_and_places, _new_rows)
 
 
 def test_rows_of_plain_entries_are_made_in_c() -> None:
     plain = [(Hlc(5, 1, "n1"), "j", "ENQUEUE", b'{"a":"\xc3\xa4"}', origin) for origin in (None, '{"id":1}')]
     found = native.new_rows("acme", Linker("acme").prefix, 1, None, b"", plain)
     assert (found is None) == (native.NAME != "c")
-    assert found is None or found == _new_rows(Linker("acme"), HEADS["acme"], plain)
+    rows, places = _new_rows(Linker("acme"), HEADS["acme"], plain)
+    assert found is None or found[1] == places
+    assert found is None or decoded(_HEADER + found[0] + _TRAILER) == rows
 
 
 def decoded(encoded: bytes) -> list[tuple[Any, ...]]:
@@ -162,10 +166,15 @@ def decoded(encoded: bytes) -> list[tuple[Any, ...]]:
 
 @given(st.lists(entries, max_size=6))
 def test_rows_go_to_copy_as_they_are(given_lines: list[tuple[str, str, dict[str, Any]]]) -> None:
-    rows = grown(taken(given_lines))[0].log_rows
-    encoded = native.copy_rows(_WIDTHS, rows)
+    log_rows = grown(taken(given_lines))[0].log_rows
+    tuples = [*log_rows]
+    encoded = native.copy_rows(_WIDTHS, tuples)
     assert (encoded is None) == (native.NAME != "c")
-    assert encoded is None or decoded(encoded) == rows
+    assert encoded is None or decoded(encoded) == tuples
+    of_tenants = [row for tenant_id in dict.fromkeys(row[0] for row in tuples) for row in tuples if row[0] == tenant_id]
+    whole = log_rows.for_copy()
+    assert (whole is None) == (native.NAME != "c" and bool(tuples))
+    assert whole is None or decoded(whole) == of_tenants
 
 
 @pytest.mark.parametrize(

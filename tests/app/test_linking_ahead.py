@@ -12,7 +12,8 @@ import pytest
 from app.chain.linking_ahead import Ahead, LinkingAhead
 from app.pending.backlog import Pending
 from app.pending.linking import _TENANT_CREATED, LinkedBatch, link_batch
-from app.store.chaining import _WIDTHS, LOG_COLUMNS, ChainHead
+from app.store.chaining import ChainHead
+from app.store.log_rows import _WIDTHS, LOG_COLUMNS
 from ledger import native
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import LedgerError
@@ -41,7 +42,7 @@ def facts(linked: LinkedBatch) -> dict[str, object]:
         "links": linked.links,
         "outcomes": outcomes,
         "keys": (linked.idempotency_rows, linked.winners),
-        "rest": (linked.refused_jobs, linked.conflicts, linked.is_returning, linked.last_lsn),
+        "rest": (linked.ended, linked.refused_jobs, linked.conflicts, linked.is_returning, linked.last_lsn),
     }
 
 
@@ -99,7 +100,7 @@ async def test_pieces_linked_ahead_make_the_batch_that_is_linked_whole(
     assert found is not None
     assert facts(found) == facts(whole(batch, before))
     by_tenant = sorted(found.log_rows, key=lambda row: list(found.links).index(row[TENANT]))
-    assert found.encoded == native.copy_rows(_WIDTHS, by_tenant)
+    assert found.log_rows.for_copy() == native.copy_rows(_WIDTHS, by_tenant)
     assert await linking.take(superuser, batch, heads_of(batch, before)) is None, "it is good once"
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from app.pending.backlog import Pending
 from app.pending.linking import LinkedBatch, link_batch
-from app.store.chaining import LOG_COLUMNS, ChainHead
+from app.store.chaining import ChainHead
+from app.store.log_rows import LOG_COLUMNS
 from app.store.standing import ChainedEntry
 from ledger import canonical
 from ledger.chain.conflict import Event
@@ -53,7 +54,7 @@ def standing(action: str, job_id: str, payload: bytes) -> Event:
 @pytest.mark.parametrize("action", ["PROPOSE_ACCEPTED", "PROPOSE_REJECTED", "PROPOSED"])
 def test_a_proposal_whose_entry_stands_is_not_judged_again(action: str) -> None:
     linked = returned(PROPOSED_RECORD_TYPE, "capsule:a", PROPOSED, KEY, standing(action, "capsule:a", PROPOSED))
-    assert linked.log_rows == []
+    assert not linked.log_rows
     (outcome,) = linked.outcomes
     assert isinstance(outcome, CommitmentConflictError)
     assert (outcome.reason, outcome.index) == ("imported", 5)
@@ -71,4 +72,4 @@ def test_a_proposal_whose_hlc_is_another_events_is_kept_as_a_conflict() -> None:
 def test_a_capacity_that_stands_changes_nothing() -> None:
     event = standing("CAPACITY_SET", "node:n1", CAPACITY)
     linked = returned(CAPACITY_RECORD_TYPE, "node:n1", CAPACITY, None, event)
-    assert linked.log_rows == []
+    assert not linked.log_rows
