@@ -54,6 +54,30 @@ static int spells(Text text, const unsigned char *hash)
     return 1;
 }
 
+static char *write_decimal(char *at, long long number)
+{
+    char digits[NUMBER_CHARS_MAX];
+    unsigned long long left = number < 0 ? 0ULL - (unsigned long long)number : (unsigned long long)number;
+    size_t count = 0;
+    do
+        digits[sizeof digits - ++count] = (char)('0' + left % 10);
+    while ((left /= 10) > 0);
+    if (number < 0)
+        digits[sizeof digits - ++count] = '-';
+    memcpy(at, digits + sizeof digits - count, count);
+    return at + count;
+}
+
+/* "physical:logical:"; how many characters that is. */
+static Py_ssize_t write_stamp(char *at, const long long *parts)
+{
+    char *end = write_decimal(at, parts[0]);
+    *end++ = ':';
+    end = write_decimal(end, parts[1]);
+    *end++ = ':';
+    return end - at;
+}
+
 static void hash_of(const void *bytes, size_t count, unsigned char *hash)
 {
     Sha256State state;
@@ -171,7 +195,7 @@ static int is_hlc(Text hlc, PyObject *physical, PyObject *logical, PyObject *nod
     char numbers[2 * NUMBER_CHARS_MAX];
     if (!number_of(physical, &parts[0]) || !number_of(logical, &parts[1]) || !text_of(node, &name))
         return 0;
-    int written = snprintf(numbers, sizeof numbers, "%lld:%lld:", parts[0], parts[1]);
+    const Py_ssize_t written = write_stamp(numbers, parts);
     return hlc.count == written + name.count && memcmp(hlc.bytes, numbers, (size_t)written) == 0
         && memcmp(hlc.bytes + written, name.bytes, (size_t)name.count) == 0;
 }
@@ -300,7 +324,7 @@ typedef struct {
 } Buffer;
 
 /* Room for so many bytes more; NULL when memory is out. */
-static char *grow(Buffer *buffer, size_t more)
+static inline char *grow(Buffer *buffer, size_t more)
 {
     if (buffer->count + more > buffer->room) {
         size_t room = 2 * buffer->room + more;
@@ -314,7 +338,7 @@ static char *grow(Buffer *buffer, size_t more)
     return buffer->bytes + buffer->count - more;
 }
 
-static int write_bytes(Buffer *buffer, const char *bytes, size_t count)
+static inline int write_bytes(Buffer *buffer, const char *bytes, size_t count)
 {
     char *at = grow(buffer, count);
     if (at == NULL)
@@ -377,7 +401,7 @@ static int write_value(Buffer *buffer, PyObject *value, int room)
     if (number_of(value, &number)) {
         if (number > INTEGER_MAX || number < -INTEGER_MAX)
             return 0;
-        return write_bytes(buffer, digits, (size_t)snprintf(digits, sizeof digits, "%lld", number));
+        return write_bytes(buffer, digits, (size_t)(write_decimal(digits, number) - digits));
     }
     if (PyUnicode_CheckExact(value))
         return write_text(buffer, value);
@@ -436,13 +460,11 @@ static PyObject *hlc_text_of(PyObject *hlc)
 {
     long long parts[2];
     Text name;
-    char numbers[2 * NUMBER_CHARS_MAX];
+    char text[2 * NUMBER_CHARS_MAX + 2 * HEX_CHARS];
     if (!number_of(PyTuple_GET_ITEM(hlc, 0), &parts[0]) || !number_of(PyTuple_GET_ITEM(hlc, 1), &parts[1])
         || !text_of(PyTuple_GET_ITEM(hlc, 2), &name) || name.count > 2 * HEX_CHARS)
         return NULL;
-    char text[sizeof numbers + 2 * HEX_CHARS];
-    const int written = snprintf(numbers, sizeof numbers, "%lld:%lld:", parts[0], parts[1]);
-    memcpy(text, numbers, (size_t)written);
+    const Py_ssize_t written = write_stamp(text, parts);
     memcpy(text + written, name.bytes, (size_t)name.count);
     return PyUnicode_FromStringAndSize(text, written + name.count);
 }
@@ -479,9 +501,9 @@ static unsigned char *put_integer(unsigned char *at, long long number)
 }
 
 PyDoc_STRVAR(new_rows_doc,
-    "new_rows(tenant_id, prefix, first_seq, head_link, head_raw, entries)\n--\n\n"
-    "As app.store.growth.new_rows: rows of LOG_COLUMNS as COPY takes them, and (seq, HLC, link) of each; None where that "
-    "must be asked.");
+    "new_rows(tenant_id, prefix, first_seq, head_link, head_raw, entries, place)\n--\n\n"
+    "As app.store.growth.new_rows: rows of LOG_COLUMNS as COPY takes them, and a place, a named tuple of seq, HLC and "
+    "link, for each; None where that must be asked.");
 
 static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
@@ -493,7 +515,8 @@ static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py
     Message message;
     unsigned char link[HASH_BYTES];
     PyObject *prev_link = args[3];
-    if (count != 6 || !text_of(args[0], &tenant) || !bytes_of(args[1], &prefix) || !number_of(args[2], &first_seq)
+    PyTypeObject *const place_type = count == 7 && PyType_Check(args[6]) ? (PyTypeObject *)args[6] : NULL;
+    if (place_type == NULL || !PyType_IsSubtype(place_type, &PyTuple_Type) || !text_of(args[0], &tenant) || !bytes_of(args[1], &prefix) || !number_of(args[2], &first_seq)
         || first_seq < 1 || !(prev_link == Py_None || text_of(prev_link, &prev_hex)) || !bytes_of(args[4], &prev)
         || !take(&batch, args + 5, 1))
         Py_RETURN_NONE;
@@ -547,7 +570,12 @@ static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py
             at = has_origin ? put_text(at, origin) : put_u32(at, UINT32_MAX);
             out.count = (size_t)(at - (unsigned char *)out.bytes);
             number = PyLong_FromLongLong(seq);
-            place = number == NULL ? NULL : PyTuple_Pack(3, number, t_hlc, chain_link);
+            place = number == NULL ? NULL : place_type->tp_alloc(place_type, 3);
+        }
+        if (place != NULL) {
+            PyTuple_SET_ITEM(place, 0, Py_NewRef(number));
+            PyTuple_SET_ITEM(place, 1, Py_NewRef(t_hlc));
+            PyTuple_SET_ITEM(place, 2, Py_NewRef(chain_link));
         }
         Py_XDECREF(number);
         Py_XDECREF(t_hlc);
@@ -615,6 +643,66 @@ static PyObject *copy_rows(PyObject *Py_UNUSED(module), PyObject *const *args, P
     PyObject *found = is_whole ? PyBytes_FromStringAndSize(out.bytes, (Py_ssize_t)out.count) : NULL;
     PyMem_Free(out.bytes);
     release(&batch);
+    return answer_of(found, found != NULL);
+}
+
+/* --- what waits to be chained: app.pending.backlog ---------------------------------------------------------------- */
+
+typedef struct {
+    PyObject *tenant; /* borrowed: its event holds it */
+    Py_ssize_t events, bytes;
+} Tally;
+
+PyDoc_STRVAR(tallied_doc,
+    "tallied(events)\n--\n\n"
+    "By tenant_id, how many of the events there are, and the bytes of their payloads; None where that must be asked.");
+
+static PyObject *tallied(PyObject *Py_UNUSED(module), PyObject *events)
+{
+    static PyObject *tenant_id, *payload;
+    Batch batch;
+    if (tenant_id == NULL && (tenant_id = PyUnicode_InternFromString("tenant_id")) == NULL)
+        return NULL;
+    if (payload == NULL && (payload = PyUnicode_InternFromString("payload")) == NULL)
+        return NULL;
+    if (!take(&batch, &events, 1))
+        Py_RETURN_NONE;
+    Tally *tallies = PyMem_Malloc((size_t)(batch.rows + 1) * sizeof *tallies);
+    PyObject *places = PyDict_New(), *found = NULL;
+    Py_ssize_t tenants = 0;
+    int is_whole = tallies != NULL && places != NULL;
+    for (Py_ssize_t row = 0; row < batch.rows && is_whole; row++) {
+        PyObject *tenant = PyObject_GetAttr(batch.values[0][row], tenant_id);
+        PyObject *bytes = tenant == NULL ? NULL : PyObject_GetAttr(batch.values[0][row], payload);
+        is_whole = bytes != NULL && PyUnicode_CheckExact(tenant) && PyBytes_CheckExact(bytes);
+        PyObject *place = is_whole ? PyDict_GetItemWithError(places, tenant) : NULL;
+        if (is_whole && place == NULL && !PyErr_Occurred() && (place = PyLong_FromSsize_t(tenants)) != NULL) {
+            is_whole = PyDict_SetItem(places, tenant, place) == 0;
+            Py_DECREF(place);
+            tallies[tenants++] = (Tally){.tenant = tenant};
+        }
+        is_whole = is_whole && place != NULL;
+        if (is_whole) {
+            Tally *tally = &tallies[PyLong_AsSsize_t(place)];
+            tally->events++;
+            tally->bytes += PyBytes_GET_SIZE(bytes);
+        }
+        Py_XDECREF(tenant);
+        Py_XDECREF(bytes);
+    }
+    if (is_whole)
+        found = PyDict_New();
+    for (Py_ssize_t at = 0; at < tenants && found != NULL; at++) {
+        PyObject *tally = Py_BuildValue("(nn)", tallies[at].events, tallies[at].bytes);
+        if (tally == NULL || PyDict_SetItem(found, tallies[at].tenant, tally) != 0)
+            Py_CLEAR(found);
+        Py_XDECREF(tally);
+    }
+    PyMem_Free(tallies);
+    Py_XDECREF(places);
+    release(&batch);
+    if (!is_whole && PyErr_ExceptionMatches(PyExc_AttributeError))
+        PyErr_Clear();
     return answer_of(found, found != NULL);
 }
 
@@ -698,6 +786,11 @@ static int read_integer(Source *source, long long *number)
         return 0;
     *number = is_negative ? -*number : *number;
     return from < source->at;
+}
+
+static inline int is_same_name(Text a, Text b)
+{
+    return a.count == b.count && a.bytes[0] == b.bytes[0] && memcmp(a.bytes, b.bytes, (size_t)a.count) == 0;
 }
 
 static int order_of(Text a, Text b)
@@ -949,7 +1042,7 @@ static int fits(const Form *form, const Member *members, int count)
     for (int i = 0; i < count; i++) {
         const Value *value = &members[i].value;
         const Field *field = form->field, *end = field + form->fields;
-        while (field < end && order_of(field->name, members[i].name) != 0)
+        while (field < end && !is_same_name(field->name, members[i].name))
             field++;
         if (field == end || value->kind != field->kind || value->count > field->count_max)
             return 0;
@@ -1045,7 +1138,7 @@ static int read_line(Text given, const Form *forms, int form_count, Line *line, 
         return 0;
     const Text named = content(&line->values, &type->value);
     for (int i = 0; i < form_count && line->form == NULL; i++)
-        if (order_of(forms[i].name, named) == 0)
+        if (is_same_name(forms[i].name, named))
             line->form = &forms[i];
     if (line->form == NULL || (line->job.bytes == NULL && !line->form->is_creation)
         || !fits(line->form, members, kept))
@@ -1886,6 +1979,7 @@ static PyMethodDef methods[] = {
     {"paired", paired, METH_O, paired_doc},
     {"canonical", canonical, METH_O, canonical_doc},
     {"new_rows", (PyCFunction)(void (*)(void))new_rows, METH_FASTCALL, new_rows_doc},
+    {"tallied", tallied, METH_O, tallied_doc},
     {"copy_rows", (PyCFunction)(void (*)(void))copy_rows, METH_FASTCALL, copy_rows_doc},
     {"event_lines", (PyCFunction)(void (*)(void))event_lines, METH_FASTCALL, event_lines_doc},
     {"plain_records", (PyCFunction)(void (*)(void))plain_records, METH_FASTCALL, plain_records_doc},

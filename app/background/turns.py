@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import count
+from itertools import accumulate, count
 from weakref import WeakKeyDictionary
 
 LINES_PER_TURN = 500
@@ -29,14 +30,13 @@ then on their way to the chain while the next request is looked at."""
 
 def turns(sizes: Sequence[int]) -> Iterator[range]:
     """Turns for lines of these sizes: ranges that follow each other, each of at least one line."""
-    start = turn_bytes = 0
-    for number, size in enumerate(sizes):
-        turn_bytes += size
-        if number > start and (turn_bytes > BYTES_PER_TURN or number - start == LINES_PER_TURN):
-            yield range(start, number)
-            start, turn_bytes = number, size
-    if sizes:
-        yield range(start, len(sizes))
+    upto_bytes = list(accumulate(sizes, initial=0))
+    start = 0
+    while start < len(sizes):
+        end = bisect_right(upto_bytes, upto_bytes[start] + BYTES_PER_TURN, start + 1) - 1
+        end = min(max(end, start + 1), start + LINES_PER_TURN, len(sizes))
+        yield range(start, end)
+        start = end
 
 
 class Turn:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from app.chain import previous
-from app.pending.backlog import Pending
+from app.pending.backlog import Pending, payload_bytes_of
 from app.pending.linking import ChainedKeys, LinkedBatch, link_batch, tenants_begun_by, tenants_decided_by
 from app.store import Connection
 from app.store.chaining import ChainHead
@@ -56,7 +56,7 @@ class Ahead:
         linked = link_batch(piece, heads=heads, new_tenants=set(), chained_keys=keys, linkers=self._linkers)
         self.met = {**heads, **self.met}
         self.batch += piece
-        self.payload_bytes += sum(len(pending.payload) for pending in piece)
+        self.payload_bytes += payload_bytes_of(piece)
         self.linked.extend(linked)
 
     def fits(self, heads: Mapping[str, ChainHead]) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from app.chain.checkpoints import CheckpointJournal
 from app.chain.own_entries import OwnEntries
@@ -34,6 +35,8 @@ from ledger.merkle import tiles
 from signing import checkpoint
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.note import is_signed_by
+
+_LINK = attrgetter("chain_link")
 
 LINKS_PER_TURN = 10_000
 """Links appended to one tree in one transaction, as this node chained them."""
@@ -193,7 +196,7 @@ class TreeFollower:
 
     def _append(self, tenant: FollowedTenant, tree: tiles.TileTree, links: Sequence[LinkRow]) -> None:
         """Append ``links``; of those that this node chained, the snapshots will need leaf hashes and roots again."""
-        leaves = merkle.leaf_hashes([bytes.fromhex(row.chain_link) for row in links])
+        leaves = merkle.leaf_hashes(list(map(bytes.fromhex, map(_LINK, links))))
         if links and not tenant.links_from(links[0].seq, 1):
             tenant.forget_leaves()
             tree.append_leaf_hashes(leaves)

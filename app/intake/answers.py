@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -25,6 +26,8 @@ from app.store.idempotency import ChainedLine
 from ledger.errors import DurabilityTimeoutError, EventRefusedError
 from ledger.machines.events import Durability, SystemAction
 from ledger.positions import BEFORE_FIRST, Lsn
+
+_REFUSAL = attrgetter("refusal")
 
 SURVIVES = ("process", "node", "region")
 
@@ -383,6 +386,6 @@ def refused(line: ChainedLine) -> EventRefusedError:
 
 def raise_refusal(entered: Sequence[Pending]) -> None:
     """Raise the refusal of the first line, if any, in whose place a REFUSED entry was chained."""
-    for number, pending in enumerate(entered, 1):
-        if isinstance(pending.refusal, EventRefusedError):
-            raise pending.refusal.at_line(number)
+    for number, refusal in enumerate(map(_REFUSAL, entered), 1):
+        if isinstance(refusal, EventRefusedError):
+            raise refusal.at_line(number)

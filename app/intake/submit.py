@@ -315,11 +315,18 @@ class Submitter:
 
     async def _encoded(self, lines: EventLines, key: RequestKey | None) -> tuple[list[int], list[bytes]]:
         """The fence token of each line, where none was given the highest that is known of its job; and the payload."""
-        fences: list[int] = []
-        payloads: list[bytes] = []
-        of_jobs: dict[JobOfLine, int] = {}
         turn = Turn()
         await self.line_turns.next(lines.actor)
+        if key is None and lines.fences.count(None) == len(lines):
+            known = {job: self._fence_of(job) for job in set(lines.jobs)}
+            fences = [known[job] for job in lines.jobs]
+            whole = lines.payloads(fences)
+            if whole is not None:
+                self._refuse_too_large(whole)
+                return fences, whole
+        fences = []
+        payloads: list[bytes] = []
+        of_jobs: dict[JobOfLine, int] = {}
         for number, (job, fence) in enumerate(zip(lines.jobs, lines.fences, strict=True)):
             if number % LINES_PER_TURN == LINES_PER_TURN - 1 or (number in lines.drafts and turn.is_over()):
                 await self.line_turns.next(lines.actor)
@@ -332,10 +339,13 @@ class Submitter:
                 of_jobs[job] = max(fence, self._fence_of(job))
             fences.append(fence)
             payloads.append(lines.payload(number, fence, None if key is None else _line_key(key, number)))
+        self._refuse_too_large(payloads)
+        return fences, payloads
+
+    def _refuse_too_large(self, payloads: Sequence[bytes]) -> None:
         for number, payload in enumerate(payloads, 1) if self._too_large(max(payloads, key=len)) else ():
             if (reason := self._too_large(payload)) is not None:
                 raise InvalidEventError(reason, number)
-        return fences, payloads
 
     def _fence_of(self, job: JobOfLine) -> int:
         """The fence token of an event of this job that names none."""

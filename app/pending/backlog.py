@@ -21,6 +21,7 @@ from operator import attrgetter
 import msgspec
 
 from app.store.growth import ChainPosition
+from ledger import native
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import LedgerError, RequestTooLargeError, WalFullError
 from ledger.hlc import Hlc
@@ -229,8 +230,15 @@ class Backlog:
         return chain(*self._aside.values(), self._queue)
 
 
+def payload_bytes_of(events: Iterable[Pending]) -> int:
+    """Bytes of all payloads."""
+    return sum(map(len, map(_PAYLOAD, events)))
+
+
 def _by_tenant(events: Sequence[Pending]) -> dict[str, tuple[int, int]]:
     """How many events of each tenant there are, and the bytes of their payloads."""
+    if (tallied := native.tallied(events)) is not None:
+        return tallied
     found: dict[str, tuple[int, int]] = {}
     for pending in events:
         tenant_id = pending.tenant_id
@@ -244,7 +252,7 @@ def _within(
 ) -> list[Pending]:
     first = list(islice(events, entries_max))
     is_committed = committed_lsn is None or (first and first[-1].lsn <= committed_lsn)
-    if is_committed and sum(map(len, map(_PAYLOAD, first))) <= bytes_max:
+    if is_committed and payload_bytes_of(first) <= bytes_max:
         return first
     batch: list[Pending] = []
     size = 0

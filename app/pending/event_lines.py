@@ -99,6 +99,16 @@ class EventLines:
         self.fences[number] = draft.fence_token
         self.creations[number] = creation_of(draft)
 
+    def payloads(self, fences: Sequence[int]) -> list[bytes] | None:
+        """All canonical payloads, where none has a key and each is as it was read; None where one is not."""
+        is_as_read = not self.drafts and fences.count(_FENCE_BEFORE_IT_IS_CHOSEN) == len(fences)
+        if not is_as_read or self.fences.count(None) != len(self.fences):
+            return None
+        if self.actor is None:
+            return self._payloads.copy()
+        opening = self._opening
+        return [opening + payload[1:] for payload in self._payloads]
+
     def __len__(self) -> int:
         return len(self.jobs)
 

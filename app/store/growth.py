@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import repeat
 from typing import NamedTuple
 
@@ -47,8 +46,6 @@ class Growth:
         """(tenant, seq, link, HLC) of each chain's new end."""
         return [(tenant, last.seq, last.chain_link, last.t_hlc) for tenant, (*_, last) in self.links.items()]
 
-
-_link_row_of = partial(tuple.__new__, LinkRow)
 
 Entry = tuple[Hlc, str, str, bytes, str | None]
 """One entry that has its place and no link yet: HLC, job id, action, payload, origin."""
@@ -151,25 +148,20 @@ class Grower:
         for first in range(0, len(entries), ROWS_A_PIECE):
             of_piece = entries[first : first + ROWS_A_PIECE]
             rows, places = new_rows(end.linker, end.head, of_piece)
-            growth.log_rows.pieces.append(Piece(tenant_id, places[0][0], len(places), rows))
-            growth.links.setdefault(tenant_id, []).extend(map(_link_row_of, places))
-            seq, t_hlc, chain_link = places[-1]
-            end.head = ChainHead(seq, chain_link, t_hlc)
+            growth.log_rows.pieces.append(Piece(tenant_id, places[0].seq, len(places), rows))
+            growth.links.setdefault(tenant_id, []).extend(places)
+            end.head = head_of(places)
 
 
-Places = list[tuple[int, str, str]]
-"""(seq, HLC, link) of entries."""
-
-
-def new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> tuple[bytes | list[Row], Places]:
+def new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> tuple[bytes | list[Row], list[LinkRow]]:
     """The rows of entries that follow one another on ``head``, linked, as a ``Piece`` keeps them."""
     head_link = bytes.fromhex(head.chain_link or "")
     known = (linker.tenant_id, linker.prefix, head.seq + 1, head.chain_link, head_link, entries)
-    rows: tuple[bytes, Places] | None = native.new_rows(*known)
+    rows: tuple[bytes, list[LinkRow]] | None = native.new_rows(*known, LinkRow)
     return _new_rows(linker, head, entries) if rows is None else rows
 
 
-def _new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> tuple[list[Row], Places]:
+def _new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> tuple[list[Row], list[LinkRow]]:
     """The same in Python."""
     hlcs, job_ids, actions, payloads, origins = zip(*entries, strict=True)
     physical_ms, logical, nodes = zip(*hlcs, strict=True)
@@ -196,7 +188,7 @@ def _new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> tupl
         origins,
         strict=True,
     )
-    return list(rows), list(zip(seqs, t_hlcs, links, strict=True))
+    return list(rows), list(map(LinkRow, seqs, t_hlcs, links))
 
 
 def head_of(links: Sequence[LinkRow]) -> ChainHead:

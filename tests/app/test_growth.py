@@ -16,6 +16,7 @@ from app.pending.requests import draft_of
 from app.store.chaining import ChainHead
 from app.store.growth import ChainPosition, Grower, Growth, _new_rows, new_rows
 from app.store.log_rows import _HEADER, _TRAILER, _WIDTHS, LOG_COLUMNS, Piece
+from app.store.notary import LinkRow
 from ledger import canonical, chain, native
 from ledger.chain import Linker
 from ledger.hlc import Hlc
@@ -138,7 +139,7 @@ def test_rows_made_in_c_are_those_made_in_python(odd: list[Any], tenant_id: str)
 
 def test_rows_of_plain_entries_are_made_in_c() -> None:
     plain = [(Hlc(5, 1, "n1"), "j", "ENQUEUE", b'{"a":"\xc3\xa4"}', origin) for origin in (None, '{"id":1}')]
-    found = native.new_rows("acme", Linker("acme").prefix, 1, None, b"", plain)
+    found = native.new_rows("acme", Linker("acme").prefix, 1, None, b"", plain, LinkRow)
     assert (found is None) == (native.NAME != "c")
     rows, places = _new_rows(Linker("acme"), HEADS["acme"], plain)
     assert found is None or found[1] == places
