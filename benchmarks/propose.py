@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
-from benchmarks.apart import apart
 from benchmarks.bench import Bench, wait_for
-from benchmarks.http_client import Target, post
+from benchmarks.http_client import post
+from benchmarks.in_turn import Compared, compare
 from benchmarks.ledger_checks import check_service
-from benchmarks.load import Load, drive
+from benchmarks.load import Load, Side, followed
 from benchmarks.processes import tally_serve
-from benchmarks.row import Outcome, Row, expect, interleave
-from benchmarks.submit import CONNECTIONS, TENANT, WARM_UP_S, WINDOW_S
+from benchmarks.row import Outcome, Row
+from benchmarks.submit import TENANT, check_etcd
 from benchmarks.yardsticks import etcd
 
 PROPOSALS = 75_000
@@ -40,45 +43,37 @@ def _bodies() -> list[bytes]:
     ]
 
 
-def _propose(url: str) -> Load:
-    requests = [post("/v1/commitments", body, key=f"key-{number}") for number, body in enumerate(_bodies())]
-    return drive(Target.of(url), requests, CONNECTIONS, WARM_UP_S, WINDOW_S)
+def _proposals() -> list[bytes]:
+    return [post("/v1/commitments", body, key=f"key-{number}") for number, body in enumerate(_bodies())]
 
 
-def _transact(url: str) -> Load:
-    return drive(Target.of(url), list(etcd.transactions(_bodies())), CONNECTIONS, WARM_UP_S, WINDOW_S, status=200)
+def _transactions() -> list[bytes]:
+    return [*etcd.transactions(_bodies())]
+
+
+@contextmanager
+def _service(bench: Bench) -> Iterator[Compared]:
+    with (
+        bench.fresh_database() as database,
+        bench.fresh_folder() as folder,
+        tally_serve(database.service_url, folder) as url,
+    ):
+
+        def check(load: Load) -> str:
+            return wait_for(check_service(url, {TENANT: load.answered}))
+
+        yield Compared("ours", Side(url, _proposals, settle=followed), check)
+
+
+@contextmanager
+def _etcd(bench: Bench) -> Iterator[Compared]:
+    with bench.fresh_folder() as folder, etcd.served(folder) as url:
+        yield Compared("etcd", Side(url, _transactions, status=200), partial(check_etcd, url))
 
 
 def measure(bench: Bench) -> Outcome:
     """Proposals, each judged, chained and committed, against one compare-and-put of etcd each."""
-    loads: dict[str, Load] = {}
-
-    def ours() -> float:
-        with bench.fresh_database() as database, bench.fresh_folder() as folder:
-            with tally_serve(database.service_url, folder) as url:
-                load = loads["ours"] = apart(_propose, url)
-                syncs = wait_for(check_service(url, {TENANT: load.answered}))
-            bench.say(f"ours: {_described(load)}; {syncs}")
-        return load.rate
-
-    def against() -> float:
-        with bench.fresh_folder() as folder, etcd.served(folder) as url:
-            load = loads["etcd"] = apart(_transact, url)
-            stored = etcd.puts(url)
-            expect(stored == load.answered, f"etcd answered {load.answered} and stored {stored}")
-        bench.say(f"etcd: {_described(load)}")
-        return load.rate
-
-    rates = interleave(bench, ours, against)
-    mine, other = loads["ours"], loads["etcd"]
-    return rates.outcome(
-        f"last run: p50 {mine.p50_ms:.1f} ms against {other.p50_ms:.1f} ms, p99 {mine.p99_ms:.1f} against "
-        f"{other.p99_ms:.1f} ms"
-    )
-
-
-def _described(load: Load) -> str:
-    return f"{load.rate:,.0f}/s, p50 {load.p50_ms:.1f} ms, p99 {load.p99_ms:.1f} ms, {load.answered} answers"
+    return compare(bench, partial(_service, bench), partial(_etcd, bench)).outcome()
 
 
 ETCD = Row(

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
 from app.access import tokens
 from app.node.kept_tokens import FIRST_TOKEN, FirstToken
-from benchmarks.apart import apart
 from benchmarks.bench import Bench, expect_fsyncs, wait_for
 from benchmarks.copied_rows import count_rows
 from benchmarks.events import job_requests
-from benchmarks.http_client import Target, post
+from benchmarks.http_client import post
+from benchmarks.in_turn import Compared, compare
 from benchmarks.ledger_checks import check_service
-from benchmarks.load import Load, drive
+from benchmarks.load import Load, Side, followed
 from benchmarks.processes import SAFEKEEPERS, safekeepers, served, tally_serve
-from benchmarks.row import Outcome, Row, expect, interleave
+from benchmarks.row import Outcome, Row, expect
 from benchmarks.yardsticks import etcd
 
 TENANT = "bench"
-CONNECTIONS = 64
-WARM_UP_S = 1.0
-WINDOW_S = 3.0
 REQUESTS = 2000
 FROZEN_ANSWER_BYTES_MORE = 102
 """By how much the answers of the empty handler are longer, 810 bytes: its session token, in header and body, is some
@@ -30,18 +31,18 @@ ETCD_REQUESTS = 75_000
 """More than a run can send: each has a key of its own."""
 
 
-def _load(url: str, durability: str, token: str | None = None) -> Load:
-    return drive(
-        Target.of(url),
-        [post("/v1/jobs", body, token=token) for body in job_requests(TENANT, durability, REQUESTS)],
-        CONNECTIONS,
-        WARM_UP_S,
-        WINDOW_S,
-    )
+def _jobs(durability: str, token: str | None = None) -> list[bytes]:
+    return [post("/v1/jobs", body, token=token) for body in job_requests(TENANT, durability, REQUESTS)]
 
 
-def _measure_service(bench: Bench, durability: str, *, with_tokens: bool = False) -> Load:
-    """The load that the service took, checked; ``with_tokens`` each request showed one."""
+def _puts() -> Iterator[bytes]:
+    bodies = job_requests(TENANT, "LOCAL", REQUESTS)
+    return etcd.transactions([bodies[number % REQUESTS] for number in range(ETCD_REQUESTS)])
+
+
+@contextmanager
+def _service(bench: Bench, durability: str, *, with_tokens: bool = False) -> Iterator[Compared]:
+    """The service; ``with_tokens`` each request shows one."""
     with bench.fresh_database() as database, bench.fresh_folder() as folder:
         token, settings = None, {}
         if with_tokens:
@@ -49,129 +50,91 @@ def _measure_service(bench: Bench, durability: str, *, with_tokens: bool = False
             FIRST_TOKEN.store(folder, FirstToken("bench", made.digest.hex()))
             token, settings = made.text, {"TALLY_AUTH__MODE": "tokens"}
         with tally_serve(database.service_url, folder, settings) as url:
-            load = apart(_load, url, durability, token)
-            syncs = wait_for(check_service(url, {TENANT: load.answered}, token))
-        bench.say(f"ours{', with tokens' if with_tokens else ''}: {_described(load)}; {syncs}")
-    return load
+
+            def check(load: Load) -> str:
+                return wait_for(check_service(url, {TENANT: load.answered}, token))
+
+            side = Side(url, partial(_jobs, durability, token), settle=partial(followed, token=token))
+            yield Compared(f"ours{', with tokens' if with_tokens else ''}", side, check)
 
 
-def _measure_replicated(bench: Bench) -> Load:
-    """The load that the service took at REGIONAL, each answer behind a quorum of three safekeepers, checked."""
+@contextmanager
+def _replicated(bench: Bench) -> Iterator[Compared]:
+    """The service at REGIONAL, each answer behind a quorum of three safekeepers."""
     with bench.fresh_database() as database, bench.fresh_folder() as folder, safekeepers(folder) as addresses:
         settings = {"TALLY_WAL__ACK_MODE": QUORUM, "TALLY_REPLICATION__MEMBERS": ",".join(addresses)}
         with tally_serve(database.service_url, folder, settings) as url:
-            load = apart(_load, url, "REGIONAL")
-            syncs = wait_for(check_service(url, {TENANT: load.answered}, ack_mode=QUORUM))
-        bench.say(f"ours, with safekeepers: {_described(load)}; {syncs}")
-    return load
+
+            def check(load: Load) -> str:
+                return wait_for(check_service(url, {TENANT: load.answered}, ack_mode=QUORUM))
+
+            yield Compared("ours, with safekeepers", Side(url, partial(_jobs, "REGIONAL"), settle=followed), check)
 
 
-def _described(load: Load) -> str:
-    return (
-        f"{load.rate:,.0f}/s, p50 {load.p50_ms:.1f} ms, p99 {load.p99_ms:.1f} ms, {load.answered} answers of "
-        f"{load.answer_bytes:.0f} bytes, client at {load.client_cpu:.0%} of a core"
-    )
+@contextmanager
+def _empty_handler(_: Bench) -> Iterator[Compared]:
+    with served("benchmarks.yardsticks.empty_service", {}) as url:
+        yield Compared("empty handler", Side(url, partial(_jobs, "LOCAL")))
+
+
+@contextmanager
+def _naive(bench: Bench) -> Iterator[Compared]:
+    with bench.yardstick_database("chained_log") as database_url:
+        before = bench.postgres_fsyncs()
+        with served("benchmarks.yardsticks.naive_service", {"BENCH_DATABASE_URL": database_url}) as url:
+
+            def check(load: Load) -> str:
+                rows = wait_for(count_rows(database_url))
+                expect(rows == {TENANT: load.answered}, f"the naive service answered {load.answered}, stored {rows}")
+                # The head's lock is held until the commit is on disk, so no two requests share an fsync.
+                expect_fsyncs(bench, before, load.answered, "naive service")
+                return ""
+
+            yield Compared("naive", Side(url, partial(_jobs, "GLOBAL")), check)
+
+
+@contextmanager
+def _etcd(bench: Bench, members: int = 1) -> Iterator[Compared]:
+    with bench.fresh_folder() as folder, etcd.served(folder, members) as url:
+        yield Compared("etcd", Side(url, _puts, status=200), partial(check_etcd, url))
+
+
+def check_etcd(url: str, load: Load) -> str:
+    """All that etcd answered is there."""
+    stored = etcd.puts(url)
+    expect(stored == load.answered, f"etcd answered {load.answered} and stored {stored}")
+    return ""
 
 
 def measure_local(bench: Bench) -> Outcome:
     """The service at LOCAL against an empty handler."""
-    answers: dict[str, Load] = {}
-
-    def ours() -> float:
-        answers["ours"] = _measure_service(bench, "LOCAL")
-        return answers["ours"].rate
-
-    def against() -> float:
-        with served("benchmarks.yardsticks.empty_service", {}) as url:
-            load = answers["against"] = apart(_load, url, "LOCAL")
-        bench.say(f"empty handler: {_described(load)}")
-        more = load.answer_bytes - answers["ours"].answer_bytes
-        is_as_frozen = abs(more - FROZEN_ANSWER_BYTES_MORE) <= ANSWER_BYTES_TOLERANCE
-        expect(is_as_frozen, f"the answers of the empty handler are {more:.0f} bytes longer than ours")
-        return load.rate
-
-    rates = interleave(bench, ours, against)
-    mine, empty = answers["ours"], answers["against"]
-    return rates.outcome(
-        f"last run: p99 {mine.p99_ms:.1f} ms against {empty.p99_ms:.1f} ms, client at {mine.client_cpu:.0%} and "
-        f"{empty.client_cpu:.0%} of a core"
-    )
+    compared = compare(bench, partial(_service, bench, "LOCAL"), partial(_empty_handler, bench))
+    mine, empty = compared.last
+    more = empty.answer_bytes - mine.answer_bytes
+    is_as_frozen = abs(more - FROZEN_ANSWER_BYTES_MORE) <= ANSWER_BYTES_TOLERANCE
+    expect(is_as_frozen, f"the answers of the empty handler are {more:.0f} bytes longer than ours")
+    return compared.outcome()
 
 
 def measure_local_tokens(bench: Bench) -> Outcome:
     """The service at LOCAL with tokens against the same without."""
-    return interleave(
-        bench,
-        lambda: _measure_service(bench, "LOCAL", with_tokens=True).rate,
-        lambda: _measure_service(bench, "LOCAL").rate,
-    ).outcome()
+    ours = partial(_service, bench, "LOCAL", with_tokens=True)
+    return compare(bench, ours, partial(_service, bench, "LOCAL")).outcome()
 
 
 def measure_global(bench: Bench) -> Outcome:
     """The service at GLOBAL against one transaction a request."""
-    latencies: dict[str, Load] = {}
-
-    def ours() -> float:
-        latencies["ours"] = _measure_service(bench, "GLOBAL")
-        return latencies["ours"].rate
-
-    def against() -> float:
-        load = latencies["against"] = _measure_naive(bench)
-        return load.rate
-
-    rates = interleave(bench, ours, against)
-    mine, naive = latencies["ours"], latencies["against"]
-    return rates.outcome(f"last run: p99 {mine.p99_ms:.1f} ms against {naive.p99_ms:.1f} ms")
-
-
-def _measure_naive(bench: Bench) -> Load:
-    with bench.yardstick_database("chained_log") as database_url:
-        before = bench.postgres_fsyncs()
-        with served("benchmarks.yardsticks.naive_service", {"BENCH_DATABASE_URL": database_url}) as url:
-            load = apart(_load, url, "GLOBAL")
-        bench.say(f"naive: {_described(load)}")
-        rows = wait_for(count_rows(database_url))
-        expect(rows == {TENANT: load.answered}, f"the naive service answered {load.answered} and stored {rows}")
-        # The head's lock is held until the commit is on disk, so no two requests share an fsync.
-        expect_fsyncs(bench, before, load.answered, "naive service")
-    return load
+    return compare(bench, partial(_service, bench, "GLOBAL"), partial(_naive, bench)).outcome()
 
 
 def measure_local_etcd(bench: Bench) -> Outcome:
     """The service at LOCAL against one put-if-absent of etcd."""
-    return interleave(bench, lambda: _measure_service(bench, "LOCAL").rate, lambda: _measure_etcd(bench).rate).outcome()
+    return compare(bench, partial(_service, bench, "LOCAL"), partial(_etcd, bench)).outcome()
 
 
 def measure_quorum_etcd(bench: Bench) -> Outcome:
     """The service with safekeepers against one put-if-absent of as many members of etcd."""
-    loads: dict[str, Load] = {}
-
-    def ours() -> float:
-        load = loads["ours"] = _measure_replicated(bench)
-        return load.rate
-
-    def against() -> float:
-        load = loads["etcd"] = _measure_etcd(bench, SAFEKEEPERS)
-        return load.rate
-
-    rates = interleave(bench, ours, against)
-    mine, other = loads["ours"], loads["etcd"]
-    return rates.outcome(f"last run: p50 {mine.p50_ms:.1f} ms against {other.p50_ms:.1f} ms")
-
-
-def _measure_etcd(bench: Bench, members: int = 1) -> Load:
-    with bench.fresh_folder() as folder, etcd.served(folder, members) as url:
-        load = apart(_load_etcd, url)
-        stored = etcd.puts(url)
-        expect(stored == load.answered, f"etcd answered {load.answered} and stored {stored}")
-    bench.say(f"etcd: {_described(load)}")
-    return load
-
-
-def _load_etcd(url: str) -> Load:
-    bodies = job_requests(TENANT, "LOCAL", REQUESTS)
-    requests = list(etcd.transactions([bodies[number % REQUESTS] for number in range(ETCD_REQUESTS)]))
-    return drive(Target.of(url), requests, CONNECTIONS, WARM_UP_S, WINDOW_S, status=200)
+    return compare(bench, partial(_replicated, bench), partial(_etcd, bench, SAFEKEEPERS)).outcome()
 
 
 LOCAL = Row(

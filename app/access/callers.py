@@ -32,6 +32,8 @@ ASKED_S: Final = "tally.asked_s"
 ASK_AGAIN_S: Final = 1.0
 """A request that takes longer is asked again, as its token may have expired; where one was revoked meanwhile, at once:
 whoever held it open must not be let in by that."""
+AUTHORIZATION: Final = "tally.authorization"
+"""Where the scope of a request with a head that is known holds its one ``Authorization``, or None where it has none."""
 TENANT_PARAMETERS: Final = frozenset({"tenant_id", "tenantId"})
 """What a query calls the tenant that it is about."""
 CREDENTIALS_BYTES_MAX: Final = 16 * 1024
@@ -208,13 +210,13 @@ def _credentials(scope: Scope) -> bytes | None:
     Raises:
         UnauthenticatedError: it comes twice, is too long, or says something else than Bearer.
     """
-    shown: bytes | None = None
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            if shown is not None:
-                raise UnauthenticatedError(_SEND_BEARER)
-            shown = value
-    return None if shown is None else _bearer(shown)
+    if AUTHORIZATION in scope:
+        shown: bytes | None = scope[AUTHORIZATION]
+        return None if shown is None else _bearer(shown)
+    found = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(found) > 1:
+        raise UnauthenticatedError(_SEND_BEARER)
+    return _bearer(found[0]) if found else None
 
 
 @lru_cache(BEARERS_REMEMBERED)

@@ -41,6 +41,8 @@ class KnownRequest(NamedTuple):
     """Empty where there is none."""
     headers: Fields
     body: bytes
+    authorization: bytes | None
+    """What it says once, None where it says nothing."""
 
 
 class _Split(NamedTuple):
@@ -54,7 +56,7 @@ class KnownHeads:
     """What the blocks of one listener's clients say."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[Fields, int]] = {}
+        self._known: dict[bytes, tuple[Fields, int, bytes | None]] = {}
 
     def find(self, data: bytes) -> KnownRequest | None:
         """The one request that ``data`` is, if its block is known."""
@@ -62,11 +64,11 @@ class KnownHeads:
         known = None if split is None else self._known.get(split.block)
         if split is None or known is None:
             return None
-        fields, body_bytes = known
+        fields, body_bytes, authorization = known
         if len(data) - split.body_at != body_bytes:
             return None
         headers = [*fields, (_KEY, split.key)] if split.key else fields.copy()
-        return KnownRequest(split.path, split.key, headers, data[split.body_at :])
+        return KnownRequest(split.path, split.key, headers, data[split.body_at :], authorization)
 
     def remember(self, data: bytes, headers: Fields) -> None:
         """Remember the block of a plain request: the parser found one with these ``headers``, beginning with the first
@@ -76,11 +78,14 @@ class KnownHeads:
             return
         fields = [field for field in headers if field[0] != _KEY]
         body_bytes = int(dict(fields)[b"content-length"])
+        said = [value for name, value in fields if name == b"authorization"]
+        if len(said) > 1:
+            return
         if dict(headers).get(_KEY, b"") != split.key or len(data) - split.body_at != body_bytes:
             return
         if len(self._known) == BLOCKS_MAX:
             self._known.clear()
-        self._known[split.block] = fields, body_bytes
+        self._known[split.block] = fields, body_bytes, said[0] if said else None
 
 
 def _split(data: bytes) -> _Split | None:

@@ -21,7 +21,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from app.access.callers import CERTIFICATE
+from app.access.callers import AUTHORIZATION, CERTIFICATE
 from app.access.certificates import CallerCertificate, shown
 from app.http.answer_transport import AnswerTransport
 from app.http.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress, end_longest_waiting
@@ -185,6 +185,7 @@ class ProblemProtocol(HttpToolsProtocol):
         self.scope = cycle.scope = cast("HTTPScope", {name: cycle.scope[name] for name in _OF_EACH_REQUEST})
         self.scope["headers"] = self.headers = known.headers
         self.scope["path"], self.scope["raw_path"] = known.path.decode(), known.path
+        self.scope[AUTHORIZATION] = known.authorization  # type: ignore[typeddict-unknown-key]
         self._begin(cycle, self.app, known)
         return True
 

@@ -39,10 +39,20 @@ def keyed(key: str, path: str = "/v1/commitments") -> bytes:
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/use1-1-a-1/cancel", "/v1/commitments"])
 def test_a_known_head_is_found_whatever_its_path_and_key(heads: KnownHeads, path: str) -> None:
-    assert heads.find(post(path, BODY)) == (path.encode(), b"", FIELDS, BODY)
+    assert heads.find(post(path, BODY)) == (path.encode(), b"", FIELDS, BODY, None)
     headers = [*FIELDS, (b"idempotency-key", b"a-key")]
-    assert heads.find(keyed("a-key", path)) == (path.encode(), b"a-key", headers, BODY)
+    assert heads.find(keyed("a-key", path)) == (path.encode(), b"a-key", headers, BODY, None)
     assert heads.find(keyed("a-key", path).replace(b"Idempotency-Key", b"idempotency-key")) is not None
+
+
+def test_a_known_head_tells_what_it_says_of_its_caller(heads: KnownHeads) -> None:
+    for token in (b"Bearer a", b"Bearer b"):
+        shown = post("/v1/jobs", BODY, f"Authorization: {token.decode()}")
+        heads.remember(shown, [(b"authorization", token), *FIELDS])
+    for token in (b"Bearer a", b"Bearer b"):
+        known = heads.find(post("/v1/jobs", BODY, f"Authorization: {token.decode()}"))
+        assert known is not None
+        assert known.authorization == token
 
 
 KNOWN = post("/v1/jobs", BODY)
@@ -82,6 +92,10 @@ def test_what_differs_in_anything_else_is_the_parsers(heads: KnownHeads, what: s
         (keyed("one\r\n two"), [*FIELDS, (b"idempotency-key", b"one two")]),
         (keyed("one"), FIELDS),
         (KNOWN, KEYED),
+        (
+            post("/v1/jobs", BODY, "Authorization: Bearer a", "Authorization: Bearer b"),
+            [(b"authorization", b"Bearer a"), (b"authorization", b"Bearer b"), *FIELDS],
+        ),
         (post("/v1/jobs", BODY, f"Accept: {'a' * BLOCK_BYTES_MAX}"), [(b"accept", b"a" * BLOCK_BYTES_MAX), *FIELDS]),
     ],
 )

@@ -1,0 +1,68 @@
+"""Two services compared under load: both are up, and loaded in turn (``benchmarks.load``); five such runs.
+
+A slice of one side lies between two of the other, so what the machine gives from second to second meets both; runs of
+four seconds each, one behind the other, differed by a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from benchmarks.apart import apart
+from benchmarks.bench import Bench
+from benchmarks.load import Load, Side, drive_in_turn
+from benchmarks.row import RUNS, Outcome, Rates
+
+
+class Compared(NamedTuple):
+    """One side of a comparison, which is up."""
+
+    name: str
+    side: Side
+    check: Callable[[Load], str] = lambda _: ""
+    """Whether all that was answered is there; says what else it found.
+
+    Raises:
+        BenchmarkError: it is not.
+    """
+
+
+@dataclass(slots=True)
+class InTurn:
+    """What the runs saw, ours and what it was compared with."""
+
+    loads: list[tuple[Load, Load]] = field(default_factory=list)
+
+    @property
+    def last(self) -> tuple[Load, Load]:
+        """The last run."""
+        return self.loads[-1]
+
+    def outcome(self) -> Outcome:
+        """Medians of the rates, and their ratio."""
+        rates = Rates([ours.rate for ours, _ in self.loads], [against.rate for _, against in self.loads])
+        ours, against = self.last
+        return rates.outcome(
+            f"last run: p50 {ours.p50_ms:.1f} ms against {against.p50_ms:.1f} ms, p99 {ours.p99_ms:.1f} against "
+            f"{against.p99_ms:.1f} ms, client at {ours.client_cpu:.0%} and {against.client_cpu:.0%} of a core"
+        )
+
+
+Starting = Callable[[], AbstractContextManager[Compared]]
+
+
+def compare(bench: Bench, ours: Starting, against: Starting) -> InTurn:
+    """Run both sides, each run with fresh ones."""
+    found = InTurn()
+    for run in range(1, RUNS + 1):
+        with ours() as mine, against() as other:
+            mine_load, other_load = apart(drive_in_turn, (mine.side, other.side))
+            for compared, load in ((mine, mine_load), (other, other_load)):
+                says = compared.check(load)
+                bench.say(f"{compared.name}: {load}{says and '; '}{says}")
+        found.loads.append((mine_load, other_load))
+        bench.say(f"run {run}: ratio {mine_load.rate / other_load.rate:.3f}")
+    return found
