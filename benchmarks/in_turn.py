@@ -6,8 +6,9 @@ four seconds each, one behind the other, differed by a third.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,11 +55,21 @@ class InTurn:
 Starting = Callable[[], AbstractContextManager[Compared]]
 
 
+@contextmanager
+def both_up(bench: Bench, *starting: Starting) -> Iterator[list[Compared]]:
+    """All sides, started side by side, each on a core of its own where there are two."""
+    assert bench.postgres.data_dir, "both would start it"
+    with ExitStack() as stack:
+        with ThreadPoolExecutor(len(starting)) as pool:
+            up = list(pool.map(lambda start: stack.enter_context(start()), starting))
+        yield up
+
+
 def compare(bench: Bench, ours: Starting, against: Starting) -> InTurn:
     """Run both sides, each run with fresh ones."""
     found = InTurn()
     for run in range(1, RUNS + 1):
-        with ours() as mine, against() as other:
+        with both_up(bench, ours, against) as (mine, other):
             mine_load, other_load = apart(drive_in_turn, (mine.side, other.side))
             for compared, load in ((mine, mine_load), (other, other_load)):
                 says = compared.check(load)

@@ -26,7 +26,7 @@ from benchmarks.ledger_checks import wait_until_chained
 from benchmarks.row import BenchmarkError
 
 CONNECTIONS = 64
-SLICES = 5
+SLICES = 4
 FIRST_S = 0.6
 WARM_UP_S = 0.15
 WINDOW_S = 0.6

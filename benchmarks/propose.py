@@ -17,7 +17,7 @@ from benchmarks.row import Outcome, Row
 from benchmarks.submit import TENANT, check_etcd
 from benchmarks.yardsticks import etcd
 
-PROPOSALS = 75_000
+PROPOSALS = 50_000
 """More than a run can send: each claims a node of its own."""
 
 
