@@ -6,11 +6,14 @@ It has recorded its start, the last entry of ``_system`` that it writes by itsel
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+
+import structlog
 
 from app.config import load_settings
 from app.dev.embedded import DATABASE, EmbeddedPostgres
@@ -32,6 +35,9 @@ def serving(
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
     run = _serve(folder, postgres.service_url(name), settings, started)
     thread = threading.Thread(target=_run, args=(run, started, new_loop), name=name)
+    logs = structlog.get_config()["logger_factory"]
+    # What it logs at any moment is not what a command prints that runs in this process beside it.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
     thread.start()
     try:
         url, loop, stop = started.result(timeout=120)
@@ -41,6 +47,7 @@ def serving(
             loop.call_soon_threadsafe(stop.set)
     finally:
         thread.join(timeout=120)
+        structlog.configure(logger_factory=logs)
         asyncio.run(execute(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
     assert not thread.is_alive(), "the service did not stop"
 
