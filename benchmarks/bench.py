@@ -80,6 +80,10 @@ class Bench:
         check_disk(self.folder, data)
         return server
 
+    def start_postgres(self) -> None:
+        """Have the one server run."""
+        _ = self.postgres
+
     @contextmanager
     def fresh_database(self) -> Iterator[Database]:
         """A fresh migrated database, durable settings asserted, behind a checkpoint; dropped afterwards."""

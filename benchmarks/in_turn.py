@@ -1,7 +1,7 @@
 """Two services compared under load: both are up, and loaded in turn (``benchmarks.load``); five such runs.
 
-A slice of one side lies between two of the other, so what the machine gives from second to second meets both; runs of
-four seconds each, one behind the other, differed by a third.
+What the machine gives from second to second so meets both; runs of four seconds each, one behind the other, differed by
+a third (decision 0066).
 """
 
 from __future__ import annotations
@@ -37,15 +37,10 @@ class InTurn:
 
     loads: list[tuple[Load, Load]] = field(default_factory=list)
 
-    @property
-    def last(self) -> tuple[Load, Load]:
-        """The last run."""
-        return self.loads[-1]
-
     def outcome(self) -> Outcome:
         """Medians of the rates, and their ratio."""
         rates = Rates([ours.rate for ours, _ in self.loads], [against.rate for _, against in self.loads])
-        ours, against = self.last
+        ours, against = self.loads[-1]
         return rates.outcome(
             f"last run: p50 {ours.p50_ms:.1f} ms against {against.p50_ms:.1f} ms, p99 {ours.p99_ms:.1f} against "
             f"{against.p99_ms:.1f} ms, client at {ours.client_cpu:.0%} and {against.client_cpu:.0%} of a core"
@@ -58,7 +53,7 @@ Starting = Callable[[], AbstractContextManager[Compared]]
 @contextmanager
 def both_up(bench: Bench, *starting: Starting) -> Iterator[list[Compared]]:
     """All sides, started side by side, each on a core of its own where there are two."""
-    assert bench.postgres.data_dir, "both would start it"
+    bench.start_postgres()  # before two would at once
     with ExitStack() as stack:
         with ThreadPoolExecutor(len(starting)) as pool:
             up = list(pool.map(lambda start: stack.enter_context(start()), starting))

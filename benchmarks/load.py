@@ -1,13 +1,14 @@
 """Closed-loop load on services in turn: so many connections, each sending its next request when the last is answered.
 
-Who is compared is up at once, and loaded slice by slice, so that both meet the machine as it is in the same seconds::
+Who is compared is up at once, and loaded slice by slice, A B B A A B B A, so that both meet the machine as it is in the
+same seconds::
 
     first         requests of each side are answered, not counted
     slice         of one side, then of the other; the next time the other way round
       warm up     requests answered, not counted
       window      requests answered are counted; the rate is theirs
       drain       nothing is sent, what is under way is answered
-      settle      what the service does behind its answers comes to an end
+      settle      what the service does behind its answers comes to an end: all is chained, and followers had their time
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import uvloop
@@ -32,19 +33,19 @@ WARM_UP_S = 0.15
 WINDOW_S = 0.6
 """Of each slice."""
 FOLLOWED_S = 0.2
-"""After the last entry is chained, until those who come behind have it."""
+"""After the last entry is chained: followers begin within 0.125 s, and are not asked whether they are done."""
 
 
 class Side(NamedTuple):
     """One of those that are loaded in turn. All of it goes to the process of the client."""
 
     url: str
-    requests: Callable[[], Iterable[bytes]]
-    """Made there, and sent over and over."""
+    requests: Callable[[], Sequence[bytes]]
+    """Made there before anything is sent, and sent over and over."""
     status: int = 201
     """Of each answer."""
     settle: Callable[[str], Awaitable[None]] | None = None
-    """Takes the URL, and returns once nothing is left to be done for what was answered."""
+    """Takes the URL, and returns once next to nothing is left to be done for what was answered."""
 
 
 class Load(NamedTuple):
@@ -124,7 +125,7 @@ class _Driver:
             self._send(connection)
         await self._phase(warm_up_s)
         before, cpu_before_s, began_s = self._answered, time.process_time(), time.perf_counter()
-        self._is_counting = True
+        self._is_counting = window_s > 0
         await self._phase(window_s)
         self._is_counting = self._is_sending = False
         if window_s:

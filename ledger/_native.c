@@ -2,8 +2,8 @@
  * The batch functions of the ledger in C: what each entry costs, and no decision.
  *
  * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.chain, ledger.merkle,
- * ledger.canonical, ledger.chain.record, ledger.bundle.incoming, ledger.verification.entry_check, app.store.growth; for
- * the lines of events, app.http.requests with app.pending.event_lines; for COPY, the driver. A function here answers
+ * ledger.canonical, ledger.chain.record, ledger.bundle.incoming, ledger.verification.entry_check, app.store.growth,
+ * app.pending.backlog; for the lines of events, app.http.requests with app.pending.event_lines; for COPY, the driver. A function here answers
  * what its twin answers, byte for byte, or None, and then the twin is asked: so it may give up on whatever is unusual,
  * and need not name what is wrong.
  *
@@ -436,7 +436,7 @@ static PyObject *canonical(PyObject *Py_UNUSED(module), PyObject *value)
     Py_RETURN_NONE;
 }
 
-/* --- rows of new entries: app.store.growth, and as COPY takes them: app.store.chaining ---------------------------- */
+/* --- rows of new entries: app.store.growth, and as COPY takes them: app.store.log_rows ---------------------------- */
 
 static void write_hex(char *at, const unsigned char *hash)
 {
@@ -501,9 +501,9 @@ static unsigned char *put_integer(unsigned char *at, long long number)
 }
 
 PyDoc_STRVAR(new_rows_doc,
-    "new_rows(tenant_id, prefix, first_seq, head_link, head_raw, entries, place)\n--\n\n"
-    "As app.store.growth.new_rows: rows of LOG_COLUMNS as COPY takes them, and a place, a named tuple of seq, HLC and "
-    "link, for each; None where that must be asked.");
+    "new_rows(tenant_id, prefix, first_seq, head_link, head_raw, entries, place_type)\n--\n\n"
+    "As app.store.growth.new_rows: rows of LOG_COLUMNS as COPY takes them, and seq, HLC and link of each as a tuple "
+    "of that type; None where that must be asked.");
 
 static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
@@ -514,9 +514,12 @@ static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py
     Batch batch;
     Message message;
     unsigned char link[HASH_BYTES];
-    PyObject *prev_link = args[3];
+    PyObject *prev_link;
     PyTypeObject *const place_type = count == 7 && PyType_Check(args[6]) ? (PyTypeObject *)args[6] : NULL;
-    if (place_type == NULL || !PyType_IsSubtype(place_type, &PyTuple_Type) || !text_of(args[0], &tenant) || !bytes_of(args[1], &prefix) || !number_of(args[2], &first_seq)
+    if (place_type == NULL || !PyType_IsSubtype(place_type, &PyTuple_Type))
+        Py_RETURN_NONE;
+    prev_link = args[3];
+    if (!text_of(args[0], &tenant) || !bytes_of(args[1], &prefix) || !number_of(args[2], &first_seq)
         || first_seq < 1 || !(prev_link == Py_None || text_of(prev_link, &prev_hex)) || !bytes_of(args[4], &prev)
         || !take(&batch, args + 5, 1))
         Py_RETURN_NONE;
@@ -543,7 +546,8 @@ static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py
         if (is_whole) {
             hash_of(payload.bytes, (size_t)payload.count, digest);
             const Text digest_raw = {(char *)digest, HASH_BYTES};
-            is_whole = hash_link(&message, (uint64_t)seq, hlc, job, action, prev, digest_raw, origin, link)
+            is_whole = payload.count <= INT32_MAX && origin.count <= INT32_MAX
+                && hash_link(&message, (uint64_t)seq, hlc, job, action, prev, digest_raw, origin, link)
                 && (chain_link = hex_of(link)) != NULL;
             prev = (Text){(char *)link, HASH_BYTES};
         }
@@ -570,12 +574,11 @@ static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py
             at = has_origin ? put_text(at, origin) : put_u32(at, UINT32_MAX);
             out.count = (size_t)(at - (unsigned char *)out.bytes);
             number = PyLong_FromLongLong(seq);
-            place = number == NULL ? NULL : place_type->tp_alloc(place_type, 3);
-        }
-        if (place != NULL) {
-            PyTuple_SET_ITEM(place, 0, Py_NewRef(number));
-            PyTuple_SET_ITEM(place, 1, Py_NewRef(t_hlc));
-            PyTuple_SET_ITEM(place, 2, Py_NewRef(chain_link));
+            PyObject *values = number == NULL ? NULL : PyTuple_Pack(3, number, t_hlc, chain_link);
+            PyObject *given = values == NULL ? NULL : PyTuple_Pack(1, values);
+            place = given == NULL ? NULL : PyTuple_Type.tp_new(place_type, given, NULL);
+            Py_XDECREF(values);
+            Py_XDECREF(given);
         }
         Py_XDECREF(number);
         Py_XDECREF(t_hlc);
@@ -649,7 +652,7 @@ static PyObject *copy_rows(PyObject *Py_UNUSED(module), PyObject *const *args, P
 /* --- what waits to be chained: app.pending.backlog ---------------------------------------------------------------- */
 
 typedef struct {
-    PyObject *tenant; /* borrowed: its event holds it */
+    PyObject *tenant; /* borrowed: ``places`` holds it */
     Py_ssize_t events, bytes;
 } Tally;
 
@@ -701,7 +704,7 @@ static PyObject *tallied(PyObject *Py_UNUSED(module), PyObject *events)
     PyMem_Free(tallies);
     Py_XDECREF(places);
     release(&batch);
-    if (!is_whole && PyErr_ExceptionMatches(PyExc_AttributeError))
+    if (!is_whole && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_AttributeError))
         PyErr_Clear();
     return answer_of(found, found != NULL);
 }
@@ -1595,7 +1598,7 @@ static PyObject *entries_in_copy(PyObject *Py_UNUSED(module), PyObject *const *a
     return walked(args, &entries);
 }
 
-/* --- rows of COPY as tuples: app.store.chain_reader */
+/* --- rows of COPY as tuples: app.store.chain_reader, app.store.log_rows */
 
 #define COPIED_COLUMNS_MAX 16
 

@@ -153,7 +153,9 @@ class TableFollower:
     def chained(self, growth: Growth) -> None:
         """Follow what was committed, soon."""
         for piece in growth.log_rows.pieces:
-            recent = self._recent.setdefault(piece.tenant_id, RecentRows())
+            recent = self._recent.get(piece.tenant_id)
+            if recent is None:
+                recent = self._recent[piece.tenant_id] = RecentRows()
             self._recent_bytes -= recent.size_bytes
             recent.add(piece)
             self._recent_bytes += recent.size_bytes

@@ -315,18 +315,13 @@ class Submitter:
 
     async def _encoded(self, lines: EventLines, key: RequestKey | None) -> tuple[list[int], list[bytes]]:
         """The fence token of each line, where none was given the highest that is known of its job; and the payload."""
-        turn = Turn()
-        await self.line_turns.next(lines.actor)
-        if key is None and lines.fences.count(None) == len(lines):
-            known = {job: self._fence_of(job) for job in set(lines.jobs)}
-            fences = [known[job] for job in lines.jobs]
-            whole = lines.payloads(fences)
-            if whole is not None:
-                self._refuse_too_large(whole)
-                return fences, whole
-        fences = []
+        if key is None and lines.are_plain and (encoded := await self._encoded_plain(lines)) is not None:
+            return encoded
+        fences: list[int] = []
         payloads: list[bytes] = []
         of_jobs: dict[JobOfLine, int] = {}
+        turn = Turn()
+        await self.line_turns.next(lines.actor)
         for number, (job, fence) in enumerate(zip(lines.jobs, lines.fences, strict=True)):
             if number % LINES_PER_TURN == LINES_PER_TURN - 1 or (number in lines.drafts and turn.is_over()):
                 await self.line_turns.next(lines.actor)
@@ -339,6 +334,23 @@ class Submitter:
                 of_jobs[job] = max(fence, self._fence_of(job))
             fences.append(fence)
             payloads.append(lines.payload(number, fence, None if key is None else _line_key(key, number)))
+        self._refuse_too_large(payloads)
+        return fences, payloads
+
+    async def _encoded_plain(self, lines: EventLines) -> tuple[list[int], list[bytes]] | None:
+        """``_encoded`` of lines of which none names a fence; None where one is to have another than a first."""
+        fences: list[int] = []
+        payloads: list[bytes] = []
+        for first in range(0, len(lines), LINES_PER_TURN):
+            await self.line_turns.next(lines.actor)
+            here = range(first, min(first + LINES_PER_TURN, len(lines)))
+            jobs = lines.jobs[here.start : here.stop]
+            known = {job: self._fence_of(job) for job in set(jobs)}
+            fences += [known[job] for job in jobs]
+            of_these = lines.payloads(here, fences[first:])
+            if of_these is None:
+                return None
+            payloads += of_these
         self._refuse_too_large(payloads)
         return fences, payloads
 

@@ -99,15 +99,21 @@ class EventLines:
         self.fences[number] = draft.fence_token
         self.creations[number] = creation_of(draft)
 
-    def payloads(self, fences: Sequence[int]) -> list[bytes] | None:
-        """All canonical payloads, where none has a key and each is as it was read; None where one is not."""
-        is_as_read = not self.drafts and fences.count(_FENCE_BEFORE_IT_IS_CHOSEN) == len(fences)
-        if not is_as_read or self.fences.count(None) != len(self.fences):
+    @property
+    def are_plain(self) -> bool:
+        """Whether all lines were read, and none names a fence."""
+        return not self.drafts and self.fences.count(None) == len(self.fences)
+
+    def payloads(self, lines: range, fences: Sequence[int]) -> list[bytes] | None:
+        """The canonical payloads of these lines without keys, where all lines ``are_plain``; None where one has to be
+        written for its fence."""
+        if fences.count(_FENCE_BEFORE_IT_IS_CHOSEN) != len(fences):
             return None
+        payloads = self._payloads[lines.start : lines.stop]
         if self.actor is None:
-            return self._payloads.copy()
+            return payloads
         opening = self._opening
-        return [opening + payload[1:] for payload in self._payloads]
+        return [opening + payload[1:] for payload in payloads]
 
     def __len__(self) -> int:
         return len(self.jobs)

@@ -54,12 +54,14 @@ Entry = tuple[Hlc, str, str, bytes, str | None]
 class _End:
     """The end of one chain while it grows: its head, and what is to be linked onto that."""
 
-    __slots__ = ("entries", "head", "linker")
+    __slots__ = ("entries", "head", "kept", "linker")
 
     def __init__(self, head: ChainHead, linker: Linker) -> None:
         self.head = head
         self.linker = linker
         self.entries: list[Entry] = []
+        self.kept: list[Row] = []
+        """Rows that end with the head, and are in no piece yet."""
 
 
 class Grower:
@@ -98,7 +100,7 @@ class Grower:
         return end.head.seq + len(end.entries) + 1
 
     def extend(self, tenant_id: str, entries: Sequence[Entry]) -> None:
-        """Chain several entries of one tenant, as ``append``, but for what they end."""
+        """Chain several entries of one tenant, as ``append``; the caller notes in ``growth.ended`` what they end."""
         self._ends[tenant_id].entries += entries
 
     def keep(
@@ -121,15 +123,18 @@ class Grower:
         digest = hashlib.sha256(payload).hexdigest()
         text = payload.decode()
         row = (tenant_id, seq, t_hlc, *hlc, job_id, action, version, prev, chain_link, digest, text, origin)
-        self._growth.log_rows.pieces.append(Piece(tenant_id, seq, 1, (row,)))
+        end.kept.append(row)
         self._note_end(tenant_id, job_id, action)
         self._growth.links.setdefault(tenant_id, []).append(LinkRow(seq, t_hlc, chain_link))
         end.head = ChainHead(seq, chain_link, t_hlc)
+        if len(end.kept) == ROWS_A_PIECE:
+            self._put(tenant_id, end)
 
     def finish(self) -> None:
         """Link what was appended."""
         for tenant_id, end in self._ends.items():
             self._link(tenant_id, end)
+            self._put(tenant_id, end)
 
     def place(self, tenant_id: str, seq: int) -> ChainPosition:
         """Where the entry stands that ``append`` gave this seq; known once all is finished."""
@@ -143,8 +148,17 @@ class Grower:
         if action in ENDING:
             self._growth.ended.append((tenant_id, job_id))
 
+    def _put(self, tenant_id: str, end: _End) -> None:
+        """Make a piece of the rows that are kept as they are."""
+        rows, end.kept = end.kept, []
+        if rows:
+            first_seq = end.head.seq + 1 - len(rows)
+            self._growth.log_rows.pieces.append(Piece(tenant_id, first_seq, len(rows), rows))
+
     def _link(self, tenant_id: str, end: _End) -> None:
         growth, entries, end.entries = self._growth, end.entries, []
+        if entries:
+            self._put(tenant_id, end)
         for first in range(0, len(entries), ROWS_A_PIECE):
             of_piece = entries[first : first + ROWS_A_PIECE]
             rows, places = new_rows(end.linker, end.head, of_piece)

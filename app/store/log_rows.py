@@ -26,8 +26,10 @@ _WIDTHS = bytes(_INTEGERS.get(name, 0) for name in LOG_COLUMNS)
 _FORMS = "".join("i" if name in _INTEGERS else "t" for name in LOG_COLUMNS).encode()
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
-_ROW_BYTES = 400
-"""What a row takes beside its payload, about."""
+_ROW_BYTES = 800
+"""What a tuple takes beside its payload, about."""
+_PIECE_BYTES = 300
+"""What a piece takes beside its rows, about."""
 
 
 class Piece(NamedTuple):
@@ -48,8 +50,8 @@ class Piece(NamedTuple):
     def size_bytes(self) -> int:
         """What they take, about."""
         if isinstance(self.kept, bytes):
-            return len(self.kept)
-        return sum(_ROW_BYTES + len(row[-2]) for row in self.kept)
+            return _PIECE_BYTES + len(self.kept)
+        return _PIECE_BYTES + sum(_ROW_BYTES + len(row[-2]) for row in self.kept)
 
     def rows(self) -> Sequence[Row]:
         """The rows as tuples."""
@@ -101,6 +103,8 @@ class LogRows:
 class RecentRows:
     """The newest rows that this node added to one chain, without a gap, as long as somebody has to come behind them."""
 
+    __slots__ = ("_pieces", "size_bytes")
+
     def __init__(self) -> None:
         self._pieces: deque[Piece] = deque()
         self.size_bytes = 0
@@ -127,6 +131,6 @@ class RecentRows:
         return found
 
     def forget(self, upto_seq: int) -> None:
-        """What ends there need not be kept."""
+        """Drop the pieces that end there or before; one that goes beyond stays whole."""
         while self._pieces and self._pieces[0].last_seq <= upto_seq:
             self.size_bytes -= self._pieces.popleft().size_bytes

@@ -35,11 +35,11 @@ def serving(
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
     run = _serve(folder, postgres.service_url(name), settings, started)
     thread = threading.Thread(target=_run, args=(run, started, new_loop), name=name)
-    logs = structlog.get_config()["logger_factory"]
-    # What it logs at any moment is not what a command prints that runs in this process beside it.
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
-    thread.start()
+    before, apart = structlog.get_config()["logger_factory"], structlog.PrintLoggerFactory(sys.__stderr__)
     try:
+        # What it logs at any moment is not what a command prints that runs in this process beside it.
+        structlog.configure(logger_factory=apart)
+        thread.start()
         url, loop, stop = started.result(timeout=120)
         try:
             yield url
@@ -47,7 +47,8 @@ def serving(
             loop.call_soon_threadsafe(stop.set)
     finally:
         thread.join(timeout=120)
-        structlog.configure(logger_factory=logs)
+        if structlog.get_config()["logger_factory"] is apart:
+            structlog.configure(logger_factory=before)
         asyncio.run(execute(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
     assert not thread.is_alive(), "the service did not stop"
 

@@ -19,6 +19,7 @@ from ledger.chain.record import IdempotencyKey
 from ledger.errors import LedgerError
 from ledger.hlc import Hlc
 from ledger.machines.events import JOB_EVENTS
+from ledger.machines.jobs import ENDING
 from ledger.positions import Epoch, Lsn
 from tests.app.chains import until
 from tests.conftest import Database
@@ -27,7 +28,8 @@ KNOWN = {"acme": ChainHead(3, "ab" * 32, "1:0:n"), "beta": ChainHead(0, None, No
 TENANTS = tuple(KNOWN)
 CREATED = JOB_EVENTS["JobCreated"].record_type
 KEY = IdempotencyKey(1, "k", 0, b"a" * 32)
-TENANT = LOG_COLUMNS.index("tenant_id")
+TENANT, JOB, ACTION = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id", "action"))
+COMPLETED = JOB_EVENTS["JobCompleted"].record_type
 
 
 def event(number: int, tenant_id: str, key: IdempotencyKey | None = None, kind: int = CREATED) -> Pending:
@@ -190,7 +192,9 @@ async def test_it_is_handed_over_once_enough_is_linked_and_nothing_is_added_then
 
 
 async def test_a_batch_of_which_nothing_is_to_be_decided_is_linked_as_any_other() -> None:
-    events = [event(number, TENANTS[number % 3]) for number in range(1, 20)]
+    events = [
+        event(number, TENANTS[number % 3], kind=COMPLETED if number % 4 == 0 else CREATED) for number in range(1, 20)
+    ]
     waited_for = event(20, "beta")
     waited_for.outcome = asyncio.get_running_loop().create_future()
     begun_before = event(20, "acme", kind=_TENANT_CREATED)
@@ -200,4 +204,6 @@ async def test_a_batch_of_which_nothing_is_to_be_decided_is_linked_as_any_other(
             for held_back in (None, lambda _: None)
         ]
         assert facts(linked[0]) == facts(linked[1])
+        ends = [(row[TENANT], row[JOB]) for row in linked[0].log_rows if row[ACTION] in ENDING]
+        assert sorted(linked[0].ended) == sorted(ends) != []
     assert len(linked[0].log_rows) == 20

@@ -12,8 +12,10 @@ import asyncpg
 import pytest
 import uvloop
 
+from app.background.turns import LINES_PER_TURN
 from app.chain import checkpoints
 from app.config import Settings
+from app.http.events import lines_of
 from app.node.state import Watermark
 from app.pending.event_lines import EventLines
 from app.pending.requests import Draft, Receipt
@@ -37,6 +39,7 @@ from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, progressed
 from tests.app.postgres_proxy import PostgresProxy
 from tests.app.shared import Shared
+from tests.turns import counted_turns
 from wal.reader import Record, read
 
 
@@ -187,6 +190,16 @@ async def test_what_the_lines_of_a_request_say_of_a_job_is_known_at_once(shared:
 
 
 # --- room -----------------------------------------------------------------------------------------
+
+
+async def test_others_get_their_turn_while_lines_are_encoded(shared: Shared, tenant: str) -> None:
+    line = b'{"tenant_id":"%b","type":"JobCreated"}\n' % tenant.encode()
+    lines = await lines_of(line * (4 * LINES_PER_TURN), 1 << 20, "ci")
+    with counted_turns() as turns:
+        fences, payloads = await shared.service.submitter._encoded(lines, None)
+    assert turns.count >= 3
+    assert fences == [1] * len(lines)
+    assert payloads == [lines.payload(number, 1, None) for number in range(len(lines))]
 
 
 async def test_an_event_over_the_bound_of_a_record_is_refused_and_nothing_of_its_request_is_taken(
