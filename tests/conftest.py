@@ -57,8 +57,9 @@ LONGEST = (
     *("test_verify_page", "test_console", "test_scheduler"),
 )
 """Names of files that take half a minute and more; only those that have a Spark session are handed out before them."""
-LONG_FIRST = ("pipeline", "crash", "clients", "app", "wal")
-"""Folders whose files take longest, in the order in which they are handed to workers; the others follow."""
+LONG_FIRST = ("pipeline", "crash", "clients")
+"""Folders whose files take longest, in the order in which they are handed to workers. Those of the others follow side
+by side, as far in the one as in the other: some wait for most of their time, some never do."""
 ONE_JAVA = (
     *("test_archive_spark", "test_class_archive", "test_diff", "test_interrupt", "test_merge", "test_report_cli"),
     *("test_report_spark", "test_source_postgres", "test_source_spark", "test_spark", "test_stats"),
@@ -120,7 +121,11 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first: whoever takes the last file should not keep the others waiting."""
-    items.sort(key=lambda item: _rank(item.path))
+    files: dict[str, dict[Path, None]] = {}
+    for item in items:
+        files.setdefault(_folder(item.path), {})[item.path] = None
+    shares = {file: at / len(of_folder) for of_folder in files.values() for at, file in enumerate(of_folder)}
+    items.sort(key=lambda item: (*_rank(item.path), shares[item.path]))
     for item in items:
         if "strace" in getattr(item, "fixturenames", ()):
             item.add_marker("debian_tools")
@@ -134,13 +139,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def _folder(file: Path) -> str:
+    return file.relative_to(Path(__file__).parent).parts[0]
+
+
 @functools.cache
 def _rank(file: Path) -> tuple[int, int]:
     if _has_spark(file):
         return 0, 0
     if file.stem in LONGEST:
         return 1, LONGEST.index(file.stem)
-    folder = file.relative_to(Path(__file__).parent).parts[0]
+    folder = _folder(file)
     return 2, LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
 
 
