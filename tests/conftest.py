@@ -54,7 +54,7 @@ settings.load_profile("tests")
 
 LONGEST = (
     *("test_model", "test_quorum_processes", "test_simulation", "test_truncation", "test_cluster", "test_keyed"),
-    *("test_verify_page", "test_console", "test_scheduler"),
+    *("test_verify_page", "test_console", "test_scheduler", "test_webhooks", "test_witnesses", "test_watch"),
 )
 """Names of files that take half a minute and more; only those that have a Spark session are handed out before them."""
 LONG_FIRST = ("pipeline", "crash", "clients")
