@@ -3,9 +3,9 @@
  *
  * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.chain, ledger.merkle,
  * ledger.canonical, ledger.chain.record, ledger.bundle.incoming, ledger.verification.entry_check, app.store.growth,
- * app.pending.backlog; for the lines of events, app.http.requests with app.pending.event_lines; for COPY, the driver. A function here answers
- * what its twin answers, byte for byte, or None, and then the twin is asked: so it may give up on whatever is unusual,
- * and need not name what is wrong.
+ * app.pending.backlog; for the lines of events, app.http.requests with app.pending.event_lines; for COPY, the driver.
+ * A function here answers what its twin answers, byte for byte, or None, and then the twin is asked: so it may give up
+ * on whatever is unusual, and need not name what is wrong.
  *
  * SHA-256 is OpenSSL's, found in the library that Python has loaded for hashlib. Without it the module cannot be
  * imported.
@@ -514,12 +514,11 @@ static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py
     Batch batch;
     Message message;
     unsigned char link[HASH_BYTES];
-    PyObject *prev_link;
-    PyTypeObject *const place_type = count == 7 && PyType_Check(args[6]) ? (PyTypeObject *)args[6] : NULL;
-    if (place_type == NULL || !PyType_IsSubtype(place_type, &PyTuple_Type))
+    if (count != 7 || !PyType_Check(args[6]))
         Py_RETURN_NONE;
-    prev_link = args[3];
-    if (!text_of(args[0], &tenant) || !bytes_of(args[1], &prefix) || !number_of(args[2], &first_seq)
+    PyTypeObject *const place_type = (PyTypeObject *)args[6];
+    PyObject *prev_link = args[3];
+    if (!PyType_IsSubtype(place_type, &PyTuple_Type) || !text_of(args[0], &tenant) || !bytes_of(args[1], &prefix) || !number_of(args[2], &first_seq)
         || first_seq < 1 || !(prev_link == Py_None || text_of(prev_link, &prev_hex)) || !bytes_of(args[4], &prev)
         || !take(&batch, args + 5, 1))
         Py_RETURN_NONE;

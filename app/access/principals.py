@@ -92,7 +92,7 @@ class Principal:
         Raises:
             ForbiddenError: it may not.
         """
-        if not (self._known.get((right, tenant_id)) or self.may(right, tenant_id)):
+        if not self.may(right, tenant_id):
             raise ForbiddenError(f"{self.name} has not the right {right} for tenant {tenant_id}", tenant_id)
 
     def check_any(self, right: Right) -> None:
