@@ -315,8 +315,8 @@ class Submitter:
 
     async def _encoded(self, lines: EventLines, key: RequestKey | None) -> tuple[list[int], list[bytes]]:
         """The fence token of each line, where none was given the highest that is known of its job; and the payload."""
-        if key is None and lines.are_plain and (encoded := await self._encoded_plain(lines)) is not None:
-            return encoded
+        if key is None and lines.are_plain:
+            return await self._encoded_plain(lines)
         fences: list[int] = []
         payloads: list[bytes] = []
         of_jobs: dict[JobOfLine, int] = {}
@@ -337,20 +337,18 @@ class Submitter:
         self._refuse_too_large(payloads)
         return fences, payloads
 
-    async def _encoded_plain(self, lines: EventLines) -> tuple[list[int], list[bytes]] | None:
-        """``_encoded`` of lines of which none names a fence; None where one is to have another than a first."""
+    async def _encoded_plain(self, lines: EventLines) -> tuple[list[int], list[bytes]]:
+        """``_encoded`` of lines that ``are_plain``, without a key."""
         fences: list[int] = []
         payloads: list[bytes] = []
+        known: dict[JobOfLine, int] = {}
         for first in range(0, len(lines), LINES_PER_TURN):
             await self.line_turns.next(lines.actor)
             here = range(first, min(first + LINES_PER_TURN, len(lines)))
             jobs = lines.jobs[here.start : here.stop]
-            known = {job: self._fence_of(job) for job in set(jobs)}
+            known |= {job: self._fence_of(job) for job in set(jobs) - known.keys()}
             fences += [known[job] for job in jobs]
-            of_these = lines.payloads(here, fences[first:])
-            if of_these is None:
-                return None
-            payloads += of_these
+            payloads += lines.payloads(here, fences[first:])
         self._refuse_too_large(payloads)
         return fences, payloads
 

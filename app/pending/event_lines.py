@@ -104,11 +104,10 @@ class EventLines:
         """Whether all lines were read, and none names a fence."""
         return not self.drafts and self.fences.count(None) == len(self.fences)
 
-    def payloads(self, lines: range, fences: Sequence[int]) -> list[bytes] | None:
-        """The canonical payloads of these lines without keys, where all lines ``are_plain``; None where one has to be
-        written for its fence."""
+    def payloads(self, lines: range, fences: Sequence[int]) -> list[bytes]:
+        """``payload`` of these lines, without keys, where all lines ``are_plain``."""
         if fences.count(_FENCE_BEFORE_IT_IS_CHOSEN) != len(fences):
-            return None
+            return [self.payload(number, fence, None) for number, fence in zip(lines, fences, strict=True)]
         payloads = self._payloads[lines.start : lines.stop]
         if self.actor is None:
             return payloads
