@@ -63,7 +63,7 @@ def measure_rate(bench: Bench) -> Outcome:
             with bench.yardstick_database("chained_log") as url:
                 return ROWS / uvloop.run(copy(url, CHAINED_COLUMNS, lines, ROWS_A_TRANSACTION))
 
-        rates = interleave(bench, ours, theirs)
+        rates = interleave(bench, ours, theirs, RUNS_OF_LIKE)
     return rates.outcome(f"{ROWS:,} rows, COPY of {ROWS_A_TRANSACTION:,} a transaction")
 
 

@@ -1,4 +1,4 @@
-"""Two services compared under load: both are up, and loaded in turn (``benchmarks.load``); five such runs.
+"""Two services compared under load: both are up, and loaded in turn (``benchmarks.load``), in some such runs.
 
 What the machine gives from second to second so meets both; runs of four seconds each, one behind the other, differed by
 a third (decision 0066).
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from benchmarks.apart import apart
 from benchmarks.bench import Bench
 from benchmarks.load import Load, Side, drive_in_turn
-from benchmarks.row import RUNS, Outcome, Rates
+from benchmarks.row import RUNS_OF_LIKE, Outcome, Rates
 
 
 class Compared(NamedTuple):
@@ -60,10 +60,10 @@ def both_up(bench: Bench, *starting: Starting) -> Iterator[list[Compared]]:
         yield up
 
 
-def compare(bench: Bench, ours: Starting, against: Starting) -> InTurn:
-    """Run both sides, each run with fresh ones."""
+def compare(bench: Bench, ours: Starting, against: Starting, runs: int = RUNS_OF_LIKE) -> InTurn:
+    """Run both sides ``runs`` times, each run with fresh ones."""
     found = InTurn()
-    for run in range(1, RUNS + 1):
+    for run in range(1, runs + 1):
         with both_up(bench, ours, against) as (mine, other):
             mine_load, other_load = apart(drive_in_turn, (mine.side, other.side))
             for compared, load in ((mine, mine_load), (other, other_load)):

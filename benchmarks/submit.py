@@ -16,7 +16,7 @@ from benchmarks.in_turn import Compared, compare
 from benchmarks.ledger_checks import check_service
 from benchmarks.load import Load, Side, followed
 from benchmarks.processes import SAFEKEEPERS, safekeepers, served, tally_serve
-from benchmarks.row import Outcome, Row, expect
+from benchmarks.row import RUNS, Outcome, Row, expect
 from benchmarks.yardsticks import etcd
 
 TENANT = "bench"
@@ -122,7 +122,7 @@ def measure_local(bench: Bench) -> Outcome:
 def measure_local_tokens(bench: Bench) -> Outcome:
     """The service at LOCAL with tokens against the same without."""
     ours = partial(_service, bench, "LOCAL", with_tokens=True)
-    return compare(bench, ours, partial(_service, bench, "LOCAL")).outcome()
+    return compare(bench, ours, partial(_service, bench, "LOCAL"), RUNS).outcome()
 
 
 def measure_global(bench: Bench) -> Outcome:

@@ -55,6 +55,7 @@ settings.load_profile("tests")
 LONGEST = (
     *("test_model", "test_quorum_processes", "test_simulation", "test_truncation", "test_cluster", "test_keyed"),
     *("test_verify_page", "test_console", "test_scheduler", "test_webhooks", "test_witnesses", "test_watch"),
+    "test_package",
 )
 """Names of files that take half a minute and more; only those that have a Spark session are handed out before them."""
 LONG_FIRST = ("pipeline", "crash", "clients")
@@ -120,11 +121,12 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first: whoever takes the last file should not keep the others waiting."""
+    """Long files first: whoever takes the last file should not keep the others waiting. Of most, their size tells."""
     files: dict[str, dict[Path, None]] = {}
     for item in items:
         files.setdefault(_folder(item.path), {})[item.path] = None
-    shares = {file: at / len(of_folder) for of_folder in files.values() for at, file in enumerate(of_folder)}
+    ordered = [sorted(of_folder, key=_size, reverse=True) for of_folder in files.values()]
+    shares = {file: at / len(of_folder) for of_folder in ordered for at, file in enumerate(of_folder)}
     items.sort(key=lambda item: (*_rank(item.path), shares[item.path]))
     for item in items:
         if "strace" in getattr(item, "fixturenames", ()):
@@ -137,6 +139,10 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
     gc.enable()
     gc.freeze()
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size
 
 
 def _folder(file: Path) -> str:

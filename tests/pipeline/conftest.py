@@ -29,6 +29,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
         "spark.driver.memory": "3g",
+        # Those of a stream are renamed by this process: else each of a thousand starts `readlink`.
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+        ),
     }
     # What hundreds of commands leave behind is collected seldom where there is room; in large pages it is found sooner.
     options = f"-Xms3g -Xmn600m -XX:+UseTransparentHugePages {class_archive_options()}"
