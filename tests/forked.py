@@ -34,6 +34,9 @@ ROOT = Path(__file__).parents[1]
 _SET_CHILD_SUBREAPER = 36
 """The option of prctl(2) by which orphans among our descendants become our children."""
 
+_COLLAPSE = 25
+"""The advice of madvise(2) by which memory is put together in large pages at once; older systems do not know it."""
+
 _one_at_a_time = threading.Lock()
 
 
@@ -223,10 +226,21 @@ def _leave(code: Any) -> None:
     os._exit(code)
 
 
+def _in_large_pages() -> None:
+    """Move what is in memory into pages of 2 MiB, where the system has such: a fork copies where each page is."""
+    madvise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        where, may, _, _, inode, *name = line.split()
+        if may == "rw-p" and inode == "0" and name in ([], ["[heap]"]):
+            start, end = (int(address, 16) for address in where.split("-"))
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _COLLAPSE)
+
+
 def _main(descriptor: int, first: str) -> None:
     exec(first, {"__name__": "first"})
     gc.collect()
     gc.freeze()
+    _in_large_pages()
     assert threading.active_count() == 1, "a process of several threads cannot be forked"
     try:
         _run(_become(*_fork_for_each(socket.socket(fileno=descriptor))))

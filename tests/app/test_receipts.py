@@ -220,10 +220,16 @@ async def test_no_receipt_is_signed_on_a_checkpoint_that_the_ledger_did_not_sign
         note = sign_checkpoint(receipt.tree_head, STRANGER)
         if tenant == "changed":
             note = receipt.checkpoint.replace("\n2\n", "\n3\n")
-        change = "UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = $2"
-        await edit(superuser, change, note, tenant)
-        answer = await damageable.get(f"/v1/jobs/job-1/receipt?tenant_id={tenant}")
-        assert refusal(answer) == (409, problem)
+
+        async def refused(tenant: str = tenant, note: str = note) -> tuple[int, str] | None:
+            change = "UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = $2"
+            await edit(superuser, change, note, tenant)
+            answer = await damageable.get(f"/v1/jobs/job-1/receipt?tenant_id={tenant}")
+            # The node looks at its checkpoints by itself, too, and may have made this one again.
+            is_mended = answer.is_success and form.read(answer.content).receipt.checkpoint != note
+            return None if is_mended else refusal(answer)
+
+        assert await until(refused, "a receipt is asked for before the checkpoint is made again") == (409, problem)
 
 
 async def test_a_job_that_is_more_than_a_receipt_holds_is_told_what_to_do(
