@@ -6,6 +6,7 @@ a third (decision 0066).
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -38,13 +39,15 @@ class InTurn:
     loads: list[tuple[Load, Load]] = field(default_factory=list)
 
     def outcome(self) -> Outcome:
-        """Medians of the rates, and their ratio."""
+        """Medians of the rates, and that of the ratios of the runs: both sides of a run had the same seconds."""
         rates = Rates([ours.rate for ours, _ in self.loads], [against.rate for _, against in self.loads])
+        ratio = statistics.median(ours.rate / against.rate for ours, against in self.loads)
         ours, against = self.loads[-1]
-        return rates.outcome(
+        outcome = rates.outcome(
             f"last run: p50 {ours.p50_ms:.1f} ms against {against.p50_ms:.1f} ms, p99 {ours.p99_ms:.1f} against "
             f"{against.p99_ms:.1f} ms, client at {ours.client_cpu:.0%} and {against.client_cpu:.0%} of a core"
         )
+        return outcome._replace(ratio=ratio)
 
 
 Starting = Callable[[], AbstractContextManager[Compared]]
