@@ -10,13 +10,11 @@ import threading
 
 import asyncpg
 import pytest
-import uvloop
 
 from app.background.turns import LINES_PER_TURN
 from app.chain import checkpoints
 from app.config import Settings
 from app.http.events import lines_of
-from app.node.state import Watermark
 from app.pending.event_lines import EventLines
 from app.pending.requests import Draft, Receipt
 from app.service import Service
@@ -189,7 +187,7 @@ async def test_what_the_lines_of_a_request_say_of_a_job_is_known_at_once(shared:
     assert fences == [1, 1, 7, 7, 3, 7, 6, 1, 1]
 
 
-# --- room -----------------------------------------------------------------------------------------
+# --- turns -----------------------------------------------------------------------------------------
 
 
 async def test_others_get_their_turn_while_lines_are_encoded(shared: Shared, tenant: str) -> None:
@@ -200,6 +198,9 @@ async def test_others_get_their_turn_while_lines_are_encoded(shared: Shared, ten
     assert turns.count >= 3
     assert fences == [1] * len(lines)
     assert payloads == [lines.payload(number, 1, None) for number in range(len(lines))]
+
+
+# --- room -----------------------------------------------------------------------------------------
 
 
 async def test_an_event_over_the_bound_of_a_record_is_refused_and_nothing_of_its_request_is_taken(
@@ -507,79 +508,6 @@ async def test_a_stop_answers_who_waits_behind_one_who_has_left(
             service.begin_stop()
             with pytest.raises(DurabilityTimeoutError, match="the service stops"):
                 await asked[1]
-
-
-# --- watermarks -----------------------------------------------------------------------------------
-
-
-async def test_a_watermark_resolves_whom_it_reached_and_nobody_else() -> None:
-    watermark = Watermark("durable", 5)
-    futures = {lsn: watermark.reached(lsn) for lsn in (9, 5, 7, 6, 9, 8)}
-    assert {lsn for lsn, future in futures.items() if future.done()} == {5}
-    watermark.advance(7)
-    assert {lsn for lsn, future in futures.items() if future.done()} == {5, 6, 7}
-    watermark.advance(6)
-    assert watermark.lsn == 7
-    watermark.advance(9)
-    assert all(future.done() for future in futures.values())
-
-
-async def test_a_watermark_that_failed_fails_all_who_wait_and_who_come_later_but_for_what_was_reached() -> None:
-    watermark = Watermark("durable", 5)
-    waiting = watermark.reached(6, 30)
-    watermark.fail(WalPoisonedError("gone"))
-    with pytest.raises(WalPoisonedError):
-        await waiting
-    with pytest.raises(WalPoisonedError):
-        await watermark.reached(6, 30)
-    await watermark.reached(5, 30)
-
-
-async def test_a_wait_that_timed_out_leaves_the_watermark_to_others() -> None:
-    watermark = Watermark("chained", 5)
-    with pytest.raises(DurabilityTimeoutError, match="chained did not reach LSN 6"):
-        await watermark.reached(6, 0.01)
-    watermark.advance(6)
-    await watermark.reached(6, 0)
-
-
-async def test_each_of_those_who_wait_has_a_deadline_of_its_own() -> None:
-    watermark = Watermark("durable", 5)
-    for_ever = watermark.reached(6)
-    long = watermark.reached(7, 3600)
-    short = watermark.reached(9, 0.02)
-    shorter = watermark.reached(8, 0.01)
-    done, _ = await asyncio.wait((shorter, short), timeout=30)
-    assert done == {shorter, short}
-    for future, message in ((shorter, "LSN 8 in 0.01 s"), (short, "LSN 9 in 0.02 s")):
-        with pytest.raises(DurabilityTimeoutError, match=message):
-            future.result()
-    assert not for_ever.done()
-    assert not long.done()
-    with pytest.raises(DurabilityTimeoutError, match="LSN 7"):
-        await watermark.reached(7, 0.01)
-    watermark.advance(7)
-    assert for_ever.done()
-    assert long.done()
-
-
-def test_whoever_comes_at_the_same_moment_as_others_whose_time_was_up_has_a_deadline_too() -> None:
-    async def wait_in_vain() -> None:
-        watermark = Watermark("durable", 5)
-        for _ in range(100):
-            with pytest.raises(DurabilityTimeoutError, match="LSN 6"):
-                await asyncio.wait_for(watermark.reached(6, 0), 30)
-
-    uvloop.run(wait_in_vain())  # whose time stands still while it calls one after the other
-
-
-async def test_one_who_stopped_waiting_takes_nobody_along() -> None:
-    watermark = Watermark("durable", 5)
-    waiting = [watermark.reached(6, 30) for _ in range(3)]
-    waiting[1].cancel()
-    watermark.advance(6)
-    assert [future.cancelled() for future in waiting] == [False, True, False]
-    await asyncio.gather(waiting[0], waiting[2])
 
 
 # --- what can never fit ---------------------------------------------------------------------------
