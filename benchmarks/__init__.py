@@ -4,7 +4,7 @@ Rules that hold for every row:
 
     settings     the service's defaults; PostgreSQL with fsync and synchronous_commit on, the same server for both
     disk         one folder on one file system that is not in memory, for both; its fsync p50 is reported
-    order        ours, against, ours, against, ...: five of each, or three, and the ratio of the medians
+    order        ours, against, ours, against, ...: five of each, or three; see benchmarks/README.md for the ratio
     state        a fresh database and a fresh folder each time, a checkpoint before each
     honesty      after each run entries are counted, fsyncs are counted, and chains are verified; else the row fails
 
