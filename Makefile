@@ -43,11 +43,8 @@ $(NATIVE): $(RUNTIME) | debian-tools
 	@touch $@
 
 # Five at once on two cores: much of a test is waiting for a disk, a process or a deadline. Files go out as
-# tests/conftest.py says, so that none of the long ones is left to run alone at the end. What pytest makes of their
-# assertions, six seconds of the processor, is made before, and kept, as each of the five would make it for itself.
+# tests/conftest.py says, so that none of the long ones is left to run alone at the end.
 test: debian-tools $(NATIVE) $(DEV) $(CLASSES)
-	@for half in tests/app "tests --ignore=tests/app"; do \
-	  $(BIN)/python -m pytest --collect-only -qq $$half >/dev/null & done; wait
 	$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 # What needs neither Spark nor debian-tools. Any one of them: .venv/bin/python -m pytest tests/ledger/test_hlc.py

@@ -30,6 +30,7 @@ from app.dev.embedded import EmbeddedPostgres
 from app.main import GC_ALLOCATIONS
 from app.store.migrate import migrate
 from app.store.node_connection import NodeConnection
+from tests.workers import fork_workers
 
 MEMORY = Path("/dev/shm")
 """Linux's file system in memory."""
@@ -107,6 +108,11 @@ def pytest_configure() -> None:
     if "TMPDIR" not in os.environ and _takes_files(MEMORY):
         os.environ["TMPDIR"] = str(MEMORY)
         tempfile.tempdir = None
+
+
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Before workers are started."""
+    fork_workers(config.args)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneJava | None:
@@ -214,6 +220,8 @@ def postgres() -> Iterator[EmbeddedPostgres]:
             login = urlsplit(url)
             statement = f"SET scram_iterations = 1; ALTER ROLE {login.username} PASSWORD '{login.password}'"
             asyncio.run(execute(server.superuser_url("postgres"), statement))
+        # Whoever logs in first after a start writes down what all that follow read, five milliseconds; copies have it.
+        asyncio.run(execute(server.superuser_url(), "SELECT 1"))
         yield server
     finally:
         for runner, connection in _administering.values():

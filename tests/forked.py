@@ -242,6 +242,7 @@ def _main(descriptor: int, first: str) -> None:
     gc.freeze()
     _in_large_pages()
     assert threading.active_count() == 1, "a process of several threads cannot be forked"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with whoever asks
     try:
         _run(_become(*_fork_for_each(socket.socket(fileno=descriptor))))
     except SystemExit as ended:
