@@ -17,7 +17,8 @@ RUNS = 5
 """Runs of each side."""
 RUNS_OF_LIKE = 3
 """The same where runs are alike: of a row on memory they differ by tenths of a MiB, and what takes a quarter of a
-minute evens out in itself what the machine does from second to second."""
+minute evens out in itself what the machine does from second to second. Five of each would take all rows more than 20
+minutes."""
 
 
 class BenchmarkError(Exception):

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import itertools
+import logging
 import os
 import shutil
 import ssl
@@ -83,10 +84,17 @@ def _once(make: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
     return lambda *given, **more: kept(os.environ.get("SSL_CERT_FILE"), *given, **more)
 
 
+def _raise_what_cannot_be_formatted(_: logging.Handler, record: logging.LogRecord, /) -> None:
+    """In place of printing that, and going on, which no test would see."""
+    record.getMessage()
+
+
 # Every client reads the certificate authorities that are trusted anew, 14 ms; nearly none of those here speaks TLS.
 httpx.create_ssl_context = httpx._transports.default.create_ssl_context = _once(httpx.create_ssl_context)
 # Each lock of a connection asks for the event loop's name by an import that fails, which searches all folders.
 httpcore._synchronization.current_async_library = lambda: "asyncio"
+
+setattr(logging.Handler, "handleError", _raise_what_cannot_be_formatted)  # noqa: B010
 
 gc.disable()  # until all tests are collected
 
@@ -112,7 +120,7 @@ def pytest_configure() -> None:
 
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Before workers are started."""
-    fork_workers(config.args)
+    fork_workers(config.invocation_params.args, config.invocation_params.dir)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneJava | None:

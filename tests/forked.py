@@ -37,6 +37,9 @@ _SET_CHILD_SUBREAPER = 36
 _COLLAPSE = 25
 """The advice of madvise(2) by which memory is put together in large pages at once; older systems do not know it."""
 
+_THREADLESS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OMP_NUM_THREADS": "1"}
+"""Environment in which neither Arrow's allocator nor NumPy starts a thread when it is imported."""
+
 _one_at_a_time = threading.Lock()
 
 
@@ -128,7 +131,7 @@ def _forker(first: str) -> socket.socket:
         subprocess.Popen(
             [sys.executable, "-m", "tests.forked", str(theirs.fileno()), first],
             cwd=ROOT,
-            env={name: value for name, value in os.environ.items() if not name.startswith("TALLY_")},
+            env={name: value for name, value in os.environ.items() if not name.startswith("TALLY_")} | _THREADLESS,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
@@ -241,7 +244,7 @@ def _main(descriptor: int, first: str) -> None:
     gc.collect()
     gc.freeze()
     _in_large_pages()
-    assert threading.active_count() == 1, "a process of several threads cannot be forked"
+    assert len(os.listdir("/proc/self/task")) == 1, "a process of several threads cannot be forked"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with whoever asks
     try:
         _run(_become(*_fork_for_each(socket.socket(fileno=descriptor))))

@@ -315,8 +315,8 @@ def test_task_instances_of_airflow_are_on_record(ledger: str, monkeypatch: pytes
     module = recipe("airflow/tally_airflow.py")
     airflow.register(module)
     logged = io.StringIO()
-    module.log.addHandler(logging.StreamHandler(logged))
-    module.log.setLevel(logging.WARNING)  # Celery changes that of all
+    monkeypatch.setattr(module.log, "handlers", [logging.StreamHandler(logged)])
+    module.log.setLevel(logging.WARNING)  # Celery, in another test, sets the root logger's
     airflow.check_pending()
 
     def task(number: int, **more: Any) -> SimpleNamespace:

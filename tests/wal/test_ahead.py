@@ -50,7 +50,8 @@ def test_a_busy_log_writes_ahead_as_much_as_stands_in_it_and_not_more(tmp_path: 
             assert ahead.stat().st_size == size
             log.wait_durable(log.append(PAYLOAD))
         write_until_ahead(log, tmp_path, AHEAD_BYTES - 20 * BATCH_BYTES, 20 * PAYLOAD)
-        assert ahead.stat().st_size - data_end(ahead) <= AHEAD_BYTES
+        # Whatever the record behind that took of it.
+        assert ahead.stat().st_size - data_end(ahead) <= AHEAD_BYTES - len(20 * PAYLOAD)
         last = log.append()
     assert data_end(ahead) == ahead.stat().st_size
     assert recover(tmp_path, NODE, last).last_lsn == last
