@@ -60,9 +60,8 @@ class _ForkedIO(gateway_io.Popen2IOMaster):
     """What starts ``python -u -c ...`` and talks to it by pipes; this Python is forked, where it is to be this one."""
 
     def __init__(self, collected: str, args: list[str], execmodel: Any) -> None:
-        pipe = subprocess.PIPE
-        if args[0] == sys.executable:
-            self.popen = Forked(collected, *args[args.index("-c") :], stdin=pipe, stdout=pipe)
-        else:
-            self.popen = subprocess.Popen(args, stdin=pipe, stdout=pipe)
+        if args[0] != sys.executable:
+            super().__init__(args, execmodel)
+            return
+        self.popen = Forked(collected, *args[args.index("-c") :], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         gateway_io.Popen2IO.__init__(self, self.popen.stdin, self.popen.stdout, execmodel=execmodel)

@@ -12,12 +12,15 @@ from typing import Any
 
 import asyncpg
 
+from app.config import Settings
+from app.service import Service
 from ledger import chain
 from ledger.hlc import Hlc
 from ledger.machines import jobs
 from ledger.verification import JOB_COLUMNS
 from ledger.verification.projection_check import StoredJob, stored_form
 from tests.ledger.job_facts import fact_of, merge
+from wal.reader import Record, read
 
 Entry = asyncpg.Record
 """A row of the log, every column."""
@@ -187,3 +190,8 @@ def numbers(entries: list[Entry]) -> list[int]:
     """Field ``n`` of each job's spec, which tests number their events by; rows without one are left out."""
     payloads = [json.loads(entry["payload"]) for entry in entries]
     return [payload["spec"]["n"] for payload in payloads if "n" in payload.get("spec", {})]
+
+
+def wal_of(settings: Settings, service: Service, upto_lsn: int) -> list[Record]:
+    """What stands durably in the WAL, read from its files."""
+    return list(read(settings.wal_dir / service.node.node_id, 1, service.node.node_id, upto_lsn))
