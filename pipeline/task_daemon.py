@@ -11,8 +11,6 @@ import importlib
 import os
 from typing import Final
 
-from pyspark.daemon import manager
-
 THREADLESS: Final = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OMP_NUM_THREADS": "1"}
 """Environment in which neither Arrow's allocator nor NumPy starts a thread when it is imported."""
 IMPORTED: Final = (
@@ -31,5 +29,7 @@ def prepare() -> None:
 
 
 if __name__ == "__main__":
+    from pyspark.daemon import manager
+
     prepare()
     manager()

@@ -27,6 +27,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pipeline.task_daemon import THREADLESS
+
 TIMEOUT_S = 120.0
 REQUEST_BYTES_MAX = 128 << 10
 ROOT = Path(__file__).parents[1]
@@ -36,9 +38,6 @@ _SET_CHILD_SUBREAPER = 36
 
 _COLLAPSE = 25
 """The advice of madvise(2) by which memory is put together in large pages at once; older systems do not know it."""
-
-_THREADLESS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OMP_NUM_THREADS": "1"}
-"""Environment in which neither Arrow's allocator nor NumPy starts a thread when it is imported."""
 
 _one_at_a_time = threading.Lock()
 
@@ -131,7 +130,7 @@ def _forker(first: str) -> socket.socket:
         subprocess.Popen(
             [sys.executable, "-m", "tests.forked", str(theirs.fileno()), first],
             cwd=ROOT,
-            env={name: value for name, value in os.environ.items() if not name.startswith("TALLY_")} | _THREADLESS,
+            env={name: value for name, value in os.environ.items() if not name.startswith("TALLY_")} | THREADLESS,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
