@@ -95,8 +95,15 @@ class Deliveries:
         if webhooks and self._context is None:
             # It reads the certificate authorities, which takes longer than a turn of the event loop may.
             self._context = await asyncio.to_thread(ssl.create_default_context)
-        # What was left for longer than it was held may have been delivered to by others meanwhile.
-        self._leave(lambda held: held.task.done() or asked_s >= held.delivery.held_until_s)
+        rows = {webhook.webhook_id: webhook for webhook in webhooks}
+
+        def is_over(held: _Held) -> bool:
+            """Also where others may have delivered meanwhile, and where the row is not what it was."""
+            known = held.delivery.webhook
+            is_late = asked_s >= held.delivery.held_until_s
+            return held.task.done() or is_late or rows.get(known.webhook_id, known) != known
+
+        self._leave(is_over)
         for webhook in webhooks:
             if webhook.webhook_id not in self._held:
                 self._begin(webhook)
