@@ -1,4 +1,4 @@
-"""The wiring of the service: the only place that knows all parts.
+"""The wiring of what reads, exports and answers; the way of writes and its followers are wired in app.service.
 
 Start, serve, stop::
 

@@ -43,7 +43,8 @@ _one_at_a_time = threading.Lock()
 
 
 class Forked(subprocess.Popen[Any]):
-    """``python`` with these arguments, in which ``first`` has run already; else as ``Popen``.
+    """``python`` with these arguments, in which ``first`` has run already. Of what ``Popen`` takes it heeds ``env``,
+    ``cwd``, the three files and what concerns text.
 
     ``first`` is a program that imports, and starts no thread; a process of tests keeps one forker for each. ``env`` is
     all of the environment. ``tracer`` is a command of strace without what it traces; the child runs once that is
@@ -118,7 +119,7 @@ def _forked(
             answer = asked.recv(8)
         finally:
             _adopt(False)
-    assert answer, "the forker has ended; it said why"
+    assert answer, "the forker has ended; why stands on standard error, above"
     return int.from_bytes(answer, sys.byteorder)
 
 

@@ -93,7 +93,8 @@ class Log:
         self._inode = 0
         self._offset = 0
         self._ahead_at = 0
-        """A small batch that would end behind this offset has space written ahead behind it."""
+        """Before a small batch is written that would end behind this offset, zeros are written behind it. At the end of
+        the segment where the disk had no room for them: then no more are tried in this one."""
         self._zeros_end = 0
         """Where the zeros that were written ahead end; behind the last batch they go when the segment is finished."""
         self._guard = FolderGuard(folder)

@@ -3,14 +3,14 @@
 For each batch, in one Postgres transaction::
 
     1. pass the fence (wal_positions: my epoch, the chained LSN I left) and lock the touched heads in tenant order
-    2. give new tenants their head; read which keyed lines are chained
-    3. decide duplicates and proposals, assign seq, link             (pure, app.pending.linking)
+    2. give new tenants their head
+    3. read which keyed lines are chained; decide duplicates and proposals, assign seq, link     (app.pending.linking)
     4. COPY the rows, store the keyed lines, move the heads
     5. commit; only then do outcomes resolve and the chained watermark rise
 
-While Postgres stores this batch (4), steps 2 and 3 of the next are done as its records become committed; while this one
-is committed (5), the rows of the next are copied (app.chain.storing_ahead). Both count only if the heads are then where
-this one left them.
+While Postgres stores this batch (4), step 3 of the next is done as its records become committed, where it begins no
+tenant and holds no proposal; while this one is committed (5), the rows of the next are copied
+(app.chain.storing_ahead). Both count only if the heads are then where this one left them.
 
 Invariants::
 
@@ -468,7 +468,7 @@ class Appender:
             is_moved(await chaining.read_position(connection, self._node.node_id), self._node, new_lsn, self._metrics)
             raise asyncpg.InterfaceError("the fence refused once and then held; trying again")
 
-        # 2. what the batch meets: tenants, keys
+        # 2. heads of new tenants
         new_tenants: set[str] = set()
         if missing := (tenants | begun) - heads.keys():
             self.heads.check_never_seen(missing)

@@ -259,7 +259,10 @@ class TableFollower:
                 if unmoved := await store.move(connection, self._table.name, turn.after, turn.places):
                     reason = f"PostgreSQL did not move the place of follower {self._table.name} and said no error"
                     raise ChainDamagedError(min(unmoved), reason)
-        except (LedgerError, *DATABASE_FAULTS) as error:
+        except Exception as error:
+            # A row that somebody put in, too, must keep its own tenant back and no other.
+            if not isinstance(error, (LedgerError, *DATABASE_FAULTS)):
+                log.exception("following_failed", follower=self._table.name, tenants=names[:3])
             self._table.failed()
             self._note(names, error)
             return False

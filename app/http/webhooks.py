@@ -57,7 +57,7 @@ async def redeliver_webhook(request: Request, parts: PartsDep, caller: CallerDep
 
 def _answer(shown: ShownWebhook) -> dict[str, Any]:
     webhook = shown.webhook
-    state = "stopped" if webhook.stopped_at else "failing" if webhook.failing_since else "delivering"
+    state = "stopped" if webhook.is_stopped else "failing" if webhook.failing_since else "delivering"
     return {
         "webhook_id": webhook.webhook_id,
         "tenant_id": webhook.tenant_id,

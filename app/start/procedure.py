@@ -5,7 +5,7 @@ In this order, each step refused with what to do when it does not hold::
     1. the ids of the node; the lock on its WAL folder
     2. where safekeepers vote on who writes, the lease on the log
     3. Postgres answers and has the schema this version knows, with all that guards it  (app.start.connecting), and our
-       login cannot take that away
+       login cannot take that away; the job ids of this region and gate are those of this node
     4. where safekeepers keep the WAL, too: an epoch is won, and the folder holds the log that counts  (take_lead)
     5. the WAL is the one Postgres knows, and Postgres is not older than the WAL       (judge_wal); recovery: the torn
        tail cut, the rest checked and fsynced
@@ -190,7 +190,7 @@ async def _start_locked(
     accept_lost_wal: bool,
     takeover: Takeover,
 ) -> StartedNode:
-    # 3. our login
+    # 3. our login, our job ids
     role_fault = await check_role(connection, is_any_allowed=settings.database_allow_any_role)
     who = await _claim_job_ids(connection, settings, who)
     async with connection.transaction():
@@ -299,7 +299,8 @@ async def _log_origin(connection: Connection, settings: Settings) -> str:
     )
     if settings.log.origin and origin != settings.log.origin:
         raise StartRefusedError(
-            f"log.origin is {settings.log.origin}, but this ledger began as {origin}; an origin never changes"
+            f"log.origin is {settings.log.origin}, but this ledger began as {origin}, and an origin never changes: "
+            "set log.origin to that or leave it out, or point database_url to the right ledger"
         )
     return origin
 

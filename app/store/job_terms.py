@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.rows import columns
+from app.store.rows import columns, fetch_as
+from ledger.errors import ChainDamagedError
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -74,9 +75,16 @@ SELECT term FROM unnest($2::bigint[]) AS wanted(term)
 
 
 async def declared(connection: Connection, tenant_ids: Collection[str]) -> dict[str, SearchFields]:
-    """What these tenants declared, of those that did."""
-    rows = await connection.fetch(_DECLARED, list(tenant_ids))
-    return {row["tenant_id"]: SearchFields(*row) for row in rows}
+    """What these tenants declared, of those that did.
+
+    Raises:
+        ChainDamagedError: the row of one is none that declaring makes.
+    """
+    rows = await fetch_as(connection, SearchFields, _DECLARED, list(tenant_ids))
+    for row in rows:
+        if not isinstance(row.fields, list) or not all(isinstance(field, str) for field in row.fields):
+            raise ChainDamagedError(row.tenant_id, f"its row in search_fields names {row.fields}, which are no fields")
+    return {row.tenant_id: row for row in rows}
 
 
 async def unbuilt(connection: Connection) -> list[str]:

@@ -33,9 +33,13 @@ def columns(row: type[NamedTuple], times: Collection[str] = ()) -> str:
 def clamped_columns(row: type[NamedTuple], times: Collection[str]) -> str:
     """As ``columns``, but a time that Python cannot tell becomes the first or last one that it can: for rows whose
     times are proved by signatures, which then do not hold."""
-    return ", ".join(
-        f"greatest(least({name}, {_LAST}), {_FIRST}) AS {name}" if name in times else name for name in row._fields
-    )
+    return ", ".join(clamped(name) if name in times else name for name in row._fields)
+
+
+def clamped(column: str) -> str:
+    """SQL of ``column``, which is not NULL, under its own name; the first or last time that Python can tell where it
+    cannot."""
+    return f"greatest(least({column}, {_LAST}), {_FIRST}) AS {column.rpartition('.')[2]}"
 
 
 def like(patterns: Sequence[str]) -> list[str]:

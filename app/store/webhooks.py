@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.chain_reads import ListedEntry
 from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
-from app.store.rows import columns, fetch_as, fetch_one_as
+from app.store.rows import clamped, clamped_columns, columns, fetch_as, fetch_one_as, told
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -47,7 +47,7 @@ class ListedWebhook(NamedTuple):
     delivered_at: datetime | None
     failing_since: datetime | None
     last_error: str | None
-    stopped_at: datetime | None
+    is_stopped: bool
     created_by: str | None
     created_at: datetime
     dead_letters: int
@@ -79,16 +79,18 @@ SELECT $1, $2, $3, $4, $5,
    AND (SELECT count(*) FROM scheduler.webhooks WHERE tenant_id = $2) < $9
 RETURNING true
 """
-_LISTED = """
-SELECT w.webhook_id, w.tenant_id, w.url, w.actions, w.job, w.delivered_seq, coalesce(h.head_seq, 0), w.delivered_at,
-       w.failing_since, w.last_error, w.stopped_at, w.created_by, w.created_at,
+_LISTED = f"""
+SELECT w.webhook_id, w.tenant_id, w.url, w.actions, w.job, w.delivered_seq, coalesce(h.head_seq, 0),
+       {told("w.delivered_at")}, {told("w.failing_since")}, w.last_error, w.stopped_at IS NOT NULL, w.created_by,
+       {clamped("w.created_at")},
        (SELECT count(*) FROM scheduler.webhook_dead_letters d WHERE d.webhook_id = w.webhook_id)
   FROM scheduler.webhooks w LEFT JOIN scheduler.chain_heads h USING (tenant_id)
 """
 _LIST = f"{_LISTED} WHERE w.tenant_id = $1 ORDER BY w.created_at, w.webhook_id"
 _FIND = f"{_LISTED} WHERE w.webhook_id = $1"
 _DEAD_LETTERS = f"""
-SELECT {columns(DeadLetter)} FROM scheduler.webhook_dead_letters WHERE webhook_id = $1 ORDER BY seq LIMIT $2
+SELECT {clamped_columns(DeadLetter, ("created_at",))} FROM scheduler.webhook_dead_letters
+ WHERE webhook_id = $1 ORDER BY seq LIMIT $2
 """
 _REMOVE = "DELETE FROM scheduler.webhooks WHERE webhook_id = $1"
 _FORGET = "DELETE FROM scheduler.webhook_dead_letters WHERE webhook_id = $1"
@@ -133,7 +135,9 @@ UPDATE scheduler.webhooks SET delivered_seq = greatest(delivered_seq, $3), deliv
  WHERE {_HELD} RETURNING true
 """
 _FAIL = f"""
-UPDATE scheduler.webhooks SET failing_since = coalesce(failing_since, now()), last_error = $3
+UPDATE scheduler.webhooks SET last_error = $3,
+       failing_since = CASE WHEN failing_since BETWEEN timestamptz '0001-01-02 00:00:00Z' AND now() THEN failing_since
+                            ELSE now() END
  WHERE {_HELD} RETURNING failing_since
 """
 _STOP = f"UPDATE scheduler.webhooks SET stopped_at = now(), last_error = $3 WHERE {_HELD} RETURNING true"
@@ -192,7 +196,8 @@ async def send_again(connection: Connection, webhook_id: str) -> None:
 
 
 async def hold(connection: Connection, holder: str, held_s: float) -> list[Webhook]:
-    """The receivers that ``holder`` delivers to for the next ``held_s`` seconds: those it had, and those nobody has."""
+    """The receivers that ``holder`` delivers to for the next ``held_s`` seconds: those it had, and those
+    nobody has; but for rows that another session has locked just now, of which an earlier hold goes on."""
     return await fetch_as(connection, Webhook, _HOLD, holder, held_s)
 
 

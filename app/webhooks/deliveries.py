@@ -26,6 +26,7 @@ from app.store.faults import DATABASE_FAULTS
 from app.store.reading import Pool, reading
 from app.store.webhooks import Webhook
 from app.webhooks.delivery import Bury, Delivery, Follow
+from app.webhooks.names import Names
 from ledger.errors import DatabaseUnavailableError
 
 HOLD_S = 6.0
@@ -61,6 +62,7 @@ class Deliveries:
     def __post_init__(self) -> None:
         self._holder = token_hex(8)
         self._held: dict[str, _Held] = {}
+        self._names = Names()
         self._context: ssl.SSLContext | None = None
 
     async def run(self) -> None:
@@ -98,7 +100,8 @@ class Deliveries:
         rows = {webhook.webhook_id: webhook for webhook in webhooks}
 
         def is_over(held: _Held) -> bool:
-            """Also where others may have delivered meanwhile, and where the row is not what it was."""
+            """Its task has ended, others may have delivered meanwhile, or its row was changed. One of which no row came
+            may be locked just now: it lasts as long as it is held, and finds out itself that it was removed."""
             known = held.delivery.webhook
             is_late = asked_s >= held.delivery.held_until_s
             return held.task.done() or is_late or rows.get(known.webhook_id, known) != known
@@ -118,6 +121,7 @@ class Deliveries:
             secret=self.secret,
             bury=self.bury,
             follow=self.follow,
+            names=self._names,
             networks=self.networks,
             context=self._context,
             metrics=self.metrics,

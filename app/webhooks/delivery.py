@@ -39,6 +39,7 @@ from app.store.chain_reads import ListedEntry
 from app.store.reading import Pool, reading
 from app.store.webhooks import Place, Webhook
 from app.webhooks.messages import message_of
+from app.webhooks.names import Names
 from app.webhooks.sending import Answer, Outcome, attempt
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, LedgerError
 
@@ -80,6 +81,7 @@ class Delivery:
     secret: Callable[[Webhook], bytes]
     bury: Bury
     follow: Follow
+    names: Names
     networks: Sequence[IpNetwork]
     context: ssl.SSLContext
     metrics: Metrics
@@ -125,6 +127,9 @@ class Delivery:
         if place.again_seq is not None:
             await self._send_again(place.again_seq)
             return True
+        if place.sending_seq > place.head_seq:
+            ends = f"a message to webhook {self.webhook.webhook_id} would end at seq {place.sending_seq}"
+            raise ChainDamagedError(self.webhook.tenant_id, f"{ends}, and the chain ends at {place.head_seq}")
         is_begun = place.sending_seq > place.delivered_seq
         upto_seq = place.sending_seq if is_begun else place.head_seq
         entries, end_seq = await self._read(place.delivered_seq, upto_seq, self._entries_max)
@@ -213,7 +218,7 @@ class Delivery:
             secret = self.secret(self.webhook)
         except LedgerError as error:
             return Answer(Outcome.AWAY, str(error))
-        return await attempt(self._client, self.webhook.url, message, secret, self.networks)
+        return await attempt(self._client, self.webhook.url, message, secret, self.names, self.networks)
 
     async def _confirm(self, seq: int, taken: int, refused: Sequence[int] = (), reason: str = "") -> None:
         async with reading(self.pool) as connection:

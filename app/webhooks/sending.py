@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ import httpx
 from app.asking import NoAnswerError
 from app.setting_types import IpNetwork
 from app.webhooks.messages import Message
+from app.webhooks.names import Names
 
 TIMEOUT_S = 15.0
 """Longest that one attempt may take, from the look for an address to the head of the answer."""
@@ -62,10 +62,12 @@ class Answer(NamedTuple):
 
 
 async def attempt(
-    client: httpx.AsyncClient, url: str, message: Message, secret: bytes, networks: Sequence[IpNetwork]
+    client: httpx.AsyncClient, url: str, message: Message, secret: bytes, names: Names, networks: Sequence[IpNetwork]
 ) -> Answer:
     """Send the message once. ``client`` is for this URL alone, as its connections are known by their addresses."""
     target = httpx.URL(url)
+    if target.scheme not in ("http", "https"):
+        return Answer(Outcome.AWAY, f"{url} is no address of HTTP: remove the webhook and add it again")
     headers = {
         **message.headers(secret, int(time.time())),
         "Host": target.netloc.decode(),
@@ -73,7 +75,7 @@ async def attempt(
     }
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            address = await address_of(target.host, target.port or _PORTS[target.scheme], networks)
+            address = await address_of(target.host, names, networks)
             request = client.build_request(
                 "POST",
                 target.copy_with(host=address),
@@ -92,17 +94,17 @@ async def attempt(
     return _judged(answer)
 
 
-async def address_of(host: str, port: int, networks: Sequence[IpNetwork]) -> str:
+async def address_of(host: str, names: Names, networks: Sequence[IpNetwork]) -> str:
     """An address of ``host`` that may be asked: a public one, or one of ``networks``.
 
     Raises:
         NoAnswerError: it has none.
     """
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = await names.addresses(host)
     except (OSError, UnicodeError) as error:
         raise NoAnswerError(f"{host} is not found: {error}") from error
-    allowed = [str(each[4][0]) for each in found if may_be_asked(str(each[4][0]), networks)]
+    allowed = [address for address in found if may_be_asked(address, networks)]
     if not allowed:
         raise NoAnswerError(f"{host} has no address that is public or in webhooks.networks")
     return random.choice(allowed)  # noqa: S311 (another one with the next attempt, no secret)
@@ -118,9 +120,6 @@ def may_be_asked(text: str, networks: Sequence[IpNetwork]) -> bool:
     if isinstance(address, IPv6Address) and address not in UNICAST:
         return False
     return address.is_global and not address.is_multicast and not any(address in network for network in SPECIAL)
-
-
-_PORTS = {"http": 80, "https": 443}
 
 
 def _judged(answer: httpx.Response) -> Answer:

@@ -314,6 +314,27 @@ async def test_rows_that_are_dropped_keep_neither_the_chain_nor_other_tenants_wa
         assert numbers(await chains.sound("acme")) == [1, 2]
 
 
+async def test_fields_that_are_none_keep_their_tenant_waiting_and_no_other(
+    run_node: RunNode, superuser: asyncpg.Connection
+) -> None:
+    async with run_node() as service:
+        for tenant_id in ("acme", "beta"):
+            await service.submitter.submit(created(tenant_id, 1), key=None)
+        await until(lambda: followed(superuser), "both are followed")
+        await superuser.execute("INSERT INTO scheduler.search_fields (tenant_id, fields) VALUES ('acme', '{NULL}')")
+        for tenant_id in ("acme", "beta"):
+            await service.submitter.submit(created(tenant_id, 2), key=None)
+
+        async def beta_is_followed() -> bool:
+            seq, head_seq = (await places(superuser))["beta"]
+            return seq == head_seq == 2
+
+        await until(beta_is_followed, "the other tenant is followed", 20)
+        assert "search_fields" in str(await until(lambda: service.job_table.last_error, "it is said"))
+        await superuser.execute("DELETE FROM scheduler.search_fields")
+        await until(lambda: followed(superuser), "what waited is followed", 20)
+
+
 async def test_once_the_connection_is_lost_no_tenant_is_tried_any_more(
     run_node: RunNode, database: Database, superuser: asyncpg.Connection
 ) -> None:

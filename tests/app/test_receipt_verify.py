@@ -62,8 +62,6 @@ def test_a_receipt_gets_its_exit_code_from_both(case: Case, both: Both) -> None:
 
 
 SEEN_BY_KEYS_ALONE = {"with the signature of another", "a checkpoint whose text was changed"}
-# With keys the signature is by nobody known; without, the root alone counts.
-HELD_BY_A_STRANGER = {"kept: by a stranger"}
 
 
 def test_without_keys_the_same_is_broken_but_for_signatures_and_the_rest_incomplete(both: Both) -> None:

@@ -25,6 +25,7 @@ from app.store.chain_reads import ListedEntry
 from app.store.webhooks import Webhook
 from app.webhooks import deliveries, delivery, sending
 from app.webhooks.messages import message_of, secret_text
+from app.webhooks.names import Names
 from app.webhooks.sending import Outcome
 from ledger.machines.events import SystemAction
 from tests.app.certificates import Authority
@@ -427,8 +428,8 @@ async def test_the_connection_goes_to_the_address_that_was_looked_at() -> None:
     webhook = Webhook("5f0c9a1e2b3d4c5f", "acme", "https://localhost:8443/hook?a=b", None, None)
     message = message_of(webhook, [ENTRY])
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-        allowed = await sending.attempt(client, webhook.url, message, b"key", [ip_network("127.0.0.0/8")])
-        refused = await sending.attempt(client, webhook.url, message, b"key", [])
+        allowed = await sending.attempt(client, webhook.url, message, b"key", Names(), [ip_network("127.0.0.0/8")])
+        refused = await sending.attempt(client, webhook.url, message, b"key", Names(), [])
     (request,) = asked
     assert (allowed.outcome, refused.outcome) == (Outcome.TAKEN, Outcome.AWAY)
     assert str(request.url) == "https://127.0.0.1:8443/hook?a=b"

@@ -16,7 +16,6 @@ SKEW_MS = 5000
 NODE_IDS = st.from_regex(r"\A[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 HLCS = st.builds(Hlc, st.integers(0, PHYSICAL_MS_MAX), st.integers(0, LOGICAL_MAX), NODE_IDS)
 WALL_MS = st.integers(0, 2**43)
-LOGICALS = st.integers(0, LOGICAL_MAX)
 
 
 def clock_at(physical_ms: int, logical: int = 0) -> Clock:

@@ -1,0 +1,72 @@
+"""Rows of webhooks that somebody edits below a running node: told, and no more than the webhook itself stands still."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from tests.app.chains import until
+from tests.app.conftest import MakeSettings, RunServer
+from tests.app.receiver import Receiver
+from tests.app.test_webhooks import LOOPBACK, add, receiver, shown, soon, until_taken, write
+
+__all__ = ["receiver", "soon"]
+
+
+@pytest.mark.parametrize("time", ["infinity", "-infinity", "20000-01-01", "4000-01-01 BC"])
+async def test_no_time_fails_what_is_read_beside_it(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, receiver: Receiver, time: str
+) -> None:
+    async with run_server(make_settings(**LOOPBACK)) as client:
+        await write(client, 3)
+        await add(client, receiver, from_seq=1)
+        await until_taken(receiver, 3)
+        receiver.judge = lambda _: 503
+        await write(client, 1)
+
+        async def is_failing() -> bool:
+            return (await shown(client))["state"] == "failing"
+
+        await until(is_failing, "the list says so")
+        set_times = "failing_since = $1::text::timestamptz, created_at = $1::text::timestamptz"
+        await superuser.execute(
+            f"UPDATE scheduler.webhooks SET {set_times}, delivered_at = $1::text::timestamptz", time
+        )
+        refused = len(receiver.requests)
+        await until(lambda: len(receiver.requests) > refused + 2, "it is tried again")
+        await until(is_failing, "the list still says so")
+        assert (await client.get("/metrics")).status_code == 200
+        receiver.judge = lambda _: 200
+        await until_taken(receiver, 4)
+
+
+async def test_a_message_that_would_end_behind_the_chain_is_told_and_passes_nothing_over(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, receiver: Receiver
+) -> None:
+    async with run_server(make_settings(**LOOPBACK)) as client:
+        await write(client, 3)
+        await add(client, receiver, from_seq=1)
+        await until_taken(receiver, 3)
+        await superuser.execute("UPDATE scheduler.webhooks SET sending_seq = 1000000000000")
+
+        async def is_told() -> bool:
+            return "the chain ends at 3" in ((await shown(client))["last_error"] or "")
+
+        await until(is_told, "the list says what is wrong")
+        await superuser.execute("UPDATE scheduler.webhooks SET sending_seq = 3")
+        await write(client, 1)
+        await until_taken(receiver, 4)
+
+
+async def test_an_address_that_is_none_of_http_is_told(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, receiver: Receiver
+) -> None:
+    async with run_server(make_settings(**LOOPBACK)) as client:
+        await add(client, receiver, from_seq=1)
+        await superuser.execute("UPDATE scheduler.webhooks SET url = 'ftp://127.0.0.1/'")
+
+        async def is_told() -> bool:
+            await write(client, 1)
+            return "is no address of HTTP" in ((await shown(client))["last_error"] or "")
+
+        await until(is_told, "the list says what is wrong")
