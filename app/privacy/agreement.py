@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,8 +62,16 @@ class _Newest(NamedTuple):
     at: datetime
 
 
-async def agree(connection: Connection, keys: SubjectKeys, node_id: str, unchained: Unchained) -> Doubts:
-    """Have the tables agree with the chains; the tenants of which that cannot be done, and why.
+class Agreed(NamedTuple):
+    """Tenants whose tables cannot be made to agree, and why; and what the chain said last of those whose newest
+    declaration it does not say yet."""
+
+    doubts: Doubts
+    said_before: dict[str, dict[str, Any]]
+
+
+async def agree(connection: Connection, keys: SubjectKeys, node_id: str, unchained: Unchained) -> Agreed:
+    """Have the tables agree with the chains, as far as that can be done.
 
     Raises:
         one of DATABASE_FAULTS: Postgres does not say, or does not take it.
@@ -71,7 +80,7 @@ async def agree(connection: Connection, keys: SubjectKeys, node_id: str, unchain
     try:
         if await store.read_state(connection) is None:
             if not await _is_anything_said(connection, unchained):
-                return doubts
+                return Agreed(doubts, {})
             await keys.begin(connection)
     except PrivacyUnavailableError as error:
         log.error("privacy_without_state", error=str(error))
@@ -79,17 +88,17 @@ async def agree(connection: Connection, keys: SubjectKeys, node_id: str, unchain
         await _destroy(connection, unchained.erasures, node_id, doubts)
         async for entries in chain.erasures(connection):
             await _destroy(connection, entries, node_id, doubts)
-    behind, in_doubt = await _behind(connection, unchained.declarations)
+    behind, in_doubt, said_before = await _behind(connection, unchained.declarations)
     if behind:
         try:
             async with connection.transaction():
                 await store.lock_state(connection)
-                behind, in_doubt = await _behind(connection, unchained.declarations)
+                behind, in_doubt, said_before = await _behind(connection, unchained.declarations)
                 for newest in behind:
                     await _declare_again(connection, newest, node_id)
         except PrivacyUnavailableError as error:
             in_doubt |= {each.tenant_id: f"its table is behind its chain: {error}" for each in behind}
-    return doubts | in_doubt
+    return Agreed(doubts | in_doubt, said_before)
 
 
 async def _is_anything_said(connection: Connection, unchained: Unchained) -> bool:
@@ -138,8 +147,11 @@ async def _revision(connection: Connection) -> int:
 # --- declarations ---------------------------------------------------------------------------------
 
 
-async def _behind(connection: Connection, unchained: Sequence[PrivacyEntry]) -> tuple[list[_Newest], Doubts]:
-    """What counts for tenants whose table has something else, and the tenants of which it cannot be told.
+async def _behind(
+    connection: Connection, unchained: Sequence[PrivacyEntry]
+) -> tuple[list[_Newest], Doubts, dict[str, dict[str, Any]]]:
+    """What counts for tenants whose table has something else, the tenants of which it cannot be told, and what the
+    chain said last where it does not say yet what counts.
 
     The chains are read first: what they have was noted before.
     """
@@ -152,7 +164,7 @@ async def _behind(connection: Connection, unchained: Sequence[PrivacyEntry]) -> 
         noted[record.tenant_id].append(record)
     rows, _ = await store.declared_since(connection, 0)
     declared = {row.tenant_id: row for row in rows}
-    behind, doubts = [], Doubts()
+    behind, doubts, said_before = [], Doubts(), {}
     for tenant_id in {*chained, *noted, *(fault.tenant_id for fault in faults)}:
         try:
             broken = [fault for fault in faults if fault.tenant_id == tenant_id]
@@ -162,7 +174,11 @@ async def _behind(connection: Connection, unchained: Sequence[PrivacyEntry]) -> 
             continue
         if newest is not None and not _says(declared.get(tenant_id), newest):
             behind.append(newest)
-    return behind, doubts
+        if newest is not None and chained[tenant_id] and not _is_among(chained[tenant_id], newest):
+            said = _facts_or_none(chained[tenant_id][-1])
+            if said is not None:
+                said_before[tenant_id] = said
+    return behind, doubts, said_before
 
 
 def _newest(
@@ -180,6 +196,12 @@ def _newest(
     for fault in faults:
         if last is None or last_place is None or fault.revision is None or fault.revision > last.revision:
             raise InvalidInputError(fault.reason)
+    if last is not None and last_place is not None:
+        entry = chained[last_place]
+        if _facts_or_none(entry) not in (None, last.facts):
+            raise InvalidInputError(f"what was noted at revision {last.revision} is not what its entry says")
+    elif last is not None and last.seq is not None:
+        raise InvalidInputError(f"what was noted at revision {last.revision} as seq {last.seq} is in no chain")
     unknown = [entry for entry in chained if entry.name not in known]
     if unknown and (last_place is None or place[unknown[-1].name] > last_place):
         entry = unknown[-1]
@@ -192,6 +214,11 @@ def _newest(
         return None
     seq = None if last_place is None else chained[last_place].seq
     return _Newest(tenant_id, last.revision, last.facts, seq, last.created_at)
+
+
+def _is_among(entries: Sequence[PrivacyEntry], newest: _Newest) -> bool:
+    name = name_of(SystemAction.PRIVACY_DECLARED, newest.facts["id"])
+    return any(entry.name == name for entry in entries)
 
 
 def _says(row: DeclaredFields | None, newest: _Newest) -> bool:
@@ -226,6 +253,21 @@ def _facts(entry: PrivacyEntry, action: SystemAction) -> dict[str, Any]:
     if name_of(action, facts["id"]) != entry.name:
         raise InvalidInputError("id: is not the one that the entry is about", ("id",))
     return facts
+
+
+def _facts_or_none(entry: PrivacyEntry) -> dict[str, Any] | None:
+    with suppress(InvalidInputError):
+        return _facts(entry, SystemAction.PRIVACY_DECLARED)
+    return None
+
+
+async def is_said(connection: Connection, record: PrivacyRecord) -> bool:
+    """Whether the tenant's chain says what was noted of a declaration."""
+    name = name_of(SystemAction.PRIVACY_DECLARED, record.facts["id"])
+    payload = await chain.payload_of(connection, record.tenant_id, name)
+    if payload is None:
+        return False
+    return _facts_or_none(PrivacyEntry(record.tenant_id, record.seq, name, payload, 0)) == record.facts
 
 
 def _time(entry: PrivacyEntry) -> datetime:

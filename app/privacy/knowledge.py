@@ -4,7 +4,9 @@ One row is asked for its revision every ``REFRESH_S``; only when that has risen 
 on another node is honoured here within ``REFRESH_S`` and one query while Postgres answers. While it does not, the
 declarations last known stay in force and keys are dropped after ``app.privacy.keys.TRUSTED_S``.
 
-Nothing that Postgres shows makes a field public that was private, but a newer declaration::
+Nothing that Postgres shows makes a field public that was private, but a newer declaration that the chain says::
+
+    a declaration is not chained yet    what was private before is so, too, until it is
 
     a declaration is gone               what was known of it stays in force
     the revision went back              all is read again; of two declarations both are in force
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from app.privacy.agreement import Unchained, agree
+from app.privacy.agreement import Unchained, agree, is_said
 from app.privacy.keys import SubjectKeys
 from app.store import privacy as store
 from app.store.faults import DATABASE_FAULTS
@@ -56,6 +58,8 @@ class PrivacyKnowledge:
         self._doubts: dict[str, str] = {}
         self._logged: dict[str, str] = {}
         """The doubt of each tenant that was logged last."""
+        self._unsaid: dict[str, tuple[store.DeclaredFields, store.PrivacyRecord]] = {}
+        """Declarations of others that no chain says yet: until it does, what was private before stays so."""
         self._new_doubts: set[str] = set()
         """Tenants that came into doubt since the chains were read last."""
         self._revision = 0
@@ -143,6 +147,13 @@ class PrivacyKnowledge:
                 await self._read_again(connection)
             elif state.revision > self._revision:
                 await self._read_new(connection)
+            for declared, record in [*self._unsaid.values()]:
+                is_newest = self._learned.get(declared.tenant_id) == declared.revision
+                if is_newest and not await is_said(connection, record):
+                    continue
+                del self._unsaid[declared.tenant_id]
+                if is_newest:
+                    self._declarations[declared.tenant_id] = declaration_of(declared.fields, declared.subject)
             self._revision = state.revision
             self.keys.trust(asked_s)
 
@@ -150,8 +161,11 @@ class PrivacyKnowledge:
         declared, faults = await store.declared_since(connection, self._revision)
         for each in declared:
             try:
-                await store.check_noted(connection, each)
+                record = await store.check_noted(connection, each)
+                known, learned = self._declarations.get(each.tenant_id), self._learned.get(each.tenant_id, 0)
                 self.learn(each)
+                if known is not None and learned < self._learned.get(each.tenant_id, 0):
+                    self._keep_until_said(each, record, known)
             except PrivacyDamagedError as error:
                 self._doubt(each.tenant_id, str(error))
         for fault in faults:
@@ -184,7 +198,7 @@ class PrivacyKnowledge:
         self._new_doubts.clear()
         try:
             async with reading(self._pool, timeout_s=AGREEMENT_TIMEOUT_S) as connection:
-                doubts = await agree(connection, self.keys, self._node_id, self._unchained)
+                doubts, said_before = await agree(connection, self.keys, self._node_id, self._unchained)
         finally:
             self._agreed_s = monotonic()
         async with self._turn, reading(self._pool) as connection:
@@ -193,6 +207,10 @@ class PrivacyKnowledge:
             self._doubts = {name: why for name, why in self._doubts.items() if name in self._new_doubts}
             for each in declared:
                 self.learn(each)
+                said = said_before.get(each.tenant_id)
+                if said is not None and self._learned.get(each.tenant_id) == each.revision:
+                    record = await store.read_record(connection, each.tenant_id, each.revision)
+                    self._keep_until_said(each, record, declaration_of(said["fields"], said.get("subject")))
             for fault in faults:
                 self._doubt(fault.tenant_id, fault.reason)
             for tenant_id, reason in doubts.items():
@@ -210,6 +228,16 @@ class PrivacyKnowledge:
         except InvalidInputError as error:
             # Somebody edited the table. What was known before stays in force.
             self._doubt(declared.tenant_id, f"its row in private_fields is not one that could be declared: {error}")
+
+    def _keep_until_said(
+        self, declared: store.DeclaredFields, record: store.PrivacyRecord | None, before: Declaration
+    ) -> None:
+        """Have private what was ``before``, too, until the chain says what was declared: who edits the tables alone
+        makes nothing public."""
+        tenant_id = declared.tenant_id
+        self._declarations[tenant_id] = private_in_either(self._declarations[tenant_id], before)
+        if record is not None:
+            self._unsaid[tenant_id] = declared, record
 
     def _doubt(self, tenant_id: str, reason: str) -> None:
         if self._logged.get(tenant_id) != reason:

@@ -41,6 +41,10 @@ _ENTRIES = """
 """One look into the index of job ids a tenant, as what these entries are about begins alike. OFFSET keeps the planner
 from reading the whole log instead."""
 
+_PAYLOAD = """
+SELECT payload FROM scheduler.scheduler_log
+ WHERE tenant_id = $1 AND job_id = $2 AND action = $3 AND origin IS NULL LIMIT 1
+"""
 _NOT_DESTROYED = """
 SELECT n.tenant_id, n.key_id FROM unnest($1::text[], $2::text[]) AS n(tenant_id, key_id)
   LEFT JOIN scheduler.subject_keys AS k ON k.tenant_id = n.tenant_id AND k.key_id = n.key_id
@@ -61,6 +65,12 @@ _ERASED = (SystemAction.SUBJECT_ERASED, "erasure:", "erasure;")
 async def declarations(connection: Connection) -> list[PrivacyEntry]:
     """Every declaration that a chain holds, of all tenants."""
     return await fetch_as(connection, PrivacyEntry, f"{_ENTRIES} ORDER BY l.tenant_id, l.seq", *_DECLARED)
+
+
+async def payload_of(connection: Connection, tenant_id: str, name: str) -> str | None:
+    """What the tenant's chain holds of the declaration ``name``; None where it holds none."""
+    payload: str | None = await connection.fetchval(_PAYLOAD, tenant_id, name, SystemAction.PRIVACY_DECLARED)
+    return payload
 
 
 async def erasures(connection: Connection) -> AsyncIterator[list[PrivacyEntry]]:

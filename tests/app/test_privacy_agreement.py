@@ -205,6 +205,63 @@ async def test_a_newer_declaration_that_nobody_noted_is_not_believed(
         knowledge.check_certain("acme")
 
 
+FORGED = """
+UPDATE scheduler.privacy_state SET revision = revision + 1;
+UPDATE scheduler.private_fields
+   SET fields = '[]', subject = NULL, revision = (SELECT revision FROM scheduler.privacy_state);
+INSERT INTO scheduler.privacy_records (tenant_id, revision, action, facts, node_id, seq)
+SELECT 'acme', revision, 'PRIVACY_DECLARED', {facts}, 'nobody', {seq} FROM scheduler.privacy_state
+"""
+INVENTED = """'{"fields":[],"id":"00000000000000000000000000000000"}'"""
+OLD = "(SELECT json_build_object('fields', '[]'::json, 'id', facts->>'id') FROM scheduler.privacy_records LIMIT 1)"
+
+
+@pytest.mark.parametrize(("facts", "seq"), [(INVENTED, "1"), (INVENTED, "NULL"), (OLD, "1"), (OLD, "NULL")])
+async def test_what_was_private_stays_so_until_the_chain_says_otherwise_whatever_is_noted(
+    run_server: RunServer,
+    settings: Settings,
+    pool: asyncpg.Pool,
+    superuser: asyncpg.Connection,
+    facts: str,
+    seq: str,
+) -> None:
+    async with run_server(settings) as client:
+        await declare_for(client, "acme")
+    keys = SubjectKeys(pool, settings.privacy_master_key_uri)
+
+    def is_private(knowledge: PrivacyKnowledge) -> bool:
+        return knowledge.declarations["acme"].fields == (("spec", "user"),) or "acme" in knowledge.doubts
+
+    running = PrivacyKnowledge(pool, keys, "node-b")
+    await running.start(Unchained())
+    await superuser.execute(FORGED.format(facts=facts, seq=seq))
+    for _ in range(2):
+        await running.refresh()
+        assert is_private(running)
+    started = PrivacyKnowledge(pool, keys, "node-c")
+    await started.start(Unchained())
+    assert is_private(started)
+    await started.refresh()
+    assert is_private(started)
+
+
+async def test_a_declaration_of_another_node_makes_less_private_once_its_chain_says_so(
+    run_server: RunServer, settings: Settings, pool: asyncpg.Pool
+) -> None:
+    async with run_server(settings) as client:
+        await declare_for(client, "acme", ["spec.user", "spec.team"])
+        other = PrivacyKnowledge(pool, SubjectKeys(pool, settings.privacy_master_key_uri), "node-b")
+        await other.start(Unchained())
+        await declare_for(client, "acme", ["spec.team"])
+        await other.refresh()
+        assert other.declarations["acme"].fields == (("spec", "team"),)
+        late = PrivacyKnowledge(pool, SubjectKeys(pool, settings.privacy_master_key_uri), "node-c")
+        await late.start(Unchained())
+        await note(pool, 9, [], "f" * 32)
+        await late.refresh()
+        assert late.declarations["acme"].fields == (("spec", "team"),)
+
+
 async def test_what_only_the_wal_has_counts_before_it_is_chained(
     pool: asyncpg.Pool, keys: SubjectKeys, superuser: asyncpg.Connection
 ) -> None:
@@ -259,7 +316,7 @@ async def test_of_two_declarations_of_one_moment_the_later_change_counts(pool: a
     await note(pool, 2, ["reason"], "2" * 32)
     chained = [entry("privacy", "2" * 32, fields=["reason"]), entry("privacy", "1" * 32, fields=["spec"])]
     async with pool.acquire() as connection:
-        assert await agree(connection, keys, "node-a", Unchained(chained)) == {}
+        assert await agree(connection, keys, "node-a", Unchained(chained)) == ({}, {})
         declared = await store.read_declared(connection, "acme")
         assert declared is not None
         assert declared.fields == ["reason"]
