@@ -53,13 +53,15 @@ class Unchained(NamedTuple):
 
 
 class _Newest(NamedTuple):
-    """The declaration that counts for a tenant; ``revision`` is None when the tables do not know of it."""
+    """The declaration that counts for a tenant; ``revision`` is None when the tables do not know of it, and it is said
+    by a chain, or by the WAL of this node."""
 
     tenant_id: str
     revision: int | None
     facts: dict[str, Any]
     seq: int | None
     at: datetime
+    is_said: bool
 
 
 class Agreed(NamedTuple):
@@ -174,7 +176,7 @@ async def _behind(
             continue
         if newest is not None and not _says(declared.get(tenant_id), newest):
             behind.append(newest)
-        if newest is not None and chained[tenant_id] and not _is_among(chained[tenant_id], newest):
+        if newest is not None and chained[tenant_id] and not newest.is_said:
             said = _facts_or_none(chained[tenant_id][-1])
             if said is not None:
                 said_before[tenant_id] = said
@@ -207,18 +209,13 @@ def _newest(
         entry = unknown[-1]
         try:
             facts = _facts(entry, SystemAction.PRIVACY_DECLARED)
-            return _Newest(tenant_id, None, facts, entry.seq, _time(entry))
+            return _Newest(tenant_id, None, facts, entry.seq, _time(entry), True)
         except InvalidInputError as error:
             raise InvalidInputError(f"its entry {entry.name} does not say what is private: {error}") from error
     if last is None:
         return None
     seq = None if last_place is None else chained[last_place].seq
-    return _Newest(tenant_id, last.revision, last.facts, seq, last.created_at)
-
-
-def _is_among(entries: Sequence[PrivacyEntry], newest: _Newest) -> bool:
-    name = name_of(SystemAction.PRIVACY_DECLARED, newest.facts["id"])
-    return any(entry.name == name for entry in entries)
+    return _Newest(tenant_id, last.revision, last.facts, seq, last.created_at, last_place is not None)
 
 
 def _says(row: DeclaredFields | None, newest: _Newest) -> bool:
@@ -264,10 +261,8 @@ def _facts_or_none(entry: PrivacyEntry) -> dict[str, Any] | None:
 async def is_said(connection: Connection, record: PrivacyRecord) -> bool:
     """Whether the tenant's chain says what was noted of a declaration."""
     name = name_of(SystemAction.PRIVACY_DECLARED, record.facts["id"])
-    payload = await chain.payload_of(connection, record.tenant_id, name)
-    if payload is None:
-        return False
-    return _facts_or_none(PrivacyEntry(record.tenant_id, record.seq, name, payload, 0)) == record.facts
+    entry = await chain.declaration(connection, record.tenant_id, name)
+    return entry is not None and _facts_or_none(entry) == record.facts
 
 
 def _time(entry: PrivacyEntry) -> datetime:

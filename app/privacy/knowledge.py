@@ -7,7 +7,6 @@ declarations last known stay in force and keys are dropped after ``app.privacy.k
 Nothing that Postgres shows makes a field public that was private, but a newer declaration that the chain says::
 
     a declaration is not chained yet    what was private before is so, too, until it is
-
     a declaration is gone               what was known of it stays in force
     the revision went back              all is read again; of two declarations both are in force
     rows are damaged, or behind         the tenant is in doubt: what may be private is refused

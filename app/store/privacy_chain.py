@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.rows import fetch_as, fetch_tuples
+from app.store.rows import fetch_as, fetch_one_as, fetch_tuples
 from ledger.machines.events import SystemAction
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ _ENTRIES = """
 """One look into the index of job ids a tenant, as what these entries are about begins alike. OFFSET keeps the planner
 from reading the whole log instead."""
 
-_PAYLOAD = """
-SELECT payload FROM scheduler.scheduler_log
+_DECLARATION = """
+SELECT tenant_id, seq, job_id, payload, hlc_physical FROM scheduler.scheduler_log
  WHERE tenant_id = $1 AND job_id = $2 AND action = $3 AND origin IS NULL LIMIT 1
 """
 _NOT_DESTROYED = """
@@ -67,10 +67,9 @@ async def declarations(connection: Connection) -> list[PrivacyEntry]:
     return await fetch_as(connection, PrivacyEntry, f"{_ENTRIES} ORDER BY l.tenant_id, l.seq", *_DECLARED)
 
 
-async def payload_of(connection: Connection, tenant_id: str, name: str) -> str | None:
-    """What the tenant's chain holds of the declaration ``name``; None where it holds none."""
-    payload: str | None = await connection.fetchval(_PAYLOAD, tenant_id, name, SystemAction.PRIVACY_DECLARED)
-    return payload
+async def declaration(connection: Connection, tenant_id: str, name: str) -> PrivacyEntry | None:
+    """The declaration ``name`` of the tenant's chain; None where that has none."""
+    return await fetch_one_as(connection, PrivacyEntry, _DECLARATION, tenant_id, name, SystemAction.PRIVACY_DECLARED)
 
 
 async def erasures(connection: Connection) -> AsyncIterator[list[PrivacyEntry]]:

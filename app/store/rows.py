@@ -50,7 +50,12 @@ def like(patterns: Sequence[str]) -> list[str]:
 
 def told(column: str) -> str:
     """SQL of ``column``, under its own name; NULL where Python cannot tell the time."""
-    return f"CASE WHEN {column} BETWEEN {_FIRST} AND {_LAST} THEN {column} END AS {column.rpartition('.')[2]}"
+    return f"{tellable(column)} AS {column.rpartition('.')[2]}"
+
+
+def tellable(column: str) -> str:
+    """SQL of the time in ``column``; NULL where Python cannot tell it."""
+    return f"CASE WHEN {column} BETWEEN {_FIRST} AND {_LAST} THEN {column} END"
 
 
 async def fetch_as(connection: Connection, row: type[Row], query: str, *arguments: object) -> list[Row]:

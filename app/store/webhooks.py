@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.chain_reads import ListedEntry
 from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
-from app.store.rows import clamped, clamped_columns, columns, fetch_as, fetch_one_as, told
+from app.store.rows import clamped, clamped_columns, columns, fetch_as, fetch_one_as, tellable, told
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -135,9 +135,7 @@ UPDATE scheduler.webhooks SET delivered_seq = greatest(delivered_seq, $3), deliv
  WHERE {_HELD} RETURNING true
 """
 _FAIL = f"""
-UPDATE scheduler.webhooks SET last_error = $3,
-       failing_since = CASE WHEN failing_since BETWEEN timestamptz '0001-01-02 00:00:00Z' AND now() THEN failing_since
-                            ELSE now() END
+UPDATE scheduler.webhooks SET failing_since = least({tellable("failing_since")}, now()), last_error = $3
  WHERE {_HELD} RETURNING failing_since
 """
 _STOP = f"UPDATE scheduler.webhooks SET stopped_at = now(), last_error = $3 WHERE {_HELD} RETURNING true"

@@ -314,14 +314,30 @@ async def test_rows_that_are_dropped_keep_neither_the_chain_nor_other_tenants_wa
         assert numbers(await chains.sound("acme")) == [1, 2]
 
 
-async def test_fields_that_are_none_keep_their_tenant_waiting_and_no_other(
-    run_node: RunNode, superuser: asyncpg.Connection
+@pytest.mark.parametrize(
+    ("edit", "mend", "said"),
+    [
+        (
+            "INSERT INTO scheduler.search_fields (tenant_id, fields) VALUES ('acme', '{NULL}')",
+            "DELETE FROM scheduler.search_fields",
+            "search_fields",
+        ),
+        (
+            "ALTER TABLE scheduler.follower_positions ALTER seq DROP NOT NULL;"
+            "UPDATE scheduler.follower_positions SET seq = NULL WHERE tenant_id = 'acme'",
+            "DELETE FROM scheduler.follower_positions WHERE seq IS NULL",
+            "NoneType",
+        ),
+    ],
+)
+async def test_a_row_that_is_none_keeps_its_tenant_waiting_and_no_other(
+    run_node: RunNode, superuser: asyncpg.Connection, edit: str, mend: str, said: str
 ) -> None:
     async with run_node() as service:
         for tenant_id in ("acme", "beta"):
             await service.submitter.submit(created(tenant_id, 1), key=None)
         await until(lambda: followed(superuser), "both are followed")
-        await superuser.execute("INSERT INTO scheduler.search_fields (tenant_id, fields) VALUES ('acme', '{NULL}')")
+        await superuser.execute(edit)
         for tenant_id in ("acme", "beta"):
             await service.submitter.submit(created(tenant_id, 2), key=None)
 
@@ -330,8 +346,8 @@ async def test_fields_that_are_none_keep_their_tenant_waiting_and_no_other(
             return seq == head_seq == 2
 
         await until(beta_is_followed, "the other tenant is followed", 20)
-        assert "search_fields" in str(await until(lambda: service.job_table.last_error, "it is said"))
-        await superuser.execute("DELETE FROM scheduler.search_fields")
+        assert said in str(await until(lambda: service.job_table.last_error, "it is said"))
+        await superuser.execute(mend)
         await until(lambda: followed(superuser), "what waited is followed", 20)
 
 
