@@ -9,6 +9,7 @@ declarations that a chain has. At every start, before the first event is taken, 
 Which declaration is newest: the tables note each with a revision, and revisions are in the order of the changes, while
 two that were made at one moment may be chained the other way round. So among those noted the highest revision counts.
 One that the tables do not know of counts before them, unless the chain has it before the one that would count.
+Whichever that is, what the chain says last is private beside it: who notes an old declaration again frees nothing.
 
 A declaration that is chained again is not a new one: it is noted with the entry that the chain has.
 """
@@ -61,15 +62,14 @@ class _Newest(NamedTuple):
     facts: dict[str, Any]
     seq: int | None
     at: datetime
-    is_said: bool
 
 
 class Agreed(NamedTuple):
-    """Tenants whose tables cannot be made to agree, and why; and what the chain said last of those whose newest
-    declaration it does not say yet."""
+    """Tenants whose tables cannot be made to agree, and why; and what the chain says last of those whose newest
+    declaration is another."""
 
     doubts: Doubts
-    said_before: dict[str, dict[str, Any]]
+    said_last: dict[str, dict[str, Any]]
 
 
 async def agree(connection: Connection, keys: SubjectKeys, node_id: str, unchained: Unchained) -> Agreed:
@@ -90,17 +90,17 @@ async def agree(connection: Connection, keys: SubjectKeys, node_id: str, unchain
         await _destroy(connection, unchained.erasures, node_id, doubts)
         async for entries in chain.erasures(connection):
             await _destroy(connection, entries, node_id, doubts)
-    behind, in_doubt, said_before = await _behind(connection, unchained.declarations)
+    behind, in_doubt, said_last = await _behind(connection, unchained.declarations)
     if behind:
         try:
             async with connection.transaction():
                 await store.lock_state(connection)
-                behind, in_doubt, said_before = await _behind(connection, unchained.declarations)
+                behind, in_doubt, said_last = await _behind(connection, unchained.declarations)
                 for newest in behind:
                     await _declare_again(connection, newest, node_id)
         except PrivacyUnavailableError as error:
             in_doubt |= {each.tenant_id: f"its table is behind its chain: {error}" for each in behind}
-    return Agreed(doubts | in_doubt, said_before)
+    return Agreed(doubts | in_doubt, said_last)
 
 
 async def _is_anything_said(connection: Connection, unchained: Unchained) -> bool:
@@ -153,7 +153,7 @@ async def _behind(
     connection: Connection, unchained: Sequence[PrivacyEntry]
 ) -> tuple[list[_Newest], Doubts, dict[str, dict[str, Any]]]:
     """What counts for tenants whose table has something else, the tenants of which it cannot be told, and what the
-    chain said last where it does not say yet what counts.
+    chain says last where that is not what counts.
 
     The chains are read first: what they have was noted before.
     """
@@ -166,7 +166,7 @@ async def _behind(
         noted[record.tenant_id].append(record)
     rows, _ = await store.declared_since(connection, 0)
     declared = {row.tenant_id: row for row in rows}
-    behind, doubts, said_before = [], Doubts(), {}
+    behind, doubts, said_last = [], Doubts(), {}
     for tenant_id in {*chained, *noted, *(fault.tenant_id for fault in faults)}:
         try:
             broken = [fault for fault in faults if fault.tenant_id == tenant_id]
@@ -176,11 +176,10 @@ async def _behind(
             continue
         if newest is not None and not _says(declared.get(tenant_id), newest):
             behind.append(newest)
-        if newest is not None and chained[tenant_id] and not newest.is_said:
-            said = _facts_or_none(chained[tenant_id][-1])
-            if said is not None:
-                said_before[tenant_id] = said
-    return behind, doubts, said_before
+        said = _facts_or_none(chained[tenant_id][-1]) if chained[tenant_id] else None
+        if newest is not None and said not in (None, newest.facts):
+            said_last[tenant_id] = said
+    return behind, doubts, said_last
 
 
 def _newest(
@@ -209,13 +208,13 @@ def _newest(
         entry = unknown[-1]
         try:
             facts = _facts(entry, SystemAction.PRIVACY_DECLARED)
-            return _Newest(tenant_id, None, facts, entry.seq, _time(entry), True)
+            return _Newest(tenant_id, None, facts, entry.seq, _time(entry))
         except InvalidInputError as error:
             raise InvalidInputError(f"its entry {entry.name} does not say what is private: {error}") from error
     if last is None:
         return None
     seq = None if last_place is None else chained[last_place].seq
-    return _Newest(tenant_id, last.revision, last.facts, seq, last.created_at, last_place is not None)
+    return _Newest(tenant_id, last.revision, last.facts, seq, last.created_at)
 
 
 def _says(row: DeclaredFields | None, newest: _Newest) -> bool:
@@ -258,10 +257,9 @@ def _facts_or_none(entry: PrivacyEntry) -> dict[str, Any] | None:
     return None
 
 
-async def is_said(connection: Connection, record: PrivacyRecord) -> bool:
-    """Whether the tenant's chain says what was noted of a declaration."""
-    name = name_of(SystemAction.PRIVACY_DECLARED, record.facts["id"])
-    entry = await chain.declaration(connection, record.tenant_id, name)
+async def is_said_last(connection: Connection, record: PrivacyRecord) -> bool:
+    """Whether what was noted of a declaration is what the tenant's chain says last."""
+    entry = await chain.last_declaration(connection, record.tenant_id)
     return entry is not None and _facts_or_none(entry) == record.facts
 
 

@@ -4,9 +4,10 @@ One row is asked for its revision every ``REFRESH_S``; only when that has risen 
 on another node is honoured here within ``REFRESH_S`` and one query while Postgres answers. While it does not, the
 declarations last known stay in force and keys are dropped after ``app.privacy.keys.TRUSTED_S``.
 
-Nothing that Postgres shows makes a field public that was private, but a newer declaration that the chain says::
+Nothing that Postgres shows makes a field public that was private, but a declaration that the chain says last::
 
-    a declaration is not chained yet    what was private before is so, too, until it is
+    a declaration is not what the       what was private before is so, too, until it is
+    chain says last
     a declaration is gone               what was known of it stays in force
     the revision went back              all is read again; of two declarations both are in force
     rows are damaged, or behind         the tenant is in doubt: what may be private is refused
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from app.privacy.agreement import Unchained, agree, is_said
+from app.privacy.agreement import Unchained, agree, is_said_last
 from app.privacy.keys import SubjectKeys
 from app.store import privacy as store
 from app.store.faults import DATABASE_FAULTS
@@ -58,7 +59,7 @@ class PrivacyKnowledge:
         self._logged: dict[str, str] = {}
         """The doubt of each tenant that was logged last."""
         self._unsaid: dict[str, tuple[store.DeclaredFields, store.PrivacyRecord]] = {}
-        """Declarations of others that no chain says yet: until it does, what was private before stays so."""
+        """Declarations of others that no chain says last: until it does, what was private before stays so."""
         self._new_doubts: set[str] = set()
         """Tenants that came into doubt since the chains were read last."""
         self._revision = 0
@@ -148,7 +149,7 @@ class PrivacyKnowledge:
                 await self._read_new(connection)
             for declared, record in [*self._unsaid.values()]:
                 is_newest = self._learned.get(declared.tenant_id) == declared.revision
-                if is_newest and not await is_said(connection, record):
+                if is_newest and not await is_said_last(connection, record):
                     continue
                 del self._unsaid[declared.tenant_id]
                 if is_newest:
@@ -197,7 +198,7 @@ class PrivacyKnowledge:
         self._new_doubts.clear()
         try:
             async with reading(self._pool, timeout_s=AGREEMENT_TIMEOUT_S) as connection:
-                doubts, said_before = await agree(connection, self.keys, self._node_id, self._unchained)
+                doubts, said_last = await agree(connection, self.keys, self._node_id, self._unchained)
         finally:
             self._agreed_s = monotonic()
         async with self._turn, reading(self._pool) as connection:
@@ -206,7 +207,7 @@ class PrivacyKnowledge:
             self._doubts = {name: why for name, why in self._doubts.items() if name in self._new_doubts}
             for each in declared:
                 self.learn(each)
-                said = said_before.get(each.tenant_id)
+                said = said_last.get(each.tenant_id)
                 if said is not None and self._learned.get(each.tenant_id) == each.revision:
                     record = await store.read_record(connection, each.tenant_id, each.revision)
                     self._keep_until_said(each, record, declaration_of(said["fields"], said.get("subject")))

@@ -41,10 +41,7 @@ _ENTRIES = """
 """One look into the index of job ids a tenant, as what these entries are about begins alike. OFFSET keeps the planner
 from reading the whole log instead."""
 
-_DECLARATION = """
-SELECT tenant_id, seq, job_id, payload, hlc_physical FROM scheduler.scheduler_log
- WHERE tenant_id = $1 AND job_id = $2 AND action = $3 AND origin IS NULL LIMIT 1
-"""
+_LAST_OF_TENANT = f"{_ENTRIES} WHERE h.tenant_id = $4 ORDER BY l.seq DESC LIMIT 1"
 _NOT_DESTROYED = """
 SELECT n.tenant_id, n.key_id FROM unnest($1::text[], $2::text[]) AS n(tenant_id, key_id)
   LEFT JOIN scheduler.subject_keys AS k ON k.tenant_id = n.tenant_id AND k.key_id = n.key_id
@@ -67,9 +64,9 @@ async def declarations(connection: Connection) -> list[PrivacyEntry]:
     return await fetch_as(connection, PrivacyEntry, f"{_ENTRIES} ORDER BY l.tenant_id, l.seq", *_DECLARED)
 
 
-async def declaration(connection: Connection, tenant_id: str, name: str) -> PrivacyEntry | None:
-    """The declaration ``name`` of the tenant's chain; None where that has none."""
-    return await fetch_one_as(connection, PrivacyEntry, _DECLARATION, tenant_id, name, SystemAction.PRIVACY_DECLARED)
+async def last_declaration(connection: Connection, tenant_id: str) -> PrivacyEntry | None:
+    """The last declaration of the tenant's chain; None where that has none."""
+    return await fetch_one_as(connection, PrivacyEntry, _LAST_OF_TENANT, *_DECLARED, tenant_id)
 
 
 async def erasures(connection: Connection) -> AsyncIterator[list[PrivacyEntry]]:

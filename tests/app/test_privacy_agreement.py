@@ -15,7 +15,7 @@ import pytest
 from app.chain.checkpoints import CheckpointJournal
 from app.config import Settings
 from app.privacy import knowledge as knowledge_module
-from app.privacy.agreement import Unchained, agree
+from app.privacy.agreement import Unchained
 from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
 from app.start.restore import restore_from_wal
@@ -213,10 +213,16 @@ INSERT INTO scheduler.privacy_records (tenant_id, revision, action, facts, node_
 SELECT 'acme', revision, 'PRIVACY_DECLARED', {facts}, 'nobody', {seq} FROM scheduler.privacy_state
 """
 INVENTED = """'{"fields":[],"id":"00000000000000000000000000000000"}'"""
-OLD = "(SELECT json_build_object('fields', '[]'::json, 'id', facts->>'id') FROM scheduler.privacy_records LIMIT 1)"
+EDITED = """
+(SELECT json_build_object('fields', '[]'::json, 'id', facts->>'id')
+   FROM scheduler.privacy_records ORDER BY revision DESC LIMIT 1)
+"""
+AGAIN = "(SELECT facts FROM scheduler.privacy_records ORDER BY revision LIMIT 1)"
+"""The tenant's first declaration, which its chain has."""
 
 
-@pytest.mark.parametrize(("facts", "seq"), [(INVENTED, "1"), (INVENTED, "NULL"), (OLD, "1"), (OLD, "NULL")])
+@pytest.mark.parametrize("seq", ["1", "NULL"])
+@pytest.mark.parametrize("facts", [INVENTED, EDITED, AGAIN], ids=["invented", "edited", "noted again"])
 async def test_what_was_private_stays_so_until_the_chain_says_otherwise_whatever_is_noted(
     run_server: RunServer,
     settings: Settings,
@@ -226,6 +232,7 @@ async def test_what_was_private_stays_so_until_the_chain_says_otherwise_whatever
     seq: str,
 ) -> None:
     async with run_server(settings) as client:
+        await declare(client, [], None)
         await declare_for(client, "acme")
     keys = SubjectKeys(pool, settings.privacy_master_key_uri)
 
@@ -311,12 +318,17 @@ async def test_what_another_node_declares_counts_while_the_chains_are_read_for_a
     await asyncio.wait((following,))
 
 
-async def test_of_two_declarations_of_one_moment_the_later_change_counts(pool: asyncpg.Pool, keys: SubjectKeys) -> None:
+async def test_of_two_declarations_of_one_moment_the_later_change_counts_and_the_other_stays_private(
+    pool: asyncpg.Pool, keys: SubjectKeys
+) -> None:
     await note(pool, 1, ["spec"], "1" * 32)
     await note(pool, 2, ["reason"], "2" * 32)
     chained = [entry("privacy", "2" * 32, fields=["reason"]), entry("privacy", "1" * 32, fields=["spec"])]
+    knowledge = PrivacyKnowledge(pool, keys, "node-a")
+    await knowledge.start(Unchained(chained))
+    assert knowledge.declarations["acme"].fields == (("reason",), ("spec",))
+    assert not knowledge.doubts
     async with pool.acquire() as connection:
-        assert await agree(connection, keys, "node-a", Unchained(chained)) == ({}, {})
         declared = await store.read_declared(connection, "acme")
         assert declared is not None
         assert declared.fields == ["reason"]
