@@ -36,7 +36,6 @@ from app.bundle.export import BundleExporter
 from app.bundle.importer import BundleImporter
 from app.bundle.receipts import ReceiptMaker
 from app.bundle.staging import Staging
-from app.chain.appender import STATEMENT_TIMEOUT_S
 from app.chain.cosignatures import CosignatureInbox
 from app.chain.ledger_watch import LedgerWatch
 from app.chain.timestamps import Authority, Timestamper
@@ -71,6 +70,7 @@ from app.start.connecting import went_away
 from app.start.procedure import StartedNode, start_node
 from app.start.quorum import Takeover
 from app.store.faults import DATABASE_FAULTS
+from app.store.node_connection import STATEMENT_TIMEOUT_S
 from app.store.node_pool import NodePool
 from app.store.privacy_chain import PrivacyEntry
 from app.watch.watchers import Watchers, watchers_max
@@ -98,8 +98,6 @@ async def running(
     settings: Settings, database_url: str, *, accept_lost_wal: bool = False, takeover: Takeover = Takeover.WAITS
 ) -> AsyncIterator[tuple[Service, Parts]]:
     """A started service with its parts, stopped on leaving."""
-    if settings.bundle.trusted_keys is not None:
-        Keyring.load(settings.bundle.trusted_keys)
     given = _Given.of(settings)
     started = await start_node(settings, database_url, accept_lost_wal=accept_lost_wal, takeover=takeover)
     async with contextlib.AsyncExitStack() as held:
@@ -196,6 +194,8 @@ class _Given(NamedTuple):
             ConfigurationError: something of it is not what it should be, or cannot be read.
         """
         cert, key, auth = settings.tls.cert, settings.tls.key, settings.auth
+        if settings.bundle.trusted_keys is not None:
+            Keyring.load(settings.bundle.trusted_keys)  # each import and exchange reads it again
         return cls(
             _authorities(settings),
             None if cert is None or key is None else ServerTls(TlsFiles(cert, key, auth.client_ca)),

@@ -23,7 +23,7 @@ from app.access.tokens import KnownTokens
 from app.background.loops import called_in
 from app.background.share import Share
 from app.background.turns import FairTurns
-from app.chain.appender import STATEMENT_TIMEOUT_S, Appender
+from app.chain.appender import Appender
 from app.chain.followers import Follower, TableFollower
 from app.chain.job_table import JobTable
 from app.chain.notary import Notary
@@ -57,6 +57,7 @@ from app.stats.writer import StatsWriter
 from app.store import chaining, following
 from app.store.edge import EdgeLookups
 from app.store.growth import Growth
+from app.store.node_connection import STATEMENT_TIMEOUT_S
 from app.upkeep import Upkeep
 from app.watch.tail import Tails
 from ledger.errors import (

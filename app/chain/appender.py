@@ -83,8 +83,6 @@ COLLECT_S = 0.1
 and storing a hundred of them."""
 RETRY_PAUSE_FIRST_S = 0.05
 RETRY_PAUSE_MAX_S = 2.0
-STATEMENT_TIMEOUT_S = 60.0
-"""A statement that takes longer counts as a lost connection."""
 
 log = structlog.get_logger()
 

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 
-from app.chain.appender import STATEMENT_TIMEOUT_S
 from app.store.faults import DATABASE_FAULTS
-from app.store.node_connection import NodeConnection
+from app.store.node_connection import CONNECT_TIMEOUT_S, STATEMENT_TIMEOUT_S, NodeConnection
 from app.store.schema import check_schema
 from ledger.errors import StartRefusedError
 
@@ -32,7 +31,7 @@ _WENT_AWAY = (
 
 @contextlib.asynccontextmanager
 async def connected_for_now(database_url: str) -> AsyncIterator[NodeConnection]:
-    """As ``connected_to_keep``, but closed afterwards, and no statement takes longer than one of the appender."""
+    """As ``connected_to_keep``, but closed afterwards, and no statement takes longer than ``STATEMENT_TIMEOUT_S``."""
     async with connected_to_keep(database_url) as connection:
         connection.limit_statements_to(STATEMENT_TIMEOUT_S)
         yield connection
@@ -78,7 +77,7 @@ async def _connect(url: str) -> NodeConnection:
     deadline_s = loop.time() + CONNECT_WAIT_S
     while True:
         try:
-            return await asyncpg.connect(url, timeout=5, connection_class=NodeConnection)
+            return await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S, connection_class=NodeConnection)
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise StartRefusedError(f"Postgres refuses: {error}; check database_url") from error
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:

@@ -34,7 +34,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import asyncpg
 import structlog
 
 from app.chain.checkpoints import CheckpointJournal
@@ -60,6 +59,7 @@ from app.store import chaining
 from app.store import node as node_store
 from app.store.chaining import ChainHead, WalPosition
 from app.store.faults import DATABASE_FAULTS
+from app.store.node_connection import NodeConnection
 from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
 from ledger.hlc import Clock, Hlc
 from ledger.machines.events import ACTIONS, SystemAction
@@ -115,7 +115,7 @@ class StartedNode:
     """The epoch as the safekeepers know it, None where this node keeps its log alone."""
     accepted_loss: bool
     """Whether the operator accepted that records of the WAL are lost: then it does not tell what is of this node."""
-    connection: asyncpg.Connection[asyncpg.Record]
+    connection: NodeConnection
     """The one that this start used, still open."""
 
 
@@ -185,7 +185,7 @@ async def _start_locked(
     who: Identity,
     folder: Path,
     lock: wal_lock.Lock,
-    connection: asyncpg.Connection[asyncpg.Record],
+    connection: NodeConnection,
     members: Members | None,
     accept_lost_wal: bool,
     takeover: Takeover,

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 else:
     Connection = asyncpg.Connection
 
+CONNECT_TIMEOUT_S: Final = 5.0
+STATEMENT_TIMEOUT_S: Final = 60.0
+"""A statement of a node that takes longer counts as a lost connection, unless it says so itself."""
 OID_OF_A_DATABASE_MIN: Final = 16384
 """Numbers from here on are given by a database itself, so in each they mean something else."""
 

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from app.store.node_connection import NodeConnection
+from app.store.node_connection import CONNECT_TIMEOUT_S, NodeConnection
 
 if TYPE_CHECKING:
     Pool = asyncpg.Pool[asyncpg.Record]
 else:
     Pool = asyncpg.Pool
 
-CONNECT_TIMEOUT_S: Final = 5.0
 WAIT_S: Final = 0.02
 """How long a connection that is in use is waited for."""
 OPENING_WAIT_S: Final = 0.25
@@ -30,9 +29,7 @@ OPENING_WAIT_S: Final = 0.25
 class NodePool(Pool):
     """A pool that begins with the connection ``first``, which it then owns. Belongs to one event loop."""
 
-    def __init__(
-        self, url: str, *, connections_max: int, command_timeout_s: float, first: asyncpg.Connection[asyncpg.Record]
-    ) -> None:
+    def __init__(self, url: str, *, connections_max: int, command_timeout_s: float, first: NodeConnection) -> None:
         super().__init__(
             url,
             connection_class=NodeConnection,
@@ -49,14 +46,14 @@ class NodePool(Pool):
             timeout=CONNECT_TIMEOUT_S,
             command_timeout=command_timeout_s,
         )
-        self._first: asyncpg.Connection[asyncpg.Record] | None = first
+        self._first: NodeConnection | None = first
         self._is_opening = False
         self._changed = asyncio.Event()
         """Set, and replaced, whenever a connection may have become free."""
 
     async def _open(self, *where: Any, **how: Any) -> asyncpg.Connection[asyncpg.Record]:
         first, self._first = self._first, None
-        if isinstance(first, NodeConnection) and not first.is_closed():
+        if first is not None and not first.is_closed():
             first.limit_statements_to(how["command_timeout"])
             return first
         return await asyncpg.connect(*where, **how)

@@ -18,7 +18,7 @@ Pooled = Callable[..., AbstractAsyncContextManager[NodePool]]
 
 
 @pytest.fixture
-async def first(database: Database) -> AsyncIterator[asyncpg.Connection]:
+async def first(database: Database) -> AsyncIterator[NodeConnection]:
     """A connection that is open already."""
     connection = await asyncpg.connect(database.service_url, connection_class=NodeConnection)
     yield connection
@@ -26,7 +26,7 @@ async def first(database: Database) -> AsyncIterator[asyncpg.Connection]:
 
 
 @pytest.fixture
-def pooled(database: Database, first: asyncpg.Connection) -> Pooled:
+def pooled(database: Database, first: NodeConnection) -> Pooled:
     """A pool that begins with ``first``."""
 
     @asynccontextmanager
@@ -41,14 +41,14 @@ def pooled(database: Database, first: asyncpg.Connection) -> Pooled:
 
 
 async def test_the_first_who_asks_gets_the_connection_that_was_open_already(
-    pooled: Pooled, first: asyncpg.Connection
+    pooled: Pooled, first: NodeConnection
 ) -> None:
     pid = first.get_server_pid()
     async with pooled() as pool:
         assert await pool.fetchval("SELECT pg_backend_pid()") == pid
 
 
-async def test_another_is_opened_where_that_one_has_ended(pooled: Pooled, first: asyncpg.Connection) -> None:
+async def test_another_is_opened_where_that_one_has_ended(pooled: Pooled, first: NodeConnection) -> None:
     pid = first.get_server_pid()
     first.terminate()
     async with pooled() as pool:
