@@ -32,6 +32,7 @@ from app.store.privacy_chain import PrivacyEntry
 from ledger.errors import InvalidInputError, PrivacyUnavailableError
 from ledger.machines.events import SystemAction
 from ledger.privacy_facts import facts_of, name_of
+from ledger.private_fields import Declaration, declaration_of
 
 if TYPE_CHECKING:
     from app.privacy.keys import SubjectKeys
@@ -65,11 +66,10 @@ class _Newest(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """Tenants whose tables cannot be made to agree, and why; and what the chain says last of those whose newest
-    declaration is another."""
+    """Tenants whose tables cannot be made to agree, and why; and what the chains of the others say last."""
 
     doubts: Doubts
-    said_last: dict[str, dict[str, Any]]
+    said_last: dict[str, Declaration]
 
 
 async def agree(connection: Connection, keys: SubjectKeys, node_id: str, unchained: Unchained) -> Agreed:
@@ -151,9 +151,9 @@ async def _revision(connection: Connection) -> int:
 
 async def _behind(
     connection: Connection, unchained: Sequence[PrivacyEntry]
-) -> tuple[list[_Newest], Doubts, dict[str, dict[str, Any]]]:
+) -> tuple[list[_Newest], Doubts, dict[str, Declaration]]:
     """What counts for tenants whose table has something else, the tenants of which it cannot be told, and what the
-    chain says last where that is not what counts.
+    chains of the others say last.
 
     The chains are read first: what they have was noted before.
     """
@@ -171,13 +171,13 @@ async def _behind(
         try:
             broken = [fault for fault in faults if fault.tenant_id == tenant_id]
             newest = _newest(tenant_id, chained[tenant_id], noted[tenant_id], broken)
+            said = _said_last(chained[tenant_id])
         except InvalidInputError as error:
             doubts[tenant_id] = str(error)
             continue
         if newest is not None and not _says(declared.get(tenant_id), newest):
             behind.append(newest)
-        said = _facts_or_none(chained[tenant_id][-1]) if chained[tenant_id] else None
-        if newest is not None and said not in (None, newest.facts):
+        if said is not None:
             said_last[tenant_id] = said
     return behind, doubts, said_last
 
@@ -217,15 +217,28 @@ def _newest(
     return _Newest(tenant_id, last.revision, last.facts, seq, last.created_at)
 
 
+def _said_last(chained: Sequence[PrivacyEntry]) -> Declaration | None:
+    """What a chain says last; None where it says nothing, or what nobody can read: then what was noted of it counts.
+
+    Raises:
+        InvalidInputError: it is none that could be declared.
+    """
+    facts = _facts_or_none(chained[-1]) if chained else None
+    return None if facts is None else declaration_of(*_fields_and_subject(facts))
+
+
+def _fields_and_subject(facts: dict[str, Any]) -> tuple[list[str], str | None]:
+    return facts["fields"], facts.get("subject")
+
+
 def _says(row: DeclaredFields | None, newest: _Newest) -> bool:
-    facts = newest.facts
-    return row is not None and row[1:] == (facts["fields"], facts.get("subject"), newest.revision)
+    return row is not None and row[1:] == (*_fields_and_subject(newest.facts), newest.revision)
 
 
 async def _declare_again(connection: Connection, newest: _Newest, node_id: str) -> None:
     revision = await store.next_revision(connection)
     tenant_id, facts = newest.tenant_id, newest.facts
-    fields, subject = facts["fields"], facts.get("subject")
+    fields, subject = _fields_and_subject(facts)
     await store.declare(connection, DeclaredFields(tenant_id, fields, subject, revision))
     record = PrivacyRecord(tenant_id, revision, SystemAction.PRIVACY_DECLARED, facts, newest.seq, newest.at)
     await _note(connection, record, node_id)
@@ -257,10 +270,11 @@ def _facts_or_none(entry: PrivacyEntry) -> dict[str, Any] | None:
     return None
 
 
-async def is_said_last(connection: Connection, record: PrivacyRecord) -> bool:
-    """Whether what was noted of a declaration is what the tenant's chain says last."""
-    entry = await chain.last_declaration(connection, record.tenant_id)
-    return entry is not None and _facts_or_none(entry) == record.facts
+async def is_said_last(connection: Connection, declared: DeclaredFields) -> bool:
+    """Whether what was declared is what the tenant's chain says last."""
+    entry = await chain.last_declaration(connection, declared.tenant_id)
+    facts = None if entry is None else _facts_or_none(entry)
+    return facts is not None and _fields_and_subject(facts) == (declared.fields, declared.subject)
 
 
 def _time(entry: PrivacyEntry) -> datetime:

@@ -58,7 +58,7 @@ class PrivacyKnowledge:
         self._doubts: dict[str, str] = {}
         self._logged: dict[str, str] = {}
         """The doubt of each tenant that was logged last."""
-        self._unsaid: dict[str, tuple[store.DeclaredFields, store.PrivacyRecord]] = {}
+        self._unsaid: dict[str, store.DeclaredFields] = {}
         """Declarations of others that no chain says last: until it does, what was private before stays so."""
         self._new_doubts: set[str] = set()
         """Tenants that came into doubt since the chains were read last."""
@@ -147,9 +147,9 @@ class PrivacyKnowledge:
                 await self._read_again(connection)
             elif state.revision > self._revision:
                 await self._read_new(connection)
-            for declared, record in [*self._unsaid.values()]:
+            for declared in [*self._unsaid.values()]:
                 is_newest = self._learned.get(declared.tenant_id) == declared.revision
-                if is_newest and not await is_said_last(connection, record):
+                if is_newest and not await is_said_last(connection, declared):
                     continue
                 del self._unsaid[declared.tenant_id]
                 if is_newest:
@@ -161,11 +161,11 @@ class PrivacyKnowledge:
         declared, faults = await store.declared_since(connection, self._revision)
         for each in declared:
             try:
-                record = await store.check_noted(connection, each)
+                await store.check_noted(connection, each)
                 known, learned = self._declarations.get(each.tenant_id), self._learned.get(each.tenant_id, 0)
                 self.learn(each)
                 if known is not None and learned < self._learned.get(each.tenant_id, 0):
-                    self._keep_until_said(each, record, known)
+                    self._keep_until_said(each, known)
             except PrivacyDamagedError as error:
                 self._doubt(each.tenant_id, str(error))
         for fault in faults:
@@ -208,9 +208,9 @@ class PrivacyKnowledge:
             for each in declared:
                 self.learn(each)
                 said = said_last.get(each.tenant_id)
-                if said is not None and self._learned.get(each.tenant_id) == each.revision:
-                    record = await store.read_record(connection, each.tenant_id, each.revision)
-                    self._keep_until_said(each, record, declaration_of(said["fields"], said.get("subject")))
+                is_newest = self._learned.get(each.tenant_id) == each.revision
+                if is_newest and said not in (None, self._declarations[each.tenant_id]):
+                    self._keep_until_said(each, said)
             for fault in faults:
                 self._doubt(fault.tenant_id, fault.reason)
             for tenant_id, reason in doubts.items():
@@ -229,15 +229,12 @@ class PrivacyKnowledge:
             # Somebody edited the table. What was known before stays in force.
             self._doubt(declared.tenant_id, f"its row in private_fields is not one that could be declared: {error}")
 
-    def _keep_until_said(
-        self, declared: store.DeclaredFields, record: store.PrivacyRecord | None, before: Declaration
-    ) -> None:
+    def _keep_until_said(self, declared: store.DeclaredFields, before: Declaration) -> None:
         """Have private what was ``before``, too, until the chain says what was declared: who edits the tables alone
         makes nothing public."""
         tenant_id = declared.tenant_id
         self._declarations[tenant_id] = private_in_either(self._declarations[tenant_id], before)
-        if record is not None:
-            self._unsaid[tenant_id] = declared, record
+        self._unsaid[tenant_id] = declared
 
     def _doubt(self, tenant_id: str, reason: str) -> None:
         if self._logged.get(tenant_id) != reason:

@@ -297,19 +297,18 @@ async def read_record(connection: Connection, tenant_id: str, revision: int) -> 
     return None if row is None else _record(row)
 
 
-async def check_noted(connection: Connection, declared: DeclaredFields) -> PrivacyRecord:
-    """What was noted at the declaration's revision, which is this declaration.
+async def check_noted(connection: Connection, declared: DeclaredFields) -> None:
+    """Return if what was noted at the declaration's revision is this declaration.
 
     Raises:
         PrivacyDamagedError: it is not: somebody changed one of the rows.
     """
     record = await read_record(connection, declared.tenant_id, declared.revision)
     noted = None if record is None else (record.facts.get("fields"), record.facts.get("subject"))
-    if record is None or noted != (declared.fields, declared.subject):
+    if noted != (declared.fields, declared.subject):
         raise PrivacyDamagedError(
             f"what tenant {declared.tenant_id} should have declared at {declared.revision} is not what was noted"
         )
-    return record
 
 
 async def open_records(connection: Connection, node_id: str) -> tuple[list[PrivacyRecord], list[RowFault]]:

@@ -295,6 +295,19 @@ async def test_an_entry_that_does_not_say_what_is_private_puts_its_tenant_in_dou
     knowledge.check_certain("acme")
 
 
+async def test_a_chain_that_ends_with_what_could_not_be_declared_keeps_nobody_from_starting(
+    pool: asyncpg.Pool, keys: SubjectKeys
+) -> None:
+    await note(pool, 1, ["hlc"], "1" * 32)
+    await note(pool, 2, ["spec"], "2" * 32)
+    chained = [entry("privacy", "2" * 32, fields=["spec"]), entry("privacy", "1" * 32, fields=["hlc"])]
+    knowledge = PrivacyKnowledge(pool, keys, "node-a")
+    await knowledge.start(Unchained(chained))
+    with pytest.raises(PrivacyUnavailableError, match="not certain"):
+        knowledge.check_certain("acme")
+    knowledge.check_certain("beta")
+
+
 async def test_what_another_node_declares_counts_while_the_chains_are_read_for_a_tenant_in_doubt(
     pool: asyncpg.Pool,
     keys: SubjectKeys,
