@@ -1,0 +1,132 @@
+"""Whose turn comes next with a follower: who is waited for, what has come together, and a rush behind all others."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from app.chain.followers import TableFollower
+from app.chain.job_table import JobTable
+from app.store import following
+from app.store.growth import Growth
+from app.store.log_rows import _ROW_BYTES, LOG_COLUMNS, LogRows, Piece
+from ledger.positions import BEFORE_FIRST
+from tests.app.chains import until
+from tests.app.conftest import RunNode
+from tests.app.drafts import created
+from tests.conftest import Database
+
+
+async def test_what_is_chained_while_others_are_followed_comes_together_first(
+    run_node: RunNode, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed_to = "SELECT seq FROM scheduler.follower_positions WHERE follower = 'jobs' AND tenant_id = $1"
+
+    async def stands_at(tenant_id: str, seq: int) -> bool:
+        return bool(await superuser.fetchval(followed_to, tenant_id) == seq)
+
+    monkeypatch.setattr("app.chain.followers.LOOK_INTERVAL_S", 3600)
+    async with run_node() as service:
+        for tenant_id in ("acme", "globex"):
+            await service.submitter.submit(created(tenant_id, 1), key=None)
+            await until(lambda tenant_id=tenant_id: stands_at(tenant_id, 1), "the first entry is followed")
+        await until(lambda: service.job_table._idle.is_set(), "all is followed")
+        monkeypatch.setattr("app.chain.followers.COLLECT_S", 3600)
+        for tenant_id in ("acme", "globex"):
+            await service.submitter.submit(created(tenant_id, 2), key=None)
+        service.job_table.hurry("globex")
+        await until(lambda: stands_at("globex", 2), "what somebody waits for is followed")
+        assert await stands_at("acme", 1)
+        await service.job_table.drain(60)
+        assert await stands_at("acme", 2)
+
+
+async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enough(
+    run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_node() as service:
+        await service.submitter.submit(created("acme", 1), key=None)
+    await superuser.execute("DELETE FROM scheduler.follower_positions WHERE tenant_id = 'acme'")
+    # Nobody but the test says when the time to come together is over.
+    monkeypatch.setattr("app.chain.followers.COLLECT_S", 3600)
+    monkeypatch.setattr("app.chain.followers.RUSH_ENTRIES", 3)
+
+    async def is_followed(*came: int, looked: bool = False, waiting: int = 0) -> bool:
+        """Whether the tenant is to be followed once so many entries have come together each time, and others wait."""
+        follower = TableFollower(
+            JobTable(lambda *_: None),
+            lambda: following.connect(database.service_url, 5),
+            lambda _: BEFORE_FIRST,
+            lambda: waiting,
+        )
+        seq = 0
+        for entries in came:
+            rows = [
+                tuple({"tenant_id": "acme", "seq": seq + n, "payload": "{}"}.get(name) for name in LOG_COLUMNS)
+                for n in range(1, entries + 1)
+            ]
+            follower.chained(Growth(LogRows([Piece("acme", seq + 1, entries, rows)]), {"acme": []}))
+            seq += entries
+            follower._collected()
+        if looked:
+            await follower._find_behind()
+            follower._lose_connection()
+        return "acme" in follower._behind
+
+    assert await is_followed(2)
+    assert not await is_followed(3)
+    assert not await is_followed(3, 4)
+    assert not await is_followed(3, looked=True)
+    assert await is_followed(3, 2)
+    assert await is_followed(2, waiting=2)
+    assert not await is_followed(2, waiting=3)
+    with monkeypatch.context() as patched:
+        patched.setattr("app.chain.followers.RUSH_BYTES_MAX", 7 * (_ROW_BYTES + 2))
+        assert not await is_followed(3, 3)
+        assert await is_followed(3, 3, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr("app.chain.followers.RUSH_S", 0)
+        assert await is_followed(3)
+
+
+async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
+    run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_node() as service:
+        for number in range(6):
+            await service.submitter.submit(created("acme", number), key=None)
+    monkeypatch.setattr("app.chain.followers.COLLECT_S", 3600)
+    monkeypatch.setattr("app.chain.followers.RUSH_ENTRIES", 3)
+    monkeypatch.setattr("app.chain.followers.ENTRIES_A_TURN", 2)
+
+    def grown(seqs: range) -> Growth:
+        rows = [tuple({"tenant_id": "acme", "seq": n, "payload": "{}"}.get(name) for name in LOG_COLUMNS) for n in seqs]
+        return Growth(LogRows([Piece("acme", seqs[0], len(seqs), rows)]), {"acme": []})
+
+    async def is_followed_on(first: int, meanwhile: int, *, hurries: bool = False) -> bool:
+        """Whether the next turn comes at once when so many entries came meanwhile, behind ``first`` that had come."""
+        await superuser.execute("DELETE FROM scheduler.follower_positions WHERE tenant_id = 'acme'")
+        follower = TableFollower(
+            JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda _: BEFORE_FIRST
+        )
+        follower.chained(grown(range(10, 10 + first)))
+        follower._collected()
+        if hurries:
+            follower.hurry("acme")
+        follower._behind.clear()
+        follower.chained(grown(range(20, 20 + meanwhile)))
+        assert await follower._follow(("acme",))
+        follower._lose_connection()
+        assert await superuser.fetchval("SELECT seq FROM scheduler.follower_positions WHERE tenant_id = 'acme'") == 2
+        assert "acme" in follower._grown
+        return "acme" in follower._behind
+
+    assert await is_followed_on(2, 2)
+    assert not await is_followed_on(2, 3)
+    assert await is_followed_on(2, 3, hurries=True)
+    with monkeypatch.context() as patched:
+        patched.setattr("app.chain.followers.RUSH_BYTES_MAX", 3 * (_ROW_BYTES + 2))
+        assert await is_followed_on(2, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr("app.chain.followers.RUSH_S", 0)
+        assert await is_followed_on(3, 3), "it has lasted"
