@@ -81,7 +81,7 @@ torture: debian-tools $(NATIVE) $(DEV) $(CLASSES)
 # The fault injection tests make single system calls fail with strace; SoftHSM is an HSM without hardware; Chromium looks
 # at pages, without a window, which takes half the processor time; Debian's PostgreSQL is the oldest that the ledger is
 # tested on, and gets no cluster of its own; Spin searches the model of replication, which it writes in C, and tcc compiles
-# at once; what is in C here is compiled, too; systemd-analyze judges units.
+# at once; what is in C here is compiled, too; systemd-analyze judges units; leases are kept in a real etcd, too.
 DEBIAN := strace softhsm2 chromium-headless-shell postgresql etcd-server spin tcc gcc libc6-dev python3-dev systemd
 HEADER = $$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h
 CLUSTERS := /etc/postgresql-common/createcluster.d
