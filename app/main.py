@@ -1,21 +1,8 @@
-"""The wiring of what reads, exports and answers; the way of writes and its followers are wired in app.service.
-
-Start, serve, stop::
-
-    start    app.start.procedure brings the node up; parts are made; recovered records go to the appender
-    serve    uvicorn in this event loop, beside the tasks of the node
-    stop     not ready, no more appends; open requests end; the WAL is flushed and the backlog drained as far as
-             the budget goes; control file; exit code 0
-
-Exit code 1 when the node failed (poisoned WAL, fenced, database went back): a restart recovers or refuses.
-"""
+"""The wiring of what reads, exports and answers; the way of writes and its followers are wired in app.service."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import gc
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -30,7 +17,6 @@ from app.access.console_sessions import ConsoleSessions
 from app.access.oidc import OidcIssuer, issuer_of
 from app.access.principals import Principal
 from app.access.tls import ServerTls, TlsFiles
-from app.background import stop_signals
 from app.background.slots import Room
 from app.bundle.export import BundleExporter
 from app.bundle.importer import BundleImporter
@@ -42,7 +28,6 @@ from app.chain.timestamps import Authority, Timestamper
 from app.config import Settings
 from app.exchange.peer import Admit
 from app.exchange.regions import Regions
-from app.http.listener import listening as listening
 from app.intake.privacy_changes import PrivacyChanges
 from app.intake.proposals import Proposals
 from app.intake.sealing import Sealing
@@ -81,16 +66,10 @@ from signing.keys import Keyring
 from signing.timestamp import load_authorities, require_available
 
 POOL_CONNECTIONS_MAX = 16
-GC_ALLOCATIONS = 250_000
-"""Allocations between collections of the young generation: the events under way are many, and none is a cycle."""
-
-SWITCH_INTERVAL_S = 0.0005
-"""Longest that the WAL's writer thread waits for a busy event loop: a tenth of the default, about one fsync."""
-
-log = structlog.get_logger()
-
 LONGEST_BODIES_MAX = 16
 """How many request bodies as long as they may be are in memory at once."""
+
+log = structlog.get_logger()
 
 
 @contextlib.asynccontextmanager
@@ -458,52 +437,3 @@ def _ledger_watch(service: Service, started: StartedNode, pool: asyncpg.Pool[asy
         keyring=service.trust.signing_now,
         on_failure=service.fail,
     )
-
-
-async def serve(
-    settings: Settings,
-    database_url: str,
-    *,
-    accept_lost_wal: bool = False,
-    own_port: int | None = None,
-    on_ready: Callable[[str], None] | None = None,
-    on_stop: Callable[[], None] = lambda: None,
-) -> int:
-    """Run the service until SIGINT, SIGTERM or a failure of the node; returns the exit code.
-
-    With ``own_port`` the port is shared with other nodes, and this one listens there on loopback too. ``on_ready`` is
-    called with the base URL once requests are answered, ``on_stop`` when it is time to stop.
-
-    Raises:
-        LedgerError: the start was refused.
-    """
-    # What lives now lives until the end; the collector need not look at it, nor run every few hundred objects.
-    gc.freeze()
-    gc.set_threshold(GC_ALLOCATIONS, 20, 50)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    loop = asyncio.get_running_loop()
-    signalled = asyncio.Event()
-
-    def asked_to_stop() -> None:
-        signalled.set()
-        on_stop()
-
-    stop_signals.handle(asked_to_stop)
-    async with contextlib.AsyncExitStack() as stack:
-        start = running(settings, database_url, accept_lost_wal=accept_lost_wal)
-        entered = await stop_signals.unless(signalled, stack.enter_async_context(start))
-        if entered is None:
-            log.info("stopped_while_starting")
-            return 0
-        service, parts = entered
-        url, serving = await stack.enter_async_context(listening(parts, own_port))
-        if on_ready is not None:
-            on_ready(url)
-        asked = [loop.create_task(event.wait()) for event in (signalled, service.stop_requested)]
-        await asyncio.wait((serving, *asked), return_when=asyncio.FIRST_COMPLETED)
-        on_stop()
-        service.begin_stop()
-        for waiting in asked:
-            waiting.cancel()
-        log.info("stopping", node_id=service.node.node_id)
-    return 0 if service.node.failure is None else 1

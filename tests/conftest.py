@@ -28,7 +28,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from app.dev.cluster import DATABASE, OWNER
 from app.dev.embedded import EmbeddedPostgres
-from app.main import GC_ALLOCATIONS
+from app.serving import GC_ALLOCATIONS
 from app.store.migrate import migrate
 from app.store.node_connection import NodeConnection
 from tests.workers import fork_workers

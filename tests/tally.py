@@ -23,7 +23,7 @@ IMPORTED = "from tests.tally import import_all; import_all()"
 _LAZY = (
     "alembic.command",
     "app.dev.embedded",
-    "app.main",
+    "app.serving",
     "app.store.migrate",
     "asyncpg",
     "certifi",

@@ -72,7 +72,7 @@ def dev(accept_lost_wal: AcceptLostWal = False) -> None:
                 from app.store.migrate import migrate
 
                 migrate(postgres.owner_url())
-            from app import main  # noqa: F401 - a second of imports, which a signal may still cut short
+            from app import serving  # noqa: F401 - a second of imports, which a signal may still cut short
 
             stop_signals.hold()
         with _stop_deadline(settings) as deadline:
@@ -112,7 +112,7 @@ def serve(
         stop_signals.hold()
         raise CommandExit(uvloop.run(nodes.run(settings, count)))
     with stop.unwinding():
-        from app import main  # noqa: F401 - a second of imports, which a signal may still cut short
+        from app import serving  # noqa: F401 - a second of imports, which a signal may still cut short
 
         stop_signals.hold()
     with _stop_deadline(settings) as deadline:
@@ -205,31 +205,31 @@ async def _serve(
     own_port: int | None,
     deadline: StopDeadline,
 ) -> int:
-    from app import main
+    from app import serving
 
-    serving = partial(
-        main.serve, settings, url, accept_lost_wal=accept_lost_wal, own_port=own_port, on_stop=deadline.begin
+    run = partial(
+        serving.serve, settings, url, accept_lost_wal=accept_lost_wal, own_port=own_port, on_stop=deadline.begin
     )
     if parent is None:
-        return await serving(on_ready=_say_ready)
+        return await run(on_ready=_say_ready)
     with _child_of(parent) as ready:
 
         def say_ready(url: str) -> None:
             ready()
             _say_ready(url)
 
-        return await serving(on_ready=say_ready)
+        return await run(on_ready=say_ready)
 
 
 async def _serve_and_watch(
     settings: Settings, postgres: EmbeddedPostgres, accept_lost_wal: bool, deadline: StopDeadline
 ) -> int:
     """Serve, and start PostgreSQL again whenever it dies; what came in meanwhile waits in the WAL."""
-    from app import main
+    from app import serving
 
     watching = asyncio.create_task(_keep_alive(postgres))
     try:
-        return await main.serve(
+        return await serving.serve(
             settings,
             postgres.service_url(),
             accept_lost_wal=accept_lost_wal,

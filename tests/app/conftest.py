@@ -13,7 +13,8 @@ import pytest
 
 from app.config import Settings, load_settings
 from app.dev.embedded import EmbeddedPostgres
-from app.main import listening, running
+from app.http.listener import listening
+from app.main import running
 from app.service import Service
 from tests.app.chains import Chains
 from tests.app.client import Client

@@ -8,7 +8,8 @@ from typing import Any
 
 from app.access import tokens
 from app.config import Settings
-from app.main import listening, running
+from app.http.listener import listening
+from app.main import running
 from app.node.kept_tokens import FIRST_TOKEN, FirstToken
 from app.parts import Parts
 from tests.app.client import Client

@@ -17,7 +17,8 @@ import structlog
 
 from app.config import load_settings
 from app.dev.embedded import DATABASE, EmbeddedPostgres
-from app.main import listening, running
+from app.http.listener import listening
+from app.main import running
 from tests.conftest import copy_of, execute
 
 

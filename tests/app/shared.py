@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 import asyncpg
 
 from app.config import Settings
-from app.main import listening, running
+from app.http.listener import listening
+from app.main import running
 from app.parts import Parts
 from app.service import Service
 from tests.app.chains import Chains

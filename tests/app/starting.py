@@ -11,7 +11,7 @@ import pytest
 from app.chain import checkpoints
 from app.chain.checkpoints import CheckpointJournal
 from app.config import Settings
-from app.main import Service
+from app.service import Service
 from ledger.errors import LedgerError
 from tests.app.conftest import RunNode
 from tests.app.drafts import created

@@ -8,7 +8,8 @@ import asyncpg
 import httpx
 import pytest
 
-from app.main import listening, running
+from app.http.listener import listening
+from app.main import running
 from app.read import checking, full_walk
 from app.store.chain_reader import consistent_reader
 from ledger.verification import ASPECTS, PROMISED_COLUMNS, Break, Verdict, verify

@@ -17,7 +17,8 @@ import pytest
 
 from app.dev.cluster import free_port
 from app.dev.embedded import EmbeddedPostgres
-from app.main import listening, running
+from app.http.listener import listening
+from app.main import running
 from app.store import exchange
 from signing.key_file import generate
 from tests.app.chains import until

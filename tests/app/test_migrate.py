@@ -19,7 +19,8 @@ from structlog.testing import capture_logs
 from app.config import load_settings
 from app.dev.cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
 from app.dev.embedded import EmbeddedPostgres
-from app.main import listening, running
+from app.http.listener import listening
+from app.main import running
 from app.store.migrate import _LOCK, downgrade, migrate
 from app.store.schema import MIGRATIONS, check_schema, check_server, is_newest, newest_revision
 from ledger.errors import StartRefusedError

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from app.access.quotas import Quotas
-from app.main import listening, running
+from app.http.listener import listening
+from app.main import running
 from app.parts import Parts
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer

@@ -14,7 +14,8 @@ import pytest
 import structlog
 
 from app.config import Settings
-from app.main import listening, running
+from app.http.listener import listening
+from app.main import running
 from app.node.unrecorded import FORK, Fork
 from app.pending import quarantine
 from app.service import Service

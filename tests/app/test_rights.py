@@ -18,8 +18,9 @@ from app.access.principals import EVERYBODY, Principal
 from app.access.rights import RULES, UNLISTED, Needs, Right
 from app.http.application import ROUTERS
 from app.http.jobs import submissions
+from app.http.listener import listening
 from app.http.routing import LeanRoute, RightedRoute
-from app.main import listening, running
+from app.main import running
 from tests.app.conftest import MakeSettings
 from tests.app.served import Serve
 from tests.conftest import Database

@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from app.config import Settings
-from app.main import Service
 from app.pending.event_lines import EventLines
+from app.service import Service
 from app.store import node as node_store
 from app.store.chaining import WalPosition
 from ledger.errors import LedgerError, StartRefusedError, WalLockedError
