@@ -99,9 +99,9 @@ def judge_wal(
         if not accept_lost_wal:
             raise StartRefusedError(
                 f"Postgres knows node {node_id} by WAL {position.wal_id}, the folder holds {found}: the disk was "
-                "lost or swapped. Bring the right wal.dir back, choose another node_id, or start once with "
-                f"--accept-lost-wal to give up whatever was not chained above LSN {position.chained_lsn}, "
-                f"and what {quarantine.NAME} lists below it"
+                f"lost or swapped. Put the right folder in place of {node_id} in wal.dir, choose another node_id, or "
+                "start once with --accept-lost-wal to give up whatever was not chained above LSN "
+                f"{position.chained_lsn}, and what {quarantine.NAME} lists below it"
             )
         return True
     if known.epoch < position.epoch:
