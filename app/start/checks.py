@@ -99,7 +99,7 @@ def judge_wal(
         if not accept_lost_wal:
             raise StartRefusedError(
                 f"Postgres knows node {node_id} by WAL {position.wal_id}, the folder holds {found}: the disk was "
-                f"lost or swapped. Put the right folder in place of {node_id} in wal.dir, choose another node_id, or "
+                f"lost or swapped. Put the right folder where {node_id} is now in wal.dir, choose another node_id, or "
                 "start once with --accept-lost-wal to give up whatever was not chained above LSN "
                 f"{position.chained_lsn}, and what {quarantine.NAME} lists below it"
             )

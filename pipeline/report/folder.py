@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from ledger.errors import ConfigurationError
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 PARQUET_ONLY: Final = frozenset(("jobs",))
-LONG: Final = PARQUET_ONLY | {"tenant_windows", "measure_windows", "actors", "readers", "acts", "refusals"}
-"""Tables that may have more rows than there are tenants, or than a list shows, and may not fit into this process."""
 ROWS_AT_ONCE: Final = 4096
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 _FORMULA_BEGINS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -94,16 +91,8 @@ def in_order(rows: DataFrame, *keys: Column | str) -> DataFrame:
 
 
 def write_table(rows: DataFrame, folder: Path, name: str) -> None:
-    """Write ``rows`` as Parquet, all but the jobs as one file, in their order.
-
-    Tasks write what can be long; what is short is written here, for half the time that a task's commit takes.
-    """
+    """Write ``rows`` as Parquet; all but the jobs come from one sorted partition, so that they lie in order."""
     target = folder / "parquet" / name  # Hadoop takes a path as it stands: nothing in it is escaped.
-    if name not in LONG:
-        target.mkdir(parents=True)
-        # Moments as Spark writes them, for who reads all tables alike.
-        pq.write_table(rows.toArrow(), target / "part-00000.parquet", use_deprecated_int96_timestamps=True)
-        return
     parts = rows if name in PARQUET_ONLY else rows.coalesce(1)
     parts.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(f"file://{target}")
     for checksum in target.glob(".*.crc"):
