@@ -61,11 +61,7 @@ async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enoug
         )
         seq = 0
         for entries in came:
-            rows = [
-                tuple({"tenant_id": "acme", "seq": seq + n, "payload": "{}"}.get(name) for name in LOG_COLUMNS)
-                for n in range(1, entries + 1)
-            ]
-            follower.chained(Growth(LogRows([Piece("acme", seq + 1, entries, rows)]), {"acme": []}))
+            follower.chained(grown(range(seq + 1, seq + entries + 1)))
             seq += entries
             follower._collected()
         if looked:
@@ -99,10 +95,6 @@ async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
     monkeypatch.setattr("app.chain.followers.RUSH_ENTRIES", 3)
     monkeypatch.setattr("app.chain.followers.ENTRIES_A_TURN", 2)
 
-    def grown(seqs: range) -> Growth:
-        rows = [tuple({"tenant_id": "acme", "seq": n, "payload": "{}"}.get(name) for name in LOG_COLUMNS) for n in seqs]
-        return Growth(LogRows([Piece("acme", seqs[0], len(seqs), rows)]), {"acme": []})
-
     async def is_followed_on(first: int, meanwhile: int, *, hurries: bool = False) -> bool:
         """Whether the next turn comes at once when so many entries came meanwhile, behind ``first`` that had come."""
         await superuser.execute("DELETE FROM scheduler.follower_positions WHERE tenant_id = 'acme'")
@@ -130,3 +122,9 @@ async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
     with monkeypatch.context() as patched:
         patched.setattr("app.chain.followers.RUSH_S", 0)
         assert await is_followed_on(3, 3), "it has lasted"
+
+
+def grown(seqs: range) -> Growth:
+    """New rows of tenant acme with these seqs, as they come behind the commit."""
+    rows = [tuple({"tenant_id": "acme", "seq": n, "payload": "{}"}.get(name) for name in LOG_COLUMNS) for n in seqs]
+    return Growth(LogRows([Piece("acme", seqs[0], len(seqs), rows)]), {"acme": []})
