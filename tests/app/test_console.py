@@ -364,6 +364,29 @@ def test_what_happens_while_a_page_begins_to_listen_is_shown(console: Console, p
     expect(page.locator("main")).to_contain_text("Cancellation was asked for" if place.startswith("job/") else name)
 
 
+@pytest.mark.parametrize("pressed", ["Download the receipt", "All that was said"])
+def test_what_is_pressed_as_the_page_is_drawn_again_is_clicked_when_it_is_released(
+    console: Console, pressed: str
+) -> None:
+    name = f"pressed-{len(pressed)}"
+    console.api.post("/v1/jobs", json=job(TENANT, name)).raise_for_status()
+    with console.page.expect_request("**/v1/watch?*"):
+        page = console.go(f"job/{TENANT}/{name}")
+    shown = page.get_by_text(pressed)
+    shown.hover()
+    page.mouse.down()
+    cancelled = {"tenant_id": TENANT, "reason": "no need", "requestor": "ada", "durability": "GLOBAL"}
+    console.api.post(f"/v1/jobs/{name}/cancel", json=cancelled).raise_for_status()
+    expect(page.locator(".actions .tag")).to_have_text("cancelling")
+    if pressed.startswith("Download"):
+        with page.expect_download():
+            page.mouse.up()
+    else:
+        page.mouse.up()
+    expect(page.locator(".timeline > li")).to_have_count(2)
+    expect(page.locator("details[open]")).to_have_count(0 if pressed.startswith("Download") else 1)
+
+
 def test_a_receipt_is_downloaded_that_proves_the_job(console: Console, tmp_path: Path) -> None:
     page = console.go("job/other/nightly-1")
     with page.expect_download() as downloading:

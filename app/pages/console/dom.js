@@ -3,6 +3,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+const PRESSED_LOOK_MS = 50;
+const later = new WeakMap(); // What is drawn once its place is not pressed any more, by place.
 
 /** An element: `h("p", {class: "soft", onclick: f}, "text", child, null)`. Nulls and false are left out. */
 export function h(name, given = {}, ...children) {
@@ -37,12 +39,21 @@ function coded(character) {
 
 /** What `element` holds from now on. */
 export function fill(element, ...children) {
+  clearTimeout(later.get(element));
   element.replaceChildren(...shown(children));
   return element;
 }
 
-/** The same, of a place that is drawn again and again: what was open stays open, and what has the focus keeps it. */
+/**
+ * The same, of a place that is drawn again and again: what was open stays open, and what has the focus keeps it. While
+ * something there is pressed it waits, as what is replaced between a press and its release is not clicked.
+ */
 export function refill(place, ...children) {
+  if (place.matches(":active")) {
+    clearTimeout(later.get(place));
+    later.set(place, setTimeout(refill, PRESSED_LOOK_MS, place, ...children));
+    return place;
+  }
   const held = place.contains(document.activeElement) ? document.activeElement : null;
   const open = [...place.querySelectorAll("details")].map((each) => each.open);
   fill(place, ...children);

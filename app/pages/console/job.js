@@ -29,7 +29,13 @@ const STATES = {
 
 export async function job(ctx) {
   const [tenant, id] = ctx.rest;
-  const places = { verdict: h("div"), head: h("div", {}, waiting("Reading the job")), timeline: h("div") };
+  const places = {
+    verdict: h("div"),
+    head: h("div", {}, waiting("Reading the job")),
+    status: h("span"),
+    summary: h("div"),
+    timeline: h("div"),
+  };
   ctx.show(
     id,
     h("p", {}, h("a", { href: `#/jobs/${named(tenant)}` }, `Jobs of ${tenant}`)),
@@ -44,11 +50,13 @@ export async function job(ctx) {
       get(`/v1/jobs/${named(id)}`, about, ctx.signal),
       get(`/v1/jobs/${named(id)}/events`, { ...about, limit: EVENTS_PAGE }, ctx.signal),
     ]);
-    refill(places.head, summary(ctx, tenant, state));
+    refill(places.status, statusTag(state.status));
+    refill(places.summary, summary(ctx, tenant, state));
     refill(places.timeline, panel("What happened", timeline(ctx, tenant, events)));
     return events.items.map((event) => event.seq);
   };
   const seqs = await draw();
+  fill(places.head, actions(ctx, tenant, id, places.status), places.summary);
   const notVerified = (error) =>
     error.name !== "AbortError" && fill(places.verdict, h("p", { class: "soft" }, `Not verified: ${error.message}`));
   verified(ctx, tenant, seqs)
@@ -118,27 +126,26 @@ function entryLink(ctx, tenant, seq) {
     : h("span", {}, text);
 }
 
-function summary(ctx, tenant, state) {
+function actions(ctx, tenant, id, status) {
   const told = h("span", { role: "alert" });
-  return [
+  return h(
+    "p",
+    { class: "row actions" },
+    status,
+    h("button", { type: "button", class: "main", onclick: () => receipt(ctx, tenant, id, told) }, "Download the receipt"),
+    told,
     h(
-      "p",
-      { class: "row actions" },
-      statusTag(state.status),
-      h(
-        "button",
-        { type: "button", class: "main", onclick: () => receipt(ctx, tenant, state, told) },
-        "Download the receipt",
-      ),
-      told,
-      h(
-        "span",
-        { class: "soft" },
-        "One file that proves this job, alone and offline: ",
-        h("a", { href: "/verify" }, "verify it"),
-        " anywhere.",
-      ),
+      "span",
+      { class: "soft" },
+      "One file that proves this job, alone and offline: ",
+      h("a", { href: "/verify" }, "verify it"),
+      " anywhere.",
     ),
+  );
+}
+
+function summary(ctx, tenant, state) {
+  return [
     h(
       "div",
       { class: "grid" },
@@ -165,12 +172,12 @@ function summary(ctx, tenant, state) {
   ];
 }
 
-async function receipt(ctx, tenant, state, told) {
-  const path = address(`/v1/jobs/${named(state.job_id)}/receipt`, { tenant_id: tenant });
+async function receipt(ctx, tenant, id, told) {
+  const path = address(`/v1/jobs/${named(id)}/receipt`, { tenant_id: tenant });
   try {
     const link = h("a", {
       href: URL.createObjectURL(await ask("GET", path, { as: "blob" })),
-      download: `${state.job_id}.receipt.json`,
+      download: `${id}.receipt.json`,
     });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
