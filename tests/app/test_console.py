@@ -387,6 +387,35 @@ def test_what_is_pressed_as_the_page_is_drawn_again_is_clicked_when_it_is_releas
     expect(page.locator("details[open]")).to_have_count(0 if pressed.startswith("Download") else 1)
 
 
+def test_an_answer_that_comes_late_is_not_drawn_over_a_newer_one(console: Console) -> None:
+    console.api.post("/v1/jobs", json=job(TENANT, "late")).raise_for_status()
+    old = console.api.get("/v1/jobs/late", params={"tenant_id": TENANT}).json()
+    address = re.compile(r"/v1/jobs/late\?")
+    asked: list[Route] = []
+
+    def hold_the_second(route: Route) -> None:
+        asked.append(route)
+        if len(asked) != 2:
+            route.continue_()
+
+    page = console.go("keys")
+    page.route(address, hold_the_second)
+    console.go(f"job/{TENANT}/late")
+    while len(asked) < 2:  # until the page listens
+        page.evaluate("document.title")
+    cancelled, ended = {"reason": "no need", "requestor": "ada"}, {"type": "JobCompleted", "final_status": "done"}
+    for path, event, action in (("cancel", cancelled, "CANCEL"), ("events", ended, "COMPLETE")):
+        said = {"tenant_id": TENANT, "durability": "GLOBAL", **event}
+        console.api.post(f"/v1/jobs/late/{path}", json=said).raise_for_status()
+        expect(page.locator("#say")).to_have_text(f"late: {action}")
+    assert len(asked) == 2
+    with page.expect_response(re.compile("/v1/jobs/late/events")):
+        asked[1].fulfill(json=old)
+    expect(page.locator(".timeline > li")).to_have_count(3)
+    expect(page.locator(".actions .tag")).to_have_text("cancelled")
+    page.unroute(address)
+
+
 def test_a_receipt_is_downloaded_that_proves_the_job(console: Console, tmp_path: Path) -> None:
     page = console.go("job/other/nightly-1")
     with page.expect_download() as downloading:

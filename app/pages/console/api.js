@@ -122,6 +122,25 @@ export function watch(query, signal, onEntry, onState) {
   signal.addEventListener("abort", () => source.close());
 }
 
+/** `draw`, one at a time and once more where it was asked for meanwhile: no older answer is drawn over a newer one. */
+export function oneAtATime(draw) {
+  let drawing = null;
+  let isAsked = false;
+  const all = async () => {
+    while (isAsked) {
+      isAsked = false;
+      await draw();
+    }
+  };
+  return () => {
+    isAsked = true;
+    drawing ??= all().finally(() => {
+      drawing = null;
+    });
+    return drawing;
+  };
+}
+
 // EventSource hears only of events whose names it was told.
 export const WATCHED = [
   "CANCEL",

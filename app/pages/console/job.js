@@ -1,7 +1,7 @@
 // One job: what it is, what happened to it when by whom, and its receipt.
 
 import { BREAKS } from "./advice.js";
-import { address, ask, get, watch } from "./api.js";
+import { address, ask, get, oneAtATime, watch } from "./api.js";
 import { count, facts, fill, h, json, panel, refill, short, tag, waiting } from "./dom.js";
 import { shownActor, statusTag } from "./jobs.js";
 import { named } from "./pick_tenant.js";
@@ -62,7 +62,7 @@ export async function job(ctx) {
   verified(ctx, tenant, seqs)
     .then((found) => fill(places.verdict, found))
     .catch(notVerified);
-  const again = () => draw().catch(() => {});
+  const again = oneAtATime(() => draw().catch(() => {}));
   // Once it is open nothing is missed: what came since the page was drawn is drawn then.
   watch(
     { tenant_id: tenant, job: id },

@@ -1,6 +1,6 @@
 // Jobs of a tenant: searched, paged, and followed as they come.
 
-import { address, get, save, watch } from "./api.js";
+import { address, get, oneAtATime, save, watch } from "./api.js";
 import { field, fill, h, panel, plural, refill, table, tag, waiting } from "./dom.js";
 import { named, pickTenant } from "./pick_tenant.js";
 import { ago, fromLocal, time, toLocal } from "./times.js";
@@ -175,10 +175,11 @@ function follow(ctx, name, places, draw) {
   let timer = null;
   let isPaused = false;
   let isBehind = false;
-  const again = async () => {
+  const redraw = oneAtATime(() => draw().catch((error) => error.name !== "AbortError" && ctx.fail(error, places.list)));
+  const again = () => {
     timer = null;
     isBehind = isPaused;
-    if (!isPaused) await draw().catch((error) => error.name !== "AbortError" && ctx.fail(error, places.list));
+    if (!isPaused) redraw();
   };
   places.pause.addEventListener("click", () => {
     isPaused = !isPaused;
