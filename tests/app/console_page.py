@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect
 
-from tests.browser import violations
+from app.access import tokens
+from app.dev.embedded import EmbeddedPostgres
+from app.node.kept_tokens import FIRST_TOKEN, FirstToken
+from tests.app.service_thread import serving
+from tests.browser import browsing, violations
 
 WAIT_MS = 30_000
 """How long something may take to show, on a machine that runs other things too."""
@@ -49,7 +56,10 @@ class Console:
         return self._strangers.new_page()
 
     def tidy(self) -> None:
-        """Nobody but root is there any more, and looks at a wide page in the light."""
+        """Nobody but root is there any more, and looks at a wide page in the light; no page asked another server, or
+        tripped over its policy."""
+        assert self.elsewhere == []
+        assert self.complaints == []
         for context in self.browser.contexts:
             if context not in (self.page.context, self._strangers):
                 context.close()
@@ -117,3 +127,21 @@ def barriers(page: Page) -> list[str]:
         if each["impact"] in ("serious", "critical")
         for node in each["nodes"]
     ]
+
+
+@contextmanager
+def consoling(postgres: EmbeddedPostgres, folder: Path, database: str, **settings: Any) -> Iterator[Console]:
+    """The console of a service that asks who calls, root signed in."""
+    first = tokens.make()
+    FIRST_TOKEN.store(folder, FirstToken("root", first.digest.hex()))
+    with serving(postgres, folder, database, **settings) as url, browsing() as browser:
+        console = Console(browser, url, first.text)
+        console.sign_in()
+        expect(console.page.get_by_role("heading", name="Everything holds")).to_be_visible()
+        yield console
+        console.api.close()
+
+
+def job(tenant: str, name: str, **more: Any) -> dict[str, Any]:
+    """The body of a job to be created, chained before it is answered."""
+    return {"tenant_id": tenant, "job_id": name, "durability": "GLOBAL", **more}

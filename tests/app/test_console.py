@@ -10,25 +10,21 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from app.access import tokens
 from app.dev.embedded import EmbeddedPostgres
 from app.http.problems import KINDS as PROBLEM_KINDS
-from app.node.kept_tokens import FIRST_TOKEN, FirstToken
 from app.pages import read_folder
 from app.pages.verify_page import verify_page
 from ledger.machines.events import EVENTS_BY_ACTION, JOB_EVENTS
 from ledger.machines.jobs import STATUSES
 from ledger.verification import ASPECTS, KINDS
 from tests.app.bundles import bundle_of
-from tests.app.console_page import WIDE, Console, barriers
+from tests.app.console_page import WIDE, Console, barriers, consoling, job
 from tests.app.oidc_issuer import AUDIENCE, GRANTS, Issuer, issuing
-from tests.app.service_thread import serving
-from tests.browser import PHONE, browsing
+from tests.browser import PHONE
 from tests.conftest import execute
 from tests.ledger.ledger_in_memory import SIGNER, build
 from tests.tally import run_tally
@@ -44,10 +40,6 @@ FALSIFY = (
 )
 SCRIPTS = {name: file.content.decode() for name, file in read_folder("console").items() if name.endswith(".js")}
 OF_VERIFY = {name: file.content.decode() for name, file in read_folder("verify").items() if name.endswith(".js")}
-
-
-def job(tenant: str, name: str, **more: Any) -> dict[str, Any]:
-    return {"tenant_id": tenant, "job_id": name, "durability": "GLOBAL", **more}
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +58,11 @@ def console(
     postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory, issuer_of_tokens: Issuer
 ) -> Iterator[Console]:
     """The console of a service that asks who calls, root signed in; hostile jobs of three tenants."""
-    folder, first = tmp_path_factory.mktemp("console"), tokens.make()
-    FIRST_TOKEN.store(folder, FirstToken("root", first.digest.hex()))
+    folder = tmp_path_factory.mktemp("console")
     (folder / "trusted.pem").write_text(SIGNER.public_key_pem)
     oidc = {"issuer": issuer_of_tokens.url, "audience": [AUDIENCE], "grants": GRANTS, "client_id": "console"}
     settings = {"auth": {"mode": "oidc", "oidc": oidc}, "bundle": {"trusted_keys": folder / "trusted.pem"}}
-    with serving(postgres, folder, DATABASE, **settings) as url, browsing() as browser:
-        console = Console(browser, url, first.text)
+    with consoling(postgres, folder, DATABASE, **settings) as console:
         for tenant in (TENANT, "broken", "other"):
             for number in range(3):
                 body = job(
@@ -87,18 +77,13 @@ def console(
             }
             console.api.post("/v1/jobs/nightly-1/events", json=failed).raise_for_status()
             console.api.post("/v1/snapshots", json={"tenant_id": tenant}).raise_for_status()
-        console.sign_in()
-        expect(console.page.get_by_role("heading", name="Everything holds")).to_be_visible()
         yield console
-        console.api.close()
 
 
 @pytest.fixture(autouse=True)
 def _untroubled(console: Console) -> Iterator[None]:
     """Whatever a test does, no page asks another server or trips over its policy."""
     yield
-    assert console.elsewhere == []
-    assert console.complaints == []
     console.tidy()
 
 
@@ -122,6 +107,10 @@ def test_who_signs_in_gets_to_see_what_he_came_for_and_no_script_sees_his_sessio
     expect(page.get_by_text("Signed in as root")).to_be_visible()
     assert page.evaluate("document.cookie") == ""
     assert console.root not in str(page.evaluate("[{...localStorage}, {...sessionStorage}]"))
+    page.route("**/v1/console/session", lambda route: route.fulfill(status=503, json={"title": "Not now"}), times=1)
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Not now")).to_be_visible()
+    expect(page.get_by_text("Signed in as root")).to_be_visible()
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     assert page.context.cookies() == []
@@ -138,7 +127,12 @@ def test_who_may_read_one_tenant_alone_is_shown_nothing_else(console: Console) -
     for place in ("jobs/other", "tenants", "verify/acme?run=1", "tokens", "tenant/other"):
         expect(console.go(place, page).get_by_role("alert")).to_contain_text("reader has not the right")
     assert "other" not in console.go(f"jobs/{TENANT}", page).content()
-    assert page.get_by_label("Tenant", exact=True).input_value() == TENANT
+    tenant = page.get_by_label("Tenant", exact=True)
+    assert tenant.input_value() == TENANT
+    tenant.fill("other")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("reader has not the right")
+    assert page.url.endswith("#/jobs/other")
 
 
 def test_a_session_whose_token_is_revoked_ends_with_words_and_goes_on_where_it_was(console: Console) -> None:
@@ -259,29 +253,6 @@ def test_what_stands_in_a_job_is_text_whatever_it_looks_like(console: Console) -
         assert "\u202e" not in (page.locator("main").text_content() or "")
 
 
-def test_what_was_true_is_not_shown_as_if_it_still_were_when_the_service_is_out_of_reach(console: Console) -> None:
-    context = console.open()
-    page = console.sign_in(page=context.new_page())
-    expect(page.get_by_text("Signed in as root")).to_be_visible()
-    page.clock.install()
-    console.load("", page)
-    expect(page.get_by_text("✓ in order").first).to_be_visible()
-    page.get_by_text("All 2").click()
-    page.get_by_role("link", name="with no other ledger").focus()
-    with page.expect_response("**/v1/exchange"):
-        page.clock.fast_forward(6000)
-    expect(page.get_by_role("list").get_by_text("✓ Backlog")).to_be_visible()
-    expect(page.get_by_role("link", name="with no other ledger")).to_be_focused()
-    context.set_offline(True)
-    page.clock.fast_forward(6000)
-    expect(page.get_by_role("heading", name="The service does not answer")).to_be_visible()
-    expect(page.get_by_text("in order")).to_have_count(0)
-    context.set_offline(False)
-    page.clock.fast_forward(6000)
-    expect(page.get_by_role("heading", name="Everything holds")).to_be_visible()
-    expect(page.get_by_text("✓ in order").first).to_be_visible()
-
-
 # --- jobs -----------------------------------------------------------------------------------------
 
 
@@ -313,25 +284,6 @@ def test_jobs_are_searched_and_the_address_says_for_what(console: Console) -> No
     assert rows(console.go(f"jobs/{TENANT}?since=2099-01-01T00%3A00%3A00Z")) == []
 
 
-def test_jobs_show_as_they_come_and_as_they_end(console: Console) -> None:
-    page = console.go(f"jobs/{TENANT}")
-    expect(page.locator(".live")).to_have_text("Live: changes show as they come")
-    console.api.post("/v1/jobs", json=job(TENANT, "while-you-watch")).raise_for_status()
-    row = page.get_by_role("row").filter(has_text="while-you-watch")
-    expect(row).to_contain_text("submitted")
-    ended = {"tenant_id": TENANT, "type": "JobCompleted", "final_status": "went well", "durability": "GLOBAL"}
-    console.api.post("/v1/jobs/while-you-watch/events", json=ended).raise_for_status()
-    expect(row).to_contain_text("completed")
-    expect(row).to_contain_text("went well")
-    page.get_by_role("link", name="while-you-watch").focus()
-    page.get_by_role("button", name="Pause").dispatch_event("click")
-    console.api.post("/v1/jobs", json=job(TENANT, "while-you-read")).raise_for_status()
-    expect(page.get_by_role("row").filter(has_text="while-you-read")).to_have_count(0)
-    page.get_by_role("button", name="Pause").dispatch_event("click")
-    expect(page.get_by_role("row").filter(has_text="while-you-read")).to_be_visible()
-    expect(page.get_by_role("link", name="while-you-watch")).to_be_focused()
-
-
 def test_a_jobs_timeline_says_what_happened_by_whom_and_how_far_it_has_come(console: Console) -> None:
     console.api.post("/v1/jobs", json=job(TENANT, "told", spec={"image": "a/b:1"})).raise_for_status()
     page = console.go(f"job/{TENANT}/told")
@@ -345,75 +297,6 @@ def test_a_jobs_timeline_says_what_happened_by_whom_and_how_far_it_has_come(cons
     expect(last).to_contain_text("chained")
     console.api.post("/v1/snapshots", json={"tenant_id": TENANT}).raise_for_status()
     expect(console.go(f"job/{TENANT}/told").locator(".timeline > li").first).to_contain_text("signed")
-
-
-@pytest.mark.parametrize("place", [f"job/{TENANT}/between", f"jobs/{TENANT}?status=CANCELLING"])
-def test_what_happens_while_a_page_begins_to_listen_is_shown(console: Console, place: str) -> None:
-    name = place.split("?")[0].replace("/", "-")
-    place = place.replace("between", name)
-    console.api.post("/v1/jobs", json=job(TENANT, name)).raise_for_status()
-
-    def cancel_first(route: Route) -> None:
-        cancelled = {"tenant_id": TENANT, "reason": "no need", "requestor": "ada", "durability": "GLOBAL"}
-        console.api.post(f"/v1/jobs/{name}/cancel", json=cancelled).raise_for_status()
-        route.continue_()
-
-    page = console.go("keys")
-    page.route("**/v1/watch?*", cancel_first, times=1)
-    console.go(place)
-    expect(page.locator("main")).to_contain_text("Cancellation was asked for" if place.startswith("job/") else name)
-
-
-@pytest.mark.parametrize("pressed", ["Download the receipt", "All that was said"])
-def test_what_is_pressed_as_the_page_is_drawn_again_is_clicked_when_it_is_released(
-    console: Console, pressed: str
-) -> None:
-    name = f"pressed-{len(pressed)}"
-    console.api.post("/v1/jobs", json=job(TENANT, name)).raise_for_status()
-    with console.page.expect_request("**/v1/watch?*"):
-        page = console.go(f"job/{TENANT}/{name}")
-    shown = page.get_by_text(pressed)
-    shown.hover()
-    page.mouse.down()
-    cancelled = {"tenant_id": TENANT, "reason": "no need", "requestor": "ada", "durability": "GLOBAL"}
-    console.api.post(f"/v1/jobs/{name}/cancel", json=cancelled).raise_for_status()
-    expect(page.locator(".actions .tag")).to_have_text("cancelling")
-    if pressed.startswith("Download"):
-        with page.expect_download():
-            page.mouse.up()
-    else:
-        page.mouse.up()
-    expect(page.locator(".timeline > li")).to_have_count(2)
-    expect(page.locator("details[open]")).to_have_count(0 if pressed.startswith("Download") else 1)
-
-
-def test_an_answer_that_comes_late_is_not_drawn_over_a_newer_one(console: Console) -> None:
-    console.api.post("/v1/jobs", json=job(TENANT, "late")).raise_for_status()
-    old = console.api.get("/v1/jobs/late", params={"tenant_id": TENANT}).json()
-    address = re.compile(r"/v1/jobs/late\?")
-    asked: list[Route] = []
-
-    def hold_the_second(route: Route) -> None:
-        asked.append(route)
-        if len(asked) != 2:
-            route.continue_()
-
-    page = console.go("keys")
-    page.route(address, hold_the_second)
-    console.go(f"job/{TENANT}/late")
-    while len(asked) < 2:  # until the page listens
-        page.evaluate("document.title")
-    cancelled, ended = {"reason": "no need", "requestor": "ada"}, {"type": "JobCompleted", "final_status": "done"}
-    for path, event, action in (("cancel", cancelled, "CANCEL"), ("events", ended, "COMPLETE")):
-        said = {"tenant_id": TENANT, "durability": "GLOBAL", **event}
-        console.api.post(f"/v1/jobs/late/{path}", json=said).raise_for_status()
-        expect(page.locator("#say")).to_have_text(f"late: {action}")
-    assert len(asked) == 2
-    with page.expect_response(re.compile("/v1/jobs/late/events")):
-        asked[1].fulfill(json=old)
-    expect(page.locator(".timeline > li")).to_have_count(3)
-    expect(page.locator(".actions .tag")).to_have_text("cancelled")
-    page.unroute(address)
 
 
 def test_a_receipt_is_downloaded_that_proves_the_job(console: Console, tmp_path: Path) -> None:
@@ -467,6 +350,8 @@ def test_a_range_is_verified_and_says_what_that_leaves_open(console: Console) ->
     expect(page.get_by_role("heading", name="What was verified holds")).to_be_visible()
     expect(page.get_by_role("row").filter(has_text="tree")).to_contain_text("not checked")
     expect(page.get_by_text("2 entries of other, 2 to 3")).to_be_visible()
+    expect(page.locator("#say")).to_have_text("What was verified holds")
+    assert page.title().startswith("✓ other 2–3")
 
 
 def test_a_range_behind_the_end_of_a_chain_is_no_fault_of_the_console(console: Console) -> None:
@@ -503,10 +388,23 @@ def test_a_bundle_is_looked_at_then_imported_then_there(console: Console) -> Non
     page.get_by_label("Files of bundles").set_input_files(
         files=[{"name": "brought.tar", "mimeType": "application/x-tar", "buffer": content}]
     )
-    expect(page.get_by_role("button", name="Import", exact=True)).to_be_disabled()
-    page.get_by_role("button", name="See what would come of it").click()
+    files, imports = page.get_by_label("Files of bundles"), page.get_by_role("button", name="Import", exact=True)
+    expect(imports).to_be_disabled()
+    held: list[Route] = []
+    page.route("**/v1/bundles/import?dry_run=true", lambda route: held.append(route), times=1)
+    looks = page.get_by_role("button", name="See what would come of it")
+    with page.expect_request("**/v1/bundles/import?dry_run=true"):
+        looks.click()
+    expect(files).to_be_disabled()  # so no other file is imported than the one that is looked at
+    expect(imports).to_be_disabled()
+    held[0].continue_()
     expect(page.get_by_text("dry run: nothing was stored")).to_be_visible()
-    page.get_by_role("button", name="Import", exact=True).click()
+    page.route("**/v1/bundles/import?dry_run=false", lambda route: route.abort(), times=1)
+    imports.click()
+    expect(page.get_by_role("alert")).to_contain_text("It is not known whether it was stored")
+    looks.click()
+    expect(page.get_by_text("dry run: nothing was stored")).to_be_visible()
+    imports.click()
     expect(page.get_by_text("✓ imported")).to_be_visible()
     assert barriers(page) == []
     page.get_by_role("link", name="brought").click()
@@ -546,6 +444,13 @@ def test_an_admin_revokes_a_token_once_he_has_said_so_twice(console: Console) ->
     row.get_by_role("button").click()
     page.get_by_role("button", name="Keep it").click()
     expect(row).to_contain_text("counts")
+    page.get_by_role("button", name="Revoke root").click()
+    page.keyboard.press("Escape")
+    row.get_by_role("button").click()
+    expect(page.get_by_role("dialog", name="Revoke the token lost?")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.go_forward()
     row.get_by_role("button").click()
     page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     expect(row).to_contain_text("revoked")

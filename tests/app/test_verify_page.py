@@ -80,6 +80,14 @@ JUDGE = """cases => Promise.all(cases.map(async ({file, ...against}) => {
 }))"""
 
 
+COUNT_PARTS = """() => {
+  const verdict = document.getElementById("verdict");
+  window.counts = [];
+  new MutationObserver(() => counts.push(verdict.childElementCount)).observe(verdict, {childList: true});
+}"""
+"""From now on notes how many parts a verdict has, whenever that changes."""
+
+
 class Asked(NamedTuple):
     """A file, and what is held against it."""
 
@@ -519,10 +527,12 @@ def test_a_bundle_keys_and_a_checkpoint_are_told_apart_when_they_are_dropped_tog
     assert "size 7" in page.locator("#checkpoint-given").text_content()  # type: ignore[operator]
     assert "witness.example/w1" in page.locator("#witness-given").text_content()  # type: ignore[operator]
     assert "The checkpoint that you kept is of this same history" in page.locator("#verdict").inner_text()
-    # Taken back, they count no more.
+    # Taken back, they count no more, and what was said with them is gone at once.
     page.locator(".more summary").click()
+    page.evaluate(COUNT_PARTS)
     page.get_by_role("button", name="Remove kept").click()
     page.get_by_text("no checkpoint kept elsewhere was given").wait_for()
+    assert page.evaluate("counts[0]") == 0
     assert page.locator("#outcome").inner_text() == "WHOLE AND SIGNED"
     page.get_by_role("button", name="Remove signer.pem").click()
     page.locator(".report.incomplete").wait_for()
@@ -564,6 +574,12 @@ def test_what_is_no_key_is_refused_with_what_is_wrong(page: Page) -> None:
         page.locator("#problem").wait_for()
         assert name in page.locator("#problem").inner_text()
         assert said in page.locator("#problem").inner_text()
+    # Of what is dropped together all is taken or nothing.
+    drop(page, ("little.tar", LITTLE), ("other.json", b'{"keys": [{"key_id": "00"}]}'))
+    expect(page.locator("#problem")).to_contain_text("not a PEM public key")
+    drop(page, ("signer.pem", SIGNER.public_key_pem.encode()))
+    expect(page.locator("#keys-given")).to_contain_text("signer.pem")
+    expect(page.locator("#subject-given")).to_be_hidden()
 
 
 def test_whatever_else_is_dropped_gets_a_verdict(page: Page) -> None:

@@ -90,7 +90,7 @@ export async function tokens(ctx) {
     const { items } = await get("/v1/tokens", {}, ctx.signal);
     fill(
       place,
-      panel(null, table("Tokens for tenants that you administer, newest first", columns(ctx, draw), items)),
+      panel(null, table("Tokens for tenants that you administer, newest first", columns(ctx, again), items)),
       h(
         "p",
         { class: "soft" },
@@ -100,10 +100,11 @@ export async function tokens(ctx) {
       ),
     );
   };
+  const again = () => draw().catch((error) => error.name !== "AbortError" && ctx.fail(error, place));
   await draw();
 }
 
-const columns = (ctx, draw) => [
+const columns = (ctx, again) => [
   { name: "Name", heads: true, of: (token) => token.name },
   { name: "Id", of: (token) => h("code", {}, token.token_id) },
   { name: "Rights", of: (token) => token.rights.join(", ") },
@@ -120,7 +121,7 @@ const columns = (ctx, draw) => [
           type: "button",
           class: "danger quiet",
           "aria-label": `Revoke ${token.name} ${token.token_id}`,
-          onclick: () => confirm(ctx, token, draw),
+          onclick: () => confirm(ctx, token, again),
         },
         "Revoke",
       ),
@@ -133,25 +134,22 @@ function stateOf(token) {
   return [tag("counts", "ok"), token.expires_at && [" until ", time(token.expires_at)]];
 }
 
-function confirm(ctx, token, draw) {
+function confirm(ctx, token, again) {
   const told = h("p", { role: "alert" });
-  const close = () => {
-    dialog.close();
-    dialog.remove();
-  };
+  const close = () => dialog.close();
   const revoke = async () => {
     try {
       await ask("DELETE", `/v1/tokens/${named(token.token_id)}`);
-      close();
-      ctx.say(`Token ${token.name} is revoked`);
-      await draw();
     } catch (error) {
-      fill(told, error.message);
+      return void fill(told, error.message);
     }
+    close();
+    ctx.say(`Token ${token.name} is revoked`);
+    await again();
   };
   const dialog = h(
     "dialog",
-    { "aria-labelledby": "revoke-title" },
+    { "aria-labelledby": "revoke-title", onclose: () => dialog.remove() },
     h("h2", { id: "revoke-title" }, `Revoke the token ${token.name}?`),
     h("p", {}, "It counts no more at once on this node, and within a second on the others. It cannot be taken back."),
     told,
@@ -162,6 +160,7 @@ function confirm(ctx, token, draw) {
       h("button", { type: "button", onclick: close }, "Keep it"),
     ),
   );
+  ctx.signal.addEventListener("abort", close);
   document.body.append(dialog);
   dialog.showModal();
 }

@@ -16,6 +16,8 @@ export class Unreachable extends Error {}
 
 export const signedOut = new EventTarget();
 
+const REOPEN_AFTER_MS = 5000;
+
 export function address(path, query = {}) {
   const said = Object.entries(query)
     .flatMap(([name, value]) => (Array.isArray(value) ? value : [value]).map((each) => [name, each]))
@@ -56,8 +58,13 @@ async function problemOf(got) {
 export async function ask(method, path, given = {}) {
   const got = await answer(method, path, given);
   if (!got.ok) throw await problemOf(got);
-  if (given.as) return got[given.as]();
-  return (got.headers.get("Content-Type") || "").startsWith("application/json") ? got.json() : got.text();
+  const isJson = (got.headers.get("Content-Type") || "").startsWith("application/json");
+  try {
+    return await got[given.as ?? (isJson ? "json" : "text")]();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Unreachable("the answer ended before it was whole");
+  }
 }
 
 export const get = (path, query, signal) => ask("GET", path, { query, signal });
@@ -101,16 +108,22 @@ export async function metrics(signal) {
   return found;
 }
 
-/** Entries of a chain as they come, until `signal` is aborted: `onEntry(entry)`, `onState(is_open)`. */
+/**
+ * Entries of a chain as they come, until `signal` is aborted: `onEntry(entry)`, `onState(is_open)`. While the page is in
+ * the background there is none, as a browser has six connections to a service for all of its tabs.
+ */
 export function watch(query, signal, onEntry, onState) {
   let source;
+  let timer;
   const open = (from) => {
     source = new EventSource(address("/v1/watch", from ? { ...query, from_seq: from } : query));
     source.onopen = () => onState(true);
     source.onerror = () => {
       onState(false);
-      // A stream that was refused is not tried again by the browser: ask why, so that who was signed out is told.
-      if (source.readyState === EventSource.CLOSED) get("/v1/whoami", {}, signal).catch(() => {});
+      if (source.readyState !== EventSource.CLOSED) return;
+      // One that was refused is not tried again by the browser; who was signed out is told.
+      get("/v1/whoami", {}, signal).catch(() => {});
+      timer = setTimeout(follow, REOPEN_AFTER_MS);
     };
     for (const action of WATCHED) source.addEventListener(action, (event) => onEntry(JSON.parse(event.data)));
     source.addEventListener("lagged", (event) => {
@@ -118,8 +131,18 @@ export function watch(query, signal, onEntry, onState) {
       open(JSON.parse(event.data).from_seq);
     });
   };
-  open();
-  signal.addEventListener("abort", () => source.close());
+  const close = () => {
+    clearTimeout(timer);
+    source?.close();
+  };
+  const follow = () => {
+    close();
+    if (document.hidden) onState(false);
+    else open();
+  };
+  follow();
+  document.addEventListener("visibilitychange", follow, { signal });
+  signal.addEventListener("abort", close);
 }
 
 /** `draw`, one at a time and once more where it was asked for meanwhile: no older answer is drawn over a newer one. */

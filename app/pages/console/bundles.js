@@ -83,6 +83,7 @@ async function exportForm(ctx) {
 function importForm(ctx) {
   const files = h("input", { type: "file", multiple: true, name: "files", "aria-describedby": "import-help" });
   const result = h("div", { "aria-live": "polite" });
+  // While one is under way no other files are taken: what is imported is what was looked at.
   const dry = h("button", { class: "main" }, "See what would come of it");
   const real = h("button", { type: "button", disabled: true }, "Import");
   const drop = h(
@@ -108,7 +109,7 @@ function importForm(ctx) {
     drop.addEventListener(type, (event) => {
       event.preventDefault();
       drop.classList.toggle("over", over);
-      if (type === "drop") {
+      if (type === "drop" && !files.disabled) {
         files.files = event.dataTransfer.files;
         changed();
       }
@@ -116,7 +117,9 @@ function importForm(ctx) {
   }
   const run = async (isDry) => {
     if (!files.files.length) return void fill(result, h("p", { role: "alert" }, "Choose a file first."));
-    dry.disabled = real.disabled = true;
+    const body = new FormData();
+    for (const file of files.files) body.append("file", file, file.name);
+    dry.disabled = real.disabled = files.disabled = true;
     fill(
       result,
       h("progress", { "aria-label": isDry ? "Verifying" : "Importing" }),
@@ -124,17 +127,14 @@ function importForm(ctx) {
     );
     let holds = false;
     try {
-      const body = new FormData();
-      for (const file of files.files) body.append("file", file, file.name);
       const found = await ask("POST", "/v1/bundles/import", { query: { dry_run: isDry }, body, signal: ctx.signal });
       holds = true;
       fill(result, outcome(found));
-      if (!isDry) ctx.session.refresh();
       ctx.say(isDry ? "The bundle holds" : "The bundle is imported");
     } catch (error) {
-      if (error.name !== "AbortError") fill(result, refusal(error));
+      if (error.name !== "AbortError") fill(result, isDry || error.kind ? refusal(error) : unknown(error));
     } finally {
-      dry.disabled = false;
+      dry.disabled = files.disabled = false;
       real.disabled = !isDry || !holds;
     }
   };
@@ -185,6 +185,17 @@ function outcome(found) {
     found.conflicts.length > 0 &&
       h("details", {}, h("summary", {}, plural(found.conflicts.length, "conflict")), json(found.conflicts)),
   ];
+}
+
+/** Of an import that the service has not answered itself. */
+function unknown(error) {
+  return h(
+    "div",
+    { class: "panel fault", role: "alert" },
+    h("h3", {}, "It is not known whether it was stored"),
+    h("p", {}, error.message),
+    h("p", { class: "do" }, "Look once more what would come of it: what is there already is counted, and stored once."),
+  );
 }
 
 function refusal(error) {

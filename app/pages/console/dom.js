@@ -45,8 +45,9 @@ export function fill(element, ...children) {
 }
 
 /**
- * The same, of a place that is drawn again and again: what was open stays open, and what has the focus keeps it. While
- * something there is pressed it waits, as what is replaced between a press and its release is not clicked.
+ * The same, of a place that is drawn again and again: where nothing changes nothing is touched, what was open stays open,
+ * and what has the focus keeps it. While something there is pressed it waits, as what is replaced between a press and its
+ * release is not clicked.
  */
 export function refill(place, ...children) {
   if (place.matches(":active")) {
@@ -54,15 +55,24 @@ export function refill(place, ...children) {
     later.set(place, setTimeout(refill, PRESSED_LOOK_MS, place, ...children));
     return place;
   }
-  const held = place.contains(document.activeElement) ? document.activeElement : null;
+  const fresh = place.cloneNode(false);
+  fill(fresh, ...children);
   const open = [...place.querySelectorAll("details")].map((each) => each.open);
-  fill(place, ...children);
-  place.querySelectorAll("details").forEach((each, at) => {
+  fresh.querySelectorAll("details").forEach((each, at) => {
     each.open ||= Boolean(open[at]);
   });
+  if (fresh.isEqualNode(place)) return place;
+  const held = place.contains(document.activeElement) ? document.activeElement : null;
+  const alike = () => [...place.querySelectorAll(held.localName)];
+  const at = held && alike().indexOf(held);
+  const scrolled = [...place.querySelectorAll("pre")].map((each) => each.scrollTop);
+  fill(place, ...fresh.childNodes);
+  place.querySelectorAll("pre").forEach((each, nth) => {
+    each.scrollTop = scrolled[nth] ?? 0;
+  });
   const isSame = (each) =>
-    each.textContent === held.textContent && each.getAttribute("href") === held.getAttribute("href");
-  if (held) [...place.querySelectorAll(held.localName)].find(isSame)?.focus({ preventScroll: true });
+    each?.textContent === held.textContent && each.getAttribute("href") === held.getAttribute("href");
+  if (held) [alike()[at], ...alike()].find(isSame)?.focus({ preventScroll: true });
   return place;
 }
 

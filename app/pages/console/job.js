@@ -1,9 +1,9 @@
 // One job: what it is, what happened to it when by whom, and its receipt.
 
 import { BREAKS } from "./advice.js";
-import { address, ask, get, oneAtATime, watch } from "./api.js";
+import { address, get, oneAtATime, save, watch } from "./api.js";
 import { count, facts, fill, h, json, panel, refill, short, tag, waiting } from "./dom.js";
-import { shownActor, statusTag } from "./jobs.js";
+import { showLive, shownActor, statusTag } from "./jobs.js";
 import { named } from "./pick_tenant.js";
 import { ago, time } from "./times.js";
 
@@ -30,9 +30,10 @@ const STATES = {
 export async function job(ctx) {
   const [tenant, id] = ctx.rest;
   const places = {
-    verdict: h("div"),
+    verdict: h("div", {}, ctx.session.may("audit", tenant) && waiting("Verifying its entries")),
     head: h("div", {}, waiting("Reading the job")),
     status: h("span"),
+    live: h("span", { class: "live" }, "not live"),
     summary: h("div"),
     timeline: h("div"),
   };
@@ -56,7 +57,7 @@ export async function job(ctx) {
     return events.items.map((event) => event.seq);
   };
   const seqs = await draw();
-  fill(places.head, actions(ctx, tenant, id, places.status), places.summary);
+  fill(places.head, actions(ctx, tenant, id, places), places.summary);
   const notVerified = (error) =>
     error.name !== "AbortError" && fill(places.verdict, h("p", { class: "soft" }, `Not verified: ${error.message}`));
   verified(ctx, tenant, seqs)
@@ -71,7 +72,10 @@ export async function job(ctx) {
       ctx.say(`${id}: ${entry.action}`);
       again();
     },
-    (isOpen) => isOpen && again(),
+    (isOpen) => {
+      showLive(places.live, isOpen);
+      if (isOpen) again();
+    },
   );
 }
 
@@ -126,14 +130,26 @@ function entryLink(ctx, tenant, seq) {
     : h("span", {}, text);
 }
 
-function actions(ctx, tenant, id, status) {
+function actions(ctx, tenant, id, places) {
   const told = h("span", { role: "alert" });
+  let saving = null;
+  const receipt = async () => {
+    fill(told);
+    try {
+      await save("GET", address(`/v1/jobs/${named(id)}/receipt`, { tenant_id: tenant }), `${id}.receipt.json`);
+      ctx.say("The receipt is downloaded");
+    } catch (error) {
+      fill(told, error.message);
+    }
+    saving = null;
+  };
   return h(
     "p",
     { class: "row actions" },
-    status,
-    h("button", { type: "button", class: "main", onclick: () => receipt(ctx, tenant, id, told) }, "Download the receipt"),
+    places.status,
+    h("button", { type: "button", class: "main", onclick: () => (saving ??= receipt()) }, "Download the receipt"),
     told,
+    places.live,
     h(
       "span",
       { class: "soft" },
@@ -170,22 +186,6 @@ function summary(ctx, tenant, state) {
     state.other_creations.length > 0 &&
       panel("Created again with something else; the first counts", json(state.other_creations)),
   ];
-}
-
-async function receipt(ctx, tenant, id, told) {
-  const path = address(`/v1/jobs/${named(id)}/receipt`, { tenant_id: tenant });
-  try {
-    const link = h("a", {
-      href: URL.createObjectURL(await ask("GET", path, { as: "blob" })),
-      download: `${id}.receipt.json`,
-    });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
-    fill(told);
-    ctx.say("The receipt is downloaded");
-  } catch (error) {
-    fill(told, error.message);
-  }
 }
 
 function timeline(ctx, tenant, page) {

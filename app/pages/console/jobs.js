@@ -19,6 +19,7 @@ const STATUSES = [
 const KINDS = { COMPLETED: "ok", FAILED: "bad", TIMED_OUT: "bad", REFUSED: "bad", CANCELLING: "warn", CANCELLED: "" };
 const PAGE = 50;
 const REFRESH_AFTER_MS = 600;
+const DRAW_AGAIN_AFTER_MS = 5000;
 
 export const statusTag = (status) => tag(status.toLowerCase().replace("_", " "), KINDS[status] ?? "");
 
@@ -28,6 +29,7 @@ export async function jobs(ctx) {
     list: h("div", {}, waiting("Reading the jobs")),
     live: h("span", { class: "live" }, "not live"),
     pause: h("button", { type: "button", class: "quiet actions", "aria-pressed": "false" }, "Pause"),
+    told: h("p", { role: "alert" }),
   };
   const cursor = ctx.query.get("cursor");
   ctx.show(
@@ -42,13 +44,14 @@ export async function jobs(ctx) {
         : h("span", { class: "row" }, places.live, places.pause),
       h(
         "button",
-        { type: "button", class: "quiet actions", onclick: (event) => download(ctx, name, event.target) },
+        { type: "button", class: "quiet actions", onclick: (event) => download(ctx, name, event.target, places.told) },
         "Save as CSV",
       ),
     ),
+    places.told,
     places.list,
   );
-  const drawn = new Map();
+  const drawn = { isFirst: true, last: new Map() };
   const draw = async () =>
     drawJobs(
       ctx,
@@ -87,7 +90,7 @@ async function searchForm(ctx, name) {
   const wide = window.matchMedia("(min-width: 46rem)").matches;
   const form = h(
     "form",
-    { class: "row", role: "search", "aria-label": "Search jobs", onsubmit: (event) => search(event, name) },
+    { class: "row", role: "search", "aria-label": "Search jobs", onsubmit: search },
     await pickTenant(ctx, name, (tenant) => `#/jobs/${named(tenant)}`),
     field(
       "Status",
@@ -112,21 +115,23 @@ async function searchForm(ctx, name) {
   return h("details", { class: "panel", open: wide || query.size > 0 }, h("summary", {}, `Search in ${name}`), form);
 }
 
-function search(event, name) {
+function search(event) {
   event.preventDefault();
   const said = new URLSearchParams();
+  const { tenant } = event.target.elements;
   for (const [key, value] of new FormData(event.target)) {
     const wanted = key === "since" || key === "until" ? fromLocal(value) : value.trim();
     if (wanted && key !== "tenant") said.append(key, wanted);
   }
-  location.assign(`#/jobs/${named(name)}${said.size ? `?${said}` : ""}`);
+  location.assign(`#/jobs/${named(tenant.value.trim())}${said.size ? `?${said}` : ""}`);
 }
 
 function drawJobs(ctx, name, places, drawn, page) {
-  const isFirst = drawn.size === 0;
+  const { isFirst, last } = drawn;
+  drawn.isFirst = false;
   const fresh = (item) => {
-    const isNew = !isFirst && drawn.get(item.job_id) !== item.last_hlc;
-    drawn.set(item.job_id, item.last_hlc);
+    const isNew = !isFirst && last.get(item.job_id) !== item.last_hlc;
+    last.set(item.job_id, item.last_hlc);
     return isNew && "fresh";
   };
   const next = page.next_cursor && new URLSearchParams(ctx.query);
@@ -175,7 +180,17 @@ function follow(ctx, name, places, draw) {
   let timer = null;
   let isPaused = false;
   let isBehind = false;
-  const redraw = oneAtATime(() => draw().catch((error) => error.name !== "AbortError" && ctx.fail(error, places.list)));
+  let isLive = false;
+  const redraw = oneAtATime(async () => {
+    try {
+      await draw();
+      showLive(places.live, isLive);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      fill(places.live, `Not as it is now: ${error.message}`);
+      timer ??= setTimeout(again, DRAW_AGAIN_AFTER_MS);
+    }
+  });
   const again = () => {
     timer = null;
     isBehind = isPaused;
@@ -193,20 +208,26 @@ function follow(ctx, name, places, draw) {
   watch({ tenant_id: name }, ctx.signal, soon, (isOpen) => {
     // What came between the page and the stream is drawn once that is open.
     if (isOpen) soon();
-    places.live.classList.toggle("on", isOpen);
-    fill(places.live, isOpen ? "Live: changes show as they come" : "Not live now: the stream is being opened again");
+    isLive = isOpen;
+    showLive(places.live, isOpen);
   });
 }
 
-async function download(ctx, name, button) {
+/** Say whether a page follows what happens. */
+export function showLive(place, isOpen) {
+  place.classList.toggle("on", isOpen);
+  fill(place, isOpen ? "Live: changes show as they come" : "Not live now: the stream is being opened again");
+}
+
+async function download(ctx, name, button, told) {
   button.disabled = true;
+  fill(told);
   try {
     await save("GET", address("/v1/jobs", { tenant_id: name, ...asked(ctx.query) }), `${name}.jobs.csv`, {
       accept: "text/csv",
     });
   } catch (error) {
-    ctx.say(error.message);
-    button.replaceWith(h("span", { role: "alert" }, error.message));
+    fill(told, `Not saved: ${error.message}`);
   } finally {
     button.disabled = false;
   }

@@ -54,8 +54,17 @@ function say(text) {
 
 function parsed() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  const [name = "", ...rest] = path.split("/").map(decodeURIComponent);
+  const [name = "", ...rest] = path.split("/").map(decoded);
   return { name, rest, query: new URLSearchParams(query) };
+}
+
+/** A part of an address; as it stands where somebody typed a percent sign that means none. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 /** Show what stands at the address. */
@@ -66,6 +75,7 @@ async function route() {
   closeMenu();
   try {
     session ??= await currentSession();
+    session.refresh();
     drawFrame();
     const { name, rest, query } = parsed();
     if (!session.known)
@@ -101,7 +111,7 @@ function context(signal, rest, query) {
       heading?.setAttribute("tabindex", "-1");
       // Not with the first page, which a browser reads by itself, nor where a page shows more of itself.
       if (!shown && main.dataset.ready) {
-        heading?.focus();
+        (heading ?? main).focus();
         window.scrollTo(0, 0);
       }
       shown = true;
@@ -202,7 +212,11 @@ function drawFrame() {
 }
 
 async function leave() {
-  await signOut().catch(() => {});
+  try {
+    await signOut();
+  } catch (error) {
+    if (error.status !== 401) return void fail(error);
+  }
   session = null;
   sessionStorage.clear();
   say("Signed out");
@@ -227,6 +241,12 @@ signedOut.addEventListener("signed-out", () => {
   sessionStorage.setItem("wanted", location.hash);
   session = null;
   location.replace("#/sign-in/ended");
+});
+// Another tab may have signed in or out, for all of them.
+document.addEventListener("visibilitychange", async () => {
+  if (document.hidden || !session) return;
+  const now = await currentSession().catch(() => session);
+  if (now.principal !== session?.principal) location.reload();
 });
 window.addEventListener("hashchange", route);
 route();

@@ -7,6 +7,7 @@ import { named } from "./pick_tenant.js";
 import { time } from "./times.js";
 
 const ASK_EVERY_MS = 5000;
+const ANSWER_MAX_MS = 30_000;
 const SAMPLES_MAX = 60;
 const ICON = "/console/icon.svg";
 const ICON_FAULT = "/console/icon-fault.svg";
@@ -23,7 +24,7 @@ export async function overview(ctx) {
   ctx.show("Overview", Object.values(places));
   ctx.signal.addEventListener("abort", () => icon(ICON));
   await update(ctx, places, seen);
-  keepUp(ctx, places, seen);
+  keepUp(ctx, places, seen).catch((error) => ctx.fail(error));
 }
 
 /** Ask again until the page is left. */
@@ -36,35 +37,37 @@ async function keepUp(ctx, places, seen) {
 }
 
 async function update(ctx, places, seen) {
-  const { signal, session } = ctx;
+  const { session } = ctx;
+  const signal = AbortSignal.any([ctx.signal, AbortSignal.timeout(ANSWER_MAX_MS)]);
+  const asked = Promise.allSettled([
+    getIfAllowed("/v1/node", {}, signal),
+    session.may("operate") ? metrics(signal) : null,
+    session.may("audit") ? getIfAllowed("/v1/exchange", {}, signal) : null,
+  ]);
+  let state;
   try {
-    const [state, node, measured, exchange] = await Promise.all([
-      readiness(signal),
-      getIfAllowed("/v1/node", {}, signal),
-      session.may("operate") ? metrics(signal) : null,
-      session.may("audit") ? getIfAllowed("/v1/exchange", {}, signal) : null,
-    ]);
-    if (signal.aborted) return;
-    const faults = Object.entries(state.checks).filter(([, check]) => !check.ok);
-    drawState(ctx, places, seen, state, faults);
-    if (node) drawNode(places, seen, node, measured, exchange, state.checks);
-    refill(places.checks, allChecks(state.checks));
+    state = await readiness(signal);
   } catch (error) {
-    if (signal.aborted) return;
-    if (!(error instanceof Unreachable)) return void ctx.fail(error, places.banner);
-    fill(
-      places.banner,
-      banner(
-        "bad",
-        "The service does not answer",
-        "See whether it runs, and whether you reach it. This page asks again every 5 seconds.",
-      ),
-    );
-    // What was true is not shown as if it still were.
-    for (const place of [places.faults, places.flow, places.about, places.checks]) fill(place);
-    delete places.faults.dataset.key;
-    tell(ctx, seen, "The service does not answer", true);
+    if (!ctx.signal.aborted) drawUnknown(ctx, places, seen, error);
+    return;
   }
+  const faults = Object.entries(state.checks).filter(([, check]) => !check.ok);
+  drawState(ctx, places, seen, state, faults);
+  refill(places.checks, allChecks(state.checks));
+  const [node, measured, exchange] = (await asked).map((each) => each.value ?? null);
+  if (ctx.signal.aborted) return;
+  if (node) drawNode(places, seen, node, measured, exchange, state.checks);
+  else for (const place of [places.flow, places.about]) fill(place);
+}
+
+/** Nobody knows how the service does: what was true is not shown as if it still were. */
+function drawUnknown(ctx, places, seen, error) {
+  const isAway = error instanceof Unreachable;
+  const said = isAway ? "The service does not answer" : error.title;
+  const more = isAway ? "See whether it runs, and whether you reach it." : error.message;
+  refill(places.banner, banner("bad", said, `${more} This page asks again every 5 seconds.`));
+  for (const place of [places.faults, places.flow, places.about, places.checks]) fill(place);
+  tell(ctx, seen, said, true);
 }
 
 function drawState(ctx, places, seen, state, faults) {
@@ -73,15 +76,12 @@ function drawState(ctx, places, seen, state, faults) {
   const more = faults.length
     ? faults.map(([name]) => CHECKS[name]?.[0] ?? name).join(", ")
     : `${Object.keys(state.checks).length} checks pass. Events are taken, chained and signed.`;
-  fill(places.banner, banner(!faults.length ? "ok" : urgent.length ? "bad" : "warn", said, more));
+  refill(places.banner, banner(!faults.length ? "ok" : urgent.length ? "bad" : "warn", said, more));
   const ordered = [...urgent, ...faults.filter((each) => !urgent.includes(each))];
-  const key = JSON.stringify(ordered);
-  if (places.faults.dataset.key !== key)
-    refill(
-      places.faults,
-      ordered.map(([name, check]) => fault(name, check.detail)),
-    );
-  places.faults.dataset.key = key;
+  refill(
+    places.faults,
+    ordered.map(([name, check]) => fault(name, check.detail)),
+  );
   tell(ctx, seen, faults.length ? `${said}: ${more}` : said, faults.length > 0);
 }
 

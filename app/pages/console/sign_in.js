@@ -13,8 +13,7 @@ const WHY = {
 /** The page; calls `begun` once somebody has signed in. */
 export async function signInPage(ctx, why, begun) {
   const { session } = ctx;
-  if (!sessionStorage.getItem("wanted") && !location.hash.startsWith("#/sign"))
-    sessionStorage.setItem("wanted", location.hash || "#/");
+  if (!location.hash.startsWith("#/sign")) sessionStorage.setItem("wanted", location.hash || "#/");
   const told = h("p", { role: "alert", class: "soft" }, WHY[why] ?? null);
   const token = h("input", {
     type: "password",

@@ -80,7 +80,7 @@ async function run(ctx, name, from, to, button, result) {
       );
     const isWhole = first === 1 && last === head.seq;
     const verdict = await inRanges(ctx, name, first, last, isWhole, result);
-    ctx.say(verdict.valid ? "The chain holds" : "The chain is broken");
+    ctx.say(saidOf(verdict, isWhole));
     const broken = verdict.first_break;
     fill(
       result,
@@ -88,7 +88,8 @@ async function run(ctx, name, from, to, button, result) {
       broken && (await entriesAround(ctx, name, broken.seq, broken)),
       details(verdict),
     );
-    document.title = `${verdict.valid ? "✓" : "✕"} ${name} · Tallystick`;
+    const what = isWhole ? name : `${name} ${first}–${last}`;
+    document.title = `${verdict.valid ? "✓" : "✕"} ${what} · Tallystick`;
   } catch (error) {
     if (error.name !== "AbortError") ctx.fail(error, result);
   } finally {
@@ -139,22 +140,21 @@ function folded(parts) {
   }));
 }
 
+function saidOf(verdict, isWhole) {
+  if (verdict.valid) return isWhole ? "The chain holds" : "What was verified holds";
+  const first = verdict.first_break;
+  return first ? `The chain is broken at entry ${count(first.seq)}` : "The chain does not hold";
+}
+
 function conclusion(name, verdict, isWhole) {
   const kind = verdict.valid ? (isWhole ? "ok" : "warn") : "bad";
   const first = verdict.first_break;
-  const said = verdict.valid
-    ? isWhole
-      ? "The chain holds"
-      : "What was verified holds"
-    : first
-      ? `The chain is broken at entry ${count(first.seq)}`
-      : "The chain does not hold";
   const more = `${plural(verdict.entries_checked, "entry", "entries")} of ${name}, ${count(verdict.from_seq)} to ${count(verdict.to_seq)}, in ${(verdict.duration_ms / 1000).toFixed(2)} s.`;
   return h(
     "div",
     { class: `banner ${kind}`, role: "status" },
     h("span", { class: "mark", "aria-hidden": "true" }, verdict.valid ? "✓" : "✕"),
-    h("div", {}, h("h2", {}, said), h("p", {}, first ? `${BREAKS[first.kind] ?? first.kind} ${more}` : more)),
+    h("div", {}, h("h2", {}, saidOf(verdict, isWhole)), h("p", {}, first ? `${BREAKS[first.kind] ?? first.kind} ${more}` : more)),
   );
 }
 

@@ -5,6 +5,7 @@ import { Engine } from "./engine.js";
 import { isReceipt, kindOf, sizeOf, textOf } from "./given.js";
 import { outcomeText, report, saveFile } from "./report.js";
 
+const TITLE = document.title;
 const READS = { keys: "readKeys", checkpoint: "readCheckpoint", witness: "readWitnessKey" };
 
 // The page as it came, before anything was given to it.
@@ -17,24 +18,33 @@ class Page {
     this.engine = new Engine();
     this.given = { subject: null, keys: [], checkpoint: null, witness: [] };
     this.turn = 0;
+    this.taking = Promise.resolve();
   }
 
-  /** Takes files; ``role`` is what they were given as, null where that is to be seen from them. */
+  /** Takes files, all of them or none; ``role`` is what they were given as, null where that is to be seen from them. */
   async take(files, role = null) {
+    const taken = this.taking.then(() => this.#take(files, role));
+    this.taking = taken;
+    if (await taken) await this.judge();
+  }
+
+  async #take(files, role) {
     this.say(null);
+    const given = { ...this.given };
     try {
-      for (const file of files) await this.#takeOne(file, role ?? (await kindOf(file)));
+      for (const file of files) await this.#takeOne(given, file, role ?? (await kindOf(file)));
     } catch (error) {
       this.say(error.message);
-      return;
+      return false;
     }
+    this.given = given;
     this.#showGiven();
-    await this.judge();
+    return true;
   }
 
-  async #takeOne(file, role) {
+  async #takeOne(given, file, role) {
     if (role === "subject") {
-      this.given.subject = file;
+      given.subject = file;
       return;
     }
     const text = await textOf(file);
@@ -44,8 +54,8 @@ class Page {
         throw new Error(`${file.name}: ${error.message}`);
       });
       const taken = { name: file.name, text: each, read };
-      if (role === "checkpoint") this.given.checkpoint = taken;
-      else this.given[role] = [...this.given[role].filter((other) => other.text !== each), taken];
+      if (role === "checkpoint") given.checkpoint = taken;
+      else given[role] = [...given[role].filter((other) => other.text !== each), taken];
     }
   }
 
@@ -54,6 +64,7 @@ class Page {
     const { subject, keys, checkpoint, witness } = this.given;
     if (subject === null) return;
     const turn = ++this.turn;
+    this.#forget();
     this.#progress({ phase: "Reading the file", done: 0, total: 1 });
     try {
       const given = {
@@ -84,8 +95,13 @@ class Page {
     at("verdict").scrollIntoView({ block: "start" });
   }
 
-  #couldNotRead(error) {
+  /** What was said of something else is not shown beside this. */
+  #forget() {
     at("verdict").replaceChildren();
+    document.title = TITLE;
+  }
+
+  #couldNotRead(error) {
     const isBrowser = error.message.includes("Unrecognized") || error.message.includes("NotSupported");
     this.say(
       isBrowser

@@ -1,0 +1,213 @@
+"""Pages of the console that follow what happens: nothing is lost or shown that is not so, whatever comes in between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Route, expect
+
+from app.dev.embedded import EmbeddedPostgres
+from tests.app.console_page import Console, consoling, job
+
+TENANT = "acme"
+CANCELLED = {"tenant_id": TENANT, "reason": "no need", "requestor": "ada", "durability": "GLOBAL"}
+LIVE, NOT_LIVE = "Live: changes show as they come", "Not live now: the stream is being opened again"
+
+
+@pytest.fixture(scope="module")
+def console(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    """The console of a service that asks for tokens, root signed in; two jobs."""
+    settings = {"auth": {"mode": "tokens"}}
+    with consoling(postgres, tmp_path_factory.mktemp("live"), "console_live", **settings) as console:
+        for name in ("nightly-0", "nightly-1"):
+            console.api.post("/v1/jobs", json=job(TENANT, name)).raise_for_status()
+        yield console
+
+
+@pytest.fixture(autouse=True)
+def _untroubled(console: Console) -> Iterator[None]:
+    """Whatever a test does, no page asks another server or trips over its policy."""
+    yield
+    console.tidy()
+
+
+def test_jobs_show_as_they_come_and_as_they_end(console: Console) -> None:
+    page = console.go(f"jobs/{TENANT}")
+    expect(page.locator(".live")).to_have_text(LIVE)
+    console.api.post("/v1/jobs", json=job(TENANT, "while-you-watch")).raise_for_status()
+    row = page.get_by_role("row").filter(has_text="while-you-watch")
+    expect(row).to_contain_text("submitted")
+    ended = {"tenant_id": TENANT, "type": "JobCompleted", "final_status": "went well", "durability": "GLOBAL"}
+    console.api.post("/v1/jobs/while-you-watch/events", json=ended).raise_for_status()
+    expect(row).to_contain_text("completed")
+    expect(row).to_contain_text("went well")
+    page.get_by_role("link", name="while-you-watch").focus()
+    page.get_by_role("button", name="Pause").dispatch_event("click")
+    console.api.post("/v1/jobs", json=job(TENANT, "while-you-read")).raise_for_status()
+    expect(page.get_by_role("row").filter(has_text="while-you-read")).to_have_count(0)
+    page.get_by_role("button", name="Pause").dispatch_event("click")
+    expect(page.get_by_role("row").filter(has_text="while-you-read")).to_be_visible()
+    expect(page.get_by_role("link", name="while-you-watch")).to_be_focused()
+
+
+@pytest.mark.parametrize("place", [f"job/{TENANT}/between", f"jobs/{TENANT}?status=CANCELLING"])
+def test_what_happens_while_a_page_begins_to_listen_is_shown(console: Console, place: str) -> None:
+    name = place.split("?")[0].replace("/", "-")
+    place = place.replace("between", name)
+    console.api.post("/v1/jobs", json=job(TENANT, name)).raise_for_status()
+
+    def cancel_first(route: Route) -> None:
+        console.api.post(f"/v1/jobs/{name}/cancel", json=CANCELLED).raise_for_status()
+        route.continue_()
+
+    page = console.go("keys")
+    page.route("**/v1/watch?*", cancel_first, times=1)
+    console.go(place)
+    expect(page.locator("main")).to_contain_text("Cancellation was asked for" if place.startswith("job/") else name)
+
+
+@pytest.mark.parametrize("pressed", ["Download the receipt", "All that was said"])
+def test_what_is_pressed_as_the_page_is_drawn_again_is_clicked_when_it_is_released(
+    console: Console, pressed: str
+) -> None:
+    name = f"pressed-{len(pressed)}"
+    console.api.post("/v1/jobs", json=job(TENANT, name)).raise_for_status()
+    with console.page.expect_request("**/v1/watch?*"):
+        page = console.go(f"job/{TENANT}/{name}")
+    shown = page.get_by_text(pressed)
+    shown.hover()
+    page.mouse.down()
+    console.api.post(f"/v1/jobs/{name}/cancel", json=CANCELLED).raise_for_status()
+    expect(page.locator(".actions .tag")).to_have_text("cancelling")
+    if pressed.startswith("Download"):
+        with page.expect_download():
+            page.mouse.up()
+    else:
+        page.mouse.up()
+    expect(page.locator(".timeline > li")).to_have_count(2)
+    expect(page.locator("details[open]")).to_have_count(0 if pressed.startswith("Download") else 1)
+
+
+def test_an_answer_that_comes_late_is_not_drawn_over_a_newer_one(console: Console) -> None:
+    console.api.post("/v1/jobs", json=job(TENANT, "late")).raise_for_status()
+    old = console.api.get("/v1/jobs/late", params={"tenant_id": TENANT}).json()
+    address = re.compile(r"/v1/jobs/late\?")
+    asked: list[Route] = []
+
+    def hold_the_second(route: Route) -> None:
+        asked.append(route)
+        if len(asked) != 2:
+            route.continue_()
+
+    page = console.go("keys")
+    page.route(address, hold_the_second)
+    console.go(f"job/{TENANT}/late")
+    while len(asked) < 2:  # until the page listens
+        page.evaluate("document.title")
+    cancelled, ended = {"reason": "no need", "requestor": "ada"}, {"type": "JobCompleted", "final_status": "done"}
+    for path, event, action in (("cancel", cancelled, "CANCEL"), ("events", ended, "COMPLETE")):
+        said = {"tenant_id": TENANT, "durability": "GLOBAL", **event}
+        console.api.post(f"/v1/jobs/late/{path}", json=said).raise_for_status()
+        expect(page.locator("#say")).to_have_text(f"late: {action}")
+    assert len(asked) == 2
+    with page.expect_response(re.compile("/v1/jobs/late/events")):
+        asked[1].fulfill(json=old)
+    expect(page.locator(".timeline > li")).to_have_count(3)
+    expect(page.locator(".actions .tag")).to_have_text("cancelled")
+    page.unroute(address)
+
+
+def test_what_was_true_is_not_shown_as_if_it_still_were_when_the_service_is_out_of_reach(console: Console) -> None:
+    context = console.open()
+    page = console.sign_in(page=context.new_page())
+    expect(page.get_by_text("Signed in as root")).to_be_visible()
+    page.clock.install()
+    console.load("", page)
+    expect(page.get_by_text("✓ in order").first).to_be_visible()
+    page.get_by_text("All 2").click()
+    page.get_by_role("link", name="with no other ledger").focus()
+    with page.expect_response("**/v1/exchange"):
+        page.clock.fast_forward(6000)
+    expect(page.get_by_role("list").get_by_text("✓ Backlog")).to_be_visible()
+    expect(page.get_by_role("link", name="with no other ledger")).to_be_focused()
+    context.set_offline(True)
+    page.clock.fast_forward(6000)
+    expect(page.get_by_role("heading", name="The service does not answer")).to_be_visible()
+    expect(page.get_by_text("in order")).to_have_count(0)
+    context.set_offline(False)
+    page.clock.fast_forward(6000)
+    expect(page.get_by_role("heading", name="Everything holds")).to_be_visible()
+    expect(page.get_by_text("✓ in order").first).to_be_visible()
+
+
+@pytest.mark.parametrize("place", [f"jobs/{TENANT}", f"job/{TENANT}/nightly-0"])
+def test_a_page_follows_again_after_it_was_refused_or_in_the_background(console: Console, place: str) -> None:
+    page = console.open().new_page()
+    console.sign_in(page=page)
+    expect(page.get_by_text("Signed in as root")).to_be_visible()
+    page.clock.install()
+    page.route("**/v1/watch?*", lambda route: route.fulfill(status=503), times=1)
+    console.go(place, page)
+    live = page.locator(".live")
+    expect(live).to_have_text(NOT_LIVE)
+    with page.expect_request("**/v1/watch?*"):
+        page.clock.fast_forward(5000)
+    expect(live).to_have_text(LIVE)
+    hide = "is => { Object.defineProperty(document, 'hidden', {value: is, configurable: true}); }"
+    for hidden, said in ((True, NOT_LIVE), (False, LIVE)):
+        page.evaluate(hide, hidden)
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        expect(live).to_have_text(said)
+
+
+def test_a_list_that_cannot_be_drawn_anew_stays_says_so_and_is_drawn_later(console: Console) -> None:
+    page = console.open().new_page()
+    console.sign_in(page=page)
+    expect(page.get_by_text("Signed in as root")).to_be_visible()
+    page.clock.install()
+    console.go(f"jobs/{TENANT}", page)
+    live, problem = page.locator(".live"), {"title": "Too many", "detail": "wait a moment"}
+    expect(live).to_have_text(LIVE)
+    page.route("**/v1/jobs?*", lambda route: route.fulfill(status=429, json=problem))
+    page.clock.fast_forward(1000)
+    expect(live).to_have_text("Not as it is now: wait a moment")
+    expect(page.get_by_role("rowheader").filter(has_text="nightly-0")).to_be_visible()
+    page.unroute("**/v1/jobs?*")
+    page.clock.fast_forward(5000)
+    expect(live).to_have_text(LIVE)
+
+
+def test_what_cannot_be_asked_is_not_shown_as_it_was_and_hides_nothing_else(console: Console) -> None:
+    page = console.open().new_page()
+    console.sign_in(page=page)
+    expect(page.get_by_text("✓ in order").first).to_be_visible()
+    page.clock.install()
+    console.load("", page)
+    red = {"checks": {"database": {"ok": False, "detail": "it does not answer"}}}
+    page.route("**/v1/node", lambda route: route.fulfill(status=503, json={}))
+    page.route("**/readyz", lambda route: route.fulfill(status=503, json=red))
+    page.clock.fast_forward(6000)
+    expect(page.locator("[data-check=database]")).to_contain_text("it does not answer")
+    expect(page.get_by_text("in order")).to_have_count(0)
+    page.route("**/readyz", lambda route: route.fulfill(status=502, body="bad gateway"))
+    page.clock.fast_forward(6000)
+    expect(page.get_by_role("heading", name="The service did not answer as it should")).to_be_visible()
+    expect(page.locator("[data-check]")).to_have_count(0)
+    assert page.title().startswith("✕")
+
+
+def test_whoever_reads_with_the_keyboard_stays_where_he_is_as_a_page_is_drawn_again(console: Console) -> None:
+    console.api.post("/v1/jobs", json=job(TENANT, "read")).raise_for_status()
+    console.api.post("/v1/jobs/read/cancel", json=CANCELLED).raise_for_status()
+    page = console.go(f"job/{TENANT}/read")
+    expect(page.locator(".live")).to_have_text(LIVE)
+    second = page.locator("summary").nth(1)
+    second.focus()
+    page.keyboard.press("Enter")
+    ended = {"tenant_id": TENANT, "type": "JobCompleted", "final_status": "done", "durability": "GLOBAL"}
+    console.api.post("/v1/jobs/read/events", json=ended).raise_for_status()
+    expect(page.locator(".timeline > li")).to_have_count(3)
+    expect(second).to_be_focused()
+    assert page.locator("details").evaluate_all("all => all.map(each => each.open)") == [False, True, False]
