@@ -3,15 +3,16 @@
 A short chain is verified whole, job states and verdicts on proposals included. A longer one is verified in ranges,
 without job states, which the log says for each such tenant (``job_states_not_compared``); its verdicts, each of which
 hangs on all entries before it, are judged at its end. Its links are appended to a tree as they are read, and the tree
-is compared with the newest checkpoint beside the WAL when it reaches its size. The walk's position is stored beside the
-WAL, in ``<wal folder>/walk.json``, so that a node that is restarted every day comes to an end all the same::
+is compared with the newest checkpoint beside the WAL when it reaches its size; behind a gap, or what is no link, there
+is no tree any more, and the walk goes on without. The walk's position is stored beside the WAL, in
+``<wal folder>/walk.json``, so that a node that is restarted every day comes to an end all the same::
 
     {"version": 1, "began_at": 1700000000.0, "is_done": false, "tenant_id": "acme", "seq": 40000,
      "hashes": ["64 hex digits"], "from_seq": 39800, "link": "64 hex digits", "snapshot": "64 hex digits"}
 
-``hashes`` are those of the frontier of the tree over the entries up to ``seq``; the next range begins behind
-``from_seq``, the end of a snapshot, whose link is ``link`` and whose payload digest ``snapshot``. With a file that
-cannot be read the walk begins again.
+``hashes`` are those of the frontier of the tree over the entries up to ``seq``, null without a tree; the next range
+begins behind ``from_seq``, the end of a snapshot, whose link is ``link`` and whose payload digest ``snapshot``. With a
+file that cannot be read the walk begins again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from app.background.paced import paced
 from app.node.kept_file import KeptFile
 from app.store.chain_reads import list_tenants
 from app.store.reading import reading
-from app.store.watching import read_end
+from app.store.watching import read_end, read_next
 from ledger import merkle
 from ledger.errors import DatabaseUnavailableError, StartRefusedError, TenantNotFoundError
 from ledger.verification.entry_check import ENTRY_COLUMNS
@@ -67,7 +68,7 @@ class _Position(msgspec.Struct):
     is_done: bool = True
     tenant_id: str = ""
     seq: int = 0
-    hashes: list[str] = []
+    hashes: list[str] | None = []
     from_seq: int = 0
     link: str | None = None
     snapshot: str | None = None
@@ -159,27 +160,34 @@ class FullWalk:
             log.info("job_states_not_compared", tenant_id=tenant_id, entries=end_seq, done="tally verify compares them")
         # What is kept is asked for before the entries are read.
         kept = self._kept(tenant_id)
-        to_seq = at.seq + RANGE_ENTRIES
+        to_seq = min(at.seq + RANGE_ENTRIES, end_seq)
         if kept is not None and at.seq < kept.size < to_seq:
             to_seq = kept.size
-        tree = _TreeOfEntries(merkle.Frontier.restore(at.seq, tuple(map(bytes.fromhex, at.hashes))))
+        tree = _TreeOfEntries(at, to_seq)
         begin = (at.from_seq + 1, to_seq, at.link, at.snapshot)
         verdict = (await self._verifier.again(tenant_id, *begin, tree.over)).verdict
         frontier = tree.frontier
-        if kept is not None and frontier.size == kept.size and frontier.root() != kept.root:
+        if kept is not None and frontier and frontier.size == kept.size and frontier.root() != kept.root:
             detail = f"the first {kept.size} entries are not those of the checkpoint that this node keeps"
             broken = Break(kept.size, "rollback", detail, kept.root.hex(), frontier.root().hex())
             await self._verifier.report(tenant_id, [broken])
-        if frontier.size < to_seq or to_seq >= end_seq:
+        if to_seq >= end_seq:
             await self._verifier.judge_commitments(tenant_id)
             return True
-        at.seq, at.hashes = frontier.size, [each.hex() for each in frontier.hashes]
+        if tree.last_seq <= at.seq:
+            # Nothing is there. The next range holds what comes before and behind, so that the gap is seen.
+            async with reading(self._pool) as connection:
+                at.seq, at.hashes = await read_next(connection, tenant_id, to_seq) - 1, None
+            return False
+        at.seq, at.hashes = to_seq, None
+        if frontier and frontier.size == to_seq:
+            at.hashes = [each.hex() for each in frontier.hashes]
         if verdict.signed_to.seq > at.from_seq:
             # From the end of a snapshot on, so that the next range meets whole ones.
             at.from_seq, at.link = verdict.signed_to.seq, verdict.signed_to.chain_link
             at.snapshot = verdict.signed_digest
         elif at.seq - at.from_seq > UNSIGNED_ENTRIES_MAX:
-            at.from_seq, at.link, at.snapshot = at.seq, tree.link, None
+            at.from_seq, at.link, at.snapshot = at.seq, tree.link if tree.last_seq == at.seq else None, None
         return False
 
     async def _store(self, *, is_due: bool = False) -> None:
@@ -193,12 +201,15 @@ class FullWalk:
 
 
 class _TreeOfEntries:
-    """The tree of the entries that a verification reads, without gap, from where ``frontier`` ends."""
+    """The tree of the entries that a verification reads, from where the walk is on up to ``to_seq``."""
 
-    def __init__(self, frontier: merkle.Frontier) -> None:
-        self.frontier = frontier
+    def __init__(self, at: _Position, to_seq: int) -> None:
+        self._to_seq = to_seq
+        self.last_seq = at.seq
+        self.frontier = _frontier(at)
+        """None from where on entries are missing, or have no links."""
         self.link: str | None = None
-        """Of the last entry in the tree."""
+        """Of the last entry, where it is one."""
 
     def over(self, reader: PostgresChainReader) -> PostgresChainReader:
         """``reader``, whose entries are appended to the tree as they pass."""
@@ -213,22 +224,32 @@ class _TreeOfEntries:
         return reader
 
     def _take(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Those of ``rows`` that come next; behind a gap, or what is no link, the tree stays as it is."""
+        """Those of ``rows`` that come next."""
         for row in rows:
-            if row[_SEQ] != self.frontier.size + 1:
+            if not self.last_seq < row[_SEQ] <= self._to_seq:
                 continue
+            is_next, self.last_seq = row[_SEQ] == self.last_seq + 1, row[_SEQ]
             try:
-                leaf = bytes.fromhex(row[_LINK])
+                leaf, self.link = bytes.fromhex(row[_LINK]), row[_LINK]
             except (TypeError, ValueError):
-                return
-            self.frontier.append(merkle.leaf_hash(leaf))
-            self.link = row[_LINK]
+                self.frontier = self.link = None
+                continue
+            if self.frontier is not None and is_next:
+                self.frontier.append(merkle.leaf_hash(leaf))
+            else:
+                self.frontier = None
+
+
+def _frontier(at: _Position) -> merkle.Frontier | None:
+    if at.hashes is None:
+        return None
+    return merkle.Frontier.restore(at.seq, tuple(map(bytes.fromhex, at.hashes)))
 
 
 def _load(folder: Path) -> _Position:
     try:
         position = _FILE.load(folder)
-        merkle.Frontier.restore(position.seq, tuple(map(bytes.fromhex, position.hashes)))
+        _frontier(position)
     except (StartRefusedError, ValueError, AssertionError) as error:
         log.warning("full_verification_begins_again", error=repr(error))
         return _Position()

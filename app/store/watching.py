@@ -55,3 +55,11 @@ async def read_end(connection: Connection, tenant_id: str) -> int:
         "SELECT coalesce(max(seq), 0) FROM scheduler.scheduler_log WHERE tenant_id = $1", tenant_id
     )
     return end_seq
+
+
+async def read_next(connection: Connection, tenant_id: str, seq: int) -> int:
+    """Seq of the tenant's first entry behind ``seq``; ``seq + 1`` when there is none."""
+    next_seq: int | None = await connection.fetchval(
+        "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2", tenant_id, seq
+    )
+    return seq + 1 if next_seq is None else next_seq

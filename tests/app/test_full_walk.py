@@ -84,6 +84,41 @@ async def test_a_row_changed_below_what_was_verified_is_found_by_the_walk_whole_
     assert (found.tenant_id, found.kind, found.seq) == ("acme", "payload-digest", 3)
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 3",
+        "DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 5",
+        "DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 6",
+        "DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq BETWEEN 4 AND 17",
+        "UPDATE scheduler.scheduler_log SET chain_link = 'none' WHERE tenant_id = 'acme' AND seq = 7",
+        "UPDATE scheduler.scheduler_log SET seq = 9223372036854775806 WHERE tenant_id = 'acme' AND seq = 11",
+    ],
+)
+async def test_what_was_acknowledged_hides_nothing_behind_it_from_the_walk(
+    settings: Settings,
+    database: Database,
+    superuser: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    first: str,
+) -> None:
+    monkeypatch.setattr(full_walk, "RANGE_ENTRIES", 5)
+    async with running(settings, database.service_url) as (service, parts):
+        await write(service, *range(24))
+        await signed_to(superuser, 24)
+        await edit(superuser, first)
+        await damage(superuser, 20)
+
+        def found_behind() -> bool:
+            found = parts.breaks.open("acme")
+            for each in found:
+                parts.breaks.acknowledge(each)
+            return 20 in {each.seq for each in found}
+
+        await until(parts.breaks.open, "the walk finds what comes first")
+        await until(found_behind, "the walk finds what is behind it")
+
+
 async def test_a_snapshot_that_is_taken_away_where_a_range_begins_is_missed_by_the_walk(
     settings: Settings,
     database: Database,
