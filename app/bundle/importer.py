@@ -154,7 +154,7 @@ class BundleImporter:
         node: Node,
         trusted_keys: Path | None,
         begin_tenant: Callable[[str], Awaitable[None]],
-        check_heads: Callable[[dict[str, ChainHead]], None],
+        check_heads: Callable[[Connection, dict[str, ChainHead]], Awaitable[object]],
         on_imported: Callable[[Growth], None],
         on_damaged: Callable[[ChainDamagedError], None],
         metrics: Metrics,
@@ -320,7 +320,7 @@ class BundleImporter:
             heads = await chaining.read_heads(connection, sorted(bundles.tenants))
             if missing := bundles.tenants - heads.keys():
                 raise NotReadyError(f"tenant {min(missing)} has not begun yet; import the same bundles again")
-            self._check_heads(heads)
+            await self._check_heads(connection, heads)
             outcome = bundles.outcome
             bundles.from_seqs = {tenant: head.seq for tenant, head in heads.items()}
             progress = await imports.begin(
@@ -417,7 +417,7 @@ class BundleImporter:
                 if (now.imported, now.duplicates) != (before.imported, before.duplicates):
                     raise NotReadyError("another node imports the same bundles now; import them again later")
             heads = await chaining.lock_heads(connection, sorted(ready.standing))
-            self._check_heads(heads)
+            await self._check_heads(connection, heads)
             # 2. somebody else appended: what the chains hold is another matter now
             if any(head != ready.heads[tenant] for tenant, head in heads.items()):
                 ready = await decide_and_link(connection, ready.entries, {**ready.heads, **heads}, self._linkers)

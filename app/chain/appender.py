@@ -477,8 +477,7 @@ class Appender:
                     raise ChainDamagedError(tenant, "PostgreSQL dropped its new row of scheduler.chain_heads")
                 raise asyncpg.InterfaceError("another node began the same tenant; trying again")
             heads.update((tenant, ChainHead(0, None, None)) for tenant in missing)
-        self.heads.check(heads)
-        await self.heads.learn_time(connection, heads)
+        self.heads.learn_time(heads, await self.heads.check(connection, heads))
 
         # 3. decide and link, unless that was done ahead
         decided = tenants_decided_by(batch)

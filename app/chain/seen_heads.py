@@ -9,7 +9,7 @@ import structlog
 from app.node.state import Node
 from app.pending.quarantine import Quarantine
 from app.store import Connection, chaining
-from app.store.chaining import ChainHead
+from app.store.chaining import ChainEnd, ChainHead
 from ledger.errors import ChainDamagedError, ClockSkewError, InvalidInputError
 from ledger.hlc import Hlc
 
@@ -34,8 +34,9 @@ class SeenHeads:
             if (seen := self.known.get(tenant)) is not None:
                 raise ChainDamagedError(tenant, f"its head is gone, which this node has seen at seq {seen.seq}")
 
-    def check(self, heads: dict[str, ChainHead]) -> None:
-        """Refuse to extend chains that are shorter than this node has seen them, or others.
+    async def check(self, connection: Connection, heads: dict[str, ChainHead]) -> dict[str, ChainEnd]:
+        """Refuse to extend chains that are shorter than this node has seen them, or others, or end where there is no
+        entry. Returns the ends of those that end elsewhere than this node knows.
 
         Raises:
             ChainDamagedError: names the first that is.
@@ -51,16 +52,20 @@ class SeenHeads:
                     f"its head stands at seq {head.seq} ({head.chain_link}), but this node has seen seq {seen.seq} "
                     f"({seen.chain_link})",
                 )
+        moved = [tenant for tenant, head in heads.items() if head.seq and head != self.known.get(tenant)]
+        ends = await chaining.read_ends(connection, moved) if moved else {}
+        for tenant in moved:
+            if (fault := chaining.end_fault(heads[tenant], ends.get(tenant))) is not None:
+                raise ChainDamagedError(tenant, fault)
+        return ends
 
-    async def learn_time(self, connection: Connection, heads: dict[str, ChainHead]) -> None:
-        """Let the clock follow heads that other nodes of this ledger left: what is written after them gets a later
-        HLC. Heads that an import left teach nothing."""
-        for tenant, head in heads.items():
-            if head.hlc is None or head == self.known.get(tenant):
+    def learn_time(self, heads: dict[str, ChainHead], ends: dict[str, ChainEnd]) -> None:
+        """Let the clock follow ``ends`` that other nodes of this ledger left: what is written after them gets a later
+        HLC. Those that an import left teach nothing."""
+        for tenant, end in ends.items():
+            if not end.is_by_node:
                 continue
             try:
-                hlc = Hlc.parse(head.hlc)
-                if await chaining.is_by_node(connection, tenant, head.seq):
-                    self._node.clock.receive(hlc, self._node.wall.now_ms())
+                self._node.clock.receive(Hlc.parse(heads[tenant].hlc or ""), self._node.wall.now_ms())
             except (ClockSkewError, InvalidInputError) as error:
                 log.warning("head_hlc_refused", tenant_id=tenant, error=str(error))

@@ -57,7 +57,7 @@ from app.start.quorum import Lead, Takeover, lease_of, members_of, take_lead
 from app.start.wal import FoundWal, find_wal, to_its_end
 from app.store import chaining
 from app.store import node as node_store
-from app.store.chaining import ChainHead, WalPosition
+from app.store.chaining import ChainEnd, ChainHead, WalPosition
 from app.store.faults import DATABASE_FAULTS
 from app.store.node_connection import NodeConnection
 from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
@@ -219,11 +219,15 @@ async def _start_locked(
         head, name = heads.get(tenant_id), f"{origin}/{tenant_id}"
         if tenant_id not in damaged and not await check_chain(connection, tenant_id, head, note, name, keys.log_signer):
             damaged_trees.append(tenant_id)
+    # Where there is no chain nothing is read of one: on a new connection that alone costs Postgres some 4 ms.
+    ends = await chaining.read_ends(connection) if any(head.seq for head in heads.values()) else {}
+    astray = {name: fault for name, head in heads.items() if (fault := chaining.end_fault(head, ends.get(name)))}
+    damaged |= _quarantined(astray, heads, wal.held)
     not_admitted = await _check_keys(connection, key_chain)
 
     # 8. the clock
     await wall_clock.refuse_ahead(connection, settings.hlc.max_clock_skew_ms)
-    clock = await _start_clock(connection, settings, wal, heads, accept_lost_wal=accept_lost_wal)
+    clock = await _start_clock(connection, settings, wal, heads, ends, accept_lost_wal=accept_lost_wal)
 
     # 9. a higher epoch
     control = await take_epoch(connection, wal, position, lead)
@@ -316,13 +320,19 @@ async def _read_heads(
     for tenant_id, damage in held.items():
         if tenant_id not in damaged and not await chain_holds(connection, tenant_id, heads.get(tenant_id), damage.seen):
             damaged[tenant_id] = damage.reason
+    _quarantined(damaged, heads, held)
+    for tenant_id in [name for name, damage in held.items() if name not in damaged and not damage.lsns]:
+        del held[tenant_id]
+    return heads, damaged
+
+
+def _quarantined(damaged: dict[str, str], heads: dict[str, ChainHead], held: dict[str, TenantDamage]) -> dict[str, str]:
+    """``damaged``, the tenants and why, which are taken out of ``heads`` and added to ``held``."""
     for tenant_id, reason in damaged.items():
         log.error("tenant_quarantined", tenant_id=tenant_id, reason=reason)
         held.setdefault(tenant_id, TenantDamage(reason, None)).reason = reason
         heads.pop(tenant_id, None)
-    for tenant_id in [name for name, damage in held.items() if name not in damaged and not damage.lsns]:
-        del held[tenant_id]
-    return heads, damaged
+    return damaged
 
 
 async def _start_clock(
@@ -330,6 +340,7 @@ async def _start_clock(
     settings: Settings,
     wal: FoundWal,
     heads: dict[str, ChainHead],
+    ends: dict[str, ChainEnd],
     *,
     accept_lost_wal: bool,
 ) -> Clock:
@@ -351,11 +362,9 @@ async def _start_clock(
         )
     clock = Clock(wal.node_id, settings.hlc.max_clock_skew_ms, last=max(known, in_chain or known))
     for tenant_id, head in heads.items():
-        if head.hlc is not None:
+        if head.hlc is not None and ends[tenant_id].is_by_node:
             with contextlib.suppress(ClockSkewError, InvalidInputError):
-                hlc = Hlc.parse(head.hlc)
-                if await chaining.is_by_node(connection, tenant_id, head.seq):
-                    clock.receive(hlc, now_ms)
+                clock.receive(Hlc.parse(head.hlc), now_ms)
     if (ahead_ms := clock.offset_ms(now_ms)) > clock.max_clock_skew_ms:
         log.warning("ledger_time_ahead", ahead_ms=ahead_ms, last=clock.last.text(), said_by="/readyz, clock")
     return clock

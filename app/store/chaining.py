@@ -93,10 +93,20 @@ WITH free AS MATERIALIZED (
 SELECT tenant_id FROM scheduler.chain_heads
  WHERE tenant_id = ANY($1::text[]) AND tenant_id NOT IN (SELECT tenant_id FROM free)
 """
-_IS_BY_NODE = """
-SELECT EXISTS (SELECT FROM scheduler.scheduler_log l JOIN scheduler.wal_positions w ON w.node_id = l.hlc_node
-                WHERE l.tenant_id = $1 AND l.seq = $2 AND l.origin IS NULL AND l.link_version > 1)
+# OFFSET keeps it a look into the index for each head, whatever the planner thinks of how many rows there are.
+_ENDS = """
+SELECT h.tenant_id, e.chain_link, e.is_by_node
+  FROM scheduler.chain_heads h
+ CROSS JOIN LATERAL (
+       SELECT l.chain_link, l.origin IS NULL AND l.link_version > 1
+              AND EXISTS (SELECT FROM scheduler.wal_positions w WHERE w.node_id = l.hlc_node) AS is_by_node
+         FROM scheduler.scheduler_log l
+        WHERE l.tenant_id = h.tenant_id AND l.seq = h.head_seq
+       OFFSET 0) e
+ WHERE h.head_seq > 0 AND ($1::text[] IS NULL OR h.tenant_id = ANY($1))
 """
+HEAD_SEQ_MAX: Final = 2**63 - 2**32
+"""No chain comes that far, and seqs of what is chained behind a head have to fit a bigint."""
 
 
 class ChainHead(NamedTuple):
@@ -107,16 +117,34 @@ class ChainHead(NamedTuple):
     hlc: str | None
 
 
+class ChainEnd(NamedTuple):
+    """The entry at a head."""
+
+    chain_link: str
+    is_by_node: bool
+    """Whether a node of this ledger chained it. One that was imported has an origin, or a link of version 1, which
+    binds none; whatever node it names, the time in it is that of another ledger."""
+
+
 def head_fault(head: ChainHead) -> str | None:
     """What makes ``head`` no end of any chain, None when it can be one. Columns may hold anything once somebody
     dropped their constraints."""
-    if type(head.seq) is not int or head.seq < 0:
+    if type(head.seq) is not int or not 0 <= head.seq <= HEAD_SEQ_MAX:
         return f"its head stands at seq {head.seq!r}"
     if (head.seq == 0) != (head.chain_link is None) or (head.seq == 0) != (head.hlc is None):
         return f"its head at seq {head.seq} has link {head.chain_link!r} and HLC {head.hlc!r}"
     if head.chain_link is not None and not _LINK.fullmatch(head.chain_link):
         return f"its head at seq {head.seq} has link {head.chain_link[:100]!r}"
     return None
+
+
+def end_fault(head: ChainHead, end: ChainEnd | None) -> str | None:
+    """What makes ``head`` other than ``end``, the entry there; None when it is that."""
+    if head.seq == 0 or (end is not None and end.chain_link == head.chain_link):
+        return None
+    return (
+        f"its head stands at seq {head.seq} ({head.chain_link}), where the log has {'another' if end else 'no'} entry"
+    )
 
 
 class Step(NamedTuple):
@@ -321,10 +349,9 @@ async def move_heads(connection: Connection, heads: Sequence[tuple[str, int, str
             )
 
 
-async def is_by_node(connection: Connection, tenant_id: str, seq: int) -> bool:
-    """Whether the entry is one that a node of this ledger chained. One that was imported has an origin, or a link of
-    version 1, which binds none; whatever node it names, the time in it is that of another ledger."""
-    return bool(await connection.fetchval(_IS_BY_NODE, tenant_id, seq))
+async def read_ends(connection: Connection, tenant_ids: Sequence[str] | None = None) -> dict[str, ChainEnd]:
+    """The entries at the heads of ``tenant_ids``, of all tenants without, where there are such."""
+    return {tenant_id: ChainEnd(*end) for tenant_id, *end in await connection.fetch(_ENDS, tenant_ids)}
 
 
 def is_record_fault(error: asyncpg.PostgresError) -> bool:

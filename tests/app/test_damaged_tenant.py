@@ -85,6 +85,10 @@ CASES = [
     Case("a head moved back", *head("head_seq = head_seq - 1"), "this node has seen seq"),
     Case("a head emptied", *head("head_seq = 0, head_chain_link = NULL, head_hlc = NULL"), "this node has seen seq"),
     Case("a head with another link", *head("head_chain_link = repeat('0', 64)"), "this node has seen seq"),
+    Case("a head moved on", *head("head_seq = head_seq + 1000"), "where the log has no entry"),
+    Case(
+        "a head as far as a bigint goes", *head("head_seq = 9223372036854775807"), "stands at seq 9223372036854775807"
+    ),
     Case("a head with no link at all", *head("head_chain_link = NULL"), "link None"),
     Case("a head whose link is no hex", *head("head_chain_link = 'zz'"), "link 'zz'"),
     Case(
@@ -202,6 +206,23 @@ async def test_a_chain_that_is_not_mended_stays_quarantined_and_nothing_is_lost(
         await until(lambda: not quarantine.load(mended._started.folder), "it is found there")
         await chained(mended, "acme", 3)
     assert numbers(await chains.sound("acme")) == [1, 2, 100, 3]
+
+
+async def test_a_head_without_its_entry_is_not_extended_by_a_start(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: Connection
+) -> None:
+    async with run_node(make_settings()) as service:
+        await chained(service, "acme", 1)
+    await superuser.execute(KEEP_HEAD)
+    await edit(superuser, "UPDATE scheduler.chain_heads SET head_seq = head_seq + 1 WHERE tenant_id = 'acme'")
+    async with run_node(make_settings()) as service:
+        assert "where the log has no entry" in service.node.damaged["acme"]
+        with pytest.raises(ChainDamagedError):
+            await chained(service, "acme", 2)
+    await edit(superuser, MEND_HEAD)
+    async with run_node(make_settings()) as service:
+        await chained(service, "acme", 3)
+    assert numbers(await chains.sound("acme")) == [1, 3]
 
 
 async def test_a_head_cut_below_what_the_node_saw_is_not_extended_by_the_next_start(
