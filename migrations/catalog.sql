@@ -1,13 +1,14 @@
 -- What a database has in schema scheduler, as PostgreSQL's catalog says: a line each of relation, kind, name, definition.
 -- schema.txt beside this file is the answer of a database that was just migrated (tests/app/test_schema.py). A start asks
--- again, and refuses a database that lacks a line or has another in its place. By hand:
+-- again, and refuses a database that lacks a line or has another in its place, or that has on one of these tables a
+-- trigger, a rule, row security or no WAL (UNLOGGED) where schema.txt has none. By hand:
 --   psql "$TALLY_MIGRATE_URL" -XAtf migrations/catalog.sql | diff migrations/schema.txt -
 -- A plain index guards nothing: a start does without. What is switched off or not valid is not told. Nothing here waits
 -- for a table that somebody keeps locked; PostgreSQL writes out a condition only under a lock of its table, so of checks,
 -- of partial indexes and of WHEN it is told that there is one. What an index is OF are the functions, columns and constants
 -- of its expressions in the order of PostgreSQL's own text of them, which takes no lock.
 WITH relations AS (
-    SELECT oid, relname, relispartition FROM pg_class
+    SELECT oid, relname, relispartition, relrowsecurity, relpersistence FROM pg_class
      WHERE relnamespace = to_regnamespace('scheduler') AND relkind IN ('r', 'p') AND relname <> 'alembic_version'
 ), facts AS (
     SELECT c.relname, 'column' AS kind, a.attname AS name, a.attnum AS place,
@@ -45,7 +46,7 @@ WITH relations AS (
       FROM relations c JOIN pg_index i ON i.indrelid = c.oid JOIN pg_class n ON n.oid = i.indexrelid
      WHERE NOT c.relispartition AND i.indisvalid AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = n.oid)
     UNION ALL
-    SELECT c.relname, 'trigger', t.tgname, 0,
+    SELECT c.relname, 'trigger', quote_ident(t.tgname), 0,
            concat_ws(' ', CASE WHEN t.tgtype & 2 > 0 THEN 'BEFORE' WHEN t.tgtype & 64 > 0 THEN 'INSTEAD' ELSE 'AFTER' END,
                      concat_ws(' OR ', CASE WHEN t.tgtype & 4 > 0 THEN 'INSERT' END,
                                CASE WHEN t.tgtype & 8 > 0 THEN 'DELETE' END,
@@ -58,6 +59,14 @@ WITH relations AS (
       FROM relations c JOIN pg_trigger t ON t.tgrelid = c.oid JOIN pg_proc p ON p.oid = t.tgfoid
      WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'A')
     UNION ALL
+    SELECT c.relname, 'rule', quote_ident(r.rulename), 0,
+           'ON ' || CASE r.ev_type WHEN '1' THEN 'SELECT' WHEN '2' THEN 'UPDATE' WHEN '3' THEN 'INSERT' ELSE 'DELETE' END
+      FROM relations c JOIN pg_rewrite r ON r.ev_class = c.oid WHERE r.ev_enabled IN ('O', 'A')
+    UNION ALL
+    SELECT relname, 'security', 'rows', 0, 'ROW LEVEL SECURITY' FROM relations WHERE relrowsecurity
+    UNION ALL
+    SELECT relname, 'storage', 'unlogged', 0, 'UNLOGGED' FROM relations WHERE relpersistence <> 'p'
+    UNION ALL
     SELECT c.relname, 'partition', p.relname, 0, pg_get_expr(p.relpartbound, 0)
       FROM relations c JOIN pg_inherits i ON i.inhparent = c.oid JOIN pg_class p ON p.oid = i.inhrelid
     UNION ALL
@@ -66,5 +75,5 @@ WITH relations AS (
                      'AS ' || btrim(regexp_replace(f.prosrc, '\s+', ' ', 'g')))
       FROM pg_proc f JOIN pg_language l ON l.oid = f.prolang WHERE f.pronamespace = to_regnamespace('scheduler')
 )
-SELECT format('%-22s %-10s %-30s %s', relname, kind, name, definition) AS fact
+SELECT format('%-22I %-10s %-30s %s', relname, kind, name, definition) AS fact
   FROM facts ORDER BY relname COLLATE "C", kind, place, name COLLATE "C";

@@ -2,7 +2,8 @@
 
 ``migrations/sql`` makes the schema and is all that is written by hand. ``migrations/catalog.sql`` asks a database what
 it has; ``migrations/schema.txt`` is what one answers that was just migrated. The revision says which migrations ran,
-the comparison whether somebody with the right to has since changed what they made.
+the comparison whether somebody with the right to has since changed what they made, or put in its way what changes,
+hides or loses rows. Indexes, columns, constraints and tables beside ours are in nobody's way.
 
 Asked at every start, so without Alembic, which takes a third of a second to load: revisions are numbered, and their
 files named after them.
@@ -10,9 +11,10 @@ files named after them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
@@ -22,11 +24,29 @@ from ledger.errors import StartRefusedError
 if TYPE_CHECKING:
     from app.store import Connection
 
+Fact = tuple[str, str, str]
+"""Relation, kind and name."""
 SCHEMA = "scheduler"
 MIGRATIONS = Path(app.__file__).parent.parent / "migrations"
 SERVER_VERSION_MIN = 15
 """Oldest PostgreSQL: NULLS NOT DISTINCT came with it."""
 FAULTS_NAMED_MAX = 5
+_IN_THE_WAY: Final = {
+    "trigger": ("trigger {name} of {relation}", "DROP TRIGGER {name} ON scheduler.{relation}"),
+    "rule": ("rule {name} of {relation}", "DROP RULE {name} ON scheduler.{relation}"),
+    "security": (
+        "row security of {relation}, which hides rows",
+        "ALTER TABLE scheduler.{relation} DISABLE ROW LEVEL SECURITY",
+    ),
+    "storage": (
+        "{relation}, which is UNLOGGED: a crash of PostgreSQL empties it",
+        "ALTER TABLE scheduler.{relation} SET LOGGED",
+    ),
+}
+"""By kind of fact: what nobody may add to a table of ours, and what takes it away."""
+_NAME = r'("(?:[^"]|"")*"|\S+)'
+_FACT: Final = re.compile(rf"{_NAME}\s+(\w+)\s+{_NAME}\s*(.*)", re.DOTALL)
+"""A line that the catalog tells: a name of a relation, a trigger or a rule is quoted where PostgreSQL needs that."""
 
 
 def check_server(version_num: int, encoding: str) -> None:
@@ -119,11 +139,14 @@ async def _check_guards(connection: Connection) -> None:
         if kind != "index" and found.get((relation, kind, name)) != definition
     ]
     if faults:
-        more = f" and {len(faults) - FAULTS_NAMED_MAX} more" if len(faults) > FAULTS_NAMED_MAX else ""
         raise StartRefusedError(
-            f"the database lacks what guards the ledger: {'; '.join(faults[:FAULTS_NAMED_MAX])}{more}. Somebody "
-            "changed it after it was migrated: run tally verify for every tenant, then put back what "
-            "migrations/schema.txt has"
+            f"the database lacks what guards the ledger: {_first(faults)}. Somebody changed it after it was migrated: "
+            "run tally verify for every tenant, then put back what migrations/schema.txt has"
+        )
+    if added := _in_the_way(known, found):
+        raise StartRefusedError(
+            f"the database has what changes, hides or loses rows of the ledger: {_first(added)}. Somebody added it "
+            "after it was migrated: take it away as the owner of the table, then run tally verify for every tenant"
         )
     if await connection.fetchval("SELECT current_setting('synchronous_commit')") == "off":
         raise StartRefusedError(
@@ -132,10 +155,31 @@ async def _check_guards(connection: Connection) -> None:
         )
 
 
-def _facts(lines: Iterable[str]) -> dict[tuple[str, str, str], str]:
+def _in_the_way(known: Iterable[Fact], found: Iterable[Fact]) -> list[str]:
+    """Each of ``found`` that a table of ``known`` must not have, with what takes it away. Triggers that partitions have
+    from their table go with it."""
+    tables = {relation for relation, _, _ in known}
+    added = {fact for fact in {*found}.difference(known) if fact[1] in _IN_THE_WAY and fact[0] in tables}
+    table_of = {name: relation for relation, kind, name in found if kind == "partition"}
+    told = []
+    for relation, kind, name in sorted(added):
+        if (table_of.get(relation), kind, name) not in added or kind != "trigger":
+            what, away = (text.format(relation=relation, name=name) for text in _IN_THE_WAY[kind])
+            told.append(f"{what} ({away})")
+    return told
+
+
+def _first(faults: Sequence[str]) -> str:
+    more = f" and {len(faults) - FAULTS_NAMED_MAX} more" if len(faults) > FAULTS_NAMED_MAX else ""
+    return "; ".join(faults[:FAULTS_NAMED_MAX]) + more
+
+
+def _facts(lines: Iterable[str]) -> dict[Fact, str]:
     """Definitions by relation, kind and name."""
     facts = {}
     for line in lines:
-        relation, kind, name, definition = line.split(maxsplit=3)
+        fact = _FACT.fullmatch(line)
+        assert fact is not None, line
+        relation, kind, name, definition = fact.groups()
         facts[relation, kind, name] = definition
     return facts

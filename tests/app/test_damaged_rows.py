@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -481,3 +482,81 @@ async def test_a_row_of_this_nodes_key_that_was_removed_is_published_again_for_a
             verdict = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
             assert verdict["verdicts"]["signatures"] == "ok", verdict
     assert "own_key_was_removed" in [line["event"] for line in lines]
+
+
+MANGLE = "CREATE TRIGGER {} BEFORE INSERT ON scheduler.{} FOR EACH ROW EXECUTE FUNCTION scheduler.mangle()"
+ADDED = {
+    "row security of wal_positions, which hides rows": "ALTER TABLE scheduler.wal_positions ENABLE ROW LEVEL SECURITY",
+    "row security of scheduler_log, which hides rows": "ALTER TABLE scheduler.scheduler_log ENABLE ROW LEVEL SECURITY",
+    "trigger mangle of idempotency": MANGLE.format("mangle", "idempotency"),
+    'trigger "only this" of idempotency': MANGLE.format('"only this"', "idempotency"),
+    'trigger " append_only_rows" of batch_snapshot': MANGLE.format('" append_only_rows"', "batch_snapshot"),
+    "trigger mangle of scheduler_log": MANGLE.format("mangle", "scheduler_log"),
+    "trigger mangle of scheduler_log_p3": MANGLE.format("mangle", "scheduler_log_p3"),
+    "rule quiet of jobs": "CREATE RULE quiet AS ON INSERT TO scheduler.jobs DO INSTEAD NOTHING",
+    "chain_heads, which is UNLOGGED: a crash of PostgreSQL empties it": (
+        "ALTER TABLE scheduler.chain_heads SET UNLOGGED"
+    ),
+    "scheduler_log_p2, which is UNLOGGED: a crash of PostgreSQL empties it": (
+        "ALTER TABLE scheduler.scheduler_log_p2 SET UNLOGGED"
+    ),
+}
+"""By how a start names it, what somebody adds on top of a table."""
+BESIDE = """
+    CREATE INDEX by_action ON scheduler.scheduler_log (action);
+    CREATE STATISTICS scheduler.of_jobs ON tenant_id, status FROM scheduler.jobs;
+    ALTER TABLE scheduler.jobs ADD COLUMN note text;
+    CREATE TABLE scheduler.reports (
+        tenant_id text COLLATE "C", job_id text COLLATE "C", FOREIGN KEY (tenant_id, job_id) REFERENCES scheduler.jobs
+    );
+    ALTER TABLE scheduler.reports ENABLE ROW LEVEL SECURITY;
+    CREATE UNLOGGED TABLE scheduler."a b-c" ("   " int);
+    CREATE FUNCTION scheduler.told() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END';
+    CREATE EVENT TRIGGER told ON ddl_command_end EXECUTE FUNCTION scheduler.told();
+    CREATE POLICY of_nobody ON scheduler.jobs USING (false);
+"""
+
+
+async def make_mangle(superuser: asyncpg.Connection) -> None:
+    await superuser.execute(
+        "CREATE FUNCTION scheduler.mangle() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN NEW.key = NEW.key || 'x'; RETURN NEW; END $$"
+    )
+
+
+@pytest.mark.parametrize("said", ADDED)
+async def test_what_was_added_to_a_table_is_told_with_the_statement_that_takes_it_away(
+    guarded: asyncpg.Connection, said: str
+) -> None:
+    async with undone(guarded):
+        await make_mangle(guarded)
+        await guarded.execute(ADDED[said])
+        with pytest.raises(StartRefusedError) as refused:
+            await check_schema(guarded)
+        ((told, statement),) = re.findall(r"(?:: |; )([^;(]+) \(([A-Z][^)]+)\)", str(refused.value))
+        assert told == said
+        await guarded.execute(statement)
+        await check_schema(guarded)
+
+
+async def test_what_stands_beside_the_tables_of_the_ledger_is_in_nobodys_way(guarded: asyncpg.Connection) -> None:
+    async with undone(guarded):
+        await guarded.execute(BESIDE)
+        await make_mangle(guarded)
+        await guarded.execute(MANGLE.format("mangle", "reports"))
+        await guarded.execute(MANGLE.format("mangle", "webhooks"))
+        await guarded.execute("ALTER TABLE scheduler.webhooks DISABLE TRIGGER mangle")
+        await check_schema(guarded)
+
+
+async def test_a_start_names_row_security_before_it_takes_hidden_rows_for_lost_ones(
+    run_node: RunNode, superuser: asyncpg.Connection
+) -> None:
+    async with run_node() as service:
+        await write(service, 1)
+    for table in ("wal_positions", "scheduler_log"):
+        await superuser.execute(f"ALTER TABLE scheduler.{table} ENABLE ROW LEVEL SECURITY")
+        await assert_no_start(run_node(), StartRefusedError, match=f"{table} DISABLE ROW LEVEL SECURITY")
+        await superuser.execute(f"ALTER TABLE scheduler.{table} DISABLE ROW LEVEL SECURITY")
+    async with run_node() as service:
+        await write(service, 2)
