@@ -18,6 +18,7 @@ from app.read.anchors import newest_anchors
 from app.read.checking import verified
 from app.store import keys as key_store
 from app.store.chain_reader import PostgresChainReader, consistent_reader
+from app.store.node_connection import NO_ROW_HIDDEN
 from ledger.errors import DatabaseUnavailableError, SignatureError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from signing import checkpoint as tree_checkpoint
@@ -84,7 +85,7 @@ async def _verify(
     dsn: str, request: Request, heads: list[TreeHead], anchors: list[Anchor]
 ) -> tuple[Verdict, Look | None]:
     tenant, keyring, outsiders = request.tenant, request.keyring, request.outsiders
-    connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
+    connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S, server_settings=NO_ROW_HIDDEN)
     try:
         async with consistent_reader(connection, tenant) as reader:
             look = await _look(reader, request)

@@ -25,7 +25,7 @@ from app.read.consistency import POLL_FIRST_S, POLL_LONGEST_S, Promise, UnfitErr
 from app.read.heartbeat import INTERVAL_S, Heartbeat
 from app.store import node as node_store
 from app.store.faults import DATABASE_FAULTS
-from app.store.node_connection import NodeConnection
+from app.store.node_connection import NO_ROW_HIDDEN, NodeConnection
 from app.store.reading import READ_TIMEOUT_S, reading
 from ledger.errors import DatabaseUnavailableError
 
@@ -73,7 +73,13 @@ async def replicas_at(urls: Sequence[str], primary_url: str, log_origin: str) ->
     # The beat has a connection of its own, so that it never waits behind reads.
     to_primary = await asyncpg.create_pool(primary_url, min_size=0, max_size=1, timeout=READ_TIMEOUT_S)
     pools = [
-        await asyncpg.create_pool(url, min_size=0, max_size=CONNECTIONS_MAX, connection_class=NodeConnection)
+        await asyncpg.create_pool(
+            url,
+            min_size=0,
+            max_size=CONNECTIONS_MAX,
+            connection_class=NodeConnection,
+            server_settings=NO_ROW_HIDDEN,
+        )
         for url in urls
     ]
     try:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 
 from app.store.faults import DATABASE_FAULTS
-from app.store.node_connection import CONNECT_TIMEOUT_S, STATEMENT_TIMEOUT_S, NodeConnection
+from app.store.node_connection import CONNECT_TIMEOUT_S, NO_ROW_HIDDEN, STATEMENT_TIMEOUT_S, NodeConnection
 from app.store.schema import check_schema
 from ledger.errors import StartRefusedError
 
@@ -77,7 +77,9 @@ async def _connect(url: str) -> NodeConnection:
     deadline_s = loop.time() + CONNECT_WAIT_S
     while True:
         try:
-            return await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S, connection_class=NodeConnection)
+            return await asyncpg.connect(
+                url, timeout=CONNECT_TIMEOUT_S, connection_class=NodeConnection, server_settings=NO_ROW_HIDDEN
+            )
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise StartRefusedError(f"Postgres refuses: {error}; check database_url") from error
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:

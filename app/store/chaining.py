@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import asyncpg
 
 from app.store.log_rows import LOG_COLUMNS, LogRows, Row
-from app.store.node_connection import NodeConnection
+from app.store.node_connection import NO_ROW_HIDDEN, NodeConnection
 from app.store.rows import fetch_one_as
 from ledger.errors import ChainDamagedError
 from ledger.positions import Epoch, Lsn
@@ -188,6 +188,7 @@ async def connect(
         connection_class=NodeConnection,
         server_settings={
             **_BY_KEY,
+            **NO_ROW_HIDDEN,
             "idle_in_transaction_session_timeout": f"{idle_in_transaction_max_s:g}s",
             "lock_timeout": f"{LOCK_TIMEOUT_S:g}s",
         },

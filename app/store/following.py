@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import asyncpg
 
-from app.store.node_connection import NodeConnection
+from app.store.node_connection import NO_ROW_HIDDEN, NodeConnection
 from app.store.rows import columns, fetch_as, turned
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ async def connect(url: str, statement_timeout_s: float) -> asyncpg.Connection[as
         command_timeout=statement_timeout_s,
         connection_class=NodeConnection,
         server_settings={
+            **NO_ROW_HIDDEN,
             "synchronous_commit": "off",
             "lock_timeout": f"{LOCK_TIMEOUT_S:g}s",
             # To the triggers that keep earlier versions behind entries that they would not follow.

@@ -26,6 +26,9 @@ else:
 CONNECT_TIMEOUT_S: Final = 5.0
 STATEMENT_TIMEOUT_S: Final = 60.0
 """A statement of a node that takes longer counts as a lost connection, unless it says so itself."""
+NO_ROW_HIDDEN: Final = {"row_security": "off"}
+"""For ``server_settings`` of asyncpg: a statement of which row security would hide rows fails, and says so. Rows that
+are not seen would be taken for rows that are lost."""
 OID_OF_A_DATABASE_MIN: Final = 16384
 """Numbers from here on are given by a database itself, so in each they mean something else."""
 

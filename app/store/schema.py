@@ -107,7 +107,8 @@ async def _check_revision(connection: Connection) -> None:
         found = await _revision(connection)
     except asyncpg.InsufficientPrivilegeError as error:
         raise StartRefusedError(
-            f"the database login may not read schema {SCHEMA}: make it a member of tallystick_service"
+            f"the database login may not read schema {SCHEMA} ({error}): make it a member of tallystick_service, or "
+            "switch off the row security of a table that is named"
         ) from error
     if found == known:
         return

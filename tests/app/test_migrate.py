@@ -21,6 +21,7 @@ from app.dev.cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
 from app.dev.embedded import EmbeddedPostgres
 from app.http.listener import listening
 from app.main import running
+from app.start.connecting import connected_for_now
 from app.store.migrate import _LOCK, downgrade, migrate
 from app.store.schema import MIGRATIONS, check_schema, check_server, is_newest, newest_revision
 from ledger.errors import StartRefusedError
@@ -124,6 +125,15 @@ async def test_a_login_outside_the_service_role_is_told_what_it_lacks(
     await superuser.execute("SET ROLE pg_monitor")
     with pytest.raises(StartRefusedError, match="member of tallystick_service"):
         await check_schema(superuser)
+
+
+async def test_a_revision_that_row_security_hides_is_not_told_as_missing(
+    superuser: asyncpg.Connection, database: Database
+) -> None:
+    await superuser.execute("ALTER TABLE scheduler.alembic_version ENABLE ROW LEVEL SECURITY")
+    with pytest.raises(StartRefusedError, match=r'"alembic_version".*switch off the row security'):
+        async with connected_for_now(database.service_url):
+            pass
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ what was is chained once they are back, and /readyz says why they are not."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import asyncpg
@@ -14,12 +15,15 @@ from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.drafts import GLOBAL, LOCAL
 from tests.conftest import Database, connected_to
+from tests.tally import run_tally
 
 RULE = "CREATE RULE gone AS ON {0} TO scheduler.{1} DO INSTEAD NOTHING"
 DROP_RULE = "DROP RULE gone ON scheduler.{0}"
 ASIDE = "ALTER TABLE scheduler.scheduler_log RENAME TO aside"
 VIEW = "CREATE VIEW scheduler.scheduler_log AS SELECT * FROM scheduler.aside"
 BACK = "DROP VIEW scheduler.scheduler_log; ALTER TABLE scheduler.aside RENAME TO scheduler_log"
+HIDING = "ROW LEVEL SECURITY"
+HIDDEN = [f"ALTER TABLE scheduler.{name}" for name in ("wal_positions", "scheduler_log", "chain_heads")]
 LOCK = "LOCK TABLE scheduler.scheduler_log IN ACCESS EXCLUSIVE MODE"
 
 
@@ -41,8 +45,9 @@ async def readiness(client: httpx.AsyncClient) -> tuple[int, str]:
         (RULE.format("UPDATE", "chain_heads"), DROP_RULE.format("chain_heads"), "UPDATE RETURNING on relation"),
         (f"{ASIDE}; {VIEW}", BACK, "view"),
         (LOCK, None, "LockNotAvailableError"),
+        *((f"{name} ENABLE {HIDING}", f"{name} DISABLE {HIDING}", "row-level security") for name in HIDDEN),
     ],
-    ids=["rule on heads", "view", "lock"],
+    ids=["rule on heads", "view", "lock", "hidden positions", "hidden log", "hidden heads"],
 )
 async def test_what_cannot_be_stored_is_not_acknowledged_as_stored_and_is_chained_once_it_can(
     run_server: RunServer,
@@ -86,6 +91,19 @@ async def test_a_rule_does_not_keep_copied_rows_away(
         await superuser.execute(RULE.format("INSERT", "scheduler_log"))
         assert (await post(client, 1)).status_code == 201
         assert numbers(await chains.sound("acme")) == [1]
+
+
+async def test_rows_that_are_hidden_are_not_verified_as_rows_that_are_gone(
+    run_server: RunServer, database: Database, superuser: asyncpg.Connection
+) -> None:
+    async with run_server() as client:
+        assert (await post(client, 1)).status_code == 201
+        await superuser.execute(f"{HIDDEN[1]} ENABLE {HIDING}")
+        assert (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).status_code == 503
+        done = await asyncio.to_thread(run_tally, "verify", "--tenant", "acme", "--dsn", database.service_url)
+        assert (done.returncode, "row-level security" in done.stderr) == (1, True), done.stdout + done.stderr
+        await superuser.execute(f"{HIDDEN[1]} DISABLE {HIDING}")
+        assert (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()["valid"]
 
 
 async def test_a_detached_partition_stops_its_tenants_alone(
