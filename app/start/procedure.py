@@ -11,8 +11,8 @@ In this order, each step refused with what to do when it does not hold::
        tail cut, the rest checked and fsynced
     6. the WAL ends at or above all that is known durable; --accept-lost-wal records what is gone. What Postgres
        claims to be chained is compared with WAL and chain (app.start.claims)
-    7. the origin is the ledger's; no chain is shorter than, or differs from, its checkpoint beside the WAL; the ledger
-       began with the key that this node knows
+    7. the origin is the ledger's, and that of the checkpoints beside the WAL; no chain is shorter than, or differs
+       from, its checkpoint there; the ledger began with the key that this node knows
     8. the clock starts from the highest of wall clock, control file, WAL and Postgres, and learns from the heads
        that nodes of this ledger left
     9. a higher epoch, first in the control file, then in Postgres
@@ -210,8 +210,8 @@ async def _start_locked(
     # 7. chains and checkpoints
     keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
     keys.expect_root(node_keys.offline_root(settings))
-    origin = await _log_origin(connection, settings)
     checkpoints = CheckpointJournal(folder)
+    origin = await _log_origin(connection, settings, checkpoints.log_origin())
     key_chain = KeyChain(checkpoints.load, keys)
     heads, damaged = await _read_heads(connection, wal.held)
     damaged_trees = []
@@ -296,8 +296,21 @@ async def _check_keys(connection: Connection, key_chain: KeyChain) -> str | None
     return fault
 
 
-async def _log_origin(connection: Connection, settings: Settings) -> str:
-    """The origin of this ledger's logs, which the first start of any node chose."""
+async def _log_origin(connection: Connection, settings: Settings, kept: str | None) -> str:
+    """The origin of this ledger's logs, which the first start of any node chose; ``kept`` is that of the checkpoints
+    beside the WAL, None when there is none.
+
+    Raises:
+        StartRefusedError: it is not the one that checkpoints or settings name.
+    """
+    if kept is not None and (found := await node_store.log_origin(connection)) != kept:
+        said = "has no row" if found is None else f"says {found}"
+        raise StartRefusedError(
+            f"this node signed the log {kept}, but scheduler.ledger_identity {said}: somebody changed it, or it is "
+            "another database. Nothing was written. Point database_url to the right one, bring that back, or put its "
+            f"one row back with log_origin {kept}. Leave the checkpoints beside the WAL: without them nothing shows "
+            "that entries were cut off. If another node has forked the log, run tally restore --fork here too"
+        )
     origin = await node_store.settle_log_origin(
         connection, settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
     )

@@ -283,7 +283,7 @@ async def fork_log(settings: Settings, database_url: str, reason: str) -> Fork:
 async def _begin_fork(settings: Settings, database_url: str, locked: _Locked, reason: str) -> Fork:
     connection = locked.connection
     origin = await node_store.read_log_origin(connection)
-    kept_origin = _kept_origin(locked.folder) or origin
+    kept_origin = CheckpointJournal(locked.folder).log_origin() or origin
     if kept_origin != origin:
         if not await node_store.is_recorded(connection, SystemAction.LOG_FORKED, fork_subject(origin)):
             raise StartRefusedError(
@@ -305,13 +305,6 @@ async def _begin_fork(settings: Settings, database_url: str, locked: _Locked, re
         raise StartRefusedError(f"log.origin is {origin} as before; set it to the name that the log is to go on as")
     listed = lacking[:DIFFERING_LISTED_MAX]
     return Fork(origin, to_origin, reason, locked.who.node_id, listed, len(lacking))
-
-
-def _kept_origin(folder: Path) -> str | None:
-    """The log that the checkpoints beside the WAL are of, None when there is none."""
-    for tenant_id, text in CheckpointJournal(folder).load_all().items():
-        return checkpoints_format.read(text).origin.removesuffix(f"/{tenant_id}")
-    return None
 
 
 async def _give_up_what_is_gone(locked: _Locked) -> None:

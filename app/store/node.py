@@ -136,7 +136,10 @@ async def read_log_origin(connection: Connection) -> str:
     """
     origin = await log_origin(connection)
     if origin is None:
-        raise StartRefusedError("no node ever started on this database: there is no log in it to restore")
+        raise StartRefusedError(
+            "no node ever started on this database, so there is no log in it to restore, or somebody removed the row "
+            "of scheduler.ledger_identity; a start names what has to be in it"
+        )
     return origin
 
 

@@ -240,6 +240,27 @@ async def test_a_chain_that_is_not_the_one_this_node_signed_is_not_extended(
         assert await chains.entries("acme") == before
 
 
+async def test_an_origin_that_is_gone_or_another_is_refused_with_the_one_that_was_signed_and_nothing_is_written(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    async with run_node() as service:
+        await write(service, 1)
+        await until(lambda: kept_size(make_settings()), "the checkpoint is kept")
+    (was,) = await superuser.fetch("SELECT * FROM scheduler.ledger_identity")
+    for change, said in (
+        ("DELETE FROM scheduler.ledger_identity", "has no row"),
+        ("INSERT INTO scheduler.ledger_identity (log_origin) VALUES ('another.example')", "says another.example"),
+    ):
+        await superuser.execute(change)
+        changed = await superuser.fetch("SELECT * FROM scheduler.ledger_identity")
+        match = f"signed the log {was['log_origin']}, but scheduler.ledger_identity {said}"
+        await assert_refused(run_node, make_settings(), StartRefusedError, match)
+        assert await superuser.fetch("SELECT * FROM scheduler.ledger_identity") == changed
+    await superuser.execute("UPDATE scheduler.ledger_identity SET log_origin = $1", was["log_origin"])
+    async with run_node() as service:
+        await write(service, 2)
+
+
 def _noise(path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x80" * 30)
 
