@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Final
 
 import asyncpg
 
@@ -19,6 +20,12 @@ CONNECT_PAUSE_S = 0.5
 LOCK_TIMEOUT_S = 10.0
 """How long a start or a restore waits for what another session keeps locked: nodes and imports do that for a fraction
 of it."""
+_REFUSES = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+)
+"""What a login that may not connect is told."""
 _WENT_AWAY = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -27,6 +34,28 @@ _WENT_AWAY = (
     TimeoutError,
 )
 """What a database that answered and then failed looks like, and the files of a node do not."""
+
+_PASSING = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.TransactionRollbackError,
+)
+"""Of what PostgreSQL says, that which may be over at the next start."""
+_REMEDIES: Final = {
+    asyncpg.ReadOnlySQLTransactionError: (
+        "let database_url lead to the primary; if it does, reset default_transaction_read_only of this login and "
+        "database (ALTER ROLE or ALTER DATABASE ... RESET, or postgresql.conf), then start again"
+    ),
+    asyncpg.QueryCanceledError: (
+        "raise or reset statement_timeout of this login and database (ALTER ROLE or ALTER DATABASE ... RESET, or "
+        "postgresql.conf), then start again"
+    ),
+    asyncpg.InsufficientPrivilegeError: (
+        "make the login a member of tallystick_service, and grant that role again what migrations/sql grants it, then "
+        "start again"
+    ),
+}
 
 
 @contextlib.asynccontextmanager
@@ -80,7 +109,7 @@ async def _connect(url: str) -> NodeConnection:
             return await asyncpg.connect(
                 url, timeout=CONNECT_TIMEOUT_S, connection_class=NodeConnection, server_settings=NO_ROW_HIDDEN
             )
-        except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+        except _REFUSES as error:
             raise StartRefusedError(f"Postgres refuses: {error}; check database_url") from error
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:
             if loop.time() > deadline_s:
@@ -93,5 +122,16 @@ async def _connect(url: str) -> NodeConnection:
 def went_away(error: Exception) -> StartRefusedError:
     """The refusal when Postgres answered and then failed."""
     return StartRefusedError(
-        f"Postgres failed during the start ({type(error).__name__}: {error}); nothing is lost, start again"
+        f"Postgres failed during the start ({type(error).__name__}: {error}); nothing is lost: {remedy(error)}"
     )
+
+
+def remedy(error: BaseException) -> str:
+    """What to do about a fault of the database, or about the one that caused it: "start again" where it may pass."""
+    fault = error if isinstance(error, asyncpg.PostgresError) else error.__cause__
+    for kind, what_to_do in _REMEDIES.items():
+        if isinstance(fault, kind):
+            return what_to_do
+    if isinstance(fault, asyncpg.PostgresError) and not isinstance(fault, _PASSING):
+        return "mend what it says, then start again"
+    return "start again"

@@ -52,7 +52,7 @@ from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
 from app.start.checks import chain_holds, check_chain, check_role
 from app.start.claims import check_chained
-from app.start.connecting import connected_to_keep
+from app.start.connecting import connected_to_keep, remedy
 from app.start.quorum import Lead, Takeover, lease_of, members_of, take_lead
 from app.start.wal import FoundWal, find_wal, to_its_end
 from app.store import chaining
@@ -161,7 +161,9 @@ async def _held(lease: Lease | None, takeover: Takeover) -> AsyncIterator[None]:
     try:
         await lease.take(seize=takeover is not Takeover.WAITS)
     except DATABASE_FAULTS as error:
-        raise StartRefusedError(f"the lease on this node's log cannot be asked for: {error}; start again") from error
+        raise StartRefusedError(
+            f"the lease on this node's log cannot be asked for: {error}; {remedy(error)}"
+        ) from error
     keeping = asyncio.create_task(lease.keep(lambda _: None))  # should another have it, the epoch decides
     try:
         yield

@@ -139,6 +139,44 @@ async def test_a_login_that_postgres_does_not_know_is_refused_at_once(
     )
 
 
+IN_THIS = "DO $$ BEGIN EXECUTE format('{}', current_database()); END $$"
+HINDRANCES = {
+    "read-only transaction.*default_transaction_read_only": (
+        "ALTER DATABASE %I SET default_transaction_read_only = on",
+        "ALTER DATABASE %I RESET default_transaction_read_only",
+    ),
+    "statement timeout.*reset statement_timeout": (
+        "ALTER DATABASE %I SET statement_timeout = 1",
+        "ALTER DATABASE %I RESET statement_timeout",
+    ),
+    "permission denied for table wal_positions.*grant that role again": (
+        "REVOKE INSERT ON scheduler.wal_positions FROM tallystick_service",
+        "GRANT INSERT ON scheduler.wal_positions TO tallystick_service",
+    ),
+    "Postgres refuses: permission denied for database": (
+        "REVOKE CONNECT ON DATABASE %I FROM PUBLIC",
+        "GRANT CONNECT ON DATABASE %I TO PUBLIC",
+    ),
+    '(?s)check constraint "closed".*mend what it says': (
+        "ALTER TABLE scheduler.wal_positions ADD CONSTRAINT closed CHECK (false) NOT VALID",
+        "ALTER TABLE scheduler.wal_positions DROP CONSTRAINT closed",
+    ),
+}
+"""By what a start says of it: what keeps it from writing, and what ends that."""
+
+
+@pytest.mark.parametrize("said", HINDRANCES)
+async def test_a_start_that_cannot_write_says_what_postgres_said_and_what_helps(
+    run_node: RunNode, superuser: asyncpg.Connection, said: str
+) -> None:
+    hinder, mend = HINDRANCES[said]
+    await superuser.execute(IN_THIS.format(hinder))
+    await assert_no_start(run_node(), StartRefusedError, match=said)
+    await superuser.execute(IN_THIS.format(mend))
+    async with run_node() as service:
+        await write(service, 1)
+
+
 async def test_a_start_waits_for_a_database_that_is_not_up_yet(
     run_node: RunNode, proxy: PostgresProxy, chains: Chains
 ) -> None:
