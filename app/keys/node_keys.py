@@ -382,7 +382,7 @@ def _load(folder: Path) -> _KeysFile | None:
                 raise InvalidInputError(f"key {each.key_id} is another key than its id says")
     except FileNotFoundError:
         return None
-    except (msgspec.MsgspecError, UnicodeError, InvalidInputError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeError, InvalidInputError) as error:
         raise ConfigurationError(
             f"{folder / NAME}, which says with what key this node signs, is damaged ({error}); restore it, or, once "
             "tally verify has found the chain of _system whole, move it away and let signing.key_uri name the key that "

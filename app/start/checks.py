@@ -5,7 +5,8 @@ Nothing here writes to the database; ``set_aside`` alone changes files, and dele
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,23 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 log = structlog.get_logger()
+
+
+@contextmanager
+def files_usable(folder: Path) -> Iterator[None]:
+    """What is read and written below ``folder`` meanwhile are files of the node.
+
+    Raises:
+        StartRefusedError: in place of the OSError where one cannot be.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StartRefusedError(
+            f"the files of this node in {folder} cannot be used: {error}. Free space where the disk is full, let this "
+            "user read and write there, and move away what stands in the place of a file; then start again. Nothing "
+            "acknowledged is lost"
+        ) from error
 
 
 async def check_role(connection: Connection, *, is_any_allowed: bool) -> str | None:

@@ -50,7 +50,7 @@ from app.node.unrecorded import FORK, LOST, Fork, LsnRange
 from app.pending import quarantine
 from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
-from app.start.checks import chain_holds, check_chain, check_role
+from app.start.checks import chain_holds, check_chain, check_role, files_usable
 from app.start.claims import check_chained
 from app.start.connecting import connected_to_keep, remedy
 from app.start.quorum import Lead, Takeover, lease_of, members_of, take_lead
@@ -130,26 +130,29 @@ async def start_node(
     Raises:
         StartRefusedError, WalLockedError, WalCorruptError, ConfigurationError: as the module says.
     """
-    # 1. who, and alone
-    _make_durably(settings.wal_dir)
-    who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
-    folder = settings.wal_dir / who.node_id
-    lock = wal_lock.acquire(folder)
-    try:
-        members, lease = members_of(settings), None
-        if members is not None and settings.wal.ack_mode.is_replicated:
-            lease = lease_of(settings, database_url, folder, who.node_id, members.run)
-        # 2. the lease  3. the database
-        async with _held(lease, takeover), connected_to_keep(database_url) as connection:
-            started = await _start_locked(settings, who, folder, lock, connection, members, accept_lost_wal, takeover)
-            started.lease = lease
-            # 11. the keys
-            first_recovered_ms = next((pending.hlc.physical_ms for pending in started.recovered), None)
-            await publish_at_start(connection, started.node, started.key_chain, first_recovered_ms)
-            return started
-    except BaseException:
-        lock.release()
-        raise
+    with files_usable(settings.wal_dir):
+        # 1. who, and alone
+        _make_durably(settings.wal_dir)
+        who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
+        folder = settings.wal_dir / who.node_id
+        lock = wal_lock.acquire(folder)
+        try:
+            members, lease = members_of(settings), None
+            if members is not None and settings.wal.ack_mode.is_replicated:
+                lease = lease_of(settings, database_url, folder, who.node_id, members.run)
+            # 2. the lease  3. the database
+            async with _held(lease, takeover), connected_to_keep(database_url) as connection:
+                started = await _start_locked(
+                    settings, who, folder, lock, connection, members, accept_lost_wal, takeover
+                )
+                started.lease = lease
+                # 11. the keys
+                first_recovered_ms = next((pending.hlc.physical_ms for pending in started.recovered), None)
+                await publish_at_start(connection, started.node, started.key_chain, first_recovered_ms)
+                return started
+        except BaseException:
+            lock.release()
+            raise
 
 
 @contextlib.asynccontextmanager

@@ -42,7 +42,7 @@ from app.pending.backlog import Backlog, Pending
 from app.pending.quarantine import Quarantine
 from app.read import verified_positions
 from app.start import procedure
-from app.start.checks import check_chain
+from app.start.checks import check_chain, files_usable
 from app.start.claims import check_chained
 from app.start.connecting import connected_for_now
 from app.start.wal import find_wal
@@ -349,8 +349,9 @@ async def _alone(settings: Settings, database_url: str) -> AsyncIterator[_Locked
     """The WAL folder of the node that the settings name, locked, and a connection to its database."""
     if not settings.wal_dir.is_dir():
         raise StartRefusedError(f"{settings.wal_dir} is not there: wal.dir names the folder of the node's WAL")
-    who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
-    lock = wal_lock.acquire(settings.wal_dir / who.node_id)
+    with files_usable(settings.wal_dir):
+        who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
+        lock = wal_lock.acquire(settings.wal_dir / who.node_id)
     try:
         async with connected_for_now(database_url) as connection:
             yield _Locked(who, settings.wal_dir / who.node_id, connection)
