@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
+import httpx
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_settings import NoDecode
 
@@ -156,9 +157,17 @@ def _host_name(value: str) -> str:
 def is_fetched_url(value: str) -> bool:
     """Whether what is behind this URL may be believed: it is one of https, or of http on this machine."""
     url = _FETCHED_URL.fullmatch(value)
-    if url is None or int(url["port"] or 0) > 65535:
+    if url is None or int(url["port"] or 0) > 65535 or not _has_host(value):
         return False
     return url["scheme"] == "https" or url["host"].lower() in _LOOPBACK_HOSTS
+
+
+def _has_host(url: str) -> bool:
+    """Whether its host is an address or a name, also one that Punycode spells."""
+    try:
+        return bool(httpx.URL(url).host)
+    except (httpx.InvalidURL, UnicodeError, IndexError):
+        return False
 
 
 def _fetched_url(value: str) -> str:

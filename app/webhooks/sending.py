@@ -19,7 +19,7 @@ from typing import NamedTuple
 import httpx
 
 from app.asking import NoAnswerError
-from app.setting_types import IpNetwork
+from app.setting_types import IpNetwork, is_fetched_url
 from app.webhooks.messages import Message
 from app.webhooks.names import Names
 
@@ -65,9 +65,11 @@ async def attempt(
     client: httpx.AsyncClient, url: str, message: Message, secret: bytes, names: Names, networks: Sequence[IpNetwork]
 ) -> Answer:
     """Send the message once. ``client`` is for this URL alone, as its connections are known by their addresses."""
+    if not is_fetched_url(url):
+        return Answer(Outcome.AWAY, f"{url} is no address for a webhook: remove the webhook and add it again")
     target = httpx.URL(url)
-    if target.scheme not in ("http", "https"):
-        return Answer(Outcome.AWAY, f"{url} is no address of HTTP: remove the webhook and add it again")
+    # As DNS has it: what IDNA decodes may be encoded to another name.
+    host = target.raw_host.decode()
     headers = {
         **message.headers(secret, int(time.time())),
         "Host": target.netloc.decode(),
@@ -75,13 +77,13 @@ async def attempt(
     }
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            address = await address_of(target.host, names, networks)
+            address = await address_of(host, names, networks)
             request = client.build_request(
                 "POST",
                 target.copy_with(host=address),
                 headers=headers,
                 content=message.body,
-                extensions={"sni_hostname": target.host},
+                extensions={"sni_hostname": host},
             )
             answer = await client.send(request, stream=True, follow_redirects=False)
     except TimeoutError:

@@ -250,6 +250,7 @@ def test_a_grant_that_says_nothing_that_there_is_stops_the_start(wrong: dict[str
     [
         "https://id.example.org",
         "https://id.example.org:8443/a/b?c=d",
+        "https://xn--strae-oqa.example.org/",
         "http://localhost:8080/",
         "http://127.0.0.1/x",
         "http://[::1]:1/x",
@@ -269,6 +270,10 @@ def test_keys_are_fetched_over_https_or_from_this_machine(url: str) -> None:
         "http://[::2]/",
         "https://id.example.org:99999/",
         "https:///keys",
+        "https://xn--a/",
+        "https://xn--0.example.org/",
+        "https://999.1.1.1/",
+        "https://[1:2]/",
         "https://id.example.org/\u00e4",
         "https://id.example.org/ x",
         "ftp://localhost/",

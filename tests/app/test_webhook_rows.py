@@ -58,15 +58,18 @@ async def test_a_message_that_would_end_behind_the_chain_is_told_and_passes_noth
         await until_taken(receiver, 4)
 
 
-async def test_an_address_that_is_none_of_http_is_told(
-    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, receiver: Receiver
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "http://127.0.0.1:99999/", "https://[1:2]/", "https://xn--a/", ""])
+async def test_an_address_that_cannot_be_asked_is_told(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, receiver: Receiver, url: str
 ) -> None:
     async with run_server(make_settings(**LOOPBACK)) as client:
         await add(client, receiver, from_seq=1)
-        await superuser.execute("UPDATE scheduler.webhooks SET url = 'ftp://127.0.0.1/'")
+        await superuser.execute("UPDATE scheduler.webhooks SET url = $1", url)
 
         async def is_told() -> bool:
             await write(client, 1)
-            return "is no address of HTTP" in ((await shown(client))["last_error"] or "")
+            return f"{url} is no address for a webhook" in ((await shown(client))["last_error"] or "")
 
         await until(is_told, "the list says what is wrong")
+        await superuser.execute("UPDATE scheduler.webhooks SET url = $1", receiver.url)
+        await until(lambda: receiver.taken, "it is delivered once the address is right")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
 import ssl
 import subprocess
 import sys
@@ -436,6 +437,21 @@ async def test_the_connection_goes_to_the_address_that_was_looked_at() -> None:
     assert (request.headers["Host"], request.extensions["sni_hostname"]) == ("localhost:8443", "localhost")
 
 
+async def test_a_name_of_other_letters_is_looked_up_as_dns_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def look_up(host: str, *_: Any, **__: Any) -> Any:
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "there is none")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    message = message_of(Webhook("5f0c9a1e2b3d4c5f", "acme", "", None, None), [ENTRY])
+    async with httpx.AsyncClient() as client:
+        answer = await sending.attempt(client, "https://xn--strae-oqa.example/", message, b"key", Names(), [])
+    assert asked == ["xn--strae-oqa.example"]
+    assert answer.said.startswith("xn--strae-oqa.example is not found")
+
+
 async def test_a_stop_waits_for_no_receiver(
     run_server: RunServer, make_settings: MakeSettings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,7 +529,9 @@ async def test_nothing_is_sent_to_an_address_that_is_not_public(
 
         await until(says_so, "the list says so")
         assert receiver.requests == []
-        for url in ("http://receiver.example.org/", "https://user:word@receiver.example.org/", "ftp://a/", "x"):
+        no_urls = ("http://receiver.example.org/", "https://user:word@receiver.example.org/", "ftp://a/", "x")
+        no_hosts = ("https://xn--a/", "https://xn--0/", "https://[1:2]/")
+        for url in (*no_urls, *no_hosts):
             answer = await client.post("/v1/webhooks", json={"tenant_id": "acme", "url": url})
             assert (answer.status_code, answer.json()["path"]) == (422, "url"), url
 
