@@ -13,6 +13,7 @@ is told, and keeps no other tenant from being imported.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from app.exchange_settings import PeerSettings
 from app.store import exchange
 from app.store.exchange import Seen
 from app.store.faults import DATABASE_FAULTS
-from ledger.errors import LedgerError, ProofError, SignatureError
+from ledger.errors import ConfigurationError, LedgerError, ProofError, SignatureError
 from ledger.machines.events import SYSTEM_TENANT
 from ledger.merkle import verify_consistency
 from signing.checkpoint import Checkpoint, open_checkpoint, read
@@ -44,6 +45,7 @@ FAILING_S_MAX = 60.0
 """A round leaves the rest of the tenants to the next one once those that failed took longer: the peer may be away."""
 FAULTS_TOLD_MAX = 5
 """Tenants that are told of with their faults; of more it is told how many."""
+_TOKEN = re.compile(rb"[!-~]*")
 
 log = structlog.get_logger()
 
@@ -280,5 +282,13 @@ async def _admit(chain: _Chain, from_seq: int, to_seq: int, proof: Sequence[byte
 
 
 def _token_in(file: Path) -> str:
-    """Bytes that are no text make a token that the peer refuses: so the fault is told like that of any wrong token."""
-    return file.read_text(errors="replace").strip()
+    """The token that is shown to the peer; an empty one is not.
+
+    Raises:
+        ConfigurationError: what the file holds is none.
+        OSError: it cannot be read.
+    """
+    token = file.read_bytes().strip()
+    if _TOKEN.fullmatch(token) is None:
+        raise ConfigurationError(f"{file} holds no token: it is one word of ASCII")
+    return token.decode("ascii")

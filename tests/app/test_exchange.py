@@ -423,6 +423,20 @@ async def test_a_token_that_was_replaced_is_used_in_the_next_round(of_file: tupl
         await until(lambda sent=sent: proxy.asked and proxy.asked[-1].headers["authorization"] == sent, "it is sent")
 
 
+async def test_what_is_no_token_is_told_and_a_right_one_used_once_it_is_there(
+    of_file: tuple[Proxied, Path],
+) -> None:
+    (us, _eu, proxy, _), file = of_file
+    for number, content in enumerate((b"\xff\xfe\xe9abc", b"two\nlines")):
+        file.write_bytes(content)
+        await until(lambda: tells(us, "ConfigurationError", f"{file} holds no token"), "it is told")
+        assert "lines" not in (await told(us))["fault"]
+        file.write_text(f"right{number}")
+        sent = f"Bearer right{number}"
+        await until(lambda sent=sent: proxy.asked and proxy.asked[-1].headers["authorization"] == sent, "it is sent")
+        await until(lambda: is_faultless(us), "nothing fails")
+
+
 async def test_who_asks_a_peer_is_one_and_leaves_it_to_another_when_it_is_stopped(
     pool: asyncpg.Pool, superuser: asyncpg.Connection
 ) -> None:
