@@ -74,7 +74,7 @@ class Place(NamedTuple):
 _ADD = """
 INSERT INTO scheduler.webhooks (webhook_id, tenant_id, url, actions, job, delivered_seq, created_by)
 SELECT $1, $2, $3, $4, $5,
-       coalesce($6 - 1, (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $2), 0), $7
+       coalesce($6::bigint - 1, (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $2), 0), $7
  WHERE (SELECT count(*) FROM scheduler.webhooks) < $8
    AND (SELECT count(*) FROM scheduler.webhooks WHERE tenant_id = $2) < $9
 RETURNING true

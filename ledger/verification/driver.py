@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from ledger.verification.checks import CheckedRange, Checks, InOrder
 from ledger.verification.entry_check import EntryRow
 from ledger.verification.projection_check import CHAIN_ASPECTS, conclude, merged
+from ledger.verification.range_check import SEQ_MAX
 from ledger.verification.range_fold import Ends, Fold
 from ledger.verification.range_summary import RangeSummary, RangeTask
 from ledger.verification.reader import ChainReader
@@ -124,10 +125,9 @@ async def _fold_ranges(
         while under_way or number == 0 or next_seq <= last_seq:
             # 1. Have as many under way as are of use.
             while len(under_way) < checks.ranges_at_once and is_next_near and (number == 0 or next_seq <= last_seq):
-                task = chain.task(number, begin, -(-next_seq // RANGE_ENTRIES) * RANGE_ENTRIES)
-                under_way.append(await _plan(task, snapshots, checks))
-                number, begin = number + 1, (task.to_seq or 0) + 1
-                next_seq = begin
+                to_seq = min(-(-next_seq // RANGE_ENTRIES) * RANGE_ENTRIES, SEQ_MAX)
+                under_way.append(await _plan(chain.task(number, begin, to_seq), snapshots, checks))
+                number, begin, next_seq = number + 1, to_seq + 1, to_seq + 1
             # 2. Fold the first of them.
             planned = under_way.popleft()
             summary = await _checked(planned, chain, checks)
@@ -135,7 +135,7 @@ async def _fold_ranges(
             await asyncio.sleep(0)
             # 3. Pass over what is empty, once nothing else is under way.
             is_next_near = is_next_near and summary.last_row is not None
-            if not is_next_near and not under_way:
+            if not is_next_near and not under_way and next_seq <= last_seq:
                 next_seq, is_next_near = await _next_seq(reader, next_seq, last_seq), True
     finally:
         for planned in under_way:

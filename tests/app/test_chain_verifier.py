@@ -15,6 +15,7 @@ from app.read.verification import ChainVerifier
 from app.read.verified_positions import FILE_NAME, Position, VerifiedPositions
 from ledger.errors import TenantNotFoundError
 from ledger.verification import Anchor, TreeHead
+from ledger.verification.range_check import SEQ_MAX
 from signing.keys import Keyring
 from tests.app.chain_builder import insert
 from tests.app.chains import until
@@ -79,6 +80,17 @@ async def test_a_full_verification_checks_all_and_compares_with_what_the_node_ho
 async def test_a_range_can_be_asked_for(setting: Setting) -> None:
     verdict = (await setting.verifier.full("acme", 11, 30)).verdict
     assert (verdict.from_seq, verdict.to_seq, verdict.entries_checked) == (11, 30, 20)
+
+
+async def test_a_range_can_begin_at_the_highest_seq_that_a_table_can_hold(
+    setting: Setting, superuser: asyncpg.Connection
+) -> None:
+    nothing, as_behind_the_end = [(await setting.verifier.full("acme", seq)).verdict for seq in (SEQ_MAX, 61)]
+    assert (nothing.entries_checked, nothing.verdicts) == (0, as_behind_the_end.verdicts)
+    await superuser.execute("UPDATE scheduler.scheduler_log SET seq = $1 WHERE seq = 60", SEQ_MAX)
+    for from_seq, count in ((SEQ_MAX, 1), (60, 1), (None, 60)):
+        verdict = (await setting.verifier.full("acme", from_seq)).verdict
+        assert (verdict.entries_checked, verdict.to_seq, verdict.verdicts["links"]) == (count, SEQ_MAX, "broken")
 
 
 async def test_a_tenant_that_never_wrote_is_not_found(setting: Setting) -> None:

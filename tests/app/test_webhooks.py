@@ -137,6 +137,12 @@ async def test_without_a_seq_what_was_chained_before_is_not_delivered(node: Clie
     assert receiver.taken == [4, 5]
 
 
+async def test_a_seq_that_the_chain_has_not_reached_is_taken_however_high(node: Client, receiver: Receiver) -> None:
+    for from_seq in (2**31, 2**53 - 1):
+        webhook = await add(node, receiver, from_seq=from_seq)
+        assert webhook["delivered_seq"] == from_seq - 1
+
+
 async def test_only_the_actions_and_the_job_that_were_asked_for_come(node: Client, receiver: Receiver) -> None:
     await node.post("/v1/jobs", json={"tenant_id": node.tenant, "job_id": "mine", "durability": "GLOBAL"})
     await write(node, 50)
