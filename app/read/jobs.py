@@ -12,6 +12,7 @@ from app.read.consistency import ReadLevel, UnfitError
 from app.read.copies import PRIMARY
 from app.store import job_search, job_table, job_terms, reads
 from app.store.reading import reading
+from app.store.rows import json_in
 from ledger import rfc3339
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
 from ledger.machines import job_dcs, jobs
@@ -332,7 +333,7 @@ def _kept(promise: Promise, source: Source) -> dict[str, Any]:
 
 
 def _event_item(event: reads.EventRow, shown: object) -> dict[str, Any]:
-    payload = orjson.loads(event.payload)
+    payload = json_in(event.payload)
     return {
         "seq": event.seq,
         "hlc": event.t_hlc,
@@ -340,7 +341,7 @@ def _event_item(event: reads.EventRow, shown: object) -> dict[str, Any]:
         "type": payload.get("type") if isinstance(payload, dict) else None,
         "action": event.action,
         "actor": (shown if isinstance(shown, dict) else payload).get(ACTOR) if isinstance(payload, dict) else None,
-        "payload": shown,
+        "payload": event.payload if payload is None else shown,
         "payload_digest": event.payload_digest,
         "chain_link": event.chain_link,
         "state": event.state,

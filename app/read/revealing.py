@@ -13,6 +13,7 @@ import structlog
 
 from app.privacy.knowledge import PrivacyKnowledge
 from app.store.reads import EventRow
+from app.store.rows import json_in
 from ledger import private_fields
 from ledger.errors import DatabaseUnavailableError, PrivateValueError
 from ledger.machines.events import ACTOR
@@ -42,7 +43,7 @@ class Revealing:
         """The payloads of the events as the tenant may see them; made for orjson."""
         if tenant_id not in self._knowledge.declarations:
             return [orjson.Fragment(event.payload) for event in events]
-        payloads = [orjson.loads(event.payload) for event in events]
+        payloads = [json_in(event.payload) for event in events]
         keys = await self._keys(tenant_id, payloads)
         return [
             _shown(payload, (), tenant_id, event.t_hlc, keys) for event, payload in zip(events, payloads, strict=True)

@@ -14,10 +14,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import orjson
-
 from app.store.chaining import dropped
 from app.store.following import FollowedEntry, Place
+from app.store.rows import json_in
 from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.machines import jobs
 from ledger.machines.jobs import JobState
@@ -166,16 +165,22 @@ class JobParts(NamedTuple):
             ChainDamagedError: somebody edited the row or an entry; verification says where.
             UnfollowedError: too many entries are not followed yet; all entries of the job must be folded.
         """
-        unfollowed: list[Any] = orjson.loads(self.unfollowed or "[]")
+        unfollowed = self._entries_in(self.unfollowed)
         if len(unfollowed) > UNFOLLOWED_MAX:
             raise UnfollowedError
-        followed: list[Any] = orjson.loads(self.followed or "[]")
+        followed = self._entries_in(self.followed)
         if self.named is not None and (not self.named or len(followed) != self.named):
             raise ChainDamagedError(self.tenant_id, f"entries that make job {self.job_id} are missing")
         try:
             return jobs.folded(self.job_id, None, [*followed, *unfollowed])
         except InvalidInputError as error:
             raise ChainDamagedError(self.tenant_id, f"an entry of job {self.job_id} is none: {error}") from error
+
+    def _entries_in(self, text: str | None) -> list[Any]:
+        entries: list[Any] | None = json_in(text or "[]")
+        if entries is None:
+            raise ChainDamagedError(self.tenant_id, f"a payload of job {self.job_id} cannot be read")
+        return entries
 
 
 class UnfollowedError(Exception):
@@ -229,7 +234,7 @@ async def state_as_of(
     state: JobState | None = None
     cursor = await connection.cursor(_PAST, tenant_id, job_id, *hlc)
     while rows := await cursor.fetch(PAST_ROWS):
-        entries = [(*facts, orjson.loads(payload or "null")) for *facts, payload in rows]
+        entries = [(*facts, json_in(payload)) for *facts, payload in rows]
         try:
             state = jobs.folded(job_id, state, entries)
         except InvalidInputError as error:

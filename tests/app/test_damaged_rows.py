@@ -128,6 +128,15 @@ def assert_damage_told(answer: httpx.Response, tenant_id: str = "acme") -> None:
     assert f"tally verify --tenant {tenant_id}" in answer.json()["detail"]
 
 
+UNREADABLE = {
+    what: f"""replace('{{"spec": {{"n": 1, "m": ?}}}}', '?', {value})::json"""
+    for what, value in (
+        ("a number beyond all floats", "'1e999999'"),
+        ("a number of too many digits", "repeat('7', 20000)"),
+        ("too many levels", "repeat('[', 5000) || repeat(']', 5000)"),
+    )
+}
+"""SQL of JSON that PostgreSQL takes and this program cannot read."""
 READS: dict[str, tuple[str, str, list[tuple[str, dict[str, Any]]]]] = {
     **{
         f"a job whose entries are {what}": (
@@ -151,6 +160,19 @@ READS: dict[str, tuple[str, str, list[tuple[str, dict[str, Any]]]]] = {
         "payload = '[7]'",
         [("/v1/jobs/job-1", {"as_of": "9000000000000:0:n"})],
     ),
+    **{
+        f"a payload that has {what}": (
+            "scheduler_log",
+            f"payload = {payload}",
+            [
+                ("/v1/jobs", {}),
+                ("/v1/jobs", {"where": "spec.n:1"}),
+                ("/v1/jobs/job-1", {}),
+                ("/v1/jobs/job-1", {"as_of": "9000000000000:0:n"}),
+            ],
+        )
+        for what, payload in UNREADABLE.items()
+    },
     "a digest that is NULL": (
         "scheduler_log",
         "payload_digest = NULL",
@@ -198,6 +220,22 @@ async def test_a_read_that_meets_a_damaged_row_says_so(ledger: Ledger, name: str
         read = await ledger.get(path.format(signed=signed, tenant=ledger.tenant_id), **params)
         assert_damage_told(read, ledger.tenant_id)
     await ledger.others_go_on()
+
+
+@pytest.mark.parametrize("payload", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("private", [[], ["spec.user"]], ids=["none is private", "one is private"])
+async def test_a_payload_that_cannot_be_read_is_a_text_among_the_events_of_its_job(
+    ledger: Ledger, payload: str, private: list[str]
+) -> None:
+    if private:
+        declared = await ledger.client.put(f"/v1/tenants/{ledger.tenant_id}/privacy", json={"fields": private})
+        declared.raise_for_status()
+    await ledger.damage("scheduler_log", f"payload = {payload}")
+    read = await ledger.get("/v1/jobs/job-1/events")
+    assert read.status_code == 200, read.text
+    [event] = read.json()["items"]
+    assert (event["action"], event["type"], event["actor"]) == ("ENQUEUE", None, None)
+    assert event["payload"].startswith('{"spec": {"n": 1, "m": ')
 
 
 async def test_a_head_of_a_time_that_python_does_not_know_keeps_no_proof_from_being_served(ledger: Ledger) -> None:
