@@ -284,7 +284,7 @@ class NotReadyError(LedgerError):
 
 
 class DatabaseUnavailableError(LedgerError):
-    """Postgres cannot be reached or does not answer in time; try again later."""
+    """Postgres cannot be reached, does not answer in time or refuses; try again later."""
 
 
 class ChainBrokenError(SigningUnavailableError):

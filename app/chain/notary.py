@@ -42,7 +42,7 @@ from app.store import Connection
 from app.store import notary as store
 from app.store.faults import DATABASE_FAULTS, text_of
 from app.store.growth import Growth
-from app.store.reading import Pool
+from app.store.reading import Pool, reading
 from ledger.errors import (
     ChainBrokenError,
     LedgerError,
@@ -429,6 +429,7 @@ class Notary:
 
         Raises:
             SigningUnavailableError: ``chain.sign_snapshots`` is off, the signer does not answer, or rows were changed.
+            DatabaseUnavailableError: PostgreSQL does not do its part.
         """
         if not self.sign_snapshots:
             raise SigningUnavailableError("chain.sign_snapshots is off on this node")
@@ -436,7 +437,7 @@ class Notary:
             raise SignerAwayError(self.keys.not_admitted)
         tenant = self._memory.of(tenant_id)
         target_seq = tenant.head_seq
-        async with self._signing(tenant), self.pool.acquire() as connection:
+        async with self._signing(tenant), reading(self.pool, timeout_s=None) as connection:
             size_before = -1
             while tenant.tree is None or size_before < tenant.tree.size:
                 size_before = tenant.tree.size if tenant.tree is not None else -1

@@ -1,4 +1,8 @@
-"""A connection for reading, bounded in time, with the faults of the database told in one error."""
+"""A connection for reading, bounded in time, with the faults of the database told in one error.
+
+What PostgreSQL refuses to all, it tells: a table that is not there, a right that was taken away, a transaction that may
+only read. What it says of a value names the value, which may be anybody's, and is the program's fault or that of a row.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
 
 import asyncpg
+import structlog
 
 from app.store import Connection
+from app.store.faults import DATABASE_FAULTS, text_of
 from ledger.errors import DatabaseUnavailableError
 
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
@@ -33,15 +39,18 @@ _LOST = (
 )
 """What a statement raises when the fault is not its own."""
 
+log = structlog.get_logger()
+
 
 @asynccontextmanager
 async def reading(
-    pool: Pool, *, timeout_s: float = READ_TIMEOUT_S, snapshot: bool = False
+    pool: Pool, *, timeout_s: float | None = READ_TIMEOUT_S, snapshot: bool = False
 ) -> AsyncIterator[Connection]:
     """Lend a connection for reads; with ``snapshot`` all statements see the same state of the database.
 
     Raises:
-        DatabaseUnavailableError: Postgres cannot be reached or did not answer within ``timeout_s`` seconds.
+        DatabaseUnavailableError: Postgres cannot be reached, did not answer within ``timeout_s`` seconds, or refuses.
+        asyncpg.DataError: it refuses a value.
     """
     try:
         async with asyncio.timeout(timeout_s), _borrowed(pool) as connection:
@@ -52,6 +61,11 @@ async def reading(
                 yield connection
     except _LOST as error:
         raise _unavailable(error) from error
+    except DATABASE_FAULTS as error:
+        if isinstance(error, asyncpg.DataError) and not isinstance(error, asyncpg.SequenceGeneratorLimitExceededError):
+            raise
+        log.error("database_refuses", error=text_of(error))
+        raise DatabaseUnavailableError(f"the database refuses: {error.args[0]}; its operator must mend that") from error
 
 
 @asynccontextmanager

@@ -1,0 +1,111 @@
+"""What PostgreSQL refuses is a 503 that says what it said, and served again once it is mended."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import asyncpg
+import httpx
+import pytest
+
+from app.dev.cluster import SERVICE_GROUP
+from tests.app.chains import until
+from tests.app.client import Client
+from tests.app.conftest import RunServer
+
+READS = ("/v1/jobs?tenant_id=acme", "/v1/jobs/one?tenant_id=acme", "/v1/snapshots?tenant_id=acme")
+SIGNING = ("/v1/snapshots", "/v1/bundles/export")
+_TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1 AND pid <> pg_backend_pid()"
+
+
+class Refusal(NamedTuple):
+    """How PostgreSQL comes to refuse something, how that is mended, and what it says."""
+
+    cause: str
+    mended: str
+    said: str
+
+
+_SEQUENCE = "ALTER SEQUENCE scheduler.batch_snapshot_id_seq"
+REFUSALS = {
+    "a right that was taken away": Refusal(
+        f"REVOKE ALL ON scheduler.batch_snapshot, scheduler.jobs FROM {SERVICE_GROUP}",
+        f"GRANT SELECT, INSERT, UPDATE ON scheduler.batch_snapshot, scheduler.jobs TO {SERVICE_GROUP}",
+        "permission denied for table ",
+    ),
+    "tables of other names": Refusal(
+        "ALTER TABLE scheduler.batch_snapshot RENAME TO hidden; ALTER TABLE scheduler.jobs RENAME TO also_hidden",
+        "ALTER TABLE scheduler.hidden RENAME TO batch_snapshot; ALTER TABLE scheduler.also_hidden RENAME TO jobs",
+        "does not exist",
+    ),
+    "columns of other names": Refusal(
+        "ALTER TABLE scheduler.batch_snapshot RENAME to_seq TO t; ALTER TABLE scheduler.jobs RENAME seqs TO s",
+        "ALTER TABLE scheduler.batch_snapshot RENAME t TO to_seq; ALTER TABLE scheduler.jobs RENAME s TO seqs",
+        "does not exist",
+    ),
+}
+REFUSALS_TO_WRITE = {
+    "a sequence at its end": Refusal(
+        f"{_SEQUENCE} MAXVALUE 5; SELECT setval('scheduler.batch_snapshot_id_seq', 5)",
+        f"{_SEQUENCE} NO MAXVALUE",
+        "reached maximum value of sequence",
+    ),
+    "a right to write that was taken away": Refusal(
+        f"REVOKE INSERT ON scheduler.batch_snapshot FROM {SERVICE_GROUP}",
+        f"GRANT INSERT ON scheduler.batch_snapshot TO {SERVICE_GROUP}",
+        "permission denied for table batch_snapshot",
+    ),
+    "transactions that may only read": Refusal(
+        "ALTER DATABASE {database} SET default_transaction_read_only = on",
+        "ALTER DATABASE {database} RESET default_transaction_read_only",
+        "in a read-only transaction",
+    ),
+}
+
+
+async def make_so(superuser: asyncpg.Connection, statements: str) -> None:
+    """Execute statements, which connections that are open meet as well."""
+    name = await superuser.fetchval("SELECT current_database()")
+    await superuser.execute(statements.format(database=name))
+    await superuser.fetch(_TERMINATE, name)
+
+
+async def until_told(client: Client, path: str, said: str) -> None:
+    """Wait until the answer is that of a refusal, not of a connection that was closed."""
+    answers = []
+
+    async def is_told() -> bool:
+        answers.append(await ask(client, path))
+        return "does not answer" not in answers[-1].text
+
+    await until(is_told, f"{path} is answered on a new connection")
+    answer = answers[-1]
+    assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (503, "not-ready"), answer.text
+    assert answer.headers["retry-after"]
+    assert answer.json()["detail"].startswith("the database refuses: ")
+    assert said in answer.json()["detail"]
+
+
+async def ask(client: Client, path: str) -> httpx.Response:
+    return await (client.post(path, json={"tenant_id": "acme"}) if path in SIGNING else client.get(path))
+
+
+@pytest.mark.parametrize("name", [*REFUSALS, *REFUSALS_TO_WRITE])
+async def test_what_postgresql_refuses_is_told_and_served_once_it_is_mended(
+    run_server: RunServer, superuser: asyncpg.Connection, name: str
+) -> None:
+    refusal = (REFUSALS | REFUSALS_TO_WRITE)[name]
+    async with run_server() as client:
+        job = {"tenant_id": "acme", "job_id": "one", "durability": "GLOBAL"}
+        (await client.post("/v1/jobs", json=job)).raise_for_status()
+        assert len((await client.get(READS[0])).json()["items"]) == 1, "the job table has followed"
+        await make_so(superuser, refusal.cause)
+        for path in (*READS, *SIGNING) if name in REFUSALS else SIGNING:
+            await until_told(client, path, refusal.said)
+        await make_so(superuser, refusal.mended)
+        for path in (*READS, *SIGNING):
+
+            async def is_served(path: str = path) -> bool:
+                return (await ask(client, path)).is_success
+
+            await until(is_served, f"{path} is served again")
