@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
-import httpx
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_settings import NoDecode
 
@@ -164,6 +163,9 @@ def is_fetched_url(value: str) -> bool:
 
 def _has_host(url: str) -> bool:
     """Whether its host is an address or a name, also one that Punycode spells."""
+    # Imported here: it takes a while, and most settings have no such URL.
+    import httpx
+
     try:
         return bool(httpx.URL(url).host)
     except (httpx.InvalidURL, UnicodeError, IndexError):
