@@ -57,7 +57,7 @@ from app.stats.writer import StatsWriter
 from app.store import chaining, following
 from app.store.edge import EdgeLookups
 from app.store.growth import Growth
-from app.store.node_connection import STATEMENT_TIMEOUT_S
+from app.store.node_connection import STATEMENT_TIMEOUT_S, NodeConnection
 from app.upkeep import Upkeep
 from app.watch.tail import Tails
 from ledger.errors import (
@@ -327,7 +327,7 @@ class Service:
     async def _connect_appender(self) -> asyncpg.Connection[asyncpg.Record]:
         return await chaining.connect(self.database_url, STATEMENT_TIMEOUT_S, FENCE_HELD_IDLE_MAX_S)
 
-    async def _connect_follower(self) -> asyncpg.Connection[asyncpg.Record]:
+    async def _connect_follower(self) -> NodeConnection:
         return await following.connect(self.database_url, STATEMENT_TIMEOUT_S)
 
     def fail(self, error: LedgerError) -> None:

@@ -36,6 +36,7 @@ from app.store.faults import DATABASE_FAULTS, text_of
 from app.store.following import FollowedEntry
 from app.store.growth import Growth
 from app.store.log_rows import LOG_COLUMNS, RecentRows
+from app.store.node_connection import NodeConnection
 from ledger.errors import ChainDamagedError, LedgerError
 from ledger.positions import Lsn
 
@@ -61,7 +62,7 @@ _FOLLOWED = itemgetter(*(LOG_COLUMNS.index(name) for name in FollowedEntry._fiel
 
 log = structlog.get_logger()
 
-Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
+Connect = Callable[[], Awaitable[NodeConnection]]
 
 
 class Follower(Protocol):
@@ -129,7 +130,7 @@ class TableFollower:
         self._connect = connect
         self._chained_lsn = chained_lsn
         self._waiting = waiting
-        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        self._connection: NodeConnection | None = None
         self._behind: dict[str, None] = {}
         """Tenants that may be behind; who waits longest comes first."""
         self._grown: dict[str, None] = {}
@@ -293,12 +294,11 @@ class TableFollower:
             entries = self._remembered(name, after, head_seq, room)
             if not entries and room and after < head_seq:
                 entries = await store.entries_behind(connection, name, after, head_seq, room)
-                is_end = len(entries) < room
-            else:
-                is_end = head_seq == (entries[-1].seq if entries else after)
+                if len(entries) < room and (not entries or entries[-1].seq != head_seq):
+                    raise ChainDamagedError(name, f"its head stands at seq {head_seq}, where the log has no entry")
             turn.after[name] = after
-            turn.places[name] = head_seq if is_end else entries[-1].seq if entries else after
-            if is_end:
+            turn.places[name] = entries[-1].seq if entries else after
+            if turn.places[name] == head_seq:
                 turn.covered_lsn[name] = chained_lsn[name]
             if entries:
                 turn.entries[name] = entries
@@ -326,7 +326,7 @@ class TableFollower:
     def _has_connection(self) -> bool:
         return self._connection is not None
 
-    async def _connected(self) -> asyncpg.Connection[asyncpg.Record]:
+    async def _connected(self) -> NodeConnection:
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._connect()
         return self._connection
@@ -337,7 +337,7 @@ class TableFollower:
             log.warning("following_delayed", follower=self._table.name, tenants=names[:3], error=str(error))
         self.last_error = text_of(error)
         self._failed.update(names)
-        if self._connection is None or self._connection.is_closed() or isinstance(error, TimeoutError):
+        if (lost := self._connection) is None or lost.is_closed() or lost.is_spent or isinstance(error, TimeoutError):
             self._lose_connection()
             self._failed.update(self._behind)
 

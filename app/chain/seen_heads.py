@@ -52,10 +52,10 @@ class SeenHeads:
                     f"its head stands at seq {head.seq} ({head.chain_link}), but this node has seen seq {seen.seq} "
                     f"({seen.chain_link})",
                 )
-        moved = [tenant for tenant, head in heads.items() if head.seq and head != self.known.get(tenant)]
-        ends = await chaining.read_ends(connection, moved) if moved else {}
-        for tenant in moved:
-            if (fault := chaining.end_fault(heads[tenant], ends.get(tenant))) is not None:
+        moved = {tenant: head for tenant, head in heads.items() if head != self.known.get(tenant)}
+        ends = await chaining.read_ends(connection, moved)
+        for tenant, head in moved.items():
+            if (fault := chaining.end_fault(head, ends.get(tenant))) is not None:
                 raise ChainDamagedError(tenant, fault)
         return ends
 

@@ -224,8 +224,7 @@ async def _start_locked(
         head, name = heads.get(tenant_id), f"{origin}/{tenant_id}"
         if tenant_id not in damaged and not await check_chain(connection, tenant_id, head, note, name, keys.log_signer):
             damaged_trees.append(tenant_id)
-    # Where there is no chain nothing is read of one: on a new connection that alone costs Postgres some 4 ms.
-    ends = await chaining.read_ends(connection) if any(head.seq for head in heads.values()) else {}
+    ends = await chaining.read_ends(connection, heads)
     astray = {name: fault for name, head in heads.items() if (fault := chaining.end_fault(head, ends.get(name)))}
     damaged |= _quarantined(astray, heads, wal.held)
     not_admitted = await _check_keys(connection, key_chain)

@@ -66,10 +66,10 @@ class Place(NamedTuple):
     is_begun: bool
 
 
-async def connect(url: str, statement_timeout_s: float) -> asyncpg.Connection[asyncpg.Record]:
+async def connect(url: str, statement_timeout_s: float) -> NodeConnection:
     """A connection to follow with. Its commits do not wait for the disk: what a crash takes back, position and all, is
     followed again."""
-    connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
+    connection: NodeConnection = await asyncpg.connect(
         url,
         timeout=5,
         command_timeout=statement_timeout_s,

@@ -8,6 +8,9 @@ database of every version (``FirstNormalObjectId`` in PostgreSQL's ``access/tran
 *To forget what a session holds,* whenever a connection is given back to a pool, is not asked: that takes as long as
 most statements that one is borrowed for. Sessions of a pool hold nothing. Settings are those of a transaction, cursors
 end with theirs, and who takes a lock of the session gives it back, or ends the session.
+
+*A session that may only read,* or whose statements are cancelled, has settings that a role or a database may have had
+when it began, and has no more. So it is ended, and the next one asks anew.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ STATEMENT_TIMEOUT_S: Final = 60.0
 NO_ROW_HIDDEN: Final = {"row_security": "off"}
 """For ``server_settings`` of asyncpg: a statement of which row security would hide rows fails, and says so. Rows that
 are not seen would be taken for rows that are lost."""
+OF_THE_SESSION: Final = (asyncpg.ReadOnlySQLTransactionError, asyncpg.QueryCanceledError)
+"""What PostgreSQL says of a statement that another session may be allowed."""
 OID_OF_A_DATABASE_MIN: Final = 16384
 """Numbers from here on are given by a database itself, so in each they mean something else."""
 
@@ -46,7 +51,12 @@ _known: dict[tuple[int, ...], Any] = {}
 class NodeConnection(Connection):
     """For ``connection_class`` of asyncpg."""
 
-    __slots__ = ()
+    __slots__ = ("is_spent",)
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.is_spent = False
+        """Whether the session was told what is ``OF_THE_SESSION``: whoever has it ends it."""
 
     def limit_statements_to(self, command_timeout_s: float) -> None:
         """From now on no statement takes longer, unless it says so itself."""
@@ -62,6 +72,21 @@ class NodeConnection(Connection):
     def get_reset_query(self) -> str:
         """No statement: there is nothing to forget."""
         return ""
+
+    async def execute(self, *given: Any, **more: Any) -> str:
+        """As asyncpg's."""
+        try:
+            return await super().execute(*given, **more)
+        except OF_THE_SESSION:
+            self.is_spent = True
+            raise
+
+    async def _do_execute(self, *given: Any, **more: Any) -> Any:
+        try:
+            return await super()._do_execute(*given, **more)  # type: ignore[misc]
+        except OF_THE_SESSION:
+            self.is_spent = True
+            raise
 
     async def _introspect_types(
         self,

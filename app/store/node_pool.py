@@ -95,7 +95,10 @@ class NodePool(Pool):
         *,
         timeout: float | None = None,  # noqa: ASYNC109 (asyncpg's own)
     ) -> None:
-        """As asyncpg's."""
+        """As asyncpg's, but that a session which is spent is not lent again."""
+        lent: NodeConnection | None = connection._con  # type: ignore[attr-defined]
+        if lent is not None and lent.is_spent:
+            lent.terminate()
         try:
             await super().release(connection, timeout=timeout)
         finally:

@@ -28,7 +28,6 @@ RELEASE_TIMEOUT_S = 0.5
 _LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
-    asyncpg.InsufficientPrivilegeError,
     asyncpg.InsufficientResourcesError,
     asyncpg.TransactionRollbackError,
     asyncpg.LockNotAvailableError,

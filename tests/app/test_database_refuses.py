@@ -8,10 +8,12 @@ import asyncpg
 import httpx
 import pytest
 
-from app.dev.cluster import SERVICE_GROUP
+from app.dev.cluster import SERVICE, SERVICE_GROUP
+from ledger.errors import DatabaseUnavailableError
 from tests.app.chains import until
 from tests.app.client import Client
-from tests.app.conftest import RunServer
+from tests.app.conftest import RunNode, RunServer
+from tests.app.drafts import created
 
 READS = ("/v1/jobs?tenant_id=acme", "/v1/jobs/one?tenant_id=acme", "/v1/snapshots?tenant_id=acme")
 SIGNING = ("/v1/snapshots", "/v1/bundles/export")
@@ -109,3 +111,31 @@ async def test_what_postgresql_refuses_is_told_and_served_once_it_is_mended(
                 return (await ask(client, path)).is_success
 
             await until(is_served, f"{path} is served again")
+
+
+async def test_sessions_that_may_only_read_do_not_outlive_the_setting(
+    run_node: RunNode, superuser: asyncpg.Connection
+) -> None:
+    async with run_node() as service:
+        await service.submitter.submit(created("acme", 1), key=None)
+        role = f"ALTER ROLE {SERVICE} IN DATABASE {{database}}"
+        await make_so(superuser, f"{role} SET default_transaction_read_only = on")
+        service.job_table.hurry("acme")
+        await until(lambda: service.job_table.last_error, "the job table cannot be followed")
+
+        async def refusal() -> str | None:
+            try:
+                await service.notary.sign_now("acme")
+            except DatabaseUnavailableError as error:
+                return str(error)
+            return None
+
+        await until(refusal, "nothing can be signed")
+        database = await superuser.fetchval("SELECT current_database()")
+        await superuser.execute(f"{role.format(database=database)} RESET default_transaction_read_only")
+        await until(lambda: service.job_table.last_error is None, "the job table follows again")
+
+        async def is_signed() -> bool:
+            return await refusal() is None
+
+        await until(is_signed, "it is signed again")

@@ -430,7 +430,7 @@ async def test_a_database_that_refuses_to_tell_of_keys_ends_no_node(
         def delayed() -> bool:
             said.append(capsys.readouterr().out)
             lines = "".join(said).splitlines()
-            return any("permission denied" in line and "KeyChanges.follow_admission" in line for line in lines)
+            return any("permission denied" in line and "database_refuses" in line for line in lines)
 
         await until(service.key_changes.recorded.is_set, "the start is recorded")
         await superuser.execute("REVOKE SELECT ON scheduler.scheduler_log FROM tallystick_service")

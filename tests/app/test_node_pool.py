@@ -61,6 +61,27 @@ async def test_statements_on_it_take_no_longer_than_on_any_other(pooled: Pooled)
             await pool.fetchval("SELECT pg_sleep(20)")
 
 
+@pytest.mark.parametrize(
+    ("setting", "statement", "error"),
+    [
+        ("statement_timeout = 1", "SELECT pg_sleep(20)", asyncpg.QueryCanceledError),
+        ("default_transaction_read_only = on", "CREATE TEMP TABLE t (n int)", asyncpg.ReadOnlySQLTransactionError),
+    ],
+)
+@pytest.mark.parametrize("way", ["execute", "fetch"])
+async def test_a_session_that_was_refused_for_its_settings_is_not_lent_again(
+    pooled: Pooled, first: NodeConnection, setting: str, statement: str, error: type[Exception], way: str
+) -> None:
+    pid = first.get_server_pid()
+    await first.execute(f"SET {setting}")
+    async with pooled() as pool:
+        async with pool.acquire() as connection:
+            assert connection.get_server_pid() == pid
+            with pytest.raises(error):
+                await getattr(connection, way)(statement)
+        assert await pool.fetchval("SELECT pg_backend_pid()") != pid
+
+
 async def test_a_connection_that_comes_free_is_taken_before_another_is_opened(
     pooled: Pooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:

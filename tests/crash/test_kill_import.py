@@ -71,6 +71,7 @@ async def test_a_killed_import_is_finished_by_repeating_it(
         with pytest.raises(httpx.HTTPError):
             await sending
         await superuser.execute("SELECT pg_advisory_unlock($1)", GATE)
+        await superuser.execute("DROP TRIGGER hold ON scheduler.scheduler_log")
         stored = len(await chains.sound("acme"))
         assert stored == (seq - 1) // 1000 * 1000
     child = await launch(tmp_path / "node", database.service_url, bundle__trusted_keys=keys)
