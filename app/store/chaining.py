@@ -358,5 +358,7 @@ async def read_ends(connection: Connection, heads: Mapping[str, ChainHead]) -> d
 
 
 def is_record_fault(error: asyncpg.PostgresError) -> bool:
-    """Whether Postgres refuses the data itself (classes 22, 23, 54), so that trying again cannot help."""
-    return (error.sqlstate or "")[:2] in ("22", "23", "54")
+    """Whether Postgres refuses the data itself (classes 22, 23, 54), so that trying again cannot help. A sequence at
+    its end refuses whatever comes, until somebody lets it go on."""
+    is_of_all = isinstance(error, asyncpg.SequenceGeneratorLimitExceededError)
+    return not is_of_all and (error.sqlstate or "")[:2] in ("22", "23", "54")

@@ -10,10 +10,10 @@ import pytest
 
 from app.dev.cluster import SERVICE, SERVICE_GROUP
 from ledger.errors import DatabaseUnavailableError
-from tests.app.chains import until
+from tests.app.chains import Chains, numbers, until
 from tests.app.client import Client
 from tests.app.conftest import RunNode, RunServer
-from tests.app.drafts import created
+from tests.app.drafts import LOCAL, created
 
 READS = ("/v1/jobs?tenant_id=acme", "/v1/jobs/one?tenant_id=acme", "/v1/snapshots?tenant_id=acme")
 SIGNING = ("/v1/snapshots", "/v1/bundles/export")
@@ -139,3 +139,21 @@ async def test_sessions_that_may_only_read_do_not_outlive_the_setting(
             return await refusal() is None
 
         await until(is_signed, "it is signed again")
+
+
+async def test_where_a_sequence_is_at_its_end_events_wait_and_no_tenant_is_called_damaged(
+    run_node: RunNode, superuser: asyncpg.Connection, chains: Chains
+) -> None:
+    last = "SELECT last_value FROM scheduler.scheduler_log_id_seq"
+    async with run_node() as service:
+        await service.submitter.submit(created("acme", 1), key=None)
+        ids = await superuser.fetchval(last)
+        await make_so(superuser, f"ALTER SEQUENCE scheduler.scheduler_log_id_seq MAXVALUE {ids}")
+        await service.submitter.submit(created("acme", 2, durability=LOCAL), key=None)
+        await until(
+            lambda: "scheduler_log_id_seq" in (service.appender.database_error or ""), "it is told why they wait"
+        )
+        assert service.node.damaged == {}
+        await superuser.execute("ALTER SEQUENCE scheduler.scheduler_log_id_seq NO MAXVALUE")
+        await service.submitter.submit(created("acme", 3), key=None)
+    assert numbers(await chains.sound("acme")) == [1, 2, 3]
