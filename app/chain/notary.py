@@ -428,7 +428,8 @@ class Notary:
         """Bring tree, checkpoint and snapshots of the tenant up to its head; returns the new snapshots.
 
         Raises:
-            SigningUnavailableError: ``chain.sign_snapshots`` is off, the signer does not answer, or rows were changed.
+            SigningUnavailableError: ``chain.sign_snapshots`` is off, the signer does not answer, a checkpoint cannot be
+                kept, or rows were changed.
             DatabaseUnavailableError: PostgreSQL does not do its part.
         """
         if not self.sign_snapshots:
@@ -441,7 +442,7 @@ class Notary:
             size_before = -1
             while tenant.tree is None or size_before < tenant.tree.size:
                 size_before = tenant.tree.size if tenant.tree is not None else -1
-                for fault in (await self._trees.advance(connection, (tenant_id,))).values():
+                for fault in (await self._advanced(connection, tenant_id)).values():
                     self._note_fault(tenant_id, fault)
                     raise fault
                 assert tenant.tree is not None
@@ -450,6 +451,15 @@ class Notary:
             made = await self._snapshots.sign(connection, tenant_id, tenant, sign_rest=True, snapshots_max=None)
             self._memory.forget_signed(tenant)
             return made
+
+    async def _advanced(self, connection: Connection, tenant_id: str) -> Mapping[str, LedgerError]:
+        """The tree further; its fault. A disk that does not take its checkpoint is none of PostgreSQL's."""
+        try:
+            return await self._trees.advance(connection, (tenant_id,))
+        except OSError as error:
+            if self.checkpoint_fault is None:
+                raise
+            raise SigningUnavailableError(self.checkpoint_fault) from error
 
     @asynccontextmanager
     async def _signing(self, tenant: FollowedTenant) -> AsyncIterator[None]:

@@ -378,6 +378,8 @@ async def test_checkpoints_that_cannot_be_kept_are_a_failed_check_by_name(
 
             await until(is_told, "the check fails")
             assert (await client.get("/readyz")).status_code == 503
+            refused = await client.post("/v1/snapshots", json={"tenant_id": JOB["tenant_id"]})
+            assert (refused.status_code, "cannot be written beside the WAL" in refused.text) == (503, True)
         await until(lambda: kept_size(settings), "it is kept as soon as it can be")
 
 
