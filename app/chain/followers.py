@@ -284,7 +284,12 @@ class TableFollower:
         return self._is_lull and self._is_rush() and self._recent_bytes < RUSH_BYTES_MAX
 
     async def _fill(self, turn: Turn, connection: asyncpg.Connection[asyncpg.Record], names: Sequence[str]) -> None:
-        """Take into ``turn`` what comes next of these tenants, whose places are locked."""
+        """Take into ``turn`` what comes next of these tenants, whose places are locked.
+
+        Raises:
+            ChainDamagedError: a chain has no entry at its head. It is not followed to there, or what is chained once
+                the head was put back would count as followed.
+        """
         # Asked before the heads are read: what a chain holds by then is in it.
         chained_lsn, room = {name: self._chained_lsn(name) for name in names}, ENTRIES_A_TURN
         places = await store.lock_places(connection, self._table.name, names)
