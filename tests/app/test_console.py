@@ -72,7 +72,7 @@ def console(
             failed = {
                 "tenant_id": tenant,
                 "type": "JobFailed",
-                "error": f"disk full {MARKUP} {TURNED}",
+                "error": f"disk full {MARKUP} {TURNED} {'long' * 80}",
                 "durability": "GLOBAL",
             }
             console.api.post("/v1/jobs/nightly-1/events", json=failed).raise_for_status()
