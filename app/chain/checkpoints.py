@@ -84,16 +84,6 @@ class CheckpointJournal:
         """Those that have a note."""
         return set(self._notes)
 
-    def log_origin(self) -> str | None:
-        """The log that the notes are of, None when there is none.
-
-        Raises:
-            SignatureError: the first of them is no checkpoint.
-        """
-        for tenant_id, text in self.load_all().items():
-            return checkpoint.read(text).origin.removesuffix(f"/{tenant_id}")
-        return None
-
     def load_all(self) -> dict[str, str]:
         """Newest notes by tenant."""
         return dict(sorted(self._notes.copy().items()))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from app.chain.checkpoints import CheckpointJournal
 from app.chain.signed_chain import root_of_chain, tree_agrees
 from app.pending import quarantine
 from app.store import notary as notary_store
@@ -207,12 +208,31 @@ async def chain_holds(
     return head is not None and head.seq >= seq and await notary_store.read_link(connection, tenant_id, seq) == link
 
 
+def kept_origin(checkpoints: CheckpointJournal) -> str | None:
+    """The log that checkpoints beside the WAL are of, as the first of them says; None when there is none.
+
+    Raises:
+        StartRefusedError: it is no checkpoint.
+    """
+    for tenant_id, note in checkpoints.load_all().items():
+        with _readable(tenant_id):
+            return read(note).origin.removesuffix(f"/{tenant_id}")
+    return None
+
+
 def _kept_checkpoint(tenant_id: str, note: str, origin: str, log_signer: key_file.FileSigner) -> Checkpoint:
     """The checkpoint beside the WAL. One of an earlier key of this node counts as well: the folder is the node's."""
-    try:
+    with _readable(tenant_id):
         with suppress(UnknownKeyError):
             return open_checkpoint(note, [VerifierKey.of(origin, log_signer.public_key)], origin=origin)
         return read(note)
+
+
+@contextmanager
+def _readable(tenant_id: str) -> Iterator[None]:
+    """What is done with the tenant's checkpoint beside the WAL meanwhile is refused where it does not open."""
+    try:
+        yield
     except LedgerError as error:
         raise StartRefusedError(
             f"the checkpoint of tenant {tenant_id} beside the WAL is damaged, or of another ledger: {error}; restore "

@@ -50,7 +50,7 @@ from app.node.unrecorded import FORK, LOST, Fork, LsnRange
 from app.pending import quarantine
 from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
-from app.start.checks import chain_holds, check_chain, check_role, files_usable
+from app.start.checks import chain_holds, check_chain, check_role, files_usable, kept_origin
 from app.start.claims import check_chained
 from app.start.connecting import connected_to_keep, remedy
 from app.start.quorum import Lead, Takeover, lease_of, members_of, take_lead
@@ -216,7 +216,7 @@ async def _start_locked(
     keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
     keys.expect_root(node_keys.offline_root(settings))
     checkpoints = CheckpointJournal(folder)
-    origin = await _log_origin(connection, settings, checkpoints.log_origin())
+    origin = await _log_origin(connection, settings, kept_origin(checkpoints))
     key_chain = KeyChain(checkpoints.load, keys)
     heads, damaged = await _read_heads(connection, wal.held)
     damaged_trees = []

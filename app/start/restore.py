@@ -42,7 +42,7 @@ from app.pending.backlog import Backlog, Pending
 from app.pending.quarantine import Quarantine
 from app.read import verified_positions
 from app.start import procedure
-from app.start.checks import check_chain, files_usable
+from app.start.checks import check_chain, files_usable, kept_origin
 from app.start.claims import check_chained
 from app.start.connecting import connected_for_now
 from app.start.wal import find_wal
@@ -283,14 +283,14 @@ async def fork_log(settings: Settings, database_url: str, reason: str) -> Fork:
 async def _begin_fork(settings: Settings, database_url: str, locked: _Locked, reason: str) -> Fork:
     connection = locked.connection
     origin = await node_store.read_log_origin(connection)
-    kept_origin = CheckpointJournal(locked.folder).log_origin() or origin
-    if kept_origin != origin:
+    from_origin = kept_origin(CheckpointJournal(locked.folder)) or origin
+    if from_origin != origin:
         if not await node_store.is_recorded(connection, SystemAction.LOG_FORKED, fork_subject(origin)):
             raise StartRefusedError(
-                f"this node signed the log {kept_origin}, the ledger is {origin}, and _system records no fork between "
+                f"this node signed the log {from_origin}, the ledger is {origin}, and _system records no fork between "
                 "them: it is another ledger; point database_url to the right one"
             )
-        return Fork(kept_origin, origin, reason, locked.who.node_id, [], 0)
+        return Fork(from_origin, origin, reason, locked.who.node_id, [], 0)
     # What is lost is what the WAL does not bring back: it is chained, looked at, and undone.
     async with _transaction(connection, is_rehearsal=True):
         await _chain_wal(settings, database_url, locked)

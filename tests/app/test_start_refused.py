@@ -275,8 +275,14 @@ def _change(path: Path) -> None:
     kept.store({"acme": (kept.load("acme") or "").replace("\n1\n", "\n2\n")})
 
 
+def _empty(path: Path) -> None:
+    kept = CheckpointJournal(path.parent)
+    kept.store(dict.fromkeys(kept.load_all(), ""))
+
+
 STRAYS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a checkpoint that was changed": (NAME, _change, "beside the WAL is damaged"),
+    "checkpoints that are none": (NAME, _empty, "the checkpoint of tenant .* beside the WAL is damaged"),
     "a journal of checkpoints that is none": (NAME, _noise, "checkpoints.journal is no journal of checkpoints"),
     "a folder in the place of the checkpoints": (NAME, _folder, "checkpoints.journal cannot be read"),
     "a folder in the place of the lock": ("LOCK", _folder, "cannot be used: .*LOCK.* move away what stands"),
