@@ -226,7 +226,8 @@ async def _start_locked(
             damaged_trees.append(tenant_id)
     ends = await chaining.read_ends(connection, heads)
     astray = {name: fault for name, head in heads.items() if (fault := chaining.end_fault(head, ends.get(name)))}
-    damaged |= _quarantined(astray, heads, wal.held)
+    damaged |= astray
+    _quarantine(astray, heads, wal.held)
     not_admitted = await _check_keys(connection, key_chain)
 
     # 8. the clock
@@ -337,19 +338,18 @@ async def _read_heads(
     for tenant_id, damage in held.items():
         if tenant_id not in damaged and not await chain_holds(connection, tenant_id, heads.get(tenant_id), damage.seen):
             damaged[tenant_id] = damage.reason
-    _quarantined(damaged, heads, held)
+    _quarantine(damaged, heads, held)
     for tenant_id in [name for name, damage in held.items() if name not in damaged and not damage.lsns]:
         del held[tenant_id]
     return heads, damaged
 
 
-def _quarantined(damaged: dict[str, str], heads: dict[str, ChainHead], held: dict[str, TenantDamage]) -> dict[str, str]:
-    """``damaged``, the tenants and why, which are taken out of ``heads`` and added to ``held``."""
+def _quarantine(damaged: dict[str, str], heads: dict[str, ChainHead], held: dict[str, TenantDamage]) -> None:
+    """Take ``damaged``, tenants and why, out of ``heads`` and add them to ``held``."""
     for tenant_id, reason in damaged.items():
         log.error("tenant_quarantined", tenant_id=tenant_id, reason=reason)
         held.setdefault(tenant_id, TenantDamage(reason, None)).reason = reason
         heads.pop(tenant_id, None)
-    return damaged
 
 
 async def _start_clock(

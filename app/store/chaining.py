@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import asyncpg
 
+from app.store.faults import is_of_a_value
 from app.store.log_rows import LOG_COLUMNS, LogRows, Row
 from app.store.node_connection import NO_ROW_HIDDEN, NodeConnection
 from app.store.rows import fetch_one_as
@@ -358,7 +359,5 @@ async def read_ends(connection: Connection, heads: Mapping[str, ChainHead]) -> d
 
 
 def is_record_fault(error: asyncpg.PostgresError) -> bool:
-    """Whether Postgres refuses the data itself (classes 22, 23, 54), so that trying again cannot help. A sequence at
-    its end refuses whatever comes, until somebody lets it go on."""
-    is_of_all = isinstance(error, asyncpg.SequenceGeneratorLimitExceededError)
-    return not is_of_all and (error.sqlstate or "")[:2] in ("22", "23", "54")
+    """Whether Postgres refuses the data itself (classes 22, 23, 54), so that trying again cannot help."""
+    return is_of_a_value(error) or (error.sqlstate or "")[:2] in ("23", "54")

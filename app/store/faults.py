@@ -15,6 +15,13 @@ DATABASE_FAULTS = (
 it comes when a connection breaks while the driver is between two states."""
 
 
+def is_of_a_value(error: BaseException) -> bool:
+    """Whether Postgres refuses a value (class 22). A sequence at its end refuses whatever comes, until somebody lets it
+    go on."""
+    is_of_all = isinstance(error, asyncpg.SequenceGeneratorLimitExceededError)
+    return not is_of_all and isinstance(error, asyncpg.PostgresError) and (error.sqlstate or "")[:2] == "22"
+
+
 def text_of(error: BaseException) -> str:
     """What logs and checks say of it."""
     return f"{type(error).__name__}: {str(error) or 'no answer in time'}"

@@ -15,7 +15,7 @@ import asyncpg
 import structlog
 
 from app.store import Connection
-from app.store.faults import DATABASE_FAULTS, text_of
+from app.store.faults import DATABASE_FAULTS, is_of_a_value, text_of
 from ledger.errors import DatabaseUnavailableError
 
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
@@ -61,7 +61,7 @@ async def reading(
     except _LOST as error:
         raise _unavailable(error) from error
     except DATABASE_FAULTS as error:
-        if isinstance(error, asyncpg.DataError) and not isinstance(error, asyncpg.SequenceGeneratorLimitExceededError):
+        if is_of_a_value(error):
             raise
         log.error("database_refuses", error=text_of(error))
         raise DatabaseUnavailableError(f"the database refuses: {error.args[0]}; its operator must mend that") from error

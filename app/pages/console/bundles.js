@@ -83,7 +83,6 @@ async function exportForm(ctx) {
 function importForm(ctx) {
   const files = h("input", { type: "file", multiple: true, name: "files", "aria-describedby": "import-help" });
   const result = h("div", { "aria-live": "polite" });
-  // While one is under way no other files are taken: what is imported is what was looked at.
   const dry = h("button", { class: "main" }, "See what would come of it");
   const real = h("button", { type: "button", disabled: true }, "Import");
   const drop = h(
@@ -119,6 +118,7 @@ function importForm(ctx) {
     if (!files.files.length) return void fill(result, h("p", { role: "alert" }, "Choose a file first."));
     const body = new FormData();
     for (const file of files.files) body.append("file", file, file.name);
+    // No other files are taken meanwhile: what is imported is what was looked at.
     dry.disabled = real.disabled = files.disabled = true;
     fill(
       result,
