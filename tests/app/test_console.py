@@ -100,7 +100,8 @@ def test_who_is_nobody_is_asked_to_sign_in_and_told_why_a_token_does_not_count(c
 
 
 def test_who_signs_in_gets_to_see_what_he_came_for_and_no_script_sees_his_session(console: Console) -> None:
-    page = console.go(f"job/{TENANT}/nightly-1", console.stranger())
+    page = console.go("", console.stranger())
+    console.go(f"job/{TENANT}/nightly-1", page)
     page.get_by_label("Token", exact=True).fill(console.root)
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="nightly-1", level=1)).to_be_visible()
@@ -114,6 +115,17 @@ def test_who_signs_in_gets_to_see_what_he_came_for_and_no_script_sees_his_sessio
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     assert page.context.cookies() == []
+
+
+def test_whoever_signs_out_in_one_tab_is_signed_out_in_the_others(console: Console) -> None:
+    one = console.sign_in(page=console.open().new_page())
+    expect(one.get_by_text("Signed in as root")).to_be_visible()
+    two = console.go("keys", one.context.new_page())
+    one.get_by_role("button", name="Sign out").click()
+    expect(one.get_by_role("heading", name="Sign in")).to_be_visible()
+    two.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(two.get_by_role("heading", name="Sign in")).to_be_visible()
+    expect(two.get_by_text("Signed in as root")).to_have_count(0)
 
 
 def test_who_may_read_one_tenant_alone_is_shown_nothing_else(console: Console) -> None:
