@@ -19,6 +19,8 @@ from tests.browser import browsing, violations
 WAIT_MS = 30_000
 """How long something may take to show, on a machine that runs other things too."""
 WIDE = {"width": 1280, "height": 900}
+ZONE = "Australia/Brisbane"
+"""Where the clock of who looks is ten hours ahead of UTC, in summer and in winter."""
 TURN = """address => {
   history.pushState(null, "", address);
   window.dispatchEvent(new HashChangeEvent("hashchange"));
@@ -44,7 +46,7 @@ class Console:
 
     def open(self, **more: Any) -> BrowserContext:
         """Another browser, of somebody who has not signed in."""
-        as_of_somebody = {"viewport": WIDE, "locale": "en-GB", "timezone_id": "Europe/Berlin", **more}
+        as_of_somebody = {"viewport": WIDE, "locale": "en-GB", "timezone_id": ZONE, **more}
         context = self.browser.new_context(reduced_motion="reduce", **as_of_somebody)
         context.set_default_timeout(WAIT_MS)
         context.on("request", self._note)
