@@ -26,11 +26,11 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from app.dev.cluster import DATABASE, OWNER
+from app.dev.cluster import DATABASE, OWNER, find_data
 from app.dev.embedded import EmbeddedPostgres
 from app.serving import GC_ALLOCATIONS
-from app.store.migrate import migrate
 from app.store.node_connection import NodeConnection
+from tests.server_copies import ServerToCopy, scratch_folder, server_with_schema
 from tests.workers import fork_workers
 
 MEMORY = Path("/dev/shm")
@@ -120,6 +120,7 @@ def pytest_configure() -> None:
 
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Before workers are started."""
+    config.add_cleanup(ServerToCopy().remove)
     fork_workers(config.invocation_params.args, config.invocation_params.dir)
 
 
@@ -209,20 +210,16 @@ def postgres() -> Iterator[EmbeddedPostgres]:
 
     Do not log in to that one.
     """
-    # Not below pytest's own folder: that is closed to the account that runs PostgreSQL when we are root.
-    folder = Path(tempfile.mkdtemp(prefix="tally-"))
-    folder.chmod(0o755)
-    server = EmbeddedPostgres(folder / "postgres")
+    folder = scratch_folder()
+    server = server_with_schema(folder / "postgres")
     try:
+        data = find_data(server.data_dir)
+        assert data is not None
+        with (data / "postgresql.conf").open("a") as configuration:
+            configuration.writelines(f"{name} = '{value}'\n" for name, value in SETTINGS.items())
         server.start()
-        migrate(server.owner_url())
-        asyncio.run(vacuum_catalog(server.superuser_url()))
-        for name, value in SETTINGS.items():
-            asyncio.run(execute(server.superuser_url("postgres"), f"ALTER SYSTEM SET {name} = '{value}'"))
         # Where a test changes the schema below a running service, PostgreSQL ends the service's part of a deadlock.
         asyncio.run(execute(server.superuser_url("postgres"), "ALTER ROLE postgres SET deadlock_timeout = '1h'"))
-        server.stop()
-        server.start()
         # Stretching a password takes a third of the time that a connection does; those here are random and need none.
         for url in (server.owner_url(), server.service_url(), server.superuser_url()):
             login = urlsplit(url)
@@ -319,19 +316,6 @@ async def execute(url: str, statement: str) -> None:
     """Run a statement on a connection of its own."""
     async with connected_to(url) as connection:
         await connection.execute(statement)
-
-
-async def vacuum_catalog(url: str) -> None:
-    """Keep what is known of the rows of PostgreSQL's catalog, which else the first to read them in each copy finds out.
-
-    Tables of the ledger are as a migration leaves them: nobody knows how large they are.
-    """
-    async with connected_to(url) as connection:
-        names = await connection.fetchval(
-            "SELECT string_agg(oid::regclass::text, ', ') FROM pg_class"
-            " WHERE relnamespace = 'pg_catalog'::regnamespace AND relkind = 'r'"
-        )
-        await connection.execute(f"VACUUM (FREEZE, ANALYZE) {names}")
 
 
 @pytest.fixture(scope="session")

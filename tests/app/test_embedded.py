@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from app.dev.embedded import EmbeddedPostgres
 from ledger.errors import StartRefusedError
 from tests.conftest import connected_to
 from tests.processes import runs
+from tests.server_copies import scratch_folder, server_with_schema
 
 AS_ROOT = os.geteuid() == 0
 PLAIN_USER = pwd.getpwnam("nobody") if AS_ROOT else pwd.getpwuid(os.geteuid())
@@ -76,28 +76,18 @@ class Child:
         assert self.process.returncode == 0, errors
 
 
-def open_folder() -> Path:
-    """A new folder that every account can enter."""
-    folder = Path(tempfile.mkdtemp(prefix="tally-"))
-    folder.chmod(0o755)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def stopped_server() -> Iterator[Path]:
     """Folder of a server that was started once and stopped, to be copied: making a cluster takes a while."""
-    folder = open_folder()
-    server = EmbeddedPostgres(folder / "postgres")
-    server.start()
-    server.stop()
-    yield server.data_dir
+    folder = scratch_folder()
+    yield server_with_schema(folder / "postgres").data_dir
     shutil.rmtree(folder)
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that every account can enter; whatever runs below it at the end is killed."""
-    folder = open_folder()
+    folder = scratch_folder()
     yield folder
     for data_dir in folder.rglob("credentials.json"):
         kill_server(EmbeddedPostgres(data_dir.parent))

@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from ledger.errors import StartRefusedError
 from tests.app.roles import run_roles_sql
 from tests.conftest import Database, connected_to
 from tests.forked import Forked
+from tests.server_copies import scratch_folder, server_with_schema
 from tests.tally import IMPORTED
 
 
@@ -162,9 +162,8 @@ async def test_neither_a_migration_nor_a_start_accepts_a_server_that_is_too_old(
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[EmbeddedPostgres]:
     """A server apart, since roles belong to a whole server."""
-    folder = Path(tempfile.mkdtemp(prefix="tally-"))
-    folder.chmod(0o755)
-    server = EmbeddedPostgres(folder / "postgres")
+    folder = scratch_folder()
+    server = server_with_schema(folder / "postgres")
     server.start()
     yield server
     server.remove()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from tests.app.bundles import bundle_of
 from tests.app.service_thread import serving
 from tests.conftest import Database, connected_to
 from tests.ledger.ledger_in_memory import SIGNER, build
+from tests.server_copies import scratch_folder
 from tests.tally import run_tally
 
 DEBIAN = Path("/usr/lib/postgresql")
@@ -39,8 +39,7 @@ def oldest() -> Path:
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedPostgres]:
     """A migrated server of the oldest PostgreSQL."""
-    folder = Path(tempfile.mkdtemp(prefix="tally-"))
-    folder.chmod(0o755)
+    folder = scratch_folder()
     server = EmbeddedPostgres(folder / "postgres", oldest())
     try:
         server.start()

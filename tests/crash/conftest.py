@@ -7,7 +7,6 @@ import itertools
 import os
 import random
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +14,9 @@ import pytest
 
 from app.dev.cluster import DATABASE, OWNER
 from app.dev.embedded import EmbeddedPostgres
-from app.store.migrate import migrate
 from tests.conftest import Database, execute
 from tests.crash.serve_process import ServeProcess
+from tests.server_copies import scratch_folder, server_with_schema
 
 Launch = Callable[..., Awaitable[ServeProcess]]
 
@@ -58,8 +57,7 @@ async def launch() -> AsyncIterator[Launch]:
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that every account can enter, as the one that runs PostgreSQL must."""
-    folder = Path(tempfile.mkdtemp(prefix="tally-"))
-    folder.chmod(0o755)
+    folder = scratch_folder()
     yield folder
     shutil.rmtree(folder)
 
@@ -67,12 +65,10 @@ def open_folder() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def mortal_postgres() -> Iterator[EmbeddedPostgres]:
     """A PostgreSQL that no other test uses, for killing; its own database is the template of others."""
-    folder = Path(tempfile.mkdtemp(prefix="tally-"))
-    folder.chmod(0o755)
-    server = EmbeddedPostgres(folder / "postgres")
+    folder = scratch_folder()
+    server = server_with_schema(folder / "postgres")
     try:
         server.start()
-        migrate(server.owner_url())
         yield server
     finally:
         server.stop()

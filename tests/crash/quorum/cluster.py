@@ -20,13 +20,13 @@ import aiohttp
 import asyncpg
 
 from app.dev.embedded import EmbeddedPostgres
-from app.store.migrate import migrate
 from tests.app.chains import until
 from tests.app.standby import Standby, standby_of
 from tests.conftest import execute
 from tests.crash.quorum.history import Fenced, History, Wiped, now_s
 from tests.crash.quorum.links import Link
 from tests.crash.serve_process import ServeProcess
+from tests.server_copies import server_with_schema
 from tests.tally import Tally
 from tests.wal.replication.keepers import KeeperProcess
 
@@ -323,10 +323,9 @@ async def running_cluster(
 @contextmanager
 def postgres_pair(folder: Path) -> Iterator[tuple[EmbeddedPostgres, Standby]]:
     """A PostgreSQL with the schema, and a standby that has what it says it committed."""
-    primary = EmbeddedPostgres(folder)
+    primary = server_with_schema(folder)
     primary.start()
     try:
-        migrate(primary.owner_url())
         with standby_of(primary) as standby:
             superuser = primary.superuser_url("postgres")
             asyncio.run(execute(superuser, "ALTER SYSTEM SET synchronous_standby_names = '*'"))
