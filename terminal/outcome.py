@@ -6,7 +6,9 @@ Results go to standard output, everything else (progress, warnings, errors) to s
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import sys
+from typing import Any, Literal
 
 import orjson
 from rich.console import Console
@@ -34,8 +36,35 @@ class PlainConsole(Console):
         return super().render_str(printable(text), **more)
 
 
+class ErrorConsole(PlainConsole):
+    """Standard error. What cannot be written there is lost, and the command goes on: a full disk below its log is no
+    reason not to do what it was called for."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def print(self, *said: Any, **how: Any) -> None:
+        """As rich has it, while somebody takes it."""
+        try:
+            super().print(*said, **how)
+        except OSError:
+            lose("stderr")
+
+    def on_broken_pipe(self) -> None:
+        """As any other error of writing; rich would end the command."""
+        lose("stderr")
+
+
 out = PlainConsole()
-err = PlainConsole(stderr=True)
+err = ErrorConsole()
+
+
+def lose(stream: Literal["stdout", "stderr"]) -> None:
+    """Drop what waits for this stream of ours, and what is written to it from now on; nobody takes it.
+
+    Python would try again at its end, and end with a code of its own. Commands that we run keep the stream as it is.
+    """
+    setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 (for as long as we run)
 
 
 def print_json(value: object) -> None:

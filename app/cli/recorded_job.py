@@ -76,7 +76,7 @@ class RecordedJob:
         """
         created: dict[str, Any] = {
             **self._common,
-            "spec": {"command": [_text(part) for part in command], "directory": _text(os.getcwd())},
+            "spec": {"command": [_text(part) for part in command], "directory": _text(_directory())},
             "assigned_dcs": [self._place],
         }
         create = Request(path="/v1/jobs", key=self._named("created"), body=created)
@@ -189,6 +189,14 @@ class RecordedJob:
 def _stops_the_command(error: LedgerError) -> bool:
     """Whether the ledger is there and does not want the job."""
     return is_refusal(error) or (isinstance(error, RequestRefusedError) and error.status in (401, 403))
+
+
+def _directory() -> str:
+    """Where the command runs; what the shell calls it where it is there no more."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return os.environ.get("PWD", "")
 
 
 def _text(argument: str) -> str:

@@ -17,7 +17,7 @@ from app.cli.spool import Spool
 from ledger.errors import InvalidInputError, LedgerError
 from ledger.exit_code import ExitCode
 from terminal.options import Json
-from terminal.outcome import CommandExit, err, fail, out
+from terminal.outcome import CommandExit, err, fail, lose, out
 
 
 def run(
@@ -126,4 +126,9 @@ def _report(job: RecordedJob, ended: process.Ended, spool: Path | None, as_json:
             seq = f", seq {answer['chain']['seq']}" if answer["chain"] else ""
             err.print(f"job {job.job_id} {answer['type']}: {how}{seq}", markup=False)
     if as_json:
-        print(orjson.dumps(report).decode(), file=out.file)
+        try:
+            print(orjson.dumps(report).decode(), file=out.file, flush=True)
+        except OSError as error:
+            # The exit code is the command's own, whoever reads the report.
+            lose("stdout")
+            err.print(f"the report of job {job.job_id} was not printed: {error.strerror}", markup=False)

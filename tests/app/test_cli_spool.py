@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -24,7 +25,8 @@ from app.cli.spool import Spool, SpoolError
 from app.dev.embedded import EmbeddedPostgres
 from tests.app.service_thread import serving
 from tests.app.test_cli_hostile import PAGE, PATIENCE_S, answering
-from tests.tally import Tally, bare_environment
+from tests.forked import ROOT
+from tests.tally import COLD, Tally, bare_environment
 
 AWAY = "http://127.0.0.1:9"
 CREATED_ACCEPTED_COMPLETED = ["ENQUEUE", "DEQUEUE", "COMPLETE"]
@@ -165,6 +167,31 @@ def test_a_command_runs_while_the_ledger_is_away_and_is_sent_later_once(ledger: 
     assert (now["status"], now["spec"]["command"][0]) == ("FAILED", "sh")
     assert "began_at" in now["spec"]
     assert waiting(folder) == []
+
+
+@pytest.mark.parametrize("lost", ["2>/dev/full", ">/dev/full", ">/dev/full 2>/dev/full", "2>&1 >/dev/null | sleep 0"])
+def test_a_command_runs_and_ends_with_its_code_where_nothing_can_be_said_about_it(
+    lost: str, folder: Path, tmp_path: Path
+) -> None:
+    command = "touch touched; echo said; exit 3"
+    line = f'set -o pipefail; {shlex.join(COLD)} run -t deaf --spool "$0" --json -- sh -c "{command}" {lost}'
+    environment = bare_environment() | {"TALLY_URL": AWAY, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", line, folder], cwd=tmp_path, env=environment, timeout=PATIENCE_S, check=False)
+
+    assert done.returncode == 3
+    assert (tmp_path / "touched").exists()
+    assert len(waiting(folder)) == 2
+
+
+def test_a_command_runs_where_its_folder_was_removed(folder: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    line = f'mkdir "$1"; cd "$1"; rmdir "$1"; exec {shlex.join(COLD)} run -t gone --spool "$0" -- sh -c "exit 3"'
+    environment = bare_environment() | {"TALLY_URL": AWAY, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", line, folder, gone], env=environment, timeout=PATIENCE_S, check=False)
+
+    assert done.returncode == 3
+    begun = json.loads((folder / waiting(folder)[0]).read_text())
+    assert begun["requests"][0]["body"]["spec"]["directory"] == str(gone)
 
 
 @pytest.mark.parametrize("answers", [{"pieces": (PAGE,)}, {"drip": b"x", "times": 20}], ids=["a page", "a drip"])
