@@ -122,7 +122,8 @@ class RightedRoute(APIRoute):
             callers.check(caller, self.rule, scope)
             if parts.quotas.bounds_principals:
                 charge_caller(parts.quotas, caller, scope)
-            if parts.quotas.bounds_tenants:
+            # A route without a right has no tenant either: who names one is refused, and takes nothing from it.
+            if parts.quotas.bounds_tenants and self.rule.right is not None:
                 charge_named(parts.quotas, scope)
 
 

@@ -228,6 +228,7 @@ async def test_who_has_not_the_right_takes_nothing_from_a_tenant(tuned: TunedWit
             await ci.post("/v1/events", content=lines("yours"), headers=NDJSON),
         ):
             assert answer.status_code == 403, answer.text
+        assert (await ci.get("/v1/whoami?tenant_id=yours")).status_code == 422
         assert (await post(root, "yours")).status_code == 201
 
 
