@@ -177,10 +177,11 @@ def check(principal: Principal, rule: Rule, scope: Scope) -> None:
     if rule.needs is Needs.EVERY:
         principal.check(rule.right, EVERY_TENANT)
         return
-    principal.check_any(rule.right)
-    if scope["query_string"] or scope.get("path_params"):
-        for tenant_id in named_tenants(scope):
-            principal.check(rule.right, tenant_id)
+    named = [*named_tenants(scope)]
+    for tenant_id in named:
+        principal.check(rule.right, tenant_id)
+    if not named:
+        principal.check_any(rule.right)
 
 
 def check_tenant(scope: Scope, tenant_id: str) -> None:

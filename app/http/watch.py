@@ -27,7 +27,7 @@ from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import Parts, PartsDep
 from app.watch.blocks import Wanted
 from app.watch.watchers import Watcher
-from ledger.errors import ChainDamagedError, InvalidInputError, UnauthenticatedError
+from ledger.errors import ChainDamagedError, InvalidInputError, NotReadyError, UnauthenticatedError
 from ledger.machines.events import EVERY_ACTION
 
 router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RESPONSE)
@@ -179,10 +179,10 @@ def _piece(body: bytes) -> dict[str, object]:
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 
-def _may_watch(parts: Parts, scope: Scope, tenant_id: str) -> bool:
-    """Whether what the request showed still counts."""
+async def _may_watch(parts: Parts, scope: Scope, tenant_id: str) -> bool:
+    """Whether what the request showed still counts; not where nobody can tell, as for a request that came now."""
     try:
-        caller = parts.callers.known(scope)
-    except UnauthenticatedError:
+        caller = await parts.callers.caller(scope)
+    except (UnauthenticatedError, NotReadyError):
         return False
-    return caller is None or caller.may(Right.READ, tenant_id)
+    return caller.may(Right.READ, tenant_id)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -44,6 +44,9 @@ BEAT: Final = b": still here\n\n"
 
 log = structlog.get_logger()
 
+MayWatch = Callable[[], Awaitable[bool]]
+"""Whether a client may still watch."""
+
 
 class Watcher:
     """One client's place in a chain. Belongs to one event loop, and ``next`` to one task."""
@@ -56,12 +59,11 @@ class Watcher:
         *,
         after_seq: int,
         to_seq: int,
-        may_watch: Callable[[], bool],
+        may_watch: MayWatch,
         metrics: Metrics,
     ) -> None:
         self.seq = after_seq
         self.may_watch = may_watch
-        """Whether the client may still watch."""
         self.cut_off: Callable[[], object] = lambda: None
         """Ends a client that takes nothing."""
         self._tails = tails
@@ -199,11 +201,11 @@ class Watcher:
         except DatabaseUnavailableError:
             # The tail says so in the log, once for all.
             await asyncio.sleep(RETRY_PAUSE_S)
-            return b""
+            return self._nothing()
         chosen = block.chosen_between(self._wanted, self.seq, self._to_seq)
         self.seq = block.last_seq
         if not chosen.entries:
-            return b""
+            return self._nothing()
         self._turn_began_s = time.thread_time()
         return self._told([chosen])
 
@@ -212,6 +214,10 @@ class Watcher:
             self._told_seq = self.seq
             self._metrics.watch_entries.inc(sum(chosen.entries for chosen in found))
         return found[0].events if len(found) == 1 else b"".join(chosen.events for chosen in found)
+
+    def _nothing(self) -> bytes:
+        """What a page comes to that holds nothing for the client: a sign of life, where there were many of them."""
+        return self._beat() if self.told_at_s < _silent_since_s() else b""
 
     def _beat(self) -> bytes:
         self._is_beat_due = False
@@ -240,7 +246,12 @@ class Watchers:
 
     @asynccontextmanager
     async def open(
-        self, tenant_id: str, wanted: Wanted, after_seq: int | None, to_seq: int | None, may_watch: Callable[[], bool]
+        self,
+        tenant_id: str,
+        wanted: Wanted,
+        after_seq: int | None,
+        to_seq: int | None,
+        may_watch: MayWatch,
     ) -> AsyncIterator[Watcher]:
         """A watcher of the tenant's chain from behind ``after_seq``, or the end of the chain, up to ``to_seq``.
 
@@ -279,8 +290,8 @@ class Watchers:
             for start in range(0, len(everybody), LOOKS_AT_ONCE):
                 watchers = everybody[start : start + LOOKS_AT_ONCE]
                 began_s = time.thread_time()
-                self._end([watcher for watcher in watchers if not watcher.may_watch()])
-                silent_since_s = time.monotonic() - (SILENCE_MAX_S - 2 * LOOK_INTERVAL_S)
+                self._end([watcher for watcher in watchers if not await watcher.may_watch()])
+                silent_since_s = _silent_since_s()
                 for watcher in watchers:
                     if watcher.told_at_s < silent_since_s:
                         watcher.beat()
@@ -302,6 +313,11 @@ class Watchers:
         for watcher in watchers:
             if watcher in self._open:
                 watcher.cut_off()
+
+
+def _silent_since_s() -> float:
+    """Who was told nothing since then gets a sign of life: the next look might be too late."""
+    return time.monotonic() - (SILENCE_MAX_S - 2 * LOOK_INTERVAL_S)
 
 
 def watchers_max(connections_max: int) -> int:

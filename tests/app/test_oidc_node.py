@@ -10,7 +10,9 @@ import pytest
 
 from app.access.oidc import NAME_CHARACTERS_MAX
 from app.access.rights import Right
+from app.watch import watchers
 from tests.app.chains import until
+from tests.app.event_streams import watching
 from tests.app.oidc_issuer import AUDIENCE, GRANTS, JWKS, Issuer, make_key, segment
 from tests.app.served import Serve
 from tests.app.test_tokens import status
@@ -144,6 +146,24 @@ async def test_a_key_that_the_issuer_rotated_out_counts_no_more(serve_oidc: Serv
                 await until(counts_not, "the old key counts no more")
                 assert (await ada.post("/v1/jobs", json={"tenant_id": "acme"})).status_code == 401
                 assert await status(bob) == 200
+
+
+@pytest.mark.parametrize("why", ["its key is withdrawn", "it expires"])
+async def test_a_watch_ends_when_its_token_counts_no_more(
+    serve_oidc: Serve, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr(watchers, "LOOK_INTERVAL_S", 0.1)
+    async with serve_oidc() as served:
+        expires_s = int(time.time()) + 600
+        async with served.client(issuer.token(groups="writers", exp=expires_s)) as ada:
+            assert (await ada.post("/v1/jobs", json={"tenant_id": "acme"})).status_code == 201
+            async with watching(ada, from_seq=1) as stream:
+                assert len(await stream.take(1)) == 1
+                if why == "it expires":
+                    served.parts.callers.now_s = lambda: expires_s + 600
+                else:
+                    issuer.keys = [make_key("RS256", "rsa-2")]
+                assert await stream.rest() == []
 
 
 async def test_a_key_that_takes_the_name_of_another_takes_its_place(serve_oidc: Serve, issuer: Issuer) -> None:

@@ -447,6 +447,19 @@ async def test_a_stream_on_which_nothing_happens_stays_open_and_says_that_it_liv
             assert seqs(await stream.take(1)) == [7]
 
 
+async def test_a_client_that_wants_nothing_of_many_pages_is_told_how_far_it_has_come(
+    run_watched: RunWatched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.watch.tail.ENTRIES_BEFORE", 0)
+    monkeypatch.setattr(watchers_module, "SILENCE_MAX_S", 0.0)
+    monkeypatch.setattr(watchers_module, "PASSED_MIN", 3)
+    async with run_watched() as node:
+        await node.write(*jobs(range(8)))
+    async with run_watched() as node, node.watching(from_seq=1, to_seq=8, job="nothing") as stream:
+        assert await stream.rest() == []
+    assert (stream.comments, stream.last_id) == (1, "8")
+
+
 async def test_a_stop_ends_streams_at_once_also_those_that_nobody_reads(run_watched: RunWatched) -> None:
     async with run_watched(http={"body_timeout": "10m"}, shutdown_grace="10m") as node:
         await write_wide(node, range(300))
@@ -504,7 +517,11 @@ async def test_a_chain_that_is_damaged_ends_its_streams_and_no_other(node: Node,
 async def test_a_chain_that_fails_while_a_client_is_told_something_ends_its_stream(node: Node) -> None:
     await node.write(*jobs(range(5)))
     watchers, everything = node.parts.watchers, Wanted()
-    async with watchers.open(node.tenant_id, everything, 0, None, lambda: True) as watcher:
+
+    async def may_watch() -> bool:
+        return True
+
+    async with watchers.open(node.tenant_id, everything, 0, None, may_watch) as watcher:
         while watcher.seq < 5:
             assert await watcher.next()
             watcher.sent()
@@ -528,9 +545,10 @@ async def test_watching_needs_the_right_to_read_and_of_the_system_to_audit(serve
                 answer = await client.get("/v1/watch", params={"tenant_id": tenant_id})
                 assert answer.status_code == 403
             assert (await audit.get("/v1/watch", params={"tenant_id": "acme"})).status_code == 403
-        both = (await served.issue("audit", "read"))["token"]
-        async with served.client(both) as client, watching(client, "_system", from_seq=1) as stream:
-            assert seqs(await stream.take(1)) == [1]
+            async with watching(audit, "_system", from_seq=1) as stream:
+                assert seqs(await stream.take(1)) == [1]
+            assert (await audit.get("/v1/jobs", params={"tenant_id": "_system"})).json()["items"] == []
+            assert (await audit.get("/v1/jobs")).status_code == 403
 
 
 async def test_a_token_that_is_revoked_ends_its_streams_and_no_other(
