@@ -4,7 +4,8 @@
 2. Files go in order of their names. Of a file that is older than the ledger remembers keys, what the job already
    has is left out; everything else is the ledger's to recognize by its key.
 3. What was taken is removed; what the ledger refuses for good is set aside with the reason, and with it what follows of
-   that job. Anything else ends the sending, and all that is left waits.
+   that job. What is of a tenant that the caller may not write to waits. Anything else ends the sending, and all that is
+   left waits.
 """
 
 from __future__ import annotations
@@ -53,15 +54,14 @@ def flush(url: str, folder: Path, *, as_json: bool) -> bool:
     """
     spool = Spool(folder)
     report = FlushReport()
-    refused = set[tuple[str, str]]()
+    refused, held = set[tuple[str, str]](), set[str]()
     with spool.locked():
         waiting = spool.waiting()
         report.waiting = len(waiting)
         try:
             with LedgerClient(url, patience_s=PATIENCE_S, on_wait=say_wait) as client:
                 for each in waiting:
-                    _send_or_refuse(client, spool, each, refused, report)
-                    report.waiting -= 1
+                    report.waiting -= _send_or_refuse(client, spool, each, refused, held, report)
         except (LedgerError, OSError) as error:
             report.problem = str(error)
     if as_json:
@@ -72,17 +72,29 @@ def flush(url: str, folder: Path, *, as_json: bool) -> bool:
 
 
 def _send_or_refuse(
-    client: LedgerClient, spool: Spool, waiting: Waiting, refused: set[tuple[str, str]], report: FlushReport
-) -> None:
-    """Send a file, or set it aside; ``refused`` are the jobs, by tenant and id, of which one was set aside already."""
+    client: LedgerClient,
+    spool: Spool,
+    waiting: Waiting,
+    refused: set[tuple[str, str]],
+    held: set[str],
+    report: FlushReport,
+) -> bool:
+    """Send a file, or set it aside; false when it waits. ``refused`` are the jobs, by tenant and id, of which one was
+    set aside already, ``held`` the tenants that the caller may not write to."""
     tenant_id, job_id = "", waiting.name
     try:
         kept = spool.load(waiting)
         tenant_id, job_id = kept["tenant_id"], kept["job_id"]
+        if tenant_id in held:
+            return False
         if (tenant_id, job_id) in refused:
             raise SpoolError("what came before it of this job was refused")
         report.events += _send(client, kept)
     except LedgerError as error:
+        if isinstance(error, RequestRefusedError) and error.kind == "forbidden":
+            held.add(tenant_id)
+            report.problem = str(error)
+            return False
         if not (is_refusal(error) or isinstance(error, SpoolError)):
             raise
         path = spool.refuse(waiting, str(error))
@@ -91,6 +103,7 @@ def _send_or_refuse(
     else:
         waiting.path.unlink()
         report.jobs.add(job_id)
+    return True
 
 
 def _send(client: LedgerClient, kept: Kept) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -109,6 +110,9 @@ def test_a_session_is_the_last_write_on_each_node_in_whatever_order_answers_come
         core._learn(Reply(201, httpx.Headers({"Tally-Session": token}), b""))
     assert core.session is not None
     assert set(core.session.split(",")) == {a2, b1}
+    early, c1 = (tokens.encode(Token(node, 1, 1, f"1:0:{node}")) for node in ("a", "c"))
+    shown = core._headers(None, None, f"{early},{c1}")["Tally-Session"]
+    assert set(shown.split(",")) == {a2, b1, c1}, "what a request brings is shown too, unless a later one is known"
 
 
 def test_a_lost_write_is_told_and_the_session_forgotten(way: Way) -> None:
@@ -393,6 +397,16 @@ def test_a_job_begun_again_under_its_id_adds_nothing_and_an_ended_one_is_not_run
         with pytest.raises(KeyReusedError):
             client.job("named", {"n": 2}, job_id="nightly-1").begin()
     assert actions(ledger, "named", "nightly-1") == ["ENQUEUE", "DEQUEUE", "COMPLETE"]
+
+
+def test_a_job_is_begun_again_on_another_host(ledger: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("pod-1", "pod-2"):
+        monkeypatch.setattr(platform, "node", lambda host=host: host)
+        with Client(ledger) as client:
+            client.job("moved", {"n": 1}, job_id="nightly-1").begin()
+    assert actions(ledger, "moved", "nightly-1") == ["ENQUEUE", "DEQUEUE", "DEQUEUE"]
+    with Client(ledger) as client:
+        assert client.get_job("moved", "nightly-1")["assigned_dcs"] == []
 
 
 def test_a_failure_that_cannot_be_recorded_does_not_hide_the_exception(way: Way) -> None:

@@ -406,6 +406,27 @@ def test_what_the_ledger_refuses_another_sender_is_raised_by_who_recorded_it(
     assert waiting(folder) == []
 
 
+@pytest.mark.parametrize("sender", ["client", "command"])
+def test_what_is_of_a_tenant_that_is_not_the_callers_waits_and_holds_up_no_other(
+    way: Way, folder: Path, sender: str
+) -> None:
+    mistyped, fine = f"mistyped-{sender}", f"fine-{sender}"
+    ran(AWAY, folder, mistyped, job_id="one")
+    ran(AWAY, folder, fine, job_id="other")
+    way.instead = [problem(403, "forbidden")]
+    if sender == "client":
+        with Client(way.url, spool=folder, patience_s=0.0) as client:
+            assert client.flush() == 2
+            way.instead = [problem(403, "forbidden")]
+            client.job(fine, job_id="third").begin()
+    else:
+        assert not flush_by_command(way.url, folder, as_json=True)
+    assert [json.loads((folder / name).read_text())["tenant_id"] for name in waiting(folder)] == [mistyped] * 2
+    assert actions(way.url, fine, "other") == WHOLE
+    assert flush_by_command(way.url, folder, as_json=True)
+    assert actions(way.url, mistyped, "one") == WHOLE
+
+
 def test_what_is_refused_later_is_set_aside_with_what_follows_of_that_job_alone(ledger: str, folder: Path) -> None:
     refused = ran(AWAY, folder, "No Tenant", job_id="shared-id")
     taken = ran(AWAY, folder, "behind", job_id="shared-id")

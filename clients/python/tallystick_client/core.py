@@ -129,9 +129,18 @@ class Core:
         given = {
             "Content-Type": content_type,
             "Idempotency-Key": key,
-            "Tally-Session": self.session or session,
+            "Tally-Session": self._shown(session),
         }
         return {**self._authorization, **{name: value for name, value in given.items() if value is not None}}
+
+    def _shown(self, brought: str | None) -> str | None:
+        """Our session, and what a request brings along that we do not know or know only an earlier write of."""
+        tokens = dict(self._sessions)
+        for token in brought.split(",") if brought else ():
+            node, position = _place(token)
+            if node not in tokens or tokens[node][0] < position:
+                tokens[node] = position, token
+        return ",".join(token for _, token in [*tokens.values()][-SESSION_TOKENS_MAX:]) or None
 
     def _learn(self, reply: Reply) -> None:
         """Remember the write that was answered, unless a later one of that node is known."""

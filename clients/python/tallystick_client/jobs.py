@@ -147,7 +147,10 @@ class JobFlows:
     # --- events -----------------------------------------------------------------------------------
 
     def _created(self) -> Request:
-        body = {**self._common, "job_id": self.job_id, "spec": self._spec or {}, "assigned_dcs": [self.dc_id]}
+        body: dict[str, Any] = {**self._common, "job_id": self.job_id, "spec": self._spec or {}}
+        if (assigned := self._given[3]) is not None:
+            # Where nobody named a place it is this host's, and a job that is begun again elsewhere is the same one.
+            body["assigned_dcs"] = [assigned]
         return Request(path="/v1/jobs", key=f"py-{self.job_id}-created", body=json_of(body))
 
     def _accepted(self, worker_count: int) -> Request:

@@ -114,17 +114,20 @@ class Outbox:
             yield Pause(LOCK_POLL_S)
         try:
             refused: dict[str, TallystickError] = {}
+            held: dict[str, NotAllowedError] = {}
             for path in (yield Work(spool.waiting)):
                 if time.monotonic() > until:
                     return None
                 try:
-                    replies: list[Reply] = yield from self._send(spool, path, path == own, answer_s, refused)
+                    replies: list[Reply] = yield from self._send(spool, path, path == own, answer_s, refused, held)
                 except (TallystickError, OSError) as error:
                     if path == own and isinstance(error, (*REFUSALS, NotAllowedError, SpoolError)):
                         raise
                     self._be_quiet(error)
+                    if isinstance(error, NotAllowedError) and error.kind == "forbidden":
+                        continue  # what is of other tenants need not wait with it
                     return None
-                self._failures = 0
+                self._failures, self._quiet_until = 0, 0.0
                 if path == own:
                     return replies
             why = None if own is None else (yield Work(partial(spool.why_refused, own)))
@@ -135,21 +138,31 @@ class Outbox:
             lock.close()
 
     def _send(
-        self, spool: Spool, path: Path, is_own: bool, answer_s: float | None, refused: dict[str, TallystickError]
+        self,
+        spool: Spool,
+        path: Path,
+        is_own: bool,
+        answer_s: float | None,
+        refused: dict[str, TallystickError],
+        held: dict[str, NotAllowedError],
     ) -> Flow[list[Reply]]:
-        """Send one file, and remove it or set it aside."""
+        """Send one file, and remove it or set it aside; ``held`` are the tenants that the caller may not write to."""
         kept: Kept | None = None
         try:
             kept = yield Work(partial(spool.load, path))
             if kept is None:
                 return []
+            if kept["tenant_id"] in held:
+                raise held[kept["tenant_id"]]
             if (before := refused.get(f"{kept['tenant_id']} {kept['job_id']}")) is not None:
                 raise SpoolError(f"what came before it of this job was refused: {before}")
             requests = kept["requests"]
             if not is_in_memory_of_keys(kept):
                 requests = yield from self._not_there(kept)
             replies = yield from self._post(requests, kept["session"], patience_s=0.0, timeout_s=answer_s)
-        except NotAllowedError:
+        except NotAllowedError as error:
+            if kept is not None:
+                held[kept["tenant_id"]] = error
             if is_own and kept is not None and kept["part"] == "begin":
                 yield Work(partial(spool.remove, path))  # nothing was begun, so there is nothing to record
             raise
