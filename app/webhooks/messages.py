@@ -6,7 +6,8 @@
 
     {"type": "chain.entries", "webhook_id", "tenant_id", "redelivered", "entries": [as GET /v1/chain/entries has them]}
 
-The body follows from the webhook and the seqs alone, so one id always stands for the same bytes.
+The body follows from the webhook, the seqs and whether it is a redelivery, whose id ends with ``-again``: one id always
+stands for the same bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def message_of(webhook: Webhook, entries: Sequence[ListedEntry], *, redelivered:
         "redelivered": redelivered,
         "entries": [entry.as_listed() for entry in entries],
     }
-    return Message(f"{webhook.webhook_id}_{entries[0].seq}-{entries[-1].seq}", json_bytes(said))
+    again = "-again" if redelivered else ""
+    return Message(f"{webhook.webhook_id}_{entries[0].seq}-{entries[-1].seq}{again}", json_bytes(said))
 
 
 def context_of_secret(webhook: Webhook) -> bytes:

@@ -284,6 +284,9 @@ async def test_a_refused_entry_is_a_dead_letter_once_others_are_taken_and_can_be
         assert receiver.taken[-2:] == [5, 21]
         (again,) = [each for each in receiver.requests if each.said["redelivered"] and each.status == 200]
         assert (again.seqs, is_signed(again, webhook["secret"])) == ([5], True)
+        assert len({(each.message_id, each.body) for each in receiver.requests}) == len(
+            {each.message_id for each in receiver.requests}
+        ), "one id stands for one body"
         await client.delete(f"/v1/webhooks/{webhook['webhook_id']}")
         assert await superuser.fetchval("SELECT count(*) FROM scheduler.webhook_dead_letters") == 0
 
