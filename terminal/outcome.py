@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import orjson
@@ -68,8 +69,25 @@ def lose(stream: Literal["stdout", "stderr"]) -> None:
 
 
 def print_json(value: object) -> None:
-    """One JSON document on standard output."""
-    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(), file=out.file)
+    """One JSON document on standard output, names of files in it as ``readable`` has them."""
+    try:
+        document = orjson.dumps(value, option=orjson.OPT_INDENT_2)
+    except orjson.JSONEncodeError:
+        document = orjson.dumps(_readable_within(value), option=orjson.OPT_INDENT_2)
+    print(document.decode(), file=out.file)
+
+
+def readable(named: object) -> str:
+    """The text of a file's name, or of an error with one; bytes of it that are no UTF-8 are escaped."""
+    return str(named).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _readable_within(value: Any) -> Any:
+    if isinstance(value, str):
+        return readable(value)
+    if isinstance(value, Mapping):
+        return {name: _readable_within(each) for name, each in value.items()}
+    return [_readable_within(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def tell(value: object, *lines: str, as_json: bool) -> None:

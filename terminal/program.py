@@ -6,6 +6,8 @@ import gc
 from collections.abc import Callable
 from typing import Final, NoReturn
 
+import orjson
+
 from ledger.errors import LedgerError
 from ledger.exit_code import ExitCode, exit_code_of_error
 from terminal.outcome import CommandExit, fail
@@ -31,6 +33,9 @@ def run(commands: Callable[[], object]) -> NoReturn:
         raise fail(str(error), exit_code_of_error(error)) from None
     except OSError as error:
         raise fail(str(error)) from None
+    except (UnicodeEncodeError, orjson.JSONEncodeError):
+        # Python takes bytes of arguments that are no text for halves of characters, which nothing can be told in.
+        raise fail("an argument, or the name of a file, is not valid UTF-8") from None
     finally:
         # The collector would go through all that was loaded before the process ends, 0.2 s of a pipeline's.
         gc.freeze()

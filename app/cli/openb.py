@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from ledger.errors import InvalidInputError
 
 CLUSTER = "openb"
+DIGITS_MAX = 15
 """The data centre every job of the trace ran in."""
 COLUMNS = (
     "name",
@@ -112,6 +113,6 @@ def _place(line: int, row: Row, steps: list[tuple[str, EventFields]]) -> list[_P
 
 def _number(line: int, row: Row, column: str) -> int:
     text = row[column]
-    if not (text.isascii() and text.isdigit()):
-        raise InvalidInputError(f"line {line}: {column} is {text!r}, not a whole number")
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX):
+        raise InvalidInputError(f"line {line}: {column} is {text[:100]!r}, not a whole number of the trace")
     return int(text)

@@ -18,7 +18,7 @@ from signing.checkpoint import judge_checkpoint
 from signing.files import whole_file
 from signing.keys import Keyring
 from signing.memory import Memory, memory_of
-from signing.receipt.form import Receipt
+from signing.receipt.form import ENTRY, JOB, Receipt
 from signing.receipt.judging import ReceiptVerdict, judged
 from terminal.options import Json, NoState, State
 from terminal.outcome import fail, out, print_json
@@ -95,8 +95,11 @@ def _remembered(memory: Memory | None, tenant: str, keyring: Keyring) -> int | N
 
 
 def _is_asked(receipt: Receipt, tenant: str, job: str | None, seq: int | None) -> bool:
-    names = {job, refused_job_id(job)} if job is not None else {receipt.job_id}
-    return receipt.tenant_id == tenant and receipt.job_id in names and (seq is None or receipt.seqs == [seq])
+    if receipt.tenant_id != tenant:
+        return False
+    if job is None:
+        return receipt.covers == ENTRY and receipt.seqs == [seq]
+    return receipt.covers == JOB and receipt.job_id in (job, refused_job_id(job))
 
 
 def _tell(outcome: ReceiptVerdict, output: Path, *, as_json: bool) -> None:

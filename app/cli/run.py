@@ -17,7 +17,7 @@ from app.cli.spool import Spool
 from ledger.errors import InvalidInputError, LedgerError
 from ledger.exit_code import ExitCode
 from terminal.options import Json
-from terminal.outcome import CommandExit, err, fail, lose, out
+from terminal.outcome import CommandExit, err, fail, lose, out, readable
 
 
 def run(
@@ -69,6 +69,8 @@ def run(
         raise InvalidInputError("name a tenant and a command: tally run --tenant T -- CMD")
     common = {"tenant_id": tenant} if subject is None else {"tenant_id": tenant, "subject": subject}
     try:
+        if any(each is not None and readable(each) != each for each in (tenant, dc, subject)):
+            raise InvalidInputError("--tenant, --dc and --subject must be UTF-8")
         place = dc or platform.node() or "localhost"
         job = RecordedJob(url, common, place, durability, None if spool is None else Spool(spool))
         job.begin(command)

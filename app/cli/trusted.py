@@ -41,8 +41,3 @@ class Trusted(NamedTuple):
         kept = judge_checkpoint(read_checkpoint(checkpoint), keyring) if checkpoint is not None else None
         memory = memory_of(state, is_off=no_state or keyring is None)
         return cls(keyring, kept, memory, Outsiders.load(witness_keys or [], tsa_ca))
-
-
-def readable(named: Path | OSError) -> str:
-    """The text of a file's name, or of an error with one; bytes of it that are no UTF-8 are escaped."""
-    return str(named).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -19,7 +19,7 @@ from app.bundle.report import Against, VerifiedFile
 from app.bundle.report_page import SignedWith, to_html
 from app.bundle.verify import verify_file
 from app.cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
-from app.cli.trusted import Trusted, readable
+from app.cli.trusted import Trusted
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from signing import key_file, report_statement
@@ -29,7 +29,7 @@ from signing.looks import remember_told
 from signing.memory import Memory
 from terminal.counted import counted
 from terminal.options import Json, NoState, State
-from terminal.outcome import CommandExit, out, print_json
+from terminal.outcome import CommandExit, out, print_json, readable
 from terminal.verifying import print_findings, print_verdicts
 
 _CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow", 4: "bold magenta"}

@@ -11,14 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from app.cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
-from app.cli.trusted import Trusted, readable
+from app.cli.trusted import Trusted
 from ledger import rfc3339
 from ledger.exit_code import ExitCode, exit_code_of_receipt, gravest
 from signing.receipt.form import FILE_BYTES_MAX, JOB, Receipt
 from signing.receipt.judging import LIMITS, ReceiptVerdict, judged
 from terminal.counted import counted
 from terminal.options import Json, NoState, State
-from terminal.outcome import CommandExit, out, print_json
+from terminal.outcome import CommandExit, out, print_json, readable
 from terminal.verifying import print_findings, print_verdicts
 
 OUTCOMES = {

@@ -35,6 +35,7 @@ EVENT_BYTES_MAX: Final = 16 << 20
 """Longest event that is read; the longest of the service has a fifth of that."""
 PAYLOAD_CHARACTERS: Final = 100
 """How much of a payload a line for people shows."""
+SEQ_DIGITS_MAX: Final = 19
 _LAGGED: Final = "lagged"
 
 
@@ -107,9 +108,8 @@ def _followed(client: LedgerClient, wanted: dict[str, Any]) -> Iterator[dict[str
                     elif event.name == _LAGGED:
                         position = _read(client.url, event.data, _Lagged).from_seq - 1
                     else:
-                        entry = orjson.loads(event.data)
                         position, attempt = _read(client.url, event.data, EntryAnswer)["seq"], 0
-                        yield entry
+                        yield orjson.loads(event.data)
         except UnreachableError as away:
             error = away
         except RequestRefusedError as refused:
@@ -139,7 +139,7 @@ def _events(url: str, lines: Iterable[bytes]) -> Iterator[_Event]:
                 yield _Event(told, name, b"\n".join(data) if data else None)
             told, name, data, size = None, "", [], 0
         elif field == b"id":
-            told = int(value) if value.isdigit() else None
+            told = int(value) if value.isdigit() and len(value) <= SEQ_DIGITS_MAX else None
         elif field == b"event":
             name = value.decode("utf-8", "replace")
         elif field == b"data":

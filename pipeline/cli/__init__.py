@@ -5,6 +5,7 @@ Modules that load Spark are imported by the command that needs them.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ from pipeline.cli.stats import stats
 from pipeline.cli.submitted import wait_until_printed, write_past_java
 from pipeline.cli.unpack import unpack
 from pipeline.cli.verify import verify
+from terminal.outcome import fail, readable
 from terminal.program import EXIT_CODES, run
 
 commands = typer.Typer(
@@ -48,6 +50,8 @@ commands.command("verify")(verify)
 
 def main() -> NoReturn:
     """Run a command with the arguments of this process."""
+    if any(readable(argument) != argument for argument in sys.argv):
+        raise fail("arguments must be UTF-8: Java knows no other names")
     write_past_java()
     unwind_on_signals()
     try:

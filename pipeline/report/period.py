@@ -128,6 +128,8 @@ def parse_duration(option: str, text: str) -> int:
     duration_ms = round(float(match[1]) * _UNITS_MS[match[2]])
     if duration_ms == 0:
         raise InvalidInputError(f"{option} {text} is no time at all: the shortest is 1ms")
+    if duration_ms > _MOMENT_MAX:
+        raise InvalidInputError(f"{option} {text} reaches further than any report")
     return duration_ms
 
 

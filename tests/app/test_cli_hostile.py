@@ -10,14 +10,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
+import msgspec
+import orjson
 import pytest
 
 from app.answers.chain import ListedSnapshot
 from app.cli import client, main
 from app.cli.client import LedgerClient, NotTheLedgerError, UnreachableError
+from app.cli.prove import _is_asked
 from app.config import load_settings
 from ledger.errors import ConfigurationError
 from ledger.verification.verdict import ASPECTS
+from signing.receipt import form
+from tests.forked import ROOT
 from tests.tally import COLD
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -160,6 +165,46 @@ def test_commands_say_in_one_line_that_no_ledger_answers(
             line = told(monkeypatch, capsys, *command, code=125 if command[0] == "run" else 1)
             assert "does not answer as a Tallystick does" in line
     assert list(tmp_path.iterdir()) == [events]
+
+
+def test_arguments_that_are_no_utf_8_are_told_in_one_line_and_names_of_files_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TALLY_URL", "http://127.0.0.1:9")
+    commands = (
+        ("verify", "-t", "\udcff"),
+        ("jobs", "-t", "acme", "\udcff"),
+        ("watch", "-t", "\udcff"),
+        ("snapshot", "-t", "\udcff"),
+        ("token", "revoke", "\udcff"),
+        ("erase", "-t", "acme", "--subject", "\udcff"),
+        ("privacy", "set", "-t", "acme", "-f", "\udcff"),
+    )
+    for command in commands:
+        assert "not valid UTF-8" in told(monkeypatch, capsys, *command)
+    run = ("run", "-t", "acme", "--dc", "\udcff", "--", "touch", str(tmp_path / "touched"))
+    assert "must be UTF-8" in told(monkeypatch, capsys, *run, code=125)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(sys, "argv", ["tally", "keys", "new", str(tmp_path / "key-\udcff"), "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, orjson.loads(capsys.readouterr().out)["path"]) == (0, str(tmp_path / "key-\\xff"))
+
+
+def test_a_receipt_of_something_else_than_was_asked_for_is_none() -> None:
+    of_job = form.read((ROOT / "docs" / "formats" / "example.receipt.json").read_bytes()).receipt
+    of_entry = msgspec.structs.replace(of_job, covers=form.ENTRY, entries=of_job.entries[:1])
+    tenant, job_id = of_job.tenant_id, of_job.job_id
+    assert _is_asked(of_job, tenant, job_id, None)
+    assert _is_asked(of_entry, tenant, None, of_entry.seqs[0])
+    for receipt, job, seq in (
+        (of_entry, job_id, None),
+        (of_job, None, of_job.seqs[0]),
+        (of_job, "another", None),
+        (of_entry, None, of_entry.seqs[0] + 1),
+    ):
+        assert not _is_asked(receipt, tenant, job, seq)
+    assert not _is_asked(of_job, "another", job_id, None)
 
 
 def test_a_bundle_without_end_leaves_nothing_on_a_disk_that_it_filled(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def test_within_a_job_the_order_is_causal_even_where_the_times_of_the_trace_are_
         ({"pod_phase": "Unknown"}, "line 3: pod_phase is 'Unknown'"),
         ({"creation_time": ""}, "line 3: creation_time is ''"),
         ({"cpu_milli": "12k"}, "line 3: cpu_milli is '12k'"),
+        ({"cpu_milli": "9" * 5000}, "line 3: cpu_milli is '99"),
         ({"pod_phase": "Failed", "deletion_time": "-1"}, "line 3: deletion_time is '-1'"),
         ({"name": "pod-1"}, "line 3: job pod-1 was already in line 2"),
     ],

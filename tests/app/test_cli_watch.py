@@ -94,10 +94,12 @@ def test_what_cannot_be_watched_is_told_at_once() -> None:
     with answering(sized(b"text/html", b"<html>")) as url:
         done = run_tally("watch", "-t", "acme", TALLY_URL=url)
     assert (done.returncode, "does not answer as a Tallystick" in done.stderr) == (1, True)
-    stream = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-    with answering(stream + b'id: 1\nevent: X\ndata: {"seq": "one"}\n\n') as url:
-        done = run_tally("watch", "-t", "acme", TALLY_URL=url)
-    assert (done.returncode, "does not answer as a Tallystick" in done.stderr) == (1, True)
+    stream = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\nid: " + b"1" * 5000 + b"\n\n"
+    for data in (b'{"seq": "one"}', b"{nonsense"):
+        with answering(stream + b"id: 1\nevent: X\ndata: " + data + b"\n\n") as url:
+            done = run_tally("watch", "-t", "acme", TALLY_URL=url)
+        assert (done.returncode, "does not answer as a Tallystick" in done.stderr) == (1, True)
+        assert done.stderr.count("\n") == 1
 
 
 async def test_a_tenant_that_is_not_there_ends_it(run_watched: RunWatched) -> None:

@@ -504,6 +504,13 @@ def test_a_watch_that_is_cut_goes_on_where_it_was_and_one_that_lagged_from_where
     assert [seen.headers.get("Last-Event-ID") for seen in way.seen] == [None, "5", "5", "8"]
 
 
+@pytest.mark.parametrize("event", ['event: lagged\ndata: {"seq":5}', 'data: {"from_seq":5}', "id: " + "1" * 5000])
+def test_a_watch_that_tells_what_no_ledger_tells_is_none(way: Way, event: str) -> None:
+    way.instead = [stream(event, "data: {nonsense")]
+    with Client(way.url) as client, pytest.raises(NotTheLedgerError):
+        next(iter(client.watch("nothing")))
+
+
 def test_who_keeps_a_state_is_told_that_the_watch_lagged(way: Way) -> None:
     way.instead = [stream('event: lagged\ndata: {"from_seq":9,"head_seq":20}')]
     with Client(way.url) as client, pytest.raises(LaggedError) as lagged:

@@ -140,6 +140,8 @@ def test_in_a_period_without_events_open_jobs_are_judged_as_of_now_when_its_end_
         (["--from", "5", "--time", "hlc"], "must be of one clock"),
         (["--window", "5"], "--window '5' is no duration"),
         (["--window", "0s"], "--window 0s is no time at all"),
+        (["--window", "999999999999w"], "--window 999999999999w reaches further than any report"),
+        (["--dest", "rep\udcff"], "arguments must be UTF-8"),
         (["--from", "0", "--to", "1000000", "--window", "1s"], "--window makes 1,000,000 windows of this period"),
         (["--stuck-after", "never"], "--stuck-after 'never' is no duration"),
         (["--stats", "nowhere"], "--stats nowhere holds no windows"),

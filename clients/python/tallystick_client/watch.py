@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tallystick_client.answers import Entry
@@ -12,6 +12,7 @@ from tallystick_client.core import Core
 from tallystick_client.errors import LaggedError, NotTheLedgerError, TransientError, UnreachableError
 from tallystick_client.flow import Give, Listing, Pause, Piece
 
+SEQ_DIGITS_MAX = 19
 EVENT_BYTES_MAX = 16 << 20
 """Longest event that is read; the longest of the service has a fifth of that."""
 
@@ -53,7 +54,7 @@ def watched(core: Core, params: Mapping[str, Any], raise_lagged: bool) -> Listin
                     if event.data is None:
                         position = event.id if event.id is not None else position
                         continue
-                    told = _json(event.data)
+                    told = _json(event.data, ("from_seq", "head_seq") if event.name == "lagged" else ("seq",))
                     if event.name == "lagged":
                         position = told["from_seq"] - 1
                         if raise_lagged:
@@ -77,7 +78,7 @@ def _event(text: bytes) -> Event:
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"id":
-            told = int(value) if value.isdigit() else None
+            told = int(value) if value.isdigit() and len(value) <= SEQ_DIGITS_MAX else None
         elif field == b"event":
             name = value.decode("utf-8", "replace")
         elif field == b"data":
@@ -85,11 +86,11 @@ def _event(text: bytes) -> Event:
     return Event(told, name, b"\n".join(data) if data else None)
 
 
-def _json(data: bytes) -> Any:
+def _json(data: bytes, whole_numbers: Sequence[str]) -> Any:
     try:
         told = json.loads(data)
     except (ValueError, RecursionError):
         told = None
-    if not isinstance(told, dict) or not isinstance(told.get("seq", told.get("from_seq")), int):
+    if not isinstance(told, dict) or not all(isinstance(told.get(name), int) for name in whole_numbers):
         raise NotTheLedgerError(f"a watch does not tell entries as a Tallystick does: {data[:60]!r}")
     return told
