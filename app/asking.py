@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
 from ledger.errors import LedgerError
+
+LOOPBACK: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
+"""This machine, as ``httpx`` names what a proxy is not for."""
 
 
 class NoAnswerError(LedgerError):

@@ -78,8 +78,8 @@ class LineBudget:
         return record.levelno >= logging.CRITICAL or self.admits(f"{record.name}:{record.lineno}")
 
 
-def configure_logs(level: int = logging.INFO, stream: TextIO | None = None) -> None:
-    """Send every log of this process to ``stream`` (stderr when not said), from ``level`` up."""
+def configure_logs(stream: TextIO | None = None) -> None:
+    """Send every log of this process to ``stream`` (stderr when not said), from INFO up."""
     out = sys.stderr if stream is None else stream
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -89,7 +89,7 @@ def configure_logs(level: int = logging.INFO, stream: TextIO | None = None) -> N
     budget = LineBudget(lambda event, count: structlog.get_logger().warning(_LEFT_OUT, of=event, count=count))
     structlog.configure(
         processors=[budget.process, *shared, *_rendering(out)],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(out),
         cache_logger_on_first_use=False,
     )
@@ -103,7 +103,7 @@ def configure_logs(level: int = logging.INFO, stream: TextIO | None = None) -> N
     handler.addFilter(budget.filter)
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level)
+    root.setLevel(logging.INFO)
     for name in ("alembic", "httpx"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):

@@ -26,8 +26,8 @@ import httpx
 import orjson
 
 from app.access.auth_settings import AuthSettings, OidcSettings
-from app.access.issuer_keys import DISCOVERY, DOCUMENT_BYTES_MAX, FETCH_TIMEOUT_S, LOOPBACK
-from app.asking import NoAnswerError, read_answer
+from app.access.issuer_keys import DISCOVERY, DOCUMENT_BYTES_MAX, FETCH_TIMEOUT_S
+from app.asking import LOOPBACK, NoAnswerError, read_answer
 from app.setting_types import is_fetched_url
 from ledger.errors import UnauthenticatedError
 from signing import files

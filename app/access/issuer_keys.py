@@ -24,7 +24,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
-from app.asking import NoAnswerError, read_answer
+from app.asking import LOOPBACK, NoAnswerError, read_answer
 from app.setting_types import is_fetched_url
 from ledger.errors import NotReadyError
 
@@ -37,7 +37,6 @@ DOCUMENT_BYTES_MAX: Final = 256 * 1024
 RSA_BITS_MIN: Final = 2048
 """RFC 7518, 3.3."""
 DISCOVERY: Final = "/.well-known/openid-configuration"
-LOOPBACK: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 
 PublicKey = RSAKey | ECKey | OKPKey
 

@@ -286,9 +286,10 @@ class NewWebhookAnswer(WebhookAnswer):
 
 
 class WebhookList(TypedDict):
-    """The receivers of a tenant's entries, the first one first."""
+    """The receivers of a tenant's entries, the first one first; all of them."""
 
     items: list[WebhookAnswer]
+    next_cursor: None
 
 
 class AccessAnswer(TypedDict):

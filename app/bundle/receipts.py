@@ -23,6 +23,7 @@ import structlog
 
 from app.background.slots import Slots
 from app.bundle.outsiders import ANCHORS_A_KIND_MAX, unproven
+from app.keys.trust import open_stored
 from app.store import anchors, chain_reads
 from app.store.notary import read_tiles
 from app.store.reading import reading
@@ -32,7 +33,6 @@ from ledger.errors import (
     ChainDamagedError,
     InvalidInputError,
     JobNotFoundError,
-    KeyConflictError,
     ProofError,
     ReceiptInvalidError,
     ReceiptTooLargeError,
@@ -40,10 +40,9 @@ from ledger.errors import (
     SessionNotCaughtUpError,
     SignatureError,
     SigningUnavailableError,
-    UnknownKeyError,
 )
 from ledger.machines.refusals import refused_job_id
-from signing.checkpoint import Checkpoint, open_checkpoint
+from signing.checkpoint import Checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.receipt.form import ENTRIES_MAX, ENTRY, JOB
 from signing.receipt.making import Material, make
@@ -167,7 +166,7 @@ class ReceiptMaker:
         async with reading(self.pool, snapshot=True) as connection:
             head = await chain_reads.head(connection, tenant_id)
             note = head.checkpoint or ""
-            signed = self._own(tenant_id, note, keys)
+            signed = open_stored(tenant_id, note, keys, f"{self.log_origin}/{tenant_id}")
             if extends is not None and extends > signed.size:
                 raise SeqOutOfRangeError(
                     f"extends {extends} lies beyond the checkpoint, which covers {signed.size} entries", ("extends",)
@@ -190,18 +189,6 @@ class ReceiptMaker:
                 extends=extends,
             )
             return material, await read_tiles(connection, tenant_id, material.tiles)
-
-    def _own(self, tenant_id: str, note: str, keys: Keyring) -> Checkpoint:
-        """The stored checkpoint, once it is found to be one that this log signed with a key that counts."""
-        try:
-            return open_checkpoint(note, keys, origin=f"{self.log_origin}/{tenant_id}")
-        except UnknownKeyError as error:
-            raise KeyConflictError(
-                f"the newest checkpoint of tenant {tenant_id} is signed by no key that counts: {error}. See tally keys "
-                "list; the next one that a node signs whose key is admitted takes its place"
-            ) from error
-        except SignatureError as error:
-            raise ChainDamagedError(tenant_id, f"the stored checkpoint is not one of this log: {error}") from error
 
     def _sign(self, material: Material, stored: dict[tuple[int, int], bytes]) -> bytes:
         tenant_id = material.tenant_id

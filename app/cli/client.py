@@ -29,6 +29,7 @@ import httpx
 import msgspec
 import orjson
 
+from app.asking import LOOPBACK
 from app.cli import bearer
 from ledger.errors import ConfigurationError, LedgerError
 from terminal.outcome import err
@@ -53,7 +54,6 @@ SILENCE_MAX_S = 45.0
 PATIENCE_S = 5.0
 """How long a request is repeated by default before the command gives up: somebody looks at the screen."""
 CA_VARIABLE = "TALLY_CA"
-_LOOPBACK = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 UPLOAD_ANSWER_MAX_S = 4 * 3600.0
 """Longest wait for the answer once files were sent: they are verified and merged first."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.25, 10.0
@@ -175,7 +175,7 @@ class LedgerClient:
         nobody = bool(getproxies()) or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusted = _trusted() if url.startswith("https://") else nobody
         # Proxies of the environment are for what is elsewhere: none is shown the token for this machine.
-        direct = dict.fromkeys(_LOOPBACK)
+        direct = dict.fromkeys(LOOPBACK)
         self._http = httpx.Client(timeout=timeout_s, headers=headers, verify=trusted, mounts=direct)
         self._patience_s = patience_s
         self._timeout_s = timeout_s

@@ -25,13 +25,13 @@ from app.http.fields import CursorQuery, Limit, ReadableTenantPath
 from app.http.lists import NewestFirst, page
 from app.http.recording import allow
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.keys.trust import open_stored
 from app.parts import Parts, PartsDep
 from app.read import cosigned, log_tiles
 from app.store import anchors
-from ledger.errors import ChainDamagedError, KeyConflictError, NotFoundError, SignatureError, UnknownKeyError
+from ledger.errors import KeyConflictError, NotFoundError
 from ledger.merkle.tiles import TILE_WIDTH
 from signing.anchors import RFC_3161
-from signing.checkpoint import open_checkpoint
 
 router = APIRouter(route_class=StrictRoute, tags=["log"], responses=PROBLEM_RESPONSE)
 
@@ -72,15 +72,10 @@ async def read_checkpoint(
     with parts.mending(tenant_id):
         note = await read(parts.pool, tenant_id, parts.witnesses)
         try:
-            open_checkpoint(note, await parts.trust.log_keys(tenant_id), origin=parts.notary.origin(tenant_id))
-        except UnknownKeyError as error:
+            open_stored(tenant_id, note, await parts.trust.log_keys(tenant_id), parts.notary.origin(tenant_id))
+        except KeyConflictError:
             parts.notary.mend(tenant_id)
-            raise KeyConflictError(
-                f"the newest checkpoint of tenant {tenant_id} is signed by no key that counts: {error}. See tally keys "
-                "list; the next one that a node signs whose key is admitted takes its place"
-            ) from error
-        except SignatureError as error:
-            raise ChainDamagedError(tenant_id, f"the stored checkpoint is not one of this log: {error}") from error
+            raise
     return Response(note, headers=_NOT_KEPT, media_type=TEXT_MEDIA_TYPE)
 
 

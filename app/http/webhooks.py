@@ -36,7 +36,9 @@ async def add_webhook(
 @router.get("/v1/webhooks", responses=answered(WebhookList))
 async def list_webhooks(parts: PartsDep, tenant_id: Annotated[ReadableTenantId, Query()]) -> Response:
     """The tenant's webhooks, how far each has confirmed, and what it refused."""
-    return json_answer({"items": [_answer(each) for each in await parts.webhooks.listed(tenant_id)]})
+    return json_answer(
+        {"items": [_answer(each) for each in await parts.webhooks.listed(tenant_id)], "next_cursor": None}
+    )
 
 
 @router.delete("/v1/webhooks/{webhook_id}", responses=answered(WebhookAnswer))

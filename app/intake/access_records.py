@@ -66,14 +66,12 @@ class AccessRecords:
         access_log: AccessLog,
         log_reads: Sequence[str],
         now_ms: Callable[[], int],
-        refusals_interval_s: float = REFUSALS_INTERVAL_S,
     ) -> None:
         """``log_reads`` are patterns of the tenants whose reads are chained."""
         self._entries = entries
         self.log = access_log
         self._log_reads = log_reads
         self._now_ms = now_ms
-        self._refusals_interval_s = refusals_interval_s
         self._refusals: Counter[_Refusal] = Counter()
         self._others = 0
         self._from: str | None = None
@@ -140,7 +138,7 @@ class AccessRecords:
                 await self._note_refusals()
             except LedgerError as error:
                 log.warning("refusals_not_recorded", error=str(error))
-            await asyncio.sleep(self._refusals_interval_s)
+            await asyncio.sleep(REFUSALS_INTERVAL_S)
 
     async def _note_refusals(self) -> None:
         refusals, others, first = self._refusals, self._others, self._from

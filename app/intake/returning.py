@@ -17,7 +17,7 @@ import structlog
 
 from app.intake.system_entries import SystemEntries
 from app.node.state import Node
-from app.pending.backlog import Pending, record_bytes_of
+from app.pending.backlog import Pending, pending_of, record_bytes_of
 from ledger.chain import record
 from ledger.errors import WalFullError
 from ledger.machines.events import ACTIONS, RETURNED_RECORD_TYPE, SystemAction
@@ -80,18 +80,7 @@ class Returning:
                 ]
             )
             entered = [
-                Pending(
-                    Lsn(first_lsn + at),
-                    node.epoch,
-                    each.hlc,
-                    each.type,
-                    event.tenant_id,
-                    event.job_id,
-                    event.payload,
-                    event.idempotency,
-                    None,
-                    event.answered_early,
-                )
+                pending_of(Lsn(first_lsn + at), node.epoch, each.hlc, each.type, event)
                 for at, (each, event) in enumerate(events)
             ]
             self.system.backlog.add(entered)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -38,7 +38,7 @@ from app.store import notary as notary_store
 from app.store.keys import KeyRow
 from app.store.reading import Pool, reading
 from ledger import merkle
-from ledger.errors import LedgerError, SignatureError
+from ledger.errors import ChainDamagedError, KeyConflictError, LedgerError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
 from ledger.merkle import tiles
@@ -378,6 +378,24 @@ class Trust:
             log.error("checkpoint_unreadable", tenant_id=tenant_id, error=str(error))
             return [TreeHead(0, b"", "node", str(error))]
         return [TreeHead(found.size, found.root, "node")]
+
+
+def open_stored(tenant_id: str, note: str, keys: Keyring | Sequence[VerifierKey], origin: str) -> Checkpoint:
+    """The newest checkpoint that is stored, once it is found to be one that this log signed with a key that counts.
+
+    Raises:
+        KeyConflictError: the key that signed it does not count.
+        ChainDamagedError: it is none of this log.
+    """
+    try:
+        return checkpoint.open_checkpoint(note, keys, origin=origin)
+    except UnknownKeyError as error:
+        raise KeyConflictError(
+            f"the newest checkpoint of tenant {tenant_id} is signed by no key that counts: {error}. See tally keys "
+            "list; the next one that a node signs whose key is admitted takes its place"
+        ) from error
+    except SignatureError as error:
+        raise ChainDamagedError(tenant_id, f"the stored checkpoint is not one of this log: {error}") from error
 
 
 def _of_log(origin: str, keys: Iterable[PublicKey]) -> list[VerifierKey]:

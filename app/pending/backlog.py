@@ -22,7 +22,7 @@ import msgspec
 
 from app.store.growth import ChainPosition
 from ledger import native
-from ledger.chain.record import IdempotencyKey
+from ledger.chain.record import EventRecord, IdempotencyKey
 from ledger.errors import LedgerError, RequestTooLargeError, WalFullError
 from ledger.hlc import Hlc
 from ledger.machines.promises import Proposal
@@ -67,6 +67,22 @@ class Pending(msgspec.Struct, eq=False):
     answered_early: bool = True
     refusal: LedgerError | None = None
     proposal: Proposal | None = None
+
+
+def pending_of(lsn: Lsn, epoch: Epoch, hlc: Hlc, record_type: int, event: EventRecord) -> Pending:
+    """What a record of the WAL holds, for whom nobody waits."""
+    return Pending(
+        lsn,
+        epoch,
+        hlc,
+        record_type,
+        event.tenant_id,
+        event.job_id,
+        event.payload,
+        event.idempotency,
+        None,
+        event.answered_early,
+    )
 
 
 _NOTHING = (0, 0)

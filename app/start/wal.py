@@ -19,7 +19,7 @@ import structlog
 
 from app.node.unrecorded import LOST, LsnRange
 from app.pending import quarantine
-from app.pending.backlog import Pending
+from app.pending.backlog import Pending, pending_of
 from app.pending.quarantine import TenantDamage
 from app.start.checks import judge_wal, load_control, set_aside
 from app.store.chaining import WalPosition
@@ -95,19 +95,7 @@ class FoundWal:
         for entry in wal_reader.read(self.folder, from_lsn, self.node_id):
             if entry.lsn > to_lsn:
                 return
-            event = record.decode(entry.payload)
-            yield Pending(
-                entry.lsn,
-                entry.epoch,
-                entry.hlc,
-                entry.type,
-                event.tenant_id,
-                event.job_id,
-                event.payload,
-                event.idempotency,
-                None,
-                event.answered_early,
-            )
+            yield pending_of(entry.lsn, entry.epoch, entry.hlc, entry.type, record.decode(entry.payload))
 
 
 async def find_wal(

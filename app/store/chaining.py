@@ -10,7 +10,7 @@ import asyncpg
 
 from app.store.faults import is_of_a_value
 from app.store.log_rows import LOG_COLUMNS, LogRows, Row
-from app.store.node_connection import NO_ROW_HIDDEN, NodeConnection
+from app.store.node_connection import CONNECT_TIMEOUT_S, NO_ROW_HIDDEN, NodeConnection
 from app.store.rows import fetch_one_as
 from ledger.errors import ChainDamagedError
 from ledger.positions import Epoch, Lsn
@@ -183,7 +183,7 @@ async def connect(
     """A connection to chain with; Postgres ends it when it has been idle inside a transaction for so long."""
     connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
         url,
-        timeout=5,
+        timeout=CONNECT_TIMEOUT_S,
         command_timeout=statement_timeout_s,
         connection_class=NodeConnection,
         server_settings={

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import asyncpg
 
-from app.store.node_connection import NO_ROW_HIDDEN, NodeConnection
+from app.store.node_connection import CONNECT_TIMEOUT_S, NO_ROW_HIDDEN, NodeConnection
 from app.store.rows import columns, fetch_as, turned
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ async def connect(url: str, statement_timeout_s: float) -> NodeConnection:
     followed again."""
     connection: NodeConnection = await asyncpg.connect(
         url,
-        timeout=5,
+        timeout=CONNECT_TIMEOUT_S,
         command_timeout=statement_timeout_s,
         connection_class=NodeConnection,
         server_settings={

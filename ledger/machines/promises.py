@@ -226,17 +226,19 @@ class Capacity(msgspec.Struct, frozen=True):
     capacity: Resources
 
 
-REASONS: Final[Mapping[str, str]] = {
-    "node-not-free": "the precondition NodeFreeOf does not hold",
-    "gang-placed": "the gang is placed already",
-    "adjustment-version": "the precondition ModuleAdjustmentVersion does not hold",
-    "reservation-over-limit": "a reservation is more than its limit",
-    "capsule-placed": "a capsule is placed already, or twice in one gang",
-    "identity-bound": "the capsule has an identity already",
-    "scale-to-zero": "an adjustment to no replicas",
-    "not-active": "what is to be revoked is no active commitment",
-}
-"""What can stand in ``Rejection.reason``, and what it means."""
+REASONS: Final = frozenset(
+    {
+        "adjustment-version",
+        "capsule-placed",
+        "gang-placed",
+        "identity-bound",
+        "node-not-free",
+        "not-active",
+        "reservation-over-limit",
+        "scale-to-zero",
+    }
+)
+"""What can stand in ``Rejection.reason``; docs/commitments.md says what it means."""
 
 _PROPOSALS: Final = msgspec.json.Decoder(Proposal)
 _CAPACITIES: Final = msgspec.json.Decoder(Capacity)

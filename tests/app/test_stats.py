@@ -31,7 +31,7 @@ REPORT: dict[str, Any] = {"tenant_id": "acme", "job_id": "job-1", "dc_id": "use1
 FULL: dict[str, Any] = {
     **REPORT,
     "workflow_id": "load-3",
-    "time": "2026-11-21T13:40:00.250Z",
+    "time": "2024-01-11T13:40:00.250Z",
     "completed": 120,
     "failed": 2,
     "interval_ms": 1000,

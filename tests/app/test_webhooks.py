@@ -424,7 +424,7 @@ async def test_who_administers_another_tenant_neither_sees_nor_changes_a_webhook
             assert (await other.get("/v1/webhooks?tenant_id=acme")).status_code == 403
             wanted = {"tenant_id": "acme", "url": receiver.url}
             assert (await other.post("/v1/webhooks", json=wanted)).status_code == 403
-            assert (await other.get("/v1/webhooks?tenant_id=other")).json() == {"items": []}
+            assert (await other.get("/v1/webhooks?tenant_id=other")).json() == {"items": [], "next_cursor": None}
         assert (await shown(client))["webhook_id"] == webhook["webhook_id"]
 
 

@@ -2,8 +2,6 @@
 
 import { Malformed, hasLoneSurrogate } from "./encoding.js";
 
-export const INTEGER_MAX = Number.MAX_SAFE_INTEGER;
-
 const NESTING_MAX = 64;
 const READ_NESTING_MAX = 900;
 const NUMBER = /-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/y;

@@ -10,7 +10,6 @@ export const ED25519 = "ed25519";
 export const ECDSA_P256 = "ecdsa-p256";
 
 const KEYS_MAX = 1000;
-export const KEY_FILE_BYTES_MAX = 4 << 20;
 
 /** DER of a SubjectPublicKeyInfo up to the key itself; there is no other spelling of these. */
 const PREFIXES = {
