@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 import asyncpg
+from structlog.testing import capture_logs
 
 from app.dev.cluster import find_data
 from app.dev.embedded import EmbeddedPostgres
@@ -75,7 +76,8 @@ def server_with_schema(folder: Path) -> EmbeddedPostgres:
 def _make(server: EmbeddedPostgres) -> None:
     server.start()
     try:
-        migrate(server.owner_url())
+        with capture_logs():  # nobody else captures what is said while tests are collected
+            migrate(server.owner_url())
         asyncio.run(_vacuum_catalog(server.superuser_url()))
     finally:
         server.stop()
