@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 
 from app.exchange.regions import Regions
-from ledger.errors import ChainDamagedError, FencedError, NotReadyError
+from ledger.errors import ChainDamagedError, FencedError, KeyConflictError, NotReadyError
 
 if TYPE_CHECKING:
     import asyncpg
@@ -127,10 +127,11 @@ class Parts:
 
     @contextmanager
     def mending(self, tenant_id: str) -> Iterator[None]:
-        """A read of the tenant's stored tree: where that is damaged, it is made again in the background."""
+        """A read of the tenant's stored tree: where that is damaged, or no key that counts signed its checkpoint, both
+        are made again in the background."""
         try:
             yield
-        except ChainDamagedError:
+        except (ChainDamagedError, KeyConflictError):
             self.notary.mend(tenant_id)
             raise
 

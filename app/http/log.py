@@ -29,7 +29,7 @@ from app.keys.trust import open_stored
 from app.parts import Parts, PartsDep
 from app.read import cosigned, log_tiles
 from app.store import anchors
-from ledger.errors import KeyConflictError, NotFoundError
+from ledger.errors import NotFoundError
 from ledger.merkle.tiles import TILE_WIDTH
 from signing.anchors import RFC_3161
 
@@ -71,11 +71,7 @@ async def read_checkpoint(
     read = cosigned.newest_cosigned if is_cosigned == "true" else cosigned.newest
     with parts.mending(tenant_id):
         note = await read(parts.pool, tenant_id, parts.witnesses)
-        try:
-            open_stored(tenant_id, note, await parts.trust.log_keys(tenant_id), parts.notary.origin(tenant_id))
-        except KeyConflictError:
-            parts.notary.mend(tenant_id)
-            raise
+        open_stored(tenant_id, note, await parts.trust.log_keys(tenant_id), parts.notary.origin(tenant_id))
     return Response(note, headers=_NOT_KEPT, media_type=TEXT_MEDIA_TYPE)
 
 

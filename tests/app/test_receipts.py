@@ -231,6 +231,11 @@ async def test_no_receipt_is_signed_on_a_checkpoint_that_the_ledger_did_not_sign
 
         assert await until(refused, "a receipt is asked for before the checkpoint is made again") == (409, problem)
 
+        async def given(tenant: str = tenant) -> bool:
+            return (await damageable.get(f"/v1/jobs/job-1/receipt?tenant_id={tenant}")).is_success
+
+        await until(given, "the checkpoint is signed again because somebody asked")
+
 
 async def test_a_job_that_is_more_than_a_receipt_holds_is_told_what_to_do(
     client: Client, monkeypatch: pytest.MonkeyPatch
