@@ -502,7 +502,10 @@ async def test_an_end_and_a_revocation_taken_out_of_the_table_hold_by_the_chain(
 async def test_a_node_whose_key_another_one_revoked_chains_on_and_signs_again_once_it_has_another_key(
     run_server: RunServer, make_settings: MakeSettings, chains: Chains
 ) -> None:
-    async with run_server(make_settings("one")) as one, run_server(make_settings("two")) as two:
+    async with contextlib.AsyncExitStack() as running:
+        one = await running.enter_async_context(run_server(make_settings("one")))
+        await until(chains.key_recorded, "the first node's key is the root")
+        two = await running.enter_async_context(run_server(make_settings("two")))
         await admit_node(one, two)
         await add_jobs(one, 2)
         await sign(one)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -38,6 +40,15 @@ def both(make_settings: MakeSettings) -> tuple[Settings, Settings]:
     return make_settings("writer", chain=chain), make_settings("other", chain=chain)
 
 
+@asynccontextmanager
+async def run_both(run_node: RunNode, writer: Settings, other: Settings) -> AsyncIterator[tuple[Service, Service]]:
+    """Both nodes; what the writer signs counts, as the ledger begins with its key."""
+    async with run_node(writer) as first:
+        await first.key_changes.recorded.wait()
+        async with run_node(other) as second:
+            yield first, second
+
+
 async def followed(other: Settings, size: int = ENTRIES) -> None:
     """Wait until the node that does not write keeps a checkpoint of that size."""
     await until(lambda: kept_size(other) >= size, "the other node keeps the writer's checkpoint")
@@ -69,7 +80,7 @@ async def test_a_tail_cut_with_everything_made_to_fit_stops_the_node_that_only_w
     run_node: RunNode, both: tuple[Settings, Settings], superuser: asyncpg.Connection
 ) -> None:
     writer, other = both
-    async with run_node(writer) as first, run_node(other) as second:
+    async with run_both(run_node, writer, other) as (first, second):
         await write(first, *range(ENTRIES))
         await followed(other)
         await job_table_followed(superuser)
@@ -98,7 +109,7 @@ async def test_a_replaced_chain_of_the_same_length_stops_every_node(
     run_node: RunNode, both: tuple[Settings, Settings], superuser: asyncpg.Connection
 ) -> None:
     writer, other = both
-    async with run_node(writer) as first, run_node(other) as second:
+    async with run_both(run_node, writer, other) as (first, second):
         await write(first, *range(ENTRIES))
         await followed(other)
         await job_table_followed(superuser)
@@ -112,7 +123,7 @@ async def test_a_tenant_that_vanished_stops_every_node(
     run_node: RunNode, both: tuple[Settings, Settings], superuser: asyncpg.Connection
 ) -> None:
     writer, other = both
-    async with run_node(writer) as first, run_node(other) as second:
+    async with run_both(run_node, writer, other) as (first, second):
         await write(first, *range(ENTRIES))
         await followed(other)
         await remove_acme(superuser)
@@ -175,7 +186,7 @@ async def test_a_damaged_tree_is_no_rollback_and_is_made_again(
     run_node: RunNode, both: tuple[Settings, Settings], superuser: asyncpg.Connection
 ) -> None:
     writer, other = both
-    async with run_node(writer) as first, run_node(other) as second:
+    async with run_both(run_node, writer, other) as (first, second):
         await write(first, *range(ENTRIES))
         await followed(other)
         whole = await superuser.fetchval("SELECT hashes FROM scheduler.merkle_tile WHERE tenant_id = 'acme'")
@@ -228,11 +239,11 @@ async def test_a_node_brings_back_its_own_tenants_though_another_wrote_others(
     run_node: RunNode, both: tuple[Settings, Settings], back_up: BackUp
 ) -> None:
     writer, other = both
-    async with run_node(writer) as first, run_node(other) as second:
+    async with run_both(run_node, writer, other) as (first, second):
         await write(first, 1, tenant_id="acme")
         await write(second, 1, tenant_id="globex")
     older = await back_up()
-    async with run_node(writer) as first, run_node(other) as second:
+    async with run_both(run_node, writer, other) as (first, second):
         await write(first, 2, tenant_id="acme")
         await write(second, 2, tenant_id="globex")
         await followed(other, 2)

@@ -27,7 +27,7 @@ from signing.note import VerifierKey
 from signing.note import parse as parse_note
 from signing.snapshot import open_snapshot
 from tests.app import chain_builder
-from tests.app.admitting import admit_service
+from tests.app.admitting import run_two
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, created
@@ -383,8 +383,8 @@ async def test_two_nodes_that_sign_the_same_tenant_make_one_gapless_row_of_snaps
     run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection
 ) -> None:
     chain = {"batch_size": 7, "batch_interval": "100ms"}
-    async with run_node(make_settings("one", chain=chain)) as one, run_node(make_settings("two", chain=chain)) as two:
-        await admit_service(one, two)
+    settings = [make_settings(name, chain=chain) for name in ("one", "two")]
+    async with run_two(run_node, *settings) as (one, two):
 
         async def write_many(service: Service) -> None:
             for _ in range(15):
@@ -659,8 +659,7 @@ FLIP = "UPDATE scheduler.merkle_tile SET hashes = set_byte(hashes, 40, get_byte(
 async def test_a_node_keeps_a_checkpoint_of_what_it_chained_even_when_another_node_signs_first(
     run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
 ) -> None:
-    async with run_node(make_settings("slow")) as node, run_node(make_settings("quick")) as quick:
-        await admit_service(node, quick)
+    async with run_two(run_node, make_settings("slow"), make_settings("quick")) as (node, quick):
         await write(node, "acme", 1)
         await until(lambda: node._started.checkpoints.size("acme") == 1, "the checkpoint is kept")
         async with node.notary._tenants["acme"].lock:
@@ -674,8 +673,7 @@ async def test_a_node_keeps_a_checkpoint_of_what_it_chained_even_when_another_no
 async def test_what_is_kept_of_a_chain_does_not_go_back_to_an_older_checkpoint_of_another_node(
     run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
 ) -> None:
-    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
-        await admit_service(one, two)
+    async with run_two(run_node, make_settings("one"), make_settings("two")) as (one, two):
         await write(two, "acme", 3)
         await until(lambda: covered(superuser, "acme", 3), "the other node signs")
         older = await superuser.fetchval("SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = 'acme'")
