@@ -417,6 +417,7 @@ def test_what_is_of_a_tenant_that_is_not_the_callers_waits_and_holds_up_no_other
     if sender == "client":
         with Client(way.url, spool=folder, patience_s=0.0) as client:
             assert client.flush() == 2
+            assert len([seen for seen in way.seen if mistyped.encode() in seen.body]) == 1, "one file asks for all"
             way.instead = [problem(403, "forbidden")]
             client.job(fine, job_id="third").begin()
     else:

@@ -119,7 +119,9 @@ class Outbox:
                 if time.monotonic() > until:
                     return None
                 try:
-                    replies: list[Reply] = yield from self._send(spool, path, path == own, answer_s, refused, held)
+                    replies: list[Reply] | None = yield from self._send(
+                        spool, path, path == own, answer_s, refused, held
+                    )
                 except (TallystickError, OSError) as error:
                     if path == own and isinstance(error, (*REFUSALS, NotAllowedError, SpoolError)):
                         raise
@@ -127,6 +129,8 @@ class Outbox:
                     if isinstance(error, NotAllowedError) and error.kind == "forbidden":
                         continue  # what is of other tenants need not wait with it
                     return None
+                if replies is None:
+                    continue
                 self._failures, self._quiet_until = 0, 0.0
                 if path == own:
                     return replies
@@ -145,15 +149,18 @@ class Outbox:
         answer_s: float | None,
         refused: dict[str, TallystickError],
         held: dict[str, NotAllowedError],
-    ) -> Flow[list[Reply]]:
-        """Send one file, and remove it or set it aside; ``held`` are the tenants that the caller may not write to."""
+    ) -> Flow[list[Reply] | None]:
+        """Send one file, and remove it or set it aside; None where it waits with others of its tenant. ``held`` are the
+        tenants that the caller may not write to."""
         kept: Kept | None = None
         try:
             kept = yield Work(partial(spool.load, path))
             if kept is None:
                 return []
-            if kept["tenant_id"] in held:
-                raise held[kept["tenant_id"]]
+            if (forbidden := held.get(kept["tenant_id"])) is not None:
+                if is_own:
+                    raise forbidden
+                return None
             if (before := refused.get(f"{kept['tenant_id']} {kept['job_id']}")) is not None:
                 raise SpoolError(f"what came before it of this job was refused: {before}")
             requests = kept["requests"]
