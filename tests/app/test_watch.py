@@ -16,6 +16,7 @@ import pytest
 from app.parts import Parts
 from app.watch import watchers as watchers_module
 from app.watch.blocks import Wanted
+from app.watch.tail import ENTRIES_BEFORE, PAGE_ENTRIES
 from ledger.errors import ChainDamagedError
 from tests.app.chain_builder import edit
 from tests.app.chains import UNTIL_S, until
@@ -450,14 +451,13 @@ async def test_a_stream_on_which_nothing_happens_stays_open_and_says_that_it_liv
 async def test_a_client_that_wants_nothing_of_many_pages_is_told_how_far_it_has_come(
     run_watched: RunWatched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.watch.tail.ENTRIES_BEFORE", 0)
     monkeypatch.setattr(watchers_module, "SILENCE_MAX_S", 0.0)
     monkeypatch.setattr(watchers_module, "PASSED_MIN", 3)
     async with run_watched() as node:
-        await node.write(*jobs(range(8)))
-    async with run_watched() as node, node.watching(from_seq=1, to_seq=8, job="nothing") as stream:
+        await node.write(*jobs(range(ENTRIES_BEFORE + PAGE_ENTRIES)))
+    async with run_watched() as node, node.watching(from_seq=1, to_seq=PAGE_ENTRIES, job="nothing") as stream:
         assert await stream.rest() == []
-    assert (stream.comments, stream.last_id) == (1, "8")
+    assert (stream.comments, stream.last_id) == (1, str(PAGE_ENTRIES))
 
 
 async def test_a_stop_ends_streams_at_once_also_those_that_nobody_reads(run_watched: RunWatched) -> None:
