@@ -42,10 +42,10 @@ $(NATIVE): $(RUNTIME) | debian-tools
 	@$(BIN)/python -c 'import app.node._native, ledger._native, wal._native' 2>/dev/null || $(SELF)
 	@touch $@
 
-# Five at once on two cores: much of a test is waiting for a disk, a process or a deadline. Files go out as
+# Six at once on two cores: much of a test is waiting for a disk, a process or a deadline. Files go out as
 # tests/conftest.py says, so that none of the long ones is left to run alone at the end.
 test: debian-tools $(NATIVE) $(DEV) $(CLASSES)
-	$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder
 
 # What needs neither Spark nor debian-tools. Any one of them: .venv/bin/python -m pytest tests/ledger/test_hlc.py
 test-fast: $(FAST)

@@ -36,7 +36,7 @@ from tests.workers import fork_workers
 MEMORY = Path("/dev/shm")
 """Linux's file system in memory."""
 MEMORY_BYTES_MIN = 6 << 30
-"""Free room there with which the files of a run go to it: each of five PostgreSQL takes some 200 MB, tests as much."""
+"""Free room there with which the files of a run go to it: each of six PostgreSQL takes some 200 MB, tests as much."""
 SETTINGS = {
     "autovacuum": "off",
     "fsync": "off",
@@ -57,17 +57,17 @@ settings.load_profile("tests")
 LONGEST = (
     *("test_model", "test_quorum_processes", "test_simulation", "test_truncation", "test_cluster", "test_keyed"),
     *("test_verify_page", "test_console", "test_scheduler", "test_webhooks", "test_witnesses", "test_watch"),
-    "test_package",
+    *("test_package", "test_notary", "test_embedded", "test_ledger_watch", "test_lease", "test_tls", "test_full_walk"),
+    *("test_replaced_tables", "test_interrupt"),
 )
 """Names of files that take half a minute and more; only those that have a Spark session are handed out before them."""
 LONG_FIRST = ("pipeline", "crash", "clients")
 """Folders whose files take longest, in the order in which they are handed to workers. Those of the others follow side
 by side, as far in the one as in the other: some wait for most of their time, some never do."""
 ONE_JAVA = (
-    *("test_archive_spark", "test_class_archive", "test_diff", "test_interrupt", "test_merge", "test_report_cli"),
-    *("test_report_spark", "test_source_postgres", "test_source_spark", "test_spark", "test_stats"),
-    *("test_stats_destination", "test_task_processes", "test_verify_cli", "test_verify_commitments"),
-    *("test_verify_files", "test_verify_postgres"),
+    *("test_archive_spark", "test_class_archive", "test_diff", "test_merge", "test_report_cli", "test_report_spark"),
+    *("test_source_postgres", "test_source_spark", "test_spark", "test_stats", "test_stats_destination"),
+    *("test_task_processes", "test_verify_cli", "test_verify_commitments", "test_verify_files", "test_verify_postgres"),
 )
 """Names of files of ``tests/pipeline`` that have a Spark session: they go to one worker, for a Java takes seconds to
 start, and some twenty more of the processor until it is fast."""

@@ -12,9 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
-
-from pipeline.cli import running
 
 COMMAND = """
 import sys, threading
@@ -46,24 +43,6 @@ def test_a_signal_in_the_middle_of_a_job_ends_it_with_the_exit_code_of_shells(tm
         _, told = command.communicate(timeout=150)
     assert (command.returncode, told) == (128 + signal.SIGINT, "stopping ...\n")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["at-work", "logs"]
-
-
-def test_a_signal_as_a_cancelled_job_has_just_ended_is_told_too_and_once(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(running.FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(running, "_interruption", interruption := running._Interruption())
-    monkeypatch.setattr(interruption, "end", lambda: signal.raise_signal(signal.SIGTERM))
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    try:
-        running.unwind_on_signals()
-        with pytest.raises(running.InterruptedBySignalError), running.running("wait", "local[1]"):
-            raise ValueError("Job 0 cancelled")
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert capfd.readouterr().err == "stopping ...\n"
 
 
 START = """

@@ -26,6 +26,7 @@ from ledger.errors import BrokenRangeError, BundleInvalidError, ConfigurationErr
 from ledger.exit_code import ExitCode
 from ledger.verification.verdict import Break
 from pipeline import java
+from pipeline.cli import running
 from pipeline.gateway import _kept, apart, told
 from pipeline.masters import refuse_unless_there
 from pipeline.spark import SHUFFLE_PARTITIONS_MIN, _java_options, shuffle_partitions, spark_session
@@ -283,3 +284,21 @@ def test_a_session_that_is_there_is_used_and_left(spark: SparkSession, tmp_path:
         assert used.sparkContext is spark.sparkContext
     assert spark.range(3).count() == 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_as_a_cancelled_job_has_just_ended_is_told_too_and_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(running.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(running, "_interruption", interruption := running._Interruption())
+    monkeypatch.setattr(interruption, "end", lambda: signal.raise_signal(signal.SIGTERM))
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        running.unwind_on_signals()
+        with pytest.raises(running.InterruptedBySignalError), running.running("wait", "local[1]"):
+            raise ValueError("Job 0 cancelled")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert capfd.readouterr().err == "stopping ...\n"
