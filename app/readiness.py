@@ -52,7 +52,10 @@ def reported_checks(
         "clock": lambda: service.node.wall.fault() or _time_fault(service.node),
         "breaks": breaks.fault,
         "tenants": lambda: _named("quarantined, their chains are damaged", service.node.damaged),
-        "locks": lambda: _named("not chained, another session keeps their rows locked", service.node.locked),
+        "locks": lambda: (
+            _named("not chained, another session keeps their rows locked", service.node.locked)
+            or _named("not signed, another session keeps their trees locked", service.notary.locked)
+        ),
         "privacy": lambda: (
             knowledge.keys.fault
             or _named("taking nothing that may be private, their rows are damaged", knowledge.doubts)

@@ -299,6 +299,10 @@ class StoredTreeBehindError(StoredTreeError):
     """The stored Merkle tree is shorter than one that this node signed, as after a restore of the database."""
 
 
+class StoredTreeLockedError(SigningUnavailableError):
+    """Another session keeps the row of the stored Merkle tree locked; it grows on once that lets it go."""
+
+
 class ChainDamagedError(LedgerError):
     """Stored rows of one tenant are not what they must be: what hangs on them is neither extended nor shown.
 

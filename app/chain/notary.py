@@ -51,6 +51,7 @@ from ledger.errors import (
     SigningUnavailableError,
     StoredTreeBehindError,
     StoredTreeError,
+    StoredTreeLockedError,
 )
 from ledger.names import is_readable_tenant
 from ledger.positions import BEFORE_FIRST, Lsn
@@ -68,6 +69,8 @@ TURNS_AT_ONCE_MAX = 4
 """Transactions at once, so that the fsyncs of one do not keep the next waiting."""
 BROKEN_RETRY_S = 60.0
 """Pause before a tenant whose rows are broken is looked at again, which may mean to read its whole chain."""
+LOCK_TOLD_S = 5.0
+"""How long another session keeps a tree locked before somebody is told: a node that signs it has it for moments."""
 HOUSEKEEPING_INTERVAL_S = 1.0
 """How often tenants are looked at that have not grown, for ``batch_interval`` and retries."""
 
@@ -113,6 +116,10 @@ class Notary:
         """Tenants whose snapshots wait for the signer to answer again."""
         self._retry_at_s: dict[str, float] = {}
         """When tenants whose rows were found broken are looked at again."""
+        self._locked_since_s: dict[str, float] = {}
+        """Tenants whose trees another session keeps locked, and since when."""
+        self.locked: dict[str, str] = {}
+        """Those of them that have waited for long, and for what."""
         self._mending: asyncio.Task[None] | None = None
         self._turns = asyncio.Semaphore(TURNS_AT_ONCE_MAX)
         self._wake = asyncio.Event()
@@ -338,6 +345,9 @@ class Notary:
                     raise
                 self._delayed(names, error)
                 return busy.union(names)
+            for name in set(names).difference(faults):
+                self._locked_since_s.pop(name, None)
+                self.locked.pop(name, None)
             for name in names:
                 tenant = self._tenants[name]
                 if name in faults:
@@ -415,6 +425,12 @@ class Notary:
             self._retry_at_s[tenant_id] = time.monotonic() + BROKEN_RETRY_S
         elif isinstance(error, SignerAwayError):
             self._unsigned.add(tenant_id)
+        elif isinstance(error, StoredTreeLockedError):
+            self._grown.add(tenant_id)
+            since_s = self._locked_since_s.setdefault(tenant_id, time.monotonic())
+            if tenant_id not in self.locked and time.monotonic() - since_s >= LOCK_TOLD_S:
+                self.locked[tenant_id] = str(error)
+                log.warning("signing_delayed", tenants=[tenant_id], error=str(error))
         else:
             self._delayed((tenant_id,), error)
 
@@ -455,7 +471,7 @@ class Notary:
     async def _advanced(self, connection: Connection, tenant_id: str) -> Mapping[str, LedgerError]:
         """The tree further; its fault. A disk that does not take its checkpoint is none of PostgreSQL's."""
         try:
-            return await self._trees.advance(connection, (tenant_id,))
+            return await self._trees.advance(connection, (tenant_id,), waits=True)
         except OSError as error:
             if self.checkpoint_fault is None:
                 raise

@@ -15,7 +15,7 @@ Invariants, per tenant::
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -30,7 +30,13 @@ from app.store import notary as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.notary import GrownTree, LinkRow
 from ledger import merkle
-from ledger.errors import LedgerError, SignatureError, SigningUnavailableError, StoredTreeError
+from ledger.errors import (
+    LedgerError,
+    SignatureError,
+    SigningUnavailableError,
+    StoredTreeError,
+    StoredTreeLockedError,
+)
 from ledger.merkle import tiles
 from signing import checkpoint
 from signing.checkpoint import Checkpoint, sign_checkpoint
@@ -58,19 +64,22 @@ class TreeFollower:
     checkpoint_fault: str | None = field(default=None, init=False)
     """Why the last checkpoints could not be kept beside the WAL, None while they can."""
 
-    async def advance(self, connection: Connection, names: Sequence[str]) -> dict[str, LedgerError]:
+    async def advance(
+        self, connection: Connection, names: Sequence[str], *, waits: bool = False
+    ) -> dict[str, LedgerError]:
         """Append one turn of links to the tree of each tenant and sign its checkpoint; all in one transaction.
 
         The caller holds the tenants' locks. What is wrong with one tenant keeps none of the others: returns the faults.
+        A tree that another session keeps locked, as a node that makes it again, is one, unless it is waited for.
         """
         faults: dict[str, LedgerError] = {}
         grown: dict[str, GrownTree] = {}
         async with connection.transaction():
             if new := [name for name in names if self.memory.tenants[name].tree is None]:
                 await store.begin_trees(connection, new)
-            locked = await store.lock_trees(connection, names)
-            for name in set(names).difference(stored.tenant_id for stored in locked):
-                faults[name] = StoredTreeError(f"the stored tree of tenant {name} is gone")
+            locked = await store.lock_trees(connection, names, waits=waits)
+            faults.update(await self._not_had(connection, set(names).difference(tree.tenant_id for tree in locked)))
+            for name in faults:
                 self.memory.tenants[name].tree = None
             for stored in locked:
                 tenant = self.memory.tenants[stored.tenant_id]
@@ -101,11 +110,13 @@ class TreeFollower:
         """Make the tenant's stored tree again from its chain; the caller holds the tenant's lock.
 
         Raises:
-            LedgerError: the chain is broken, or is not that of the checkpoint beside the WAL.
+            LedgerError: the chain is broken, or is not that of the checkpoint beside the WAL; or another session keeps
+                the tree locked.
         """
         async with connection.transaction():
             await store.begin_trees(connection, (tenant_id,))
-            await store.lock_trees(connection, (tenant_id,))
+            if not await store.lock_trees(connection, (tenant_id,), waits=False):
+                raise (await self._not_had(connection, {tenant_id}))[tenant_id]
             await tree_of_chain(connection, tenant_id, self.checkpoints.load(tenant_id))
 
     def is_kept(self, tenant_id: str, tree_size: int) -> bool:
@@ -140,6 +151,18 @@ class TreeFollower:
             self.memory.tenants[name].unkept = None
             self.own.forget(name, sizes[name])
         return faults
+
+    async def _not_had(self, connection: Connection, names: Set[str]) -> dict[str, LedgerError]:
+        """Why each of these could not be locked."""
+        there = await store.trees_there(connection, sorted(names)) if names else set()
+        return {
+            name: StoredTreeLockedError(
+                f"another session keeps the row of tenant {name} in scheduler.merkle_head locked (see pg_locks)"
+            )
+            if name in there
+            else StoredTreeError(f"the stored tree of tenant {name} is gone")
+            for name in names
+        }
 
     async def _append_turn(self, connection: Connection, stored: store.LockedTree, tenant: FollowedTenant) -> GrownTree:
         """One tenant's tree, one turn of links longer, with the checkpoint that is due."""

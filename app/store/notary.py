@@ -63,6 +63,8 @@ _LOCK_TREES = """
 SELECT tenant_id, tree_size, root_hash, checkpoint FROM scheduler.merkle_head
  WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE
 """
+_LOCK_FREE_TREES = f"{_LOCK_TREES.rstrip()} SKIP LOCKED"
+_TREES_THERE = "SELECT tenant_id FROM scheduler.merkle_head WHERE tenant_id = ANY($1::text[])"
 # Arrays of texts and bigints alone: of all others the driver asks what they are, which takes longer than this does.
 _STORE_TILES = """
 WITH stored AS (
@@ -138,9 +140,15 @@ async def begin_trees(connection: Connection, tenant_ids: Sequence[str]) -> None
     await connection.execute(_BEGIN_TREES, tenant_ids, EMPTY_ROOT.hex())
 
 
-async def lock_trees(connection: Connection, tenant_ids: Sequence[str]) -> list[LockedTree]:
-    """The trees of these tenants in tenant order, locked until the transaction ends."""
-    return await fetch_as(connection, LockedTree, _LOCK_TREES, tenant_ids)
+async def lock_trees(connection: Connection, tenant_ids: Sequence[str], *, waits: bool) -> list[LockedTree]:
+    """The trees of these tenants in tenant order, locked until the transaction ends; those that another session keeps
+    locked are waited for, or passed over."""
+    return await fetch_as(connection, LockedTree, _LOCK_TREES if waits else _LOCK_FREE_TREES, tenant_ids)
+
+
+async def trees_there(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
+    """Which of these tenants have a stored tree, locked or not."""
+    return {row["tenant_id"] for row in await connection.fetch(_TREES_THERE, tenant_ids)}
 
 
 async def read_links(connection: Connection, tenant_id: str, from_seq: int, limit: int) -> list[LinkRow]:

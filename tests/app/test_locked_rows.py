@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import asyncpg
 import httpx
 import pytest
 
@@ -20,6 +21,7 @@ from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.app.hurry import hurried
 from tests.app.test_followers import halted
+from tests.app.test_notary import covered
 from tests.app.test_start_refused import damage_control, recorded_losses
 from tests.conftest import Database
 from tests.running_copy import copy_running
@@ -27,11 +29,13 @@ from wal.segment import list_segments
 
 HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = 'acme' FOR UPDATE"
 """What another session holds."""
+TREE = HEAD.replace("chain_heads", "merkle_head")
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.store.chaining.LOCK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("app.chain.notary.LOCK_TOLD_S", 0.3)
 
 
 async def local(service: Service, *ns: int) -> None:
@@ -99,6 +103,51 @@ async def test_readyz_names_the_tenant_and_a_session_waits_for_its_writes(
 
         await until(found, "it is chained")
         assert "acme" not in str((await client.get("/readyz")).json())
+
+
+async def test_a_tree_that_is_kept_locked_waits_while_all_others_are_signed(
+    run_server: RunServer, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+) -> None:
+    async with run_server(make_settings()) as client:
+
+        async def write(tenant_id: str) -> None:
+            job = {"tenant_id": tenant_id, "durability": "GLOBAL"}
+            assert (await client.post("/v1/jobs", json=job)).status_code == 201
+
+        await write("acme")
+        await until(lambda: covered(superuser, "acme", 1), "it has a tree")
+        async with halted(database, TREE):
+            await write("acme")
+            for size in range(1, 4):
+                await write("beta")
+                await until(lambda size=size: covered(superuser, "beta", size), "the other is signed", 5)
+
+            async def named() -> bool:
+                return "trees locked: acme" in str((await client.get("/readyz")).json())
+
+            await until(named, "/readyz names it")
+            assert not await covered(superuser, "acme", 2)
+        await until(lambda: covered(superuser, "acme", 2), "it is signed")
+
+        async def is_well() -> bool:
+            return "acme" not in str((await client.get("/readyz")).json())
+
+        await until(is_well, "nothing waits any more")
+
+
+async def test_a_damaged_tree_that_is_kept_locked_is_made_again_later_and_no_other_waits(
+    run_node: RunNode, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(make_settings()) as service:
+        for tenant_id in ("acme", "beta"):
+            await service.submitter.submit(created(tenant_id, 0), key=None)
+            await until(lambda tenant_id=tenant_id: covered(superuser, tenant_id, 1), "it has a tree")
+        async with halted(database, TREE):
+            for tenant_id in ("acme", "beta"):
+                service.notary.mend(tenant_id)
+            await until(lambda: not service.notary._tenants["beta"].is_tree_damaged, "the other is made again", 5)
+            assert service.notary._tenants["acme"].is_tree_damaged
+        await until(lambda: not service.notary._tenants["acme"].is_tree_damaged, "it is made again", 5)
 
 
 async def _read(client: httpx.AsyncClient, job: dict[str, str]) -> httpx.Response:

@@ -732,7 +732,7 @@ async def test_a_tree_that_is_found_damaged_while_another_is_made_again_is_made_
             await write(one, tenant_id, 9)
             await one.notary.sign_now(tenant_id)
         async with other.transaction():
-            await other.execute("SELECT FROM scheduler.merkle_head WHERE tenant_id = 'acme' FOR UPDATE")
+            await other.execute("SELECT FROM scheduler.merkle_tile WHERE tenant_id = 'acme' FOR UPDATE")
             one.notary.mend("acme")
             waiting = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
             await until(lambda: superuser.fetchval(waiting), "the tree of one waits for the lock")
