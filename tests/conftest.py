@@ -55,12 +55,13 @@ settings.register_profile("tests", max_examples=EXAMPLES, deadline=None, suppres
 settings.load_profile("tests")
 
 LONGEST = (
-    *("test_model", "test_quorum_processes", "test_simulation", "test_truncation", "test_cluster", "test_keyed"),
-    *("test_verify_page", "test_console", "test_scheduler", "test_webhooks", "test_witnesses", "test_watch"),
-    *("test_package", "test_notary", "test_embedded", "test_ledger_watch", "test_lease", "test_tls", "test_full_walk"),
-    *("test_replaced_tables", "test_interrupt"),
+    *("test_model", "test_embedded", "test_quorum_processes", "test_simulation", "test_lease", "test_truncation"),
+    *("test_cluster", "test_tls", "test_keyed", "test_verify_page", "test_ledger_watch", "test_console"),
+    *("test_scheduler", "test_full_walk", "test_webhooks", "test_replaced_tables", "test_witnesses", "test_watch"),
+    *("test_notary", "test_package", "test_interrupt"),
 )
-"""Names of files that take half a minute and more; only those that have a Spark session are handed out before them."""
+"""Names of files that take half a minute and more, those that wait among those that compute; only those that have a
+Spark session are handed out before them."""
 LONG_FIRST = ("pipeline", "crash", "clients")
 """Folders whose files take longest, in the order in which they are handed to workers. Those of the others follow side
 by side, as far in the one as in the other: some wait for most of their time, some never do."""
