@@ -345,14 +345,13 @@ class Notary:
                     raise
                 self._delayed(names, error)
                 return busy.union(names)
-            for name in set(names).difference(faults):
-                self._locked_since_s.pop(name, None)
-                self.locked.pop(name, None)
             for name in names:
                 tenant = self._tenants[name]
                 if name in faults:
                     self._note_fault(name, faults[name])
-                elif tenant.tree is not None and tenant.tree.size < tenant.head_seq:
+                    continue
+                self._unlocked(name)
+                if tenant.tree is not None and tenant.tree.size < tenant.head_seq:
                     self._grown.add(name)
                 elif not self.sign_snapshots and tenant.tree is not None:
                     tenant.signed_seq = tenant.tree.size
@@ -412,6 +411,8 @@ class Notary:
 
     def _note_fault(self, tenant_id: str, error: LedgerError) -> None:
         """One tenant could not be followed or signed."""
+        if not isinstance(error, StoredTreeLockedError):
+            self._unlocked(tenant_id)
         if isinstance(error, StoredTreeError):
             if isinstance(error, StoredTreeBehindError):
                 log.info("stored_tree_behind", tenant_id=tenant_id, found=str(error))
@@ -433,6 +434,11 @@ class Notary:
                 log.warning("signing_delayed", tenants=[tenant_id], error=str(error))
         else:
             self._delayed((tenant_id,), error)
+
+    def _unlocked(self, tenant_id: str) -> None:
+        """The tree was had, or something else is wrong by now."""
+        self._locked_since_s.pop(tenant_id, None)
+        self.locked.pop(tenant_id, None)
 
     def _delayed(self, names: Sequence[str], error: BaseException) -> None:
         """Try these tenants again, later."""
