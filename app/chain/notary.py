@@ -170,7 +170,7 @@ class Notary:
 
     async def _run(self) -> None:
         while True:
-            if not self._grown and not self._is_more_due:
+            if self._grown <= self.locked.keys() and not self._is_more_due:
                 await self._sleep_until_grown()
             await asyncio.sleep(self._collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
             self._wake.clear()
@@ -299,10 +299,13 @@ class Notary:
             self._mending = None
             # Those that were found damaged meanwhile, which nobody attends to before.
             self._grown.update(name for name, tenant in self._tenants.items() if tenant.is_tree_damaged)
-            self._wake.set()
+            if not self._grown <= self.locked.keys():
+                self._wake.set()
 
     async def _make_again(self, names: Sequence[str]) -> None:
         for name in names:
+            if self._tenants[name].lock.locked():
+                continue  # Whoever has it may wait for long; it is tried again.
             async with self._turn(name) as (tenant, connection):
                 await self._trees.make_again(connection, name)
                 log.info("stored_tree_made_again", tenant_id=name)

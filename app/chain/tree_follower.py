@@ -113,8 +113,9 @@ class TreeFollower:
             LedgerError: the chain is broken, or is not that of the checkpoint beside the WAL; or another session keeps
                 the tree locked.
         """
+        # Committed at once, so that other nodes can pass over it meanwhile.
+        await store.begin_trees(connection, (tenant_id,))
         async with connection.transaction():
-            await store.begin_trees(connection, (tenant_id,))
             if not await store.lock_trees(connection, (tenant_id,), waits=False):
                 raise (await self._not_had(connection, {tenant_id}))[tenant_id]
             await tree_of_chain(connection, tenant_id, self.checkpoints.load(tenant_id))

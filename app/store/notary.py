@@ -54,10 +54,12 @@ class LastSnapshot(NamedTuple):
     """Where the chain ends."""
 
 
+# Only where there is none: a conflict with a row that another session has written, and not committed, is waited for.
 _BEGIN_TREES = """
 INSERT INTO scheduler.merkle_head (tenant_id, tree_size, root_hash)
-SELECT tenant_id, 0, $2 FROM unnest($1::text[]) AS t(tenant_id) ORDER BY tenant_id COLLATE "C"
-    ON CONFLICT DO NOTHING
+SELECT tenant_id, 0, $2 FROM unnest($1::text[]) AS t(tenant_id)
+ WHERE NOT EXISTS (SELECT FROM scheduler.merkle_head AS m WHERE m.tenant_id = t.tenant_id)
+ ORDER BY tenant_id COLLATE "C" ON CONFLICT DO NOTHING
 """
 _LOCK_TREES = """
 SELECT tenant_id, tree_size, root_hash, checkpoint FROM scheduler.merkle_head

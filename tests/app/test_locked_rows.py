@@ -29,7 +29,12 @@ from wal.segment import list_segments
 
 HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = 'acme' FOR UPDATE"
 """What another session holds."""
-TREE = HEAD.replace("chain_heads", "merkle_head")
+OF_TREES = {
+    "locked": HEAD.replace("chain_heads", "merkle_head"),
+    "written": "UPDATE scheduler.merkle_head SET signed_at = signed_at WHERE tenant_id = 'acme'",
+    "deleted": "DELETE FROM scheduler.merkle_head WHERE tenant_id = 'acme'",
+}
+of_trees = pytest.mark.parametrize("how", OF_TREES.values(), ids=OF_TREES)
 
 
 @pytest.fixture(autouse=True)
@@ -105,8 +110,9 @@ async def test_readyz_names_the_tenant_and_a_session_waits_for_its_writes(
         assert "acme" not in str((await client.get("/readyz")).json())
 
 
+@of_trees
 async def test_a_tree_that_is_kept_locked_waits_while_all_others_are_signed(
-    run_server: RunServer, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+    run_server: RunServer, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection, how: str
 ) -> None:
     async with run_server(make_settings()) as client:
 
@@ -116,7 +122,7 @@ async def test_a_tree_that_is_kept_locked_waits_while_all_others_are_signed(
 
         await write("acme")
         await until(lambda: covered(superuser, "acme", 1), "it has a tree")
-        async with halted(database, TREE):
+        async with halted(database, how):
             await write("acme")
             for size in range(1, 4):
                 await write("beta")
@@ -135,17 +141,51 @@ async def test_a_tree_that_is_kept_locked_waits_while_all_others_are_signed(
         await until(is_well, "nothing waits any more")
 
 
+@of_trees
 async def test_a_damaged_tree_that_is_kept_locked_is_made_again_later_and_no_other_waits(
+    run_node: RunNode, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection, how: str
+) -> None:
+    async with run_node(make_settings()) as service:
+        for tenant_id in ("acme", "beta"):
+            await service.submitter.submit(created(tenant_id, 0), key=None)
+            await until(lambda tenant_id=tenant_id: covered(superuser, tenant_id, 1), "it has a tree")
+        async with halted(database, how):
+            for tenant_id in ("acme", "beta"):
+                service.notary.mend(tenant_id)
+            await until(lambda: not service.notary._tenants["beta"].is_tree_damaged, "the other is made again", 5)
+            assert service.notary._tenants["acme"].is_tree_damaged
+        await until(lambda: not service.notary._tenants["acme"].is_tree_damaged, "it is made again", 5)
+
+
+async def test_who_waits_for_a_locked_tree_to_be_signed_keeps_no_other_from_being_made_again(
     run_node: RunNode, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
 ) -> None:
     async with run_node(make_settings()) as service:
         for tenant_id in ("acme", "beta"):
             await service.submitter.submit(created(tenant_id, 0), key=None)
             await until(lambda tenant_id=tenant_id: covered(superuser, tenant_id, 1), "it has a tree")
-        async with halted(database, TREE):
+        async with halted(database, OF_TREES["locked"]):
+            signing = asyncio.create_task(service.notary.sign_now("acme"))
+            await until(service.notary._tenants["acme"].lock.locked, "it is being signed")
             for tenant_id in ("acme", "beta"):
                 service.notary.mend(tenant_id)
             await until(lambda: not service.notary._tenants["beta"].is_tree_damaged, "the other is made again", 5)
+            assert not signing.done()
+        await signing
+        await until(lambda: not service.notary._tenants["acme"].is_tree_damaged, "it is made again", 5)
+
+
+async def test_a_tree_that_is_gone_can_be_passed_over_while_it_is_made_again(
+    run_node: RunNode, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(make_settings()) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await until(lambda: covered(superuser, "acme", 1), "it has a tree")
+        async with halted(database, OF_TREES["locked"].replace("merkle_head", "merkle_tile")):
+            await superuser.execute(OF_TREES["deleted"])
+            service.notary.mend("acme")
+            there = "SELECT count(*) > 0 FROM scheduler.merkle_head WHERE tenant_id = 'acme'"
+            await until(lambda: superuser.fetchval(there), "others see it", 5)
             assert service.notary._tenants["acme"].is_tree_damaged
         await until(lambda: not service.notary._tenants["acme"].is_tree_damaged, "it is made again", 5)
 
