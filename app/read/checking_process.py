@@ -21,7 +21,7 @@ import asyncpg
 import msgspec
 
 from app.store.chain_reader import CopiedEntries, JobRange, PostgresChainReader, consistent_reader
-from app.store.node_connection import NO_ROW_HIDDEN
+from app.store.node_connection import AT_A_NODE
 from ledger.verification.checks import CheckedRange, finished
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.projection_check import JobComparison, JobsFound, compare_jobs
@@ -97,7 +97,7 @@ async def _work(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until there are no more requests. Reading blocks: there is nothing else to do meanwhile."""
     while data := _read(requests):
         begin = _BEGIN_DECODER.decode(data)
-        connection = await asyncpg.connect(begin.database_url, timeout=CONNECT_TIMEOUT_S, server_settings=NO_ROW_HIDDEN)
+        connection = await asyncpg.connect(begin.database_url, timeout=CONNECT_TIMEOUT_S, server_settings=AT_A_NODE)
         async with consistent_reader(connection, begin.tenant_id, begin.exported) as reader:
             _write(answers, True)
             while data := _read(requests):

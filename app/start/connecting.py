@@ -10,7 +10,7 @@ from typing import Final
 import asyncpg
 
 from app.store.faults import DATABASE_FAULTS
-from app.store.node_connection import CONNECT_TIMEOUT_S, NO_ROW_HIDDEN, STATEMENT_TIMEOUT_S, NodeConnection
+from app.store.node_connection import AT_A_NODE, CONNECT_TIMEOUT_S, STATEMENT_TIMEOUT_S, NodeConnection
 from app.store.schema import check_schema
 from ledger.errors import StartRefusedError
 
@@ -107,7 +107,7 @@ async def _connect(url: str) -> NodeConnection:
     while True:
         try:
             return await asyncpg.connect(
-                url, timeout=CONNECT_TIMEOUT_S, connection_class=NodeConnection, server_settings=NO_ROW_HIDDEN
+                url, timeout=CONNECT_TIMEOUT_S, connection_class=NodeConnection, server_settings=AT_A_NODE
             )
         except _REFUSES as error:
             raise StartRefusedError(f"Postgres refuses: {error}; check database_url") from error

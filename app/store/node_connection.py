@@ -32,6 +32,9 @@ STATEMENT_TIMEOUT_S: Final = 60.0
 NO_ROW_HIDDEN: Final = {"row_security": "off"}
 """For ``server_settings`` of asyncpg: a statement of which row security would hide rows fails, and says so. Rows that
 are not seen would be taken for rows that are lost."""
+AT_A_NODE: Final = {**NO_ROW_HIDDEN, "lock_timeout": "10s"}
+"""As those, for what a node asks beside chaining and following: a session that keeps a table locked is told of, and not
+waited for as long as a statement may take."""
 OF_THE_SESSION: Final = (asyncpg.ReadOnlySQLTransactionError, asyncpg.QueryCanceledError)
 """What PostgreSQL says of a statement that another session may be allowed."""
 OID_OF_A_DATABASE_MIN: Final = 16384

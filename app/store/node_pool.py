@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from app.store.node_connection import CONNECT_TIMEOUT_S, NO_ROW_HIDDEN, NodeConnection
+from app.store.node_connection import AT_A_NODE, CONNECT_TIMEOUT_S, NodeConnection
 
 if TYPE_CHECKING:
     Pool = asyncpg.Pool[asyncpg.Record]
@@ -45,7 +45,7 @@ class NodePool(Pool):
             loop=None,
             timeout=CONNECT_TIMEOUT_S,
             command_timeout=command_timeout_s,
-            server_settings=NO_ROW_HIDDEN,
+            server_settings=AT_A_NODE,
         )
         self._first: NodeConnection | None = first
         self._is_opening = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 from app.pending import quarantine
 from app.pending.event_lines import EventLines
 from app.service import Service
+from app.store.node_connection import AT_A_NODE
 from ledger.errors import DurabilityTimeoutError
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
@@ -188,6 +190,26 @@ async def test_a_tree_that_is_gone_can_be_passed_over_while_it_is_made_again(
             await until(lambda: superuser.fetchval(there), "others see it", 5)
             assert service.notary._tenants["acme"].is_tree_damaged
         await until(lambda: not service.notary._tenants["acme"].is_tree_damaged, "it is made again", 5)
+
+
+@pytest.mark.parametrize("table", ["merkle_tile", "jobs", "scheduler_log"])
+async def test_a_verification_does_not_wait_for_a_locked_table_and_says_what_is_wrong(
+    run_server: RunServer,
+    make_settings: MakeSettings,
+    database: Database,
+    superuser: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    table: str,
+) -> None:
+    monkeypatch.setitem(AT_A_NODE, "lock_timeout", "300ms")
+    async with run_server(make_settings()) as client:
+        assert (await client.post("/v1/jobs", json={"tenant_id": "acme", "durability": "GLOBAL"})).status_code == 201
+        await until(lambda: covered(superuser, "acme", 1), "it has a tree")
+        verify = functools.partial(client.get, "/v1/chain/verify", params={"tenant_id": "acme"})
+        async with halted(database, f"LOCK TABLE scheduler.{table}"), asyncio.timeout(30):
+            answer = await verify()
+            assert (answer.status_code, "pg_locks" in answer.json()["detail"]) == (503, True)
+        assert (await verify()).json()["valid"]
 
 
 async def _read(client: httpx.AsyncClient, job: dict[str, str]) -> httpx.Response:
