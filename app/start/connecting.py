@@ -71,7 +71,7 @@ async def connected_for_now(database_url: str) -> AsyncIterator[NodeConnection]:
 @contextlib.asynccontextmanager
 async def connected_to_keep(database_url: str) -> AsyncIterator[NodeConnection]:
     """A connection to a database that has the schema this version knows, with all that guards it. No statement waits
-    longer than ``LOCK_TIMEOUT_S`` for a lock. It is open afterwards, without that limit, unless something failed.
+    longer than ``LOCK_TIMEOUT_S`` for a lock. It is open afterwards, within ``AT_A_NODE``, unless something failed.
 
     Raises:
         StartRefusedError: there is none, it fails before it is left, or another session keeps locked what it needs.

@@ -16,6 +16,7 @@ from app.chain.checkpoints import NAME, CheckpointJournal
 from app.config import Settings
 from app.node.unrecorded import LOST
 from app.start.procedure import start_node
+from app.store.node_connection import AT_A_NODE
 from ledger.errors import LedgerError, StartRefusedError, WalCorruptError
 from signing import key_file
 from tests.app.chain_builder import unguarded
@@ -192,7 +193,8 @@ async def test_a_start_does_not_wait_for_ever_for_what_another_session_keeps_loc
         await assert_no_start(run_node(), StartRefusedError, match='"wal_positions".*see pg_locks')
     started = await start_node(make_settings(), database.service_url, accept_lost_wal=False)
     started.lock.release()
-    assert await started.connection.fetchval("SHOW lock_timeout") == "0", "what comes later has bounds of its own"
+    later = await started.connection.fetchval("SHOW lock_timeout")
+    assert later == AT_A_NODE["lock_timeout"], "what comes later has bounds of its own"
     await started.connection.close()
 
 
