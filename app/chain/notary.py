@@ -414,8 +414,10 @@ class Notary:
 
     def _note_fault(self, tenant_id: str, error: LedgerError) -> None:
         """One tenant could not be followed or signed."""
-        if not isinstance(error, StoredTreeLockedError):
-            self._unlocked(tenant_id)
+        if isinstance(error, StoredTreeLockedError):
+            self._note_lock(tenant_id, error)
+            return
+        self._unlocked(tenant_id)
         if isinstance(error, StoredTreeError):
             if isinstance(error, StoredTreeBehindError):
                 log.info("stored_tree_behind", tenant_id=tenant_id, found=str(error))
@@ -429,14 +431,16 @@ class Notary:
             self._retry_at_s[tenant_id] = time.monotonic() + BROKEN_RETRY_S
         elif isinstance(error, SignerAwayError):
             self._unsigned.add(tenant_id)
-        elif isinstance(error, StoredTreeLockedError):
-            self._grown.add(tenant_id)
-            since_s = self._locked_since_s.setdefault(tenant_id, time.monotonic())
-            if tenant_id not in self.locked and time.monotonic() - since_s >= LOCK_TOLD_S:
-                self.locked[tenant_id] = str(error)
-                log.warning("signing_delayed", tenants=[tenant_id], error=str(error))
         else:
             self._delayed((tenant_id,), error)
+
+    def _note_lock(self, tenant_id: str, error: StoredTreeLockedError) -> None:
+        """Try the tenant again; where another session keeps its tree locked for long, say so, once."""
+        self._grown.add(tenant_id)
+        since_s = self._locked_since_s.setdefault(tenant_id, time.monotonic())
+        if tenant_id not in self.locked and time.monotonic() - since_s >= LOCK_TOLD_S:
+            self.locked[tenant_id] = str(error)
+            log.warning("signing_delayed", tenants=[tenant_id], error=str(error))
 
     def _unlocked(self, tenant_id: str) -> None:
         """The tree was had, or something else is wrong by now."""
