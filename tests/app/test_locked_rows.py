@@ -193,7 +193,7 @@ async def test_a_tree_that_is_gone_can_be_passed_over_while_it_is_made_again(
 
 
 @pytest.mark.parametrize("table", ["merkle_tile", "jobs", "scheduler_log"])
-async def test_a_verification_does_not_wait_for_a_locked_table_and_says_what_is_wrong(
+async def test_verification_and_export_do_not_wait_for_a_locked_table_and_say_what_is_wrong(
     run_server: RunServer,
     make_settings: MakeSettings,
     database: Database,
@@ -206,10 +206,13 @@ async def test_a_verification_does_not_wait_for_a_locked_table_and_says_what_is_
         assert (await client.post("/v1/jobs", json={"tenant_id": "acme", "durability": "GLOBAL"})).status_code == 201
         await until(lambda: covered(superuser, "acme", 1), "it has a tree")
         verify = functools.partial(client.get, "/v1/chain/verify", params={"tenant_id": "acme"})
+        export = functools.partial(client.post, "/v1/bundles/export", json={"tenant_id": "acme"})
         async with halted(database, f"LOCK TABLE scheduler.{table}"), asyncio.timeout(30):
-            answer = await verify()
-            assert (answer.status_code, "pg_locks" in answer.json()["detail"]) == (503, True)
+            for ask in (verify, export) if table == "scheduler_log" else (verify,):
+                answer = await ask()
+                assert (answer.status_code, "pg_locks" in answer.json()["detail"]) == (503, True)
         assert (await verify()).json()["valid"]
+        assert (await export()).status_code == 200
 
 
 async def _read(client: httpx.AsyncClient, job: dict[str, str]) -> httpx.Response:
