@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from app.access.oidc import OidcIssuer
 from app.access.tls import ServerTls
@@ -55,6 +55,7 @@ def reported_checks(
         "locks": lambda: (
             _named("not chained, another session keeps their rows locked", service.node.locked)
             or _named("not signed, another session keeps their trees locked", service.notary.locked)
+            or _named("not in lists, another session keeps their places locked", service.job_table.locked)
         ),
         "privacy": lambda: (
             knowledge.keys.fault
@@ -92,7 +93,7 @@ def _tls_fault(settings: Settings, tls: ServerTls | None) -> str | None:
     return None if tls is None else tls.fault()
 
 
-def _named(what: str, tenants: Mapping[str, str]) -> str | None:
+def _named(what: str, tenants: Collection[str]) -> str | None:
     """The tenants of which ``what`` is so, None when there are none."""
     if not tenants:
         return None

@@ -113,6 +113,7 @@ SELECT {columns(SnapshotRow, ("created_at",))} FROM scheduler.batch_snapshot
 _SNAPSHOT = f"SELECT {columns(SnapshotRow, ('created_at',))}, dsse_envelope FROM scheduler.batch_snapshot"
 _SNAPSHOT_OF_ID = f"{_SNAPSHOT} WHERE id = $1"
 _NEWEST_SNAPSHOT = f"{_SNAPSHOT} WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1"
+_ASKED_BEFORE_A_WRITE = "SELECT FROM scheduler.scheduler_log, scheduler.jobs, scheduler.idempotency LIMIT 0"
 
 
 async def head(connection: Connection, tenant_id: str) -> HeadRow:
@@ -201,5 +202,5 @@ def _with_envelope(row: Record) -> tuple[SnapshotRow, str]:
 
 
 async def ping(connection: Connection) -> None:
-    """Make sure that Postgres answers."""
-    await connection.fetchval("SELECT 1")
+    """Make sure that Postgres answers, and that no other session keeps a table locked that is asked before a write."""
+    await connection.fetch(_ASKED_BEFORE_A_WRITE)

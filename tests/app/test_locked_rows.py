@@ -42,7 +42,8 @@ of_trees = pytest.mark.parametrize("how", OF_TREES.values(), ids=OF_TREES)
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.store.chaining.LOCK_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("app.chain.notary.LOCK_TOLD_S", 0.3)
+    for module in ("notary", "followers"):
+        monkeypatch.setattr(f"app.chain.{module}.LOCK_TOLD_S", 0.3)
 
 
 async def local(service: Service, *ns: int) -> None:
@@ -110,6 +111,59 @@ async def test_readyz_names_the_tenant_and_a_session_waits_for_its_writes(
 
         await until(found, "it is chained")
         assert "acme" not in str((await client.get("/readyz")).json())
+
+
+async def test_readyz_names_the_tenant_that_the_job_table_cannot_follow(
+    run_server: RunServer, make_settings: MakeSettings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.chain.followers.LOOK_INTERVAL_S", 0.1)
+    place = "SELECT FROM scheduler.follower_positions WHERE tenant_id = 'acme' FOR UPDATE"
+    async with run_server(make_settings(read={"wait": "300ms"})) as client:
+
+        async def write(tenant_id: str) -> None:
+            job = {"tenant_id": tenant_id, "durability": "GLOBAL"}
+            assert (await client.post("/v1/jobs", json=job)).status_code == 201
+
+        async def listed(tenant_id: str) -> int:
+            answer = await client.get("/v1/jobs", params={"tenant_id": tenant_id, "consistency": "strong"})
+            return len(answer.json()["items"]) if answer.status_code == 200 else -answer.status_code
+
+        async def said() -> str:
+            return str((await client.get("/readyz")).json()["checks"]["locks"]["detail"])
+
+        await write("acme")
+        assert await listed("acme") == 1
+        async with halted(database, place):
+            for tenant_id in ("acme", "beta"):
+                await write(tenant_id)
+
+            async def is_named() -> bool:
+                return (await said()).endswith("places locked: acme")
+
+            await until(is_named, "/readyz names it")
+            assert (await listed("acme"), await listed("beta")) == (-503, 1)
+
+        async def is_well() -> bool:
+            return await said() == "None"
+
+        await until(is_well, "nothing is told any more")
+        assert await listed("acme") == 2
+
+
+@pytest.mark.parametrize("table", ["scheduler_log_p0", "jobs", "idempotency"])
+async def test_a_node_is_not_ready_while_a_table_is_locked_that_a_write_asks(
+    run_server: RunServer,
+    make_settings: MakeSettings,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    table: str,
+) -> None:
+    monkeypatch.setattr("app.http.service.DATABASE_CHECK_TIMEOUT_S", 0.3)
+    async with run_server(make_settings()) as client:
+        async with halted(database, f"LOCK TABLE scheduler.{table}"):
+            answer = await client.get("/readyz")
+            assert (answer.status_code, "pg_locks" in answer.json()["checks"]["database"]["detail"]) == (503, True)
+        assert (await client.get("/readyz")).status_code == 200
 
 
 @of_trees
