@@ -31,6 +31,7 @@ from typing import Protocol
 import asyncpg
 import structlog
 
+from app.chain.long_locks import LongLocks
 from app.store import following as store
 from app.store.faults import DATABASE_FAULTS, text_of
 from app.store.following import FollowedEntry
@@ -57,8 +58,6 @@ RUSH_BYTES_MAX = RECENT_BYTES_MAX * 3 // 4
 """With so many kept a rush is followed at once: none of it is to be read back."""
 LOOK_INTERVAL_S = 2.0
 """How often it is asked who is behind: tenants that nobody here chained, or whose last turn failed."""
-LOCK_TOLD_S = 5.0
-"""Once the place of a tenant has been locked for so long, it is told: another node that follows has it for less."""
 
 _FOLLOWED = itemgetter(*(LOG_COLUMNS.index(name) for name in FollowedEntry._fields))
 
@@ -150,8 +149,7 @@ class TableFollower:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self.last_error: str | None = None
-        self._locked_since_s: dict[str, float] = {}
-        """Tenants whose places another session keeps locked, and since when."""
+        self._locks = LongLocks("following_delayed")
         self._is_found = True
         """Whether it was known, at the last look, who is behind."""
 
@@ -235,8 +233,7 @@ class TableFollower:
             return
         self._is_found = True
         self._behind.update(dict.fromkeys(name for name in behind if name not in self._grown))
-        for name in self._locked_since_s.keys() - set(behind):
-            del self._locked_since_s[name]
+        self._locks.ended_but_of(set(behind))
 
     async def _follow_all(self) -> None:
         """Turns for all tenants that are behind, as far as they can be followed."""
@@ -278,7 +275,8 @@ class TableFollower:
             self._table.failed()
             raise
         self._table.taken(turn)
-        self._note_locks(names, turn)
+        for name in names:
+            (self._locks.ended if name in turn.after else self._locks.met)(name)
         self._behind.update(dict.fromkeys(turn.unfinished))
         for name, seq in turn.places.items():
             self._forget(name, seq)
@@ -286,17 +284,10 @@ class TableFollower:
                 self._behind[name] = None
         return True
 
-    def _note_locks(self, names: Sequence[str], turn: Turn) -> None:
-        for name in names:
-            if name in turn.after:
-                self._locked_since_s.pop(name, None)
-            else:
-                self._locked_since_s.setdefault(name, time.monotonic())
-
     @property
-    def locked(self) -> list[str]:
+    def locked(self) -> set[str]:
         """Tenants whose places another session has kept locked for long."""
-        return [name for name, since_s in self._locked_since_s.items() if time.monotonic() - since_s >= LOCK_TOLD_S]
+        return self._locks.tenants
 
     def _is_lull_over(self) -> bool:
         """Whether a rush goes on that seemed to have ended: what has grown is followed with what comes of it."""

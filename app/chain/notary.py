@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import structlog
 
 from app.chain.checkpoints import CheckpointJournal
+from app.chain.long_locks import LongLocks
 from app.chain.own_entries import OwnEntries
 from app.chain.signed_chain import unforeseen
 from app.chain.snapshotter import Snapshotter
@@ -69,8 +70,6 @@ TURNS_AT_ONCE_MAX = 4
 """Transactions at once, so that the fsyncs of one do not keep the next waiting."""
 BROKEN_RETRY_S = 60.0
 """Pause before a tenant whose rows are broken is looked at again, which may mean to read its whole chain."""
-LOCK_TOLD_S = 5.0
-"""How long another session keeps a tree locked before somebody is told: a node that signs it has it for moments."""
 HOUSEKEEPING_INTERVAL_S = 1.0
 """How often tenants are looked at that have not grown, for ``batch_interval`` and retries."""
 
@@ -116,10 +115,7 @@ class Notary:
         """Tenants whose snapshots wait for the signer to answer again."""
         self._retry_at_s: dict[str, float] = {}
         """When tenants whose rows were found broken are looked at again."""
-        self._locked_since_s: dict[str, float] = {}
-        """Tenants whose trees another session keeps locked, and since when."""
-        self.locked: dict[str, str] = {}
-        """Those of them that have waited for long, and for what."""
+        self._locks = LongLocks("signing_delayed")
         self._mending: asyncio.Task[None] | None = None
         self._turns = asyncio.Semaphore(TURNS_AT_ONCE_MAX)
         self._wake = asyncio.Event()
@@ -140,6 +136,11 @@ class Notary:
     def checkpoint_fault(self) -> str | None:
         """Why the last checkpoints could not be kept beside the WAL, None while they can."""
         return self._trees.checkpoint_fault
+
+    @property
+    def locked(self) -> set[str]:
+        """Tenants whose trees another session has kept locked for long."""
+        return self._locks.tenants
 
     def chained(self, linked: Growth) -> None:
         """``linked`` was committed, by the appender or an import: of two that wait, in whatever order."""
@@ -170,7 +171,7 @@ class Notary:
 
     async def _run(self) -> None:
         while True:
-            if self._grown <= self.locked.keys() and not self._is_more_due:
+            if self._grown <= self.locked and not self._is_more_due:
                 await self._sleep_until_grown()
             await asyncio.sleep(self._collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
             self._wake.clear()
@@ -299,7 +300,7 @@ class Notary:
             self._mending = None
             # Those that were found damaged meanwhile, which nobody attends to before.
             self._grown.update(name for name, tenant in self._tenants.items() if tenant.is_tree_damaged)
-            if not self._grown <= self.locked.keys():
+            if not self._grown <= self.locked:
                 self._wake.set()
 
     async def _make_again(self, names: Sequence[str]) -> None:
@@ -353,7 +354,7 @@ class Notary:
                 if name in faults:
                     self._note_fault(name, faults[name])
                     continue
-                self._unlocked(name)
+                self._locks.ended(name)
                 if tenant.tree is not None and tenant.tree.size < tenant.head_seq:
                     self._grown.add(name)
                 elif not self.sign_snapshots and tenant.tree is not None:
@@ -415,9 +416,10 @@ class Notary:
     def _note_fault(self, tenant_id: str, error: LedgerError) -> None:
         """One tenant could not be followed or signed."""
         if isinstance(error, StoredTreeLockedError):
-            self._note_lock(tenant_id, error)
+            self._locks.met(tenant_id)
+            self._grown.add(tenant_id)
             return
-        self._unlocked(tenant_id)
+        self._locks.ended(tenant_id)
         if isinstance(error, StoredTreeError):
             if isinstance(error, StoredTreeBehindError):
                 log.info("stored_tree_behind", tenant_id=tenant_id, found=str(error))
@@ -433,19 +435,6 @@ class Notary:
             self._unsigned.add(tenant_id)
         else:
             self._delayed((tenant_id,), error)
-
-    def _note_lock(self, tenant_id: str, error: StoredTreeLockedError) -> None:
-        """Try the tenant again; where another session keeps its tree locked for long, say so, once."""
-        self._grown.add(tenant_id)
-        since_s = self._locked_since_s.setdefault(tenant_id, time.monotonic())
-        if tenant_id not in self.locked and time.monotonic() - since_s >= LOCK_TOLD_S:
-            self.locked[tenant_id] = str(error)
-            log.warning("signing_delayed", tenants=[tenant_id], error=str(error))
-
-    def _unlocked(self, tenant_id: str) -> None:
-        """The tree was had, or something else is wrong by now."""
-        self._locked_since_s.pop(tenant_id, None)
-        self.locked.pop(tenant_id, None)
 
     def _delayed(self, names: Sequence[str], error: BaseException) -> None:
         """Try these tenants again, later."""

@@ -42,8 +42,7 @@ of_trees = pytest.mark.parametrize("how", OF_TREES.values(), ids=OF_TREES)
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.store.chaining.LOCK_TIMEOUT_S", 0.3)
-    for module in ("notary", "followers"):
-        monkeypatch.setattr(f"app.chain.{module}.LOCK_TOLD_S", 0.3)
+    monkeypatch.setattr("app.chain.long_locks.TOLD_S", 0.3)
 
 
 async def local(service: Service, *ns: int) -> None:
