@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import socket
 import statistics
 import time
 import urllib.request
@@ -20,6 +19,7 @@ from contextlib import ExitStack
 import orjson
 import uvloop
 
+from app.dev.cluster import free_port
 from benchmarks.apart import apart
 from benchmarks.bench import Bench
 from benchmarks.events import TENANTS, job_events
@@ -41,7 +41,7 @@ def measure(bench: Bench) -> Outcome:
     with ExitStack() as stack:
         folders = [stack.enter_context(bench.fresh_folder()) for _ in REGIONS]
         databases = [stack.enter_context(bench.fresh_database()).service_url for _ in REGIONS]
-        ports = [_free_port() for _ in REGIONS]
+        ports = [free_port() for _ in REGIONS]
         trusted = folders[0] / "trusted"
         trusted.mkdir()
         for region, folder, database in zip(REGIONS, folders, databases, strict=True):
@@ -69,11 +69,6 @@ def _keys(url: str) -> bytes:
         said: bytes = answer.read()
     expect(bool(json.loads(said)["keys"]), "the node published no key")
     return said
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def _run(here: str, there: str) -> list[float]:

@@ -15,9 +15,10 @@ from typing import Any, Final
 import orjson
 
 from app.answers import json_bytes
+from app.http.body import JSON_MEDIA_TYPE, NDJSON_MEDIA_TYPE
 
-JSON: Final = "application/json"
-NDJSON: Final = "application/x-ndjson"
+JSON: Final = JSON_MEDIA_TYPE
+NDJSON: Final = NDJSON_MEDIA_TYPE
 CSV: Final = "text/csv"
 JOB_COLUMNS: Final = (
     "tenant_id",

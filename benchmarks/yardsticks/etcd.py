@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from app.dev.cluster import free_port
 
 READY_TIMEOUT_S = 30.0
 
@@ -36,7 +37,7 @@ def served(folder: Path, members: int = 1) -> Iterator[str]:
     if found is None:
         raise RuntimeError("etcd is not installed: apt-get install etcd-server")
     names = [f"bench{number}" for number in range(members)]
-    clients, peers = ([f"http://127.0.0.1:{_free_port()}" for _ in names] for _ in range(2))
+    clients, peers = ([f"http://127.0.0.1:{free_port()}" for _ in names] for _ in range(2))
     cluster = ",".join(f"{name}={peer}" for name, peer in zip(names, peers, strict=True))
     processes = [
         subprocess.Popen(
@@ -88,11 +89,6 @@ def _leads(url: str) -> bool:
     with urllib.request.urlopen(f"{url}/v3/maintenance/status", b"{}", timeout=10) as answer:
         status = json.load(answer)
         return bool(status["leader"] == status["header"]["member_id"])
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
