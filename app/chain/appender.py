@@ -477,6 +477,7 @@ class Appender:
                     raise ChainDamagedError(tenant, "PostgreSQL dropped its new row of scheduler.chain_heads")
                 raise asyncpg.InterfaceError("another node began the same tenant; trying again")
             heads.update((tenant, ChainHead(0, None, None)) for tenant in missing)
+        new_tenants |= await previous.begun_unrecorded(connection, begun - new_tenants)
         self.heads.learn_time(heads, await self.heads.check(connection, heads))
 
         # 3. decide and link, unless that was done ahead
@@ -487,8 +488,6 @@ class Appender:
         if linked is None:
             self._is_returning = self._is_returning or batch[0].lsn <= self._node.chained.lsn
             chained = await previous.standing(connection, batch) if self._is_returning else None
-            held = [pending for pending in batch if pending.lsn <= self._node.chained.lsn]
-            new_tenants |= await previous.begun_unrecorded(connection, held)
             linked = link_batch(
                 batch,
                 heads=heads,

@@ -6,7 +6,7 @@ touches is where it was then: keyed lines change only together with the head of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from app.pending.backlog import Pending
 from app.pending.keyed_entry import is_bound
@@ -15,7 +15,6 @@ from app.pending.linking import (
     KeyWinner,
     event_of,
     is_refused_in,
-    tenants_begun_by,
 )
 from app.pending.requests import RequestName
 from app.store import Connection, idempotency, node
@@ -63,9 +62,9 @@ def stands(pending: Pending, here: Standing) -> bool:
     return at is not None or is_refused_in(pending, here.get(event.t_hlc))
 
 
-async def begun_unrecorded(connection: Connection, held: Sequence[Pending]) -> set[str]:
-    """Tenants that began while the record of it, one of ``held``, had to wait, and still do without one."""
-    begun = tenants_begun_by(held)
+async def begun_unrecorded(connection: Connection, begun: Collection[str]) -> set[str]:
+    """Those of these tenants whose chain began without a record of it: that had to wait, or the chain alone was brought
+    back."""
     return {
         tenant_id
         for tenant_id in begun

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.progress import Progress
 
@@ -108,14 +109,26 @@ def _from_wal(settings: Settings, url: str, as_json: bool) -> None:
 
     with Progress(console=err, transient=True, disable=as_json) as progress:
         task = progress.add_task("records", total=None)
-        grown = asyncio.run(restore_from_wal(settings, url, lambda records: progress.update(task, completed=records)))
+        grown, left_behind = asyncio.run(
+            restore_from_wal(settings, url, lambda records: progress.update(task, completed=records))
+        )
+    ends = [
+        f"{head.tenant_id}: this node signed up to seq {head.size}, and its WAL has none of what is missing: bring "
+        "that back from the WALs of other nodes, or from bundles; every start is refused until then"
+        for head in left_behind
+    ]
+    if not ends:
+        ends = ["every chain has all that this node signed; the service can start" if grown else "nothing was missing"]
     tell(
-        {"tenants": [each._asdict() for each in grown]},
+        {
+            "tenants": [each._asdict() for each in grown],
+            "left_behind": [msgspec.structs.asdict(head) for head in left_behind],
+        },
         *(
             f"{each.tenant_id}: {counted(each.entries, 'entry', 'entries')} back, up to seq {each.to_seq}"
             for each in grown
         ),
-        "every chain has all that this node signed; the service can start" if grown else "nothing was missing",
+        *ends,
         as_json=as_json,
     )
 

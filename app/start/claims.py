@@ -21,7 +21,7 @@ import structlog
 
 from app.chain import previous
 from app.pending.backlog import Pending
-from app.pending.linking import events_of, tenant_begun_by
+from app.pending.linking import events_of, tenant_begun_by, tenants_begun_by
 from app.start.wal import FoundWal
 from ledger.errors import ChainDamagedError
 from ledger.positions import Lsn, after, before
@@ -60,7 +60,7 @@ async def _first_missing(connection: Connection, batch: Sequence[Pending]) -> Pe
     absent = [pending for pending in batch if not previous.stands(pending, standing[pending.tenant_id])]
     if not absent:
         return None
-    unrecorded = await previous.begun_unrecorded(connection, absent)
+    unrecorded = await previous.begun_unrecorded(connection, tenants_begun_by(absent))
     decided = await _lost_to_another(connection, [each for each in absent if not each.answered_early])
     for pending in absent:
         begun = tenant_begun_by(pending)

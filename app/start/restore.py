@@ -72,6 +72,13 @@ class Grown(NamedTuple):
     to_seq: int
 
 
+class FromWal(NamedTuple):
+    """What a WAL brought back, and the checkpoints beside it that chains it has no records of do not reach."""
+
+    grown: list[Grown]
+    left_behind: list[SignedHead]
+
+
 class _Locked(NamedTuple):
     """A locked WAL folder and a connection to the database it belongs to."""
 
@@ -85,7 +92,7 @@ class _Locked(NamedTuple):
 
 async def restore_from_wal(
     settings: Settings, database_url: str, on_progress: Callable[[int], None] = lambda _: None
-) -> list[Grown]:
+) -> FromWal:
     """Chain again what the WAL holds and PostgreSQL does not know; ``on_progress`` gets the records so far.
 
     Raises:
@@ -98,11 +105,12 @@ async def restore_from_wal(
         async with _transaction(locked.connection):
             await _chain_wal(settings, database_url, locked, on_progress)
             after = await chaining.read_heads(locked.connection)
-            grown = _grown(before, after)
+            grown, left_behind = _grown(before, after), []
             for head, error in await _lacking(settings, locked, origin):
                 if grown and head.tenant_id not in {each.tenant_id for each in grown}:
                     # Other nodes wrote it: their WALs bring it back, and until then every start is refused.
                     log.warning("restore_left_behind", tenant_id=head.tenant_id, error=str(error))
+                    left_behind.append(head)
                     continue
                 raise StartRefusedError(
                     f"the WAL of node {locked.who.node_id} alone does not bring back what this node signed, so nothing "
@@ -110,7 +118,7 @@ async def restore_from_wal(
                     "rows back with tally restore --from bundle first; tally restore --fork goes on without them"
                 ) from error
     log.info("restored_from_wal", node_id=locked.who.node_id, entries=sum(each.entries for each in grown))
-    return grown
+    return FromWal(grown, left_behind)
 
 
 def _grown(before: dict[str, ChainHead], after: dict[str, ChainHead]) -> list[Grown]:

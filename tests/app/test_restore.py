@@ -32,6 +32,7 @@ from tests.app.starting import assert_no_start
 from tests.app.test_followers import halted
 from tests.app.test_locked_rows import HEAD
 from tests.conftest import Database, connected_to
+from tests.tally import run_tally
 
 ROWS = (
     "SELECT tenant_id, seq, t_hlc, job_id, action, link_version, prev_chain_link, chain_link, payload::text,"
@@ -93,6 +94,11 @@ async def rows(database: Database) -> list[Any]:
     return await query(database, ROWS)
 
 
+def at(settings: Settings, database: Database) -> dict[str, str]:
+    """The environment in which commands are those of this node."""
+    return {"TALLY_DATA_DIR": str(settings.data_dir), "TALLY_DATABASE_URL": database.service_url}
+
+
 async def assert_sound(database: Database, *tenants: str) -> None:
     """These chains, their heads and their job states hold together."""
     async with connected_to(database.superuser_url) as connection:
@@ -137,13 +143,13 @@ async def test_a_wal_brings_the_same_rows_back_with_the_same_links(
     await assert_refused(run_node, settings, older)
 
     with structlog.testing.capture_logs() as logs:
-        grown = await restore_from_wal(settings, older.service_url)
+        grown = (await restore_from_wal(settings, older.service_url)).grown
 
     assert [entry for entry in logs if entry["log_level"] in ("error", "critical")] == []
     assert {each.tenant_id: (each.entries, each.to_seq) for each in grown}["acme"] == (6, 10)
     assert await rows(older) == lost
     await assert_sound(older, "acme", "begun-later", "_system")
-    assert await restore_from_wal(settings, older.service_url) == []
+    assert await restore_from_wal(settings, older.service_url) == ([], [])
     with structlog.testing.capture_logs() as logs:
         async with run_node(settings, url=older.service_url) as service:
             again = await service.submitter.submit(created("acme", 5), key=key("acme-5"))
@@ -267,6 +273,57 @@ async def test_a_wal_that_lacks_rows_of_another_node_stores_nothing_until_bundle
     async with run_node(one, url=older.service_url) as first, run_node(two, url=older.service_url) as second:
         await write(first, 4)
         await write(second, 5)
+
+
+async def test_a_chain_that_came_back_alone_gets_the_record_of_its_beginning_from_the_wal(
+    run_node: RunNode, settings: Settings, database: Database, back_up: BackUp, tmp_path: Path
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1)
+    older = await back_up()
+    async with run_node(settings) as service:
+        await write(service, 1, tenant_id="begun-later")
+    lost = await rows(database)
+    bundle = await export(settings, database.service_url, tmp_path, "begun-later")
+    await restore_from_bundles(settings, older.service_url, [bundle], None)
+
+    grown, left_behind = await restore_from_wal(settings, older.service_url)
+
+    assert ([each.tenant_id for each in grown], left_behind) == (["_system"], [])
+    assert await rows(older) == lost
+    async with run_node(settings, url=older.service_url) as service:
+        await write(service, 2, tenant_id="begun-later")
+    await assert_sound(older, "begun-later", "_system")
+
+
+async def test_chains_that_other_nodes_must_bring_back_are_named(
+    run_node: RunNode, make_settings: MakeSettings, database: Database, back_up: BackUp, tmp_path: Path
+) -> None:
+    one, two = make_settings("one"), make_settings("two")
+    async with run_node(one) as service:
+        await write(service, 1)
+    older = await back_up()
+    async with run_two(run_node, one, two) as (first, second):
+        await write(second, 1, tenant_id="globex")
+        await until(lambda: kept_size(first, "globex"), "the other node follows it")
+        await write(first, 2)
+    system = await export(one, database.service_url, tmp_path, "_system")
+    lost = await rows(database)
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    for number, settings in enumerate((one, two)):
+        (keys / f"{number}.pem").write_bytes((settings.data_dir / "keys" / "signing.pem").read_bytes())
+    await restore_from_bundles(one, older.service_url, [system], keys)
+
+    said = run_tally("restore", "--from", "wal", **at(one, older))
+    assert said.returncode == 0, said.stderr
+    assert "globex: this node signed up to seq 2" in said.stdout
+    assert "can start" not in said.stdout
+    assert "can start" in run_tally("restore", "--from", "wal", **at(two, older)).stdout
+
+    assert await rows(older) == lost
+    async with run_node(one, url=older.service_url) as service:
+        await write(service, 3)
 
 
 async def test_bundles_bring_back_rows_and_snapshots_as_they_were(
