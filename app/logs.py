@@ -5,17 +5,22 @@ library's ``logging``, uvicorn's among them, come out in the same form.
 
 Of one event at most ``LINES_A_SECOND_MAX`` lines a second are written; how many more there were is one line a second
 later (``log_lines_left_out``). So nobody fills the disk of the log by asking for the same thing again and again.
+
+A line that cannot be written, on a disk that is full or to a reader that is gone, is lost, and whoever logs goes on;
+the next that can says how many there were (``log_lines_lost``).
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, TextIO
+from typing import Final, TextIO, cast
 
 import structlog
 from structlog.types import EventDict, Processor
@@ -23,6 +28,7 @@ from structlog.types import EventDict, Processor
 LINES_A_SECOND_MAX: Final = 10
 """Of one event. Critical ones are written all."""
 _LEFT_OUT: Final = "log_lines_left_out"
+_LOST: Final = "log_lines_lost"
 
 
 class LineBudget:
@@ -78,19 +84,51 @@ class LineBudget:
         return record.levelno >= logging.CRITICAL or self.admits(f"{record.name}:{record.lineno}")
 
 
+class LossyStream(io.TextIOBase):
+    """Writes what ``out`` takes, line by line, and counts the lines that it does not take; the last of those may come
+    out late."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._lost = 0
+
+    def isatty(self) -> bool:
+        """Whether people read it."""
+        return self._out.isatty()
+
+    def write(self, text: str) -> int:
+        """MUST NOT fail: whoever logs may be about to say why the node ends, and has to end it."""
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except (OSError, ValueError):
+            self._lost += 1
+        else:
+            self._lost = 0
+        return len(text)
+
+    def count_lost(self, _logger: object, _method: str, line: EventDict) -> EventDict:
+        """As a processor of structlog: the next line that is written says how many were lost before it."""
+        if self._lost:
+            line[_LOST] = self._lost
+        return line
+
+
 def configure_logs(stream: TextIO | None = None) -> None:
     """Send every log of this process to ``stream`` (stderr when not said), from INFO up."""
-    out = sys.stderr if stream is None else stream
+    # There is no stderr in a process that was started with it closed.
+    out = LossyStream(stream or sys.stderr or open(os.devnull, "w"))  # noqa: SIM115 (it is written to until the end)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        out.count_lost,
     ]
     budget = LineBudget(lambda event, count: structlog.get_logger().warning(_LEFT_OUT, of=event, count=count))
     structlog.configure(
         processors=[budget.process, *shared, *_rendering(out)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(out),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, out)),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(out)
@@ -111,7 +149,7 @@ def configure_logs(stream: TextIO | None = None) -> None:
         logging.getLogger(name).propagate = name != "uvicorn.access"
 
 
-def _rendering(out: TextIO) -> list[Processor]:
+def _rendering(out: LossyStream) -> list[Processor]:
     if out.isatty():
         return [structlog.dev.ConsoleRenderer(colors=True, exception_formatter=structlog.dev.plain_traceback)]
     # Local variables stay out of tracebacks: they may hold passwords and what callers sent.

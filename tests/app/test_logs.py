@@ -7,8 +7,12 @@ import io
 import itertools
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
 
 import pytest
 import structlog
@@ -19,17 +23,26 @@ from tests.app.conftest import MakeSettings, RunServer
 from tests.app.postgres_proxy import PostgresProxy
 
 
+@contextmanager
+def configured(stream: TextIO | None) -> Iterator[None]:
+    """Logs are as in the service, and go to ``stream``."""
+    root = logging.getLogger()
+    before, level = root.handlers, root.level
+    configure_logs(stream)
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+        root.handlers = before
+        root.setLevel(level)
+
+
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
     """What is written while logs are as in the service."""
-    root = logging.getLogger()
-    before, level = root.handlers, root.level
     stream = io.StringIO()
-    configure_logs(stream=stream)
-    yield stream
-    structlog.reset_defaults()
-    root.handlers = before
-    root.setLevel(level)
+    with configured(stream):
+        yield stream
 
 
 def events(stream: io.StringIO) -> Counter[str]:
@@ -72,6 +85,27 @@ async def test_lines_of_both_kinds_of_loggers_are_bounded_and_critical_ones_all_
     assert counted["asked_again"] + told["asked_again"] == 50
     assert counted["asked_again"] < 50
     assert counted["Exception in ASGI application"] + sum(told.values()) - told["asked_again"] == 50
+
+
+def test_a_log_that_cannot_be_written_stops_nobody_and_what_was_lost_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    with open("/dev/full", "w") as full, configured(full):
+        for number in range(3):
+            structlog.get_logger().error("lost", number=number)
+            logging.getLogger("uvicorn.error").error("lost too")
+        with open(file, "w") as room:
+            os.dup2(room.fileno(), full.fileno())
+        for event in ("written", "written too"):
+            structlog.get_logger().error(event)
+    *_, first, second = map(json.loads, file.read_text().splitlines())
+    assert (first["event"], first["log_lines_lost"]) == ("written", 6)
+    assert (second["event"], "log_lines_lost" in second) == ("written too", False)
+
+
+def test_a_process_with_stderr_closed_logs_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    with configured(None):
+        structlog.get_logger().error("nobody reads it")
 
 
 async def test_bad_requests_leave_no_lines_and_those_that_do_a_few_a_second(
