@@ -12,6 +12,11 @@ LOOPBACK: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 """This machine, as ``httpx`` names what a proxy is not for."""
 
 
+NO_ANSWER: Final = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
+"""What ``httpx`` raises where there is no answer; also where one leads to what is no address, for it reads that though
+nobody goes there."""
+
+
 class NoAnswerError(LedgerError):
     """Another server does not answer, or with something else than it was asked for."""
 
@@ -34,6 +39,6 @@ async def read_answer(client: httpx.AsyncClient, method: str, url: str, *, bytes
                 body += piece
                 if len(body) > bytes_max:
                     raise NoAnswerError(f"{url} answers more than {bytes_max} bytes")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except NO_ANSWER as error:
         raise NoAnswerError(f"{url} does not answer: {str(error) or type(error).__name__}") from error
     return body

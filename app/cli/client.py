@@ -29,7 +29,7 @@ import httpx
 import msgspec
 import orjson
 
-from app.asking import LOOPBACK
+from app.asking import LOOPBACK, NO_ANSWER
 from app.cli import bearer
 from ledger.errors import ConfigurationError, LedgerError
 from terminal.outcome import err
@@ -386,7 +386,9 @@ class LedgerClient:
         """What goes wrong on the way, in our words."""
         try:
             yield
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except UnicodeEncodeError:
+            raise  # what is asked for cannot be sent
+        except NO_ANSWER as error:
             raise UnreachableError(f"no answer from {self.url}: {str(error) or type(error).__name__}") from error
         except TimeoutError as error:
             raise UnreachableError(f"no whole answer from {self.url} in {self._timeout_s:g} s") from error

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import httpx
 from pydantic import BaseModel, Field, ValidationError
 
-from app.asking import NoAnswerError, read_answer
+from app.asking import NO_ANSWER, NoAnswerError, read_answer
 from ledger import names
 
 ANSWER_BYTES_MAX = 4 << 20
@@ -106,7 +106,7 @@ class PeerClient(NamedTuple):
                     if monotonic() > ends_s:
                         raise NoAnswerError(f"{answer.url} has not sent all of a bundle within {BUNDLE_S_MAX:g} s")
                     yield piece
-        except httpx.HTTPError as error:
+        except NO_ANSWER as error:
             raise NoAnswerError(f"{self.url} does not answer: {error!r}") from error
 
     def _endless(self, path: str) -> NoAnswerError:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from app.asking import NO_ANSWER
 from app.store.leases import Held
 from wal.replication.tls import PeerTls
 
@@ -88,7 +89,7 @@ class EtcdLeases:
                         found: dict[str, Any] = answer.json()
                         return found
                     failed = f"{url} answers {answer.status_code}: {answer.text[:200]}"
-                except httpx.HTTPError as error:
+                except NO_ANSWER as error:
                     failed = f"{url}: {error!r}"
                 self._urls.append(self._urls.pop(0))
         raise OSError(f"etcd cannot be asked: {failed}")

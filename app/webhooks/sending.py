@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import httpx
 
-from app.asking import NoAnswerError
+from app.asking import NO_ANSWER, NoAnswerError
 from app.setting_types import IpNetwork, is_fetched_url
 from app.webhooks.messages import Message
 from app.webhooks.names import Names
@@ -88,7 +88,7 @@ async def attempt(
             answer = await client.send(request, stream=True, follow_redirects=False)
     except TimeoutError:
         return Answer(Outcome.AWAY, f"no answer within {TIMEOUT_S:g} s")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except NO_ANSWER as error:
         return Answer(Outcome.AWAY, f"no answer: {str(error) or type(error).__name__}")
     except NoAnswerError as error:
         return Answer(Outcome.AWAY, str(error))

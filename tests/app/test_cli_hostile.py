@@ -88,6 +88,22 @@ def test_an_answer_that_no_ledger_gives_is_told_as_such(answer: bytes, told: str
         asked.post("/v1/snapshots", {"tenant_id": "acme"}, ListedSnapshot)
 
 
+@pytest.mark.parametrize("there", ["http://xn--ls8h-.la/", "javascript:1"])
+def test_an_answer_that_leads_to_no_address_is_none(there: str) -> None:
+    redirect = sized(b"text/html", b"", b"302 Found", b"Location: %b\r\n" % there.encode())
+    with (
+        answering(redirect) as url,
+        LedgerClient(url, patience_s=0.0) as asked,
+        pytest.raises(UnreachableError, match=f"no answer from {url}"),
+    ):
+        asked.get("/v1/keys")
+
+
+def test_a_service_whose_name_is_no_host_is_unreachable() -> None:
+    with LedgerClient("http://xn--a", patience_s=0.0) as asked, pytest.raises(UnreachableError, match="xn--a"):
+        asked.get("/v1/keys")
+
+
 def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ANSWER_BYTES_MAX", 1 << 20)
     with (

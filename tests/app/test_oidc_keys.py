@@ -66,6 +66,7 @@ async def test_many_first_tokens_at_once_ask_the_issuer_once(checked: Checked, i
 
 WRONG_ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
     "redirects": (302, {"Location": "/elsewhere"}, b""),
+    "redirects to no address": (302, {"Location": "http://xn--ls8h-.la/"}, b""),
     "fails": (500, {}, b"{}"),
     "is huge": (200, {}, b'{"keys": [' + b" " * DOCUMENT_BYTES_MAX + b"]}"),
     "is no JSON": (200, {}, b"<html>"),

@@ -19,6 +19,7 @@ import asyncpg
 import httpx
 import orjson
 import pytest
+import structlog
 from cryptography import x509
 
 from app.dev.cluster import free_port
@@ -162,16 +163,21 @@ async def test_only_the_actions_and_the_job_that_were_asked_for_come(node: Clien
     assert told == [("mine", "ENQUEUE"), ("mine", "COMPLETE")]
 
 
-@pytest.mark.parametrize("status", [502, 503, 429, 408, 302])
+@pytest.mark.parametrize(
+    ("status", "there"),
+    [*((status, "http://localhost/elsewhere") for status in (502, 503, 429, 408, 302)), (302, "http://xn--ls8h-.la/")],
+)
 async def test_what_a_receiver_does_not_take_now_is_sent_again_as_it_was(
-    node: Client, receiver: Receiver, status: int
+    node: Client, receiver: Receiver, status: int, there: str
 ) -> None:
     answers = iter([status] * 3)
     receiver.judge = lambda _: next(answers, 200)
-    receiver.more = {"Location": f"http://127.0.0.1:{receiver.port}/elsewhere"}
-    await add(node, receiver, from_seq=1)
-    await write(node, 2)
-    await until_taken(receiver, 2)
+    receiver.more = {"Location": there.replace("localhost", f"127.0.0.1:{receiver.port}")}
+    with structlog.testing.capture_logs() as logs:
+        await add(node, receiver, from_seq=1)
+        await write(node, 2)
+        await until_taken(receiver, 2)
+    assert "task_failed" not in {entry["event"] for entry in logs}
     tries = receiver.requests[:4]
     assert [each.status for each in tries] == [status] * 3 + [200]
     assert len({(each.message_id, each.body) for each in tries}) == 1

@@ -250,6 +250,12 @@ def test_what_does_not_pass_is_raised_at_once(way: Way, answer: Answer, raised: 
     assert len(way.seen) == 1
 
 
+def test_an_answer_that_leads_to_no_address_is_as_none(way: Way) -> None:
+    way.instead = [Answer(302, {"Location": "http://xn--ls8h-.la/"}, b"")]
+    with Client(way.url, patience_s=0.0) as client, pytest.raises(UnreachableError):
+        client.create_job("unreached", {})
+
+
 # --- nodes --------------------------------------------------------------------------------------------
 
 
