@@ -8,7 +8,7 @@ One bundle, in one transaction::
     1. the head is locked; the bundle begins no later than right behind it
     2. where bundle and chain meet they have the same link, so they have the same history
     3. entries behind the head are copied as they are; followers come behind at the next start
-    4. snapshots that follow the last one stored come back too
+    4. snapshots that follow the last one stored come back too, and the keys that signed them count from then on
 
 Verifying the bundle, its signatures too, comes before all of that and is the caller's part.
 """
@@ -18,7 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import orjson
+
 from app.store import chaining
+from app.store import keys as key_store
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead
 from app.store.growth import ChainPosition, Grower, Growth, head_of
@@ -26,8 +29,10 @@ from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK
 from ledger.errors import StartRefusedError
 from ledger.hlc import Hlc
 from ledger.verification.entry_check import EntryRow
+from ledger.verification.snapshot_check import SnapshotRow
 from signing.bundle.reader import BundleReader
-from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
+from signing.bundle.snapshot_rows import ENVELOPE, FROM_SEQ, SNAPSHOT_HLC, TO_SEQ
+from signing.key_history import time_of
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -124,6 +129,15 @@ async def _restore_snapshots(connection: Connection, reader: BundleReader) -> in
         if row[FROM_SEQ] != signed_seq + 1:
             continue
         if await notary_store.insert_snapshots(connection, {tenant_id: row}):
+            await _let_keys_count(connection, row)
             signed_seq = row[TO_SEQ]
             restored += 1
     return restored
+
+
+async def _let_keys_count(connection: Connection, row: SnapshotRow) -> None:
+    """Let those that signed a snapshot count at its HLC, as when it was made: entries of a bundle that was imported may
+    be older than the key."""
+    began = time_of(Hlc.parse(row[SNAPSHOT_HLC]).physical_ms)
+    for signature in orjson.loads(row[ENVELOPE])["signatures"]:
+        await key_store.widen(connection, signature.get("keyid", ""), began)

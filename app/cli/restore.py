@@ -54,7 +54,8 @@ def restore(
     node refuses to start. --from wal chains again what its WAL still holds and
     keeps that only if every chain then has all that this node ever signed.
     --from bundle brings back what exported bundles hold; keys that may have
-    signed them are those of --keys, bundle.trusted_keys and this node.
+    signed them are those of --keys and this node: what is brought back is this
+    ledger's own, for which keys of others do not count.
     --from archive brings back what tally pipeline archive put there, by
     default at archive.url, also into a new database. What is lost for good can
     only be given up: --fork begins a new log origin and records that, with the
@@ -146,7 +147,7 @@ def _from_archive(settings: Settings, url: str, places: list[str], keys: Path | 
         trusted.write_text(own)
         command = [sys.executable, "-m", "pipeline", "unpack", "--out", name, "--signing-key", signing_key]
         command += ["--archive", places[0]] if places else []
-        for path in (trusted, keys, settings.bundle.trusted_keys):
+        for path in (trusted, keys):
             command += ["--keys", str(path)] if path is not None else []
         unpacked = subprocess.run(command, env=prepared(settings), stdout=sys.stderr, check=False)
         if unpacked.returncode:

@@ -218,8 +218,8 @@ async def restore_from_bundles(
 ) -> list[tuple[Path, RestoredRange]]:
     """Bring back what these bundles of this ledger hold, in the order of their ranges, each in one transaction.
 
-    ``keys`` are trusted beside ``bundle.trusted_keys`` and this node's own. With ``may_begin_log`` a database on which
-    no node ever started takes the log that the bundles are of for its own.
+    ``keys`` are trusted beside this node's own; those of ``bundle.trusted_keys`` vouch for other ledgers. With
+    ``may_begin_log`` a database on which no node ever started takes the log that the bundles are of for its own.
 
     Raises:
         BundleRefusedError, UntrustedKeyError: a bundle does not hold; nothing was stored.
@@ -247,9 +247,8 @@ def _in_order(each: tuple[Path, BundleReader]) -> tuple[bool, str, int]:
 
 
 def _keyring(settings: Settings, locked: _Locked, keys: Path | None) -> Keyring:
-    rings = [Keyring.load(path) for path in (keys, settings.bundle.trusted_keys) if path is not None]
     own = [signer.public_key for signer in node_keys.open_keys(locked.folder, settings).signers()]
-    return Keyring([*own, *(key for ring in rings for key in ring)])
+    return Keyring([*own, *(Keyring.load(keys) if keys is not None else ())])
 
 
 def own_keys(settings: Settings) -> tuple[str, str]:

@@ -10,7 +10,9 @@ from ledger.errors import BundleInvalidError, InvalidInputError, SignatureError
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from signing.strict import parse_json
 
-FROM_SEQ, TO_SEQ = map(SNAPSHOT_COLUMNS.index, ("from_seq", "to_seq"))
+FROM_SEQ, TO_SEQ, SNAPSHOT_HLC, ENVELOPE = map(
+    SNAPSHOT_COLUMNS.index, ("from_seq", "to_seq", "snapshot_hlc", "dsse_envelope")
+)
 """Where these columns stand in a row of ``SNAPSHOT_COLUMNS``."""
 
 _FIELDS: Final = frozenset((*SNAPSHOT_COLUMNS, "tenant_id"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from ledger.errors import BundleInvalidError, LedgerError, StartRefusedError, Un
 from signing import key_file
 from signing.key_history import event_of
 from tests.app.admitting import admit_by_hand, run_two
+from tests.app.bundles import bundle_of
 from tests.app.chains import Chains, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
@@ -32,6 +35,7 @@ from tests.app.starting import assert_no_start
 from tests.app.test_followers import halted
 from tests.app.test_locked_rows import HEAD
 from tests.conftest import Database, connected_to
+from tests.ledger.ledger_in_memory import SIGNER, build
 from tests.tally import run_tally
 
 ROWS = (
@@ -111,14 +115,21 @@ async def assert_refused(run_node: RunNode, settings: Settings, database: Databa
     await assert_no_start(run_node(settings, url=database.service_url), StartRefusedError, match="tally restore")
 
 
-async def export(settings: Settings, url: str, folder: Path, tenant_id: str, **wanted: int) -> Path:
-    """A bundle of the tenant's ledger."""
-    path = folder / f"{tenant_id}-{len(list(folder.iterdir()))}.bundle.tar"
+@asynccontextmanager
+async def at_work(settings: Settings, url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the node, which works on the database of this URL."""
     async with (
         running(settings, url) as (_service, parts),
         listening(parts) as (base_url, _serving),
         httpx.AsyncClient(base_url=base_url, timeout=30, trust_env=False) as client,
     ):
+        yield client
+
+
+async def export(settings: Settings, url: str, folder: Path, tenant_id: str, **wanted: int) -> Path:
+    """A bundle of the tenant's ledger."""
+    path = folder / f"{tenant_id}-{len(list(folder.iterdir()))}.bundle.tar"
+    async with at_work(settings, url) as client:
         answer = await client.post("/v1/bundles/export", json={"tenant_id": tenant_id, **wanted})
         assert answer.status_code == 200, answer.text
         path.write_bytes(answer.content)
@@ -385,9 +396,39 @@ async def test_a_bundle_that_does_not_belong_there_brings_nothing_back(
     with pytest.raises(UntrustedKeyError):
         await restore_from_bundles(settings, database.service_url, [foreign], None)
     key_of_stranger = stranger.data_dir / "keys" / "signing.pem"
+    trusting = make_settings(bundle={"trusted_keys": str(key_of_stranger)})
+    with pytest.raises(UntrustedKeyError):
+        await restore_from_bundles(trusting, database.service_url, [foreign], None)
     with pytest.raises(StartRefusedError, match="tally bundle import"):
         await restore_from_bundles(settings, database.service_url, [foreign], key_of_stranger)
     assert await rows(database) == before
+
+
+async def test_a_key_that_signed_entries_older_than_itself_counts_for_them_once_they_are_back(
+    run_node: RunNode, make_settings: MakeSettings, database: Database, back_up: BackUp, tmp_path: Path
+) -> None:
+    (keys := tmp_path / "trusted.pem").write_text(SIGNER.public_key_pem)
+    settings = make_settings(bundle={"trusted_keys": str(keys)})
+    async with run_node(settings) as service:
+        await write(service, 1)
+    older = await back_up()
+    (files := tmp_path / "bundles").mkdir()
+    imported = build(20, tenant_id="brought")
+    async with at_work(settings, database.service_url) as client:
+        answer = await client.post("/v1/bundles/import", files=[("file", ("a.tar", bundle_of(imported)))])
+        assert answer.status_code == 200, answer.text
+        answer = await client.post("/v1/snapshots", json={"tenant_id": imported.tenant_id})
+        assert answer.status_code == 201, answer.text
+    bundles = [await export(settings, database.service_url, files, name) for name in ("_system", imported.tenant_id)]
+    signs_from = await query(database, "SELECT key_id, not_before FROM scheduler.signing_keys")
+
+    await restore_from_bundles(settings, older.service_url, bundles, None)
+
+    assert await query(older, "SELECT key_id, not_before FROM scheduler.signing_keys") == signs_from
+    await restore_from_wal(settings, older.service_url)
+    async with at_work(settings, older.service_url) as client:
+        found = (await client.get("/v1/chain/verify", params={"tenant_id": imported.tenant_id})).json()
+        assert (found["valid"], found["first_break"]) == (True, None)
 
 
 async def test_what_is_lost_for_good_forks_the_log_and_is_told_in_system(
