@@ -24,7 +24,7 @@ def readiness_checks(service: Service) -> Mapping[str, ReadinessCheck]:
     """Those that make the node not ready, beside what every service has."""
     leadership = service.leadership
     return {
-        "chaining": lambda: service.appender.database_error,
+        "chaining": lambda: service.appender.fault,
         "backlog": service.backlog_fault,
         "quorum": lambda: None if leadership is None else leadership.fault(),
         "checkpoints": lambda: service.notary.checkpoint_fault,
@@ -43,7 +43,7 @@ def reported_checks(
     """What ``/readyz`` tells of, and takes writes all the same."""
     return {
         "signing": lambda: (
-            service.keys.fault or (service.notary.last_error if service.appender.database_error is None else None)
+            service.keys.fault or (service.notary.last_error if service.appender.fault is None else None)
         ),
         "admission": lambda: service.keys.not_admitted,
         "keys": service.trust.fault,

@@ -83,6 +83,8 @@ COLLECT_S = 0.1
 and storing a hundred of them."""
 RETRY_PAUSE_FIRST_S = 0.05
 RETRY_PAUSE_MAX_S = 2.0
+OVERDUE_S = 10.0
+"""How long a batch may take before somebody is told."""
 
 log = structlog.get_logger()
 
@@ -138,10 +140,23 @@ class Appender:
         self._locked = LockedTenants(
             quarantine, backlog, connected=self._connected, on_fault=self._retry_later, on_due=self._work.set
         )
-        self.is_chaining = False
-        """Whether a transaction is under way; ``on_chained`` is called at its end, if it is committed."""
+        self._began_s: float | None = None
+        """When the batch under way began, None while none is."""
         self.database_error: str | None = None
         """Why the last attempt failed, None while all is well."""
+
+    @property
+    def is_chaining(self) -> bool:
+        """Whether a transaction is under way; ``on_chained`` is called at its end, if it is committed."""
+        return self._began_s is not None
+
+    @property
+    def fault(self) -> str | None:
+        """Why nothing is chained, None while all is well."""
+        if self.database_error is not None or self._began_s is None:
+            return self.database_error
+        took_s = time.monotonic() - self._began_s
+        return f"PostgreSQL has not taken a batch for {took_s:.0f} s" if took_s >= OVERDUE_S else None
 
     def head_seq(self, tenant_id: str) -> int:
         """Where the tenant's chain ends, as far as this node has seen; 0 where it has not."""
@@ -226,11 +241,11 @@ class Appender:
     # --- one batch --------------------------------------------------------------------------------
 
     async def _chain_next(self, batch: Sequence[Pending]) -> None:
-        self.is_chaining = True
+        self._began_s = time.monotonic()
         try:
             await self._chain(batch)
         finally:
-            self.is_chaining = False
+            self._began_s = None
 
     async def _chain(self, batch: Sequence[Pending]) -> None:
         """Chain ``batch``, splitting it when Postgres refuses a record in it."""

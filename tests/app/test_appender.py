@@ -17,6 +17,7 @@ import pytest
 from app.main import running
 from app.pending.event_lines import EventLines
 from app.pending.requests import Receipt
+from app.readiness import readiness_checks
 from app.service import Service
 from ledger import canonical
 from ledger.errors import DatabaseWentBackError, EventRefusedError, FencedError, LedgerError
@@ -109,6 +110,20 @@ async def test_while_postgres_stalls_local_writes_go_on_and_nothing_is_said_to_b
     entries = await chains.sound("acme")
     assert_in_chain_once_in_order(receipts, entries)
     assert len(entries) == 22
+
+
+async def test_a_batch_that_postgres_does_not_take_makes_the_node_not_ready(
+    behind_proxy: Service, proxy: PostgresProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.chain.appender.OVERDUE_S", 0.2)
+    is_chaining_well = readiness_checks(behind_proxy)["chaining"]
+    await behind_proxy.submitter.submit(created("acme", 0), key=None)
+    proxy.stall()
+    waiting = asyncio.create_task(submit_numbered(behind_proxy, "acme", range(1, 5)))
+    assert "has not taken a batch" in await until(is_chaining_well, "it is told")
+    proxy.resume()
+    await waiting
+    await until(lambda: is_chaining_well() is None, "all is well")
 
 
 async def test_a_stalled_connection_is_given_up_and_the_batch_goes_another_way(
