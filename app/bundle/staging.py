@@ -65,10 +65,11 @@ class Upload:
 
     def __init__(self, folder: Path, bytes_max: int, reserve_bytes: int) -> None:
         self.files: list[StagedFile] = []
+        self.bytes = 0
+        """Bytes of all files so far."""
         self._folder = folder
         self._bytes_max = bytes_max
         self._reserve_bytes = reserve_bytes
-        self._bytes = 0
         self._name = ""
         self._file: BinaryIO | None = None
         self._begins = bytearray()
@@ -100,8 +101,8 @@ class Upload:
             self._begins += data
             if len(self._begins) >= BLOCK_BYTES:
                 self._check_first_block()
-        self._bytes += len(data)
-        if self._bytes > self._bytes_max:
+        self.bytes += len(data)
+        if self.bytes > self._bytes_max:
             raise UploadTooLargeError(
                 f"the files have more than {self._bytes_max} bytes, the bound of bundle.import_bytes_max; import fewer "
                 "at a time, or raise it"

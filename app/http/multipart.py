@@ -1,6 +1,10 @@
 """Reading uploads (RFC 7578, multipart/form-data) as they stream in: files go to disk, nothing is held but one chunk.
 
 Parts of the body are files, each with a ``filename``; whatever the field is called, it is one more file.
+
+Invariant::
+
+    bytes of a body beside those of its files <= FRAMING_BYTES_MAX, or it is read no further
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from starlette.requests import Request
 
 from app.http.charging import body_chunks
 from app.http.problems import UNSUPPORTED_MEDIA_TYPE, ProblemError
-from ledger.errors import InvalidInputError, NotReadyError
+from ledger.errors import InvalidInputError, NotReadyError, UploadTooLargeError
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -28,6 +32,8 @@ MEDIA_TYPE = "multipart/form-data"
 FILE_NAME_CHARACTERS_MAX = 200
 BOUNDARY_CHARACTERS_MAX = 70
 """RFC 2046, section 5.1.1."""
+FRAMING_BYTES_MAX = 1 << 20
+"""Most bytes of boundaries, headers of parts, and what stands before the first and behind the last boundary."""
 _CODECS = {"utf-8": "utf-8", "iso-8859-1": "latin-1", "us-ascii": "ascii"}
 
 
@@ -38,7 +44,7 @@ async def uploaded(request: Request, staging: Staging) -> AsyncIterator[Upload]:
     Raises:
         ProblemError: not multipart/form-data, or encoded.
         InvalidInputError: the body is malformed, cut short, holds no file, or something else than files.
-        UploadTooLargeError: it is over the bound of ``staging``.
+        UploadTooLargeError: it is over the bound of ``staging``, or has too much beside its files.
         BundleRefusedError: a file is no bundle.
         NotReadyError: the disk takes no more, or too many send at once.
     """
@@ -55,8 +61,14 @@ async def _read(first: bytes, pieces: AsyncIterator[bytes], boundary: bytes, upl
     try:
         parser = MultipartParser(boundary, files.callbacks())
         await asyncio.to_thread(parser.write, first)
+        body_bytes = len(first)
         async for piece in pieces:
             await asyncio.to_thread(parser.write, piece)
+            body_bytes += len(piece)
+            if body_bytes - upload.bytes > FRAMING_BYTES_MAX:
+                raise UploadTooLargeError(
+                    f"the body has more than {FRAMING_BYTES_MAX} bytes beside those of its files; send the files alone"
+                )
     except FormParserError as error:
         raise InvalidInputError(f"the body is not well-formed multipart/form-data: {error}") from None
     except OSError as error:

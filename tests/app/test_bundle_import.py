@@ -18,6 +18,7 @@ import pytest
 from app.bundle.staging import Upload
 from app.bundle.verify import verify_file
 from app.dev.embedded import EmbeddedPostgres
+from app.http.multipart import FRAMING_BYTES_MAX
 from ledger import canonical
 from ledger.errors import NotReadyError
 from signing.bundle.judging import BundleVerdict
@@ -319,6 +320,28 @@ def test_too_much_is_not_imported(postgres: EmbeddedPostgres, tmp_path: Path) ->
         assert (answer.status_code, kind_of(answer)) == (413, "payload-too-large")
         (node,) = (path for path in (tmp_path / "data" / "wal").iterdir() if path.is_dir())
         assert list((node / "staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["before the first boundary", "behind a boundary", "behind the last boundary"])
+def test_an_upload_ends_whatever_is_sent_beside_its_files(client: httpx.Client, place: str) -> None:
+    header = b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    whole = b"--b\r\n" + header + bundle_of(build(1, snapshots_to=(1,))) + b"\r\n--b--\r\n"
+    before, filler = {
+        "before the first boundary": (b"", b"\r\n"),
+        "behind a boundary": (whole.removesuffix(b"--\r\n"), b" "),
+        "behind the last boundary": (whole, b"x"),
+    }[place]
+
+    def body() -> Iterator[bytes]:
+        yield before
+        for _ in range(FRAMING_BYTES_MAX >> 15):
+            yield filler * ((64 << 10) // len(filler))
+
+    answer = client.post(
+        "/v1/bundles/import", headers={"Content-Type": "multipart/form-data; boundary=b"}, content=body()
+    )
+    assert (answer.status_code, kind_of(answer)) == (413, "payload-too-large"), answer.text
+    assert "beside those of its files" in answer.json()["detail"]
 
 
 def test_an_upload_that_can_never_be_imported_is_refused_before_it_is_read(
