@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from ledger.chain.conflict import held_event
 from ledger.machines import jobs
 from ledger.machines.events import ACTOR, EVENTS_BY_ACTION, VERDICTS, CommitmentAction, SystemAction
 from ledger.machines.job_fold import JobFold
@@ -69,6 +70,12 @@ class _ActorCount:
         return Actors(dict(named), self._others, self._private, self._unnamed)
 
 
+def _told(action: str, job_id: str, text: str) -> str:
+    """The action of an entry; of a CONFLICT entry that of the event which it holds."""
+    held = held_event(jobs.payload_of(text), job_id) if action == SystemAction.CONFLICT else None
+    return action if held is None else held.event.action
+
+
 def counts_of(reader: BundleReader) -> Counts:
     """The counts of an open bundle whose rows were verified.
 
@@ -88,8 +95,8 @@ def counts_of(reader: BundleReader) -> Counts:
                 erased.update(jobs.payload_of(text).get("key_ids", ()))
             elif action == SystemAction.PAYLOADS_READ:
                 readers.add(jobs.payload_of(text))
-            elif action in VERDICTS:
-                proposals["accepted" if action == CommitmentAction.PROPOSE_ACCEPTED else "rejected"] += 1
+            elif (told := _told(action, job_id, text)) in VERDICTS:
+                proposals["accepted" if told == CommitmentAction.PROPOSE_ACCEPTED else "rejected"] += 1
             said = jobs.said_of_row(*foldable)
             if said is None:
                 continue

@@ -3,12 +3,16 @@
 A function of the entries, in the order of the merge, and of what stands in the chains at their HLCs. What becomes of
 an entry depends on nothing but entries of the same physical and logical time: a CONFLICT entry has those of the event
 that it holds. So a merge may be cut between any two of them and each piece decided by itself.
+
+A proposal and its verdict have one HLC and are no conflict. Behind its verdict a proposal is a duplicate; behind a
+proposal that came first its verdict is held in a CONFLICT entry, as the chain would lack it otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final
 
 import orjson
@@ -18,8 +22,9 @@ from ledger.chain.conflict import Event, conflict_hlc, conflict_payload, held_ev
 from ledger.chain.standing import Standing, place_of
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
-from ledger.machines.events import EVENTS_BY_ACTION, SystemAction
+from ledger.machines.events import EVENTS_BY_ACTION, VERDICTS, CommitmentAction, SystemAction
 from ledger.machines.jobs import payload_of, said_of_job
+from ledger.machines.promises import proposed_payload
 
 _CONFLICT: Final = SystemAction.CONFLICT.value
 
@@ -33,7 +38,8 @@ class Decided:
     HLC already."""
     duplicates: int = 0
     conflicts: list[dict[str, Any]] = field(default_factory=list)
-    """Every event whose HLC another one has, whether it was in the chain already or is placed now."""
+    """Every event whose HLC another one has, whether it was in the chain already or is placed now; no verdicts on
+    proposals that stand there."""
 
     def jobs(self) -> set[tuple[str, str]]:
         """(tenant, job id) of each job that something is said of by what is placed."""
@@ -78,7 +84,7 @@ def decide(entries: Sequence[Incoming], standing: Mapping[str, dict[str, Event]]
             here[entry.t_hlc] = event
             continue
         stands, kept_digest = _place(entry, event, here)
-        if first is not None and stands != entry.t_hlc and entry.action != _CONFLICT:
+        if first is not None and stands != entry.t_hlc and entry.action != _CONFLICT and not _judges(entry, first):
             decided.conflicts.append(_conflict(entry, event, first))
         if stands is not None:
             decided.duplicates += 1
@@ -142,6 +148,13 @@ def _place(entry: Incoming, event: Event, here: Standing) -> tuple[str | None, s
     if entry.t_hlc in here:
         return entry.t_hlc, None
     return (held.t_hlc if here.get(held.t_hlc) == held else None), None
+
+
+def _judges(entry: Incoming, first: Event) -> bool:
+    """Whether ``entry`` is the verdict on ``first``, a proposal as a WAL has it."""
+    if entry.action not in VERDICTS or (first.job_id, first.action) != (entry.job_id, CommitmentAction.PROPOSED):
+        return False
+    return entry.key.rank == 1 and sha256(proposed_payload(entry.payload)).hexdigest() == first.payload_digest
 
 
 def held_by(entry: Incoming) -> Event | None:

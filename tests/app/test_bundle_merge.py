@@ -12,15 +12,21 @@ import asyncpg
 import httpx
 import pytest
 
+from app.bundle.counting import counts_of
 from app.bundle.importer import Imported
 from app.dev.embedded import EmbeddedPostgres
-from ledger.chain.conflict import Event, conflict_hlc
+from ledger import canonical
+from ledger.chain.conflict import Event, conflict_hlc, held_event
 from ledger.errors import ClockSkewError, InvalidInputError
+from ledger.machines.events import VERDICTS
+from ledger.machines.promises import proposed_payload
+from signing.bundle.reader import BundleReader
 from tests.app.bundles import bundle_of, store
 from tests.app.chains import until
 from tests.app.importing import fresh, import_all, import_files, importer_on, in_memory, links, signed, staged, states
 from tests.app.service_thread import serving
 from tests.conftest import Database, connected_to, fresh_database
+from tests.ledger.committed import RACE, committed, mend
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build
 
 
@@ -227,6 +233,66 @@ def test_conflicts_that_two_merged_ledgers_hold_the_other_way_round_are_one_conf
         entries = sound("acme")
     assert [(one.imported, one.duplicates) for one in outcomes] == [(13, 0), (0, 13), (0, 26)]
     assert [entry["action"] for entry in entries].count("CONFLICT") == 1
+
+
+# --- a log that was never chained, and the chain that it became after all -----------------------------------
+
+
+def unjudged(ledger: Ledger, **changed: Any) -> Ledger:
+    """What a ledger chained, as the node's log has it: proposals without verdicts."""
+    log = ledger.copy()
+    for row in log.entries:
+        if row["action"] in VERDICTS:
+            row["action"] = "PROPOSED"
+            row["payload"] = canonical.encode({**json.loads(proposed_payload(row["payload"])), **changed}).decode()
+    mend(log)
+    return log
+
+
+def told(entries: list[Any]) -> set[Event]:
+    """The events of a chain, of CONFLICT entries those that they hold, without proposals that were not judged."""
+    found = set()
+    for entry in entries:
+        held = held_event(json.loads(entry["payload"]), entry["job_id"]) if entry["action"] == "CONFLICT" else None
+        own = Event(entry["t_hlc"], entry["job_id"], entry["action"], entry["payload_digest"])
+        found.add(own if held is None else held.event)
+    return {event for event in found if event.action != "PROPOSED"}
+
+
+@pytest.mark.parametrize("log", ["a.wal/0f", "node-1.wal/0f"])
+def test_verdicts_and_their_proposals_in_any_order_are_no_conflict_and_every_verdict_is_known(
+    postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path, log: str
+) -> None:
+    ledger = committed(RACE)
+    chain = store(tmp_path, bundle_of(ledger), "chain.tar")
+    wal = store(tmp_path, bundle_of(unjudged(ledger), log_origin=log), "wal.tar")
+    events = told(ledger.entries)
+    for calls in ([[chain], [wal]], [[wal], [chain]], [[wal, chain]]):
+        with fresh(postgres) as (url, sound):
+            outcomes = import_all(url, trusted, *calls, [chain], [wal])
+            entries = sound("acme")
+        assert [outcome.conflicts for outcome in outcomes] == [[]] * len(outcomes)
+        assert [outcome.imported for outcome in outcomes[-2:]] == [0, 0]
+        assert (told(entries), states(entries)) == (events, states(ledger.entries))
+        carried_on = store(tmp_path, bundle_of(signed(Ledger("acme", [*map(in_memory, entries)]))), "carried-on.tar")
+        with BundleReader.open(carried_on) as reader:
+            assert counts_of(reader).proposals == {"accepted": 5, "rejected": 2}
+        with fresh(postgres) as (url, sound):
+            outcomes = import_all(url, trusted, [chain], [carried_on])
+            assert [(one.imported, one.conflicts) for one in outcomes] == [(len(ledger.entries), []), (0, [])]
+
+
+def test_a_verdict_on_another_proposal_than_the_one_that_stands_is_a_conflict(
+    postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path
+) -> None:
+    ledger = committed(RACE)
+    chain = store(tmp_path, bundle_of(ledger), "chain.tar")
+    other = unjudged(ledger, precondition={"kind": "GangUnplaced", "gang": "other"})
+    wal = store(tmp_path, bundle_of(other, log_origin="node-1.wal/0f"), "wal.tar")
+    with fresh(postgres) as (url, sound):
+        _, outcome = import_all(url, trusted, [wal], [chain])
+        assert len(outcome.conflicts) == outcome.imported == 7
+        assert told(sound("acme")) == told(ledger.entries)
 
 
 # --- origin, beginnings, time ------------------------------------------------------------------------------
