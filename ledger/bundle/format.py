@@ -12,6 +12,7 @@ Invariants::
 
     1 <= entry parts <= ENTRY_PARTS_MAX                 numbered from 1 without gap
     raw bytes of an entry part <= PART_BYTES_MAX, or it is one row <= ROW_BYTES_MAX
+    an imported payload <= PAYLOAD_BYTES_MAX, in a CONFLICT entry <= CONFLICT_BYTES_MAX: what is taken can be given
 """
 
 from __future__ import annotations
@@ -48,7 +49,13 @@ ROWS_A_PART_MAX: Final = 10_000
 PART_BYTES_MAX: Final = 8 << 20
 """Most raw bytes of several rows in one part."""
 ROW_BYTES_MAX: Final = 136 << 20
-"""Most raw bytes of one row: twice the largest record, since a payload is escaped once more, and its columns."""
+"""Most raw bytes of one row: twice the longest payload, since that is escaped once more, and its columns."""
+PAYLOAD_BYTES_MAX: Final = 32 << 20
+"""Longest payload that is imported: twice the longest record of a WAL, since a REFUSED entry holds one in base64."""
+CONFLICT_BYTES_MAX: Final = 2 * PAYLOAD_BYTES_MAX + (4 << 10)
+"""The same, of a CONFLICT entry: it holds a payload, escaped, and a few names."""
+ORIGIN_BYTES_MAX: Final = 4 << 10
+"""Longest origin that is imported."""
 ENTRY_PARTS_MAX: Final = 100_000
 SNAPSHOT_ROW_BYTES_MAX: Final = 1 << 20
 SNAPSHOTS_BYTES_MAX: Final = (1 << 33) - BLOCK_BYTES
@@ -59,6 +66,7 @@ MANIFEST_BYTES_BASE: Final = 64 << 10
 MANIFEST_BYTES_A_PART: Final = 512
 """A manifest has at most the base and this many bytes for each entry part."""
 
+assert 2 * (CONFLICT_BYTES_MAX + ORIGIN_BYTES_MAX) + (4 << 10) < ROW_BYTES_MAX  # 4 KiB hold all other columns
 assert PART_BYTES_MAX < ROW_BYTES_MAX < SNAPSHOTS_BYTES_MAX < 8**11  # 11 octal digits hold a size
 assert len(f"{ENTRY_PARTS_MAX}") == 6
 

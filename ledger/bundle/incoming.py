@@ -21,6 +21,7 @@ import msgspec
 import orjson
 
 from ledger import canonical, native
+from ledger.bundle.format import CONFLICT_BYTES_MAX, ORIGIN_BYTES_MAX, PAYLOAD_BYTES_MAX
 from ledger.bundle.rows import SEQ, Row
 from ledger.chain import LINK_VERSION
 from ledger.chain.conflict import conflict_hlc, held_event
@@ -32,6 +33,8 @@ _JOB_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _JOB_IDS: Final = re.compile(rf"{_JOB_ID.pattern}(?:\n{_JOB_ID.pattern})*+")
 _ACTION: Final = re.compile(r"[A-Z_]{1,64}")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
+_CHARACTER_BYTES_MAX: Final = 4
+"""Most bytes of one character in UTF-8."""
 _ORIGIN_FIELDS: Final = frozenset(("bundle_digest", "chain_link", "log", "node_id", "seq"))
 
 
@@ -147,6 +150,7 @@ class EntryTaker:
             or not self._are_times_usual(max(physical_ms), max(logical), nodes)
             or not all(action != SystemAction.CONFLICT and _ACTION.fullmatch(action) for action in {*actions})
             or not _are_job_ids(jobs)
+            or max(map(len, payloads)) * _CHARACTER_BYTES_MAX > PAYLOAD_BYTES_MAX
             or not _are_canonical_objects(payloads)
         ):
             return None
@@ -209,6 +213,8 @@ class EntryTaker:
         if not _ACTION.fullmatch(action):
             raise InvalidInputError(f"{action[:100]!r} is not an action")
         is_kept = version != LINK_VERSION
+        if not is_kept:
+            _check_length(action, payload)
         value = _payload(payload, is_canonical=not is_kept)
         if action == SystemAction.CONFLICT:
             _check_conflict(value, job_id, hlc)
@@ -242,6 +248,17 @@ def _is_canonical_object(payload: str) -> bool:
     except InvalidInputError:
         return False
     return True
+
+
+def _check_length(action: str, payload: str) -> None:
+    """Refuse what might not fit into a row of a bundle again: where another event has its HLC, it is escaped twice."""
+    size = len(payload.encode())
+    size_max = CONFLICT_BYTES_MAX if action == SystemAction.CONFLICT else PAYLOAD_BYTES_MAX
+    if size > size_max:
+        raise InvalidInputError(
+            f"its payload has {size} bytes, and {size_max} are the most that can be exported again for sure; export "
+            "the ranges before and behind it, and import those"
+        )
 
 
 def _check_clock(source: BundleSource, seq: int, hlc: Hlc, bounds: ClockBounds) -> None:
@@ -278,7 +295,7 @@ def _born(origin: str) -> tuple[str, int, str]:
     except ValueError as error:
         raise InvalidInputError(f"its origin is not JSON: {error}") from error
     is_ours = isinstance(value, dict) and value.keys() == _ORIGIN_FIELDS and canonical.encode(value) == origin.encode()
-    if not is_ours or not _is_origin(value):
+    if len(origin.encode()) > ORIGIN_BYTES_MAX or not is_ours or not _is_origin(value):
         raise InvalidInputError("its origin is not one")
     return value["log"], value["seq"], value["bundle_digest"]
 

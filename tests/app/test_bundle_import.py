@@ -20,6 +20,7 @@ from app.bundle.verify import verify_file
 from app.dev.embedded import EmbeddedPostgres
 from app.http.multipart import FRAMING_BYTES_MAX
 from ledger import canonical
+from ledger.bundle.format import ORIGIN_BYTES_MAX, PAYLOAD_BYTES_MAX
 from ledger.errors import NotReadyError
 from signing.bundle.judging import BundleVerdict
 from signing.keys import Keyring
@@ -188,11 +189,22 @@ def test_a_row_that_cannot_stand_in_a_ledger_leaves_nothing_whoever_signed_it(
         {"origin": json.dumps({**origin, "seq": 0}, separators=(",", ":"))},
         {"origin": json.dumps({**origin, "more": 1}, separators=(",", ":"))},
         {"origin": json.dumps({**origin, "chain_link": "x"}, separators=(",", ":"))},
+        {"origin": json.dumps({**origin, "log": "l" * ORIGIN_BYTES_MAX}, separators=(",", ":"))},
     ]
     for changed in changes:
         answer = send(client, resigned(changed))
         assert (answer.status_code, kind_of(answer)) == (422, "bundle-invalid"), (changed, answer.text)
         assert "seq 9" in answer.json()["detail"], answer.text
+    assert everything(postgres) == before
+
+
+def test_a_payload_that_might_not_be_exported_again_leaves_nothing(
+    client: httpx.Client, postgres: EmbeddedPostgres
+) -> None:
+    before = settled(client, postgres)
+    answer = send(client, resigned({"payload": '{"a":"%s"}' % ("x" * PAYLOAD_BYTES_MAX)}))
+    assert (answer.status_code, kind_of(answer)) == (422, "bundle-invalid"), answer.text
+    assert "seq 9 cannot be imported: its payload has 33554440 bytes" in answer.json()["detail"]
     assert everything(postgres) == before
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ledger.bundle.format import ORIGIN_BYTES_MAX, PAYLOAD_BYTES_MAX, ROW_BYTES_MAX
 from ledger.bundle.incoming import BundleSource, ClockBounds, EntryTaker
-from ledger.errors import LedgerError
+from ledger.bundle.placing import chained_as
+from ledger.bundle.rows import encode_entry
+from ledger.errors import BundleInvalidError, LedgerError
 from ledger.hlc import Hlc
 from ledger.verification import ENTRY_COLUMNS
 from tests.ledger.ledger_in_memory import build
@@ -111,6 +115,34 @@ def test_rows_as_nearly_all_are_are_taken_at_once() -> None:
     taker = EntryTaker(SOURCE, BOUNDS)
     one_by_one = [taker._take_one(row) for row in ROWS]
     assert taker._take_in_order(ROWS) == one_by_one
+
+
+QUOTES = '{"a":"%s"}' % ('\\"' * ((PAYLOAD_BYTES_MAX - 8) // 2))
+"""The longest payload that is taken, of what takes most room where it is escaped."""
+
+
+def payload_changed(payload: str, **change: Any) -> tuple[Any, ...]:
+    digest = sha256(payload.encode()).hexdigest()
+    return changed(ROWS[0], {"payload": payload, "payload_digest": digest, **change})
+
+
+def test_whatever_is_taken_fits_into_a_bundle_again_beside_another_event_of_its_hlc() -> None:
+    assert len(QUOTES) == PAYLOAD_BYTES_MAX
+    origin = ORIGIN.replace("l/t", "l" * (ORIGIN_BYTES_MAX - len(ORIGIN) + 3))
+    (entry,) = taken([payload_changed(QUOTES, origin=origin)])
+    hlc_of_it, action, payload = chained_as(entry, "0" * 64)
+    assert action == "CONFLICT"
+    beside = {"action": action, "origin": origin, "seq": 2**53 - 1, **hlc(*hlc_of_it)}
+    held = payload_changed(payload.decode(), **beside)
+    assert len(encode_entry("acme", held)) <= ROW_BYTES_MAX
+    assert [each.payload for each in taken([held])] == [payload.decode()]
+
+
+@pytest.mark.parametrize("payload", [QUOTES.replace("a", "ab"), '{"a":"%s"}' % ("€" * (PAYLOAD_BYTES_MAX // 3))])
+def test_what_might_not_fit_into_a_bundle_again_is_not_taken(payload: str) -> None:
+    error, told = taken([payload_changed(payload)])
+    assert error is BundleInvalidError
+    assert told.startswith("seq 1 cannot be imported: its payload has 335544")
 
 
 def test_an_hlc_that_the_importing_node_never_issued_is_refused_behind_one_that_it_did() -> None:
