@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ledger import canonical
-from tests.app.chains import Chains
+from tests.app.chains import Chains, until
 from tests.app.served import Serve, Served
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -117,6 +117,32 @@ async def test_the_actor_may_be_private(
         assert (await root.post(f"/v1/tenants/{tenant}/erasures", json={"subject": "root"})).status_code == 200
         erased = (await root.get(f"/v1/jobs/one?tenant_id={tenant}")).json()["actor"]
         assert erased != "root"
+
+
+async def test_who_decided_and_who_read_stays_in_clear_where_the_actor_is_private(
+    serve: Serve, superuser: asyncpg.Connection
+) -> None:
+    bound = {"kind": "IdentityBind", "capsule": "a", "identity": "x"}
+    async with serve(privacy={"log_reads": ["acme"]}) as served, served.client(served.root) as root:
+        declared = await root.put("/v1/tenants/acme/privacy", json={"fields": ["actor"], "subject": "actor"})
+        assert declared.status_code == 200, declared.text
+        await root.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "one", "durability": "GLOBAL"})
+        for key, status in (("k-1", 201), ("k-2", 409)):
+            wanted = {"tenant_id": "acme", "commitment": bound}
+            answer = await root.post("/v1/commitments", json=wanted, headers={"Idempotency-Key": key})
+            assert answer.status_code == status, answer.text
+        capacity = {"tenant_id": "acme", "capacity": {"cpu_millis": 1}}
+        assert (await root.put("/v1/nodes/n1/capacity", json=capacity)).is_success
+        assert (await root.get("/v1/jobs/one?tenant_id=acme")).status_code == 200
+        assert (await root.post("/v1/tenants/acme/erasures", json={"subject": "root"})).status_code == 200
+        query = "SELECT action FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND payload ->> 'actor' = 'root'"
+
+        async def in_clear() -> set[str]:
+            found = {row["action"] for row in await superuser.fetch(query)}
+            return found if "PAYLOADS_READ" in found else set()
+
+        found = await until(in_clear, "the read is chained")
+    assert found == {"PROPOSE_ACCEPTED", "PROPOSE_REJECTED", "CAPACITY_SET", "PAYLOADS_READ"}
 
 
 async def listed(client: httpx.AsyncClient, tenant_id: str, actor: str, **more: Any) -> tuple[list[str], str | None]:

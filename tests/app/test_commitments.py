@@ -153,6 +153,7 @@ NO_PROPOSALS: list[tuple[dict[str, Any], str]] = [
     ({"commitment": {"kind": "Placed"}}, "commitment.kind"),
     ({"commitment": {"kind": "Lease", "resource": "r"}}, "commitment.holder"),
     ({"commitment": {"kind": "Revocation", "index": 0}}, "commitment.index"),
+    ({"commitment": placement(".a", "n1")}, "commitment.capsule"),
     ({"commitment": placement("a", "n1", {"cpu_millis": -1})}, "commitment.reservation.cpu_millis"),
     (
         {"commitment": placement("a", "n1"), "precondition": {"kind": "NodeFreeOf", "node": "n1"}},
