@@ -3,7 +3,8 @@
 A connection waits for its client in one of three ways, and each ends::
 
     for a head             http.header_timeout after the connection, or the answer before, was there
-    for a body             when no PROGRESS_BYTES more of it came, nor its end, for http.body_timeout
+    for a body             when no PROGRESS_BYTES more of it came, nor its end, for http.body_timeout; http.body_timeout
+                           after the answer, where that was given before its end
     for an answer's reader likewise, when no PROGRESS_BYTES more of it were taken
 
 While the service works on a whole request, or does not read because nobody takes what came, no time is counted.

@@ -385,8 +385,10 @@ class ProblemProtocol(HttpToolsProtocol):
         stage: object
         if unread_bytes:
             stage, moved_bytes = "writing", self.written_bytes - unread_bytes
-        elif self._body_is_open and not self.flow.read_paused:
-            stage, moved_bytes = self.cycle, self._received_bytes
+        elif self._body_is_open and self._fault is None and not self.flow.read_paused:
+            # Of a request that is answered already nothing more is wanted, however fast it comes.
+            is_answered = self.cycle.response_complete
+            stage, moved_bytes = (self.cycle, is_answered), 0 if is_answered else self._received_bytes
         else:
             stage, moved_bytes = None, 0
         stalled_s = self._progress.stalled_s(stage, moved_bytes, now_s)

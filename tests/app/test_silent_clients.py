@@ -90,6 +90,20 @@ def test_half_a_head_and_half_a_body_are_told_that_they_were_too_slow(base_url: 
     assert positions(base_url) == before
 
 
+def test_who_goes_on_sending_behind_the_answer_is_disconnected(base_url: str) -> None:
+    endless = UPLOAD.replace(b"100000", b"%d" % (1 << 50)) + b"x" * 512
+
+    def go_on_sending(connection: socket.socket) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline_s:
+            connection.sendall(bytes(PROGRESS_BYTES))
+
+    with connected(base_url, endless) as connection:
+        assert connection.recv(12) == b"HTTP/1.1 422"
+        with pytest.raises(ConnectionError):
+            go_on_sending(connection)
+
+
 @pytest.mark.parametrize(
     ("path", "given"),
     [
