@@ -10,11 +10,13 @@ most statements that one is borrowed for. Sessions of a pool hold nothing. Setti
 end with theirs, and who takes a lock of the session gives it back, or ends the session.
 
 *A session that may only read,* or whose statements are cancelled, has settings that a role or a database may have had
-when it began, and has no more. So it is ended, and the next one asks anew.
+when it began, and has no more. So it is ended, and the next one asks anew. So is one whose statement was waited for no
+longer: what was parsed, and not yet run, may have begun a transaction that nobody would end.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -37,6 +39,7 @@ AT_A_NODE: Final = {**NO_ROW_HIDDEN, "lock_timeout": "10s"}
 waited for as long as a statement may take."""
 OF_THE_SESSION: Final = (asyncpg.ReadOnlySQLTransactionError, asyncpg.QueryCanceledError)
 """What PostgreSQL says of a statement that another session may be allowed."""
+_SPENDING: Final = (*OF_THE_SESSION, asyncio.CancelledError, TimeoutError)
 OID_OF_A_DATABASE_MIN: Final = 16384
 """Numbers from here on are given by a database itself, so in each they mean something else."""
 
@@ -59,7 +62,7 @@ class NodeConnection(Connection):
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self.is_spent = False
-        """Whether the session was told what is ``OF_THE_SESSION``: whoever has it ends it."""
+        """Whether the session was told what is ``OF_THE_SESSION``, or left in a statement: whoever has it ends it."""
 
     def limit_statements_to(self, command_timeout_s: float) -> None:
         """From now on no statement takes longer, unless it says so itself."""
@@ -80,14 +83,14 @@ class NodeConnection(Connection):
         """As asyncpg's."""
         try:
             return await super().execute(*given, **more)
-        except OF_THE_SESSION:
+        except _SPENDING:
             self.is_spent = True
             raise
 
     async def _do_execute(self, *given: Any, **more: Any) -> Any:
         try:
             return await super()._do_execute(*given, **more)  # type: ignore[misc]
-        except OF_THE_SESSION:
+        except _SPENDING:
             self.is_spent = True
             raise
 

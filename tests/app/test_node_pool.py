@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
@@ -12,6 +13,8 @@ import pytest
 from app.store import node_pool
 from app.store.node_connection import NodeConnection
 from app.store.node_pool import NodePool
+from app.store.reading import reading
+from ledger.errors import DatabaseUnavailableError
 from tests.conftest import Database
 
 Pooled = Callable[..., AbstractAsyncContextManager[NodePool]]
@@ -114,3 +117,18 @@ async def test_all_of_a_full_pool_are_waited_for(pooled: Pooled) -> None:
         assert not waiting.done()
         await pool.release(held)
         assert await waiting == 1
+
+
+async def test_a_session_that_was_left_in_a_statement_is_not_lent_again(pooled: Pooled) -> None:
+    async def read_while_the_loop_stands_still(pool: NodePool) -> None:
+        """As in a process that is stopped: the statement is parsed and the time is over in one turn."""
+        async with reading(pool, timeout_s=0.1) as connection:
+            asyncio.get_running_loop().call_soon(time.sleep, 0.4)
+            await connection.fetch("SELECT count(*) FROM scheduler.jobs WHERE tenant_id = $1", "acme")
+
+    async with pooled(connections_max=1) as pool:
+        pid = await pool.fetchval("SELECT pg_backend_pid()")
+        with pytest.raises(DatabaseUnavailableError):
+            await read_while_the_loop_stands_still(pool)
+        async with reading(pool, snapshot=True) as connection:
+            assert await connection.fetchval("SELECT pg_backend_pid()") != pid
