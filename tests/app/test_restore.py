@@ -115,6 +115,15 @@ async def assert_refused(run_node: RunNode, settings: Settings, database: Databa
     await assert_no_start(run_node(settings, url=database.service_url), StartRefusedError, match="tally restore")
 
 
+def keys_of(parent: Path, *nodes: Settings) -> Path:
+    """A folder of the keys with which these nodes sign."""
+    keys = parent / "keys"
+    keys.mkdir()
+    for number, settings in enumerate(nodes):
+        (keys / f"{number}.pem").write_bytes((settings.data_dir / "keys" / "signing.pem").read_bytes())
+    return keys
+
+
 @asynccontextmanager
 async def at_work(settings: Settings, url: str) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the node, which works on the database of this URL."""
@@ -271,10 +280,7 @@ async def test_a_wal_that_lacks_rows_of_another_node_stores_nothing_until_bundle
         await restore_from_wal(one, older.service_url)
     assert await rows(older) == before
 
-    keys = tmp_path / "keys"
-    keys.mkdir()
-    for number, settings in enumerate((one, two)):
-        (keys / f"{number}.pem").write_bytes((settings.data_dir / "keys" / "signing.pem").read_bytes())
+    keys = keys_of(tmp_path, one, two)
     await restore_from_bundles(one, older.service_url, files, keys)
     assert await rows(older) == [row for row in lost if row in await rows(older)]
     for settings in (one, two):
@@ -320,10 +326,7 @@ async def test_chains_that_other_nodes_must_bring_back_are_named(
         await write(first, 2)
     system = await export(one, database.service_url, tmp_path, "_system")
     lost = await rows(database)
-    keys = tmp_path / "keys"
-    keys.mkdir()
-    for number, settings in enumerate((one, two)):
-        (keys / f"{number}.pem").write_bytes((settings.data_dir / "keys" / "signing.pem").read_bytes())
+    keys = keys_of(tmp_path, one, two)
     await restore_from_bundles(one, older.service_url, [system], keys)
 
     said = run_tally("restore", "--from", "wal", **at(one, older))
