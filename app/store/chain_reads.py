@@ -113,7 +113,7 @@ SELECT {columns(SnapshotRow, ("created_at",))} FROM scheduler.batch_snapshot
 _SNAPSHOT = f"SELECT {columns(SnapshotRow, ('created_at',))}, dsse_envelope FROM scheduler.batch_snapshot"
 _SNAPSHOT_OF_ID = f"{_SNAPSHOT} WHERE id = $1"
 _NEWEST_SNAPSHOT = f"{_SNAPSHOT} WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1"
-_ASKED_BEFORE_A_WRITE = "SELECT FROM scheduler.scheduler_log, scheduler.jobs, scheduler.idempotency LIMIT 0"
+_ASKED_BEFORE_A_WRITE = "SELECT 1 FROM scheduler.scheduler_log, scheduler.jobs, scheduler.idempotency LIMIT 0"
 
 
 async def head(connection: Connection, tenant_id: str) -> HeadRow:
