@@ -45,6 +45,8 @@ FAILING_S_MAX = 60.0
 """A round leaves the rest of the tenants to the next one once those that failed took longer: the peer may be away."""
 FAULTS_TOLD_MAX = 5
 """Tenants that are told of with their faults; of more it is told how many."""
+FAULT_CHARACTERS_MAX = 1000
+"""What is kept of the fault of a tenant: a peer may have a hundred thousand that fail."""
 _TOKEN = re.compile(rb"[!-~]*")
 
 log = structlog.get_logger()
@@ -59,7 +61,7 @@ class PeerWentBackError(LedgerError):
     """A peer shows a tree that does not go on from the one it showed before."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Chain:
     """One tenant's chain at the peer, as far as its newest checkpoint that was proved covers it."""
 
@@ -68,7 +70,9 @@ class _Chain:
     size: int = 0
     root: bytes = b""
     imported_seq: int = 0
-    fault: LedgerError | None = None
+    fault: str | None = None
+    went_back: bool = False
+    """The fault is that it went back."""
     failed_at_s: float = 0.0
     pause_s: float = 0.0
     paused_until_s: float = 0.0
@@ -105,11 +109,8 @@ class Peer:
         """Why it is not imported from, or which tenants of it are not, and why; None when all are."""
         # That it went back comes first: it stops the others.
         failing = [chain for chain in self._chains.values() if chain.fault is not None]
-        failing.sort(key=lambda chain: not isinstance(chain.fault, PeerWentBackError))
-        told = [
-            f"tenant {chain.tenant_id}: {type(chain.fault).__name__}: {chain.fault}"
-            for chain in failing[:FAULTS_TOLD_MAX]
-        ]
+        failing.sort(key=lambda chain: not chain.went_back)
+        told = [f"tenant {chain.tenant_id}: {chain.fault}" for chain in failing[:FAULTS_TOLD_MAX]]
         if len(failing) > FAULTS_TOLD_MAX:
             told.append(f"{len(failing) - FAULTS_TOLD_MAX} more tenants")
         return "; ".join(told if self._fault is None else [self._fault, *told]) or None
@@ -154,7 +155,7 @@ class Peer:
         await self._learn_held(client)
 
     async def _learn_held(self, client: PeerClient) -> None:
-        self.held.update(await client.held(self.own_origin))
+        self.held = await client.held(self.own_origin)
         self.on_held()
 
     async def _round(self, client: PeerClient) -> None:
@@ -165,7 +166,7 @@ class Peer:
         # 2. What there is of each, proved.
         seen = await self._each(self._chains.values(), lambda chain: self._look(client, keyring, chain))
         unseen = self._chains.keys() - {chain.tenant_id for chain in seen}
-        if any(isinstance(self._chains[tenant_id].fault, PeerWentBackError) for tenant_id in unseen):
+        if any(self._chains[tenant_id].went_back for tenant_id in unseen):
             return
         # 3. What is lacking of it.
         due = [chain for chain in seen if monotonic() >= chain.paused_until_s]
@@ -193,7 +194,10 @@ class Peer:
                         tenant_id=chain.tenant_id,
                         error=str(error),
                     )
-                chain.fault, chain.failed_at_s = error, monotonic()
+                # Only the words: an error keeps alive what its traceback names.
+                chain.fault = f"{type(error).__name__}: {error}"[:FAULT_CHARACTERS_MAX]
+                chain.went_back = isinstance(error, PeerWentBackError)
+                chain.failed_at_s = monotonic()
                 failing_s += chain.failed_at_s - began_s
                 if failing_s > FAILING_S_MAX:
                     break

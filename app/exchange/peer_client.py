@@ -1,12 +1,15 @@
 """What is asked of a peer over HTTP, and the forms that its answers must have.
 
 An answer of another form is told like no answer: whoever runs the peer finds out what answers in its place.
+
+    tenants of a list <= TENANTS_MAX        each once, in the order of their names
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 from time import monotonic
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -15,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from app.asking import NO_ANSWER, NoAnswerError, read_answer
 from ledger import names
+from signing.checkpoint import SIZE_MAX
 
 ANSWER_BYTES_MAX = 4 << 20
 ANSWER_S_MAX = 60.0
@@ -22,8 +26,9 @@ ANSWER_S_MAX = 60.0
 BUNDLE_S_MAX = 900.0
 """The same of a range."""
 PAGE = 1000
-PAGES_MAX = 1000
-"""A peer with more tenants than these pages hold, or whose list has no end, is not asked for more."""
+PAGES_MAX = 100
+TENANTS_MAX = PAGES_MAX * PAGE
+"""A peer with more tenants, or whose list has no end, is not imported from."""
 
 TenantId = Annotated[str, Field(pattern=names.anchored(names.READABLE_TENANT_ID))]
 
@@ -33,17 +38,17 @@ class _Tenant(BaseModel):
 
 
 class _Tenants(BaseModel):
-    items: list[_Tenant]
+    items: Annotated[list[_Tenant], Field(max_length=PAGE)]
     next_cursor: str | None
 
 
 class _Held(BaseModel):
     tenant_id: TenantId
-    seq: int
+    seq: Annotated[int, Field(ge=0, le=SIZE_MAX)]
 
 
 class _HeldPage(BaseModel):
-    items: list[_Held]
+    items: Annotated[list[_Held], Field(max_length=PAGE)]
 
 
 class _Proof(BaseModel):
@@ -65,7 +70,9 @@ class PeerClient(NamedTuple):
         cursor = None
         for _ in range(PAGES_MAX):
             page = await self._get(_Tenants, "/v1/tenants", limit=PAGE, **({"cursor": cursor} if cursor else {}))
-            found += [item.tenant_id for item in page.items]
+            named = [item.tenant_id for item in page.items]
+            self._check_order("/v1/tenants", found[-1:] + named)
+            found += named
             cursor = page.next_cursor
             if cursor is None:
                 return found
@@ -88,6 +95,7 @@ class PeerClient(NamedTuple):
         after = ""
         for _ in range(PAGES_MAX):
             page = await self._get(_HeldPage, "/v1/exchange/held", origin=origin, after=after, limit=PAGE)
+            self._check_order("/v1/exchange/held", [after, *(item.tenant_id for item in page.items)])
             found.update((item.tenant_id, item.seq) for item in page.items)
             if len(page.items) < PAGE:
                 return found
@@ -108,6 +116,11 @@ class PeerClient(NamedTuple):
                     yield piece
         except NO_ANSWER as error:
             raise NoAnswerError(f"{self.url} does not answer: {error!r}") from error
+
+    def _check_order(self, path: str, tenant_ids: Sequence[str]) -> None:
+        """Refuse a page that does not go on behind the one before: its list might have no end."""
+        if any(one >= next_one for one, next_one in pairwise(tenant_ids)):
+            raise NoAnswerError(f"the answer of {self.url}{path} does not go on in the order of tenants")
 
     def _endless(self, path: str) -> NoAnswerError:
         return NoAnswerError(f"the answer of {self.url}{path} has more than {PAGES_MAX} pages of {PAGE}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import asyncpg
 import httpx
 import pytest
 
+from app.asking import NoAnswerError
 from app.dev.cluster import free_port
 from app.dev.embedded import EmbeddedPostgres
 from app.http.listener import listening
@@ -370,11 +372,8 @@ async def test_answers_that_are_not_understood_and_lists_without_end_are_told_as
         ("/v1/log/acme/checkpoint", b"\xff\n\n"),
         ("/v1/chain/proof/consistency", b'{"hashes": ["0g"]}'),
         ("/v1/exchange/held", b'{"items": [{"tenant_id": "acme", "seq": "many"}]}'),
+        ("/v1/exchange/held", b'{"items": [{"tenant_id": "acme", "seq": 9223372036854775808}]}'),
     ]
-    endless = {
-        "/v1/tenants": b'{"items": [], "next_cursor": "on"}',
-        "/v1/exchange/held": b'{"items": [{"tenant_id": "acme", "seq": 1}]}',
-    }
     await until_known(us, [await submit(eu)])
     for path, body in wrong:
         proxy.judge = lambda asked, path=path, body=body: (200, body) if asked.path == path else None
@@ -384,14 +383,82 @@ async def test_answers_that_are_not_understood_and_lists_without_end_are_told_as
         proxy.judge = lambda _: None
         await until_known(us, [job])
         await until(lambda: is_faultless(us), "it goes on")
-    lists = {"/v1/tenants": b'{"items": [{"tenant_id": "acme"}], "next_cursor": null}'}
     with monkeypatch.context() as patched:
         patched.setattr("app.exchange.peer_client.PAGES_MAX", 3)
         patched.setattr("app.exchange.peer_client.PAGE", 1)
-        for path, body in endless.items():
-            answers = {**lists, path: body}
-            proxy.judge = lambda asked, answers=answers: (200, answers[asked.path]) if asked.path in answers else None
+        for path in ("/v1/tenants", "/v1/exchange/held"):
+            proxy.judge = partial(answered_without_end, path)
             await until(lambda path=path: tells(us, f"{path} has more than 3 pages"), "it is told")
+
+
+def listed(*tenant_ids: str, cursor: str | None = None) -> bytes:
+    """A page of tenants, or of what is held of them."""
+    return json.dumps(
+        {"items": [{"tenant_id": each, "seq": 1000} for each in tenant_ids], "next_cursor": cursor}
+    ).encode()
+
+
+def answered_without_end(path: str, asked: Asked) -> tuple[int, bytes] | None:
+    """Of each page that goes on behind the one before, there is a next one."""
+    if asked.path != path:
+        return (200, listed()) if asked.path == "/v1/tenants" else None
+    name = asked.values.get("cursor", asked.values.get("after", "")) + "a"
+    return 200, listed(name, cursor=name)
+
+
+async def test_a_page_of_more_than_was_asked_for_or_that_goes_back_is_told_as_a_fault(pair: Proxied) -> None:
+    us, _eu, proxy, _ = pair
+    many = listed(*(f"t{number:04}" for number in range(1001)), cursor="on")
+    for path in ("/v1/tenants", "/v1/exchange/held"):
+        for body, expected in (
+            (many, f"{path} is not understood: items"),
+            (listed("b", "a", cursor="on"), f"{path} does not go on in the order of tenants"),
+            (listed(*(f"t{number:03}" for number in range(1000)), cursor="on"), f"{path} does not go on in the order"),
+        ):
+            answers = {"/v1/tenants": listed(), path: body}
+            proxy.judge = lambda asked, answers=answers: (200, answers[asked.path]) if asked.path in answers else None
+            await until(lambda expected=expected: tells(us, expected), f"{expected} is told")
+
+
+async def test_what_a_peer_says_no_more_that_it_holds_does_not_count(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    here, there = ledgers
+    answers = {"/v1/tenants": listed(), "/v1/exchange/held": listed("acme")}
+    async with proxy_to_peer(there.url) as proxy:
+        proxy.judge = lambda asked: (200, answers[asked.path])
+        settings = here.peers(there, tmp_path / "trusted", {"url": proxy.url}, is_global=True)
+        async with here.running(**settings, write={"timeout": "1s"}) as us:
+
+            async def is_answered(status: int) -> bool:
+                body = {"tenant_id": "acme", "spec": {}, "assigned_dcs": ["x"], "durability": "GLOBAL"}
+                return (await us.post("/v1/jobs", json=body)).status_code == status
+
+            await until(lambda: is_answered(201), "the peer holds it")
+            answers["/v1/exchange/held"] = listed("other")
+            await until(lambda: is_answered(503), "the peer does not hold it any more")
+
+
+async def test_of_the_fault_of_a_tenant_only_the_words_are_kept_and_not_many(
+    pair: Proxied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us, eu, proxy, _ = pair
+
+    def errors_kept() -> int:
+        gc.collect()
+        return sum(type(each) is NoAnswerError for each in gc.get_objects())
+
+    async def is_told(fault: str) -> bool:
+        return bool((await told(us))["fault"] == fault)
+
+    await submit(eu, "failing-for-long")
+    proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/log/failing-for-long/checkpoint" else None
+    await until(lambda: tells(us, "tenant failing-for-long: NoAnswerError"), "it is told")
+    await until(lambda: not errors_kept(), "the error is gone")
+    with monkeypatch.context() as patched:
+        patched.setattr("app.exchange.peer.FAULT_CHARACTERS_MAX", 10)
+        proxy.judge = lambda asked: (501, b"") if asked.path == "/v1/log/failing-for-long/checkpoint" else None
+        await until(lambda: is_told("tenant failing-for-long: NoAnswerEr"), "no more than the first characters are")
 
 
 async def test_an_answer_that_does_not_come_to_its_end_is_told_as_a_fault(
