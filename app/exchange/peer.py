@@ -6,8 +6,9 @@ comes is causal: an entry comes after those that its node had seen. After a cras
 range that was stored, and a range imported twice adds nothing.
 
 A peer that went back, or shows another tree of the same size, in one tenant is not imported from any more, in none,
-until an operator decides: that is why a round imports nothing before it has looked at all. Any other fault of a tenant
-is told, and keeps no other tenant from being imported.
+until an operator decides: that is why a round imports nothing before it has looked at all. The same is done with a peer
+that no longer lists a tenant that was seen, or shows a log of another origin. Any other fault of a tenant is told, and
+keeps no other tenant from being imported.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ import httpx
 import structlog
 
 from app.access.principals import covers
-from app.exchange.peer_client import PeerClient
+from app.exchange.peer_client import TENANTS_MAX, PeerClient
 from app.exchange_settings import PeerSettings
 from app.store import exchange
 from app.store.exchange import Seen
@@ -34,9 +35,10 @@ from app.store.faults import DATABASE_FAULTS
 from ledger.errors import ConfigurationError, LedgerError, ProofError, SignatureError
 from ledger.machines.events import SYSTEM_TENANT
 from ledger.merkle import verify_consistency
-from signing.checkpoint import Checkpoint, open_checkpoint, read
-from signing.keys import Keyring
-from signing.range_manifest import RangeManifest
+from signing.checkpoint import Checkpoint, open_checkpoint, read, signer_of
+from signing.keys import Keyring, PublicKey
+from signing.note import is_signed_by
+from signing.range_manifest import LOG_ORIGIN, RangeManifest
 
 TIMEOUT_S = 30.0
 PAUSE_MAX_S = 60.0
@@ -48,6 +50,7 @@ FAULTS_TOLD_MAX = 5
 FAULT_CHARACTERS_MAX = 1000
 """What is kept of the fault of a tenant: a peer may have a hundred thousand that fail."""
 _TOKEN = re.compile(rb"[!-~]*")
+_is_log_origin = re.compile(LOG_ORIGIN).fullmatch
 
 log = structlog.get_logger()
 
@@ -58,7 +61,7 @@ Take = Callable[[str, AsyncIterator[bytes], Admit], Awaitable[None]]
 
 
 class PeerWentBackError(LedgerError):
-    """A peer shows a tree that does not go on from the one it showed before."""
+    """A peer no longer shows the log of a tenant as it was seen before, or grown from that."""
 
 
 @dataclass(slots=True)
@@ -72,7 +75,7 @@ class _Chain:
     imported_seq: int = 0
     fault: str | None = None
     went_back: bool = False
-    """The fault is that it went back."""
+    """No other fault takes the place of this one, before a checkpoint is proved to go on from the one seen before."""
     failed_at_s: float = 0.0
     pause_s: float = 0.0
     paused_until_s: float = 0.0
@@ -97,6 +100,8 @@ class Peer:
     _fault: str | None = field(default=None, init=False)
     """Why nothing could be asked of it."""
     _chains: dict[str, _Chain] = field(default_factory=dict, init=False)
+    _log_origin: str = field(default="", init=False)
+    """Of its ledger; empty until a checkpoint of it was proved."""
     _context: ssl.SSLContext | None = field(default=None, init=False)
 
     @property
@@ -159,18 +164,38 @@ class Peer:
         self.on_held()
 
     async def _round(self, client: PeerClient) -> None:
-        # 1. Which tenants there are.
+        # 1. Which tenants there are. Those that went back stay, whatever is listed.
         keyring = await asyncio.to_thread(self.keys)
-        tenants = [each for each in await client.tenants() if self._is_wanted(each)]
-        self._chains = {each: self._chains.get(each) or _Chain(each) for each in tenants}
+        before = self._chains
+        listed = {each: before.get(each) or _Chain(each) for each in await client.tenants() if self._is_wanted(each)}
+        self._chains = {each: chain for each, chain in before.items() if chain.went_back} | listed
         # 2. What there is of each, proved.
-        seen = await self._each(self._chains.values(), lambda chain: self._look(client, keyring, chain))
-        unseen = self._chains.keys() - {chain.tenant_id for chain in seen}
-        if any(self._chains[tenant_id].went_back for tenant_id in unseen):
+        seen = await self._each(listed.values(), lambda chain: self._look(client, keyring, chain))
+        # 3. Which are no longer listed.
+        missing = {each: before.get(each) or _Chain(each) for each in await self._kept() if each not in listed}
+        for chain in missing.values():
+            self._failed(chain, self._is_missing(chain.tenant_id))
+        self._chains = listed | missing
+        if any(chain.went_back for chain in self._chains.values()):
             return
-        # 3. What is lacking of it.
+        # 4. What is lacking of it.
         due = [chain for chain in seen if monotonic() >= chain.paused_until_s]
         await self._each(due, lambda chain: self._import(client, chain))
+
+    async def _kept(self) -> list[str]:
+        """The tenants that were seen of its ledger. Once an operator has removed all, the peer may show another one."""
+        async with self.pool.acquire() as connection:
+            # Of more than can be listed one at least is not.
+            kept = await exchange.held_of(connection, self._log_origin, "", TENANTS_MAX + 1, self.settings.tenants)
+        if not kept:
+            self._log_origin = ""
+        return [tenant_id for tenant_id, _ in kept]
+
+    def _is_missing(self, tenant_id: str) -> PeerWentBackError:
+        return PeerWentBackError(
+            f"{self.settings.url} no longer lists the tenant, whose log {self._log_origin}/{tenant_id} was seen: the "
+            "peer was restored from before or hides it, or its token no longer has the right audit for it"
+        )
 
     def _is_wanted(self, tenant_id: str) -> bool:
         return tenant_id != SYSTEM_TENANT and any(covers(pattern, tenant_id) for pattern in self.settings.tenants)
@@ -187,21 +212,22 @@ class Peer:
                 await work(chain)
                 done.append(chain)
             except LedgerError as error:
-                if chain.fault is None:
-                    log.warning(
-                        "exchange_tenant_interrupted",
-                        peer=self.settings.url,
-                        tenant_id=chain.tenant_id,
-                        error=str(error),
-                    )
-                # Only the words: an error keeps alive what its traceback names.
-                chain.fault = f"{type(error).__name__}: {error}"[:FAULT_CHARACTERS_MAX]
-                chain.went_back = isinstance(error, PeerWentBackError)
-                chain.failed_at_s = monotonic()
+                self._failed(chain, error)
                 failing_s += chain.failed_at_s - began_s
                 if failing_s > FAILING_S_MAX:
                     break
         return done
+
+    def _failed(self, chain: _Chain, error: LedgerError) -> None:
+        if chain.fault is None:
+            log.warning(
+                "exchange_tenant_interrupted", peer=self.settings.url, tenant_id=chain.tenant_id, error=str(error)
+            )
+        chain.failed_at_s = monotonic()
+        went_back = isinstance(error, PeerWentBackError)
+        if went_back or not chain.went_back:
+            # Only the words: an error keeps alive what its traceback names.
+            chain.fault, chain.went_back = f"{type(error).__name__}: {error}"[:FAULT_CHARACTERS_MAX], went_back
 
     async def _look(self, client: PeerClient, keyring: Keyring, chain: _Chain) -> None:
         """Learn how much the peer's newest checkpoint covers of a tenant, and how much of that is imported."""
@@ -209,15 +235,32 @@ class Peer:
         note = await client.checkpoint(tenant_id)
         checkpoint = open_checkpoint(note, keyring)
         origin = checkpoint.origin
-        if not origin.endswith(f"/{tenant_id}") or origin == f"{self.own_origin}/{tenant_id}":
+        log_origin = origin.removesuffix(f"/{tenant_id}")
+        if log_origin in (origin, self.own_origin) or not _is_log_origin(log_origin):
             raise SignatureError(f"the peer shows a checkpoint of {origin} for tenant {tenant_id}")
         async with self.pool.acquire() as connection:
-            seen = await exchange.position(connection, tenant_id, origin)
+            kept = await exchange.positions(connection, tenant_id)
+        seen = kept.get(origin)
+        if seen is None:
+            self._recall(tenant_id, kept, signer_of(note, keyring))
+        if self._log_origin not in ("", log_origin):
+            raise PeerWentBackError(
+                f"tenant {tenant_id} of {self.settings.url} is in the log {origin}, and the peer showed the log "
+                f"{self._log_origin} before: it was restored as a fork or made anew"
+            )
         await self._prove(client, tenant_id, seen, checkpoint)
         async with self.pool.acquire() as connection:
             await exchange.saw(connection, tenant_id, origin, note.decode(), checkpoint.size)
+        self._log_origin = log_origin
         chain.origin, chain.size, chain.root = origin, checkpoint.size, checkpoint.root
+        chain.went_back = False
         chain.imported_seq = seen.imported_seq if seen else 0
+
+    def _recall(self, tenant_id: str, kept: Mapping[str, Seen], key: PublicKey) -> None:
+        """Learn from what was kept which log the peer showed before: the one that ``key`` signed for."""
+        for origin, seen in kept.items():
+            if is_signed_by(seen.note, origin, key):
+                self._log_origin = origin.removesuffix(f"/{tenant_id}")
 
     async def _prove(self, client: PeerClient, tenant_id: str, seen: Seen | None, checkpoint: Checkpoint) -> None:
         """Refuse a tree that does not go on from the one that was seen before."""

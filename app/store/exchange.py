@@ -11,8 +11,8 @@ from app.store.rows import like
 if TYPE_CHECKING:
     from app.store import Connection
 
-_POSITION = """
-SELECT note, tree_size, imported_seq FROM scheduler.exchange_positions WHERE tenant_id = $1 AND log_origin = $2
+_POSITIONS = """
+SELECT log_origin, note, tree_size, imported_seq FROM scheduler.exchange_positions WHERE tenant_id = $1
 """
 _SEEN = """
 INSERT INTO scheduler.exchange_positions AS p (log_origin, tenant_id, note, tree_size) VALUES ($2, $1, $3, $4)
@@ -41,10 +41,9 @@ class Seen(NamedTuple):
     imported_seq: int
 
 
-async def position(connection: Connection, tenant_id: str, log_origin: str) -> Seen | None:
-    """What is known of the chain whose checkpoints bear this origin; None when nothing is."""
-    row = await connection.fetchrow(_POSITION, tenant_id, log_origin)
-    return None if row is None else Seen(*row)
+async def positions(connection: Connection, tenant_id: str) -> dict[str, Seen]:
+    """What is known of the tenant's chains in other ledgers, by the origin that their checkpoints bear."""
+    return {origin: Seen(*seen) for origin, *seen in await connection.fetch(_POSITIONS, tenant_id)}
 
 
 async def saw(connection: Connection, tenant_id: str, log_origin: str, note: str, tree_size: int) -> None:

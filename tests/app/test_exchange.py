@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -53,10 +54,13 @@ class Ledger:
         ):
             yield client
 
+    @property
+    def key_file(self) -> Path:
+        return Path(self._make_settings(self.region).signing_key_uri.removeprefix("file:"))
+
     def make_key(self, folder: Path) -> None:
         """The key that it signs with, before it first starts, and the public half for the other to trust."""
-        path = self._make_settings(self.region).signing_key_uri.removeprefix("file:")
-        (folder / f"{self.region}.pem").write_text(generate(path).public_key_pem)
+        (folder / f"{self.region}.pem").write_text(generate(self.key_file).public_key_pem)
 
     def peers(self, other: Ledger, trusted: Path, peer: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
         peer = {"url": other.url, "region": other.region, **(peer or {})}
@@ -79,6 +83,13 @@ def both_of(postgres: EmbeddedPostgres, trusted: Path, make_settings: MakeSettin
 @pytest.fixture
 def ledgers(postgres: EmbeddedPostgres, tmp_path: Path, make_settings: MakeSettings) -> Iterator[tuple[Ledger, Ledger]]:
     yield from both_of(postgres, tmp_path / "trusted", make_settings)
+
+
+@pytest.fixture
+def anew(postgres: EmbeddedPostgres, make_settings: MakeSettings) -> Iterator[Ledger]:
+    """What may answer in the place of the second ledger: another one, that has not started and has no key."""
+    with fresh_database(postgres) as database:
+        yield Ledger("eu2", database, make_settings)
 
 
 async def submit(client: httpx.AsyncClient, tenant_id: str = "acme", level: str = "GLOBAL") -> dict[str, Any]:
@@ -239,24 +250,131 @@ async def test_what_each_chains_comes_to_the_other_once_it_is_there_and_global_w
         assert len({row["t_hlc"] for row in rows}) == len(rows) == 8
 
 
+async def until_looked_again(proxy: PeerProxy, tenant_id: str) -> None:
+    """Wait until the round in which a tenant of the peer was looked at is over."""
+    path = f"/v1/log/{tenant_id}/checkpoint"
+    before = proxy.times_asked(path)
+    await until(lambda: proxy.times_asked(path) > before, "the round is over")
+
+
+async def submit_what_is_not_imported(pair: Proxied, tenant_id: str, lag_entries: int = 1) -> dict[str, Any]:
+    """A job of a tenant of the peer that is looked at, and not imported though nothing is wrong with it."""
+    us, eu, proxy, _ = pair
+    exported = proxy.times_asked("/v1/bundles/export")
+    job = await submit(eu, tenant_id)
+    await until(lambda: has_lag(us, lag_entries), "it knows of the entry")
+    await until_looked_again(proxy, tenant_id)
+    assert proxy.times_asked("/v1/bundles/export") == exported
+    assert not await is_known(us, job)
+    return job
+
+
 async def test_a_peer_that_went_back_in_one_tenant_is_imported_from_in_none(pair: Proxied) -> None:
-    us, eu, proxy, database = pair
-
-    def times_looked() -> int:
-        return proxy.times_asked("/v1/log/not-back/checkpoint")
-
+    us, eu, _, database = pair
     await until_known(us, await submit_all(eu, *3 * ["back"], *3 * ["not-back"]))
     for size in (2, 4):  # less than it saw, and more than there is
         async with seen_checkpoint_at(size, "back", database):
             await until(lambda: tells(us, "tenant back", "PeerWentBackError"), "it says that the peer went back")
-            exported = proxy.times_asked("/v1/bundles/export")
-            job = await submit(eu, "not-back")
-            await until(lambda: has_lag(us, 1), "it knows of an entry of a tenant that did not go back")
-            before = times_looked()
-            await until(lambda before=before: times_looked() > before, "the round is over")
-            assert proxy.times_asked("/v1/bundles/export") == exported
-            assert not await is_known(us, job)
+            job = await submit_what_is_not_imported(pair, "not-back")
         await until_known(us, [job])
+
+
+async def test_a_peer_that_went_back_is_not_believed_again_as_it_shows_that_tenant_no_more(pair: Proxied) -> None:
+    us, eu, proxy, database = pair
+    await until_known(us, await submit_all(eu, *3 * ["gone-back"], *3 * ["still-there"]))
+    async with seen_checkpoint_at(4, "gone-back", database):
+        await until(lambda: tells(us, "tenant gone-back: PeerWentBackError"), "it says that the peer went back")
+        proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/log/gone-back/checkpoint" else None
+        job = await submit_what_is_not_imported(pair, "still-there")
+        assert await tells(us, "tenant gone-back: PeerWentBackError")
+        await lists_all_but(pair, "gone-back")
+        await until(lambda: tells(us, "tenant gone-back: PeerWentBackError", "no longer lists"), "it is told")
+        await submit_what_is_not_imported(pair, "still-there", lag_entries=2)
+        proxy.judge = lambda _: None
+    await until_known(us, [job])
+
+
+async def lists_all_but(pair: Proxied, tenant_id: str) -> None:
+    """Have the peer list its other tenants."""
+    found = (await pair.eu.get("/v1/tenants?limit=1000")).json()["items"]
+    body = listed(*(each["tenant_id"] for each in found if each["tenant_id"] != tenant_id))
+    pair.proxy.judge = lambda asked: (200, body) if asked.path == "/v1/tenants" else None
+
+
+async def forget(peer: httpx.AsyncClient, tenant_id: str, database: Database, forgotten: str = "%") -> None:
+    """Remove what a ledger has seen of a peer that shows this tenant, as an operator does; of some tenants."""
+    origin = (await peer.get(f"/v1/log/{tenant_id}/checkpoint")).text.split("\n")[0].removesuffix(f"/{tenant_id}")
+    async with connected_to(database.owner_url) as owner:
+        await owner.execute(
+            "DELETE FROM scheduler.exchange_positions WHERE log_origin = $1 || '/' || tenant_id AND tenant_id LIKE $2",
+            origin,
+            forgotten,
+        )
+
+
+async def test_a_peer_that_no_longer_lists_a_tenant_is_imported_from_in_none_by_a_node_that_was_restarted_either(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    here, there = ledgers
+    async with proxy_to_peer(there.url) as proxy, there.running() as eu:
+        settings = here.peers(there, tmp_path / "trusted", {"url": proxy.url})
+        async with here.running(**settings) as us:
+            pair = Proxied(us, eu, proxy, here.database)
+            await until_known(us, await submit_all(eu, "hidden", "shown"))
+            await until(lambda: is_faultless(us), "nothing fails")
+            await lists_all_but(pair, "hidden")
+            await until(lambda: tells(us, "tenant hidden: PeerWentBackError", "right audit"), "it is told")
+            job = await submit_what_is_not_imported(pair, "shown")
+        exported = proxy.times_asked("/v1/bundles/export")
+        async with here.running(**settings) as us:
+            await until(lambda: tells(us, "tenant hidden: PeerWentBackError"), "it is told again")
+            await submit_what_is_not_imported(pair._replace(us=us), "shown", lag_entries=2)
+            assert proxy.times_asked("/v1/bundles/export") == exported
+            await forget(eu, "hidden", here.database, "hidden")
+            await until_known(us, [job])
+            await until(lambda: is_faultless(us), "nothing fails")
+
+
+async def test_a_peer_that_shows_another_log_is_imported_from_once_what_was_seen_is_removed(
+    ledgers: tuple[Ledger, Ledger], anew: Ledger, tmp_path: Path
+) -> None:
+    trusted = tmp_path / "trusted"
+    anew.make_key(trusted)
+    async with proxied(ledgers, trusted) as (us, eu, proxy, own_database), anew.running() as other_eu:
+        jobs = await submit_all(other_eu, "acme", "new")
+        await until_known(us, [await submit(eu)])
+        exported = proxy.times_asked("/v1/bundles/export")
+        proxy.target = anew.url
+        refused = ("tenant acme: PeerWentBackError", "tenant new: PeerWentBackError")
+        await until(lambda: tells(us, *refused), "it is told")
+        await until_looked_again(proxy, "acme")
+        assert proxy.times_asked("/v1/bundles/export") == exported
+        await forget(eu, "acme", own_database)
+        await until_known(us, jobs)
+        await until(lambda: is_faultless(us), "nothing fails")
+
+
+async def test_a_node_that_was_restarted_knows_a_peer_by_its_key_whatever_its_log_is_called(
+    ledgers: tuple[Ledger, Ledger], anew: Ledger, tmp_path: Path
+) -> None:
+    here, there = ledgers
+    anew.key_file.parent.mkdir(parents=True)
+    shutil.copy(there.key_file, anew.key_file)
+    async with proxy_to_peer(there.url) as proxy, there.running() as eu, anew.running() as other_eu:
+        jobs = await submit_all(other_eu, "a-new-one", "acme")
+        settings = here.peers(there, tmp_path / "trusted", {"url": proxy.url})
+        async with here.running(**settings) as us:
+            await until_known(us, [await submit(eu)])
+        exported = proxy.times_asked("/v1/bundles/export")
+        proxy.target = anew.url
+        async with here.running(**settings) as us:
+            refused = ("tenant acme: PeerWentBackError", "tenant a-new-one: PeerWentBackError")
+            await until(lambda: tells(us, *refused), "it is told")
+            await until_looked_again(proxy, "acme")
+            assert proxy.times_asked("/v1/bundles/export") == exported
+            await forget(eu, "acme", here.database)
+            await until_known(us, jobs)
+            await until(lambda: is_faultless(us), "nothing fails")
 
 
 async def test_entries_that_cannot_be_fetched_are_told_as_lag_and_what_a_peer_holds_is_asked_between_ranges_too(
