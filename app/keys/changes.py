@@ -33,12 +33,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, S
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
 from msgspec import structs
 
 from app.config import Settings
+from app.keys import node_keys
 from app.keys.in_use import KeyInUse
 from app.keys.node_keys import Retired, last_signed_ms, offline_root, retired_signer
 from app.keys.trust import KeyChain
@@ -51,6 +53,7 @@ from app.store.reading import Pool, reading
 from ledger.errors import (
     ChainDamagedError,
     ClockSkewError,
+    ConfigurationError,
     DatabaseUnavailableError,
     DurabilityTimeoutError,
     EventRefusedError,
@@ -339,7 +342,8 @@ class KeyChanges:
         Raises:
             KeyConflictError: another change is under way, or the key was used before.
             InvalidInputError: there can be no such key.
-            SigningUnavailableError: the new signer does not answer.
+            SigningUnavailableError: the new signer does not answer, or a file of keys cannot be written; nothing has
+                changed.
             DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
             NotReadyError: the start of the node is not recorded yet.
             DurabilityTimeoutError: the new key signs, but the chain does not say so yet.
@@ -389,9 +393,15 @@ class KeyChanges:
             self.node.clock.observe(Hlc(end_ms + 1, 0, self.node.node_id))
             retired = Retired.by(signer, old.key_id, end_ms, keys.uri_of(old))
             retired = await self.vouched(retired, history, (old, *own))
+            before = keys.signer, keys.log_signer, keys.retired
             keys.signer, keys.log_signer = keys.signer if log_key else signer, log_signer
             keys.retired = [*keys.retired, retired]
-            await asyncio.to_thread(keys.store)
+            try:
+                await asyncio.to_thread(keys.store)
+            except OSError as error:
+                keys.signer, keys.log_signer, keys.retired = before
+                file = keys.folder / node_keys.NAME
+                raise SigningUnavailableError(f"{file} cannot be written: {error.strerror}") from error
             self.judge(history)
             log.info("key_rotated", key_id=signer.key_id, previous_key_id=old.key_id)
             # 4. The entry.
@@ -413,7 +423,7 @@ class KeyChanges:
         if new_key_uri is None:
             if isinstance(self.keys.signer, remote_signer.RemoteSigner) or remote_signer.is_remote(configured):
                 raise InvalidInputError("new_key_uri: name the new key; this node signs outside of files")
-            return key_file.generate(new_key_path(configured), self.keys.signer.public_key.algorithm)
+            return _generated(new_key_path(configured), self.keys.signer.public_key.algorithm)
         signing = self.settings.signing
         signer = open_named(new_key_uri, signing.uris_allowed, signing.read_pin)
         if isinstance(signer, remote_signer.RemoteSigner):
@@ -431,7 +441,7 @@ class KeyChanges:
         return self._new_log_key()
 
     def _new_log_key(self) -> FileSigner:
-        return key_file.generate(log_key_beside(self._held.configured_uri, self.settings))
+        return _generated(log_key_beside(self._held.configured_uri, self.settings), ED25519)
 
     async def _record_late(self, recording: asyncio.Future[None]) -> None:
         try:
@@ -531,3 +541,15 @@ class KeyChanges:
         else:
             vouched = await self.vouched_here(action, facts, history)
         await self.in_time(self.enter(action, vouched), late)
+
+
+def _generated(path: Path, algorithm: str) -> FileSigner:
+    """A new key in a new file. Blocks.
+
+    Raises:
+        SigningUnavailableError: the file cannot be made.
+    """
+    try:
+        return key_file.generate(path, algorithm)
+    except ConfigurationError as error:
+        raise SigningUnavailableError(str(error)) from error

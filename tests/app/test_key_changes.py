@@ -33,7 +33,8 @@ from tests.app.chain_builder import edit
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, created
-from tests.app.starting import assert_no_start
+from tests.app.starting import assert_no_start, wal_folder
+from wal.segment import UNNAMED_SUFFIX
 
 Client = httpx.AsyncClient
 
@@ -296,6 +297,36 @@ async def test_a_rotation_while_postgres_hangs_is_told_as_late_and_recorded_when
             answer = await client.post("/v1/keys/rotate", json={})
             assert problem(answer) == (503, "durability-timeout")
         await until(lambda: action_recorded(chains, "KEY_ROTATED"), "the rotation is recorded")
+        await add_jobs(client, 1)
+        await sign(client)
+        assert (await verdict_of(client))["valid"]
+
+
+async def test_a_rotation_whose_files_cannot_be_written_changes_nothing_and_says_why(
+    run_server: RunServer, make_settings: MakeSettings, chains: Chains
+) -> None:
+    settings = make_settings()
+    async with run_server(settings) as client:
+        await add_jobs(client, 1)
+        await until(chains.key_recorded, "the start is recorded")
+        own = await signing_key(client)
+        folder = settings.data_dir / "keys"
+        folder.rename(settings.data_dir / "moved")
+        folder.touch()
+        answer = await client.post("/v1/keys/rotate", json={})
+        assert problem(answer) == (503, "signing-unavailable")
+        assert f"key file {folder}/" in answer.json()["detail"]
+        folder.unlink()
+        (settings.data_dir / "moved").rename(folder)
+        kept = wal_folder(settings) / node_keys.NAME
+        in_the_way = kept.with_name(f"{kept.name}{UNNAMED_SUFFIX}")
+        in_the_way.mkdir()
+        answer = await client.post("/v1/keys/rotate", json={})
+        assert problem(answer) == (503, "signing-unavailable")
+        assert answer.json()["detail"] == f"{kept} cannot be written: Is a directory"
+        assert await signing_key(client) == own
+        in_the_way.rmdir()
+        assert (await rotate(client))["previous"]["key_id"] == own
         await add_jobs(client, 1)
         await sign(client)
         assert (await verdict_of(client))["valid"]
