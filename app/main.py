@@ -28,6 +28,7 @@ from app.chain.timestamps import Authority, Timestamper
 from app.config import Settings
 from app.exchange.peer import Admit
 from app.exchange.regions import Regions
+from app.http.listener import connections_max
 from app.intake.privacy_changes import PrivacyChanges
 from app.intake.proposals import Proposals
 from app.intake.sealing import Sealing
@@ -164,6 +165,7 @@ class _Given(NamedTuple):
     tls: ServerTls | None
     by_certificate: Callable[[Sequence[str]], Principal | None]
     issuer: OidcIssuer | None
+    connections_max: int
 
     @classmethod
     def of(cls, settings: Settings) -> _Given:
@@ -171,6 +173,7 @@ class _Given(NamedTuple):
 
         Raises:
             ConfigurationError: something of it is not what it should be, or cannot be read.
+            StartRefusedError: this process may open too few files for connections.
         """
         cert, key, auth = settings.tls.cert, settings.tls.key, settings.auth
         if settings.bundle.trusted_keys is not None:
@@ -180,6 +183,7 @@ class _Given(NamedTuple):
             None if cert is None or key is None else ServerTls(TlsFiles(cert, key, auth.client_ca)),
             principals_by_name((each.name, each.grant) for each in auth.certificates),
             issuer_of(auth.oidc) if auth.mode == "oidc" else None,
+            connections_max(settings),
         )
 
 
@@ -221,6 +225,7 @@ def _parts(
     reported = reported_checks(service, started, knowledge, breaks, given.tls, given.issuer, regions)
     parts = Parts(
         settings=settings,
+        connections_max=given.connections_max,
         bodies=Room(LONGEST_BODIES_MAX * settings.http.body_bytes_max, "request bodies"),
         node=node,
         pool=pool,
@@ -262,7 +267,7 @@ def _parts(
         quotas=service.quotas,
         line_turns=service.line_turns,
         stats=service.stats,
-        watchers=Watchers(service.tails, watchers_max(settings.http.connections_max), service.metrics),
+        watchers=Watchers(service.tails, watchers_max(given.connections_max), service.metrics),
         key_changes=service.key_changes,
         tokens=service.tokens,
         webhooks=_webhooks(service, pool, knowledge),

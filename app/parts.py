@@ -65,6 +65,8 @@ class Parts:
     """Everything a request may need."""
 
     settings: Settings
+    connections_max: int
+    """Connections at once, as far as this process may open files."""
     node: Node
     pool: asyncpg.Pool[asyncpg.Record]
     submitter: Submitter

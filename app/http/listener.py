@@ -14,7 +14,6 @@ from typing import Any
 import structlog
 import uvicorn
 
-from app.access.tls import ServerTls
 from app.config import Settings
 from app.http.application import create_app
 from app.http.deadlines import DESCRIPTORS_RESERVED, ConnectionBounds, connections_allowed
@@ -57,8 +56,8 @@ class Server(uvicorn.Server):
         yield
 
 
-def _connection_bounds(settings: Settings) -> ConnectionBounds:
-    """What the settings say of connections, as far as this process may open files; its own limit is raised for it.
+def connections_max(settings: Settings) -> int:
+    """``http.connections_max``, as far as this process may open files; its own limit is raised for it.
 
     Raises:
         StartRefusedError: it may open too few.
@@ -72,18 +71,17 @@ def _connection_bounds(settings: Settings) -> ConnectionBounds:
     allowed = connections_allowed(wanted, soft, reserved)
     if allowed < wanted:
         log.warning("connections_limited", connections_max=allowed, wanted=wanted, descriptors=soft, reserved=reserved)
-    timeouts = settings.http.header_timeout, settings.http.body_timeout
-    return ConnectionBounds(allowed, *(timeout.total_seconds() for timeout in timeouts))
+    return allowed
 
 
-def _protocol_for(
-    settings: Settings, plain: PlainWrites, tls: ServerTls | None
-) -> Callable[..., ProblemProtocol | TlsConnection]:
+def _protocol_for(parts: Parts) -> Callable[..., ProblemProtocol | TlsConnection]:
     """What makes the protocol of each connection."""
-    bounds = _connection_bounds(settings)
+    settings, tls = parts.settings, parts.tls
+    timeouts = settings.http.header_timeout, settings.http.body_timeout
+    bounds = ConnectionBounds(parts.connections_max, *(timeout.total_seconds() for timeout in timeouts))
     names = ServedNames(settings.http.host, settings.http.hosts)
     proxies = TrustedProxies(settings.http.trusted_proxies) if settings.http.trusted_proxies else None
-    served = partial(ProblemProtocol, bounds=bounds, names=names, plain=plain, proxies=proxies)
+    served = partial(ProblemProtocol, bounds=bounds, names=names, plain=PlainWrites(parts), proxies=proxies)
     if tls is None:
         return served
 
@@ -122,7 +120,7 @@ async def listening(parts: Parts, own_port: int | None = None) -> AsyncIterator[
     server = Server(
         uvicorn.Config(
             create_app(parts),
-            http=_protocol_for(settings, PlainWrites(parts), parts.tls),  # type: ignore[arg-type]
+            http=_protocol_for(parts),  # type: ignore[arg-type]
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import httpx
@@ -47,6 +47,24 @@ async def test_silent_connections_leave_the_log_its_files(
     assert len(list_segments(wal_folder(tmp_path / "node"))) > 4
     assert await child.terminate() == 0
     assert "Too many open files" not in child.last_words()
+
+
+async def test_streams_leave_every_fourth_connection_of_a_process_that_may_open_few_files(
+    tmp_path: Path, database: Database, launch: Launch
+) -> None:
+    child = await launch(tmp_path / "node", database.service_url, program=with_files(160))
+    url = await child.ready()
+    allowed = (await child.says("connections_limited"))["connections_max"]
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client, AsyncExitStack() as streams:
+        assert (await client.post("/v1/jobs", json={"tenant_id": "acme", "durability": "GLOBAL"})).status_code == 201
+        watch = "/v1/watch?tenant_id=acme"
+        for _ in range(allowed * 3 // 4):
+            assert (await streams.enter_async_context(client.stream("GET", watch))).status_code == 200
+        refused = await streams.enter_async_context(client.stream("GET", watch))
+        assert refused.status_code == 503
+        assert f"{allowed * 3 // 4} clients watch here" in (await refused.aread()).decode()
+        assert (await client.get("/readyz")).status_code == 200
+    assert await child.terminate() == 0
 
 
 async def test_a_process_that_may_open_hardly_any_files_is_told_so(
