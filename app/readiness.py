@@ -27,7 +27,7 @@ def readiness_checks(service: Service) -> Mapping[str, ReadinessCheck]:
         "chaining": lambda: service.appender.fault,
         "backlog": service.backlog_fault,
         "quorum": lambda: None if leadership is None else leadership.fault(),
-        "checkpoints": lambda: service.notary.checkpoint_fault,
+        "checkpoints": lambda: service.notary.checkpoint_fault or service.upkeep.control_fault,
     }
 
 

@@ -42,12 +42,21 @@ class Upkeep:
         self._writer = writer
         self._quarantine = quarantine
         self._signed_lsn = signed_lsn
+        self.control_fault: str | None = None
+        """Why the control file could not be written last, None while it can."""
 
     async def persist_control(self, interval: timedelta) -> None:
-        """Write the control file every ``interval``."""
+        """Write the control file every ``interval``. Where the disk does not take it, it lags until the next."""
         while True:
             await asyncio.sleep(interval.total_seconds())
-            await to_its_end(self.store_control)
+            try:
+                await to_its_end(self.store_control)
+            except OSError as error:
+                if self.control_fault is None:
+                    log.warning("control_file_not_written", error=str(error))
+                self.control_fault = f"the control file cannot be written beside the WAL: {error}"
+            else:
+                self.control_fault = None
 
     def store_control(self) -> None:
         """Write the control file; blocks, on any thread."""

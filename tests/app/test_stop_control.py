@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
+import structlog
 
 from ledger.errors import LedgerError, WalPoisonedError
 from ledger.machines.events import SystemAction
 from ledger.positions import Lsn
 from tests.app.chains import UNTIL_S, until
-from tests.app.conftest import MakeSettings, RunNode
+from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.starting import wal_folder, write
 from wal import control as wal_control
 from wal.control import Control
+from wal.segment import UNNAMED_SUFFIX
 
 
 async def test_a_stop_waits_for_a_control_file_that_is_being_stored(
@@ -48,6 +50,39 @@ async def test_a_stop_waits_for_a_control_file_that_is_being_stored(
     known = wal_control.load(wal_folder(settings))
     assert known is not None
     assert known.chained_lsn == known.durable_lsn == service.writer.durable_lsn
+
+
+async def test_a_control_file_that_the_disk_does_not_take_is_told_and_written_once_it_does(
+    run_server: RunServer, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(hlc={"persistence_interval": "100ms"})
+    async with run_server(settings) as client:
+
+        async def told() -> str | None:
+            return (await client.get("/readyz")).json()["checks"]["checkpoints"]["detail"]
+
+        async def is_ready() -> bool:
+            return (await client.get("/readyz")).status_code == 200
+
+        folder = wal_folder(settings)
+        in_the_way = folder / f"{wal_control.CONTROL_NAME}{UNNAMED_SUFFIX}"
+        with structlog.testing.capture_logs() as logs:
+            await until(lambda: _made(in_the_way), "the control file cannot be written")
+            assert "the control file cannot be written" in await until(told, "it is told")
+            before = wal_control.load(folder)
+            job = {"tenant_id": "acme", "durability": "GLOBAL"}
+            assert (await client.post("/v1/jobs", json=job)).status_code == 201
+            in_the_way.rmdir()
+            await until(lambda: wal_control.load(folder) != before, "it is written again")
+            await until(is_ready, "it is told no more")
+    assert [line["log_level"] for line in logs if line["event"] == "control_file_not_written"] == ["warning"]
+
+
+def _made(folder: Path) -> bool:
+    """Whether the folder could be made: the file of that name may be there this moment."""
+    with suppress(FileExistsError):
+        folder.mkdir()
+    return folder.is_dir()
 
 
 async def test_what_the_node_would_record_once_the_log_is_closed_is_no_failure(

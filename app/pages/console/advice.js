@@ -28,7 +28,7 @@ export const CHECKS = {
   ],
   checkpoints: [
     "Kept checkpoints",
-    "Checkpoints cannot be kept beside the WAL, so a rollback of the database might go unseen. Look at the disk of the data folder, and at the rights on it.",
+    "Checkpoints, or the control file, cannot be kept beside the WAL, so a rollback of the database might go unseen. Look at the disk of the data folder, and at the rights on it.",
   ],
   signing: [
     "Signing",
