@@ -29,6 +29,8 @@ log = structlog.get_logger()
 _LOCK = 0x7A11_5C4E_3A
 """Key of the advisory lock, one for each database."""
 _LOCK_NOT_AVAILABLE = "55P03"
+CONNECT_TIMEOUT_S = 60
+"""Longest that a migration waits for a connection."""
 LOCK_TIMEOUT_S = 60
 """Longest that a migration waits for a lock that another session has."""
 _WHO_HAS_LOCK = """
@@ -65,7 +67,7 @@ def engine(url: str) -> AsyncEngine:
     """SQLAlchemy's way to the database that ``url`` names in asyncpg's form; keeps no connections."""
 
     async def connect() -> asyncpg.Connection[asyncpg.Record]:
-        return await asyncpg.connect(url)
+        return await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
 
     return create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
 
@@ -169,6 +171,11 @@ def _described(error: Exception) -> str:
         return (
             f"another session keeps what it needs locked for over {LOCK_TIMEOUT_S} s, and nothing was changed; "
             "pg_locks and pg_stat_activity say which. End that session, or wait for it, and run this again"
+        )
+    if isinstance(error, TimeoutError) and not error.args:
+        return (
+            f"PostgreSQL takes the connection and does not answer within {CONNECT_TIMEOUT_S} s; nothing was changed. "
+            "See whether it hangs, or whether the URL leads elsewhere, and run this again"
         )
     if isinstance(error, DBAPIError):
         return str(error.orig)

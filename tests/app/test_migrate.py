@@ -24,6 +24,7 @@ from app.start.connecting import connected_for_now
 from app.store.migrate import _LOCK, downgrade, migrate
 from app.store.schema import MIGRATIONS, check_schema, check_server, is_newest, newest_revision
 from ledger.errors import StartRefusedError
+from tests.app.postgres_proxy import PostgresProxy
 from tests.app.roles import run_roles_sql
 from tests.conftest import Database, connected_to
 from tests.forked import Forked
@@ -89,6 +90,15 @@ async def test_a_server_that_cannot_be_reached_is_named_as_the_reason() -> None:
         await asyncio.to_thread(migrate, "postgresql://nobody@127.0.0.1:1/nothing")
     with pytest.raises(StartRefusedError, match="could not be asked for its schema"):
         await is_newest("postgresql://nobody@127.0.0.1:1/nothing")
+
+
+async def test_a_server_that_hangs_is_named_as_the_reason(
+    proxy: PostgresProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.migrate.CONNECT_TIMEOUT_S", 0.2)
+    proxy.stall()
+    with pytest.raises(StartRefusedError, match=r"does not answer within 0\.2 s.*run this again"):
+        await asyncio.to_thread(migrate, proxy.url)
 
 
 def test_the_newest_revision_is_the_head_of_the_migrations() -> None:
