@@ -24,6 +24,7 @@ from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from signing import key_file, report_statement
 from signing.bundle.reader import BundleReader
+from signing.files import whole_file
 from signing.key_file import FileSigner
 from signing.looks import remember_told
 from signing.memory import Memory
@@ -156,11 +157,13 @@ def _written(
 
 def _store(path: Path, content: bytes, document: dict[str, Any], signer: FileSigner | None) -> None:
     """Write the report, and the signature that covers it."""
-    path.write_bytes(content)
+    with whole_file(path) as file:
+        file.write(content)
     if signer is not None:
         about = report_statement.findings_of(document)
         signature = report_statement.seal(readable(Path(path.name)), content, about, signer)
-        path.with_name(path.name + report_statement.SUFFIX).write_bytes(signature)
+        with whole_file(path.with_name(path.name + report_statement.SUFFIX)) as file:
+            file.write(signature)
 
 
 def _print(file: VerifiedFile) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from app.pages.verify_page import verify_page as page_of_package
+from signing.files import whole_file
 from terminal.outcome import out
 
 
@@ -30,5 +31,6 @@ def verify_page(
       tally verify-page -o verify.html
     """
     content = page_of_package().file.content
-    output.write_bytes(content)
+    with whole_file(output) as file:
+        file.write(content)
     out.print(f"{output}: {len(content):,} bytes, SHA-256 {hashlib.sha256(content).hexdigest()}", markup=False)

@@ -226,13 +226,28 @@ def test_a_receipt_of_something_else_than_was_asked_for_is_none() -> None:
 def test_a_bundle_without_end_leaves_nothing_on_a_disk_that_it_filled(tmp_path: Path) -> None:
     file = tmp_path / "acme.tar"
     with answering(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-tar\r\n\r\n", drip=bytes(65536)) as url:
-        # Blocks of 512 or 1,024 bytes, by the shell.
-        limited = ["sh", "-c", 'ulimit -f 1024; exec "$@"', "sh"]
-        export = [*COLD, "bundle", "export", "-t", "acme", "-o", str(file), "--url", url]
-        done = subprocess.run([*limited, *export], capture_output=True, text=True, timeout=120)
+        _assert_nothing_kept(1024, file, "bundle", "export", "-t", "acme", "-o", file, "--url", url)
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [("v.html", ["verify-page", "-o"]), ("r.html", ["verify-bundle", "--no-state", "nowhere.tar", "--report"])],
+)
+def test_a_page_that_the_disk_does_not_take_is_named_and_leaves_nothing(
+    tmp_path: Path, name: str, before: list[str]
+) -> None:
+    file = tmp_path / name
+    _assert_nothing_kept(4, file, *before, file)
+
+
+def _assert_nothing_kept(blocks_max: int, file: Path, *command: str | Path) -> None:
+    """The command may write files of so many blocks, 512 or 1,024 bytes by the shell: it names its file, and leaves
+    none."""
+    limited = ["sh", "-c", f'ulimit -f {blocks_max}; exec "$@"', "sh"]
+    done = subprocess.run([*limited, *COLD, *command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr == f"error: [Errno 27] File too large; nothing of it is kept: '{file}'\n"
-    assert list(tmp_path.iterdir()) == []
+    assert list(file.parent.iterdir()) == []
 
 
 @contextmanager
