@@ -42,15 +42,18 @@ _PASSING = (
     asyncpg.TransactionRollbackError,
 )
 """Of what PostgreSQL says, that which may be over at the next start."""
+_RESET: Final = (
+    "raise or reset {} of this login and database (ALTER ROLE or ALTER DATABASE ... RESET, or postgresql.conf), then "
+    "start again"
+)
 _REMEDIES: Final = {
     asyncpg.ReadOnlySQLTransactionError: (
         "let database_url lead to the primary; if it does, reset default_transaction_read_only of this login and "
         "database (ALTER ROLE or ALTER DATABASE ... RESET, or postgresql.conf), then start again"
     ),
-    asyncpg.QueryCanceledError: (
-        "raise or reset statement_timeout of this login and database (ALTER ROLE or ALTER DATABASE ... RESET, or "
-        "postgresql.conf), then start again"
-    ),
+    asyncpg.QueryCanceledError: _RESET.format("statement_timeout"),
+    asyncpg.TransactionTimeoutError: _RESET.format("transaction_timeout"),
+    asyncpg.IdleInTransactionSessionTimeoutError: _RESET.format("idle_in_transaction_session_timeout"),
     asyncpg.InsufficientPrivilegeError: (
         "make the login a member of tallystick_service, and grant that role again what migrations/sql grants it, then "
         "start again"
@@ -121,17 +124,27 @@ async def _connect(url: str) -> NodeConnection:
 
 def went_away(error: Exception) -> StartRefusedError:
     """The refusal when Postgres answered and then failed."""
+    fault = [error, *_said_of(error)][-1]
     return StartRefusedError(
-        f"Postgres failed during the start ({type(error).__name__}: {error}); nothing is lost: {remedy(error)}"
+        f"Postgres failed during the start ({type(fault).__name__}: {fault}); nothing is lost: {remedy(error)}"
     )
 
 
 def remedy(error: BaseException) -> str:
-    """What to do about a fault of the database, or about the one that caused it: "start again" where it may pass."""
-    fault = error if isinstance(error, asyncpg.PostgresError) else error.__cause__
-    for kind, what_to_do in _REMEDIES.items():
-        if isinstance(fault, kind):
-            return what_to_do
-    if isinstance(fault, asyncpg.PostgresError) and not isinstance(fault, _PASSING):
+    """What to do about a fault of the database, or about what caused it: "start again" where it may pass."""
+    said = _said_of(error)
+    for fault in said:
+        for kind, what_to_do in _REMEDIES.items():
+            if isinstance(fault, kind):
+                return what_to_do
+    if said and not isinstance(said[0], _PASSING):
         return "mend what it says, then start again"
     return "start again"
+
+
+def _said_of(error: BaseException) -> list[asyncpg.PostgresError]:
+    """What PostgreSQL said, the latest first. A connection that it ended, the driver tells in words of its own."""
+    faults: list[BaseException | None] = [error]
+    while (fault := faults[-1]) is not None:
+        faults.append(fault.__cause__ or fault.__context__)
+    return [fault for fault in faults if isinstance(fault, asyncpg.PostgresError)]

@@ -177,6 +177,20 @@ async def test_a_start_that_cannot_write_says_what_postgres_said_and_what_helps(
         await write(service, 1)
 
 
+async def test_a_start_that_a_timeout_of_transactions_ends_is_told_which_setting_to_raise(
+    run_node: RunNode, superuser: asyncpg.Connection
+) -> None:
+    await superuser.execute(IN_THIS.format("ALTER DATABASE %I SET transaction_timeout = 300"))
+    async with superuser.transaction():
+        # So that it is over within a statement, and not between two, where the driver loses what PostgreSQL says.
+        await superuser.execute("LOCK TABLE scheduler.wal_positions IN ACCESS EXCLUSIVE MODE")
+        said = "transaction timeout.*reset transaction_timeout"
+        await assert_no_start(run_node(), StartRefusedError, match=said)
+    await superuser.execute(IN_THIS.format("ALTER DATABASE %I RESET transaction_timeout"))
+    async with run_node() as service:
+        await write(service, 1)
+
+
 async def test_a_start_waits_for_a_database_that_is_not_up_yet(
     run_node: RunNode, proxy: PostgresProxy, chains: Chains
 ) -> None:
