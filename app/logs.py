@@ -142,8 +142,8 @@ def configure_logs(stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.INFO)
-    for name in ("alembic", "httpx"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name, level in (("alembic", logging.WARNING), ("asyncpg.pool", logging.ERROR), ("httpx", logging.WARNING)):
+        logging.getLogger(name).setLevel(level)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers = []
         logging.getLogger(name).propagate = name != "uvicorn.access"

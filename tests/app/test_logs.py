@@ -141,4 +141,5 @@ async def test_bad_requests_leave_no_lines_and_those_that_do_a_few_a_second(
 
         await until(some_left_out, "some were left out")
         assert 0 < events(written)[event] < int(next(keys))
+        assert '"asyncpg.pool"' not in written.getvalue(), "the driver tells of the outage as well"
         await proxy.accept()
