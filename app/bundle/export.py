@@ -5,9 +5,10 @@ In order::
     1. everything chained is signed, so that what leaves is whole
     2. one REPEATABLE READ, read-only transaction shows one state of rows, snapshots, tree and checkpoint
        with what outsiders said of the log
-    3. entries pass through the same checks as in verification: a row that does not hold ends the export, and its
+    3. snapshots, which stand behind the entries, go to a temporary file where they are many
+    4. entries pass through the same checks as in verification: a row that does not hold ends the export, and its
        manifest is never signed
-    4. the manifest, last
+    5. the manifest, last
 
 Without an end the range ends with the last snapshot: what was chained since is for the next bundle.
 """
@@ -15,6 +16,7 @@ Without an end the range ends with the last snapshot: what was chained since is 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -100,8 +102,10 @@ class BundleExporter:
             NotFoundError: it has no entries.
             SeqOutOfRangeError: the chain, as far as it is signed, does not have that range.
             SigningUnavailableError: nothing can be signed now.
-            ChainDamagedError: rows do not hold together; before the first piece, those of the first entry part.
-            NotReadyError: the service stops, or too many exports are under way.
+            ChainDamagedError: rows do not hold together; before the first piece, snapshots and those of the first entry
+                part.
+            NotReadyError: the service stops, too many exports are under way, or snapshots cannot be kept in a temporary
+                file.
             DatabaseUnavailableError: Postgres does not answer, or the reader was too slow.
         """
         async with reading(self._pool) as connection:
@@ -117,13 +121,14 @@ class BundleExporter:
                 chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq)
                 end = await _end(connection, tenant_id, chosen, keys)
                 async with aclosing(self._entries(connection, tenant_id, chosen, writer)) as pieces:
-                    # A row of the first part that is broken is answered with a problem, not with a bundle cut short.
+                    # A row of the first part that is broken, or snapshots that cannot be kept until the end, are
+                    # answered with a problem, not with a bundle cut short.
                     first = await anext(pieces, b"")
+                    await _add_snapshots(PostgresChainReader(connection, tenant_id), chosen, writer)
                     yield b""
                     yield first
                     async for piece in pieces:
                         yield piece
-                await _add_snapshots(PostgresChainReader(connection, tenant_id), chosen, writer)
             rest = writer.finish(end, self._signer())
             while (last := await asyncio.to_thread(_next, rest)) is not None:
                 yield last
@@ -163,13 +168,25 @@ async def _add_snapshots(reader: PostgresChainReader, chosen: _Range, writer: Bu
                     continue
                 try:
                     writer.add_snapshots((row,))
+                except OSError as error:
+                    raise _unkept(error) from error
                 except (LedgerError, TypeError, ValueError) as error:
                     reason = f"its snapshot from seq {from_seq} to {to_seq} cannot be read: {error}"
                     raise ChainDamagedError(reader.tenant_id, f"it is exported no further, {reason}") from error
 
 
 def _next(pieces: Iterator[bytes]) -> bytes | None:
-    return next(pieces, None)
+    try:
+        return next(pieces, None)
+    except OSError as error:
+        raise _unkept(error) from error
+
+
+def _unkept(error: OSError) -> NotReadyError:
+    return NotReadyError(
+        f"snapshots of the bundle cannot be kept in a file of the temporary folder ({tempfile.tempdir or 'none'}): "
+        f"{error.strerror}; make room there, or name another in TMPDIR and start the service again"
+    )
 
 
 def _choose(head: chain_reads.HeadRow, tenant_id: str, from_seq: int | None, to_seq: int | None) -> _Range:

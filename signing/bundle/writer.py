@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -65,7 +66,7 @@ class BundleEnd(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class BundleWriter:
-    """Makes one bundle. Calls in order: ``add_entries``, ``add_snapshots``, ``finish``."""
+    """Makes one bundle. Calls in order: ``add_entries`` and ``add_snapshots``, either first, then ``finish``."""
 
     tenant_id: str
     node_id: str
@@ -84,7 +85,8 @@ class BundleWriter:
 
     def close(self) -> None:
         """Close the temporary file; the writer is of no more use."""
-        self._snapshots.close()
+        with suppress(OSError):  # what a full disk did not take, and would not now
+            self._snapshots.close()
 
     def add_entries(self, rows: Iterable[Sequence[Any]]) -> bytes:
         """Take the next rows of ``ENTRY_COLUMNS``, in seq order; returns the pieces of the file that are ready.
@@ -112,18 +114,21 @@ class BundleWriter:
 
         Raises:
             SignatureError: a stored envelope is not JSON with one reading.
+            OSError: the temporary file does not take them.
         """
         for row in rows:
             line = encode_snapshot(self.tenant_id, row)
             self._snapshots.write(line)
             self._snapshots_digest.update(line)
             self._snapshot_count += 1
+        self._snapshots.flush()
 
     def finish(self, end: BundleEnd, signer: Signer) -> Iterator[bytes]:
         """The rest of the file. At least one entry MUST have been added.
 
         Raises:
             SigningUnavailableError: the signer cannot be reached.
+            OSError: the temporary file cannot be read.
         """
         if self._lines:
             yield from self._pack()

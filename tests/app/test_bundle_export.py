@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import tarfile
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 from app.bundle.verify import verify_file
 from app.dev.embedded import EmbeddedPostgres
+from signing.bundle import writer
 from signing.bundle.judging import BundleVerdict
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
@@ -133,11 +135,11 @@ def test_writing_goes_on_while_a_bundle_leaves(client: httpx.Client, tmp_path: P
     is_over = threading.Event()
 
     def write() -> None:
-        with httpx.Client(base_url=client.base_url, timeout=30, trust_env=False) as writer:
+        with httpx.Client(base_url=client.base_url, timeout=30, trust_env=False) as busy:
             n = 0
             while not is_over.is_set():
                 body = {"tenant_id": "busy", "job_id": f"late-{n}", "durability": "GLOBAL"}
-                writer.post("/v1/jobs", json=body).raise_for_status()
+                busy.post("/v1/jobs", json=body).raise_for_status()
                 n += 1
 
     writing = threading.Thread(target=write)
@@ -188,6 +190,20 @@ def test_an_edited_row_ends_the_export_before_its_manifest_is_signed(
     assert "seq 1100" in refused.json()["detail"]
     whole = verify(client, export(client, tmp_path, tenant_id="edited", to_seq=1099))
     assert whole.verdict["valid"]
+
+
+def test_an_export_without_room_for_its_snapshots_is_answered_with_the_folder(
+    client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(client, "no-room", 35)
+    folder = tmp_path / "temporary"
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(writer, "SPOOL_BYTES", 1000)
+    refused = client.post("/v1/bundles/export", json={"tenant_id": "no-room"})
+    assert (refused.status_code, refused.json()["type"].rsplit("/", 1)[-1]) == (503, "not-ready")
+    assert f"the temporary folder ({folder}): No such file or directory" in refused.json()["detail"]
+    folder.mkdir()
+    assert exit_code(verify(client, export(client, tmp_path, tenant_id="no-room"))) == 0
 
 
 def test_a_client_that_goes_away_frees_the_export(client: httpx.Client, tmp_path: Path) -> None:

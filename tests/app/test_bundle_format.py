@@ -6,9 +6,11 @@ import base64
 import gzip
 import json
 import re
+import resource
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,11 @@ import pytest
 from ledger import canonical
 from ledger.bundle.format import END, parse_tar_header, tar_header
 from ledger.errors import BundleInvalidError
+from ledger.verification import SNAPSHOT_COLUMNS
+from signing.bundle import writer
 from signing.bundle.reader import BundleReader
+from signing.bundle.snapshot_rows import encode_snapshot
+from signing.bundle.writer import BundleWriter
 from tests.app.bundles import bundle_of, store
 from tests.ledger.ledger_in_memory import build
 
@@ -115,3 +121,23 @@ def test_every_byte_of_a_header_counts() -> None:
 def test_two_blocks_of_zeros_are_the_end_and_no_header() -> None:
     with pytest.raises(BundleInvalidError):
         parse_tar_header(END[:512])
+
+
+def test_snapshots_that_the_disk_does_not_take_are_told_at_once_and_the_writer_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(writer, "SPOOL_BYTES", 1)
+    made = BundleWriter(tenant_id="acme", node_id="node-1", log_origin="example.org/log")
+    stored = build(20, snapshots_to=(20,)).snapshots[0]
+    row = [stored[column] for column in SNAPSHOT_COLUMNS]
+    # A limit on the size of files stands for the full disk.
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(encode_snapshot("acme", row)) + 100, usual[1]))
+    try:
+        made.add_snapshots([row])
+        with pytest.raises(OSError, match="File too large"):
+            made.add_snapshots([row])
+        made.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
