@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import asyncpg
 import structlog
@@ -213,7 +213,8 @@ class BundleImporter:
             began_s = time.perf_counter()
             keys = await asyncio.to_thread(self._keys)
             folder = files[0].path.parent
-            spill = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
+            spill = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+            stack.callback(_close, spill)
             sorter = Sorter(spill, partial(check_disk_room, folder, self._disk_reserve_bytes))
             with self._naming_faults():
                 terms = await self._terms(sorter)
@@ -462,6 +463,11 @@ class BundleImporter:
                 outcome = outcome.with_batch(ready, len(jobs - touched))
                 touched |= jobs
         bundles.outcome = outcome
+
+
+def _close(spill: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # what a full disk did not take, and would not now
+        spill.close()
 
 
 def _by_digest(files: Sequence[StagedFile]) -> list[StagedFile]:

@@ -12,10 +12,12 @@ Invariants::
 
 from __future__ import annotations
 
+import errno
 import heapq
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, pairwise
 from operator import attrgetter
 from typing import BinaryIO, Final
@@ -23,7 +25,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from ledger.bundle.incoming import Incoming, MergeKey, encode_incoming
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, NotReadyError
 
 HELD_ENTRIES_MAX: Final = 20_000
 HELD_BYTES_MAX: Final = 24 << 20
@@ -55,7 +57,7 @@ class Sorter:
 
         Raises:
             InvalidInputError: they are in too little order to be sorted within bounds.
-            OSError: the file cannot be written.
+            NotReadyError: the disk does not take them.
         """
         self._held += entries
         self._held_bytes += sum(map(_size_of, entries))
@@ -68,14 +70,19 @@ class Sorter:
                 self._write(max(1, len(self._held) // 2))
 
     def entries(self) -> Iterator[Incoming]:
-        """All of them, in order. Nothing may be added any more."""
+        """All of them, in order. Nothing may be added any more.
+
+        Raises:
+            NotReadyError: the disk does not take them; or does not give them back, as the iterator is read.
+        """
         _sort(self._held)
         if self._last is None:
             return iter(self._held)
         if self._held and self._held[0].key < self._last:
             self._begin_run()
         self._write(len(self._held))
-        self._file.flush()
+        with _on_disk():
+            self._file.flush()
         runs = [self._read_run(begin, end) for begin, end in pairwise([*self._begins, self._size])]
         return runs[0] if len(runs) == 1 else heapq.merge(*runs, key=_key_and_bytes)
 
@@ -103,7 +110,8 @@ class Sorter:
     def _write_block(self, entries: list[Incoming]) -> None:
         self._before_write()
         data = _encode_block(entries)
-        self._file.write(_length.pack(len(data)) + data)
+        with _on_disk():
+            self._file.write(_length.pack(len(data)) + data)
         self._size += _length.size + len(data)
 
     def _read_run(self, begin: int, end: int) -> Iterator[Incoming]:
@@ -133,7 +141,18 @@ def _sort(entries: list[Incoming]) -> None:
 
 
 def _read(descriptor: int, at: int, size: int) -> bytes:
-    data = os.pread(descriptor, size, at)
-    if len(data) != size:
-        raise OSError("the file that entries are sorted in is cut short")
+    with _on_disk():
+        data = os.pread(descriptor, size, at)
+        if len(data) != size:
+            raise OSError(errno.EIO, "it is cut short")
     return data
+
+
+@contextmanager
+def _on_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NotReadyError(
+            f"entries cannot be sorted in a file beside the WAL: {error.strerror}; make room there, then import again"
+        ) from error

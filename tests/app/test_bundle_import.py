@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import socket
 import subprocess
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.bundle import sorting
 from app.bundle.staging import Upload
 from app.bundle.verify import verify_file
 from app.dev.embedded import EmbeddedPostgres
@@ -412,6 +414,24 @@ def test_a_disk_that_fills_while_files_come_in_stops_them(tmp_path: Path) -> Non
     with pytest.raises(NotReadyError, match="make room"):
         upload.write(b"1")
     upload.close()
+
+
+def test_an_import_without_room_to_sort_is_told_so_and_not_that_the_database_is_away(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sorting, "HELD_ENTRIES_MAX", 2)
+    monkeypatch.setattr(sorting, "BLOCK_BYTES", 2000)
+    bundle = bundle_of(build(600, tenant_id="no-room"))
+    # A limit on the size of files stands for the full disk: it has room for the bundle, not for its entries as well.
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(bundle), usual[1]))
+    try:
+        refused = send(client, bundle, dry_run=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert (refused.status_code, kind_of(refused)) == (503, "not-ready")
+    assert "cannot be sorted in a file beside the WAL: File too large" in refused.json()["detail"]
+    assert imported(client, bundle, dry_run=True)["imported"] == 600
 
 
 # --- beside what the service does ---------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,11 @@ def entry(rank: int, physical: int, node: str, seq: int, payload: str = "{}") ->
 def add_backwards(sorter: Sorter, count: int) -> None:
     for n in range(count, 0, -1):
         sorter.add([entry(1, n, "a", 1)])
+
+
+def sorted_backwards(sorter: Sorter, count: int) -> list[Incoming]:
+    add_backwards(sorter, count)
+    return list(sorter.entries())
 
 
 ENTRIES = st.builds(
@@ -94,3 +100,15 @@ def test_a_disk_that_is_too_full_to_sort_on_stops_it_and_what_memory_holds_needs
     monkeypatch.setattr(sorting, "HELD_ENTRIES_MAX", 2)
     with tempfile.TemporaryFile(dir=tmp_path) as file, pytest.raises(NotReadyError, match="make room"):
         add_backwards(Sorter(file, too_full), 3)
+
+
+@pytest.mark.parametrize("buffering", [0, 8192])
+def test_a_disk_that_does_not_take_an_entry_stops_it_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, buffering: int
+) -> None:
+    monkeypatch.setattr(sorting, "HELD_ENTRIES_MAX", 2)
+    file = open("/dev/full", "r+b", buffering)  # noqa: SIM115 (it cannot be closed well)
+    with pytest.raises(NotReadyError, match="beside the WAL: No space left on device; make room there"):
+        sorted_backwards(Sorter(file), 3)
+    with suppress(OSError):
+        file.close()
