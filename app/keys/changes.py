@@ -249,11 +249,11 @@ class KeyChanges:
         await self.until_stored(self._write_rows)
         if retired:
             keys.retired = [item for item in keys.retired if item not in retired]
-            await asyncio.to_thread(keys.store)
+            await self.until_stored(partial(asyncio.to_thread, keys.store))
             await self.until_stored(self.sign_checkpoints_again)
 
     async def until_stored(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do ``work``, trying until Postgres takes it."""
+        """Do ``work``, trying until Postgres, or the disk, takes it."""
         while True:
             try:
                 return await work()

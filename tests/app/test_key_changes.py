@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -330,6 +331,30 @@ async def test_a_rotation_whose_files_cannot_be_written_changes_nothing_and_says
         await add_jobs(client, 1)
         await sign(client)
         assert (await verdict_of(client))["valid"]
+
+
+async def test_a_rotation_whose_end_the_disk_does_not_take_is_ended_once_it_does(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, chains: Chains
+) -> None:
+    settings = make_settings()
+    async with run_server(settings) as client:
+        await add_jobs(client, 1)
+        await until(chains.key_recorded, "the start is recorded")
+        kept = wal_folder(settings) / node_keys.NAME
+        in_the_way = kept.with_name(f"{kept.name}{UNNAMED_SUFFIX}")
+        with structlog.testing.capture_logs() as logs:
+            async with superuser.transaction():
+                await superuser.execute("LOCK TABLE scheduler.scheduler_log IN SHARE MODE")
+                rotating = asyncio.create_task(rotate(client))
+                await until(lambda: "key_rotated" in [line["event"] for line in logs], "the new key signs")
+                in_the_way.mkdir()
+            delayed = "key_change_delayed"
+            await until(lambda: rotating.done() or delayed in [line["event"] for line in logs], "it is tried")
+        in_the_way.rmdir()
+        answer = await rotating
+        assert json.loads(kept.read_bytes())["retired"] == []
+        await add_jobs(client, 1)
+        assert signer_of(await sign(client)) == answer["key"]["key_id"]
 
 
 async def test_another_key_in_the_settings_is_a_rotation(
