@@ -39,6 +39,8 @@ IDLE_TIMEOUT_S = 120.0
 LARGE_FRAMES_BYTES_MAX = 256 << 20
 """What frames beyond the usual hold together, of all connections."""
 STOP_TIMEOUT_S = 10.0
+ENDING_TIMEOUT_S = 1.0
+"""How long one more connection waits for those that were ended to make room."""
 _NO_DESCRIPTORS_PAUSE_S = 0.1
 
 
@@ -73,6 +75,7 @@ class Server:
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._is_stopping = False
         self._lock = threading.Lock()
+        self._forgot = threading.Condition(self._lock)
         self._connections: list[_Connection] = []
         """The oldest first."""
 
@@ -125,6 +128,8 @@ class Server:
     def _admit(self, accepted: socket.socket) -> _Connection | None:
         """One more connection; None where there are too many."""
         with self._lock:
+            if any(each.is_ended for each in self._connections):
+                self._forgot.wait_for(lambda: len(self._connections) < CONNECTIONS_MAX, ENDING_TIMEOUT_S)
             if len(self._connections) >= CONNECTIONS_MAX:
                 self._safekeeper.tell("safekeeper_connection_refused", {"error": f"{CONNECTIONS_MAX} are open"})
                 return None
@@ -147,6 +152,7 @@ class Server:
         with self._lock:
             self._connections.remove(connection)
             connection.close()
+            self._forgot.notify()
 
     # --- one connection, in its thread ------------------------------------------------------------
 
