@@ -85,8 +85,8 @@ class LineBudget:
 
 
 class LossyStream(io.TextIOBase):
-    """Writes what ``out`` takes, line by line, and counts the lines that it does not take; the last of those may come
-    out late."""
+    """Writes what ``out`` takes, line by line, and counts the lines that it does not take. The first kilobytes of
+    those may come out late, counted all the same."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

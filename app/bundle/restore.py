@@ -8,7 +8,7 @@ One bundle, in one transaction::
     1. the head is locked; the bundle begins no later than right behind it
     2. where bundle and chain meet they have the same link, so they have the same history
     3. entries behind the head are copied as they are; followers come behind at the next start
-    4. snapshots that follow the last one stored come back too, and the keys that signed them count from then on
+    4. snapshots that follow the last one stored come back too, and the keys that signed them count from their HLCs on
 
 Verifying the bundle, its signatures too, comes before all of that and is the caller's part.
 """

@@ -150,6 +150,8 @@ class TableFollower:
         self._idle = asyncio.Event()
         self.last_error: str | None = None
         self._locks = LongLocks("following_delayed")
+        self._stood: dict[str, int | None] = {}
+        """Where those stood that were behind at the last look."""
         self._is_found = True
         """Whether it was known, at the last look, who is behind."""
 
@@ -225,15 +227,17 @@ class TableFollower:
         self._failed.clear()
         try:
             connection = await self._connected()
-            behind = await store.behind(connection, self._table.name)
-            behind += await self._table.unfinished(connection)
+            stands = await store.behind(connection, self._table.name)
+            behind = [*stands, *await self._table.unfinished(connection)]
         except DATABASE_FAULTS as error:
             self._is_found = False
             self._note((), error)
             return
         self._is_found = True
         self._behind.update(dict.fromkeys(name for name in behind if name not in self._grown))
-        self._locks.ended_but_of(set(behind))
+        # Where a place moves, another node follows.
+        self._locks.ended_but_of({name for name, seq in stands.items() if self._stood.get(name, -1) == seq})
+        self._stood = stands
 
     async def _follow_all(self) -> None:
         """Turns for all tenants that are behind, as far as they can be followed."""

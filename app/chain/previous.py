@@ -63,8 +63,8 @@ def stands(pending: Pending, here: Standing) -> bool:
 
 
 async def begun_unrecorded(connection: Connection, begun: Collection[str]) -> set[str]:
-    """Those of these tenants whose chain began without a record of it: that had to wait, or the chain alone was brought
-    back."""
+    """Those of these tenants whose chain began without a record of it: the record had to wait, or only the chain was
+    restored."""
     return {
         tenant_id
         for tenant_id in begun

@@ -219,12 +219,12 @@ class Peer:
         return done
 
     def _failed(self, chain: _Chain, error: LedgerError) -> None:
-        if chain.fault is None:
+        went_back = isinstance(error, PeerWentBackError)
+        if chain.fault is None or (went_back and not chain.went_back):
             log.warning(
                 "exchange_tenant_interrupted", peer=self.settings.url, tenant_id=chain.tenant_id, error=str(error)
             )
         chain.failed_at_s = monotonic()
-        went_back = isinstance(error, PeerWentBackError)
         if went_back or not chain.went_back:
             # Only the words: an error keeps alive what its traceback names.
             chain.fault, chain.went_back = f"{type(error).__name__}: {error}"[:FAULT_CHARACTERS_MAX], went_back
@@ -253,7 +253,8 @@ class Peer:
             await exchange.saw(connection, tenant_id, origin, note.decode(), checkpoint.size)
         self._log_origin = log_origin
         chain.origin, chain.size, chain.root = origin, checkpoint.size, checkpoint.root
-        chain.went_back = False
+        if chain.went_back:
+            chain.fault, chain.went_back = None, False
         chain.imported_seq = seen.imported_seq if seen else 0
 
     def _recall(self, tenant_id: str, kept: Mapping[str, Seen], key: PublicKey) -> None:

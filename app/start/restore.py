@@ -73,7 +73,7 @@ class Grown(NamedTuple):
 
 
 class FromWal(NamedTuple):
-    """What a WAL brought back, and the checkpoints beside it that chains it has no records of do not reach."""
+    """What a WAL brought back, and what this node signed of other chains that they still lack."""
 
     grown: list[Grown]
     left_behind: list[SignedHead]

@@ -38,7 +38,7 @@ SELECT p.tenant_id, p.seq, h.head_seq, p.seq = 0
  ORDER BY p.tenant_id FOR UPDATE OF p SKIP LOCKED
 """
 _BEHIND = """
-SELECT h.tenant_id FROM scheduler.chain_heads h
+SELECT h.tenant_id, p.seq FROM scheduler.chain_heads h
   LEFT JOIN scheduler.follower_positions p ON p.follower = $1 AND p.tenant_id = h.tenant_id
  WHERE h.tenant_id IS NOT NULL AND h.head_seq > 0 AND p.seq IS DISTINCT FROM h.head_seq
 """
@@ -86,9 +86,9 @@ async def connect(url: str, statement_timeout_s: float) -> NodeConnection:
     return connection
 
 
-async def behind(connection: Connection, follower: str) -> list[str]:
-    """Tenants whose chain goes beyond where the follower stands, or ends before that."""
-    return [row["tenant_id"] for row in await connection.fetch(_BEHIND, follower)]
+async def behind(connection: Connection, follower: str) -> dict[str, int | None]:
+    """Tenants whose chain goes beyond where the follower stands, or ends before that, and where that is."""
+    return {row["tenant_id"]: row["seq"] for row in await connection.fetch(_BEHIND, follower)}
 
 
 async def lock_places(connection: Connection, follower: str, tenant_ids: Sequence[str]) -> dict[str, Place]:

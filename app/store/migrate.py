@@ -174,7 +174,7 @@ def _described(error: Exception) -> str:
         )
     if isinstance(error, TimeoutError) and not error.args:
         return (
-            f"PostgreSQL takes the connection and does not answer within {CONNECT_TIMEOUT_S} s; nothing was changed. "
+            f"PostgreSQL does not answer within {CONNECT_TIMEOUT_S} s; nothing was changed. "
             "See whether it hangs, or whether the URL leads elsewhere, and run this again"
         )
     if isinstance(error, DBAPIError):

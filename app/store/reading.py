@@ -85,7 +85,7 @@ async def _borrowed(pool: Pool) -> AsyncIterator[Connection]:
 def _unavailable(error: BaseException) -> DatabaseUnavailableError:
     if isinstance(error, asyncpg.LockNotAvailableError):
         return DatabaseUnavailableError("another session keeps locked what is needed (see pg_locks); try again later")
-    or_locked = ", or another session keeps locked what is needed (see pg_locks)" * isinstance(error, TimeoutError)
-    return DatabaseUnavailableError(
-        f"the database does not answer ({type(error).__name__}){or_locked}; try again later"
-    )
+    said = f"the database does not answer ({type(error).__name__})"
+    if isinstance(error, TimeoutError):
+        said += ", or another session keeps locked what is needed (see pg_locks)"
+    return DatabaseUnavailableError(f"{said}; try again later")

@@ -116,14 +116,14 @@ async def test_a_batch_that_postgres_does_not_take_makes_the_node_not_ready(
     behind_proxy: Service, proxy: PostgresProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.chain.appender.OVERDUE_S", 0.2)
-    is_chaining_well = readiness_checks(behind_proxy)["chaining"]
+    chaining_fault = readiness_checks(behind_proxy)["chaining"]
     await behind_proxy.submitter.submit(created("acme", 0), key=None)
     proxy.stall()
     waiting = asyncio.create_task(submit_numbered(behind_proxy, "acme", range(1, 5)))
-    assert "has not taken a batch" in await until(is_chaining_well, "it is told")
+    assert "has not taken a batch" in await until(chaining_fault, "it is told")
     proxy.resume()
     await waiting
-    await until(lambda: is_chaining_well() is None, "all is well")
+    await until(lambda: chaining_fault() is None, "all is well")
 
 
 async def test_a_stalled_connection_is_given_up_and_the_batch_goes_another_way(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -422,15 +422,11 @@ def test_an_import_without_room_to_sort_is_told_so_and_not_that_the_database_is_
     monkeypatch.setattr(sorting, "HELD_ENTRIES_MAX", 2)
     monkeypatch.setattr(sorting, "BLOCK_BYTES", 2000)
     bundle = bundle_of(build(600, tenant_id="no-room"))
-    # A limit on the size of files stands for the full disk: it has room for the bundle, not for its entries as well.
-    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(bundle), usual[1]))
-    try:
+    with monkeypatch.context() as full:
+        full.setattr(tempfile, "TemporaryFile", lambda **_: open("/dev/full", "r+b"))  # noqa: SIM115
         refused = send(client, bundle, dry_run=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     assert (refused.status_code, kind_of(refused)) == (503, "not-ready")
-    assert "cannot be sorted in a file beside the WAL: File too large" in refused.json()["detail"]
+    assert "cannot be sorted in a file beside the WAL: No space left on device" in refused.json()["detail"]
     assert imported(client, bundle, dry_run=True)["imported"] == 600
 
 

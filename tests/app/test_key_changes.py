@@ -35,6 +35,7 @@ from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, created
 from tests.app.starting import assert_no_start, wal_folder
+from tests.app.test_stop_control import made
 from wal.segment import UNNAMED_SUFFIX
 
 Client = httpx.AsyncClient
@@ -321,7 +322,7 @@ async def test_a_rotation_whose_files_cannot_be_written_changes_nothing_and_says
         (settings.data_dir / "moved").rename(folder)
         kept = wal_folder(settings) / node_keys.NAME
         in_the_way = kept.with_name(f"{kept.name}{UNNAMED_SUFFIX}")
-        in_the_way.mkdir()
+        await until(lambda: made(in_the_way), "nothing is written")
         answer = await client.post("/v1/keys/rotate", json={})
         assert problem(answer) == (503, "signing-unavailable")
         assert answer.json()["detail"] == f"{kept} cannot be written: Is a directory"
@@ -347,7 +348,7 @@ async def test_a_rotation_whose_end_the_disk_does_not_take_is_ended_once_it_does
                 await superuser.execute("LOCK TABLE scheduler.scheduler_log IN SHARE MODE")
                 rotating = asyncio.create_task(rotate(client))
                 await until(lambda: "key_rotated" in [line["event"] for line in logs], "the new key signs")
-                in_the_way.mkdir()
+                await until(lambda: made(in_the_way), "nothing is written")
             delayed = "key_change_delayed"
             await until(lambda: rotating.done() or delayed in [line["event"] for line in logs], "it is tried")
         in_the_way.rmdir()

@@ -162,7 +162,11 @@ async def test_a_node_is_not_ready_while_a_table_is_locked_that_a_write_asks(
         async with halted(database, f"LOCK TABLE scheduler.{table}"):
             answer = await client.get("/readyz")
             assert (answer.status_code, "pg_locks" in answer.json()["checks"]["database"]["detail"]) == (503, True)
-        assert (await client.get("/readyz")).status_code == 200
+
+        async def is_ready() -> bool:
+            return (await client.get("/readyz")).status_code == 200
+
+        await until(is_ready, "the lock is gone")
 
 
 @of_trees

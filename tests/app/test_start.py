@@ -180,7 +180,7 @@ async def test_a_start_that_cannot_write_says_what_postgres_said_and_what_helps(
 async def test_a_start_that_a_timeout_of_transactions_ends_is_told_which_setting_to_raise(
     run_node: RunNode, superuser: asyncpg.Connection
 ) -> None:
-    await superuser.execute(IN_THIS.format("ALTER DATABASE %I SET transaction_timeout = 300"))
+    await superuser.execute(IN_THIS.format("ALTER DATABASE %I SET transaction_timeout = 2000"))
     async with superuser.transaction():
         # So that it is over within a statement, and not between two, where the driver loses what PostgreSQL says.
         await superuser.execute("LOCK TABLE scheduler.wal_positions IN ACCESS EXCLUSIVE MODE")

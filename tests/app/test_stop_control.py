@@ -67,7 +67,7 @@ async def test_a_control_file_that_the_disk_does_not_take_is_told_and_written_on
         folder = wal_folder(settings)
         in_the_way = folder / f"{wal_control.CONTROL_NAME}{UNNAMED_SUFFIX}"
         with structlog.testing.capture_logs() as logs:
-            await until(lambda: _made(in_the_way), "the control file cannot be written")
+            await until(lambda: made(in_the_way), "the control file cannot be written")
             assert "the control file cannot be written" in await until(told, "it is told")
             before = wal_control.load(folder)
             job = {"tenant_id": "acme", "durability": "GLOBAL"}
@@ -78,7 +78,7 @@ async def test_a_control_file_that_the_disk_does_not_take_is_told_and_written_on
     assert [line["log_level"] for line in logs if line["event"] == "control_file_not_written"] == ["warning"]
 
 
-def _made(folder: Path) -> bool:
+def made(folder: Path) -> bool:
     """Whether the folder could be made: the file of that name may be there this moment."""
     with suppress(FileExistsError):
         folder.mkdir()

@@ -258,6 +258,8 @@ def _reply(response: httpx.Response) -> Reply:
 
 def _told(error: Exception) -> Exception:
     """``error``, or in our words what went wrong on the way."""
+    if isinstance(error, UnicodeEncodeError):
+        return error  # what is asked for cannot be sent
     # Where an answer leads to is read though nobody goes there, and may be no address.
     if isinstance(error, httpx.HTTPError | httpx.StreamError | httpx.InvalidURL | UnicodeError):
         told = UnreachableError(f"no answer: {str(error) or type(error).__name__}")
