@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import asyncpg
 import httpx
 import pytest
+import structlog
 
 from app.asking import NoAnswerError
 from app.dev.cluster import free_port
@@ -292,6 +293,30 @@ async def test_a_peer_that_went_back_is_not_believed_again_as_it_shows_that_tena
         await submit_what_is_not_imported(pair, "still-there", lag_entries=2)
         proxy.judge = lambda _: None
     await until_known(us, [job])
+
+
+async def test_a_tenant_that_is_mended_is_told_no_more_though_another_keeps_the_peer_from_being_imported(
+    pair: Proxied,
+) -> None:
+    us, eu, proxy, database = pair
+    await until_known(us, await submit_all(eu, *3 * ["mended"], *3 * ["not-mended"]))
+    proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/log/not-mended/checkpoint" else None
+    await until(lambda: tells(us, "tenant not-mended", "500"), "another fault of it is told")
+    async with seen_checkpoint_at(4, "not-mended", database):
+        with structlog.testing.capture_logs() as logs:
+            async with seen_checkpoint_at(4, "mended", database):
+                proxy.judge = lambda _: None
+                both = ("tenant mended: PeerWentBackError", "tenant not-mended: PeerWentBackError")
+                await until(lambda: tells(us, *both), "both are told")
+
+            async def is_mended() -> bool:
+                return "tenant mended" not in (await told(us))["fault"]
+
+            await until(is_mended, "the one is told no more")
+        assert await tells(us, both[1])
+        logged = [line["tenant_id"] for line in logs if line["event"] == "exchange_tenant_interrupted"]
+        assert sorted(logged) == ["mended", "not-mended"]
+    await until(lambda: is_faultless(us), "nothing fails")
 
 
 async def lists_all_but(pair: Proxied, tenant_id: str) -> None:

@@ -85,6 +85,37 @@ async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enoug
         assert await is_followed(3)
 
 
+async def test_a_place_that_moves_while_it_is_locked_time_and_again_is_being_followed_and_is_not_told(
+    run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_node() as service:
+        for number in range(4):
+            await service.submitter.submit(created("acme", number), key=None)
+    monkeypatch.setattr("app.chain.long_locks.TOLD_S", 0)
+    place = "scheduler.follower_positions {} WHERE tenant_id = 'acme'"
+    await superuser.execute("UPDATE " + place.format("SET seq = 1"))
+    follower = TableFollower(
+        JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda _: BEFORE_FIRST
+    )
+
+    async def told_when_locked(looks: int) -> set[str]:
+        """What is told before a turn that meets the lock, after so many looks."""
+        async with superuser.transaction():
+            await superuser.execute("SELECT FROM " + place.format("") + " FOR UPDATE")
+            for _ in range(looks):
+                await follower._find_behind()
+            told = {*follower.locked}
+            assert await follower._follow(("acme",))
+        return told
+
+    assert await told_when_locked(1) == set()
+    assert await told_when_locked(1) == {"acme"}
+    await superuser.execute("UPDATE " + place.format("SET seq = 2"))
+    assert await told_when_locked(1) == set()
+    assert await told_when_locked(2) == {"acme"}
+    follower._lose_connection()
+
+
 async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
     run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
