@@ -12,9 +12,9 @@ import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import IO, BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ledger.errors import ConfigurationError
@@ -26,6 +26,12 @@ _UNFINISHED = ".new"
 Key = TypeVar("Key")
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
+
+
+def close_for_good(file: IO[bytes]) -> None:
+    """Close a temporary file; what a full disk did not take of it before, it would not take now, and nobody wants."""
+    with suppress(OSError):
+        file.close()
 
 
 def path_of(uri: str) -> Path:

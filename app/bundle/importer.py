@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 import structlog
@@ -60,6 +60,7 @@ from ledger.errors import (
     NotReadyError,
     UntrustedKeyError,
 )
+from signing.files import close_for_good
 from signing.keys import Keyring
 from signing.range_manifest import RangeManifest
 
@@ -214,7 +215,7 @@ class BundleImporter:
             keys = await asyncio.to_thread(self._keys)
             folder = files[0].path.parent
             spill = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-            stack.callback(_close, spill)
+            stack.callback(close_for_good, spill)
             sorter = Sorter(spill, partial(check_disk_room, folder, self._disk_reserve_bytes))
             with self._naming_faults():
                 terms = await self._terms(sorter)
@@ -463,11 +464,6 @@ class BundleImporter:
                 outcome = outcome.with_batch(ready, len(jobs - touched))
                 touched |= jobs
         bundles.outcome = outcome
-
-
-def _close(spill: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):  # what a full disk did not take, and would not now
-        spill.close()
 
 
 def _by_digest(files: Sequence[StagedFile]) -> list[StagedFile]:

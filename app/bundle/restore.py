@@ -29,7 +29,6 @@ from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK
 from ledger.errors import StartRefusedError
 from ledger.hlc import Hlc
 from ledger.verification.entry_check import EntryRow
-from ledger.verification.snapshot_check import SnapshotRow
 from signing.bundle.reader import BundleReader
 from signing.bundle.snapshot_rows import ENVELOPE, FROM_SEQ, SNAPSHOT_HLC, TO_SEQ
 from signing.key_history import time_of
@@ -125,19 +124,18 @@ async def _restore_snapshots(connection: Connection, reader: BundleReader) -> in
     last = await notary_store.last_snapshot(connection, tenant_id)
     signed_seq = last.to_seq if last is not None else 0
     restored = 0
+    signed_ms: dict[str, int] = {}
+    """By key, the time of the earliest that it signed."""
     for row in reader.snapshot_rows():
         if row[FROM_SEQ] != signed_seq + 1:
             continue
         if await notary_store.insert_snapshots(connection, {tenant_id: row}):
-            await _let_keys_count(connection, row)
+            for signature in orjson.loads(row[ENVELOPE])["signatures"]:
+                key_id, at_ms = signature.get("keyid", ""), Hlc.parse(row[SNAPSHOT_HLC]).physical_ms
+                signed_ms[key_id] = min(at_ms, signed_ms.get(key_id, at_ms))
             signed_seq = row[TO_SEQ]
             restored += 1
+    # As when they were made: entries that were imported may be older than the key.
+    for key_id, at_ms in signed_ms.items():
+        await key_store.widen(connection, key_id, time_of(at_ms))
     return restored
-
-
-async def _let_keys_count(connection: Connection, row: SnapshotRow) -> None:
-    """Let those that signed a snapshot count at its HLC, as when it was made: entries of a bundle that was imported may
-    be older than the key."""
-    began = time_of(Hlc.parse(row[SNAPSHOT_HLC]).physical_ms)
-    for signature in orjson.loads(row[ENVELOPE])["signatures"]:
-        await key_store.widen(connection, signature.get("keyid", ""), began)

@@ -32,6 +32,7 @@ from ledger.errors import (
     UploadTooLargeError,
 )
 from signing.bundle.judging import refused
+from signing.files import close_for_good
 
 FILES_MAX: Final = 100
 UPLOADS_AT_ONCE_MAX: Final = 2
@@ -137,7 +138,7 @@ class Upload:
     def close(self) -> None:
         """Close a file that has not ended."""
         if self._file is not None:
-            self._file.close()
+            close_for_good(self._file)
 
 
 class Staging:

@@ -37,6 +37,7 @@ _LOST = (
     TimeoutError,
 )
 """What a statement raises when the fault is not its own."""
+_LOCKED = "another session keeps locked what is needed (see pg_locks)"
 
 log = structlog.get_logger()
 
@@ -83,9 +84,9 @@ async def _borrowed(pool: Pool) -> AsyncIterator[Connection]:
 
 
 def _unavailable(error: BaseException) -> DatabaseUnavailableError:
-    if isinstance(error, asyncpg.LockNotAvailableError):
-        return DatabaseUnavailableError("another session keeps locked what is needed (see pg_locks); try again later")
     said = f"the database does not answer ({type(error).__name__})"
-    if isinstance(error, TimeoutError):
-        said += ", or another session keeps locked what is needed (see pg_locks)"
+    if isinstance(error, asyncpg.LockNotAvailableError):
+        said = _LOCKED
+    elif isinstance(error, TimeoutError):
+        said = f"{said}, or {_LOCKED}"
     return DatabaseUnavailableError(f"{said}; try again later")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -40,6 +39,7 @@ from ledger.errors import InvalidInputError
 from signing.bundle.anchors import BundledAnchor, encode_anchors
 from signing.bundle.manifest import FORM, Manifest
 from signing.bundle.snapshot_rows import encode_snapshot
+from signing.files import close_for_good
 from signing.keys import Keyring, Signer
 
 GZIP_LEVEL: Final = 3
@@ -85,8 +85,7 @@ class BundleWriter:
 
     def close(self) -> None:
         """Close the temporary file; the writer is of no more use."""
-        with suppress(OSError):  # what a full disk did not take, and would not now
-            self._snapshots.close()
+        close_for_good(self._snapshots)
 
     def add_entries(self, rows: Iterable[Sequence[Any]]) -> bytes:
         """Take the next rows of ``ENTRY_COLUMNS``, in seq order; returns the pieces of the file that are ready.

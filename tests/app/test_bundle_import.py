@@ -416,6 +416,14 @@ def test_a_disk_that_fills_while_files_come_in_stops_them(tmp_path: Path) -> Non
     upload.close()
 
 
+def test_an_upload_whose_end_the_disk_does_not_take_is_closed_all_the_same(tmp_path: Path) -> None:
+    upload = Upload(tmp_path, bytes_max=100, reserve_bytes=0)
+    upload._file = file = open("/dev/full", "wb")  # noqa: SIM115
+    file.write(b"kept until it is closed")
+    upload.close()
+    assert file.closed
+
+
 def test_an_import_without_room_to_sort_is_told_so_and_not_that_the_database_is_away(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
