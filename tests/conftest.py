@@ -58,10 +58,10 @@ LONGEST = (
     *("test_model", "test_embedded", "test_quorum_processes", "test_simulation", "test_lease", "test_truncation"),
     *("test_cluster", "test_tls", "test_keyed", "test_verify_page", "test_ledger_watch", "test_console"),
     *("test_scheduler", "test_full_walk", "test_webhooks", "test_replaced_tables", "test_witnesses", "test_watch"),
-    *("test_notary", "test_package", "test_interrupt"),
+    *("test_notary", "test_package", "test_interrupt", "test_webhook_rows", "test_openapi", "test_guard"),
 )
-"""Names of files that take half a minute and more, those that wait among those that compute; only those that have a
-Spark session are handed out before them."""
+"""Names of files that take half a minute and more, or a multiple of what their size tells, those that wait among those
+that compute; only those that have a Spark session are handed out before them."""
 LONG_FIRST = ("pipeline", "crash", "clients")
 """Folders whose files take longest, in the order in which they are handed to workers. Those of the others follow side
 by side, as far in the one as in the other: some wait for most of their time, some never do."""
@@ -161,6 +161,7 @@ def _size(file: Path) -> int:
     return file.stat().st_size
 
 
+@functools.cache
 def _folder(file: Path) -> str:
     return file.relative_to(Path(__file__).parent).parts[0]
 
@@ -283,9 +284,9 @@ def _takes_files(folder: Path) -> bool:
 
 
 @contextmanager
-def fresh_database(postgres: EmbeddedPostgres, template: str = DATABASE) -> Iterator[Database]:
-    """A copy of ``template``, by default migrated; dropped afterwards."""
-    name = f"test_{next(_numbers)}"
+def fresh_database(postgres: EmbeddedPostgres, template: str = DATABASE, name: str | None = None) -> Iterator[Database]:
+    """A copy of ``template``, by default migrated; dropped afterwards. Without ``name`` it has one of its own."""
+    name = name or f"test_{next(_numbers)}"
     administer(postgres, copy_of(template, name))
     try:
         yield Database.of(postgres, name)

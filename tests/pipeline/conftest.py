@@ -12,9 +12,21 @@ from typing import Protocol
 import pytest
 from pyspark.sql import SparkSession
 
+from app.dev.embedded import EmbeddedPostgres
 from pipeline import cli
 from pipeline.java import class_archive_options
 from pipeline.spark import spark_session
+from tests.conftest import Database, fresh_database
+
+
+@pytest.fixture
+def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """A fresh migrated database; dropped afterwards.
+
+    All have one name: by URL the driver keeps which types PostgreSQL has, which takes it longer than many a test.
+    """
+    with fresh_database(postgres, name="test_pipeline") as database:
+        yield database
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +41,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
         "spark.driver.memory": "3g",
+        # By the size of the heap each sort and aggregation would begin with 64 MB, and fill it for nothing.
+        "spark.buffer.pageSize": "4m",
         # Those of a stream are renamed by this process: else each of a thousand starts `readlink`.
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
