@@ -313,6 +313,10 @@ class Notary:
                 tenant.tree = None
                 tenant.is_tree_damaged, tenant.is_kept = False, False
                 self._grown.add(name)
+                if self.keys.not_admitted is None:
+                    # At once: as long as the earlier checkpoint is there, whoever reads it has the tree made again.
+                    for fault in (await self._trees.advance(connection, (name,))).values():
+                        raise fault
 
     async def _sleep_until_grown(self) -> None:
         try:

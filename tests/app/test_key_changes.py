@@ -18,6 +18,7 @@ import httpx
 import pytest
 import structlog
 
+from app.chain.checkpoints import CheckpointJournal
 from app.config import Settings
 from app.keys import node_keys
 from app.keys.node_keys import Retired
@@ -604,6 +605,8 @@ async def test_what_a_revoked_key_of_another_node_signed_last_is_signed_again_wh
             before = await checkpoint_text(superuser)
             others = "SELECT signed_at FROM scheduler.merkle_head WHERE tenant_id = 'other'"
             other_signed_at = await superuser.fetchval(others)
+            folder = wal_folder(make_settings("one"))
+            await until(lambda: CheckpointJournal(folder).load("acme") == before, "the other node keeps it, too")
 
             assert (await one.post(f"/v1/keys/{stolen}/revoke", json={"reason": "stolen"})).status_code == 200
 
