@@ -315,8 +315,7 @@ class Notary:
                 self._grown.add(name)
                 if self.keys.not_admitted is None:
                     # At once: as long as the earlier checkpoint is there, whoever reads it has the tree made again.
-                    for fault in (await self._trees.advance(connection, (name,))).values():
-                        raise fault
+                    await self._advance_alone(connection, name)
 
     async def _sleep_until_grown(self) -> None:
         try:
@@ -394,14 +393,18 @@ class Notary:
         """One turn for the snapshots of a tenant."""
         async with self._turns, self._turn(tenant_id) as (tenant, connection):
             if tenant.tree is None:
-                for fault in (await self._trees.advance(connection, (tenant_id,))).values():
-                    raise fault
+                await self._advance_alone(connection, tenant_id)
             await self._snapshots.sign(
                 connection, tenant_id, tenant, sign_rest=sign_rest, snapshots_max=SNAPSHOTS_PER_TURN
             )
             self._memory.forget_signed(tenant)
             if self._is_snapshot_due(tenant):
                 self._grown.add(tenant_id)
+
+    async def _advance_alone(self, connection: Connection, tenant_id: str) -> None:
+        """One turn for the tree of one tenant, whose lock the caller holds; raises its fault."""
+        for fault in (await self._trees.advance(connection, (tenant_id,))).values():
+            raise fault
 
     @asynccontextmanager
     async def _turn(self, tenant_id: str) -> AsyncIterator[tuple[FollowedTenant, Connection]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import asyncpg
 import pytest
 
@@ -15,6 +17,23 @@ from tests.app.chains import until
 from tests.app.conftest import RunNode
 from tests.app.drafts import created
 from tests.conftest import Database
+
+
+async def chain_jobs(run_node: RunNode, count: int) -> None:
+    """A node that chains so many entries of tenant acme, and ends."""
+    async with run_node() as service:
+        for number in range(count):
+            await service.submitter.submit(created("acme", number), key=None)
+
+
+def job_follower(database: Database, waiting: Callable[[], int] = lambda: 0) -> TableFollower:
+    """A follower of the job table that no node runs: the test gives it its turns."""
+    return TableFollower(
+        JobTable(lambda *_: None),
+        lambda: following.connect(database.service_url, 5),
+        lambda _: BEFORE_FIRST,
+        waiting,
+    )
 
 
 async def test_what_is_chained_while_others_are_followed_comes_together_first(
@@ -53,12 +72,7 @@ async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enoug
 
     async def is_followed(*came: int, looked: bool = False, waiting: int = 0) -> bool:
         """Whether the tenant is to be followed once so many entries have come together each time, and others wait."""
-        follower = TableFollower(
-            JobTable(lambda *_: None),
-            lambda: following.connect(database.service_url, 5),
-            lambda _: BEFORE_FIRST,
-            lambda: waiting,
-        )
+        follower = job_follower(database, lambda: waiting)
         seq = 0
         for entries in came:
             follower.chained(grown(range(seq + 1, seq + entries + 1)))
@@ -88,15 +102,11 @@ async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enoug
 async def test_a_place_that_moves_while_it_is_locked_time_and_again_is_being_followed_and_is_not_told(
     run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with run_node() as service:
-        for number in range(4):
-            await service.submitter.submit(created("acme", number), key=None)
+    await chain_jobs(run_node, 4)
     monkeypatch.setattr("app.chain.long_locks.TOLD_S", 0)
     place = "scheduler.follower_positions {} WHERE tenant_id = 'acme'"
     await superuser.execute("UPDATE " + place.format("SET seq = 1"))
-    follower = TableFollower(
-        JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda _: BEFORE_FIRST
-    )
+    follower = job_follower(database)
 
     async def told_when_locked(looks: int) -> set[str]:
         """What is told before a turn that meets the lock, after so many looks."""
@@ -119,9 +129,7 @@ async def test_a_place_that_moves_while_it_is_locked_time_and_again_is_being_fol
 async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
     run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with run_node() as service:
-        for number in range(6):
-            await service.submitter.submit(created("acme", number), key=None)
+    await chain_jobs(run_node, 6)
     monkeypatch.setattr("app.chain.followers.COLLECT_S", 3600)
     monkeypatch.setattr("app.chain.followers.RUSH_ENTRIES", 3)
     monkeypatch.setattr("app.chain.followers.ENTRIES_A_TURN", 2)
@@ -129,9 +137,7 @@ async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
     async def is_followed_on(first: int, meanwhile: int, *, hurries: bool = False) -> bool:
         """Whether the next turn comes at once when so many entries came meanwhile, behind ``first`` that had come."""
         await superuser.execute("DELETE FROM scheduler.follower_positions WHERE tenant_id = 'acme'")
-        follower = TableFollower(
-            JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda _: BEFORE_FIRST
-        )
+        follower = job_follower(database)
         follower.chained(grown(range(10, 10 + first)))
         follower._collected()
         if hurries:
