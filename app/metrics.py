@@ -226,12 +226,16 @@ class _MemberCollector(Collector):
         reports = self._shipper.reports()
         records = CounterMetricFamily("wal_replication_sent_records", "Records sent to a member", labels=["member"])
         sent_bytes = CounterMetricFamily("wal_replication_sent_bytes", "Bytes of them", labels=["member"])
+        damaged = CounterMetricFamily(
+            "wal_replication_damaged_frames", "Frames to or from a member that arrived damaged", labels=["member"]
+        )
         lag = GaugeMetricFamily("wal_replication_lag_lsn", "Records that a member is behind", labels=["member"])
         for report in reports:
             records.add_metric([report.address], report.sent_records)
             sent_bytes.add_metric([report.address], report.sent_bytes)
+            damaged.add_metric([report.address], report.damaged_frames)
             lag.add_metric([report.address], report.lag_lsn)
-        yield from (records, sent_bytes, lag)
+        yield from (records, sent_bytes, damaged, lag)
         in_sync = sum(report.is_streaming for report in reports)
         yield GaugeMetricFamily("wal_replicas_in_sync", "Members that can be spoken to, and follow", in_sync)
 

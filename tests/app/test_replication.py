@@ -121,6 +121,7 @@ async def test_each_level_says_what_holds_the_event(replicated: MakeReplicated, 
         metrics = (await client.get("/metrics")).text
         assert "wal_replicas_in_sync 3.0" in metrics
         assert 'wal_replication_lag_lsn{member="127.0.0.1:' in metrics
+        assert metrics.count('wal_replication_damaged_frames_total{member="127.0.0.1:') == 3
         verdict = (await client.get("/v1/chain/verify?tenant_id=_system")).json()
         assert verdict["valid"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -18,8 +18,8 @@ from ledger.positions import BEFORE_FIRST, Lsn, after
 from wal.native import FromMember, Ship, Shipped
 from wal.replication.election import Election, Held, Plan, Said
 from wal.replication.following import follow
-from wal.replication.messages import DAMAGED, Frame
-from wal.replication.proposer import UNDER_WAY_BYTES_MAX, Link, Proposer
+from wal.replication.messages import Frame
+from wal.replication.proposer import UNDER_WAY_BYTES_MAX, Dropped, Link, Proposer
 from wal.replication.replica_log import ReplicaLog
 from wal.replication.tail_reader import TailReader
 from wal.replication.tls import PeerTls
@@ -94,7 +94,7 @@ def _told(election: Election, event: object) -> Said:
     match event:
         case Connected(address):
             return election.connected(address)
-        case Lost(address, _):
+        case Lost(address):
             return election.lost(address)
         case Received(address, frame):
             return election.received(address, frame.message)
@@ -164,6 +164,7 @@ class MemberReport(NamedTuple):
     lag_lsn: int
     sent_records: int
     sent_bytes: int
+    damaged_frames: int
     fault: str | None
 
 
@@ -237,6 +238,11 @@ class Shipper:
         self._lagging: set[str] = set()
         self._timed: dict[str, tuple[Lsn, float]] = {}
         """By address, a record whose acknowledgement is timed, and since when: one at a time."""
+        self._damaged_frames: Counter[str] = Counter()
+        """By address, frames to or from the member that arrived damaged."""
+        self._damaged_behind: dict[str, Lsn] = {}
+        """By address, what the member had acknowledged when a frame arrived damaged: until it acknowledges more, the
+        pauses between connections become longer."""
         self._durable_lsn = BEFORE_FIRST
         self._held_lsn = BEFORE_FIRST
         """What enough members and the own log held when that was shipped without the interpreter's lock."""
@@ -263,12 +269,27 @@ class Shipper:
     def send(self, address: str, frame: Frame) -> None:
         self._wires.send(address, frame)
 
-    def drop(self, address: str, reason: str) -> None:
-        """Speak to the member anew, after a pause; where it was sent what is damaged perhaps never again."""
+    def drop(self, address: str, reason: str, dropped: Dropped) -> None:
+        """Connect to the member again after a pause; never again where what it lacks is damaged in the own log, unless
+        ``keeps_damaged``."""
         self._watcher.refused(address, reason)
+        if dropped is Dropped.DAMAGED_ON_THE_WAY:
+            self._count_damaged(address)
         self._wires.close_one(address, reason)
-        if reason.startswith(DAMAGED) and not self._keeps_damaged:
+        if dropped is Dropped.DAMAGED_AT_REST and not self._keeps_damaged:
             self._wires.give_up(address)
+
+    def _count_damaged(self, address: str) -> None:
+        """A frame to or from the member arrived damaged: what it carried is read from the log again."""
+        self._damaged_frames[address] += 1
+        self._damaged_behind[address] = self.proposer.links[address].replicated_lsn
+        self.tail.read_again()
+
+    def _settle(self, address: str, link: Link) -> None:
+        """The member follows: the pause before the next connection begins again, unless frames arrive damaged."""
+        if link.replicated_lsn > self._damaged_behind.get(address, BEFORE_FIRST - 1):
+            self._damaged_behind.pop(address, None)
+            self._wires.settled(address)
 
     def reports(self) -> list[MemberReport]:
         """How each member follows, as of now; from any thread."""
@@ -282,6 +303,7 @@ class Shipper:
                 max(0, self._durable_lsn - link.replicated_lsn),
                 link.sent_records,
                 link.sent_bytes,
+                self._damaged_frames[address],
                 self.faults.get(address),
             )
             for address, link in self.proposer.links.items()
@@ -375,6 +397,7 @@ class Shipper:
             self._watcher.acknowledged(address, said.took_s)
         if said.acked_lsn > link.replicated_lsn:
             self.proposer.acknowledged(address, Lsn(said.acked_lsn))
+            self._settle(address, link)
         if said.is_heard or said.unsent or said.error:
             self._wires.went_on(address, said.others, said.unsent, said.error)
 
@@ -382,7 +405,9 @@ class Shipper:
         match event:
             case Connected(address):
                 self.proposer.connected(address)
-            case Lost(address, reason):
+            case Lost(address, reason, is_damaged):
+                if is_damaged:
+                    self._count_damaged(address)
                 if address not in self.faults:
                     self._watcher.lost(address, reason)
                 self.faults[address] = reason
@@ -391,9 +416,10 @@ class Shipper:
             case Received(address, frame):
                 self.proposer.received(address, frame.message)
                 self._look_at_time(address)
-                if self.proposer.links[address].is_streaming:
+                link = self.proposer.links[address]
+                if link.is_streaming:
                     self.faults.pop(address, None)
-                    self._wires.settled(address)
+                    self._settle(address, link)
 
     def _tell_reached(self, before: Reached) -> Reached:
         """Tell how far the log has come, if that is further than before; whoever waits for what is committed now will

@@ -14,14 +14,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from enum import StrEnum, auto
 from typing import NamedTuple
 
-from ledger.errors import WalError
+from ledger.errors import WalCorruptError, WalError
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
 from wal.history import History
 from wal.replication.ack_mode import AckMode
 from wal.replication.configuration import Configuration, Member, differ_by_one
 from wal.replication.messages import (
+    DAMAGED,
     EMPTY,
     FENCED,
     Ack,
@@ -45,6 +47,18 @@ UNDER_WAY_BYTES_MAX = 8 << 20
 """What is under way to one member; it asks for more by acknowledging."""
 CHUNK_BYTES = 1 << 20
 """About what one Append carries of the log."""
+WHEN_DAMAGED_AT_REST = "docs/replication-runbook.md says what to do (A log is damaged)"
+
+
+class Dropped(StrEnum):
+    """Why the connection to a member is given up."""
+
+    REFUSED = auto()
+    """The member refused a message, or answered what was not asked for."""
+    DAMAGED_ON_THE_WAY = auto()
+    """The member received damaged bytes. The node's log is read again, and what is whole there is sent again."""
+    DAMAGED_AT_REST = auto()
+    """What the member lacks is damaged in the node's own log."""
 
 
 @dataclass(slots=True)
@@ -106,7 +120,7 @@ class Proposer:
         read: Callable[[Lsn, Lsn, int], Chunk],
         oldest_lsn: Callable[[], Lsn],
         send: Callable[[str, Frame], None],
-        drop: Callable[[str, str], None],
+        drop: Callable[[str, str, Dropped], None],
         on_fenced: Callable[[str], None],
         on_configured: Callable[[Configuration], None],
     ) -> None:
@@ -246,18 +260,21 @@ class Proposer:
             case Refusal() if message.reason == FENCED and message.promised_epoch >= self._epoch:
                 self._fence(f"{link.member_id or address} follows epoch {message.promised_epoch}: {message.detail}")
             case Refusal():
-                self._drop(address, f"{message.reason}: {message.detail}")
+                dropped = Dropped.DAMAGED_ON_THE_WAY if message.reason == DAMAGED else Dropped.REFUSED
+                self._drop(address, f"{message.reason}: {message.detail}", dropped)
             case _:
-                self._drop(address, f"an answer that was not asked for: {type(message).__name__}")
+                detail = f"an answer that was not asked for: {type(message).__name__}"
+                self._drop(address, detail, Dropped.REFUSED)
 
     def _greeted(self, address: str, link: Link, greeting: Greeting) -> None:
         theirs, newest = greeting.configuration, self._pending or self.configuration
         if greeting.promised_epoch > self._epoch or theirs.epoch > self._epoch:
             self._fence(f"{greeting.member_id} follows epoch {max(greeting.promised_epoch, theirs.epoch)}")
         elif theirs.order > newest.order:
-            self._drop(address, "it holds a list of members that never counted, and waits for the next")
+            detail = "it holds a list of members that never counted, and waits for the next"
+            self._drop(address, detail, Dropped.REFUSED)
         elif any(other.member_id == greeting.member_id for name, other in self.links.items() if name != address):
-            self._drop(address, f"member {greeting.member_id} answers at another address, too")
+            self._drop(address, f"member {greeting.member_id} answers at another address, too", Dropped.REFUSED)
         else:
             if link.member_id != greeting.member_id:
                 link.member_id, link.replicated_lsn = greeting.member_id, BEFORE_FIRST
@@ -293,8 +310,13 @@ class Proposer:
         while link.is_streaming and link.under_way < UNDER_WAY_BYTES_MAX and link.sent.lsn < self._written_lsn:
             try:
                 chunk = self._read(after(link.sent.lsn), self._written_lsn, CHUNK_BYTES)
+            except WalCorruptError as error:
+                place = f"segment {error.segment} at byte {error.offset}: {error.reason}"
+                detail = f"what it lacks is damaged in this node's own log, {place}; {WHEN_DAMAGED_AT_REST}"
+                self._drop(address, detail, Dropped.DAMAGED_AT_REST)
+                return
             except WalError as error:
-                self._drop(address, str(error))
+                self._drop(address, str(error), Dropped.REFUSED)
                 return
             if not chunk.batches:
                 return

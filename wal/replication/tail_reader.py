@@ -79,6 +79,10 @@ class TailReader:
         self._places[after(upto_lsn)] = _Place(self._opened[0], offset)
         _forget(self._places, PLACES_KEPT)
 
+    def read_again(self) -> None:
+        """Give out nothing more from memory: the next ``read`` reads the files, and checks every CRC."""
+        self._chunks.clear()
+
     def close(self) -> None:
         """Let the files go."""
         if self._opened is not None:

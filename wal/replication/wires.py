@@ -40,10 +40,11 @@ class Connected(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A member cannot be spoken to any more, or was not reached."""
+    """A member cannot be spoken to any more, or was not reached; ``is_damaged`` where what it sent was damaged."""
 
     address: str
     reason: str
+    is_damaged: bool = False
 
 
 class Received(NamedTuple):
@@ -107,7 +108,7 @@ class Wires:
             for frame in wire.take(said) if said else ():
                 self._events.append(Received(address, frame))
         except (OSError, InvalidInputError) as fault:
-            self._lose(wire, str(fault))
+            self._lose(wire, str(fault), is_damaged=isinstance(fault, InvalidInputError))
 
     def open_due(self) -> None:
         """Begin to connect to each member that is not connected, once its pause is over."""
@@ -184,7 +185,7 @@ class Wires:
                     self._events.append(Received(wire.address, frame))
             self._flush(wire)
         except (OSError, InvalidInputError) as error:
-            self._lose(wire, str(error) or type(error).__name__)
+            self._lose(wire, str(error) or type(error).__name__, is_damaged=isinstance(error, InvalidInputError))
 
     def _flush(self, wire: _Wire) -> None:
         wire.flush()
@@ -202,12 +203,12 @@ class Wires:
             if wire.socket is not None and now_s - wire.heard_s > self._timeout_s:
                 self._lose(wire, f"nothing was heard for {self._timeout_s:g} s")
 
-    def _lose(self, wire: _Wire, reason: str) -> None:
+    def _lose(self, wire: _Wire, reason: str, *, is_damaged: bool = False) -> None:
         if wire.socket is not None:
             self._let_go(wire)
         wire.next_try_s = max(wire.next_try_s, time.monotonic() + wire.pause_s)
         wire.pause_s = min(2 * wire.pause_s, PAUSE_MAX_S)
-        self._events.append(Lost(wire.address, reason))
+        self._events.append(Lost(wire.address, reason, is_damaged))
 
     def _let_go(self, wire: _Wire) -> None:
         if self._polled.pop(wire.descriptor, None) is not None:

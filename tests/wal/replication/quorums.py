@@ -17,7 +17,7 @@ from wal.replication.election import Election, Held, Plan, Said
 from wal.replication.file_log import FileLog
 from wal.replication.following import follow
 from wal.replication.messages import Frame, Message
-from wal.replication.proposer import Proposer
+from wal.replication.proposer import Dropped, Proposer
 
 HOME = "use1"
 
@@ -205,7 +205,7 @@ class Writer:
                 self.proposer.received(name, answer.message)
         self.outbox = waiting
 
-    def _drop(self, name: str, reason: str) -> None:
+    def _drop(self, name: str, reason: str, dropped: Dropped) -> None:
         self.dropped.append((name, reason))
         self.proposer.lost(name)
 

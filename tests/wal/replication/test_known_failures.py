@@ -315,7 +315,7 @@ class Alone:
             ),
             oldest_lsn=lambda: Lsn(1),
             send=lambda name, frame: self.sent.append((name, frame.message)),
-            drop=lambda name, reason: None,
+            drop=lambda name, reason, dropped: None,
             on_fenced=self.fenced.append,
             on_configured=lambda listed: self.stored.append((listed, len(self.sent))),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from ledger.errors import FencedError, LedgerError
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID, hlc_of, payload_of
+from tests.wal.replication.damaging_proxy import DamagingProxy
 from tests.wal.replication.keepers import WAIT_S, Keeper, talking, until
 from tests.wal.replication.quorums import batch
 from tests.wal.test_native import IS_BUILT
@@ -28,6 +30,7 @@ from wal.replication.leading import Members, Shipper
 from wal.replication.messages import Greeting, Prepare, Promise
 from wal.replication.proposer import Proposer
 from wal.replication.tail_reader import TailReader
+from wal.replication.wires import PAUSE_FIRST_S
 from wal.segment import list_segments
 
 RUN = "1".rjust(32, "0")
@@ -73,6 +76,7 @@ class Watched:
     def __init__(self) -> None:
         self.losses: list[str] = []
         self.took_s: list[float] = []
+        self.refusals: list[str] = []
 
     def acknowledged(self, address: str, seconds: float) -> None:
         self.took_s.append(seconds)
@@ -80,7 +84,9 @@ class Watched:
     def lost(self, address: str, reason: str) -> None:
         self.losses.append(reason)
 
-    def refused(self, address: str, reason: str) -> None: ...
+    def refused(self, address: str, reason: str) -> None:
+        self.refusals.append(reason)
+
     def lags(self, address: str, lag_lsn: int) -> None: ...
 
 
@@ -95,6 +101,8 @@ class Node:
         timeout_s: float = WAIT_S,
         segment_bytes: int = 64 << 20,
         ack_mode: AckMode = AckMode.REPLICATED_QUORUM,
+        is_proxied: bool = False,
+        keeps_damaged: bool = False,
     ) -> None:
         self.reached: list[Lsn] = []
         self.over: list[LedgerError] = []
@@ -106,7 +114,11 @@ class Node:
         self.log = Log(
             self.folder, node_id=NODE, wal_id=WAL_ID, epoch=Epoch(1), next_lsn=Lsn(1), segment_bytes=segment_bytes
         )
-        self._members = Members({keeper.address: "use1" for keeper in self.keepers}, RUN, timeout_s=timeout_s)
+        self.proxies = [
+            stack.enter_context(closing(DamagingProxy(keeper.port))) for keeper in self.keepers if is_proxied
+        ]
+        addresses = [each.address for each in self.proxies or self.keepers]
+        self._members = Members(dict.fromkeys(addresses, "use1"), RUN, timeout_s=timeout_s)
         self.shipper = Shipper(
             self._members,
             self._proposer,
@@ -115,7 +127,7 @@ class Node:
             tail=TailReader(self.folder, NODE, HISTORY),
             watcher=self.watched,
             lag_threshold=1 << 60,
-            keeps_damaged=False,
+            keeps_damaged=keeps_damaged,
         )
 
     def _proposer(self, shipper: Shipper) -> Proposer:
@@ -346,3 +358,78 @@ def test_a_node_that_is_fenced_learns_it_while_it_ships(tmp_path: Path) -> None:
         assert isinstance(node.over[0], FencedError)
         assert node.reached[-1] == lsn
         node.end(writer, is_over=True)
+
+
+def test_a_frame_that_was_damaged_on_the_way_to_every_member_is_sent_again_on_new_links(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        node = Node(tmp_path, stack, is_proxied=True)
+        writer = node.start()
+        node.commit(writer)
+        until(lambda: node.is_held_by_all(1), "all follow")
+        for proxy in node.proxies:
+            proxy.flips_left = 1
+        lsn = node.append(writer, 1, payload_bytes=1000)
+        until(lambda: node.has_reached(lsn), "it is committed")
+        until(lambda: node.is_held_by_all(lsn), "all hold it")
+        assert [proxy.links for proxy in node.proxies] == [2, 2, 2]
+        assert [report.damaged_frames for report in node.shipper.reports()] == [1, 1, 1]
+        node.end(writer)
+    assert [verify(keeper.folder / NODE)[-1].last_lsn for keeper in node.keepers] == [lsn] * 3
+
+
+def test_a_link_that_goes_on_damaging_frames_is_opened_after_longer_and_longer_pauses(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        node = Node(tmp_path, stack, is_proxied=True)
+        writer = node.start()
+        node.commit(writer)
+        until(lambda: node.is_held_by_all(1), "all follow")
+        node.proxies[2].flips_left = 4
+        began_s = time.monotonic()
+        node.commit(writer, 1, payload_bytes=1000)
+        until(lambda: node.is_held_by_all(2), "it got through")
+        assert time.monotonic() - began_s > 15 * PAUSE_FIRST_S, "1, 2, 4 and 8 times the first pause"
+        assert [report.damaged_frames for report in node.shipper.reports()] == [0, 0, 4]
+        node.end(writer)
+
+
+@pytest.mark.parametrize("keeps_damaged", [False, True], ids=["refuse", "truncate"])
+def test_what_is_damaged_in_the_nodes_own_log_waits_for_a_person_who_is_told_where(
+    tmp_path: Path, keeps_damaged: bool
+) -> None:
+    with ExitStack() as stack:
+        node = Node(tmp_path, stack, is_proxied=True, keeps_damaged=keeps_damaged)
+        writer = node.start()
+        node.commit(writer)
+        until(lambda: node.is_held_by_all(1), "all follow")
+        node.keepers[2].close()
+        for _ in range(5):
+            node.commit(writer, 1, payload_bytes=1000)
+        flip(list_segments(node.folder)[0].path, payload_of(3))
+        stack.enter_context(closing(Keeper(node.keepers[2].folder, port=node.keepers[2].port)))
+        node.keepers[2].close = lambda: None  # type: ignore[method-assign]  # it is closed
+        address = node.proxies[2].address
+
+        def fault() -> str:
+            return node.shipper.faults.get(address, "")
+
+        until(lambda: "damaged in this node's own log" in fault(), "it is told")
+        assert list_segments(node.folder)[0].name in fault()
+        assert "docs/replication-runbook.md" in fault()
+        assert any("own log" in reason for reason in node.watched.refusals)
+        links = node.proxies[2].links
+        node.commit(writer, 1)
+        if keeps_damaged:
+            until(lambda: node.proxies[2].links > links, "it is tried again")
+        else:
+            assert node.shipper._wires._wires[address].next_try_s == math.inf
+            assert node.proxies[2].links == links
+        assert [report.damaged_frames for report in node.shipper.reports()] == [0, 0, 0]
+        node.end(writer)
+
+
+def flip(path: Path, text: bytes) -> None:
+    """Flip a bit of the first such bytes in the file."""
+    with path.open("r+b") as file:
+        at = file.read().index(text)
+        file.seek(at)
+        file.write(bytes([text[0] ^ 1]))

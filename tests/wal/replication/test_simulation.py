@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.wal.replication.simulation.mutants import DAMAGE
 from tests.wal.replication.simulation.scenario import Scenario
 
 SEEDS = (*range(70), 118, 156, 222)
@@ -15,8 +16,12 @@ FIRST_MORE = 223
 SEEDS_A_ROUND = 50
 
 
-def run(seed: int) -> None:
-    scenario = Scenario(seed)
+DAMAGED_SEEDS = range(12)
+"""Of worlds in which frames arrive damaged."""
+
+
+def run(seed: int, damage: float = 0.0) -> None:
+    scenario = Scenario(seed, damage)
     try:
         scenario.run()
     except BaseException:
@@ -32,3 +37,8 @@ def test_nothing_that_was_committed_is_lost() -> None:
     more = SEEDS_A_ROUND * int(os.environ.get("TORTURE_ROUNDS") or 0)
     for seed in (*SEEDS, *range(FIRST_MORE, FIRST_MORE + more)):
         run(seed)
+
+
+def test_frames_that_arrive_damaged_lose_nothing_and_are_sent_again() -> None:
+    for seed in DAMAGED_SEEDS:
+        run(seed, DAMAGE)

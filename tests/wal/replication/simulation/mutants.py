@@ -19,11 +19,12 @@ Replacement = tuple[str, str]
 
 
 class Mutant(NamedTuple):
-    """``module`` is of ``wal.replication``; the seeds are some that find it."""
+    """``module`` is of ``wal.replication``; the seeds are some that find it, in a world with so many damaged frames."""
 
     module: str
     replacements: tuple[Replacement, ...]
     seeds: tuple[int, ...]
+    damage: float = 0.0
 
 
 _FENCE = """        if not self._is_promised_to(run, message.epoch):
@@ -37,6 +38,9 @@ _BY_HISTORY_END = """            if histories.epoch_of(self._history, last_lsn) 
 """
 _NEVER = """            if False:
 """
+
+DAMAGE = 0.01
+"""Chance that a frame arrives damaged, in worlds where any does."""
 
 MUTANTS = {
     "an equal epoch is promised to another run": Mutant(
@@ -107,6 +111,9 @@ MUTANTS = {
     ),
     "who has an equal epoch is dropped for good": Mutant(
         "proposer", (("message.promised_epoch >= self._epoch:", "message.promised_epoch > self._epoch:"),), (62,)
+    ),
+    "a member that received a damaged frame is not connected to again": Mutant(
+        "proposer", (("Dropped.DAMAGED_ON_THE_WAY if", "Dropped.DAMAGED_AT_REST if"),), (0,), DAMAGE
     ),
 }
 

@@ -1,5 +1,6 @@
 """A network: what is sent on a connection arrives late, in order, and only as long as nothing of it is lost; then the
-connection breaks, a while later, at both ends. What was sent on a connection may arrive once more, long after.
+connection breaks, a while later, at both ends. What was sent on a connection may arrive once more, long after. A frame
+may arrive with a bit flipped: whoever receives it notices, a member answers so, and the connection breaks.
 """
 
 from __future__ import annotations
@@ -7,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from ledger.errors import InvalidInputError
+from ledger.positions import NO_EPOCH
 from tests.wal.replication.simulation.world import Process, World
 from wal.replication import messages
-from wal.replication.messages import Frame
+from wal.replication.messages import Frame, Refusal
 
 BREAK_S = 0.6
 """After which both ends have seen that something was lost."""
@@ -35,12 +38,22 @@ class Network:
         self.loss = 0.0
         self.stray = 0.0
         """Chance that a frame arrives a second time, on no connection."""
+        self.damage = 0.0
+        """Chance that a frame arrives with a bit flipped."""
         self.delay_s = (0.0005, 0.004)
         self.extra_s: dict[tuple[str, str], float] = {}
         """From one to another it takes so much longer."""
 
     def delay(self, source: str, target: str) -> float:
         return self.world.between(*self.delay_s) + self.extra_s.get((source, target), 0.0)
+
+    def arrives(self, data: bytes) -> bytes:
+        """The bytes of a frame as they arrive."""
+        if not self.damage or not self.world.happens(self.damage):
+            return data
+        flipped = bytearray(data)
+        flipped[self.world.rng.randrange(messages.PREFIX_BYTES, len(data))] ^= 1 << self.world.rng.randrange(8)
+        return bytes(flipped)
 
     def gets_through(self, source: str, target: str) -> bool:
         return (source, target) not in self.blocked and not self.world.happens(self.loss)
@@ -86,17 +99,33 @@ class Connection:
         if self.network.stray and self.world.happens(self.network.stray):
             arrive = self.server.mine(lambda: self.server.arrived(None, self.run, messages.decode(data)))
             self.world.later(self.world.between(0.0, STRAY_S), arrive)
-        arrive = self.server.mine(lambda: self.server.arrived(self, self.run, messages.decode(data)))
-        self._carry("out", source, target, arrive)
+        arriving = self.network.arrives(data)
+        self._carry("out", source, target, self.server.mine(lambda: self._arrive(arriving)))
+
+    def _arrive(self, data: bytes) -> None:
+        """As a safekeeper does it: a damaged frame is refused, and ends the connection."""
+        try:
+            frame = messages.decode(data)
+        except InvalidInputError as error:
+            self.answer(Frame(Refusal(messages.DAMAGED, str(error), NO_EPOCH)))
+            self.break_soon()
+        else:
+            self.server.arrived(self, self.run, frame)
 
     def answer(self, frame: Frame) -> None:
         """From the member to the run."""
-        data = b"".join(messages.encode(frame))
+        data = self.network.arrives(b"".join(messages.encode(frame)))
 
         def arrive() -> None:
-            if self.is_open:
-                self.heard_at_s = self.world.now_s
-                self._heard(self, messages.decode(data))
+            if not self.is_open:
+                return
+            self.heard_at_s = self.world.now_s
+            try:
+                heard = messages.decode(data)
+            except InvalidInputError:
+                self.close()
+            else:
+                self._heard(self, heard)
 
         self._carry("back", self.server.name, self.client.name, self.client.mine(arrive))
 

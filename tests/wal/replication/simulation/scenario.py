@@ -26,10 +26,12 @@ MODES = (AckMode.REPLICATED_QUORUM, AckMode.REPLICATED_ALL, AckMode.LOCAL_GROUP_
 
 
 class Scenario:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, damage: float = 0.0) -> None:
+        """``damage``: the chance that a frame arrives with a bit flipped."""
         self.world = world = World(seed)
         self.oracle = Oracle()
         self.network = Network(world)
+        self.network.damage = damage
         self.database = Database(self.oracle)
         rng = world.rng
         regions = [HOME] * rng.choice((3, 3, 3, 5)) + [AWAY] * rng.choice((0, 0, 1, 2))

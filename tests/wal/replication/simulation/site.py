@@ -18,7 +18,7 @@ from wal.replication.ack_mode import AckMode
 from wal.replication.election import Election, Held, Plan, Said
 from wal.replication.following import follow
 from wal.replication.messages import Fetch, Frame, Greet
-from wal.replication.proposer import Proposer
+from wal.replication.proposer import Dropped, Proposer
 
 ELECT_S = 1.5
 BEAT_S = 0.2
@@ -238,7 +238,7 @@ class Site(Process):
         self.proposer.tell_committed()
         for address, connection in list(self._connections.items()):
             if connection.is_open and self.world.now_s - connection.heard_at_s > SILENT_S:
-                self._drop(address, "silent")
+                self._drop(address, "silent", Dropped.REFUSED)
         self._timer(BEAT_S, self._beat)
 
     def _chain(self) -> None:
@@ -323,12 +323,13 @@ class Site(Process):
         else:
             self._guard(lambda: self._say(self._election.lost(address)))
 
-    def _drop(self, address: str, reason: str) -> None:
+    def _drop(self, address: str, reason: str, dropped: Dropped) -> None:
         self.world.say(f"{self.name} {self.run[:4]} drops {address}: {reason}")
         self._connections[address].forget()
         assert self.proposer is not None
         self.proposer.lost(address)
-        self._reconnect(address)
+        if dropped != Dropped.DAMAGED_AT_REST:
+            self._reconnect(address)
 
     def _reconnect(self, address: str) -> None:
         self._timer(self.world.between(0.05, 0.3), lambda: self._connect(address))
