@@ -78,15 +78,26 @@ class WalLockedError(WalError):
     """Another process holds the WAL folder."""
 
 
-class WalCorruptError(WalError):
+class WalFilesError(WalError):
+    """Files of a log are not as its writer left them. ``damage`` names the file and what is wrong, without the remedy:
+    that of a node's own log is not that of a copy which a safekeeper keeps."""
+
+    def __init__(self, damage: str, remedy: str) -> None:
+        super().__init__(f"{damage}. {remedy}")
+        self.damage = damage
+
+
+NODE_REMEDY = (
+    "On a node: where safekeepers vote, start it again, and it takes the log from them. Else restore the WAL folder "
+    "from a copy, or start once with --accept-lost-wal to give up the records that cannot be read"
+)
+
+
+class WalCorruptError(WalFilesError):
     """Damage that is not a torn tail. Nothing was changed; names segment, offset and reason."""
 
-    def __init__(self, segment: str, offset: int, reason: str) -> None:
-        super().__init__(
-            f"WAL segment {segment} is corrupt at byte {offset}: {reason}. Nothing was changed. "
-            "Restore the WAL folder from a copy, or start once with --accept-lost-wal to give up what is past "
-            "the last chained record."
-        )
+    def __init__(self, segment: str, offset: int, reason: str, remedy: str = NODE_REMEDY) -> None:
+        super().__init__(f"WAL segment {segment} is corrupt at byte {offset}: {reason}. Nothing was changed", remedy)
         self.segment = segment
         self.offset = offset
         self.reason = reason

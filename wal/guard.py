@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ledger.errors import WalError
+from ledger.errors import WalError, WalFilesError
 from wal.control import CONTROL_NAME
 from wal.lock import LOCK_NAME
 from wal.segment import is_segment_name
@@ -78,9 +78,11 @@ def check_named(path: Path, inode: int) -> None:
         raise gone(path)
 
 
-def gone(path: Path) -> WalError:
+def gone(path: Path) -> WalFilesError:
     """What is said of a file that is not where the writer has it."""
-    return WalError(f"{path} was removed, renamed or replaced under the writer; put it back before the next start")
+    return WalFilesError(
+        f"{path} was removed, renamed or replaced under the writer", "Put it back before the next start"
+    )
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
 from tests.wal.replication.keepers import Keeper
 from wal.replication.tls import PeerTls, TlsFiles
+from wal.segment import list_segments
 
 JOB = {"tenant_id": "acme", "spec": {}, "assigned_dcs": ["use1"]}
 NODE = "node-a"
@@ -124,6 +125,31 @@ async def test_each_level_says_what_holds_the_event(replicated: MakeReplicated, 
         assert metrics.count('wal_replication_damaged_frames_total{member="127.0.0.1:') == 3
         verdict = (await client.get("/v1/chain/verify?tenant_id=_system")).json()
         assert verdict["valid"]
+
+
+async def test_a_member_whose_copy_is_damaged_is_named_with_its_folder_and_the_remedy_of_a_member(
+    keepers: Keepers, replicated: MakeReplicated, run_server: RunServer, tmp_path: Path
+) -> None:
+    async with run_server(replicated()) as client:
+        await submit(client, "GLOBAL")
+
+        async def is_followed_by_all() -> bool:
+            return await in_sync(client) == 3
+
+        await until(is_followed_by_all, "all follow")
+        async with short_of_members(keepers, 1):
+            segment = list_segments(tmp_path / "keeper-1" / NODE)[0].path
+            data = segment.read_bytes()
+            segment.write_bytes(data[:150] + bytes((data[150] ^ 1,)) + data[151:])
+
+        async def fault() -> str | None:
+            said: str | None = (await client.get("/v1/node")).json()["members"][1]["fault"]
+            return said if said is not None and "corrupt" in said else None
+
+        advice = await until(fault, "the member refuses with its reason")
+        assert f"{segment.name} is corrupt" in advice
+        assert f"stop this safekeeper, remove the folder {segment.parent}, start it again" in advice
+        assert "--accept-lost-wal" not in advice
 
 
 async def test_a_majority_is_enough_and_a_minority_answers_local_alone(

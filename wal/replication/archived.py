@@ -120,4 +120,10 @@ def _fetch(source: Source, archived: _Archived, node_id: str, folder: Path) -> N
         scan = scan_segment(descriptor, archived.first_lsn, node_id)
     if scan.damage is not None or scan.last_lsn != archived.last_lsn:
         reason = scan.damage.reason if scan.damage else f"it ends with LSN {scan.last_lsn}"
-        raise WalCorruptError(archived.name, scan.damage.offset if scan.damage else 0, reason)
+        raise WalCorruptError(
+            archived.name,
+            scan.damage.offset if scan.damage else 0,
+            reason,
+            f"The object in the archive is damaged. Remove {folder}, and bring the log back from another archive, "
+            "or from a copy of this object",
+        )

@@ -84,7 +84,8 @@ class Archiver:
         with segment.path.open("rb") as file:
             scan = scan_segment(file.fileno(), segment.base_lsn, kept.node_id)
             if scan.damage is not None:
-                error = WalCorruptError(segment.name, scan.damage.offset, scan.damage.reason)
+                remedy = kept.remedy()
+                error = WalCorruptError(segment.name, scan.damage.offset, scan.damage.reason, remedy)
                 with kept.lock:
                     kept.fail(error)
                 raise error

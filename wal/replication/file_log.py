@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from ledger.errors import WalError
+from ledger.errors import WalCorruptError, WalError
 from ledger.hlc import Hlc
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
 from wal import control as control_file
@@ -86,7 +86,7 @@ class FileLog:
             control = control_file.load(folder)
             if control is None:
                 if list_segments(folder):
-                    raise WalError(f"{folder} holds segments and no control file: put it back")
+                    raise WalCorruptError(control_file.CONTROL_NAME, 0, f"{folder} holds segments and no control file")
                 member_id = secrets.token_hex(WAL_ID_BYTES)
                 control = Control(wal_id, node_id, NO_EPOCH, Hlc(0, 0, node_id), member_id=member_id)
                 control_file.store(folder, control)

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ledger import names
-from ledger.errors import InvalidInputError, WalError
+from ledger.errors import InvalidInputError, WalError, WalFilesError
 from ledger.hlc import node_hash
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Lsn
 from wal import control as control_file
@@ -256,7 +256,7 @@ class KeptLog:
         try:
             control = control_file.load(self.folder)
         except WalError as error:
-            failure = str(error)
+            failure = self.fault_of(error)
         state = "failed" if failure else "closed"
         if control is None:
             return WalStatus(self.node_id, state, failure)
@@ -295,9 +295,22 @@ class KeptLog:
     def _holds_nothing(self) -> bool:
         return not self.folder.is_dir() or not (self._has_control() or list_segments(self.folder))
 
+    def fault_of(self, error: BaseException) -> str:
+        """What went wrong with the log, and what to do about it at a safekeeper."""
+        return f"{error.damage}. {self.remedy()}" if isinstance(error, WalFilesError) else str(error)
+
+    def remedy(self) -> str:
+        """What to do where the files of this log are damaged: its promises are lost with them, so that it begins again
+        as a new member."""
+        return (
+            f"This safekeeper cannot keep the log of node {self.node_id}: stop this safekeeper, remove the folder "
+            f"{self.folder}, start it again, and the node sends it the log. Never bring an old copy of the folder "
+            "back: its promises are out of date"
+        )
+
     def _failed(self, event: str, error: BaseException) -> None:
-        self._failure = str(error)
-        self._told(event, {"error": str(error)})
+        self._failure = self.fault_of(error)
+        self._told(event, {"error": self._failure, "folder": str(self.folder)})
 
     def _told(self, event: str, facts: Mapping[str, object]) -> None:
         self._tell(event, {"node_id": self.node_id, **facts})

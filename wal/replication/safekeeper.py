@@ -168,7 +168,7 @@ class Conversation:
             self._flush(answers)
         except (OSError, WalError) as error:
             kept.fail(error)
-            answers.append(self._end(messages.UNAVAILABLE, str(error)))
+            answers.append(self._end(messages.UNAVAILABLE, kept.fault_of(error)))
         except BaseException as error:
             kept.fail(error)
             raise
@@ -231,7 +231,7 @@ class Conversation:
         try:
             self._acceptor = self._kept_log.open(message.wal_id)
         except (OSError, WalError) as error:
-            return self._end(messages.UNAVAILABLE, str(error))
+            return self._end(messages.UNAVAILABLE, self._kept_log.fault_of(error))
         self._run = message.run
         if self._acceptor is None:
             return Frame(Greeting("", self._safekeeper.region, "", NO_EPOCH, EMPTY, BEFORE_FIRST, NO_MEMBERS))

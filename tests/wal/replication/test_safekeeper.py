@@ -19,8 +19,9 @@ from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.keepers import WAIT_S, Keeper, raw, talking, until
 from tests.wal.replication.quorums import batch
+from wal import control as control_file
 from wal.inspect import verify
-from wal.replication import frames, kept_logs, messages, safekeeper, server
+from wal.replication import configuration, frames, kept_logs, messages, safekeeper, server
 from wal.replication.configuration import NO_MEMBERS, Configuration, Member
 from wal.replication.frames import ConnectionOverError
 from wal.replication.inquiry import status
@@ -378,23 +379,41 @@ def test_a_promise_that_cannot_be_stored_is_not_given(keeper: Keeper, monkeypatc
         peer.append()
 
 
-def test_a_damaged_log_is_refused_with_its_place_and_status_says_so(tmp_path: Path) -> None:
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damaged", ["segment", "control", "members", "no control"])
+def test_a_damaged_log_is_refused_with_its_place_and_the_remedy_of_a_member(tmp_path: Path, damaged: str) -> None:
+    members = Configuration(3, Epoch(1), "use1", False, (Member("a" * 32, "use1"),))
     with closing(Keeper(tmp_path)) as keeper, talking(keeper.port) as peer:
         peer.elect(1)
         for _ in range(3):
             peer.append(2)
-    segment = list_segments(tmp_path / NODE)[0].path
-    data = bytearray(segment.read_bytes())
-    data[200] ^= 1
-    segment.write_bytes(data)
+        peer.ask(messages.Configure(Epoch(1), members))
+    folder = tmp_path / NODE
+    segment = list_segments(folder)[0].path
+    name = {"segment": segment.name, "members": configuration.MEMBERS_NAME}.get(damaged, control_file.CONTROL_NAME)
+    if damaged == "no control":
+        (folder / name).unlink()
+    else:
+        flip(folder / name, 200 if damaged == "segment" else 20)
+    content = segment.read_bytes()
     with closing(Keeper(tmp_path)) as keeper:
         until(lambda: keeper.told("wal_recovery_failed"), "the log is looked at")
         (wal,) = status("127.0.0.1", keeper.port, None, WAIT_S).wals
         assert wal.state == "failed"
-        assert segment.name in wal.detail
         with talking(keeper.port) as peer:
-            assert segment.name in peer.refused(Greet(NODE, WAL_ID, peer.run)).detail
-    assert segment.read_bytes() == data
+            refused = peer.refused(Greet(NODE, WAL_ID, peer.run)).detail
+        for advice in (wal.detail, refused, keeper.told("wal_recovery_failed")[0]["error"]):
+            assert name in advice
+            assert f"stop this safekeeper, remove the folder {folder}, start it again" in advice
+            assert "--accept-lost-wal" not in advice
+            assert "from a copy" not in advice
+            assert "put it back" not in advice
+    assert segment.read_bytes() == content
 
 
 def test_status_tells_what_was_received_what_is_durable_and_who_the_members_are(keeper: Keeper) -> None:

@@ -187,7 +187,10 @@ def test_a_segment_that_is_damaged_is_not_archived_and_the_log_is_not_used_furth
     assert len(objects_in(place)) == 1
     found = wal(keeper)
     assert found.state == "failed"
-    assert path.name in found.detail
+    for advice in (found.detail, keeper.told("wal_archive_failed")[0]["error"]):
+        assert path.name in advice
+        assert f"remove the folder {keeper.folder / NODE}" in advice
+        assert "--accept-lost-wal" not in advice
     with talking(keeper.port, 4) as peer:
         refusal = peer.greet()
         assert isinstance(refusal, Refusal)
