@@ -28,6 +28,8 @@ def failover(
 ) -> None:
     """Take the log of a dead node: win an epoch, fetch it, and chain all that was committed.
 
+    A node that neither PostgreSQL nor a safekeeper knows is refused.
+
     Its lease is taken from whoever has it; a process that still writes that log
     is fenced and stops. Settings are those of the node: replication.members,
     wal.ack_mode, database_url; TALLY_DATA_DIR is where its log is put here.
@@ -59,11 +61,14 @@ def failover(
 
 async def _failover(settings: Settings, accept_loss: bool) -> dict[str, object]:
     from app.main import running
+    from app.start.kept_copies import refuse_unknown
     from app.start.quorum import Takeover
 
     url = settings.database_url
     if url is None:
         raise ConfigurationError("database_url is not set: name the ledger's in TALLY_DATABASE_URL")
+    assert settings.node_id is not None
+    await refuse_unknown(settings, url, settings.node_id)
     takeover = Takeover.ACCEPTS_LOSS if accept_loss else Takeover.SEIZES
     async with running(settings, url, takeover=takeover) as (service, _):
         node = service.node

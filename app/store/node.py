@@ -60,6 +60,7 @@ SELECT newest.hlc_physical, newest.hlc_logical
 _IS_RECORDED = """
 SELECT EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = $3)
 """
+_POSITIONS = "SELECT node_id, wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions"
 _LOSSES = """
 SELECT payload::text FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = 'wal:' || $2 AND action = $3
 """
@@ -160,6 +161,14 @@ async def highest_hlc(connection: Connection, node_id: str, above: Hlc) -> Hlc |
 async def is_recorded(connection: Connection, action: SystemAction, subject: str) -> bool:
     """Whether the chain of ``_system`` has such an entry about ``subject``."""
     return bool(await connection.fetchval(_IS_RECORDED, SYSTEM_TENANT, subject, action))
+
+
+async def positions(connection: Connection) -> dict[str, WalPosition]:
+    """By node, the position of every node that ever wrote to this ledger."""
+    return {
+        row["node_id"]: WalPosition(row["wal_id"], row["epoch"], row["chained_lsn"], row["seen_durable_lsn"])
+        for row in await connection.fetch(_POSITIONS)
+    }
 
 
 async def recorded_losses(connection: Connection, node_id: str) -> set[tuple[Lsn, Lsn]]:

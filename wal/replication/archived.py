@@ -72,8 +72,11 @@ def restore(source: Source, node_id: str, wal_id: str | None, folder: Path) -> R
             logs.setdefault(found[1], []).append(each)
     if wal_id is None and len(logs) == 1:
         (wal_id,) = logs
+    if not logs:
+        nodes = sorted({name.partition("/")[0] for name in source.objects("") if _OBJECT.search(name)})
+        raise WalError(f"the archive holds no log of node {node_id}. It holds logs of: {', '.join(nodes) or 'no node'}")
     if wal_id is None or wal_id not in logs:
-        raise WalError(f"of node {node_id} the archive holds the logs {sorted(logs) or 'of nobody'}: name one of them")
+        raise WalError(f"of node {node_id} the archive holds logs {', '.join(sorted(logs))}: name one with --wal-id")
     folder.mkdir(parents=True, exist_ok=True)
     for archived in _longest(logs[wal_id]):
         _fetch(source, archived, node_id, folder)

@@ -102,8 +102,9 @@ def test_a_log_is_brought_back_from_what_several_members_archived(tmp_path: Path
         assert peer.append() == 13
     with pytest.raises(WalError, match="not empty"):
         archived.restore(ArchiveStore(str(place)), NODE, None, tmp_path / "back" / NODE)
-    with pytest.raises(WalError, match="holds the logs"):
+    with pytest.raises(WalError, match=f"no log of node node-x. It holds logs of: {NODE}$"):
         archived.restore(ArchiveStore(str(place)), "node-x", None, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
     data = bytearray((place / first).read_bytes())
     data[200] ^= 1
     (place / first).write_bytes(data)
