@@ -157,6 +157,7 @@ class WalSettings(_Section):
     record_bytes_max: Annotated[Size, sized("4 KiB", _RECORD_BYTES_MAX)] = 1 << 20
     backlog_max_entries: Annotated[int, Field(ge=FIRST_EVENT_ENTRIES, le=10_000_000)] = 100_000
     retain: Annotated[Duration, between("0s", "3650d")] = timedelta(days=7)
+    scrub_interval: Annotated[Duration, between("1s", "365d")] = timedelta(days=7)
 
     @model_validator(mode="after")
     def _fits_segment(self) -> WalSettings:

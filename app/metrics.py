@@ -140,6 +140,23 @@ class Metrics:
         """Report the clock and positions of ``node`` from now on."""
         self.registry.register(_NodeCollector(node, backlog_entries))
 
+    def watch_scrub(self, interval_s: float, ended_s: Callable[[], float], damaged_segments: Callable[[], int]) -> None:
+        """Report when the whole log was read again for the last time, and how much of it is damaged."""
+        interval = Gauge(
+            "wal_scrub_interval_seconds", "In so long all of the log is read again", registry=self.registry
+        )
+        interval.set(interval_s)
+        ended = Gauge(
+            "wal_scrub_round_end_seconds",
+            "When all of this node's log had been read again, in seconds since 1970",
+            registry=self.registry,
+        )
+        ended.set_function(ended_s)
+        damaged = Gauge(
+            "wal_scrub_damaged_segments", "Segments of this node's log that are damaged at rest", registry=self.registry
+        )
+        damaged.set_function(damaged_segments)
+
     def watch_lease(self, is_reached: Callable[[], bool]) -> None:
         """Report whether the lease on this node's log can be made to last."""
         gauge = Gauge("wal_lease_reached", "Whether the lease on the log was renewed last time", registry=self.registry)

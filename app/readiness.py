@@ -49,6 +49,7 @@ def reported_checks(
         "keys": service.trust.fault,
         "database_role": lambda: started.role_fault,
         "tls": lambda: _tls_fault(service.settings, tls),
+        "scrub": service.scrub.fault,
         "clock": lambda: service.node.wall.fault() or _time_fault(service.node),
         "breaks": breaks.fault,
         "tenants": lambda: _named("quarantined, their chains are damaged", service.node.damaged),

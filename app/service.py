@@ -44,6 +44,7 @@ from app.keys.trust import Trust
 from app.leadership import Leadership
 from app.metrics import Metrics
 from app.node.kept_running import kept_running
+from app.node.log_scrub import LogScrub
 from app.node.state import Node, expire
 from app.pending.backlog import Backlog, Pending
 from app.pending.linking import LinkedBatch
@@ -123,6 +124,15 @@ class Service:
         self.keys.not_admitted = started.not_admitted
         self.notary = self._make_notary(started)
         self.upkeep = Upkeep(started, pool, self.writer, self.quarantine, lambda: self.notary.signed_lsn)
+        scrub_interval_s = settings.wal.scrub_interval.total_seconds()
+        self.scrub = LogScrub(
+            self.node.node_id,
+            started.folder,
+            durable_lsn=lambda: self.node.durable.lsn,
+            copies=1 + len(settings.replication.members),
+            interval_s=scrub_interval_s,
+        )
+        self.metrics.watch_scrub(scrub_interval_s, self.scrub.ended_s, self.scrub.damaged_segments)
         self.trust = Trust(started.key_chain, pool, self.notary.origin)
         self.appender = Appender(
             node=self.node,
@@ -355,6 +365,7 @@ class Service:
     def start(self) -> None:
         """Hand the recovered records on and start the tasks of the node."""
         self._stats_writer.start()
+        self.scrub.start()
         for pending in self._started.recovered:
             self.backlog.add((pending,))
             self._recovered(pending)
@@ -453,6 +464,7 @@ class Service:
         await flushing
         if self.leadership is not None:
             await asyncio.to_thread(self.leadership.shipper.close, CLOSE_RESERVE_S / 3)
+        await asyncio.to_thread(self.scrub.close)
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks, timeout=CLOSE_RESERVE_S / 3)

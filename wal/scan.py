@@ -140,14 +140,14 @@ def scan_segment(descriptor: int, next_lsn: Lsn, node_id: str) -> SegmentScan:
     last: tuple[int, Lsn] | None = None
     damage: Damage | None = None
     while filled := os.preadv(descriptor, (window,), offset):
-        run = _sound_run(window[:filled], next_lsn)
+        run = sound_run(window[:filled], next_lsn)
         if not run.end:
             # Longer than the window, or damaged, or the end.
             found = batch_at(descriptor, offset, next_lsn, node_id)
             if not isinstance(found, Batch):
                 damage = found
                 break
-            run = _Run(found.end - offset, Lsn(found.record.last_lsn + 1), 0, next_lsn)
+            run = SoundRun(found.end - offset, Lsn(found.record.last_lsn + 1), 0, next_lsn)
         last = offset + run.last_at, run.first_lsn
         offset += run.end
         next_lsn = run.next_lsn
@@ -160,7 +160,7 @@ def scan_segment(descriptor: int, next_lsn: Lsn, node_id: str) -> SegmentScan:
     return SegmentScan(last_offset, Lsn(first_lsn - 1), None, None, found)
 
 
-class _Run(NamedTuple):
+class SoundRun(NamedTuple):
     """Sound batches one behind the other, up to ``end``: the last begins at ``last_at``, with ``first_lsn``."""
 
     end: int
@@ -169,7 +169,7 @@ class _Run(NamedTuple):
     first_lsn: Lsn
 
 
-def _sound_run(data: memoryview, first_lsn: Lsn) -> _Run:
+def sound_run(data: memoryview, first_lsn: Lsn) -> SoundRun:
     """The sound batches that lie whole in ``data``, from its start on.
 
     Asks of each what ``decode_batch`` asks, in the order that is fastest for a batch that passes.
@@ -195,7 +195,7 @@ def _sound_run(data: memoryview, first_lsn: Lsn) -> _Run:
             break
         last_at, at = at, behind
         first_lsn, next_lsn = first, last + 1
-    return _Run(at, Lsn(next_lsn), last_at, first_lsn)
+    return SoundRun(at, Lsn(next_lsn), last_at, first_lsn)
 
 
 def find_batch(descriptor: int, offset: int, above_lsn: Lsn, node_id: str) -> int | None:

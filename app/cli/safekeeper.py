@@ -6,6 +6,7 @@ import gc
 import re
 import signal
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -13,6 +14,8 @@ import structlog
 import typer
 
 from app.logs import configure_logs
+from app.setting_types import Bounds, parse_duration
+from ledger import rfc3339
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
 from ledger.names import GATE
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from objects.store import ArchiveStore
 
 STATUS_TIMEOUT_S: Final = 5.0
+SCRUB_INTERVALS: Final = Bounds("1s", "365d", parse_duration)
+"""As ``wal.scrub_interval`` of a node."""
 
 safekeeper = typer.Typer(no_args_is_help=True, help="Copies of the WALs of nodes, kept on other machines.")
 
@@ -40,7 +45,7 @@ TlsCa = Annotated[
     Path | None,
     typer.Option("--tls-ca", exists=True, dir_okay=False, help="The authority whose certificates peers show, in PEM."),
 ]
-_IS_ALARMING = re.compile(r"reject|fail|refused|torn").search
+_IS_ALARMING = re.compile(r"reject|fail|refused|torn|damage").search
 
 
 @safekeeper.command("serve")
@@ -54,6 +59,9 @@ def serve(
             "--archive", metavar="URL", help="Where committed segments go before they are removed: a folder, s3://, ..."
         ),
     ] = None,
+    scrub_interval: Annotated[
+        str, typer.Option("--scrub-interval", metavar="DURATION", help="Read all that is kept again in so long.")
+    ] = "7d",
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -73,6 +81,7 @@ def serve(
     """
     if not re.fullmatch(GATE, region):
         raise ConfigurationError(f"--region {region!r} is not of lower case letters and digits")
+    scrub_interval_s = _duration_s("--scrub-interval", scrub_interval, SCRUB_INTERVALS)
     configure_logs()
     log = structlog.get_logger()
 
@@ -82,7 +91,7 @@ def serve(
     tls = _tls(tls_cert, tls_key, tls_ca, server_side=True)
     host, port = split_address(listen)
     listener = server.listen(host, port, is_secured=tls is not None)
-    keeper = Safekeeper(folder, region, tell_event, _store(archive))
+    keeper = Safekeeper(folder, region, tell_event, _store(archive), scrub_interval_s)
     try:
         served = server.Server(keeper, listener, tls)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -178,6 +187,8 @@ def _json_of(keeper: Keeper) -> dict[str, Any]:
                 "committed_lsn": wal.committed_lsn,
                 "settled_lsn": wal.settled_lsn,
                 "archived_lsn": wal.archived_lsn,
+                "archive_fault": wal.archive_fault or None,
+                "scrubbed_at": rfc3339.text_of(wal.scrubbed_s * 1000) if wal.scrubbed_s else None,
                 "disk_bytes": wal.disk_bytes,
                 "configuration": {
                     "epoch": wal.configuration.epoch,
@@ -200,7 +211,21 @@ def _line_of(wal: WalStatus) -> str:
         f"LSN {wal.first_lsn} to {wal.tail.lsn}, durable {wal.durable_lsn}, committed {wal.committed_lsn}, "
         f"archived {wal.archived_lsn}, {len(wal.configuration.members)} members "
         f"(generation {wal.configuration.generation}), {wal.disk_bytes:,} bytes"
+        + (f"; archiving fails: {wal.archive_fault}" if wal.archive_fault else "")
     )
+
+
+def _duration_s(option: str, text: str, bounds: Bounds) -> float:
+    """Seconds of a duration as a person writes it.
+
+    Raises:
+        ConfigurationError: it is none, or out of bounds.
+    """
+    try:
+        duration: timedelta = bounds(parse_duration(text))
+    except ValueError as error:
+        raise ConfigurationError(f"{option} {text!r}: {error}") from None
+    return duration.total_seconds()
 
 
 def _store(url: str | None) -> ArchiveStore | None:

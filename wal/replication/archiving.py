@@ -52,7 +52,9 @@ class Archiver:
         for kept in self._logs.all():
             try:
                 self._archive(kept, closing)
+                kept.archive_fault = ""
             except (LedgerError, OSError) as error:
+                kept.archive_fault = str(error)
                 self._tell("wal_archive_failed", {"node_id": kept.node_id, "error": str(error)})
 
     def _archive(self, kept: KeptLog, closing: threading.Event) -> None:

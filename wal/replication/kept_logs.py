@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ledger import names
-from ledger.errors import InvalidInputError, WalError, WalFilesError
+from ledger.errors import InvalidInputError, WalCorruptError, WalError, WalFilesError
 from ledger.hlc import node_hash
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Lsn
 from wal import control as control_file
@@ -28,7 +28,8 @@ from wal.replication.acceptor import Acceptor
 from wal.replication.commit_note import CommitNote
 from wal.replication.file_log import FileLog
 from wal.replication.messages import Position, WalStatus
-from wal.segment import list_segments
+from wal.scrub import LogCopy, check_segment
+from wal.segment import Segment, list_segments
 
 LOGS_MAX = 4096
 """Nodes whose logs one safekeeper keeps."""
@@ -87,6 +88,8 @@ class KeptLog:
         """Conversations about it; counted by ``KeptLogs``."""
         self.archived_lsn = BEFORE_FIRST if is_archived else None
         """All that is held here up to this is in the archive; None where there is none."""
+        self.archive_fault = ""
+        """Why a segment of it could not be archived, empty once it was; set by the archiver."""
         self.folder = folder
         self._region = region
         self._tell = tell
@@ -131,10 +134,34 @@ class KeptLog:
         self._told("wal_recovery_done", {"first_lsn": self._log.first_lsn, "last_lsn": tail.lsn, "epoch": tail.epoch})
         return self._acceptor
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, event: str = "wal_sync_failure") -> None:
         """An operation on its files failed: what they hold is for recovery to judge."""
-        self._failed("wal_sync_failure", error)
+        self._failed(event, error)
         self._abandon()
+
+    def copy(self) -> LogCopy | None:
+        """Its files as they can be scrubbed; None while it is not open."""
+        if self._acceptor is None:
+            return None
+        member_ids = sorted(member.member_id for member in self.log.configuration.members)
+        own = self.log.control.member_id
+        place = 1 + member_ids.index(own) if own in member_ids else 0
+        return LogCopy(self.node_id, self.folder, self.log.durable_lsn, place, 1 + len(member_ids))
+
+    def scrubbed(self, segment: Segment, error: WalCorruptError | None) -> None:
+        """A segment was read again. Where it is damaged it is read once more under the lock: it may have been cut or
+        removed meanwhile. A log that is damaged is closed, and no vote counts on it until it is repaired."""
+        copy = None if error is None else self.copy()
+        if copy is None:
+            return
+        segments = list_segments(self.folder)
+        if segment in segments:
+            follower = next((each for each in segments if each > segment), None)
+            if (error := check_segment(copy, segment, follower)) is not None:
+                # What was acknowledged is known durable then: recovery takes damage to it for no torn tail.
+                with contextlib.suppress(OSError, WalError):
+                    self._store_progress()
+                self.fail(error, "wal_scrub_damage")
 
     def note_committed(self) -> None:
         """Note how far it is known to be committed by now, where a process that is killed leaves it.
@@ -196,16 +223,22 @@ class KeptLog:
         and does not vote; and remove the segments that nobody will need. A fault fails the log."""
         if self._acceptor is None:
             return
-        log, control, committed_lsn = self.log, self.log.control, self._acceptor.committed_lsn
+        log = self.log
         try:
-            if (control.durable_lsn, control.committed_lsn) != (log.durable_lsn, committed_lsn):
-                log.store(control._replace(committed_lsn=committed_lsn))
+            self._store_progress()
             settled_lsn = self._acceptor.settled_lsn
             needless_lsn = settled_lsn if self.archived_lsn is None else min(settled_lsn, self.archived_lsn)
             if removed := log.remove_upto(needless_lsn):
                 self._told("wal_segments_removed", {"segments": removed})
         except (OSError, WalError) as error:
             self.fail(error)
+
+    def _store_progress(self) -> None:
+        """Let the control file know what is durable and committed."""
+        assert self._acceptor is not None
+        control, committed_lsn = self.log.control, self._acceptor.committed_lsn
+        if (control.durable_lsn, control.committed_lsn) != (self.log.durable_lsn, committed_lsn):
+            self.log.store(control._replace(committed_lsn=committed_lsn))
 
     def close(self) -> None:
         """Close the files, all of which is synced."""
@@ -355,6 +388,11 @@ class KeptLogs:
             kept.users -= 1
             if not kept.users and not kept.folder.is_dir():
                 del self._logs[kept.node_id]
+
+    def known(self, node_id: str) -> KeptLog | None:
+        """The log of a node, None where none is kept."""
+        with self._lock:
+            return self._logs.get(node_id)
 
     def all(self) -> list[KeptLog]:
         """Those that are known, in the order of their nodes."""

@@ -196,7 +196,9 @@ class WalStatus(msgspec.Struct, frozen=True, array_like=True):
     answer, and nothing else is told, or ``failed``, and then ``detail`` says why. Of
     one that is not open its control file tells, whose positions have been reached at least.
 
-    ``tail`` is what was received, ``lastReplicatedLsn``; ``archived_lsn`` is 0 where nothing is archived.
+    ``tail`` is what was received, ``lastReplicatedLsn``; ``archived_lsn`` is 0 where nothing is archived, and
+    ``archive_fault`` says why archiving fails now, empty while it does not. ``scrubbed_s`` is when all of the log had
+    been read again, in seconds since 1970, 0 where it was not yet.
     """
 
     node_id: str
@@ -213,6 +215,8 @@ class WalStatus(msgspec.Struct, frozen=True, array_like=True):
     archived_lsn: Lsn = BEFORE_FIRST
     disk_bytes: int = 0
     configuration: Configuration = NO_MEMBERS
+    archive_fault: str = ""
+    scrubbed_s: int = 0
 
 
 class StatusReport(Message, frozen=True, array_like=True):

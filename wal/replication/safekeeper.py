@@ -13,7 +13,9 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from ledger.errors import InvalidInputError, WalError
+from msgspec import structs
+
+from ledger.errors import InvalidInputError, WalCorruptError, WalError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch
 from wal import lock as wal_lock
 from wal import native
@@ -37,6 +39,8 @@ from wal.replication.messages import (
     StatusReport,
     WalStatus,
 )
+from wal.scrub import INTERVAL_DEFAULT_S, LogCopy, Scrubber
+from wal.segment import Segment
 
 TEND_INTERVAL_S = 5.0
 HELD_UP_S = 30.0
@@ -48,14 +52,21 @@ REPORT_WALS_MAX = 16
 class Safekeeper:
     """Keeps the logs below ``folder``, which is made where it is missing, is locked, and MUST be closed again.
 
-    A thread of its own recovers them all, and tends them from then on. Another one archives them, where there is an
-    ``archive``.
+    A thread of its own recovers them all, and tends them from then on. Another one reads them again, all of them in
+    ``scrub_interval_s``, and one archives them, where there is an ``archive``.
 
     Raises:
         WalLockedError: another safekeeper is at work there.
     """
 
-    def __init__(self, folder: Path, region: str, tell: Tell, archive: Store | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        region: str,
+        tell: Tell,
+        archive: Store | None = None,
+        scrub_interval_s: float = INTERVAL_DEFAULT_S,
+    ) -> None:
         self.region = region
         self.tell = tell
         self._lock = wal_lock.acquire(folder)
@@ -63,6 +74,8 @@ class Safekeeper:
         self._closing = threading.Event()
         self._tending = threading.Thread(target=self._open_and_tend, name="upkeep", daemon=True)
         self._tending.start()
+        self.scrubber = Scrubber(self._copies, scrub_interval_s, self._scrubbed, tell)
+        threading.Thread(target=self.scrubber.run, name="scrub", daemon=True).start()
         if archive is not None:
             archiver = Archiver(self.logs, archive, tell)
             threading.Thread(target=archiver.run, args=(self._closing,), name="archive", daemon=True).start()
@@ -70,6 +83,7 @@ class Safekeeper:
     def close(self) -> None:
         """Sync and close all logs."""
         self._closing.set()
+        self.scrubber.close()
         self._tending.join()
         self.logs.close()
         self._lock.release()
@@ -94,11 +108,34 @@ class Safekeeper:
         while not self._closing.wait(TEND_INTERVAL_S):
             self.tend()
 
+    def _copies(self) -> Iterator[LogCopy]:
+        """The logs that are open: one that is not is read when it is opened."""
+        for kept in self.logs.all():
+            with kept.lock:
+                copy = kept.copy()
+            if copy is not None:
+                yield copy
+
+    def _scrubbed(self, copy: LogCopy, segment: Segment, error: WalCorruptError | None) -> None:
+        kept = self.logs.known(copy.node_id) if error is not None else None
+        if kept is not None:
+            with kept.lock:
+                kept.scrubbed(segment, error)
+
     def report(self, after_node_id: str) -> StatusReport:
         """How the logs stand, of the nodes behind that one, as many as go into one report."""
         behind = [kept for kept in self.logs.all() if kept.node_id > after_node_id and kept.folder.is_dir()]
-        shown = tuple(_statuses(behind[:REPORT_WALS_MAX]))
+        shown = tuple(self._statuses(behind[:REPORT_WALS_MAX]))
         return StatusReport(self.region, shown, len(behind) > len(shown))
+
+    def _statuses(self, kept: Sequence[KeptLog]) -> Iterator[WalStatus]:
+        for each in kept:
+            try:
+                status = each.status()
+            except OSError as error:
+                status = WalStatus(each.node_id, "failed", str(error))
+            scrubbed_s = int(self.scrubber.ended_s.get(each.node_id, 0))
+            yield structs.replace(status, archive_fault=each.archive_fault, scrubbed_s=scrubbed_s)
 
 
 class Conversation:
@@ -260,11 +297,3 @@ class Conversation:
         """The refusal with which the conversation is over."""
         self.is_over = True
         return Frame(Refusal(reason, detail, NO_EPOCH))
-
-
-def _statuses(kept: Sequence[KeptLog]) -> Iterator[WalStatus]:
-    for each in kept:
-        try:
-            yield each.status()
-        except OSError as error:
-            yield WalStatus(each.node_id, "failed", str(error))

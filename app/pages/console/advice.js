@@ -62,6 +62,10 @@ export const CHECKS = {
     "Damaged tenants",
     "These tenants are quarantined: their rows are damaged and their new events wait in the WAL. Verify the tenant, restore its rows from a backup, restart. Other tenants are not affected.",
   ],
+  scrub: [
+    "Log on disk",
+    "A segment of this node's log is damaged on its disk. The node serves on, but does not start again from this folder. See docs/runbook.md before the next restart, and look at the disk.",
+  ],
   locks: [
     "Locked rows",
     "Another session keeps rows of these tenants locked. Find it in pg_stat_activity and end it; chaining goes on by itself.",

@@ -64,10 +64,11 @@ class Keeper:
         region: str = "use1",
         port: int = 0,
         archive: Store | None = None,
+        **more: Any,
     ) -> None:
         self.folder = folder
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.safekeeper = Safekeeper(folder, region, self._told, archive)
+        self.safekeeper = Safekeeper(folder, region, self._told, archive, **more)
         listener = server.listen("127.0.0.1", port, is_secured=tls is not None)
         self.port = int(listener.getsockname()[1])
         self._server = server.Server(self.safekeeper, listener, tls)

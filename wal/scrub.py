@@ -1,0 +1,199 @@
+"""Reading the segments of logs again, slowly, so that damage at rest is found while other copies are whole.
+
+A round reads each segment once, up to what is durable, and checks the CRC of every batch. It takes ``interval_s``, and
+is spread evenly over it::
+
+    part of a round that is over = (time / interval_s + place / places) mod 1
+
+``place`` is the copy's own among the ``places`` copies of one log: two copies read the same records at different times,
+``interval_s / places`` apart, so damage to two of them is not found on the same day. Opening a log reads all of it, so
+the first round of a process ends when the log was opened. A record is read again within two rounds.
+
+Invariants::
+
+    bytes read a second <= BYTES_A_SECOND_MAX      a log for which that is too little has longer rounds
+    memory              <= WINDOW_BYTES, and one batch that is longer
+    no lock is held while a file is read
+
+Each window is dropped from the page cache before it is read, so that the disk is read, and after it, so that nothing
+else is displaced.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from ledger.errors import WalCorruptError
+from ledger.positions import BEFORE_FIRST, Lsn, before
+from wal.format import SEGMENT_HEADER_BYTES, FormatError
+from wal.scan import Batch, Damage, batch_at, sound_run
+from wal.segment import Segment, list_segments, opened, read_header
+
+INTERVAL_DEFAULT_S = 7 * 86400.0
+BYTES_A_SECOND_MAX = 8 << 20
+WINDOW_BYTES = 1 << 20
+LOOK_S = 60.0
+"""How often a scrubber looks what is due, at most; more often where a round is short."""
+LOOKS_A_ROUND = 100
+
+
+class LogCopy(NamedTuple):
+    """A log in a folder, all of which up to ``durable_lsn`` is synced, and which of its copies it is."""
+
+    node_id: str
+    folder: Path
+    durable_lsn: Lsn
+    place: int = 0
+    places: int = 1
+
+
+@dataclass(slots=True)
+class _Round:
+    """How far the round of one log is: ``part`` of its time is over, and segments up to ``checked`` are read."""
+
+    part: float
+    checked: Lsn
+    damaged: int = 0
+
+
+class Scrubber:
+    """Scrubs ``copies()`` in ``run``, on a thread of its own.
+
+    ``on_read(copy, segment, error)`` is called for each segment that was read, with what is wrong in it, if anything;
+    it may have been removed or cut meanwhile. ``tell(event, facts)`` is told of rounds that ended.
+    """
+
+    def __init__(
+        self,
+        copies: Callable[[], Iterable[LogCopy]],
+        interval_s: float,
+        on_read: Callable[[LogCopy, Segment, WalCorruptError | None], None],
+        tell: Callable[[str, Mapping[str, object]], None],
+    ) -> None:
+        self._copies = copies
+        self._interval_s = interval_s
+        self._on_read = on_read
+        self._tell = tell
+        self._rounds: dict[str, _Round] = {}
+        self.ended_s: dict[str, float] = {}
+        """By node, when all of its log had been read for the last time, in seconds since 1970."""
+        self._closing = threading.Event()
+
+    def run(self) -> None:
+        """Scrub what is due, until ``close`` is called."""
+        look_s = min(LOOK_S, self._interval_s / LOOKS_A_ROUND)
+        while not self._closing.is_set():
+            self.step(time.time())
+            self._closing.wait(look_s)
+
+    def close(self) -> None:
+        """Let ``run`` return."""
+        self._closing.set()
+
+    def step(self, now_s: float) -> None:
+        """Read what is due at this time."""
+        for copy in self._copies():
+            part = (now_s / self._interval_s + copy.place / copy.places) % 1
+            try:
+                segments = list_segments(copy.folder)
+            except OSError:
+                continue  # whoever writes there notices, and says so
+            reading = self._rounds.get(copy.node_id)
+            if reading is None:
+                behind = _due(segments, BEFORE_FIRST, part)
+                self._rounds[copy.node_id] = _Round(part, behind[-1].base_lsn if behind else BEFORE_FIRST)
+                self.ended_s[copy.node_id] = now_s
+                continue
+            is_over = part < reading.part
+            self._check(copy, segments, reading, 1.0 if is_over else part)
+            if self._closing.is_set():
+                return
+            reading.part = part
+            if is_over:
+                facts = {"node_id": copy.node_id, "segments": len(segments), "damaged": reading.damaged}
+                reading.checked, reading.damaged = BEFORE_FIRST, 0
+                self.ended_s[copy.node_id] = now_s
+                self._tell("wal_scrub_round_done", facts)
+
+    def _check(self, copy: LogCopy, segments: Sequence[Segment], reading: _Round, part: float) -> None:
+        """Read the segments that are due."""
+        followers = dict(pairwise(segments))
+        for segment in _due(segments, reading.checked, part):
+            error = check_segment(copy, segment, followers.get(segment), self._pause)
+            if self._closing.is_set():
+                return
+            reading.damaged += error is not None
+            self._on_read(copy, segment, error)
+            reading.checked = segment.base_lsn
+
+    def _pause(self, read_bytes: int) -> bool:
+        """Keep to ``BYTES_A_SECOND_MAX``; False when nobody wants more read."""
+        return not self._closing.wait(read_bytes / BYTES_A_SECOND_MAX)
+
+
+def _due(segments: Sequence[Segment], checked: Lsn, part: float) -> list[Segment]:
+    """The segments behind ``checked`` that end within this part of all their bytes."""
+    sizes = [_size_of(segment.path) for segment in segments]
+    total = sum(sizes) or 1
+    ends = zip(segments, accumulate(sizes), strict=True)
+    return [segment for segment, end in ends if segment.base_lsn > checked and end / total <= part]
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def check_segment(
+    copy: LogCopy, segment: Segment, follower: Segment | None, pause: Callable[[int], bool] = lambda _: True
+) -> WalCorruptError | None:
+    """What is wrong in a segment up to what is durable, None where nothing is or the segment was removed.
+
+    ``follower`` is the segment behind it. ``pause(read_bytes)`` is called after each window, and ends the reading with
+    False.
+    """
+    try:
+        last_lsn = copy.durable_lsn if follower is None else read_header(follower).previous_lsn
+    except (FormatError, OSError):
+        last_lsn = before(segment.base_lsn)  # removed, and this one before it; or its own reading says what is wrong
+    try:
+        read_header(segment)
+        with opened(segment.path) as descriptor:
+            damage = _damage_in(descriptor, segment, min(last_lsn, copy.durable_lsn), copy.node_id, pause)
+    except FileNotFoundError:
+        return None
+    except (FormatError, OSError) as error:
+        return WalCorruptError(segment.name, 0, str(error))
+    return None if damage is None else WalCorruptError(segment.name, damage.offset, damage.reason)
+
+
+def _damage_in(
+    descriptor: int, segment: Segment, upto_lsn: Lsn, node_id: str, pause: Callable[[int], bool]
+) -> Damage | None:
+    window = memoryview(bytearray(WINDOW_BYTES))
+    offset, next_lsn = SEGMENT_HEADER_BYTES, segment.base_lsn
+    while next_lsn <= upto_lsn:
+        os.posix_fadvise(descriptor, offset, WINDOW_BYTES, os.POSIX_FADV_DONTNEED)
+        run = sound_run(window[: os.preadv(descriptor, (window,), offset)], next_lsn)
+        read_bytes = run.end
+        if read_bytes:
+            next_lsn = run.next_lsn
+        else:  # longer than the window, or damaged
+            found = batch_at(descriptor, offset, next_lsn, node_id)
+            if not isinstance(found, Batch):
+                return found or Damage(offset, next_lsn, f"it ends before LSN {upto_lsn}", offset)
+            read_bytes, next_lsn = found.end - offset, Lsn(found.record.last_lsn + 1)
+        os.posix_fadvise(descriptor, offset, read_bytes, os.POSIX_FADV_DONTNEED)
+        offset += read_bytes
+        if not pause(read_bytes):
+            return None
+    return None
