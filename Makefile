@@ -5,6 +5,7 @@
 # make docs    the documentation as a site in build/site
 # make hooks   git runs `make lint` before each push
 # make bench   benchmarks (ROWS="a b" for some) make torture  long fault runs (SEED=n replays one)
+# make sanitize  the modules in C under address and undefined-behaviour sanitizers: their tests, and a fuzzer
 # make lock    write the lock files again from pyproject.toml
 
 # The system's Python where it can make an environment and compile for it, else the first on PATH: distributions build
@@ -26,7 +27,7 @@ FAST := $(VENV)/.installed-fast
 NATIVE := $(VENV)/.built-native
 
 .DEFAULT_GOAL := run
-.PHONY: run pipeline test test-fast lint docs hooks bench torture lock debian-tools
+.PHONY: run pipeline test test-fast lint docs hooks bench torture sanitize lock debian-tools
 
 # Hundreds of processes that tests start read what the first of them has compiled, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
@@ -77,6 +78,11 @@ bench: $(DEV) $(CLASSES)
 torture: debian-tools $(NATIVE) $(DEV) $(CLASSES)
 	TORTURE_ROUNDS=$(or $(ROUNDS),200) SEED=$(SEED) $(BIN)/python -m pytest -m torture --timeout=0
 	$(if $(SEED),,TEST_EXAMPLES=2000 $(BIN)/python -m pytest -m hypothesis --timeout=0)
+	$(if $(SEED),,$(BIN)/python -m tests.fuzz.sanitize --seconds $(or $(SECONDS),300) --examples 2000)
+
+# Each parser is fed damaged input for SECONDS; SEED= draws other inputs.
+sanitize: debian-tools $(NATIVE) $(DEV) $(CLASSES)
+	$(BIN)/python -m tests.fuzz.sanitize --seconds $(or $(SECONDS),30) --seed $(or $(SEED),1)
 
 # The fault injection tests make single system calls fail with strace; SoftHSM is an HSM without hardware; Chromium looks
 # at pages, without a window, which takes half the processor time; Debian's PostgreSQL is the oldest that the ledger is
