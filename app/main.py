@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -298,8 +298,8 @@ def _regions(
     settings = service.settings
     trusted = settings.bundle.trusted_keys
 
-    async def take(name: str, pieces: AsyncIterator[bytes], admit: Admit) -> None:
-        async with staging.piecewise(name, pieces) as files:
+    async def take(name: str, pieces: AsyncGenerator[bytes, None], admit: Admit) -> None:
+        async with staging.fetched(name, pieces) as files:
             await importer.run(files, dry_run=False, admit=admit)
 
     regions = Regions([])

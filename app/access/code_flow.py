@@ -27,7 +27,7 @@ import orjson
 
 from app.access.auth_settings import AuthSettings, OidcSettings
 from app.access.issuer_keys import DISCOVERY, DOCUMENT_BYTES_MAX, FETCH_TIMEOUT_S
-from app.asking import LOOPBACK, NoAnswerError, read_answer
+from app.asking import NoAnswerError, client_of, read_answer
 from app.setting_types import is_fetched_url
 from ledger.errors import UnauthenticatedError
 from signing import files
@@ -141,14 +141,15 @@ class CodeFlow:
         return found
 
     async def _ask(self, method: str, url: str, **asked: Any) -> dict[str, Any]:
-        direct = dict.fromkeys(LOOPBACK)
         try:
             async with (
-                self._asking,
                 asyncio.timeout(FETCH_TIMEOUT_S),
-                httpx.AsyncClient(verify=self._tls, mounts=direct, timeout=FETCH_TIMEOUT_S) as client,
+                self._asking,
+                client_of(self._tls, timeout_s=FETCH_TIMEOUT_S, has_proxies=True) as client,
             ):
-                body = await read_answer(client, method, url, bytes_max=DOCUMENT_BYTES_MAX, **asked)
+                body = await read_answer(
+                    client, method, url, bytes_max=DOCUMENT_BYTES_MAX, within_s=FETCH_TIMEOUT_S, **asked
+                )
         except TimeoutError:
             raise NoAnswerError(f"{url} does not answer in {FETCH_TIMEOUT_S:g} s") from None
         try:

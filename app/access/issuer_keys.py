@@ -24,7 +24,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
-from app.asking import LOOPBACK, NoAnswerError, read_answer
+from app.asking import NoAnswerError, client_of, read_answer
 from app.setting_types import is_fetched_url
 from ledger.errors import NotReadyError
 
@@ -130,9 +130,7 @@ class IssuerKeys:
             NoAnswerError: it does not answer, or something else.
             TimeoutError: it takes too long.
         """
-        # Proxies of the environment are for what is elsewhere.
-        direct = dict.fromkeys(LOOPBACK)
-        async with httpx.AsyncClient(verify=self._tls, mounts=direct, timeout=FETCH_TIMEOUT_S) as client:
+        async with client_of(self._tls, timeout_s=FETCH_TIMEOUT_S, has_proxies=True) as client:
             uri = self.jwks_uri or await self._discover(client)
             published = (await _get(client, uri)).get("keys")
         if not isinstance(published, list):
@@ -152,7 +150,10 @@ class IssuerKeys:
 
 
 async def _get(client: httpx.AsyncClient, url: str) -> dict[str, Any]:
-    body = await read_answer(client, "GET", url, bytes_max=DOCUMENT_BYTES_MAX, headers={"Accept": "application/json"})
+    headers = {"Accept": "application/json"}
+    body = await read_answer(
+        client, "GET", url, bytes_max=DOCUMENT_BYTES_MAX, within_s=FETCH_TIMEOUT_S, headers=headers
+    )
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -41,7 +41,7 @@ _key: Final = attrgetter("key")
 class Sorter:
     """Takes entries in any order, then gives them in the order of their keys; equal keys in that of their bytes."""
 
-    def __init__(self, file: BinaryIO, before_write: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, file: BinaryIO, before_write: Callable[[], object] = lambda: None) -> None:
         """``file`` is empty, may be read and written, and stays the caller's. ``before_write`` is called before each
         block and may refuse it by raising."""
         self._file = file

@@ -9,6 +9,7 @@ Invariants::
     bytes of one upload <= bytes_max        files of one upload <= FILES_MAX
     a file that does not begin as a bundle does is refused before its first byte is written
     free space before anything is written >= reserve_bytes: a full disk would stop the WAL beside it for good
+    bytes of a file from another ledger   <= half of what it and the reserve leave free: one takes it from no other
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import asyncio
 import hashlib
 import secrets
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -39,8 +40,8 @@ UPLOADS_AT_ONCE_MAX: Final = 2
 """Each may take ``bundle.import_bytes_max`` of disk, and as much again to sort in. Others wait a while."""
 
 
-def check_disk_room(folder: Path, reserve_bytes: int) -> None:
-    """Return while the disk of ``folder`` has ``reserve_bytes`` or more to spare.
+def check_disk_room(folder: Path, reserve_bytes: int) -> int:
+    """The bytes that the disk of ``folder`` has to spare beyond ``reserve_bytes``.
 
     Raises:
         NotReadyError: it has less; what an import writes there must stop.
@@ -51,6 +52,7 @@ def check_disk_room(folder: Path, reserve_bytes: int) -> None:
             f"the disk of the WAL has {free_bytes >> 20} MiB left, and bundle.disk_reserve_bytes keeps "
             f"{reserve_bytes >> 20} MiB of it for the WAL: make room there, then import again"
         )
+    return free_bytes - reserve_bytes
 
 
 class StagedFile(NamedTuple):
@@ -64,13 +66,14 @@ class StagedFile(NamedTuple):
 class Upload:
     """The files of one upload, written one after the other."""
 
-    def __init__(self, folder: Path, bytes_max: int, reserve_bytes: int) -> None:
+    def __init__(self, folder: Path, bytes_max: int, reserve_bytes: int, *, is_fetched: bool = False) -> None:
         self.files: list[StagedFile] = []
         self.bytes = 0
         """Bytes of all files so far."""
         self._folder = folder
         self._bytes_max = bytes_max
         self._reserve_bytes = reserve_bytes
+        self._is_fetched = is_fetched
         self._name = ""
         self._file: BinaryIO | None = None
         self._begins = bytearray()
@@ -108,7 +111,12 @@ class Upload:
                 f"the files have more than {self._bytes_max} bytes, the bound of bundle.import_bytes_max; import fewer "
                 "at a time, or raise it"
             )
-        check_disk_room(self._folder, self._reserve_bytes)
+        spare_bytes = check_disk_room(self._folder, self._reserve_bytes)
+        if self._is_fetched and self.bytes > spare_bytes:
+            raise UploadTooLargeError(
+                f"{self._name} takes more than half of what bundle.disk_reserve_bytes leaves free on the disk of the "
+                "WAL, the bound for a file from another ledger: make room there"
+            )
         if self._file is not None:
             self._file.write(data)
         elif len(self._begins) >= BLOCK_BYTES:
@@ -149,7 +157,7 @@ class Staging:
         self._folder = wal_folder / "staging"
         self._bytes_max = bytes_max
         self._reserve_bytes = reserve_bytes
-        self._turns = Slots(UPLOADS_AT_ONCE_MAX, "imports")
+        self._turns = Slots(UPLOADS_AT_ONCE_MAX, "uploads of bundles")
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @asynccontextmanager
@@ -159,27 +167,31 @@ class Staging:
         Raises:
             NotReadyError: the disk is too full to begin one, or too many are under way.
         """
-        folder = self._folder / secrets.token_hex(8)
-        async with self._turns.taken():
-            check_disk_room(self._folder.parent, self._reserve_bytes)
-            folder.mkdir(mode=0o700, parents=True)
-            upload = Upload(folder, self._bytes_max, self._reserve_bytes)
-            try:
-                yield upload
-            finally:
-                upload.close()
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        async with self._turns.taken(), self._writing() as upload:
+            yield upload
 
     @asynccontextmanager
-    async def piecewise(self, name: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[list[StagedFile]]:
-        """One file, called ``name``, that comes in pieces, as the only one of an upload.
+    async def fetched(self, name: str, pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[list[StagedFile]]:
+        """One file, called ``name``, that another ledger sends in pieces; it takes no turn of an upload meanwhile.
 
         Raises:
             BundleRefusedError, InvalidInputError, NotReadyError, UploadTooLargeError: as for any upload.
         """
-        async with self.upload() as upload:
+        async with self._writing(is_fetched=True) as upload, aclosing(pieces):
             upload.begin_file(name)
             async for piece in pieces:
                 await asyncio.to_thread(upload.write, piece)
             upload.end_file()
             yield upload.files
+
+    @asynccontextmanager
+    async def _writing(self, *, is_fetched: bool = False) -> AsyncIterator[Upload]:
+        folder = self._folder / secrets.token_hex(8)
+        check_disk_room(self._folder.parent, self._reserve_bytes)
+        folder.mkdir(mode=0o700, parents=True)
+        upload = Upload(folder, self._bytes_max, self._reserve_bytes, is_fetched=is_fetched)
+        try:
+            yield upload
+        finally:
+            upload.close()
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

@@ -23,7 +23,7 @@ import httpx
 import structlog
 from cryptography import x509
 
-from app.asking import NoAnswerError, read_answer
+from app.asking import client_of, read_answer
 from app.metrics import Metrics
 from app.store import anchors
 from app.store.faults import DATABASE_FAULTS
@@ -64,7 +64,9 @@ class Timestamper:
 
     async def run(self) -> None:
         """Stamp, for ever; ends by cancellation."""
-        async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as client, asyncio.TaskGroup() as group:
+        context = await asyncio.to_thread(httpx.create_ssl_context)
+        client = client_of(context, timeout_s=REQUEST_TIMEOUT_S, has_proxies=True)
+        async with client, asyncio.TaskGroup() as group:
             for authority in self.authorities:
                 group.create_task(self._keep_stamping(client, authority))
 
@@ -119,13 +121,15 @@ async def _ask(client: httpx.AsyncClient, authority: Authority, note: bytes) -> 
     """
     body, nonce = make_request(note)
     headers = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
-    try:
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            response = await read_answer(
-                client, "POST", authority.url, bytes_max=RESPONSE_BYTES_MAX, content=body, headers=headers
-            )
-    except TimeoutError:
-        raise NoAnswerError(f"{authority.url} does not answer in {REQUEST_TIMEOUT_S} s") from None
+    response = await read_answer(
+        client,
+        "POST",
+        authority.url,
+        bytes_max=RESPONSE_BYTES_MAX,
+        within_s=REQUEST_TIMEOUT_S,
+        content=body,
+        headers=headers,
+    )
     if authority.roots:
         return response, await asyncio.to_thread(open_timestamp, response, note, authority.roots, nonce)
     return response, await asyncio.to_thread(stated_time, response, note, nonce)

@@ -29,7 +29,7 @@ import httpx
 import msgspec
 import orjson
 
-from app.asking import LOOPBACK, NO_ANSWER
+from app.asking import NO_ANSWER
 from app.cli import bearer
 from ledger.errors import ConfigurationError, LedgerError
 from terminal.outcome import err
@@ -43,6 +43,8 @@ REQUEST_TIMEOUT_S = 60.0
 first."""
 ANSWER_BYTES_MAX = 64 << 20
 """Largest answer that is read, other than a download; the longest list of the service has a quarter of that."""
+_LOOPBACK = ("all://localhost", "all://127.0.0.1", "all://[::1]")
+"""This machine, as ``httpx`` names what a proxy is not for."""
 _TAR = "application/x-tar"
 _EVENTS = "text/event-stream"
 QUOTED_CHARACTERS = 60
@@ -175,7 +177,7 @@ class LedgerClient:
         nobody = bool(getproxies()) or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusted = _trusted() if url.startswith("https://") else nobody
         # Proxies of the environment are for what is elsewhere: none is shown the token for this machine.
-        direct = dict.fromkeys(LOOPBACK)
+        direct = dict.fromkeys(_LOOPBACK)
         self._http = httpx.Client(timeout=timeout_s, headers=headers, verify=trusted, mounts=direct)
         self._patience_s = patience_s
         self._timeout_s = timeout_s

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,9 @@ import httpx
 import structlog
 
 from app.access.principals import covers
+from app.asking import client_of
 from app.exchange.peer_client import TENANTS_MAX, PeerClient
+from app.exchange.turns import Turns
 from app.exchange_settings import PeerSettings
 from app.store import exchange
 from app.store.exchange import Seen
@@ -56,7 +58,7 @@ log = structlog.get_logger()
 
 
 Admit = Callable[[RangeManifest], Awaitable[None]]
-Take = Callable[[str, AsyncIterator[bytes], Admit], Awaitable[None]]
+Take = Callable[[str, AsyncGenerator[bytes, None], Admit], Awaitable[None]]
 """Imports a bundle that comes in pieces, under a name, if it holds and is admitted."""
 
 
@@ -89,6 +91,7 @@ class Peer:
     settings: PeerSettings
     own_origin: str
     pool: asyncpg.Pool[asyncpg.Record]
+    turns: Turns
     keys: Callable[[], Keyring]
     take: Take
     range_entries: int
@@ -145,16 +148,11 @@ class Peer:
             # It reads the certificate authorities, which takes longer than a turn of the event loop may.
             self._context = await asyncio.to_thread(ssl.create_default_context, cafile=ca)
         token = None if token_file is None else await asyncio.to_thread(_token_in, token_file)
-        return httpx.AsyncClient(
-            base_url=self.settings.url,
-            verify=self._context,
-            timeout=TIMEOUT_S,
-            trust_env=False,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-        )
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return client_of(self._context, timeout_s=TIMEOUT_S, base_url=self.settings.url, headers=headers)
 
     async def _turn(self, client: PeerClient) -> None:
-        async with self.pool.acquire() as connection, exchange.turn(connection, self.settings.url) as is_ours:
+        async with self.turns.turn(self.settings.url) as is_ours:
             if is_ours:
                 await self._round(client)
         await self._learn_held(client)

@@ -7,16 +7,14 @@ An answer of another form is told like no answer: whoever runs the peer finds ou
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import pairwise
-from time import monotonic
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import httpx
 from pydantic import BaseModel, Field, ValidationError
 
-from app.asking import NO_ANSWER, NoAnswerError, read_answer
+from app.asking import NoAnswerError, read_answer, stream_answer
 from ledger import names
 from signing.checkpoint import SIZE_MAX
 
@@ -24,7 +22,9 @@ ANSWER_BYTES_MAX = 4 << 20
 ANSWER_S_MAX = 60.0
 """An answer that takes longer is none: a peer that sends a byte now and then must not keep a round from its end."""
 BUNDLE_S_MAX = 900.0
-"""The same of a range."""
+"""The same of a range, which besides has a least rate (``app.asking``)."""
+BUNDLE_BYTES_MAX = 1 << 40
+"""The same in bytes; ``bundle.import_bytes_max`` and the disk bound the file that it is written to."""
 PAGE = 1000
 PAGES_MAX = 100
 TENANTS_MAX = PAGES_MAX * PAGE
@@ -102,20 +102,17 @@ class PeerClient(NamedTuple):
             after = page.items[-1].tenant_id
         raise self._endless("/v1/exchange/held")
 
-    async def bundle(self, tenant_id: str, from_seq: int, to_seq: int) -> AsyncIterator[bytes]:
+    def bundle(self, tenant_id: str, from_seq: int, to_seq: int) -> AsyncGenerator[bytes, None]:
         """A range as a bundle, in pieces."""
-        asked = {"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq}
-        try:
-            async with self.http.stream("POST", "/v1/bundles/export", json=asked) as answer:
-                if answer.status_code != httpx.codes.OK:
-                    raise NoAnswerError(f"{answer.url} answers {answer.status_code}")
-                ends_s = monotonic() + BUNDLE_S_MAX
-                async for piece in answer.aiter_raw():
-                    if monotonic() > ends_s:
-                        raise NoAnswerError(f"{answer.url} has not sent all of a bundle within {BUNDLE_S_MAX:g} s")
-                    yield piece
-        except NO_ANSWER as error:
-            raise NoAnswerError(f"{self.url} does not answer: {error!r}") from error
+        return stream_answer(
+            self.http,
+            "POST",
+            "/v1/bundles/export",
+            bytes_max=BUNDLE_BYTES_MAX,
+            within_s=ANSWER_S_MAX,
+            all_within_s=BUNDLE_S_MAX,
+            json={"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq},
+        )
 
     def _check_order(self, path: str, tenant_ids: Sequence[str]) -> None:
         """Refuse a page that does not go on behind the one before: its list might have no end."""
@@ -136,8 +133,4 @@ class PeerClient(NamedTuple):
             ) from error
 
     async def _ask(self, path: str, **asked: Any) -> bytes:
-        try:
-            async with asyncio.timeout(ANSWER_S_MAX):
-                return await read_answer(self.http, "GET", path, bytes_max=ANSWER_BYTES_MAX, **asked)
-        except TimeoutError:
-            raise NoAnswerError(f"{self.url}{path} has not answered all within {ANSWER_S_MAX:g} s") from None
+        return await read_answer(self.http, "GET", path, bytes_max=ANSWER_BYTES_MAX, within_s=ANSWER_S_MAX, **asked)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import asyncpg
 
 from app.exchange.peer import Peer, Take
+from app.exchange.turns import Turns
 from app.exchange_settings import ExchangeSettings
 from ledger.errors import DurabilityTimeoutError
 from signing.keys import Keyring
@@ -32,9 +33,12 @@ class Regions:
         take: Take,
     ) -> Regions:
         """The ledger of ``own_origin`` and the peers that the settings name, none of which is asked yet."""
-        interval_s = settings.interval.total_seconds()
+        interval_s, turns = settings.interval.total_seconds(), Turns(pool)
         return cls(
-            [Peer(each, own_origin, pool, keys, take, settings.range_entries, interval_s) for each in settings.peers]
+            [
+                Peer(each, own_origin, pool, turns, keys, take, settings.range_entries, interval_s)
+                for each in settings.peers
+            ]
         )
 
     def _learnt(self) -> None:

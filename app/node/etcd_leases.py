@@ -11,12 +11,13 @@ from typing import Any
 
 import httpx
 
-from app.asking import NO_ANSWER
+from app.asking import NoAnswerError, client_of, read_answer
 from app.store.leases import Held
 from wal.replication.tls import PeerTls
 
 PREFIX = "tallystick/wal/"
 TIMEOUT_S = 5.0
+ANSWER_BYTES_MAX = 256 * 1024
 
 
 class EtcdLeases:
@@ -81,16 +82,17 @@ class EtcdLeases:
             OSError: none does.
         """
         failed = "no URL"
-        async with httpx.AsyncClient(verify=self._context(), timeout=TIMEOUT_S, trust_env=False) as client:
+        async with client_of(self._context(), timeout_s=TIMEOUT_S) as client:
             for url in list(self._urls):
+                place = url.rstrip("/") + path
                 try:
-                    answer = await client.post(url.rstrip("/") + path, json=body)
-                    if answer.status_code == httpx.codes.OK:
-                        found: dict[str, Any] = answer.json()
-                        return found
-                    failed = f"{url} answers {answer.status_code}: {answer.text[:200]}"
-                except NO_ANSWER as error:
-                    failed = f"{url}: {error!r}"
+                    answer = await read_answer(
+                        client, "POST", place, bytes_max=ANSWER_BYTES_MAX, within_s=TIMEOUT_S, json=body
+                    )
+                    found: dict[str, Any] = json.loads(answer)
+                    return found
+                except (NoAnswerError, ValueError) as error:
+                    failed = f"{url}: {error}"
                 self._urls.append(self._urls.pop(0))
         raise OSError(f"etcd cannot be asked: {failed}")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.rows import like
@@ -64,15 +63,11 @@ async def held_of(
     return [tuple(row) for row in await connection.fetch(_HELD_OF, origin, after, limit, like(patterns))]
 
 
-@asynccontextmanager
-async def turn(connection: Connection, peer: str) -> AsyncIterator[bool]:
-    """Whether this session is the one of the ledger that asks ``peer`` now."""
-    try:
-        is_ours = bool(await connection.fetchval(_TAKE_TURN, peer))
-        yield is_ours
-        if is_ours:
-            await connection.execute(_END_TURN, peer)
-    except BaseException:
-        # Stopped, or failed by the database or the peer, with the turn or on the way to it: it ends with the session.
-        connection.terminate()
-        raise
+async def take_turn(connection: Connection, peer: str) -> bool:
+    """Whether this session is the one of the ledger that asks ``peer`` now, until ``end_turn`` or its end."""
+    return bool(await connection.fetchval(_TAKE_TURN, peer))
+
+
+async def end_turn(connection: Connection, peer: str) -> None:
+    """Leave ``peer`` to another session."""
+    await connection.execute(_END_TURN, peer)

@@ -32,6 +32,7 @@ from typing import TypeVar
 import httpx
 import structlog
 
+from app.asking import client_of
 from app.metrics import Metrics
 from app.setting_types import IpNetwork
 from app.store import webhooks as store
@@ -95,7 +96,7 @@ class Delivery:
 
     async def run(self) -> None:
         """Deliver until the webhook is another's, stopped or gone, or PostgreSQL is away."""
-        async with httpx.AsyncClient(verify=self.context, timeout=None, trust_env=False) as self._client:  # noqa: S113
+        async with client_of(self.context, timeout_s=None) as self._client:
             try:
                 while True:
                     try:

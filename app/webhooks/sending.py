@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import httpx
 
-from app.asking import NO_ANSWER, NoAnswerError
+from app.asking import NO_ANSWER, NoAnswerError, pieces_of, reason_of
 from app.setting_types import IpNetwork, is_fetched_url
 from app.webhooks.messages import Message
 from app.webhooks.names import Names
@@ -89,7 +89,7 @@ async def attempt(
     except TimeoutError:
         return Answer(Outcome.AWAY, f"no answer within {TIMEOUT_S:g} s")
     except NO_ANSWER as error:
-        return Answer(Outcome.AWAY, f"no answer: {str(error) or type(error).__name__}")
+        return Answer(Outcome.AWAY, f"no answer: {reason_of(error)}")
     except NoAnswerError as error:
         return Answer(Outcome.AWAY, str(error))
     await _leave(answer)
@@ -141,13 +141,10 @@ def _judged(answer: httpx.Response) -> Answer:
 async def _leave(answer: httpx.Response) -> None:
     """Read what a short answer has, so that its connection serves again; of a long one the connection ends. Its status
     counts in any case."""
-    length = 0
     try:
-        with suppress(httpx.HTTPError, TimeoutError):
+        with suppress(NoAnswerError, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
-                async for piece in answer.aiter_raw():
-                    length += len(piece)
-                    if length > ANSWER_BYTES_MAX:
-                        break
+                async for _ in pieces_of(answer, bytes_max=ANSWER_BYTES_MAX):
+                    pass
     finally:
         await answer.aclose()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -23,7 +25,7 @@ from app.dev.embedded import EmbeddedPostgres
 from app.http.multipart import FRAMING_BYTES_MAX
 from ledger import canonical
 from ledger.bundle.format import ORIGIN_BYTES_MAX, PAYLOAD_BYTES_MAX
-from ledger.errors import NotReadyError
+from ledger.errors import NotReadyError, UploadTooLargeError
 from signing.bundle.judging import BundleVerdict
 from signing.keys import Keyring
 from tests.app.bundle_cases import cases
@@ -414,6 +416,26 @@ def test_a_disk_that_fills_while_files_come_in_stops_them(tmp_path: Path) -> Non
     with pytest.raises(NotReadyError, match="make room"):
         upload.write(b"1")
     upload.close()
+
+
+class Usage(NamedTuple):
+    """Bytes of a disk."""
+
+    total: int
+    used: int
+    free: int
+
+
+def test_a_file_from_another_ledger_leaves_half_of_the_spare_disk_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(total=2000, used=1000, free=1000))
+    for is_fetched in (False, True):
+        upload = Upload(tmp_path, bytes_max=500, reserve_bytes=900, is_fetched=is_fetched)
+        upload.begin_file("acme 1-3 of https://peer")
+        upload.write(b"x" * 100)
+        with pytest.raises(UploadTooLargeError) if is_fetched else nullcontext():
+            upload.write(b"x")
 
 
 def test_an_upload_whose_end_the_disk_does_not_take_is_closed_all_the_same(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import re
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ import structlog
 from app.asking import NoAnswerError
 from app.dev.cluster import free_port
 from app.dev.embedded import EmbeddedPostgres
+from app.exchange.turns import Turns
 from app.http.listener import listening
 from app.main import running
 from app.store import exchange
@@ -617,7 +619,7 @@ async def test_an_answer_that_does_not_come_to_its_end_is_told_as_a_fault(
     with monkeypatch.context() as patched:
         patched.setattr("app.exchange.peer_client.BUNDLE_S_MAX", -1.0)
         await submit(pair.eu)
-        await until(lambda: tells(pair.us, "has not sent all of a bundle within"), "it is told")
+        await until(lambda: tells(pair.us, f"{pair.proxy.url}/v1/bundles/export has not sent all within"), "it is told")
     monkeypatch.setattr("app.exchange.peer_client.ANSWER_S_MAX", 0.3)
     async with await asyncio.start_server(begin, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -650,15 +652,19 @@ async def test_what_is_no_token_is_told_and_a_right_one_used_once_it_is_there(
 async def test_who_asks_a_peer_is_one_and_leaves_it_to_another_when_it_is_stopped(
     pool: asyncpg.Pool, superuser: asyncpg.Connection
 ) -> None:
+    turns = Turns(pool)
+
     async def ask(has_begun: asyncio.Event) -> None:
-        async with pool.acquire() as connection, exchange.turn(connection, "https://peer") as is_ours:
+        async with turns.turn("https://peer") as is_ours:
             assert is_ours
             has_begun.set()
             await asyncio.Event().wait()
 
     async def is_free() -> bool:
-        async with exchange.turn(superuser, "https://peer") as is_ours:
-            return is_ours
+        is_ours = await exchange.take_turn(superuser, "https://peer")
+        if is_ours:
+            await exchange.end_turn(superuser, "https://peer")
+        return is_ours
 
     assert await is_free(), "whoever ends its turn"
     assert await is_free(), "leaves it to others"
@@ -674,3 +680,69 @@ async def test_who_asks_a_peer_is_one_and_leaves_it_to_another_when_it_is_stoppe
         with pytest.raises(asyncio.CancelledError):
             await asking
         await until(is_free, "the turn of who was stopped ends")
+
+
+async def test_the_turns_of_all_peers_hold_one_connection_and_end_though_their_rounds_fail(
+    pool: asyncpg.Pool, superuser: asyncpg.Connection
+) -> None:
+    turns = Turns(pool)
+    free = pool.get_max_size()
+    async with AsyncExitStack() as stack:
+        for number in range(2 * free):
+            assert await stack.enter_async_context(turns.turn(f"https://peer{number}"))
+        with pytest.raises(NoAnswerError):
+            async with turns.turn("https://failing"):
+                raise NoAnswerError("it sends a byte now and then")
+        others = [await stack.enter_async_context(pool.acquire(timeout=5)) for _ in range(free - 1)]
+        assert [await each.fetchval("SELECT 1") for each in others] == [1] * (free - 1)
+        assert await exchange.take_turn(superuser, "https://failing")
+        assert not await exchange.take_turn(superuser, "https://peer0")
+    assert await exchange.take_turn(superuser, "https://peer0")
+
+
+async def test_peers_that_send_slowly_hold_up_no_other_import_and_are_named(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.asking.RATE_WINDOW_S", 1.0)
+    here, there = ledgers
+    stalled: list[bytes] = []
+
+    async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass on what is asked, but of a bundle its first kibibyte alone."""
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return
+        length = re.search(rb"content-length: ([0-9]+)", head, re.IGNORECASE)
+        body = await reader.readexactly(int(length[1])) if length else b""
+        other_reader, other = await asyncio.open_connection("127.0.0.1", there.port)
+        other.write(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) + body)
+        if b"/v1/bundles/export" in head:
+            stalled.append(head)
+            writer.write(await other_reader.read(1024))
+            await reader.read()
+        else:
+            writer.write(await other_reader.read())
+        other.close()
+        writer.close()
+
+    async with there.running() as eu, AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(await asyncio.start_server(stall, "127.0.0.1", 0)) for _ in range(3)]
+        urls = [f"http://127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in servers]
+        given = here.peers(there, tmp_path / "trusted")
+        slow = [{"url": url, "region": f"slow{number}"} for number, url in enumerate(urls)]
+        given["exchange"]["peers"] = slow + given["exchange"]["peers"]
+        job = await submit(eu)
+        async with here.running(**given) as us:
+
+            async def are_named() -> bool:
+                peers = (await us.get("/v1/exchange")).json()["peers"]
+                return all(
+                    f"{url}/v1/bundles/export sends too slowly" in str(peer["fault"])
+                    for url, peer in zip(urls, peers, strict=False)
+                )
+
+            await until(lambda: len(stalled) >= len(urls), "all send slowly")
+            await until(lambda: is_known(us, job), "the other is imported from")
+            await until(are_named, "each is named")
+            assert (await us.get("/v1/exchange")).json()["peers"][-1]["fault"] is None

@@ -1,0 +1,257 @@
+"""HTTP/1.1 to other servers, whose answers cannot keep the event loop busy.
+
+Invariants, for each answer::
+
+    interim heads (1xx) <= INTERIM_HEADS_MAX
+    bytes of a head     <= HEAD_BYTES_MAX        lines of a head <= HEAD_LINES_MAX
+    reads               <= PIECES_FREE + bytes / PIECE_BYTES_MIN
+
+The parser below (h11, by httpcore) works on all that one read brings before any other task runs: of interim
+heads, 64 KiB are 150 ms. So it is given one head at a time. What TLS costs is bounded by the time of a request alone.
+"""
+
+# ruff: noqa: ASYNC109 (the interface of httpcore has these timeouts)
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.request import getproxies, proxy_bypass
+
+import httpcore
+import httpx
+
+INTERIM_HEADS_MAX: Final = 8
+"""Answers of 100 to 199 before the one that counts."""
+HEAD_BYTES_MAX: Final = 32 * 1024
+HEAD_LINES_MAX: Final = 128
+PIECES_FREE: Final = 256
+"""Reads that may bring any number of bytes: a head comes in a few, a short answer too."""
+PIECE_BYTES_MIN: Final = 256
+"""What the others bring on average: each costs the event loop a turn."""
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+"""This machine, which no proxy is for."""
+KEEPALIVE_S: Final = 5.0
+"""How long an idle connection is kept."""
+
+_READ_BYTES: Final = 64 * 1024
+
+
+class BoundedTransport(httpx.AsyncBaseTransport):
+    """HTTP/1.1 over connections that bound the heads of answers."""
+
+    def __init__(self, context: ssl.SSLContext, *, has_proxies: bool) -> None:
+        """With ``has_proxies`` it uses those of the environment (``HTTPS_PROXY``, ``ALL_PROXY``, ``NO_PROXY``)."""
+        self._context = context
+        self._has_proxies = has_proxies
+        self._pools: dict[str | None, httpcore.AsyncConnectionPool] = {}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        assert isinstance(request.stream, httpx.AsyncByteStream)
+        target = httpcore.URL(
+            scheme=request.url.raw_scheme,
+            host=request.url.raw_host,
+            port=request.url.port,
+            target=request.url.raw_path,
+        )
+        with _as_httpx():
+            answer = await self._pool_for(request.url).handle_async_request(
+                httpcore.Request(
+                    method=request.method,
+                    url=target,
+                    headers=request.headers.raw,
+                    content=request.stream,
+                    extensions=request.extensions,
+                )
+            )
+        return httpx.Response(
+            answer.status, headers=answer.headers, stream=_Body(answer), extensions=dict(answer.extensions)
+        )
+
+    async def aclose(self) -> None:
+        for pool in self._pools.values():
+            await pool.aclose()
+
+    def _pool_for(self, url: httpx.URL) -> httpcore.AsyncConnectionPool:
+        proxy = None
+        if self._has_proxies and url.host not in LOOPBACK and not proxy_bypass(url.host):
+            proxies = getproxies()
+            proxy = proxies.get(url.scheme) or proxies.get("all")
+        if proxy not in self._pools:
+            self._pools[proxy] = self._new_pool(url.scheme, proxy)
+        return self._pools[proxy]
+
+    def _new_pool(self, scheme: str, proxy: str | None) -> httpcore.AsyncConnectionPool:
+        if proxy is None:
+            return httpcore.AsyncConnectionPool(
+                ssl_context=self._context, network_backend=_Backend(), keepalive_expiry=KEEPALIVE_S
+            )
+        try:
+            found = httpx.Proxy(proxy if "://" in proxy else f"http://{proxy}")
+        except (ValueError, httpx.InvalidURL):
+            found = None
+        if found is None or found.url.scheme not in ("http", "https"):
+            # Its URL may contain a password.
+            raise httpx.UnsupportedProtocol(f"the proxy of the environment for {scheme} is no HTTP proxy") from None
+        return httpcore.AsyncHTTPProxy(
+            proxy_url=httpcore.URL(
+                scheme=found.url.raw_scheme,
+                host=found.url.raw_host,
+                port=found.url.port,
+                target=found.url.raw_path,
+            ),
+            proxy_auth=found.raw_auth,
+            ssl_context=self._context,
+            network_backend=_Backend(),
+            keepalive_expiry=KEEPALIVE_S,
+        )
+
+
+class _Body(httpx.AsyncByteStream):
+    """The body of an answer, whose errors are those of ``httpx``."""
+
+    def __init__(self, answer: httpcore.Response) -> None:
+        self._answer = answer
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with _as_httpx():
+            async for piece in self._answer.aiter_stream():
+                yield piece
+
+    async def aclose(self) -> None:
+        await self._answer.aclose()
+
+
+@contextmanager
+def _as_httpx() -> Iterator[None]:
+    """Raise what ``httpcore`` raises as ``httpx`` calls it: both have the same names."""
+    try:
+        yield
+    except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError) as error:
+        kind: type[httpx.TransportError] = getattr(httpx, type(error).__name__)
+        raise kind(str(error)) from error
+    except httpcore.UnsupportedProtocol as error:
+        raise httpx.UnsupportedProtocol(str(error)) from error
+
+
+class _Backend(httpcore.AsyncNetworkBackend):
+    """Opens connections whose streams are bounded."""
+
+    def __init__(self) -> None:
+        self._backend = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        return BoundedStream(await self._backend.connect_tcp(host, port, timeout, local_address, socket_options))
+
+    async def sleep(self, seconds: float) -> None:
+        await self._backend.sleep(seconds)
+
+
+class BoundedStream(httpcore.AsyncNetworkStream):
+    """A connection that gives the parser one head of an answer at a time, and of the body no byte too many.
+
+    What the parser holds of one answer beyond its end it takes for the next one. So a connection whose answer had no
+    stated length, or more bytes than it stated, calls itself readable when idle, which the pool takes for its end.
+    """
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+        self._stream = stream
+        self._ahead = b""
+        """Read, and not given to the parser yet."""
+        self._is_head = True
+        self._body_left: int | None = None
+        """Bytes of the body that the parser lacks; None where the head does not say."""
+        self._heads = self._reads = self._length = 0
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if self._is_head:
+            return await self._next_head(timeout)
+        data = self._ahead or await self._more(timeout)
+        count = min(max_bytes, len(data), len(data) if self._body_left is None else self._body_left)
+        self._ahead = data[count:]
+        if self._body_left is not None:
+            self._body_left -= count
+        return data[:count]
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        # Nothing is read before a request is written whole.
+        self._is_head = True
+        self._heads = self._reads = self._length = 0
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        return BoundedStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        if info == "is_readable" and (self._ahead or self._body_left is None):
+            return True
+        return self._stream.get_extra_info(info)
+
+    async def _next_head(self, timeout: float | None) -> bytes:
+        """The next head, whole; what there is of it where the connection ends in it."""
+        seen = 0
+        while (end := _head_end(self._ahead, seen)) is None:
+            seen = end = len(self._ahead)
+            data = await self._more(timeout) if seen <= HEAD_BYTES_MAX else b""
+            if not data:
+                break
+            self._ahead += data
+        head, self._ahead = self._ahead[:end], self._ahead[end:]
+        if len(head) > HEAD_BYTES_MAX:
+            raise httpcore.RemoteProtocolError(f"the head of the answer is longer than {HEAD_BYTES_MAX} bytes")
+        if head.count(b"\n") > HEAD_LINES_MAX:
+            raise httpcore.RemoteProtocolError(f"the head of the answer has more than {HEAD_LINES_MAX} lines")
+        status = _status(head)
+        # 101 leaves HTTP (RFC 9110, 15.2.2): no other head follows.
+        self._is_head = status.startswith(b"1") and status != b"101"
+        self._body_left = _body_length(status, head)
+        self._heads += self._is_head
+        if self._heads > INTERIM_HEADS_MAX:
+            raise httpcore.RemoteProtocolError(f"more than {INTERIM_HEADS_MAX} interim answers (1xx)")
+        return head
+
+    async def _more(self, timeout: float | None) -> bytes:
+        data = await self._stream.read(_READ_BYTES, timeout)
+        self._reads += 1
+        self._length += len(data)
+        if self._reads > PIECES_FREE + self._length / PIECE_BYTES_MIN:
+            raise httpcore.RemoteProtocolError(f"the answer comes in pieces of less than {PIECE_BYTES_MIN} bytes")
+        return data
+
+
+def _head_end(data: bytes, seen: int) -> int | None:
+    """Where the head ends that ``data`` begins with, at the empty line; None where it has none. The bytes up to
+    ``seen`` have none by themselves."""
+    start = max(0, seen - 2)
+    ends = [at + len(mark) for mark in (b"\n\r\n", b"\n\n") if (at := data.find(mark, start)) >= 0]
+    return min(ends, default=None)
+
+
+def _status(head: bytes) -> bytes:
+    return head.partition(b"\n")[0].partition(b" ")[2][:3]
+
+
+def _body_length(status: bytes, head: bytes) -> int | None:
+    """How many bytes follow the head (RFC 9112, 6.3); None where it names no length, or might name two."""
+    if status == b"204":
+        return 0
+    lines = [line.partition(b":") for line in head.lower().split(b"\n")[1:]]
+    if any(name.startswith((b" ", b"\t")) or name == b"transfer-encoding" for name, _, _ in lines):
+        return None
+    lengths = [value.strip() for name, _, value in lines if name == b"content-length"]
+    return int(lengths[0]) if len(lengths) == 1 and re.fullmatch(rb"[0-9]{1,18}", lengths[0]) else None
