@@ -43,7 +43,6 @@ from app.read.anchors import judged_anchors
 from app.read.commitments import CommitmentReader
 from app.read.consistency import Consistency
 from app.read.copies import Copies
-from app.read.found_breaks import FoundBreaks
 from app.read.full_walk import FullWalk
 from app.read.jobs import JobReader
 from app.read.replicas import Replicas, replicas_at
@@ -212,17 +211,14 @@ def _parts(
     consistency = Consistency(node, pool, settings.read.wait.total_seconds())
     copies = Copies(node, pool, consistency, replicas)
     revealing = Revealing(knowledge)
-    breaks = FoundBreaks(started.folder)
-    service.metrics.watch_breaks(lambda: len(breaks.open()))
-    verifier = _verifier(service, started, pool, given.authorities, breaks)
-    service.appender.promised.on_break = lambda tenant_id, found: service.spawn(verifier.report(tenant_id, [found]))
+    verifier = _verifier(service, started, pool, given.authorities)
     importer = _importer(service, pool)
     staging = Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
     regions = _regions(service, started, pool, importer, staging)
     console_sessions = ConsoleSessions(started.session_secret, settings.auth.session_life)
 
     needed = readiness_checks(service)
-    reported = reported_checks(service, started, knowledge, breaks, given.tls, given.issuer, regions)
+    reported = reported_checks(service, started, knowledge, given.tls, given.issuer, regions)
     parts = Parts(
         settings=settings,
         connections_max=given.connections_max,
@@ -232,7 +228,7 @@ def _parts(
         submitter=service.submitter,
         notary=service.notary,
         verifier=verifier,
-        breaks=breaks,
+        breaks=service.breaks,
         full_walk=_full_walk(service, started, pool, verifier),
         system_entries=service.system_entries,
         access_records=service.access_records,
@@ -244,7 +240,7 @@ def _parts(
             log_origin=started.log_origin,
             keys=service.keys,
             published=service.trust.keys_of,
-            known_break=breaks.fault,
+            known_break=service.breaks.unmended_fault,
             attempts=consistency.attempts,
         ),
         importer=importer,
@@ -347,7 +343,6 @@ def _verifier(
     started: StartedNode,
     pool: asyncpg.Pool[asyncpg.Record],
     authorities: Sequence[Authority],
-    breaks: FoundBreaks,
 ) -> ChainVerifier:
     roots = {authority.url: authority.roots for authority in authorities}
     return ChainVerifier(
@@ -365,7 +360,7 @@ def _verifier(
             lambda url: roots.get(url, ()),
         ),
         positions=VerifiedPositions(started.folder),
-        breaks=breaks,
+        breaks=service.breaks,
         metrics=service.metrics,
     )
 
@@ -440,5 +435,6 @@ def _ledger_watch(service: Service, started: StartedNode, pool: asyncpg.Pool[asy
         checkpoints=started.checkpoints,
         notary=service.notary,
         keyring=service.trust.signing_now,
+        breaks=service.breaks,
         on_failure=service.fail,
     )

@@ -45,6 +45,12 @@ class Metrics:
         self.chain_verification_failures = self._counter(
             "scheduler_chain_verification_failures", "Chain verifications that found something broken"
         )
+        self._breaks_met = Counter(
+            "scheduler_chain_breaks_met",
+            "How often a break of stored rows was met, by the part of the node that met it",
+            ("met_by",),
+            registry=self.registry,
+        )
         self.batch_snapshots = self._counter("scheduler_batch_snapshots", "Batch snapshots signed")
         self.imported_entries = self._counter("bundle_imported_entries", "Entries chained from imported bundles")
         self.timestamps = self._counter("log_timestamps", "Checkpoints that an outside authority stamped")
@@ -173,11 +179,13 @@ class Metrics:
         gauge = Gauge("watch_streams", "Clients that watch chains now", registry=self.registry)
         gauge.set_function(open_streams)
 
+    def break_met(self, met_by: str) -> None:
+        """A break was met by this part of the node, of which there are few."""
+        self._breaks_met.labels(met_by).inc()
+
     def watch_breaks(self, open_breaks: Callable[[], int]) -> None:
         """Report how many breaks were found and not acknowledged yet."""
-        gauge = Gauge(
-            "scheduler_chain_breaks", "Breaks that verification found, not acknowledged yet", registry=self.registry
-        )
+        gauge = Gauge("scheduler_chain_breaks", "Breaks that were found, not acknowledged yet", registry=self.registry)
         gauge.set_function(open_breaks)
 
     def watch_webhooks(self, state: Callable[[], tuple[int, float]]) -> None:

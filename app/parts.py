@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from app.keys.tokens import Tokens
     from app.keys.trust import Trust
     from app.metrics import Metrics
+    from app.node.found_breaks import FoundBreaks
     from app.node.session import SessionTokens
     from app.node.state import Node
     from app.read.commitments import CommitmentReader
     from app.read.consistency import Consistency
-    from app.read.found_breaks import FoundBreaks
     from app.read.full_walk import FullWalk
     from app.read.jobs import JobReader
     from app.read.revealing import Revealing

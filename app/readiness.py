@@ -11,7 +11,6 @@ from app.exchange.regions import Regions
 from app.node.state import Node
 from app.parts import ReadinessCheck
 from app.privacy.knowledge import PrivacyKnowledge
-from app.read.found_breaks import FoundBreaks
 from app.service import Service
 from app.start.procedure import StartedNode
 from ledger import rfc3339
@@ -35,7 +34,6 @@ def reported_checks(
     service: Service,
     started: StartedNode,
     knowledge: PrivacyKnowledge,
-    breaks: FoundBreaks,
     tls: ServerTls | None,
     issuer: OidcIssuer | None,
     regions: Regions,
@@ -51,7 +49,7 @@ def reported_checks(
         "tls": lambda: _tls_fault(service.settings, tls),
         "scrub": service.scrub.fault,
         "clock": lambda: service.node.wall.fault() or _time_fault(service.node),
-        "breaks": breaks.fault,
+        "breaks": service.breaks.fault,
         "tenants": lambda: _named("quarantined, their chains are damaged", service.node.damaged),
         "locks": lambda: (
             _named("not chained, another session keeps their rows locked", service.node.locked)

@@ -43,6 +43,7 @@ from app.keys.tokens import Tokens
 from app.keys.trust import Trust
 from app.leadership import Leadership
 from app.metrics import Metrics
+from app.node.found_breaks import DAMAGED, FoundBreaks
 from app.node.kept_running import kept_running
 from app.node.log_scrub import LogScrub
 from app.node.state import Node, expire
@@ -67,6 +68,7 @@ from ledger.errors import (
     WalPoisonedError,
 )
 from ledger.positions import Epoch, Lsn
+from ledger.verification.verdict import Break
 from wal.group_commit import GroupCommit
 from wal.log import Log
 from wal.queue import NO_BELL
@@ -103,6 +105,8 @@ class Service:
         self.metrics = Metrics()
         self.backlog = Backlog(settings.wal.backlog_max_entries)
         self.metrics.watch(self.node, self.backlog.__len__)
+        self.breaks = FoundBreaks(started.folder, self.metrics.break_met)
+        self.metrics.watch_breaks(lambda: len(self.breaks.open()))
         self.quotas = Quotas.of(
             settings.quota.model_dump(exclude={"burst"}),
             settings.quota.burst.total_seconds(),
@@ -141,6 +145,7 @@ class Service:
             pool=pool,
             heads=dict(started.heads),
             quarantine=self.quarantine,
+            breaks=self.breaks,
             metrics=self.metrics,
             on_chained=self._chained,
             on_failure=self.fail,
@@ -203,6 +208,7 @@ class Service:
                 believes_earlier=started.accepted_loss,
             ),
             keys=self.keys,
+            breaks=self.breaks,
             log_origin=started.log_origin,
             batch_size=chain.batch_size,
             batch_interval_s=chain.batch_interval.total_seconds(),
@@ -371,7 +377,11 @@ class Service:
             self._recovered(pending)
         if self.leadership is not None:
             self.leadership.start(self.writer, self.system_entries)
+        for tenant_id, reason in self.node.damaged.items():
+            self.breaks.report(tenant_id, Break(0, DAMAGED, reason, None, reason), "start")
         for tenant_id in self._started.damaged_trees:
+            detail = "the stored tree, read at the start, is not that of the checkpoint that this node keeps"
+            self.breaks.report(tenant_id, Break(0, "tree", detail), "start")
             self.notary.mend(tenant_id)
         self.appender.wake()
         self.spawn(self.appender.run())
@@ -480,6 +490,7 @@ class Service:
             await asyncio.to_thread(self.upkeep.store_control)
         except OSError as error:
             log.error("control_file_not_written", error=str(error))
+        await asyncio.to_thread(self.breaks.close)
         self._leave_writer()
         if self._started.lease is not None:
             await self._started.lease.release()

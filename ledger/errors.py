@@ -299,7 +299,15 @@ class DatabaseUnavailableError(LedgerError):
 
 
 class ChainBrokenError(SigningUnavailableError):
-    """Stored rows do not hold together, or are not the ones that were chained: nothing of them is signed."""
+    """Stored rows of a tenant do not hold together, or are not the ones that were chained: nothing of them is signed.
+
+    ``found`` is the break where its place is known.
+    """
+
+    def __init__(self, tenant_id: str, reason: str, found: Break | None = None) -> None:
+        super().__init__(reason)
+        self.tenant_id = tenant_id
+        self.found = found
 
 
 class StoredTreeError(SigningUnavailableError):
@@ -317,19 +325,25 @@ class StoredTreeLockedError(SigningUnavailableError):
 class ChainDamagedError(LedgerError):
     """Stored rows of one tenant are not what they must be: what hangs on them is neither extended nor shown.
 
-    Every other tenant goes on.
+    Every other tenant goes on. ``found`` is the break where its place is known; the node reports it, whatever it was
+    doing (``app.node.found_breaks``).
     """
 
-    def __init__(self, tenant_id: str, reason: str) -> None:
+    def __init__(self, tenant_id: str, reason: str, found: Break | None = None) -> None:
         super().__init__(
             f"the chain of tenant {tenant_id} is damaged: {reason}. tally verify --tenant {tenant_id} names what is "
             "wrong; mend the rows from a backup, then start the node again"
         )
         self.tenant_id = tenant_id
         self.reason = reason
+        self.found = found
 
 
-class HeldBackError(ChainDamagedError):
+class KnownDamageError(ChainDamagedError):
+    """As its base, because of a break that was reported before: the tenant is quarantined, or a break is open."""
+
+
+class HeldBackError(KnownDamageError):
     """The event is durable in this node's WAL, but the chain of its tenant is damaged and cannot take it.
 
     It stays in the WAL whatever its age, and is chained once the rows are mended and the node is started again.

@@ -21,8 +21,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import structlog
-
 from app.background.slots import Slots
 from app.bundle.outsiders import ANCHORS_A_KIND_MAX, unproven
 from app.store import anchors as anchors_store
@@ -31,7 +29,6 @@ from app.store.chain_reader import PostgresChainReader
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
 from ledger.errors import (
-    ChainBrokenError,
     ChainDamagedError,
     LedgerError,
     NotFoundError,
@@ -42,7 +39,7 @@ from ledger.errors import (
 )
 from ledger.merkle import tiles
 from ledger.verification.entry_check import EntryChecker
-from ledger.verification.verdict import Findings
+from ledger.verification.verdict import Findings, damaged
 from signing import checkpoint as checkpoints
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.keys import Keyring, Signer
@@ -57,8 +54,6 @@ EXPORTS_AT_ONCE_MAX = 2
 """Each holds a connection, and an old state of the database, for as long as its reader takes; others wait a while."""
 EXPORT_TIMEOUT_S = 3600.0
 """Longest that one export may take, its reader's pace included."""
-
-log = structlog.get_logger()
 
 
 class _Range(NamedTuple):
@@ -222,14 +217,12 @@ async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Key
         proof = tiles.consistency_proof(first, second, get_tile)
         anchors = [each.made(tiles.consistency_proof(each.size, second, get_tile)) for each in said]
     except ProofError as error:
-        raise ChainBrokenError(f"the stored tree of tenant {tenant_id} is incomplete: {error}") from error
+        raise damaged(tenant_id, "tree", second, f"the stored tree is incomplete: {error}") from error
     return BundleEnd(root.hex(), chosen.checkpoint, proof, keys, anchors)
 
 
 def _refuse_broken(tenant_id: str, findings: Findings) -> None:
     found = findings.first_break()
     if found is not None:
-        log.error("chain_break_found", tenant_id=tenant_id, first_break=found._asdict(), found_by="bundle export")
-        raise ChainDamagedError(
-            tenant_id, f"it is exported no further, {found.kind} at seq {found.seq}, {found.detail}"
-        )
+        reason = f"it is exported no further, {found.kind} at seq {found.seq}, {found.detail}"
+        raise ChainDamagedError(tenant_id, reason, found)

@@ -19,8 +19,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-import structlog
-
 from app.background.slots import Slots
 from app.bundle.outsiders import ANCHORS_A_KIND_MAX, unproven
 from app.keys.trust import open_stored
@@ -33,6 +31,7 @@ from ledger.errors import (
     ChainDamagedError,
     InvalidInputError,
     JobNotFoundError,
+    KnownDamageError,
     ProofError,
     ReceiptInvalidError,
     ReceiptTooLargeError,
@@ -42,6 +41,7 @@ from ledger.errors import (
     SigningUnavailableError,
 )
 from ledger.machines.refusals import refused_job_id
+from ledger.verification.verdict import damaged
 from signing.checkpoint import Checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.receipt.form import ENTRIES_MAX, ENTRY, JOB
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 
 RECEIPTS_AT_ONCE_MAX: Final = 4
 """Each may hold some hundred megabytes for a moment; others wait a while."""
-
-log = structlog.get_logger()
 
 
 class Made(NamedTuple):
@@ -86,7 +84,7 @@ class ReceiptMaker:
     published: Callable[[str], Awaitable[Keyring]]
     """The published keys of a tenant's log."""
     known_break: Callable[[str], str | None]
-    """What verification found broken in a tenant's chain, and nobody has acknowledged; None where that is nothing."""
+    """What was found broken in a tenant's chain, is not repaired and nobody has acknowledged; None where nothing."""
     attempts: Callable[[], AsyncIterator[None]]
     """Turns to look again, which end with SessionNotCaughtUpError once a reader has waited long enough."""
 
@@ -112,7 +110,7 @@ class ReceiptMaker:
                 await chain_reads.require_tenant(connection, tenant_id)
                 raise JobNotFoundError(f"tenant {tenant_id} has no job {job_id}")
         if (broken := self.known_break(tenant_id)) is not None:
-            raise ChainDamagedError(tenant_id, f"{broken}, so nobody can sign that these are all entries of job {name}")
+            raise KnownDamageError(tenant_id, f"{broken}, so nobody can sign that these are all entries of job {name}")
         return await self._made(tenant_id, _Wanted(JOB, name, last), extends)
 
     async def of_entry(self, tenant_id: str, seq: int, extends: int | None) -> Made:
@@ -132,7 +130,7 @@ class ReceiptMaker:
             rows = await chain_reads.entries_at(connection, tenant_id, seq)
         if not rows:
             if seq <= head.head_seq:
-                raise ChainDamagedError(tenant_id, f"no entry stands at seq {seq}")
+                raise damaged(tenant_id, "gap", seq, f"no entry stands at seq {seq}")
             raise SeqOutOfRangeError(f"seq {seq} lies beyond the chain, which ends at {head.head_seq}", ("seq",))
         return await self._made(tenant_id, _Wanted(ENTRY, rows[0][JOB_ID], seq), extends)
 
@@ -195,11 +193,9 @@ class ReceiptMaker:
         try:
             return make(material, lambda level, index: stored.get((level, index), b""), self.keys.log_signer)
         except BrokenRangeError as error:
-            found = error.found._asdict()
-            log.error("chain_break_found", tenant_id=tenant_id, first_break=found, found_by="receipt")
-            raise ChainDamagedError(tenant_id, f"no receipt is made, {error}") from error
+            raise ChainDamagedError(tenant_id, f"no receipt is made, {error}", error.found) from error
         except (ProofError, ReceiptInvalidError, InvalidInputError, TypeError, ValueError) as error:
-            raise ChainDamagedError(tenant_id, f"the stored tree is not the one that was signed: {error}") from error
+            raise damaged(tenant_id, "tree", 0, f"the stored tree is not the one that was signed: {error}") from error
 
 
 async def _rows(connection: Connection, tenant_id: str, wanted: _Wanted, size: int) -> Sequence[Row]:
@@ -210,7 +206,7 @@ async def _rows(connection: Connection, tenant_id: str, wanted: _Wanted, size: i
     if rows is None:
         raise ReceiptTooLargeError(f"job {wanted.job_id} has more entries, or longer ones, than one receipt holds")
     if not rows or rows[-1][0] < wanted.to_seq:
-        raise ChainDamagedError(tenant_id, f"the entry at seq {wanted.to_seq} is there no more")
+        raise damaged(tenant_id, "gap", wanted.to_seq, f"the entry at seq {wanted.to_seq} is there no more")
     return rows
 
 
@@ -218,4 +214,4 @@ def _opened(tenant_id: str, note: str) -> Checkpoint:
     try:
         return read_checkpoint(note)
     except SignatureError as error:
-        raise ChainDamagedError(tenant_id, f"the stored checkpoint is none: {error}") from error
+        raise damaged(tenant_id, "tree", 0, f"the stored checkpoint is none: {error}") from error

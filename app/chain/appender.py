@@ -58,6 +58,7 @@ from app.chain.promised import Promised
 from app.chain.seen_heads import SeenHeads
 from app.chain.storing_ahead import ENTRIES_MIN, StoringAhead
 from app.metrics import Metrics
+from app.node.found_breaks import FoundBreaks
 from app.node.state import Node
 from app.pending.backlog import Backlog, Pending
 from app.pending.linking import LinkedBatch, link_batch, tenants_begun_by, tenants_decided_by
@@ -85,6 +86,8 @@ RETRY_PAUSE_FIRST_S = 0.05
 RETRY_PAUSE_MAX_S = 2.0
 OVERDUE_S = 10.0
 """How long a batch may take before somebody is told."""
+APPENDER = "appender"
+"""The part of the node that breaks met here are reported by."""
 
 log = structlog.get_logger()
 
@@ -112,6 +115,7 @@ class Appender:
         pool: asyncpg.Pool[asyncpg.Record],
         heads: dict[str, ChainHead],
         quarantine: Quarantine,
+        breaks: FoundBreaks,
         metrics: Metrics,
         on_chained: ChainedCallback,
         on_failure: Callable[[LedgerError], None],
@@ -122,12 +126,13 @@ class Appender:
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self.heads = SeenHeads(node, quarantine, heads)
         self._quarantine = quarantine
+        self._breaks = breaks
         self._metrics = metrics
         self._on_chained = on_chained
         self._on_failure = on_failure
         self._linkers: dict[str, Linker] = {}
         self._ahead = LinkingAhead(pool, self._linkers)
-        self.promised = Promised()
+        self.promised = Promised(lambda tenant_id, found: breaks.report(tenant_id, found, APPENDER))
         self._at_once = LinkingAtOnce(self.heads.known, self.promised, self._linkers)
         self._storing: StoringAhead | None = None
         """While ``run`` goes on."""
@@ -278,7 +283,8 @@ class Appender:
                 return await self._commit((pending,), refused_sqlstate=error.sqlstate)
             except asyncpg.PostgresError as again:
                 error = again
-        self._begin_quarantine(pending.tenant_id, f"Postgres refuses its next entry ({error.sqlstate}): {error}")
+        reason = f"Postgres refuses its next entry ({error.sqlstate}): {error}"
+        self._begin_quarantine(ChainDamagedError(pending.tenant_id, reason), APPENDER)
         return await self._commit((pending,), refused_sqlstate=None)
 
     async def _waited_for_fence(self, batch: Sequence[Pending]) -> bool:
@@ -301,12 +307,13 @@ class Appender:
                 await asyncio.sleep(RETRY_PAUSE_MAX_S)
 
     def found_damaged(self, error: ChainDamagedError) -> None:
-        """Somebody else found the rows of a tenant damaged: no entry is appended to it."""
+        """An import found the rows of a tenant damaged: no entry is appended to it."""
         if error.tenant_id not in self._quarantine:
-            self._begin_quarantine(error.tenant_id, error.reason)
+            self._begin_quarantine(error, "import")
 
-    def _begin_quarantine(self, tenant_id: str, reason: str) -> None:
-        self._quarantine.begin(tenant_id, reason, self.heads.known.get(tenant_id), self._backlog)
+    def _begin_quarantine(self, error: ChainDamagedError, met_by: str) -> None:
+        self._breaks.report_error(error, met_by)
+        self._quarantine.begin(error.tenant_id, error.reason, self.heads.known.get(error.tenant_id), self._backlog)
 
     def _publish(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
         self._ahead.pause()
@@ -358,7 +365,7 @@ class Appender:
                 self.database_error = None
                 return linked
             except ChainDamagedError as error:
-                self._begin_quarantine(error.tenant_id, error.reason)
+                self._begin_quarantine(error, APPENDER)
                 continue
             except asyncpg.LockNotAvailableError as error:
                 if await self._locked.found(batch):

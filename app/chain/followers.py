@@ -40,6 +40,7 @@ from app.store.log_rows import LOG_COLUMNS, RecentRows
 from app.store.node_connection import NodeConnection
 from ledger.errors import ChainDamagedError, LedgerError
 from ledger.positions import Lsn
+from ledger.verification.verdict import damaged
 
 ENTRIES_A_TURN = 2000
 """Most entries that are followed in one transaction."""
@@ -314,7 +315,9 @@ class TableFollower:
             if not entries and room and after < head_seq:
                 entries = await store.entries_behind(connection, name, after, head_seq, room)
                 if len(entries) < room and (not entries or entries[-1].seq != head_seq):
-                    raise ChainDamagedError(name, f"its head stands at seq {head_seq}, where the log has no entry")
+                    raise damaged(
+                        name, "head", head_seq, f"its head stands at seq {head_seq}, where the log has no entry"
+                    )
             turn.after[name] = after
             turn.places[name] = entries[-1].seq if entries else after
             if turn.places[name] == head_seq:

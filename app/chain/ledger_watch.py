@@ -31,6 +31,7 @@ from app.background.paced import paced
 from app.chain.checkpoints import CheckpointJournal
 from app.chain.notary import Notary
 from app.chain.signed_chain import is_in_tree, root_of_chain, tree_agrees
+from app.node.found_breaks import FoundBreaks
 from app.node.state import Node
 from app.store import Connection
 from app.store import watching as store
@@ -41,7 +42,8 @@ from ledger import merkle
 from ledger.errors import DatabaseUnavailableError, DatabaseWentBackError, LedgerError
 from ledger.merkle import tiles
 from ledger.names import is_readable_tenant
-from ledger.verification.entry_check import ENTRY_COLUMNS, holds_together
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, first_break_in, holds_together
+from ledger.verification.verdict import Break
 from signing import checkpoint
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring
@@ -63,7 +65,7 @@ TENANTS_LOGGED_MAX = 10
 ROOT_TIMEOUT_S = 3600.0
 """Longest that computing a root from a whole chain may take."""
 
-_LINK = ENTRY_COLUMNS.index("chain_link")
+_LINK, _PREVIOUS = map(ENTRY_COLUMNS.index, ("chain_link", "prev_chain_link"))
 _WENT_BACK = (
     "the database was restored or failed over to an older copy, or history was rewritten. This node writes no more; "
     "bring the newer database back, or what is missing with tally restore"
@@ -111,6 +113,7 @@ class LedgerWatch:
     notary: Notary
     keyring: Callable[[], Awaitable[Keyring]]
     """Gives the keys that may sign checkpoints now, of all nodes."""
+    breaks: FoundBreaks
     on_failure: Callable[[LedgerError], None]
     _watched: dict[str, _Watched] = field(default_factory=dict, init=False)
 
@@ -223,7 +226,7 @@ class LedgerWatch:
                     f"size {anchor.size}: {_WENT_BACK}"
                 )
             if row is None or not holds_together(tenant_id, row):
-                log.error("chain_break_found", tenant_id=tenant_id, seq=anchor.size, error="a signed row was changed")
+                self.breaks.report(tenant_id, _break_at(tenant_id, anchor.size, row), "ledger_watch")
                 return
             link = row[_LINK]
             if watched.link is None and await tree_agrees(connection, tenant_id, anchor):
@@ -323,6 +326,14 @@ class LedgerWatch:
 def _end_of(chain: SeenChain) -> int:
     """How long the database says that the chain is, by its head or its tree."""
     return max((size for size in (chain.head_seq, chain.tree_size) if type(size) is int), default=0)
+
+
+def _break_at(tenant_id: str, seq: int, row: EntryRow | None) -> Break:
+    """What is wrong with the row at ``seq``, which a checkpoint covers: it is gone, or does not hold together."""
+    if row is None:
+        return Break(seq, "gap", f"the entry of seq {seq}, which a checkpoint covers, is missing")
+    found = first_break_in(tenant_id, [row], first_seq=seq, prev_link=row[_PREVIOUS])
+    return found or Break(seq, "link", "a row that a checkpoint covers was changed")
 
 
 def _tiles_of(anchor: Checkpoint) -> set[TileCoordinates]:

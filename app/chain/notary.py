@@ -38,6 +38,7 @@ from app.chain.tenant_memory import FollowedTenant, TenantMemory
 from app.chain.tree_follower import TreeFollower
 from app.keys.in_use import KeyInUse
 from app.metrics import Metrics
+from app.node.found_breaks import FoundBreaks
 from app.node.state import Node
 from app.store import Connection
 from app.store import notary as store
@@ -56,6 +57,7 @@ from ledger.errors import (
 )
 from ledger.names import is_readable_tenant
 from ledger.positions import BEFORE_FIRST, Lsn
+from ledger.verification.verdict import Break
 from signing.checkpoint import Checkpoint
 from signing.keys import PublicKey
 from signing.note import is_signed_by
@@ -72,6 +74,8 @@ BROKEN_RETRY_S = 60.0
 """Pause before a tenant whose rows are broken is looked at again, which may mean to read its whole chain."""
 HOUSEKEEPING_INTERVAL_S = 1.0
 """How often tenants are looked at that have not grown, for ``batch_interval`` and retries."""
+NOTARY = "notary"
+"""The part of the node that breaks found here are reported by."""
 
 log = structlog.get_logger()
 
@@ -85,6 +89,7 @@ class Notary:
     checkpoints: CheckpointJournal
     own: OwnEntries
     keys: KeyInUse
+    breaks: FoundBreaks
     log_origin: str
     batch_size: int
     batch_interval_s: float
@@ -310,6 +315,7 @@ class Notary:
             async with self._turn(name) as (tenant, connection):
                 await self._trees.make_again(connection, name)
                 log.info("stored_tree_made_again", tenant_id=name)
+                self.breaks.mended(name, "tree")
                 tenant.tree = None
                 tenant.is_tree_damaged, tenant.is_kept = False, False
                 self._grown.add(name)
@@ -432,10 +438,10 @@ class Notary:
                 log.info("stored_tree_behind", tenant_id=tenant_id, found=str(error))
             else:
                 log.error("stored_tree_damaged", tenant_id=tenant_id, error=str(error))
+                self.breaks.report(tenant_id, Break(0, "tree", str(error), None, str(error)), NOTARY)
             self.mend(tenant_id)
         elif isinstance(error, ChainBrokenError):
-            if self.node.unsigned.get(tenant_id) != str(error):
-                log.error("chain_break_found", tenant_id=tenant_id, error=str(error))
+            self.breaks.report_error(error, NOTARY)
             self.node.unsigned[tenant_id] = str(error)
             self._retry_at_s[tenant_id] = time.monotonic() + BROKEN_RETRY_S
         elif isinstance(error, SignerAwayError):

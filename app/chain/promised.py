@@ -13,8 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import structlog
-
 from app.pending.linking import LinkedBatch
 from app.store import Connection
 from app.store import commitments as store
@@ -25,8 +23,6 @@ from ledger.machines.commitments import Commitments, commit, overlaid
 from ledger.machines.events import CommitmentAction
 from ledger.machines.promises import read_proposal
 from ledger.verification.verdict import Break
-
-log = structlog.get_logger()
 
 LIVE_MAX = 2_000_000
 """Commitments that are kept for tenants to whom nothing is proposed just now: some 1.5 KiB each."""
@@ -42,11 +38,12 @@ class _Known:
 class Promised:
     """What is promised to the tenants that something was proposed to, of one appender."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_break: Callable[[str, Break], object] = lambda tenant_id, found: None) -> None:
+        """``on_break`` is told of each entry that another node accepted and that, by what is known here, was to be
+        rejected."""
         self._known: OrderedDict[str, _Known] = OrderedDict()
         """The one that was asked for last stands last."""
-        self.on_break: Callable[[str, Break], object] = lambda tenant_id, found: None
-        """Told of each entry that another node accepted and that, by what is known here, was to be rejected."""
+        self._on_break = on_break
 
     async def at(self, connection: Connection, heads: Mapping[str, ChainHead]) -> dict[str, Commitments]:
         """What is promised at these heads, which the transaction holds locked; changes count once ``chained`` was told.
@@ -109,8 +106,7 @@ class Promised:
         if rejection is not None:
             detail = f"the verdict of seq {seq} is not what judging its proposal gives: {rejection.detail}"
             found = Break(seq, "projection", detail, rejection.reason, "accepted")
-            log.error("chain_break_found", tenant_id=tenant_id, first_break=found._asdict(), found_by="catching up")
-            self.on_break(tenant_id, found)
+            self._on_break(tenant_id, found)
 
     def chained(self, linked: LinkedBatch) -> None:
         """The batch is committed: what was decided in it counts, and the heads are where it left them."""

@@ -10,8 +10,9 @@ from app.node.state import Node
 from app.pending.quarantine import Quarantine
 from app.store import Connection, chaining
 from app.store.chaining import ChainEnd, ChainHead
-from ledger.errors import ChainDamagedError, ClockSkewError, InvalidInputError
+from ledger.errors import ClockSkewError, InvalidInputError
 from ledger.hlc import Hlc
+from ledger.verification.verdict import damaged
 
 log = structlog.get_logger()
 
@@ -32,7 +33,8 @@ class SeenHeads:
         """
         for tenant in sorted(missing):
             if (seen := self.known.get(tenant)) is not None:
-                raise ChainDamagedError(tenant, f"its head is gone, which this node has seen at seq {seen.seq}")
+                detail = f"its head is gone, which this node has seen at seq {seen.seq}"
+                raise damaged(tenant, "head", seen.seq, detail)
 
     async def check(self, connection: Connection, heads: dict[str, ChainHead]) -> dict[str, ChainEnd]:
         """Refuse to extend chains that are shorter than this node has seen them, or others, or end where there is no
@@ -44,11 +46,13 @@ class SeenHeads:
         for tenant, head in heads.items():
             self._quarantine.check(tenant)
             if (fault := chaining.head_fault(head)) is not None:
-                raise ChainDamagedError(tenant, fault)
+                raise damaged(tenant, "head", 0, fault)
             seen = self.known.get(tenant)
             if seen is not None and (head.seq < seen.seq or (head.seq == seen.seq and head[:2] != seen[:2])):
-                raise ChainDamagedError(
+                raise damaged(
                     tenant,
+                    "head",
+                    seen.seq,
                     f"its head stands at seq {head.seq} ({head.chain_link}), but this node has seen seq {seen.seq} "
                     f"({seen.chain_link})",
                 )
@@ -56,7 +60,7 @@ class SeenHeads:
         ends = await chaining.read_ends(connection, moved)
         for tenant, head in moved.items():
             if (fault := chaining.end_fault(head, ends.get(tenant))) is not None:
-                raise ChainDamagedError(tenant, fault)
+                raise damaged(tenant, "head", head.seq, fault)
         return ends
 
     def learn_time(self, heads: dict[str, ChainHead], ends: dict[str, ChainEnd]) -> None:

@@ -20,6 +20,7 @@ from ledger.errors import ChainBrokenError, LedgerError, ProofError, StoredTreeB
 from ledger.merkle import tiles
 from ledger.merkle.tiles import TileTree
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, first_break_in
+from ledger.verification.verdict import Break
 from signing.checkpoint import Checkpoint
 from signing.checkpoint import read as read_checkpoint
 
@@ -122,9 +123,11 @@ async def _store(connection: Connection, tree: GrownTree) -> None:
         raise not_stored(tenant_id, "its Merkle tree")
 
 
-def not_signed(tenant_id: str, why: str, what_to_do: str = "; run tally verify") -> ChainBrokenError:
-    """The error when a tenant is signed no further."""
-    return ChainBrokenError(f"tenant {tenant_id} is signed no further: {why}{what_to_do}")
+def not_signed(
+    tenant_id: str, why: str, what_to_do: str = "; run tally verify", found: Break | None = None
+) -> ChainBrokenError:
+    """The error when a tenant is signed no further, because of ``found`` where the place is known."""
+    return ChainBrokenError(tenant_id, f"tenant {tenant_id} is signed no further: {why}{what_to_do}", found)
 
 
 def not_stored(tenant_id: str, what: str) -> ChainBrokenError:
@@ -150,7 +153,7 @@ def checked_links(
         return []
     found = first_break_in(tenant_id, rows, first_seq=tree_size + 1, prev_link=prev_link)
     if found is not None:
-        raise not_signed(tenant_id, f"{found.kind} at seq {found.seq}, {found.detail}")
+        raise not_signed(tenant_id, f"{found.kind} at seq {found.seq}, {found.detail}", found=found)
     links = [LinkRow(row[_SEQ], row[_T_HLC], row[_CHAIN_LINK]) for row in rows]
     known = {link.seq: link for link in ours}
     for link in links:

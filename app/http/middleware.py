@@ -13,7 +13,7 @@ from app.access.callers import CALLER
 from app.access.principals import Principal
 from app.http.body import HELD_BYTES
 from app.http.problems import INVALID_REQUEST, ProblemError, respond
-from app.http.recording import record_refusal
+from app.http.recording import record_refusal, report_break
 from app.http.routing import BEGUN, Begun
 from app.metrics import UNMATCHED_ROUTE
 from app.parts import Parts
@@ -71,6 +71,7 @@ class Observed:
             await response(scope, receive, send_observed)
         except Exception as error:
             record_refusal(self._parts, scope, error)
+            report_break(self._parts, scope, error)
             response = respond(error)
             if status:
                 raise

@@ -56,6 +56,13 @@ async def record_read(request: Request, tenant_id: str, **what: Any) -> None:
     await parts_of(request).access_records.read(recorded_request(request.scope), tenant_id, told)
 
 
+def report_break(parts: Parts, scope: Scope, error: Exception) -> None:
+    """Report the break of stored rows that the request met, if ``error`` is about one. Every request whose error is
+    answered comes here; a stream that ends with an error calls this itself."""
+    route = scope.get("route")
+    parts.breaks.report_error(error, getattr(route, "operation_id", None) or "request")
+
+
 def record_refusal(parts: Parts, scope: Scope, error: Exception) -> None:
     """Record that the request was refused with ``error``, if that is about who may do what."""
     if isinstance(error, REFUSALS):

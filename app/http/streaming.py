@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.access.callers import check_again
+from app.http.recording import report_break
 from app.parts import parts_of
 from ledger.errors import LedgerError
 
@@ -41,6 +42,7 @@ class Streamed(Response):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             except LedgerError as error:
                 log.warning("answer_broken_off", path=scope["path"], error=str(error))
+                report_break(parts_of(self._request), scope, error)
                 return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 

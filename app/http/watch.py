@@ -22,7 +22,7 @@ from app.access.rights import Right
 from app.http.fields import NAME_CHARACTERS_MAX, TREE_SIZE_MAX, ReadableTenantId, SeqNumber, WholeNumber, in_upper_case
 from app.http.middleware import IS_HEAD
 from app.http.protocol import CUT_OFF
-from app.http.recording import record_read
+from app.http.recording import record_read, report_break
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import Parts, PartsDep
 from app.watch.blocks import Wanted
@@ -137,7 +137,11 @@ class EventStream(Response):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 if scope.get(IS_HEAD) is None:
                     await send(_piece(_opening(watcher.seq if after_seq is None else None)))
-                    await _tell(watcher, receive, send)
+                    try:
+                        await _tell(watcher, receive, send)
+                    except ChainDamagedError as error:
+                        log.error("watch_ended", tenant_id=error.tenant_id, error=str(error))
+                        report_break(parts, scope, error)
                 await send({"type": "http.response.body", "body": b""})
 
     def _filters(self) -> dict[str, object]:
@@ -155,8 +159,6 @@ async def _tell(watcher: Watcher, receive: Receive, send: Send) -> None:
             watcher.sent()
             # Nothing; but it waits until the client has taken what was written.
             await send(_piece(b""))
-    except ChainDamagedError as error:
-        log.error("watch_ended", tenant_id=error.tenant_id, error=str(error))
     finally:
         leaving.cancel()
         with suppress(asyncio.CancelledError):

@@ -38,12 +38,13 @@ from app.store import notary as notary_store
 from app.store.keys import KeyRow
 from app.store.reading import Pool, reading
 from ledger import merkle
-from ledger.errors import ChainDamagedError, KeyConflictError, LedgerError, SignatureError, UnknownKeyError
+from ledger.errors import KeyConflictError, LedgerError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
 from ledger.merkle import tiles
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, first_break_in, holds_together
 from ledger.verification.tree_check import TreeHead
+from ledger.verification.verdict import damaged
 from signing import checkpoint, issued_tokens
 from signing.checkpoint import Checkpoint
 from signing.key_history import KeyEvent, KeyFold, KeyHistory, WaitingKey, event_of, history_of, time_of
@@ -395,7 +396,7 @@ def open_stored(tenant_id: str, note: str, keys: Keyring | Sequence[VerifierKey]
             "list; the next one that a node signs whose key is admitted takes its place"
         ) from error
     except SignatureError as error:
-        raise ChainDamagedError(tenant_id, f"the stored checkpoint is not one of this log: {error}") from error
+        raise damaged(tenant_id, "tree", 0, f"the stored checkpoint is not one of this log: {error}") from error
 
 
 def _of_log(origin: str, keys: Iterable[PublicKey]) -> list[VerifierKey]:

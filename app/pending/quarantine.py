@@ -35,7 +35,7 @@ from msgspec import Meta
 
 from app.pending.backlog import Pending
 from app.store.chaining import ChainHead
-from ledger.errors import ChainDamagedError, HeldBackError, StartRefusedError
+from ledger.errors import HeldBackError, KnownDamageError, StartRefusedError
 from ledger.positions import Lsn
 from wal.segment import store_file, sync_folder
 
@@ -126,11 +126,11 @@ class Quarantine:
         """Return when the tenant's chain takes entries.
 
         Raises:
-            ChainDamagedError: it is quarantined.
+            KnownDamageError: it is quarantined.
         """
         reason = self._damaged.get(tenant_id)
         if reason is not None:
-            raise ChainDamagedError(tenant_id, reason)
+            raise KnownDamageError(tenant_id, reason)
 
     def check_chained(self, entered: Iterable[Pending]) -> None:
         """Return when none of these records, all at or below ``chained_lsn``, was passed over.

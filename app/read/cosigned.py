@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from app.read.proofs import newest_checkpoint
 from app.store import anchors, chain_reads
 from app.store.reading import reading
-from ledger.errors import ChainDamagedError, NotFoundError, SignatureError
+from ledger.errors import NotFoundError, SignatureError
+from ledger.verification.verdict import damaged
 from signing import checkpoint as checkpoints
 from signing import note as notes
 from signing.cosignature import Cosignature, WitnessKey, cosignatures_of
@@ -44,7 +45,7 @@ async def newest(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: 
         signed = newest_checkpoint(tenant_id, head.checkpoint)
         assert signed is not None
         if (signed.size, signed.root.hex()) != (head.tree_size, head.root_hash):
-            raise ChainDamagedError(tenant_id, "the stored checkpoint is not that of the stored tree")
+            raise damaged(tenant_id, "tree", 0, "the stored checkpoint is not that of the stored tree")
         note, size = notes.parse(head.checkpoint), signed.size
         rows = await anchors.cosignatures_of_size(connection, tenant_id, size, _names(witnesses), ROWS_A_SIZE_MAX)
     return _cosigned(note, rows, witnesses).encode()

@@ -17,10 +17,11 @@ from app.read.proofs import checkpoint_size
 from app.store import chain_reads
 from app.store.notary import read_links, read_tiles
 from app.store.reading import reading
-from ledger.errors import ChainDamagedError, NotFoundError
+from ledger.errors import NotFoundError
 from ledger.merkle import HASH_BYTES, leaf_hash
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.positions import LeafIndex, seq_of
+from ledger.verification.verdict import damaged
 
 if TYPE_CHECKING:
     import asyncpg
@@ -59,8 +60,11 @@ async def entry_bundle(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, index
         signed = await _stored(connection, tenant_id, 0, index, width)
     links = [_raw(row.chain_link) for row in rows]
     if b"".join(map(leaf_hash, links)) != signed:
-        raise ChainDamagedError(
-            tenant_id, f"entries {first_seq} to {first_seq + width - 1} are not those that were signed"
+        raise damaged(
+            tenant_id,
+            "tree",
+            first_seq,
+            f"entries {first_seq} to {first_seq + width - 1} are not those that were signed",
         )
     return b"".join(_ENTRY_LENGTH + link for link in links)
 
@@ -76,7 +80,7 @@ async def _stored(connection: Connection, tenant_id: str, level: int, index: int
     found = await read_tiles(connection, tenant_id, [(level, index)])
     hashes = (found.get((level, index)) or b"")[: width * HASH_BYTES]
     if len(hashes) < width * HASH_BYTES:
-        raise ChainDamagedError(tenant_id, f"tile {index} of level {level} is damaged")
+        raise damaged(tenant_id, "tree", 0, f"tile {index} of level {level} is damaged")
     return hashes
 
 

@@ -11,9 +11,10 @@ from app.store import chain_reads
 from app.store.notary import read_tiles
 from app.store.reading import reading
 from ledger import merkle
-from ledger.errors import ChainDamagedError, ProofError, SeqOutOfRangeError, SignatureError
+from ledger.errors import ProofError, SeqOutOfRangeError, SignatureError
 from ledger.merkle import HASH_BYTES, tiles
 from ledger.positions import Seq, leaf_index_of
+from ledger.verification.verdict import damaged
 from signing import checkpoint as checkpoints
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def newest_checkpoint(tenant_id: str, note_text: str | None) -> checkpoints.Chec
     try:
         return checkpoints.read(note_text)
     except SignatureError as error:
-        raise ChainDamagedError(tenant_id, f"the stored checkpoint is none: {error}") from error
+        raise damaged(tenant_id, "tree", 0, f"the stored checkpoint is none: {error}") from error
 
 
 def checkpoint_size(tenant_id: str, note_text: str | None) -> int | None:
@@ -143,7 +144,7 @@ def _damage_named(tenant_id: str) -> Iterator[None]:
     try:
         yield
     except (ProofError, TypeError, ValueError) as error:
-        raise ChainDamagedError(tenant_id, f"the stored tree is not the one that was signed: {error}") from error
+        raise damaged(tenant_id, "tree", 0, f"the stored tree is not the one that was signed: {error}") from error
 
 
 def _getter(stored: dict[tuple[int, int], bytes]) -> tiles.GetTile:

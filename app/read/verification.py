@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from app.metrics import Metrics
-    from app.read.found_breaks import FoundBreaks
+    from app.node.found_breaks import FoundBreaks
     from app.store.chain_reader import PostgresChainReader
     from signing.keys import Keyring
 

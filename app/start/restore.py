@@ -35,6 +35,7 @@ from app.config import Settings
 from app.keys import node_keys
 from app.metrics import Metrics
 from app.node import identity
+from app.node.found_breaks import FoundBreaks
 from app.node.identity import Identity
 from app.node.state import Node
 from app.node.unrecorded import DIFFERING_LISTED_MAX, FORK, Fork, SignedHead, fork_subject
@@ -168,6 +169,7 @@ async def _chain_wal(
             pool=pool,
             heads={},
             quarantine=_NoQuarantine(locked.folder, node.damaged, {}),
+            breaks=FoundBreaks(locked.folder),
             metrics=Metrics(),
             on_chained=lambda _: None,
             on_failure=lambda _: None,

@@ -16,9 +16,9 @@ import orjson
 
 from app.answers import json_bytes
 from app.store.chain_reads import ListedEntry
-from ledger.errors import ChainDamagedError
 from ledger.machines import job_dcs
 from ledger.machines.jobs import payload_of
+from ledger.verification.verdict import damaged
 
 BLOCK_BYTES_MAX: Final = 64 * 1024
 """Bytes of the events of a block of several: a client that stands still holds about two blocks."""
@@ -127,7 +127,7 @@ def blocks_of(
     size = 0
     for expected_seq, each in enumerate(listed, after_seq + 1):
         if each.seq != expected_seq:
-            raise ChainDamagedError(tenant_id, f"the entry of seq {expected_seq} is missing")
+            raise damaged(tenant_id, "gap", expected_seq, f"the entry of seq {expected_seq} is missing")
         entry = _watched(each, dcs_of_jobs)
         if entries and size + len(entry.event) > BLOCK_BYTES_MAX:
             blocks.append(Block(entries, has_dcs=dcs_of_jobs is not None))

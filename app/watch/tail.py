@@ -35,6 +35,7 @@ from app.store.reading import Pool, reading
 from app.watch.blocks import EVERYTHING, Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, TenantNotFoundError
 from ledger.machines import job_dcs
+from ledger.verification.verdict import damaged
 
 LOOK_INTERVAL_S: Final = 0.2
 """How often it is looked what others chained."""
@@ -346,7 +347,7 @@ class Tails:
         self, tail: Tail, after_seq: int, listed: Sequence[ListedEntry], dcs_of_jobs: DcsOfJobs | None
     ) -> list[Block]:
         if not listed:
-            raise ChainDamagedError(tail.tenant_id, f"the entry of seq {after_seq + 1} is missing")
+            raise damaged(tail.tenant_id, "gap", after_seq + 1, f"the entry of seq {after_seq + 1} is missing")
         began_s = time.thread_time()
         blocks = blocks_of(tail.tenant_id, after_seq, listed, dcs_of_jobs)
         if dcs_of_jobs is not None:

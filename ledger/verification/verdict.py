@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from ledger.errors import ChainDamagedError
+
 ASPECT_OF_KIND: Final[Mapping[str, str]] = {
     "gap": "links",
     "duplicate-seq": "links",
@@ -55,6 +57,11 @@ class Break(NamedTuple):
     detail: str
     expected: str | int | None = None
     actual: str | int | None = None
+
+
+def damaged(tenant_id: str, kind: str, seq: int, detail: str) -> ChainDamagedError:
+    """The error of a reader that met this break."""
+    return ChainDamagedError(tenant_id, detail, Break(seq, kind, detail, None, detail))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from app.metrics import Metrics
-from app.read.found_breaks import FoundBreaks
+from app.node.found_breaks import FoundBreaks
 from app.read.verification import ChainVerifier
 from app.read.verified_positions import FILE_NAME, Position, VerifiedPositions
 from ledger.errors import TenantNotFoundError

@@ -16,9 +16,9 @@ import pytest
 
 from app.config import Settings
 from app.main import running
+from app.node.found_breaks import FoundBreaks
 from app.parts import Parts
 from app.read import full_walk
-from app.read.found_breaks import FoundBreaks
 from app.read.verified_positions import Position, VerifiedPositions
 from ledger.verification.verdict import Break
 from tests.app.chain_builder import edit

@@ -124,6 +124,7 @@ export const BREAKS = {
   tree: "The stored Merkle tree is not that of the entries.",
   projection: "The table of jobs, or what was decided, is not what the entries say.",
   rollback: "The chain is shorter than, or another than, a checkpoint that was kept outside.",
+  damaged: "Stored rows contradict each other. Verify the tenant: that shows where.",
 };
 
 /** What each verdict of verification is about. */

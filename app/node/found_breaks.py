@@ -1,0 +1,236 @@
+"""Breaks of stored rows, kept beside the WAL until somebody acknowledges them.
+
+Every part of the node that meets a break reports it here: verification, a read, a list, a proof, an export, an import,
+a start, the notary, the watch. ``met_by`` names that part; for a request it is the name of the operation.
+
+``<wal folder>/breaks.json``, replaced by temp file, fsync, rename and directory fsync::
+
+    {"version": 1, "breaks": [{"tenant_id": "acme", "kind": "link", "seq": 17, "detail": "…", "actual": "…",
+                               "found_at": "2026-11-22T02:10:00Z", "acknowledged": false, "met_by": "verification"}]}
+
+A break that is found again is not another one; an acknowledged one that changes, at the same place, is. One that is
+repaired stays until it is acknowledged: it was there. ``mended_at`` says since when it is known to be repaired; one
+that is found again after that is a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
+from typing import Final, Literal
+
+import msgspec
+import structlog
+
+from app.node.kept_file import KeptFile
+from ledger.errors import ChainBrokenError, ChainDamagedError, KnownDamageError, NotFoundError
+from ledger.verification.verdict import Break
+
+BREAKS_MAX: Final = 1000
+"""Most that are kept; more are the same fault many times, and all are in the log."""
+NAMED_MAX: Final = 3
+"""Breaks that a readiness check names."""
+DAMAGED: Final = "damaged"
+"""Kind of a break whose place is not known, at seq 0: stored rows contradict each other. Verification says where."""
+VERIFICATION: Final = "verification"
+
+log = structlog.get_logger()
+
+
+class FoundBreak(msgspec.Struct):
+    """One break; ``actual`` tells whether what stands there has changed since."""
+
+    tenant_id: str
+    kind: str
+    seq: int
+    detail: str
+    actual: str | None
+    found_at: str
+    acknowledged: bool = False
+    met_by: str = VERIFICATION
+    mended_at: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """What the entry of ``_system`` that acknowledges it is about."""
+        return f"break:{self.tenant_id}:{self.kind}:{self.seq}"
+
+
+class _Breaks(msgspec.Struct):
+    version: Literal[1]
+    breaks: list[FoundBreak]
+
+
+_FILE: Final = KeptFile[_Breaks](
+    "breaks.json",
+    _Breaks,
+    b'{"version":1,"breaks":[]}',
+    "it lists breaks that were found: restore it, or move it away and run tally verify for every tenant",
+)
+
+
+class FoundBreaks:
+    """The breaks of one node, in memory and in its WAL folder. Any thread may report and acknowledge."""
+
+    def __init__(self, wal_folder: Path, count: Callable[[str], object] = lambda met_by: None) -> None:
+        """``count`` is called with ``met_by`` each time a break is reported."""
+        self._folder = wal_folder
+        self._count = count
+        self._changing = Lock()
+        """Held while the breaks in memory change; never while the disk is waited for."""
+        self._storing = Lock()
+        """Held while the file is replaced; taken before ``_changing``."""
+        self._writer = ThreadPoolExecutor(1, "found-breaks")
+        self._is_closed = False
+        self._by_place = {(each.tenant_id, each.kind, each.seq): each for each in _FILE.load(wal_folder).breaks}
+
+    def open(self, tenant_id: str | None = None) -> list[FoundBreak]:
+        """Those that nobody has acknowledged, of one tenant or of all."""
+        return [
+            each
+            for each in tuple(self._by_place.values())
+            if not each.acknowledged and (tenant_id is None or each.tenant_id == tenant_id)
+        ]
+
+    def fault(self, tenant_id: str | None = None) -> str | None:
+        """What ``/readyz`` says, None when there is no open break, of one tenant or of all."""
+        return _fault(self.open(tenant_id))
+
+    def unmended_fault(self, tenant_id: str) -> str | None:
+        """As ``fault``, of one tenant, without the breaks that are known to be repaired."""
+        return _fault([each for each in self.open(tenant_id) if each.mended_at is None])
+
+    def mended(self, tenant_id: str, kind: str | None = None) -> None:
+        """What was broken of the tenant, or only what is of ``kind``, was found whole. Does not wait for the disk."""
+        with self._changing:
+            repaired = [
+                each
+                for each in self._by_place.values()
+                if each.tenant_id == tenant_id and each.mended_at is None and kind in (None, each.kind)
+            ]
+            for each in repaired:
+                each.mended_at = _now()
+            if repaired and not self._is_closed:
+                self._writer.submit(self._store_reported)
+
+    def report(self, tenant_id: str, found: Break, met_by: str) -> None:
+        """Count, log and keep a break that ``met_by`` met. Does not wait for the disk, so the event loop may call it;
+        one that is known is counted and not logged again."""
+        self._count(met_by)
+        with self._changing:
+            if not self._note(tenant_id, found, met_by):
+                return
+            if not self._is_closed:
+                self._writer.submit(self._store_reported)
+        log.error("chain_break_found", tenant_id=tenant_id, first_break=found._asdict(), found_by=met_by)
+
+    def report_error(self, error: BaseException, met_by: str) -> None:
+        """Report the break that ``error`` is about; other errors are passed over, and so is damage known before."""
+        if isinstance(error, ChainDamagedError | ChainBrokenError) and not isinstance(error, KnownDamageError):
+            self.report(error.tenant_id, break_of(error), met_by)
+
+    def close(self) -> None:
+        """Wait until what was reported is stored; later reports are kept in memory alone. Blocks on the disk."""
+        with self._changing:
+            self._is_closed = True
+        self._writer.shutdown()
+
+    def is_acknowledged(self, tenant_id: str, found: Break) -> bool:
+        """Whether somebody has seen just this break."""
+        known = self._by_place.get((tenant_id, found.kind, found.seq))
+        return known is not None and known.acknowledged and known.mended_at is None and known.actual == _actual(found)
+
+    def found(self, tenant_id: str, breaks: Iterable[Break]) -> None:
+        """Verification found these, and logs them itself. Blocks on the disk when there is something new.
+
+        Raises:
+            OSError: it cannot be stored; in memory they are kept all the same.
+        """
+        with self._changing:
+            # No break is left out because another one is.
+            noted = [each for each in breaks if self._note(tenant_id, each, VERIFICATION)]
+        for _ in noted:
+            self._count(VERIFICATION)
+        if noted:
+            self._store()
+
+    def _note(self, tenant_id: str, found: Break, met_by: str) -> bool:
+        """Whether it is a new one, and kept."""
+        place, actual = (tenant_id, found.kind, found.seq), _actual(found)
+        known = self._by_place.get(place)
+        is_same = known is not None and (known.actual == actual or not known.acknowledged)
+        if known is not None and known.mended_at is None and is_same:
+            return False
+        if known is None and len(self._by_place) >= BREAKS_MAX and not self._forget_acknowledged():
+            log.error("chain_break_not_kept", tenant_id=tenant_id, kind=found.kind, seq=found.seq)
+            return False
+        self._by_place[place] = FoundBreak(tenant_id, *place[1:], found.detail, actual, _now(), met_by=met_by)
+        return True
+
+    def _forget_acknowledged(self) -> bool:
+        """Make room: whoever has seen a thousand breaks is told once more of one rather than never of the next."""
+        place = next((place for place, each in self._by_place.items() if each.acknowledged), None)
+        return place is not None and self._by_place.pop(place) is not None
+
+    def wanted(self, tenant_id: str, kind: str | None, seq: int | None) -> list[FoundBreak]:
+        """The open breaks of the tenant that are to be acknowledged: those of ``kind`` and ``seq`` where given.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        wanted = [each for each in self.open(tenant_id) if kind in (None, each.kind) and seq in (None, each.seq)]
+        if not wanted:
+            raise NotFoundError(f"this node has found no such break of tenant {tenant_id} that is not acknowledged yet")
+        return wanted
+
+    def acknowledge(self, found: FoundBreak) -> None:
+        """``_system`` says that somebody has seen it. Blocks on the disk.
+
+        Raises:
+            OSError: it cannot be stored.
+        """
+        with self._changing:
+            found.acknowledged = True
+        self._store()
+
+    def _store_reported(self) -> None:
+        try:
+            self._store()
+        except OSError as error:
+            log.error("chain_breaks_not_stored", error=str(error))
+
+    def _store(self) -> None:
+        with self._storing:
+            with self._changing:
+                content = _Breaks(1, [msgspec.structs.replace(each) for each in self._by_place.values()])
+            _FILE.store(self._folder, content)
+
+
+def break_of(error: ChainDamagedError | ChainBrokenError) -> Break:
+    """The break that the error names; one of kind ``DAMAGED`` where it names none."""
+    reason = error.reason if isinstance(error, ChainDamagedError) else str(error)
+    return error.found or Break(0, DAMAGED, reason, None, reason)
+
+
+def _named(found: FoundBreak) -> str:
+    where = f"rows of {found.tenant_id}" if found.kind == DAMAGED else f"at seq {found.seq} of {found.tenant_id}"
+    return f"{found.kind} {where} (met by {found.met_by})"
+
+
+def _fault(waiting: Sequence[FoundBreak]) -> str | None:
+    if not waiting:
+        return None
+    named = ", ".join(map(_named, waiting[:NAMED_MAX]))
+    more = f" and {len(waiting) - NAMED_MAX} more" if len(waiting) > NAMED_MAX else ""
+    return f"found: {named}{more}; tally verify says more, and --acknowledge that somebody has seen it"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _actual(found: Break) -> str | None:
+    return None if found.actual is None else str(found.actual)
