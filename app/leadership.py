@@ -24,7 +24,6 @@ from ledger.positions import BEFORE_FIRST, Lsn
 from wal.control import Control
 from wal.group_commit import GroupCommit
 from wal.replication import configuration as configurations
-from wal.replication.ack_mode import AckMode
 from wal.replication.file_log import oldest_whole_lsn
 from wal.replication.leading import Reached, Shipper
 from wal.replication.proposer import Proposer
@@ -70,14 +69,12 @@ class Leadership:
         if not self._ack_mode.is_replicated:
             return None
         proposer = self.shipper.proposer
-        voters = proposer.configuration.voters
-        needed = len(voters) if self._ack_mode is AckMode.REPLICATED_ALL else len(voters) // 2 + 1
-        if voters and proposer.in_sync() >= needed:
+        needed = proposer.needed()
+        if 0 < needed <= proposer.in_sync():
             return None
         faults = [f"{report.address}: {report.fault}" for report in self.shipper.reports() if report.fault]
-        return (
-            f"no quorum: {proposer.in_sync()} of {needed} safekeepers needed follow; {'; '.join(faults) or 'none yet'}"
-        )
+        found = f"{proposer.in_sync()} of {needed} safekeepers needed follow" if needed else "no safekeeper votes yet"
+        return f"no quorum: {found}; {'; '.join(faults) or 'none yet'}"
 
     def _make_shipper(self, settings: Settings, folder: Path, control: Control) -> Shipper:
         lead = self._lead
@@ -142,6 +139,15 @@ class _MemberLog(NamedTuple):
 
     def lost(self, address: str, reason: str) -> None:
         log.warning("wal_replication_member_lost", member=address, error=reason)
+
+    def back(self, address: str) -> None:
+        log.info("wal_replication_member_back", member=address)
+
+    def quorum_changed(self, is_there: bool, following: int, needed: int) -> None:
+        if is_there:
+            log.info("wal_quorum_back", following=following, needed=needed)
+        else:
+            log.error("wal_quorum_lost", following=following, needed=needed)
 
     def refused(self, address: str, reason: str) -> None:
         log.error("wal_replication_append_reject", member=address, error=reason)

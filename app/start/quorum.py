@@ -22,7 +22,7 @@ from app.store.chaining import WalPosition
 from app.store.faults import DATABASE_FAULTS
 from app.store.leases import PostgresLeases
 from ledger.errors import StartRefusedError, WalCorruptError, WalError
-from ledger.positions import NO_EPOCH, Epoch, Lsn
+from ledger.positions import NO_EPOCH, Epoch, Lsn, after
 from wal import control as wal_control
 from wal import lock as wal_lock
 from wal.format import LSN_LIMIT, WAL_ID_BYTES
@@ -175,9 +175,12 @@ def _take_lead(
                 set_aside(folder)
             own = FileLog(folder, node_id, plan.wal_id, segment_bytes=settings.wal.segment_bytes, lock=lock)
         if own is not None:
+            last_lsn = own.tail.lsn
             carry_out(members, plan, own, Frame(Greet(node_id, plan.wal_id, members.run)))
             if plan.configuration.is_quorum:  # else nothing says that no other copy was written since
                 own.store(own.control._replace(epoch=plan.epoch))
+            if plan.donor is not None and last_lsn > plan.keep_lsn:
+                log.warning("wal_divergent_tail_cut", first_lsn=after(plan.keep_lsn), last_lsn=last_lsn)
     finally:
         if own is not None:
             own.close()

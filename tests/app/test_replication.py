@@ -14,6 +14,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+import structlog
 from cryptography.x509 import DNSName
 
 from app.config import Settings
@@ -236,7 +237,12 @@ async def test_what_lost_against_another_writer_is_appended_again(
     keepers.start(0, 1, 2)
     async with run_server(replicated("another")) as client:
         await submit(client, "GLOBAL")
-    async with run_server(replicated()) as client:
+    with structlog.testing.capture_logs() as logs:
+        stack = AsyncExitStack()
+        client = await stack.enter_async_context(run_server(replicated()))
+    (cut,) = [line for line in logs if line["event"] == "wal_divergent_tail_cut"]
+    assert cut["last_lsn"] - cut["first_lsn"] >= 1
+    async with stack:
 
         async def is_there(job: dict[str, Any]) -> bool:
             path = f"/v1/jobs/{job['job_id']}?tenant_id={job['tenant_id']}"
@@ -257,7 +263,9 @@ async def test_without_a_quorum_the_start_is_refused_at_once(
     async with run_node(replicated()):
         pass
     async with short_of_members(keepers, 1, 2):
-        with pytest.raises(StartRefusedError, match="no quorum: 1 of 3 members that vote answer, 2 are needed"):
+        with pytest.raises(
+            StartRefusedError, match=r"no quorum: 1 of 3 members that vote answer, 2 are needed; 127.*refused"
+        ):
             async with run_node(replicated()):
                 pass
         assert not await superuser.fetchval("SELECT count(*) FROM scheduler.wal_leases"), "nobody need wait for it"
@@ -450,9 +458,25 @@ async def test_over_tls_a_node_writes_the_log_that_its_certificate_names_and_no_
             created = await submit(client, "REGIONAL")
             big = await client.post("/v1/jobs", json=JOB | {"spec": {"blob": "x" * 500_000}, "durability": "REGIONAL"})
             assert big.status_code == 201, "a batch of many records of TLS"
+            refused = Authority(tmp_path / "strange", "strange").issue("keeper")
+            served.take(refused)
+            for keeper in keepers[:2]:
+                keeper.close()
+            keepers[:2] = [Keeper(keeper.folder, region="local", tls=tls, port=keeper.port) for keeper in keepers[:2]]
+            reason = "certificate is refused: unable to get local issuer certificate"
+
+            async def names_both() -> bool:
+                ready = (await client.get("/readyz")).json()["checks"]["quorum"]["detail"] or ""
+                return all(f"{member}: the peer's {reason}" in ready for member in members[:2])
+
+            await until(names_both, "the members that are refused are named, each with its reason")
+            shown = (await client.get("/v1/node")).json()["members"]
+            assert [reason in (member["fault"] or "") for member in shown] == [True, True, False]
+            served.take(authority.issue("again"))
+            await until(lambda: in_sync(client), "they are back")
         async with run_server(settings("another", NODE)) as client:
             assert (await client.get(f"/v1/jobs/{created['job_id']}?tenant_id=acme")).status_code == 200
-        with pytest.raises(StartRefusedError, match="no quorum"):
+        with pytest.raises(StartRefusedError, match=r"no quorum: .*; localhost:\d+: forbidden: the certificate names"):
             async with run_node(settings("third", "node-b")):
                 pass
     finally:

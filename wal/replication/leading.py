@@ -18,7 +18,7 @@ from ledger.positions import BEFORE_FIRST, Lsn, after
 from wal.native import FromMember, Ship, Shipped
 from wal.replication.election import Election, Held, Plan, Said
 from wal.replication.following import follow
-from wal.replication.messages import Frame
+from wal.replication.messages import Frame, Refusal
 from wal.replication.proposer import UNDER_WAY_BYTES_MAX, Dropped, Link, Proposer
 from wal.replication.replica_log import ReplicaLog
 from wal.replication.tail_reader import TailReader
@@ -62,6 +62,8 @@ def elect(members: Members, election: Election) -> Plan:
     """
     wires = Wires(members.addresses, members.tls, members.timeout_s)
     ends_s = time.monotonic() + members.timeout_s
+    faults: dict[str, str] = {}
+    """Why a member does not answer as it should, by address."""
     try:
         while election.outcome is None:
             wires.open_due()
@@ -71,13 +73,25 @@ def elect(members: Members, election: Election) -> Plan:
                 break
             _go_on(members)
             for event in wires.wait(min(left_s, LOOK_S)):
+                _note_fault(faults, event)
                 for address, message in _told(election, event):
                     wires.send(address, Frame(message))
     finally:
         wires.close()
     if not isinstance(election.outcome, Plan):
-        raise WalError(str(election.outcome))
+        raise WalError("; ".join([str(election.outcome), *(f"{at}: {why}" for at, why in sorted(faults.items()))]))
     return election.outcome
+
+
+def _note_fault(faults: dict[str, str], event: Event) -> None:
+    """Keep what a member refused, or why it is not reached; what it refused says more than that it hung up then."""
+    match event:
+        case Lost(address, reason):
+            faults.setdefault(address, reason)
+        case Received(address, frame) if isinstance(frame.message, Refusal):
+            faults[address] = f"{frame.message.reason}: {frame.message.detail}"
+        case Received(address):
+            faults.pop(address, None)
 
 
 def _go_on(members: Members) -> None:
@@ -175,7 +189,13 @@ class Watcher(Protocol):
         """So long it took from a batch's end in the own log to the member's word that it is durable there."""
 
     def lost(self, address: str, reason: str) -> None:
-        """The member cannot be spoken to any more; told once, until it can."""
+        """The member cannot be spoken to any more; told once for each reason, until it can."""
+
+    def back(self, address: str) -> None:
+        """A member that was lost follows again."""
+
+    def quorum_changed(self, is_there: bool, following: int, needed: int) -> None:
+        """So many members that vote follow, which is enough to commit, or is not any more; told when that changes."""
 
     def refused(self, address: str, reason: str) -> None:
         """The member refused what it was sent."""
@@ -253,6 +273,8 @@ class Shipper:
         self._on_reached = on_reached
         self._on_over = on_over
         self.proposer = make(self)
+        self._had_quorum: bool | None = None
+        """None until enough members follow for the first time."""
         self.faults: dict[str, str] = {}
         """Why a member is not spoken to, by address."""
         self._closing = False
@@ -334,6 +356,8 @@ class Shipper:
                 events = wires.wait(wait_s if shipped is None else 0.0) if shipped is None or shipped.is_odd else []
                 for event in events:
                     self._take(event)
+                if events:
+                    self._look_at_quorum()
                 if self._take_in() or events or shipped is not None:
                     before = self._tell_reached(before)
                 if time.monotonic() >= next_beat_s:
@@ -408,7 +432,7 @@ class Shipper:
             case Lost(address, reason, is_damaged):
                 if is_damaged:
                     self._count_damaged(address)
-                if address not in self.faults:
+                if self.faults.get(address) != reason:
                     self._watcher.lost(address, reason)
                 self.faults[address] = reason
                 self._timed.pop(address, None)
@@ -418,7 +442,8 @@ class Shipper:
                 self._look_at_time(address)
                 link = self.proposer.links[address]
                 if link.is_streaming:
-                    self.faults.pop(address, None)
+                    if self.faults.pop(address, None) is not None:
+                        self._watcher.back(address)
                     self._settle(address, link)
 
     def _tell_reached(self, before: Reached) -> Reached:
@@ -453,6 +478,14 @@ class Shipper:
         if lsn is not None and self.proposer.links[address].replicated_lsn >= lsn:
             del self._timed[address]
             self._watcher.acknowledged(address, time.perf_counter() - since_s)
+
+    def _look_at_quorum(self) -> None:
+        following, needed = self.proposer.in_sync(), self.proposer.needed()
+        is_there = 0 < needed <= following
+        if is_there != self._had_quorum and (is_there or self._had_quorum) and needed:
+            if self._had_quorum is not None:
+                self._watcher.quorum_changed(is_there, following, needed)
+            self._had_quorum = is_there
 
     def _look_at_lag(self) -> None:
         for report in self.reports():

@@ -161,6 +161,13 @@ class Proposer:
         voters = self.configuration.voters
         return sum(link.is_streaming and link.member_id in voters for link in self.links.values())
 
+    def needed(self) -> int:
+        """How many of the members that vote have to follow so that anything is committed; 0 where none votes."""
+        voters = self.configuration.voters
+        if not self._ack_mode.is_replicated or not voters:
+            return 0
+        return len(voters) if self._ack_mode is AckMode.REPLICATED_ALL else len(voters) // 2 + 1
+
     # --- what happens here ------------------------------------------------------------------------
 
     def written(self, lsn: Lsn) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import structs
 
 from ledger.errors import InvalidInputError, WalCorruptError, WalError
-from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, after
 from wal import lock as wal_lock
 from wal import native
 from wal.native import Stream
@@ -33,7 +33,9 @@ from wal.replication.messages import (
     Greet,
     Greeting,
     Message,
+    Position,
     Promise,
+    Ready,
     Refusal,
     Status,
     StatusReport,
@@ -221,7 +223,9 @@ class Conversation:
         if not isinstance(message, Greet):
             return self._end(messages.UNREADABLE, f"a {type(message).__name__} before any Greet")
         if self._names is not None and message.node_id not in self._names:
-            return self._end(messages.FORBIDDEN, f"the certificate names {sorted(self._names)}, not {message.node_id}")
+            detail = f"the certificate names {sorted(self._names)}, not {message.node_id}"
+            self._safekeeper.tell("safekeeper_peer_refused", {"node_id": message.node_id, "error": detail})
+            return self._end(messages.FORBIDDEN, detail)
         try:
             self._kept = self._safekeeper.logs.of_node(message.node_id)
         except InvalidInputError as error:
@@ -244,12 +248,12 @@ class Conversation:
         elif self._acceptor is not self._kept_log.acceptor:
             answers.append(self._end(messages.UNAVAILABLE, "the log was opened anew: say again who you are"))
         else:
-            promised_epoch = self._kept_log.log.control.promised_epoch
+            promised_epoch, tail = self._kept_log.log.control.promised_epoch, self._kept_log.log.tail
             answer = self._acceptor.handle(self._run, frame)
             if answer is not None:
                 self._flush(answers)
                 answers.append(answer)
-                self._tell(message, answer.message, promised_epoch)
+                self._tell(message, answer.message, promised_epoch, tail)
 
     def _flush(self, answers: list[Frame]) -> None:
         """Acknowledge the Appends before."""
@@ -281,8 +285,8 @@ class Conversation:
         assert self._kept is not None
         return self._kept
 
-    def _tell(self, message: Message, answer: Message, promised_epoch: Epoch) -> None:
-        """Tell of what somebody may want to look into."""
+    def _tell(self, message: Message, answer: Message, promised_epoch: Epoch, tail: Position) -> None:
+        """Tell of what somebody may want to look into; ``promised_epoch`` and ``tail`` are those before."""
         facts: dict[str, object] = {"node_id": self.node_id, "run": self._run}
         if isinstance(answer, Refusal):
             facts |= {"reason": answer.reason, "detail": answer.detail, "promised_epoch": answer.promised_epoch}
@@ -292,6 +296,9 @@ class Conversation:
                 self._safekeeper.tell("wal_replication_append_reject", facts)
         elif isinstance(answer, Promise) and answer.epoch > promised_epoch:
             self._safekeeper.tell("wal_epoch_bump", facts | {"epoch": answer.epoch, "last_lsn": answer.tail.lsn})
+        elif isinstance(answer, Ready) and answer.tail.lsn < tail.lsn:
+            cut = {"epoch": tail.epoch, "first_lsn": after(answer.tail.lsn), "last_lsn": tail.lsn}
+            self._safekeeper.tell("wal_divergent_tail_cut", facts | cut)
 
     def _end(self, reason: str, detail: str) -> Frame:
         """The refusal with which the conversation is over."""

@@ -15,6 +15,7 @@ import contextlib
 import os
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Collection
@@ -26,7 +27,7 @@ from wal.replication import messages
 from wal.replication.frames import Budget, ConnectionOverError, FrameSocket
 from wal.replication.messages import Ack, Frame, Refusal
 from wal.replication.safekeeper import Conversation, Safekeeper
-from wal.replication.tls import PeerTls, names_of
+from wal.replication.tls import PeerTls, names_of, reason_of
 
 CONNECTIONS_MAX = 256
 CONNECTIONS_OF_NODE_MAX = 16
@@ -159,7 +160,13 @@ class Server:
     def _serve(self, connection: _Connection, accepted: socket.socket) -> None:
         facts: dict[str, object] = {"peer": _address_of(accepted)}
         try:
-            spoken, names = self._secured(accepted)
+            try:
+                spoken, names = self._secured(accepted)
+            except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+                raise  # the peer hung up, and did not say why
+            except ssl.SSLError as error:
+                self._safekeeper.tell("safekeeper_peer_refused", {**facts, "error": reason_of(error)})
+                return
             try:
                 self._converse(connection, spoken, Conversation(self._safekeeper, names))
             finally:

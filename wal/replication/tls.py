@@ -90,6 +90,19 @@ def names_of(connected: ssl.SSLSocket) -> frozenset[str]:
     return frozenset([*subject, *(value for kind, value in shown.get("subjectAltName", ()) if kind == "DNS")])
 
 
+def reason_of(error: OSError) -> str:
+    """Why a connection to a peer failed, in the words of the side that saw the error."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the peer's certificate is refused: {error.verify_message.rstrip('.')}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        reason = error.reason.replace("_", " ").lower()
+        if "alert" in reason:
+            return f"the peer refuses this side's certificate, or its TLS: {reason}"
+        if error.reason == "WRONG_VERSION_NUMBER":
+            return "the peer does not speak TLS"
+    return str(error) or type(error).__name__
+
+
 def _stamp(path: Path) -> tuple[int, int] | None:
     """What differs once a file has changed."""
     try:

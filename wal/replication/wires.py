@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ledger.errors import InvalidInputError
 from wal.replication.address import split_address
 from wal.replication.messages import PREFIX_BYTES, Frame, decode, encode, length_of
-from wal.replication.tls import PeerTls
+from wal.replication.tls import PeerTls, reason_of
 
 RECEIVE_BYTES = 1 << 18
 SILENCE_LOOKS = 20
@@ -108,7 +108,7 @@ class Wires:
             for frame in wire.take(said) if said else ():
                 self._events.append(Received(address, frame))
         except (OSError, InvalidInputError) as fault:
-            self._lose(wire, str(fault), is_damaged=isinstance(fault, InvalidInputError))
+            self._fail(wire, fault)
 
     def open_due(self) -> None:
         """Begin to connect to each member that is not connected, once its pause is over."""
@@ -123,7 +123,7 @@ class Wires:
                         self._polled[wire.descriptor] = wire
                         self._poll.register(wire.descriptor, select.EPOLLIN | select.EPOLLOUT)
                 except OSError as error:
-                    self._lose(wire, str(error))
+                    self._fail(wire, error)
 
     def send(self, address: str, frame: Frame) -> None:
         """Send as far as it goes at once, the rest by ``wait``. Nothing happens where the member is lost."""
@@ -135,7 +135,7 @@ class Wires:
                 wire.send(self._encoded[1])
                 self._flush(wire)
             except OSError as error:
-                self._lose(wire, str(error))
+                self._fail(wire, error)
 
     def close_one(self, address: str, reason: str) -> None:
         """Give a connection up: it will be tried again after a pause."""
@@ -185,7 +185,7 @@ class Wires:
                     self._events.append(Received(wire.address, frame))
             self._flush(wire)
         except (OSError, InvalidInputError) as error:
-            self._lose(wire, str(error) or type(error).__name__, is_damaged=isinstance(error, InvalidInputError))
+            self._fail(wire, error)
 
     def _flush(self, wire: _Wire) -> None:
         wire.flush()
@@ -202,6 +202,16 @@ class Wires:
         for wire in self._wires.values():
             if wire.socket is not None and now_s - wire.heard_s > self._timeout_s:
                 self._lose(wire, f"nothing was heard for {self._timeout_s:g} s")
+
+    def _fail(self, wire: _Wire, error: OSError | InvalidInputError) -> None:
+        """Lose the member for this reason; for what it said last, where the connection broke before that was read."""
+        if isinstance(error, InvalidInputError):
+            self._lose(wire, str(error), is_damaged=True)
+        else:
+            reason = reason_of(wire.last_words() or error)
+            with contextlib.suppress(OSError):
+                wire.flush()  # what this side has to say of it
+            self._lose(wire, reason)
 
     def _lose(self, wire: _Wire, reason: str, *, is_damaged: bool = False) -> None:
         if wire.socket is not None:
@@ -326,8 +336,7 @@ class _Wire:
             self._give_out()
 
     def flush(self) -> None:
-        assert self.socket is not None
-        while self._out and self._is_connected:
+        while self.socket is not None and self._out and self._is_connected:
             try:
                 sent = self.socket.sendmsg(list(self._out)[:64])
             except BlockingIOError:
@@ -362,6 +371,22 @@ class _Wire:
                 at += length
         del self._in[:at]
         return frames
+
+    def last_words(self) -> ssl.SSLError | None:
+        """Why the peer ended TLS, where it said so and that was not read yet."""
+        if self._tls is None or not self.is_open:
+            return None
+        try:
+            self._take_in()
+            while self._ssl.read(RECEIVE_BYTES):
+                pass
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return None
+        except ssl.SSLError as error:
+            return error
+        except OSError:
+            return None
+        return None
 
     def close(self) -> None:
         assert self.socket is not None

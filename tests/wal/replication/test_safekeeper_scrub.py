@@ -103,6 +103,8 @@ def test_a_segment_that_is_cut_while_it_is_read_is_not_called_damaged(keeper: Ke
     (copy,) = keeper.safekeeper._copies()
     with talking(keeper.port, 3) as peer:
         assert peer.elect(3, from_lsn=5).lsn == 4, "the end that diverges is cut"
+        (cut,) = keeper.told("wal_divergent_tail_cut")
+        assert (cut["node_id"], cut["epoch"], cut["first_lsn"], cut["last_lsn"]) == (NODE, 2, 5, 8)
         error = check_segment(copy, segment, None) or WalCorruptError(segment.name, 0, "cut")
         keeper.safekeeper._scrubbed(copy, segment, error)
         assert wal(keeper).state == "open"

@@ -67,6 +67,8 @@ def test_another_name_writes_nothing(keeper: Keeper, peers: Peers, names: list[s
     with talking(keeper.port, tls=peers.node(*names, common_name="node-c")) as peer:
         refusal = peer.refused(Greet(NODE, WAL_ID, peer.run))
         assert refusal.reason == messages.FORBIDDEN
+    (told,) = keeper.told("safekeeper_peer_refused")
+    assert (told["node_id"], "not node-a" in told["error"]) == (NODE, True)
     assert not (keeper.folder / NODE).exists()
 
 
@@ -156,6 +158,52 @@ def test_a_node_shows_the_certificate_that_its_files_hold_now(keeper: Keeper, pe
         until(lambda: comes(Received), "the new one is taken")
     finally:
         wires.close()
+
+
+@pytest.mark.parametrize(
+    ("node_of", "keeper_of", "names", "reason", "at_keeper"),
+    [
+        (
+            "strange",
+            "good",
+            ["localhost"],
+            "refuses this side's certificate, or its TLS: tlsv1 alert unknown ca",
+            "unable",
+        ),
+        ("good", "strange", ["localhost"], "certificate is refused: unable to get local issuer", "alert unknown ca"),
+        ("good", "good", ["elsewhere"], "certificate is refused: Hostname mismatch", "alert bad certificate"),
+    ],
+    ids=["the node's is of another authority", "the member's is", "the member's names another host"],
+)
+def test_a_certificate_that_is_refused_is_named_with_its_reason_on_both_sides(
+    tmp_path: Path, node_of: str, keeper_of: str, names: list[str], reason: str, at_keeper: str
+) -> None:
+    authorities = {name: Authority(tmp_path / name, name) for name in ("good", "strange")}
+    ca = authorities["good"].ca_file
+    shown = authorities[node_of].issue("node", [DNSName(NODE)], is_client=True)
+    served = authorities[keeper_of].issue("keeper", [DNSName(name) for name in names])
+    tls = PeerTls(TlsFiles(served.cert, served.key, ca), server_side=True)
+    with closing(Keeper(tmp_path / "keeper", tls=tls)) as keeper:
+        address = f"localhost:{keeper.port}"
+        with closing(
+            Wires({address: "use1"}, PeerTls(TlsFiles(shown.cert, shown.key, ca), server_side=False), 5)
+        ) as wires:
+            losses: list[Lost] = []
+
+            def is_lost_often() -> bool:
+                wires.open_due()
+                for event in wires.wait(0.05):
+                    if isinstance(event, Connected):
+                        wires.send(address, Frame(Greet(NODE, WAL_ID, "1".rjust(32, "0"))))
+                    elif isinstance(event, Lost):
+                        losses.append(event)
+                return len(losses) >= 4
+
+            until(is_lost_often, "it is tried again and again")
+        assert all(lost.address == address and reason in lost.reason for lost in losses), losses
+        told = until(lambda: keeper.told("safekeeper_peer_refused"), "the member reports it, too")
+        assert at_keeper in told[0]["error"]
+        assert told[0]["peer"].startswith("127.0.0.1:")
 
 
 def test_a_key_that_others_can_read_is_refused(peers: Peers) -> None:

@@ -77,12 +77,20 @@ class Watched:
         self.losses: list[str] = []
         self.took_s: list[float] = []
         self.refusals: list[str] = []
+        self.returned: list[str] = []
+        self.quorums: list[tuple[bool, int, int]] = []
 
     def acknowledged(self, address: str, seconds: float) -> None:
         self.took_s.append(seconds)
 
     def lost(self, address: str, reason: str) -> None:
         self.losses.append(reason)
+
+    def back(self, address: str) -> None:
+        self.returned.append(address)
+
+    def quorum_changed(self, is_there: bool, following: int, needed: int) -> None:
+        self.quorums.append((is_there, following, needed))
 
     def refused(self, address: str, reason: str) -> None:
         self.refusals.append(reason)
@@ -306,9 +314,31 @@ def test_a_member_that_went_away_catches_up_and_is_shipped_to_with_the_others_ag
             node.commit(writer)
         stack.enter_context(closing(Keeper(gone.folder, port=gone.port)))
         until(lambda: node.is_held_by_all(21), "it has caught up")
+        assert node.watched.returned == [gone.address]
+        assert node.watched.quorums == [], "the others were a majority all the time"
         node.commit_until_shipped_in_c(writer, 21)
         node.end(writer)
         gone.close = lambda: None  # type: ignore[method-assign]  # it is closed
+
+
+def test_a_quorum_that_is_lost_and_comes_back_is_reported_once_each(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        node = Node(tmp_path, stack)
+        writer = node.start()
+        node.commit(writer)
+        until(lambda: node.is_held_by_all(1), "all follow")
+        for keeper in node.keepers[:2]:
+            keeper.close()
+        until(lambda: node.watched.quorums, "it is lost")
+        for number, keeper in enumerate(node.keepers[:2]):
+            node.keepers[number] = stack.enter_context(closing(Keeper(keeper.folder, port=keeper.port)))
+            keeper.close = lambda: None  # type: ignore[method-assign]  # it is closed
+        node.commit(writer)
+        until(lambda: node.is_held_by_all(2), "all follow again")
+        assert [is_there for is_there, _, _ in node.watched.quorums] == [False, True]
+        assert node.watched.quorums[0] == (False, 1, 2)
+        assert len(node.watched.returned) == 2
+        node.end(writer)
 
 
 def test_a_member_that_answers_what_changes_nothing_is_heard(tmp_path: Path) -> None:
