@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_settings import NoDecode
 
+from app.postgres_address import parse_address
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.names import GATE, NODE_ID, TENANTS, anchored
 from signing import remote_signer
@@ -105,6 +106,10 @@ def _database_url(value: str) -> str:
             "must be like postgresql://user:password@host:5432/database; yours is not repeated here, as it may hold a "
             "password"
         )
+    try:
+        parse_address(value)
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from None
     return value
 
 

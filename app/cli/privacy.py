@@ -108,15 +108,14 @@ def rotate_master(
 
 
 async def _rotate(url: str, old_uri: str, new_uri: str) -> tuple[int, str, str]:
-    import asyncpg
-
     from app.privacy import rotation
+    from app.store import sessions
     from app.store.faults import DATABASE_FAULTS
     from signing import data_keys
 
     old, new = data_keys.load(old_uri), data_keys.load_or_generate(new_uri)
     try:
-        connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
+        connection = await sessions.connect(url, timeout_s=CONNECT_TIMEOUT_S)
         try:
             return await rotation.rotate_master(connection, old, new), old.master_key_id, new.master_key_id
         finally:

@@ -11,14 +11,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import asyncpg
-
 from app.cli.verify_against import Request
 from app.read.anchors import newest_anchors
 from app.read.checking import verified
 from app.store import keys as key_store
+from app.store import sessions
 from app.store.chain_reader import PostgresChainReader, consistent_reader
-from app.store.node_connection import NO_ROW_HIDDEN
+from app.store.faults import DATABASE_FAULTS
 from ledger.errors import DatabaseUnavailableError, SignatureError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from signing import checkpoint as tree_checkpoint
@@ -45,7 +44,7 @@ async def verify_database(dsn: str, request: Request, heads: list[TreeHead], anc
     began_s = time.perf_counter()
     try:
         found, look = await _verify(dsn, request, heads, anchors)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+    except DATABASE_FAULTS as error:
         text = str(error) or type(error).__name__
         raise DatabaseUnavailableError(f"the ledger cannot be read from PostgreSQL: {text}") from error
     verdict = found.to_json((time.perf_counter() - began_s) * 1000)
@@ -85,7 +84,7 @@ async def _verify(
     dsn: str, request: Request, heads: list[TreeHead], anchors: list[Anchor]
 ) -> tuple[Verdict, Look | None]:
     tenant, keyring, outsiders = request.tenant, request.keyring, request.outsiders
-    connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S, server_settings=NO_ROW_HIDDEN)
+    connection = await sessions.connect(dsn, timeout_s=CONNECT_TIMEOUT_S)
     try:
         async with consistent_reader(connection, tenant) as reader:
             look = await _look(reader, request)

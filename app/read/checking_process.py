@@ -17,9 +17,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, BinaryIO, Final, NamedTuple
 
-import asyncpg
 import msgspec
 
+from app.store import sessions
 from app.store.chain_reader import CopiedEntries, JobRange, PostgresChainReader, consistent_reader
 from app.store.node_connection import AT_A_NODE
 from ledger.verification.checks import CheckedRange, finished
@@ -97,7 +97,7 @@ async def _work(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until there are no more requests. Reading blocks: there is nothing else to do meanwhile."""
     while data := _read(requests):
         begin = _BEGIN_DECODER.decode(data)
-        connection = await asyncpg.connect(begin.database_url, timeout=CONNECT_TIMEOUT_S, server_settings=AT_A_NODE)
+        connection = await sessions.connect(begin.database_url, AT_A_NODE, timeout_s=CONNECT_TIMEOUT_S)
         async with consistent_reader(connection, begin.tenant_id, begin.exported) as reader:
             _write(answers, True)
             while data := _read(requests):

@@ -18,14 +18,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import asyncpg
 import structlog
 
 from app.read.consistency import POLL_FIRST_S, POLL_LONGEST_S, Promise, UnfitError
 from app.read.heartbeat import INTERVAL_S, Heartbeat
 from app.store import node as node_store
+from app.store import sessions
 from app.store.faults import DATABASE_FAULTS
-from app.store.node_connection import NO_ROW_HIDDEN, NodeConnection
 from app.store.reading import READ_TIMEOUT_S, reading
 from ledger.errors import DatabaseUnavailableError
 
@@ -71,17 +70,8 @@ async def replicas_at(urls: Sequence[str], primary_url: str, log_origin: str) ->
         yield None
         return
     # The beat has a connection of its own, so that it never waits behind reads.
-    to_primary = await asyncpg.create_pool(primary_url, min_size=0, max_size=1, timeout=READ_TIMEOUT_S)
-    pools = [
-        await asyncpg.create_pool(
-            url,
-            min_size=0,
-            max_size=CONNECTIONS_MAX,
-            connection_class=NodeConnection,
-            server_settings=NO_ROW_HIDDEN,
-        )
-        for url in urls
-    ]
+    to_primary = await sessions.pool(primary_url, connections_max=1, timeout_s=READ_TIMEOUT_S)
+    pools = [await sessions.pool(url, connections_max=CONNECTIONS_MAX, timeout_s=READ_TIMEOUT_S) for url in urls]
     try:
         yield Replicas(pools, Heartbeat(to_primary), log_origin)
     finally:

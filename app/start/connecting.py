@@ -10,8 +10,9 @@ from typing import Final
 import asyncpg
 
 from app.store.faults import DATABASE_FAULTS
-from app.store.node_connection import AT_A_NODE, CONNECT_TIMEOUT_S, STATEMENT_TIMEOUT_S, NodeConnection
+from app.store.node_connection import AT_A_NODE, STATEMENT_TIMEOUT_S, NodeConnection
 from app.store.schema import check_schema
+from app.store.sessions import check_sessions_are_kept, connect
 from ledger.errors import StartRefusedError
 
 CONNECT_WAIT_S = 30.0
@@ -42,18 +43,11 @@ _PASSING = (
     asyncpg.TransactionRollbackError,
 )
 """Of what PostgreSQL says, that which may be over at the next start."""
-_RESET: Final = (
-    "raise or reset {} of this login and database (ALTER ROLE or ALTER DATABASE ... RESET, or postgresql.conf), then "
-    "start again"
-)
 _REMEDIES: Final = {
     asyncpg.ReadOnlySQLTransactionError: (
         "let database_url lead to the primary; if it does, reset default_transaction_read_only of this login and "
         "database (ALTER ROLE or ALTER DATABASE ... RESET, or postgresql.conf), then start again"
     ),
-    asyncpg.QueryCanceledError: _RESET.format("statement_timeout"),
-    asyncpg.TransactionTimeoutError: _RESET.format("transaction_timeout"),
-    asyncpg.IdleInTransactionSessionTimeoutError: _RESET.format("idle_in_transaction_session_timeout"),
     asyncpg.InsufficientPrivilegeError: (
         "make the login a member of tallystick_service, and grant that role again what migrations/sql grants it, then "
         "start again"
@@ -82,6 +76,7 @@ async def connected_to_keep(database_url: str) -> AsyncIterator[NodeConnection]:
     connection = await _connect(database_url)
     try:
         async with connection.waiting_for_locks(LOCK_TIMEOUT_S):
+            await check_sessions_are_kept(connection, database_url)
             await check_schema(connection)
             yield connection
     except asyncpg.LockNotAvailableError as error:
@@ -109,17 +104,30 @@ async def _connect(url: str) -> NodeConnection:
     deadline_s = loop.time() + CONNECT_WAIT_S
     while True:
         try:
-            return await asyncpg.connect(
-                url, timeout=CONNECT_TIMEOUT_S, connection_class=NodeConnection, server_settings=AT_A_NODE
-            )
+            return await connect(url, AT_A_NODE)
         except _REFUSES as error:
             raise StartRefusedError(f"Postgres refuses: {error}; check database_url") from error
-        except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+        except DATABASE_FAULTS as error:
+            if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _PASSING):
+                raise StartRefusedError(f"Postgres refuses: {error}; check database_url") from error
             if loop.time() > deadline_s:
-                raise StartRefusedError(
-                    f"Postgres does not answer ({type(error).__name__}: {error}); start it or check database_url"
-                ) from error
+                raise _no_connection(error) from error
         await asyncio.sleep(CONNECT_PAUSE_S)
+
+
+def _no_connection(error: Exception) -> StartRefusedError:
+    """The refusal when there was no session for as long as a start waits."""
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return StartRefusedError(
+            f"no host of database_url was what its target_session_attrs asks for in {CONNECT_WAIT_S:g} s ({error}): "
+            "during a switchover wait until one host is the primary, otherwise promote one or check database_url; then "
+            "start again"
+        )
+    if isinstance(error, asyncpg.PostgresError):
+        return StartRefusedError(f"Postgres, or a pooler before it, refuses: {error}; mend that, or check database_url")
+    return StartRefusedError(
+        f"Postgres does not answer ({type(error).__name__}: {error}); start it or check database_url"
+    )
 
 
 def went_away(error: Exception) -> StartRefusedError:

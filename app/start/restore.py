@@ -47,9 +47,10 @@ from app.start.checks import check_chain, files_usable, kept_origin
 from app.start.claims import check_chained
 from app.start.connecting import connected_for_now
 from app.start.wal import find_wal
-from app.store import chaining
+from app.store import chaining, sessions
 from app.store import node as node_store
 from app.store.chaining import ChainHead
+from app.store.node_connection import CONNECT_TIMEOUT_S
 from ledger.errors import StartRefusedError
 from ledger.hlc import Clock
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
@@ -161,7 +162,7 @@ async def _chain_wal(
             "this again"
         )
 
-    async with asyncpg.create_pool(database_url, min_size=0, max_size=1) as pool:
+    async with sessions.pool(database_url, connections_max=1, timeout_s=CONNECT_TIMEOUT_S) as pool:
         appender = Appender(
             node=node,
             backlog=backlog,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import asyncpg
 
+from app.store import sessions
 from app.store.faults import is_of_a_value
 from app.store.log_rows import LOG_COLUMNS, LogRows, Row
-from app.store.node_connection import CONNECT_TIMEOUT_S, NO_ROW_HIDDEN, NodeConnection
 from app.store.rows import fetch_one_as
 from ledger.errors import ChainDamagedError
 from ledger.positions import Epoch, Lsn
@@ -181,23 +181,15 @@ async def connect(
     url: str, statement_timeout_s: float, idle_in_transaction_max_s: float
 ) -> asyncpg.Connection[asyncpg.Record]:
     """A connection to chain with; Postgres ends it when it has been idle inside a transaction for so long."""
-    connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
+    return await sessions.connect(
         url,
-        timeout=CONNECT_TIMEOUT_S,
-        command_timeout=statement_timeout_s,
-        connection_class=NodeConnection,
-        server_settings={
+        {
             **_BY_KEY,
-            **NO_ROW_HIDDEN,
             "idle_in_transaction_session_timeout": f"{idle_in_transaction_max_s:g}s",
             "lock_timeout": f"{LOCK_TIMEOUT_S:g}s",
         },
+        command_timeout_s=statement_timeout_s,
     )
-    # A start refuses it; this is for what was switched off since, and holds for whoever reconnects.
-    await connection.execute(
-        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-    )
-    return connection
 
 
 async def begin_ahead(connection: Connection) -> None:

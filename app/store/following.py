@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import asyncpg
-
-from app.store.node_connection import CONNECT_TIMEOUT_S, NO_ROW_HIDDEN, NodeConnection
+from app.store import sessions
 from app.store.rows import columns, fetch_as, turned
 
 if TYPE_CHECKING:
     from app.store import Connection
+    from app.store.node_connection import NodeConnection
 
 LOCK_TIMEOUT_S = 2.0
 """Longest that a follower waits for a row that another session keeps locked."""
@@ -69,21 +68,17 @@ class Place(NamedTuple):
 async def connect(url: str, statement_timeout_s: float) -> NodeConnection:
     """A connection to follow with. Its commits do not wait for the disk: what a crash takes back, position and all, is
     followed again."""
-    connection: NodeConnection = await asyncpg.connect(
+    return await sessions.connect(
         url,
-        timeout=CONNECT_TIMEOUT_S,
-        command_timeout=statement_timeout_s,
-        connection_class=NodeConnection,
-        server_settings={
-            **NO_ROW_HIDDEN,
+        {
             "synchronous_commit": "off",
             "lock_timeout": f"{LOCK_TIMEOUT_S:g}s",
             # To the triggers that keep earlier versions behind entries that they would not follow.
             "tallystick.follows_commitments": "yes",
             "tallystick.follows_terms": "yes",
         },
+        command_timeout_s=statement_timeout_s,
     )
-    return connection
 
 
 async def behind(connection: Connection, follower: str) -> dict[str, int | None]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import asyncpg
+
+from app.store import sessions
 
 _TAKE = """
 WITH taken AS (
@@ -67,7 +70,8 @@ class PostgresLeases:
     async def _connected(self, within_s: float = CONNECT_TIMEOUT_S) -> AsyncIterator[asyncpg.Connection[Any]]:
         """A connection. Who is to renew a lease asks again before it can have run out: in less than its ttl."""
         timeout_s = min(CONNECT_TIMEOUT_S, within_s)
-        connection = await asyncpg.connect(self._url, timeout=timeout_s, command_timeout=timeout_s)
+        async with asyncio.timeout(timeout_s):
+            connection = await sessions.connect(self._url, timeout_s=timeout_s, command_timeout_s=timeout_s)
         try:
             yield connection
             await connection.close(timeout=timeout_s)

@@ -21,6 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only
 
+from app.store import sessions
+from app.store.faults import DATABASE_FAULTS
 from app.store.schema import MIGRATIONS, SCHEMA, SERVER_VERSION_MIN, check_server, newest_revision
 from ledger.errors import StartRefusedError
 
@@ -54,7 +56,7 @@ def migrate(url: str) -> None:
     config.attributes["url"] = url
     try:
         command.upgrade(config, "head")
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, DBAPIError) as error:
+    except (*DATABASE_FAULTS, DBAPIError) as error:
         raise StartRefusedError(f"the database could not be migrated: {_described(error)}") from error
     except CommandError as error:
         raise StartRefusedError(
@@ -67,7 +69,7 @@ def engine(url: str) -> AsyncEngine:
     """SQLAlchemy's way to the database that ``url`` names in asyncpg's form; keeps no connections."""
 
     async def connect() -> asyncpg.Connection[asyncpg.Record]:
-        return await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
+        return await sessions.connect(url, timeout_s=CONNECT_TIMEOUT_S)
 
     return create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
 

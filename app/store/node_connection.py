@@ -31,12 +31,9 @@ else:
 CONNECT_TIMEOUT_S: Final = 5.0
 STATEMENT_TIMEOUT_S: Final = 60.0
 """A statement of a node that takes longer counts as a lost connection, unless it says so itself."""
-NO_ROW_HIDDEN: Final = {"row_security": "off"}
-"""For ``server_settings`` of asyncpg: a statement of which row security would hide rows fails, and says so. Rows that
-are not seen would be taken for rows that are lost."""
-AT_A_NODE: Final = {**NO_ROW_HIDDEN, "lock_timeout": "10s"}
-"""As those, for what a node asks beside chaining and following: a session that keeps a table locked is told of, and not
-waited for as long as a statement may take."""
+AT_A_NODE: Final = {"lock_timeout": "10s"}
+"""Settings of sessions for what a node asks beside chaining and following: a session that keeps a table locked is
+reported, and not waited for as long as a statement may take."""
 OF_THE_SESSION: Final = (asyncpg.ReadOnlySQLTransactionError, asyncpg.QueryCanceledError)
 """What PostgreSQL says of a statement that another session may be allowed."""
 _SPENDING: Final = (*OF_THE_SESSION, asyncio.CancelledError, TimeoutError)
@@ -57,12 +54,14 @@ _known: dict[tuple[int, ...], Any] = {}
 class NodeConnection(Connection):
     """For ``connection_class`` of asyncpg."""
 
-    __slots__ = ("is_spent",)
+    __slots__ = ("is_spent", "lock_timeout")
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self.is_spent = False
         """Whether the session was told what is ``OF_THE_SESSION``, or left in a statement: whoever has it ends it."""
+        self.lock_timeout = "0"
+        """That of the session, as its settings have it."""
 
     def limit_statements_to(self, command_timeout_s: float) -> None:
         """From now on no statement takes longer, unless it says so itself."""
@@ -73,7 +72,7 @@ class NodeConnection(Connection):
         """No statement waits longer for a lock meanwhile. Where an error ends it, the connection is to be closed."""
         await self.execute(f"SET lock_timeout = '{at_most_s:g}s'")
         yield
-        await self.execute("RESET lock_timeout")
+        await self.execute(f"SET lock_timeout = '{self.lock_timeout}'")
 
     def get_reset_query(self) -> str:
         """No statement: there is nothing to forget."""

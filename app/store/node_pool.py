@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from app.store.node_connection import AT_A_NODE, CONNECT_TIMEOUT_S, NodeConnection
+from app.store.node_connection import AT_A_NODE, NodeConnection
+from app.store.sessions import connect
 
 if TYPE_CHECKING:
     Pool = asyncpg.Pool[asyncpg.Record]
@@ -38,26 +39,26 @@ class NodePool(Pool):
             max_size=connections_max,
             max_queries=50_000,
             max_inactive_connection_lifetime=300.0,
-            connect=self._open,
+            connect=self._open,  # type: ignore[arg-type]
             setup=None,
             init=None,
             reset=None,
             loop=None,
-            timeout=CONNECT_TIMEOUT_S,
             command_timeout=command_timeout_s,
-            server_settings=AT_A_NODE,
         )
         self._first: NodeConnection | None = first
         self._is_opening = False
         self._changed = asyncio.Event()
         """Set, and replaced, whenever a connection may have become free."""
 
-    async def _open(self, *where: Any, **how: Any) -> asyncpg.Connection[asyncpg.Record]:
+    async def _open(
+        self, url: str, *, command_timeout: float, **_of_the_pool: Any
+    ) -> asyncpg.Connection[asyncpg.Record]:
         first, self._first = self._first, None
         if first is not None and not first.is_closed():
-            first.limit_statements_to(how["command_timeout"])
+            first.limit_statements_to(command_timeout)
             return first
-        return await asyncpg.connect(*where, **how)
+        return await connect(url, AT_A_NODE, command_timeout_s=command_timeout)
 
     async def _acquire(self, timeout: float | None) -> PoolConnectionProxy[asyncpg.Record]:  # noqa: ASYNC109 (asyncpg's own)
         await self._wait_for_one()

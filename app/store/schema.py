@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 import app
+from app.store import sessions
+from app.store.faults import DATABASE_FAULTS
 from ledger.errors import StartRefusedError
 
 if TYPE_CHECKING:
@@ -86,12 +88,12 @@ async def is_newest(url: str) -> bool:
         StartRefusedError: it cannot be asked.
     """
     try:
-        connection = await asyncpg.connect(url)
+        connection = await sessions.connect(url)
         try:
             return await _revision(connection) == newest_revision()
         finally:
             await connection.close()
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except DATABASE_FAULTS as error:
         raise StartRefusedError(f"the database could not be asked for its schema: {error}") from error
 
 
@@ -148,11 +150,6 @@ async def _check_guards(connection: Connection) -> None:
         raise StartRefusedError(
             f"the database has what changes, hides or loses rows of the ledger: {_first(added)}. Somebody added it "
             "after it was migrated: take it away as the owner of the table, then run tally verify for every tenant"
-        )
-    if await connection.fetchval("SELECT current_setting('synchronous_commit')") == "off":
-        raise StartRefusedError(
-            "synchronous_commit is off for this login or database: a commit would be answered before it is on the "
-            "disk. Set it to on (ALTER ROLE or ALTER DATABASE ... RESET synchronous_commit, or postgresql.conf)"
         )
 
 

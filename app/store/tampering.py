@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-import asyncpg
-
+from app.store import sessions
 from app.store.rows import columns, fetch_one_as
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ UPDATE scheduler.scheduler_log SET payload = $3::text::json, payload_digest = $4
 @asynccontextmanager
 async def superuser(url: str) -> AsyncIterator[Connection]:
     """A connection on which the triggers that refuse changes do not fire; only a superuser may do this."""
-    connection = await asyncpg.connect(url)
+    connection = await sessions.connect(url)
     try:
         await connection.execute("SET session_replication_role = replica")
         yield connection

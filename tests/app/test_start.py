@@ -145,10 +145,6 @@ HINDRANCES = {
         "ALTER DATABASE %I SET default_transaction_read_only = on",
         "ALTER DATABASE %I RESET default_transaction_read_only",
     ),
-    "statement timeout.*reset statement_timeout": (
-        "ALTER DATABASE %I SET statement_timeout = 1",
-        "ALTER DATABASE %I RESET statement_timeout",
-    ),
     "permission denied for table wal_positions.*grant that role again": (
         "REVOKE INSERT ON scheduler.wal_positions FROM tallystick_service",
         "GRANT INSERT ON scheduler.wal_positions TO tallystick_service",
@@ -173,20 +169,6 @@ async def test_a_start_that_cannot_write_says_what_postgres_said_and_what_helps(
     await superuser.execute(IN_THIS.format(hinder))
     await assert_no_start(run_node(), StartRefusedError, match=said)
     await superuser.execute(IN_THIS.format(mend))
-    async with run_node() as service:
-        await write(service, 1)
-
-
-async def test_a_start_that_a_timeout_of_transactions_ends_is_told_which_setting_to_raise(
-    run_node: RunNode, superuser: asyncpg.Connection
-) -> None:
-    await superuser.execute(IN_THIS.format("ALTER DATABASE %I SET transaction_timeout = 2000"))
-    async with superuser.transaction():
-        # So that it is over within a statement, and not between two, where the driver loses what PostgreSQL says.
-        await superuser.execute("LOCK TABLE scheduler.wal_positions IN ACCESS EXCLUSIVE MODE")
-        said = "transaction timeout.*reset transaction_timeout"
-        await assert_no_start(run_node(), StartRefusedError, match=said)
-    await superuser.execute(IN_THIS.format("ALTER DATABASE %I RESET transaction_timeout"))
     async with run_node() as service:
         await write(service, 1)
 
