@@ -211,6 +211,8 @@ def _parts(
     consistency = Consistency(node, pool, settings.read.wait.total_seconds())
     copies = Copies(node, pool, consistency, replicas)
     revealing = Revealing(knowledge)
+    if replicas is not None:
+        service.metrics.watch_replicas(replicas.fitness)
     verifier = _verifier(service, started, pool, given.authorities)
     importer = _importer(service, pool)
     staging = Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
@@ -218,7 +220,7 @@ def _parts(
     console_sessions = ConsoleSessions(started.session_secret, settings.auth.session_life)
 
     needed = readiness_checks(service)
-    reported = reported_checks(service, started, knowledge, given.tls, given.issuer, regions)
+    reported = reported_checks(service, started, knowledge, given.tls, given.issuer, regions, replicas)
     parts = Parts(
         settings=settings,
         connections_max=given.connections_max,

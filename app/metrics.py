@@ -138,6 +138,10 @@ class Metrics:
         """Report the ledgers that are imported from: address, entries imported, entries lacking, whether it fails."""
         self.registry.register(_PeerCollector(peers))
 
+    def watch_replicas(self, replicas: Callable[[], Sequence[tuple[str, bool]]]) -> None:
+        """Report the hot standbys that reads may go to: name, whether it answers reads."""
+        self.registry.register(_ReplicaCollector(replicas))
+
     def watch_members(self, shipper: Shipper) -> None:
         """Report how the members of this node's quorum follow from now on."""
         self.registry.register(_MemberCollector(shipper))
@@ -241,6 +245,17 @@ class _PeerCollector(Collector):
             lag.add_metric([url], lacking)
             failing.add_metric([url], is_failing)
         yield from (imported, lag, failing)
+
+
+class _ReplicaCollector(Collector):
+    def __init__(self, replicas: Callable[[], Sequence[tuple[str, bool]]]) -> None:
+        self._replicas = replicas
+
+    def collect(self) -> Iterator[Metric]:
+        fit = GaugeMetricFamily("replica_fit", "Whether a hot standby answers reads", labels=["replica"])
+        for name, is_fit in self._replicas():
+            fit.add_metric([name], is_fit)
+        yield fit
 
 
 class _MemberCollector(Collector):

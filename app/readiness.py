@@ -11,6 +11,7 @@ from app.exchange.regions import Regions
 from app.node.state import Node
 from app.parts import ReadinessCheck
 from app.privacy.knowledge import PrivacyKnowledge
+from app.read.replicas import Replicas
 from app.service import Service
 from app.start.procedure import StartedNode
 from ledger import rfc3339
@@ -37,6 +38,7 @@ def reported_checks(
     tls: ServerTls | None,
     issuer: OidcIssuer | None,
     regions: Regions,
+    replicas: Replicas | None,
 ) -> Mapping[str, ReadinessCheck]:
     """What ``/readyz`` tells of, and takes writes all the same."""
     return {
@@ -62,6 +64,7 @@ def reported_checks(
         ),
         "job_table": lambda: service.job_table.last_error,
         "exchange": regions.fault,
+        "replicas": lambda: None if replicas is None else replicas.fault(),
         "rows": lambda: _named("signed no further, their rows are broken", service.node.unsigned),
         "watch": lambda: _named(
             "not watched in their newest entries, which no checkpoint by an admitted key covers: it was changed, or "

@@ -7,16 +7,21 @@ the primary answers, so a replica can only ever spare work, never cost an answer
     replica answers, snapshot keeps the promise    its answer, and how old the snapshot is at most
     snapshot too old, or writes missing            the next replica, then the primary
     error, or silence of ANSWER_TIMEOUT_S          the same, and unfit until it answers again
+
+A replica that is unfit is in the log, at once and when the reason changes, in ``/metrics``, and once it has been so for
+``REPORTED_AFTER_S``, or from the first look on, in ``/readyz``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -24,7 +29,7 @@ from app.read.consistency import POLL_FIRST_S, POLL_LONGEST_S, Promise, UnfitErr
 from app.read.heartbeat import INTERVAL_S, Heartbeat
 from app.store import node as node_store
 from app.store import sessions
-from app.store.faults import DATABASE_FAULTS
+from app.store.faults import DATABASE_FAULTS, text_of
 from app.store.reading import READ_TIMEOUT_S, reading
 from ledger.errors import DatabaseUnavailableError
 
@@ -36,6 +41,9 @@ CONNECTIONS_MAX = 16
 """Connections to each replica."""
 ANSWER_TIMEOUT_S = 0.3
 """How long a replica may be silent before a read goes elsewhere; an answer that has begun may take longer."""
+REPORTED_AFTER_S = 10.0
+"""A replica that answers again sooner, as after a restart, is no fault of the node."""
+UNSEEN = "it was not asked yet"
 
 Value = TypeVar("Value")
 Judge = Callable[["Seen"], None]
@@ -56,9 +64,13 @@ class Source(NamedTuple):
 @dataclass(slots=True)
 class _Replica:
     name: str
+    at: str
+    """Its host, port and database, without the login."""
     pool: Pool
-    fault: str | None = "not looked at yet"
+    fault: str | None = UNSEEN
     """Why it is not asked now."""
+    fit_s: float = -math.inf
+    """When it was fit last, by the monotonic clock."""
     staleness_ms: int = 0
     """Of the last snapshot it was judged by."""
 
@@ -73,7 +85,7 @@ async def replicas_at(urls: Sequence[str], primary_url: str, log_origin: str) ->
     to_primary = await sessions.pool(primary_url, connections_max=1, timeout_s=READ_TIMEOUT_S)
     pools = [await sessions.pool(url, connections_max=CONNECTIONS_MAX, timeout_s=READ_TIMEOUT_S) for url in urls]
     try:
-        yield Replicas(pools, Heartbeat(to_primary), log_origin)
+        yield Replicas(list(zip(map(_place_of, urls), pools, strict=True)), Heartbeat(to_primary), log_origin)
     finally:
         for pool in (to_primary, *pools):
             pool.terminate()
@@ -82,8 +94,9 @@ async def replicas_at(urls: Sequence[str], primary_url: str, log_origin: str) ->
 class Replicas:
     """The hot standbys of one ledger, in turn."""
 
-    def __init__(self, pools: Sequence[Pool], heartbeat: Heartbeat, log_origin: str) -> None:
-        self._replicas = [_Replica(f"replica-{number}", pool) for number, pool in enumerate(pools, 1)]
+    def __init__(self, copies: Sequence[tuple[str, Pool]], heartbeat: Heartbeat, log_origin: str) -> None:
+        """``copies`` are each a place, as people are to read it, and the pool of connections to it."""
+        self._replicas = [_Replica(f"replica-{number}", at, pool) for number, (at, pool) in enumerate(copies, 1)]
         self._heartbeat = heartbeat
         self._log_origin = log_origin
         self._turn = 0
@@ -111,6 +124,20 @@ class Replicas:
                 return None
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, POLL_LONGEST_S)
+
+    def fault(self) -> str | None:
+        """Which replicas have answered no read for ``REPORTED_AFTER_S``, and why; None when all do."""
+        since_s = time.monotonic() - REPORTED_AFTER_S
+        faults = [
+            f"{replica.name} at {replica.at} answers no reads: {replica.fault}"
+            for replica in self._replicas
+            if replica.fault not in (None, UNSEEN) and replica.fit_s < since_s
+        ]
+        return "; ".join(faults) or None
+
+    def fitness(self) -> list[tuple[str, bool]]:
+        """Each replica by name, and whether it answers reads now."""
+        return [(replica.name, replica.fault is None) for replica in self._replicas]
 
     def _fit_in_turn(self) -> Iterator[_Replica]:
         self._turn += 1
@@ -143,7 +170,7 @@ class Replicas:
         except UnfitError:
             return None
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
-            self._note(replica, f"{type(error).__name__}: {error}")
+            self._note(replica, _said(error))
             return None
         assert staleness_ms is not None, "nothing is read that was not judged"
         return value, Source(replica.name, staleness_ms)
@@ -159,10 +186,25 @@ class Replicas:
             async with reading(replica.pool, timeout_s=ANSWER_TIMEOUT_S) as connection:
                 origin = await node_store.log_origin(connection)
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
-            return f"{type(error).__name__}: {error}"
+            return _said(error)
         return None if origin == self._log_origin else f"it holds the ledger {origin}, not {self._log_origin}"
 
     def _note(self, replica: _Replica, fault: str | None) -> None:
-        if (fault is None) != (replica.fault is None):
-            log.warning("replica_fit" if fault is None else "replica_unfit", replica=replica.name, fault=fault)
+        if fault != replica.fault and not (fault is None and replica.fault == UNSEEN):
+            event = "replica_fit" if fault is None else "replica_unfit"
+            log.warning(event, replica=replica.name, at=replica.at, fault=fault)
         replica.fault = fault
+        if fault is None:
+            replica.fit_s = time.monotonic()
+
+
+def _said(error: Exception) -> str:
+    """What the replica, or the driver, said."""
+    cause = error.__cause__ if isinstance(error, DatabaseUnavailableError) else None
+    return text_of(cause or error)
+
+
+def _place_of(url: str) -> str:
+    """Host, port and database of an address, as people are to read it: without login and parameters."""
+    parts = urlsplit(url)
+    return parts.netloc.rpartition("@")[2] + parts.path

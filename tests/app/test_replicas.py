@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -12,19 +13,23 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from app.dev.embedded import EmbeddedPostgres
+from app.main import running
 from app.node.session import SessionTokens, Token
 from app.read.consistency import Promise, ReadLevel
 from app.read.heartbeat import BEAT_TIMEOUT_S, Heartbeat
 from app.read.replicas import Replicas, Source, replicas_at
 from app.store import reads
 from app.store.reading import READ_TIMEOUT_S, reading
+from ledger.errors import StartRefusedError
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.postgres_proxy import PostgresProxy, proxy_to
 from tests.app.service_thread import serving
 from tests.app.standby import Standby, standby_of
+from tests.app.starting import assert_no_start
 from tests.conftest import Database
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
@@ -482,3 +487,42 @@ async def test_a_node_starts_and_reads_while_no_replica_answers_and_beats_only_f
         while (second := await superuser.fetchval(beats)) == first:
             pass
     assert timedelta(milliseconds=200) < second - first < timedelta(seconds=PATIENCE_S)
+
+
+async def test_a_replica_that_never_worked_is_in_the_log_the_checks_and_the_metrics(
+    with_replicas: Callable[..., Any], run_server: RunServer, standby: Standby, database: Database
+) -> None:
+    fit = standby.url(database.service_url)
+    wrong = re.sub(":[^:@/]+@", ":other@", fit)
+    with capture_logs() as lines:
+        async with run_server(with_replicas(NOBODY, fit, wrong)) as client:
+
+            async def told() -> str:
+                detail: str | None = (await client.get("/readyz")).json()["checks"]["replicas"].get("detail")
+                return detail or ""
+
+            async def all_are() -> bool:
+                measured = (await client.get("/metrics")).text
+                fitness = [f'replica_fit{{replica="replica-{n}"}} {value}.0' for n, value in ((1, 0), (2, 1), (3, 0))]
+                return "replica-1" in await told() and "replica-3" in await told() and all(map(measured.count, fitness))
+
+            await until(all_are, "both are reported, and the other is asked", PATIENCE_S)
+            detail = await told()
+            assert re.fullmatch(
+                r"replica-1 at 127.0.0.1:1/nothing answers no reads: ConnectionRefusedError: .*; "
+                r"replica-3 at 127.0.0.1:\d+/\w+ answers no reads: InvalidPasswordError: .*",
+                detail,
+            )
+            assert "nobody" not in detail, "no login is told"
+            assert (await client.get("/readyz")).status_code == 200
+    unfit = {line["replica"] for line in lines if line["event"] == "replica_unfit"}
+    assert unfit >= {"replica-1", "replica-3"}
+
+
+async def test_a_start_while_no_host_is_the_primary_says_what_it_waited_for(
+    make_settings: MakeSettings, standby: Standby, postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.start.connecting.CONNECT_WAIT_S", 0.2)
+    url = f"{standby.url(postgres.service_url('postgres'))}&target_session_attrs=read-write"
+    start = running(make_settings(), url)
+    await assert_no_start(start, StartRefusedError, match="no host of database_url .*target_session_attrs.*switchover")

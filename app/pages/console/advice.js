@@ -82,6 +82,10 @@ export const CHECKS = {
     "Exchange",
     "Another ledger cannot be imported from. The page Replicas names the peer and why; entries come in by themselves once it answers.",
   ],
+  replicas: [
+    "Replicas of the database",
+    "Hot standbys of database_replica_urls answer no reads, so the primary answers them all. The detail names each and why: its address or login is wrong, it is down, or it holds another ledger.",
+  ],
   rows: [
     "Rows that do not hold",
     "Rows of these tenants are broken, so nothing further of them is signed. Verify the tenant to see which; restore them from a backup.",
