@@ -24,7 +24,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    SecretStr,
     ValidationError,
     model_validator,
 )
@@ -42,6 +41,7 @@ from app.replication_settings import LeaseSettings, ReplicationSettings
 from app.setting_names import ENV_PREFIX, explain, unknown_variables
 from app.setting_types import (
     PATTERNS_MAX,
+    AuthorityUrl,
     CommaSeparated,
     DatabaseUrl,
     Duration,
@@ -51,6 +51,7 @@ from app.setting_types import (
     ListenAddress,
     Network,
     NodeId,
+    Secret,
     Size,
     TenantsPattern,
     Witness,
@@ -180,7 +181,7 @@ class ChainSettings(_Section):
 class AuthoritySettings(_Section):
     """One of ``log.timestamp_authorities``: its address, and a PEM file of certificates that it must be traced to."""
 
-    url: Annotated[str, Field(pattern=r"^https?://[!-~]{1,2000}$")]
+    url: AuthorityUrl
     ca_file: Path | None = None
 
 
@@ -214,7 +215,7 @@ class SigningSettings(_Section):
     key_uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
     root_key: Path | None = None
     uris_allowed: Annotated[CommaSeparated[KeyPlace], Field(max_length=URIS_ALLOWED_MAX)] = []
-    pin: SecretStr | None = None
+    pin: Secret | None = None
 
     def read_pin(self) -> str:
         """The PIN of an HSM.

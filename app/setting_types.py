@@ -10,12 +10,13 @@ from datetime import timedelta
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, SecretStr
 from pydantic_settings import NoDecode
 
 from app.postgres_address import parse_address
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.names import GATE, NODE_ID, TENANTS, anchored
+from ledger.secret_text import secret_text
 from signing import remote_signer
 from signing.cosignature import WitnessKey
 from signing.files import path_of
@@ -100,7 +101,20 @@ def sized(low: str, high: str) -> AfterValidator:
     return AfterValidator(Bounds(low, high, parse_size))
 
 
+def _one_line(value: str) -> str:
+    """A secret as it is used; pydantic names the setting."""
+    try:
+        return secret_text(value, "what is set")
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from None
+
+
+def _secret(value: SecretStr) -> SecretStr:
+    return SecretStr(_one_line(value.get_secret_value()))
+
+
 def _database_url(value: str) -> str:
+    value = _one_line(value)
     if not _is_database_url(value):
         raise ValueError(
             "must be like postgresql://user:password@host:5432/database; yours is not repeated here, as it may hold a "
@@ -183,6 +197,12 @@ def _fetched_url(value: str) -> str:
     return value
 
 
+def _authority_url(value: str) -> str:
+    if re.fullmatch(r"https?://[!-?A-~]{1,2000}", value) is None:
+        raise ValueError("must be an http:// or https:// URL without a user: it is on record beside each time stamp")
+    return value
+
+
 def _tenants_pattern(value: str) -> str:
     if re.fullmatch(TENANTS, value) is None:
         raise ValueError("must be a tenant, the beginning of some and *, such as team-*, or * for all")
@@ -215,6 +235,8 @@ IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 Network = Annotated[IpNetwork, PlainValidator(_network)]
 """An address, or those that begin alike."""
 Witness = Annotated[WitnessKey, PlainValidator(_witness)]
+Secret = Annotated[SecretStr, AfterValidator(_secret)]
+"""Shown nowhere; the end of a line behind it is no part of it."""
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 TenantsPattern = Annotated[
     str,
@@ -226,5 +248,7 @@ PATTERNS_MAX = 100
 """Patterns of tenants in one list."""
 FetchedUrl = Annotated[str, AfterValidator(_fetched_url)]
 """Whence the service fetches what it then believes."""
+AuthorityUrl = Annotated[str, AfterValidator(_authority_url)]
+"""A time-stamping authority."""
 NodeId = Annotated[str, Field(pattern=anchored(NODE_ID))]
 JobIdPart = Annotated[str, Field(pattern=anchored(GATE))]

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from ledger.errors import ConfigurationError
+from ledger.secret_text import secret_text
 from signing import key_file, remote_signer
 from signing.key_file import FileSigner
 from signing.keys import ED25519, Keyring, Signer
@@ -50,7 +51,7 @@ def open_signer(uri: str | None) -> Signer:
 
 
 def _pin() -> str:
-    pin = os.environ.get(PIN_VARIABLE)
+    pin = secret_text(os.environ.get(PIN_VARIABLE, ""), PIN_VARIABLE)
     if not pin:  # A token counts wrong PINs, so none is guessed.
         raise ConfigurationError(f"{PIN_VARIABLE} is not set, and the HSM that holds the signing key asks for its PIN")
     return pin

@@ -19,6 +19,7 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -29,7 +30,8 @@ from app.access.auth_settings import AuthSettings, OidcSettings
 from app.access.issuer_keys import DISCOVERY, DOCUMENT_BYTES_MAX, FETCH_TIMEOUT_S
 from app.asking import NoAnswerError, client_of, read_answer
 from app.setting_types import is_fetched_url
-from ledger.errors import UnauthenticatedError
+from ledger.errors import ConfigurationError, UnauthenticatedError
+from ledger.secret_text import secret_text
 from signing import files
 
 COOKIE: Final = "tally_sign_in"
@@ -115,7 +117,7 @@ class CodeFlow:
         secret = self._settings.client_secret_file
         headers = {"Accept": "application/json"}
         if secret is not None:
-            headers["Authorization"] = _basic(self._client_id, (await asyncio.to_thread(files.read, secret)).decode())
+            headers["Authorization"] = _basic(self._client_id, await asyncio.to_thread(_client_secret_in, secret))
         answer = await self._ask("POST", await self._endpoint("token_endpoint"), data=form, headers=headers)
         found = [answer.get(name) for name in ("access_token", "id_token")]
         return [each.encode() for each in found if isinstance(each, str) and each.isascii() and each]
@@ -161,7 +163,16 @@ class CodeFlow:
         return document
 
 
+def _client_secret_in(file: Path) -> str:
+    content = files.read(file)
+    place = f"auth.oidc.client_secret_file {file}"
+    try:
+        return secret_text(content.decode().strip(), place)
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{place} is no UTF-8") from None
+
+
 def _basic(client_id: str, secret: str) -> str:
     """The client says who it is (RFC 6749, 2.3.1)."""
-    pair = f"{quote(client_id, safe='')}:{quote(secret.strip(), safe='')}"
+    pair = f"{quote(client_id, safe='')}:{quote(secret, safe='')}"
     return f"Basic {base64.b64encode(pair.encode()).decode()}"

@@ -6,16 +6,15 @@ Never an argument: what stands there, others on the machine can read.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ledger.errors import ConfigurationError
+from ledger.secret_text import token_in, token_text
 
 VARIABLE = "TALLY_TOKEN"
-_TOKEN = re.compile(r"[!-~]{1,16384}")
 _of_file: str | None = None
 
 
@@ -33,12 +32,8 @@ def headers() -> dict[str, str]:
     Raises:
         ConfigurationError: what should be a token cannot be one.
     """
-    token = _of_file if _of_file is not None else os.environ.get(VARIABLE, "").strip()
-    if not token:
-        return {}
-    if _TOKEN.fullmatch(token) is None:
-        raise ConfigurationError(f"what {VARIABLE} or --token-file holds is no token: it is one word of ASCII")
-    return {"Authorization": f"Bearer {token}"}
+    token = _of_file if _of_file is not None else token_text(os.environ.get(VARIABLE, ""), VARIABLE)
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _read(_context: object, _parameter: object, path: str | Path | None) -> None:
@@ -46,11 +41,9 @@ def _read(_context: object, _parameter: object, path: str | Path | None) -> None
     if path is None:
         return
     try:
-        _of_file = Path(path).read_text("ascii").strip()
+        _of_file = token_in(Path(path).read_bytes(), f"--token-file {path}")
     except OSError as error:
         raise ConfigurationError(f"--token-file {path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise ConfigurationError(f"--token-file {path} holds no token: it is one word of ASCII") from None
     if not _of_file:
         raise ConfigurationError(f"--token-file {path} is empty: it should hold a token, as tally token new prints it")
 

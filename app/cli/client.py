@@ -32,6 +32,7 @@ import orjson
 from app.asking import NO_ANSWER
 from app.cli import bearer
 from ledger.errors import ConfigurationError, LedgerError
+from ledger.secret_text import secret_text, without_login
 from terminal.outcome import err
 
 Value = TypeVar("Value")
@@ -168,9 +169,12 @@ class LedgerClient:
         timeout_s: float = REQUEST_TIMEOUT_S,
         on_wait: Callable[[LedgerError, float], None] | None = None,
     ) -> None:
+        url = secret_text(url, "the address of the service").strip().rstrip("/")
+        self.url = without_login(url)
+        """For messages."""
         if not url.startswith(("http://", "https://")):
-            raise UnreachableError(f"{url} is not an address of a service; it begins with http:// or https://")
-        self.url = url.rstrip("/")
+            raise UnreachableError(f"{self.url} is not an address of a service; it begins with http:// or https://")
+        self._address = url
         # As it stands on the wire: what is not compressed cannot be a bomb.
         headers = {"Accept-Encoding": "identity", **bearer.headers()}
         # Without TLS, which a proxy may ask for, reading whom to trust takes longer than most answers do.
@@ -261,7 +265,7 @@ class LedgerClient:
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=DOWNLOAD_PAUSE_MAX_S)
         with (
             self._failures(),
-            self._http.stream("POST", f"{self.url}{path}", json=body, timeout=timeout) as response,
+            self._http.stream("POST", f"{self._address}{path}", json=body, timeout=timeout) as response,
         ):
             if response.status_code != 200 or response.headers.get("Content-Type") != _TAR:
                 raise problem_of(self.url, _whole(response, time.monotonic() + self._timeout_s))
@@ -281,7 +285,7 @@ class LedgerClient:
         with (
             self._failures(),
             self._http.stream(
-                "GET", f"{self.url}{path}", params=given(params), headers=headers, timeout=timeout
+                "GET", f"{self._address}{path}", params=given(params), headers=headers, timeout=timeout
             ) as response,
         ):
             if response.status_code != 200 or not response.headers.get("Content-Type", "").startswith(_EVENTS):
@@ -309,7 +313,7 @@ class LedgerClient:
             parts = [("file", (file.name, stack.enter_context(_CountedFile(file, advance)), _TAR)) for file in files]
             stack.enter_context(self._failures())
             response = stack.enter_context(
-                self._http.stream("POST", f"{self.url}{path}", params=given(params), files=parts, timeout=timeout)
+                self._http.stream("POST", f"{self._address}{path}", params=given(params), files=parts, timeout=timeout)
             )
             reply = _whole(response, time.monotonic() + self._timeout_s)
         if reply.status >= 300:
@@ -357,7 +361,7 @@ class LedgerClient:
         headers = given({"Content-Type": kind, "Idempotency-Key": key, "Tally-Session": session})
         with self._failures():
             request = self._http.build_request(
-                method, f"{self.url}{path}", params=given(params or {}), content=content, headers=headers
+                method, f"{self._address}{path}", params=given(params or {}), content=content, headers=headers
             )
         give_up_at = time.monotonic() + self._patience_s
         attempt = 0

@@ -14,6 +14,7 @@ from app.cli.client import LedgerClient, given
 from app.cli.options import Tenant, Url
 from app.config import load_settings
 from ledger.errors import DatabaseUnavailableError, InvalidInputError
+from ledger.secret_text import secret_text
 from terminal.options import Json
 from terminal.outcome import tell
 
@@ -95,7 +96,7 @@ def rotate_master(
       tally privacy rotate-master --new new.key --dsn "$(tally db-url)"
     """
     settings = load_settings()
-    url = dsn or settings.database_url
+    url = secret_text(dsn, "--dsn") if dsn else settings.database_url
     if url is None:
         raise InvalidInputError("say which database with --dsn or TALLY_DATABASE_URL")
     rewrapped, old_id, new_id = asyncio.run(_rotate(url, old or settings.privacy_master_key_uri, str(new.absolute())))

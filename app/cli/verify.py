@@ -16,6 +16,7 @@ from app.cli.verify_against import Request, kept_anchors, served_anchors
 from ledger.errors import ProofError, SignatureError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_verdict
 from ledger.merkle import EMPTY_ROOT, verify_consistency
+from ledger.secret_text import secret_text
 from ledger.verification import Anchor, TreeHead
 from ledger.verification.comparison import rollback, with_break, with_checkpoint
 from ledger.verification.verdict import ASPECTS
@@ -275,7 +276,7 @@ def _verify_by_rows(dsn: str, request: Request) -> dict[str, Any]:
         except UnknownKeyError as error:
             err.print(f"the checkpoint proves nothing: {error}", markup=False)
             is_key_unknown = True
-    verdict = asyncio.run(verify_database(dsn, request, heads, anchors))
+    verdict = asyncio.run(verify_database(secret_text(dsn, "--dsn"), request, heads, anchors))
     return with_checkpoint(verdict, "unknown_key", FILE) if is_key_unknown else verdict
 
 

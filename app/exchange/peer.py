@@ -34,9 +34,10 @@ from app.exchange_settings import PeerSettings
 from app.store import exchange
 from app.store.exchange import Seen
 from app.store.faults import DATABASE_FAULTS
-from ledger.errors import ConfigurationError, LedgerError, ProofError, SignatureError
+from ledger.errors import LedgerError, ProofError, SignatureError
 from ledger.machines.events import SYSTEM_TENANT
 from ledger.merkle import verify_consistency
+from ledger.secret_text import token_in
 from signing.checkpoint import Checkpoint, open_checkpoint, read, signer_of
 from signing.keys import Keyring, PublicKey
 from signing.note import is_signed_by
@@ -51,7 +52,6 @@ FAULTS_TOLD_MAX = 5
 """Tenants that are told of with their faults; of more it is told how many."""
 FAULT_CHARACTERS_MAX = 1000
 """What is kept of the fault of a tenant: a peer may have a hundred thousand that fail."""
-_TOKEN = re.compile(rb"[!-~]*")
 _is_log_origin = re.compile(LOG_ORIGIN).fullmatch
 
 log = structlog.get_logger()
@@ -334,7 +334,4 @@ def _token_in(file: Path) -> str:
         ConfigurationError: what the file holds is none.
         OSError: it cannot be read.
     """
-    token = file.read_bytes().strip()
-    if _TOKEN.fullmatch(token) is None:
-        raise ConfigurationError(f"{file} holds no token: it is one word of ASCII")
-    return token.decode("ascii")
+    return token_in(file.read_bytes(), str(file))

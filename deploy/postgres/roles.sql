@@ -29,6 +29,8 @@ SELECT format('CREATE ROLE %I', name)
   FROM unnest(ARRAY['tallystick_owner', 'tallystick_service', 'tallystick']) AS name
  WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name)
 \gexec
+-- What ends a line, as in a file that a variable was filled from, is no part of a password.
+SELECT rtrim(:'owner_password', E'\r\n') AS owner_password, rtrim(:'service_password', E'\r\n') AS service_password \gset
 ALTER ROLE tallystick_owner LOGIN PASSWORD :'owner_password';
 ALTER ROLE tallystick LOGIN PASSWORD :'service_password';
 -- Every query of the service is short: compiling one takes fifty times as long as running it.
@@ -42,6 +44,7 @@ COMMIT;
 BEGIN;
 SELECT 'CREATE ROLE auditor' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'auditor')
 \gexec
+SELECT rtrim(:'auditor_password', E'\r\n') AS auditor_password \gset
 ALTER ROLE auditor LOGIN PASSWORD :'auditor_password';
 ALTER ROLE auditor SET default_transaction_read_only = on;
 SELECT format('GRANT CONNECT ON DATABASE %I TO auditor', current_database())

@@ -8,6 +8,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from ledger.errors import ConfigurationError
+from ledger.secret_text import secret_text
 
 SCHEMES: Final = ("postgresql", "postgres")
 _PASSWORD_OPTION: Final = re.compile(r"[?&](?:ssl)?password=([^&]+)")
@@ -28,6 +29,7 @@ class Dsn:
         Raises:
             ConfigurationError: it is no URL of PostgreSQL. What it says is not shown, for it may hold a password.
         """
+        text = secret_text(text, "the URL of the database")
         scheme, separator, _ = text.partition("://")
         if not separator or scheme not in SCHEMES:
             raise ConfigurationError("a database is named as postgresql://USER:PASSWORD@HOST/NAME")

@@ -222,7 +222,8 @@ def ran(folder: Path, *command: str | Path) -> str:
 async def test_the_roles_file_gives_owner_and_service_what_they_need_and_an_auditor_neither_writes_nor_reads_secrets(
     own_server: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    passwords = {"TALLY_OWNER_PASSWORD": "it's", "TALLY_SERVICE_PASSWORD": "service"}
+    # As out of files: with the end of a line, or as a person types them.
+    passwords = {"TALLY_OWNER_PASSWORD": "it's", "TALLY_SERVICE_PASSWORD": "service\n"}
     assert "TALLY_OWNER_PASSWORD is not set" in run_roles_sql(own_server.superuser_url())
     assert run_roles_sql(own_server.superuser_url(), **passwords | {"TALLY_SERVICE_PASSWORD": "forgotten"}) == ""
     assert run_roles_sql(own_server.superuser_url(), **passwords) == ""
@@ -231,7 +232,7 @@ async def test_the_roles_file_gives_owner_and_service_what_they_need_and_an_audi
     async with connected_to(f"postgresql://{SERVICE}:service@{address}") as service:
         await check_schema(service)
         assert await service.fetchval("SELECT count(*) FROM scheduler.scheduler_log") == 0
-    passwords["TALLY_AUDITOR_PASSWORD"] = "auditor"
+    passwords["TALLY_AUDITOR_PASSWORD"] = "auditor\r\n"
     assert run_roles_sql(own_server.superuser_url(), **passwords) == ""
     settings = load_settings(data_dir=tmp_path / "node", port=0)
     async with (

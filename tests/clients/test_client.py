@@ -295,6 +295,37 @@ def test_the_environment_names_nodes_and_token(way: Way, monkeypatch: pytest.Mon
     assert way.seen[0].headers["Authorization"] == "Bearer of-the-environment"
 
 
+def test_a_token_with_the_end_of_a_line_is_sent_without_it_and_empties_a_spool(
+    way: Way, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Client(f" {way.url}\n", token="kept-from-all\n", spool=tmp_path / "spool") as client:
+        with client.job("of-a-file"):
+            pass
+        assert client.flush() == 0
+    assert {each.headers["Authorization"] for each in way.seen} == {"Bearer kept-from-all"}
+    assert "kept" not in "".join(capsys.readouterr())
+
+
+def test_what_cannot_be_in_a_header_is_refused_before_anything_is_sent(way: Way) -> None:
+    for token, place in (("kept\nfrom-all", "token"), ("kept from-all", "token"), ("kept-fröm-all", "token")):
+        with pytest.raises(ValueError, match=f"^{place} is no token") as raised:
+            Client(way.url, token=token)
+        assert "kept" not in str(raised.value)
+    with Client(way.url) as client, pytest.raises(ValueError, match=r"Idempotency-Key has a line feed \(U\+000A\)"):
+        client.create_job("acme", {}, key="mine\n")
+    assert way.seen == []
+
+
+def test_the_login_of_an_address_is_in_no_message(way: Way) -> None:
+    way.instead = [Answer(204, {}, b""), Answer(404, {}, b"not here")]
+    address = way.url.replace("://", "://me:kept-from-all@")
+    with Client(address, patience_s=0.0) as client:
+        for _ in range(2):
+            with pytest.raises(NotTheLedgerError) as raised:
+                client.get_job("acme", "any")
+            assert "kept" not in str(raised.value)
+
+
 @pytest.mark.parametrize("nodes", [["127.0.0.1:8080"], ["ftp://there"], ["http://"]])
 def test_what_is_no_address_is_refused(nodes: list[str]) -> None:
     with pytest.raises(ValueError, match="not an address"):

@@ -172,6 +172,37 @@ def test_no_token_is_among_the_arguments_of_a_process(ledger: str, tmp_path: Pat
     assert actions(ledger, "hidden") == {"j1": WHOLE}
 
 
+def test_a_token_out_of_a_file_counts_and_another_control_character_in_it_is_told_by_shell_scripts(
+    ledger: str, tmp_path: Path
+) -> None:
+    spool = tmp_path / "spool"
+    with way_to(ledger) as way:
+        environment = {"TALLY_TENANT": "of-a-file", "TALLY_URL": way.url, "TALLY_SPOOL": str(spool)}
+        shell(RECIPES / "slurm" / "prolog.sh", **SLURM, **environment, TALLY_TOKEN="kept-from-all\r\n")
+        assert {each.headers["Authorization"] for each in way.seen} == {"Bearer kept-from-all"}
+        way.seen.clear()
+        split = 'kept\noutput = "from-all'
+        done = shell(RECIPES / "slurm" / "epilog.sh", **SLURM, **environment, TALLY_TOKEN=split)
+        assert way.seen == []
+    assert "TALLY_TOKEN has a control character inside" in done.stderr
+    assert "kept" not in done.stderr
+    assert flush(ledger, spool, as_json=True)
+
+
+def test_a_token_of_a_service_account_ends_before_its_line_does_and_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = recipe("kubernetes/tally_kubernetes.py")
+    monkeypatch.setattr(module, "ACCOUNT", tmp_path)
+    assert module._authorization() == {}
+    (tmp_path / "token").write_text("kept-from-all\n")
+    assert module._authorization() == {"Authorization": "Bearer kept-from-all"}
+    (tmp_path / "token").write_text("kept\nfrom-all")
+    with pytest.raises(SystemExit, match="control character") as raised:
+        module._authorization()
+    assert "kept" not in str(raised.value)
+
+
 # --- GitHub Actions -----------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from tallystick_client.answers import (
     Recorded,
     Status,
 )
-from tallystick_client.core import Core, json_of, new_key, value_of
+from tallystick_client.core import Core, bearer, json_of, new_key, value_of
 from tallystick_client.flow import Awaiting, Blocking, Flow, Give, Listing, Reply, listing, operation
 from tallystick_client.jobs import AsyncJob, Job, JobId, Spec, job_path
 from tallystick_client.outbox import Outbox
@@ -66,7 +66,8 @@ class LedgerFlows(ABC, Generic[J]):
         nodes = nodes or os.environ.get("TALLY_URL") or "http://127.0.0.1:8080"
         spool = spool or os.environ.get("TALLY_SPOOL") or None
         named = nodes.split(",") if isinstance(nodes, str) else nodes
-        self._core = Core(named, token or os.environ.get("TALLY_TOKEN") or None, patience_s, timeout_s)
+        place, given = ("token", token) if token else ("TALLY_TOKEN", os.environ.get("TALLY_TOKEN"))
+        self._core = Core(named, bearer(given, place), patience_s, timeout_s)
         self._outbox = Outbox(self._core, None if spool is None else Spool(Path(spool)))
         self._connect(_trusted(named, ca or os.environ.get("TALLY_CA") or None))
 

@@ -12,6 +12,7 @@ import base64
 import binascii
 import json
 import random
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -42,10 +43,7 @@ class Core:
     """The nodes of one ledger, and what this client has written there."""
 
     def __init__(self, nodes: Sequence[str], token: str | None, patience_s: float, timeout_s: float) -> None:
-        self._nodes = [node.rstrip("/") for node in nodes]
-        for node in self._nodes:
-            if urlsplit(node).scheme not in ("http", "https") or not urlsplit(node).netloc:
-                raise ValueError(f"{node!r} is not an address of a node; it begins with http:// or https://")
+        self._nodes = [_address(node.strip().rstrip("/")) for node in nodes]
         if not self._nodes:
             raise ValueError("name at least one node")
         self._at = 0
@@ -131,7 +129,11 @@ class Core:
             "Idempotency-Key": key,
             "Tally-Session": self._shown(session),
         }
-        return {**self._authorization, **{name: value for name, value in given.items() if value is not None}}
+        headers = {name: value for name, value in given.items() if value is not None}
+        for name, value in headers.items():
+            if found := control_character(value):
+                raise ValueError(f"{name} has {found} inside")
+        return {**self._authorization, **headers}
 
     def _shown(self, brought: str | None) -> str | None:
         """Our session, and what a request brings along that we do not know or know only an earlier write of."""
@@ -160,7 +162,7 @@ class Core:
             led = [at for at, node in enumerate(self._nodes) if location.startswith(node + "/") or location == node]
             if led and led[0] != self._at:
                 self._at = led[0] - 1  # where the next turn goes from
-                raise UnreachableError(f"{call.url} leads to {location}")
+                raise UnreachableError(f"{shown(call.url)} leads to {location}")
         document = _json(reply)
         if isinstance(document, dict) and isinstance(document.get("type"), str):
             found: ProblemError = problem(reply.status, document, location)
@@ -170,9 +172,47 @@ class Core:
                 self._sessions.clear()
             raise found
         if reply.status in TRANSIENT_STATUS:
-            raise UnreachableError(f"{call.url} answers {reply.status}, and not as a Tallystick does")
+            raise UnreachableError(f"{shown(call.url)} answers {reply.status}, and not as a Tallystick does")
         led_to = f", a redirect to {location[:200]}" if location else ""
-        raise NotTheLedgerError(f"{call.url} does not answer as a Tallystick does: status {reply.status}{led_to}")
+        raise NotTheLedgerError(
+            f"{shown(call.url)} does not answer as a Tallystick does: status {reply.status}{led_to}"
+        )
+
+
+def bearer(token: str | None, place: str) -> str | None:
+    """The token that ``token`` is, without what surrounds it, such as the end of the line in a file; None without one.
+
+    Raises:
+        ValueError: it is none. What it says is not repeated.
+    """
+    token = (token or "").strip()
+    if token and re.fullmatch(r"[!-~]+", token) is None:
+        found = control_character(token)
+        reason = f": it has {found} inside" if found else ""
+        raise ValueError(f"{place} is no token{reason}; a token is one word of ASCII")
+    return token or None
+
+
+def control_character(value: str) -> str | None:
+    """The name of the first control character of ``value``, None where it has none."""
+    found = re.search(r"[\x00-\x1f\x7f-\x9f]", value)
+    if found is None:
+        return None
+    names = {"\0": "NUL", "\t": "a tab", "\n": "a line feed", "\r": "a carriage return"}
+    return f"{names.get(found[0], 'a control character')} (U+{ord(found[0]):04X})"
+
+
+def shown(url: str) -> str:
+    """``url`` without user and password."""
+    return re.sub(r"//[^/?#]*@", "//", url)
+
+
+def _address(node: str) -> str:
+    if found := control_character(node):
+        raise ValueError(f"the address of a node has {found} inside")
+    if urlsplit(node).scheme not in ("http", "https") or not urlsplit(node).netloc:
+        raise ValueError(f"{shown(node)!r} is not an address of a node; it begins with http:// or https://")
+    return node
 
 
 def value_of(reply: Reply) -> Any:

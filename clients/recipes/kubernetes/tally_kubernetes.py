@@ -101,6 +101,15 @@ def _events(api: httpx.Client, params: dict[str, str | int]) -> Iterator[dict[st
         yield from map(json.loads, answer.iter_lines())
 
 
+def _authorization() -> dict[str, str]:
+    """The header with the token of the service account; none outside of a cluster."""
+    file = ACCOUNT / "token"
+    token = file.read_text().strip() if file.exists() else ""
+    if not token.isprintable():
+        raise SystemExit(f"{file} holds no token: it has a control character inside")
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
 def main() -> None:
     """Watch until somebody ends the process."""
     address = os.environ.get("KUBERNETES_API", "https://kubernetes.default.svc")
@@ -109,10 +118,8 @@ def main() -> None:
         recorder = Recorder(ledger, os.environ["TALLY_TENANT"], os.environ.get("TALLY_CLUSTER", "kubernetes"))
         while True:
             # The token of a service account is replaced every hour.
-            token = ACCOUNT / "token"
-            headers = {"Authorization": f"Bearer {token.read_text()}"} if token.exists() else {}
             try:
-                with httpx.Client(base_url=address, headers=headers, verify=trusted) as api:
+                with httpx.Client(base_url=address, headers=_authorization(), verify=trusted) as api:
                     watch(api, recorder, os.environ.get("KUBERNETES_SELECTOR"))
             except Gone:
                 continue

@@ -34,11 +34,21 @@ tally_post() {
     tally_keep "$@"
     return 0
   fi
+  # What ends a line behind the token is no part of it; elsewhere curl would read its rest as an option.
+  token=$(printf %s "$TALLY_TOKEN" | tr -d '\r')
+  case $token in
+    *[[:cntrl:]]*)
+      answer="TALLY_TOKEN has a control character inside"
+      echo "tally: $answer: nothing is sent" >&2
+      tally_keep "$@"
+      return 0
+      ;;
+  esac
   # All of it goes by standard input: arguments of a process can be read by others.
   answer=$({
     printf 'url = "%s%s"\nheader = "Content-Type: application/json"\n' "$TALLY_URL" "$3"
     printf 'header = "Idempotency-Key: sh-%s-%s"\n' "$2" "$4"
-    [ -z "$TALLY_TOKEN" ] || printf 'header = "Authorization: Bearer %s"\n' "$TALLY_TOKEN"
+    [ -z "$token" ] || printf 'header = "Authorization: Bearer %s"\n' "$(tally_text "$token")"
     printf 'data-binary = "%s"\n' "$(tally_text "$5")"
   } | curl --silent --show-error --max-time "${TALLY_WAIT:-5}" --write-out '\n%{http_code}' --config -)
   case ${answer##*"
