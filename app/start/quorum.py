@@ -96,12 +96,13 @@ def regions_of(settings: Settings) -> frozenset[str]:
 
 
 def quorum_survives(settings: Settings) -> str | None:
-    """What a record outlives once it is committed, None where no safekeeper votes: a node, unless all of them run on
-    this one's machine."""
+    """What a record outlives once it is committed, None where no safekeeper votes: a node, where a majority of them
+    runs on other machines than this one, so that a quorum is left when the machine is lost."""
     if not settings.wal.ack_mode.is_replicated:
         return None
     home = [each for each in settings.replication.members if each.region in (None, settings.region)]
-    return "process" if all(each.is_on_loopback for each in home) else "node"
+    elsewhere = sum(not each.is_on_loopback for each in home)
+    return "node" if elsewhere > len(home) // 2 else "process"
 
 
 def lease_of(settings: Settings, database_url: str, folder: Path, node_id: str, run: str) -> Lease:

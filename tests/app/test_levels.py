@@ -6,12 +6,14 @@ import asyncio
 import errno
 import os
 import threading
+from pathlib import Path
 
 import asyncpg
 import pytest
 
 from app.chain import checkpoints
 from app.service import Service
+from app.start.quorum import quorum_survives
 from ledger.errors import (
     DurabilityTimeoutError,
     WalPoisonedError,
@@ -58,6 +60,25 @@ async def test_what_an_answer_survives_is_what_the_operator_said_of_postgres(
     assert local.survives == ("process",)
     assert chained.survives == ("process", "node", "region")
     assert chained.achieved is Durability.REGIONAL
+
+
+@pytest.mark.parametrize(
+    ("members", "survives"),
+    [
+        (["127.0.0.1:1", "localhost:2", "[::1]:3"], "process"),
+        (["127.0.0.1:1", "127.0.0.1:2", "other:3"], "process"),
+        (["127.0.0.1:1", "other:2", "third:3"], "node"),
+        ([{"address": "127.0.0.1:1"}, {"address": "other:2", "region": "eu1"}], "process"),
+    ],
+)
+def test_a_quorum_outlives_the_node_where_a_majority_of_its_voters_is_elsewhere(
+    make_settings: MakeSettings, tmp_path: Path, members: list[object], survives: str
+) -> None:
+    files = {name: tmp_path / name for name in ("tls_cert", "tls_key", "tls_ca")}
+    settings = make_settings(
+        node_id="node-a", wal={"ack_mode": "REPLICATED_QUORUM"}, replication={"members": members, **files}
+    )
+    assert quorum_survives(settings) == survives
 
 
 @pytest.fixture
