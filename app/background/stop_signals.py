@@ -1,28 +1,70 @@
-"""The signals that ask a service to stop, from the start of its process until its loop handles them."""
+"""The signals that ask a process to stop, from its start until its loop handles them, and those that it ignores.
+
+=====================================  ==========================================================================
+SIGTERM, SIGINT                        stop
+SIGHUP, SIGQUIT, SIGXCPU, SIGPWR       stop as well, unless the process was started to ignore them (``nohup``)
+SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM,  ignored, where nothing else handles them: nobody means to end a process
+SIGPROF, SIGIO, real-time signals      with them, and that is what they do by default
+=====================================  ==========================================================================
+
+SIGKILL cannot be handled; the rest are faults of the process itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, Final, TypeVar
 
 Value = TypeVar("Value")
+Handler = Callable[[int, FrameType | None], object]
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+def _known(*names: str) -> tuple[signal.Signals, ...]:
+    """Those of the signals that this system has."""
+    return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
+
+
+STOP_SIGNALS: Final = _known("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGXCPU", "SIGPWR")
+_ALWAYS: Final = (signal.SIGINT, signal.SIGTERM)
+_IGNORED: Final = _known("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO")
+_REAL_TIME: Final = range(getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", -1) + 1)
+
+
+def heeded() -> tuple[signal.Signals, ...]:
+    """Those of ``STOP_SIGNALS`` that this process was not started to ignore."""
+    return tuple(each for each in STOP_SIGNALS if each in _ALWAYS or signal.getsignal(each) is not signal.SIG_IGN)
+
+
+def take(handler: Handler) -> None:
+    """Have ``handler`` called at each of those from now on, and ignore what is not meant to end a process."""
+    for number in heeded():
+        signal.signal(number, handler)
+    for other in (*_IGNORED, *_REAL_TIME):
+        if signal.getsignal(other) is signal.SIG_DFL:
+            signal.signal(other, signal.SIG_IGN)
 
 
 def hold() -> None:
     """Let the signals wait until they are handled: an exception raised by one inside an event loop would break it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, heeded())
 
 
 def handle(stop: Callable[[], object]) -> None:
     """Call ``stop`` from the running loop at each signal, also at one that was held."""
     loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
+    numbers = heeded()
+    for number in numbers:
         loop.add_signal_handler(number, stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def ignore() -> None:
+    """Ignore them from now on: the stop is under way, so another one adds nothing."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 async def unless(signalled: asyncio.Event, work: Coroutine[Any, Any, Value]) -> Value | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-import signal
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import structlog
 import typer
 
+from app.background import stop_signals
 from app.logs import configure_logs
 from app.setting_types import Bounds, parse_duration
 from ledger import rfc3339
@@ -66,7 +66,7 @@ def serve(
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Keep the WALs of nodes, until SIGTERM or SIGINT.
+    """Keep the WALs of nodes, until SIGTERM, SIGINT, SIGHUP or SIGQUIT.
 
     A node may write the log that its certificate names (common name, or a DNS
     name among the alternative ones). Without certificates every node on this
@@ -94,8 +94,7 @@ def serve(
     keeper = Safekeeper(folder, region, tell_event, _store(archive), scrub_interval_s)
     try:
         served = server.Server(keeper, listener, tls)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: served.stop())
+        stop_signals.take(lambda *_: served.stop())
         host, port, *_ = listener.getsockname()
         # What is loaded stays: a collection need not walk over it while a log waits.
         gc.collect()

@@ -12,21 +12,31 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import httpx
 
+from app.background import stop_signals
 from app.cli.serve import embedded_postgres
 from ledger.errors import StartRefusedError
+from terminal.outcome import CommandExit
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
+SIGNAL_BASE = 128
+"""An exit code that names a signal is so much more than its number."""
 _POLL_S = 0.1
 _LOG_TAIL_LINES = 10
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """An empty folder that is gone afterwards, and with it a PostgreSQL cluster that had to live elsewhere."""
+    """An empty folder that is gone afterwards, and with it a PostgreSQL cluster that had to live elsewhere.
+
+    A signal that asks to stop unwinds from now on.
+    """
+    stop_signals.take(_unwind)
     with tempfile.TemporaryDirectory(prefix="tally-scratch-") as name:
         folder = Path(name)
         # The account that runs PostgreSQL when we are root may pass through, to what is its own inside.
@@ -37,6 +47,10 @@ def scratch_folder() -> Iterator[Path]:
             postgres = embedded_postgres(folder)
             if postgres.data_dir.exists():
                 postgres.remove()
+
+
+def _unwind(number: int, _frame: FrameType | None) -> NoReturn:
+    raise CommandExit(SIGNAL_BASE + number)
 
 
 @contextmanager

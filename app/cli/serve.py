@@ -164,9 +164,8 @@ def running_postgres(data_dir: Path) -> Iterator[EmbeddedPostgres]:
         postgres.start()
         yield postgres
     finally:
-        # make passes SIGTERM on to a child that already had it; the stop is under way, so it adds nothing.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # make passes SIGTERM on to a child that already had it.
+        stop_signals.ignore()
         postgres.stop()
 
 
@@ -268,7 +267,7 @@ def _say(event: str, detail: str, **facts: str) -> None:
 
 
 class StopWhileStarting:
-    """SIGINT and SIGTERM before the loop of the service runs: unwind, so that PostgreSQL is stopped too.
+    """``stop_signals`` before the loop of the service runs: unwind, so that PostgreSQL is stopped too.
 
     A signal is remembered as well: what it raises may land in a destructor or a callback, which drops it. What a
     destructor drops Python would write to stderr, with a traceback.
@@ -277,8 +276,7 @@ class StopWhileStarting:
     def __init__(self) -> None:
         self._asked = False
         sys.unraisablehook = _write_but_the_end
-        for number in stop_signals.STOP_SIGNALS:
-            signal.signal(number, self._unwind)
+        stop_signals.take(self._unwind)
 
     def _unwind(self, _number: int, _frame: FrameType | None) -> NoReturn:
         self._asked = True

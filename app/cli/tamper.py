@@ -19,6 +19,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from app.background import stop_signals
 from app.cli.client import LedgerClient
 from app.cli.scratch import scratch_folder, scratch_service
 from app.cli.serve import embedded_postgres
@@ -115,7 +116,7 @@ def _keep_for_console(url: str, superuser_url: str) -> None:
     print(f"{url}/console#/verify/{TENANT}?run=1", flush=True)
     with suppress(KeyboardInterrupt):
         # Also where whoever started this had it ignore one of them.
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in stop_signals.STOP_SIGNALS:
             signal.signal(each, signal.default_int_handler)
         threading.Event().wait()
 

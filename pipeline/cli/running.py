@@ -38,6 +38,7 @@ LOOK_INTERVAL_S: Final = 0.5
 FOLDER_VARIABLE: Final = "TALLY_PIPELINE_LOGS"
 LOG_FILES_MAX: Final = 50
 """How many there are at most, that of the run which begins included."""
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class InterruptedBySignalError(CommandExit):
@@ -60,9 +61,11 @@ class _Interruption:
         """Other than 0 once a signal came."""
 
     def install(self) -> None:
-        """From now on SIGINT and SIGTERM end the command."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
-            signal.signal(number, self._unwind)
+        """From now on the signals that ask to stop end the command; one that it was started to ignore it ignores."""
+        for number in STOP_SIGNALS:
+            if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._unwind)
+        signal.signal(signal.SIGALRM, self._unwind)
 
     def end(self) -> None:
         """The command waits for Spark no more."""
@@ -89,7 +92,7 @@ _interruption = _Interruption()
 
 
 def unwind_on_signals() -> None:
-    """From now on SIGINT and SIGTERM end the command in order: jobs are cancelled, Spark stops, files are whole."""
+    """From now on ``STOP_SIGNALS`` end the command in order: jobs are cancelled, Spark stops, files are whole."""
     _interruption.install()
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: not ready, open requests answered, everything flushed and chained, exit code 0 in time."""
+"""SIGTERM and the like: not ready, open requests answered, everything flushed and chained, exit code 0 in time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SHORT = {"shutdown_grace": "6s"}
 GRACE_S = 20.0
 """The budget of ``SHORT``, and what a busy machine adds to it."""
 
-BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+EACH = pytest.mark.parametrize("number", stop_signals.STOP_SIGNALS, ids=lambda number: number.name)
 
 
 async def starts_again_with_nothing_to_repair(launch: Launch, data_dir: Path, database_url: str) -> ServeProcess:
@@ -248,7 +248,7 @@ async def frozen(server: EmbeddedPostgres) -> AsyncIterator[None]:
             process.resume()
 
 
-@BOTH
+@EACH
 async def test_a_start_that_waits_for_postgres_can_be_stopped(
     tmp_path: Path, launch: Launch, number: signal.Signals
 ) -> None:
@@ -274,7 +274,8 @@ async def test_tally_dev_stopped_under_load_takes_its_postgres_along(
         pid = server.postmaster_pid()
         assert pid is not None
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        child.signal(signal.SIGINT)
+        # As Ctrl-\ in a terminal sends it.
+        child.signal(signal.SIGQUIT)
         assert await child.ended() == 0
     assert not [process for process in processes if process.is_running() and runs(process.pid)]
 
@@ -296,7 +297,7 @@ async def test_tally_dev_stopped_while_it_starts_leaves_no_postgres_behind(open_
     moments = (
         ("starting PostgreSQL in", signal.SIGINT),
         ("schema_migration", signal.SIGTERM),
-        ("wal_epoch_bump", signal.SIGINT),
+        ("wal_epoch_bump", signal.SIGHUP),
     )
     for said, number in moments:
         child = await launch(open_folder, None, **SETTINGS)
@@ -306,8 +307,14 @@ async def test_tally_dev_stopped_while_it_starts_leaves_no_postgres_behind(open_
         assert server.postmaster_pid() is None
         assert "Traceback" not in child.last_words()
     child = await launch(open_folder, None, **SETTINGS)
-    await child.ready()
-    assert await child.terminate() == 0
+    url = await child.ready()
+    for ignored in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN):
+        child.signal(ignored)
+    async with http_session() as session, session.get(f"{url}/livez") as answer:
+        assert answer.status == 200
+    child.signal(signal.SIGHUP)
+    assert await child.ended() == 0, child.last_words()
+    assert server.postmaster_pid() is None
 
 
 def be_told_to_end(mangled: bool) -> None:
@@ -320,7 +327,7 @@ def be_told_to_end(mangled: bool) -> None:
 
 @pytest.mark.parametrize("mangled", [True, False])
 def test_a_signal_while_it_starts_ends_it_whatever_became_of_what_the_signal_raised(mangled: bool) -> None:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in stop_signals.STOP_SIGNALS}
     try:
         with pytest.raises(CommandExit) as ended, StopWhileStarting().unwinding():
             be_told_to_end(mangled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -115,13 +116,19 @@ def test_a_note_that_is_damaged_says_nothing(tmp_path: Path, spoilt: bytes) -> N
         assert note.lsn == 0
 
 
-def test_sigterm_stops_in_order_while_a_node_writes(tmp_path: Path, start: Start) -> None:
+STOPPED_BY = pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=lambda each: each.name
+)
+
+
+@STOPPED_BY
+def test_a_signal_stops_it_in_order_while_a_node_writes(tmp_path: Path, start: Start, number: signal.Signals) -> None:
     keeper = start(tmp_path)
     with talking(keeper.port) as peer, talking(keeper.port, 2) as silent:
         silent.greet()
         peer.elect(1)
         acknowledged = peer.append()
-        stopping = threading.Timer(0.2, keeper.process.terminate)
+        stopping = threading.Timer(0.2, keeper.process.send_signal, (number,))
         stopping.start()
         try:
             while True:
