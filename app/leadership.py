@@ -14,8 +14,10 @@ import structlog
 
 from app.background.loops import called_in
 from app.config import Settings
+from app.intake.answers import NoQuorum
 from app.intake.system_entries import SystemEntries
 from app.metrics import Metrics
+from app.node.member_copies import MemberCopies
 from app.node.state import Node
 from app.start.procedure import StartedNode
 from app.start.quorum import Lead, regions_of
@@ -24,10 +26,14 @@ from ledger.positions import BEFORE_FIRST, Lsn
 from wal.control import Control
 from wal.group_commit import GroupCommit
 from wal.replication import configuration as configurations
+from wal.replication.ack_mode import AckMode
 from wal.replication.file_log import oldest_whole_lsn
 from wal.replication.leading import Reached, Shipper
 from wal.replication.proposer import Proposer
 from wal.replication.tail_reader import TailReader
+
+QUORUM_AWAY_S = 1.0
+"""For so long a quorum may be away, as when its members restart, before writes are told that there is none."""
 
 log = structlog.get_logger()
 
@@ -36,6 +42,7 @@ class Leadership:
     """The term that a start won. Belongs to one event loop, in which ``on_committed`` and ``on_over`` are called.
 
     ``on_committed(lsn)`` whenever more is committed; ``on_over(error)`` once, when nothing more can be.
+    ``on_quorum_lost()`` when too few members have followed for ``QUORUM_AWAY_S``.
     """
 
     def __init__(
@@ -47,6 +54,7 @@ class Leadership:
         *,
         on_committed: Callable[[Lsn], None],
         on_over: Callable[[LedgerError], None],
+        on_quorum_lost: Callable[[], None],
     ) -> None:
         self._node: Node = started.node
         self._first_lsn = started.next_lsn
@@ -56,6 +64,10 @@ class Leadership:
         self._metrics = metrics
         self._on_committed = on_committed
         self._on_over = on_over
+        self._on_quorum_lost = on_quorum_lost
+        self._home = settings.region
+        self.copies = self._ask_members()
+        """Asks the members what they hold; None where none votes."""
         self.shipper = self._make_shipper(settings, started.folder, started.control)
         metrics.watch_members(self.shipper)
 
@@ -66,15 +78,44 @@ class Leadership:
 
     def fault(self) -> str | None:
         """Why nothing is committed now, None while members enough follow or none votes."""
+        away = self.no_quorum()
+        return None if away is None else away.why
+
+    def no_quorum(self) -> NoQuorum | None:
+        """As ``fault``, with the members that do not follow."""
         if not self._ack_mode.is_replicated:
             return None
         proposer = self.shipper.proposer
         needed = proposer.needed()
         if 0 < needed <= proposer.in_sync():
             return None
-        faults = [f"{report.address}: {report.fault}" for report in self.shipper.reports() if report.fault]
+        reports = self.shipper.reports()
+        faults = [f"{report.address}: {report.fault}" for report in reports if report.fault]
         found = f"{proposer.in_sync()} of {needed} safekeepers needed follow" if needed else "no safekeeper votes yet"
-        return f"no quorum: {found}; {'; '.join(faults) or 'none yet'}"
+        why = f"no quorum: {found}; {'; '.join(faults) or 'none yet'}"
+        counts = {self._home} if self._ack_mode is not AckMode.REPLICATED_ALL else self._regions
+        return NoQuorum(why, [each.address for each in reports if not each.is_streaming and each.region in counts])
+
+    def _member_lost(self, _address: str) -> None:
+        asyncio.get_running_loop().call_later(QUORUM_AWAY_S, self._look_at_quorum)
+
+    def _look_at_quorum(self) -> None:
+        if self.no_quorum() is not None:
+            self._on_quorum_lost()
+
+    def _ask_members(self) -> MemberCopies | None:
+        if not self._ack_mode.is_replicated:
+            return None
+        members = self._lead.members
+        return MemberCopies(
+            members.addresses,
+            node_id=self._node.node_id,
+            own=lambda: self.shipper.proposer.configuration,
+            regions=self._regions,
+            needs_all=self._ack_mode is AckMode.REPLICATED_ALL,
+            tls=members.tls,
+            timeout_s=members.timeout_s,
+        )
 
     def _make_shipper(self, settings: Settings, folder: Path, control: Control) -> Shipper:
         lead = self._lead
@@ -106,7 +147,7 @@ class Leadership:
             on_reached=called_in(loop, self._reached),
             on_over=called_in(loop, self._over),
             tail=TailReader(folder, control.node_id, control.history),
-            watcher=_MemberLog(self._metrics),
+            watcher=_MemberLog(self._metrics, called_in(loop, self._member_lost)),
             lag_threshold=settings.replication.lag_threshold,
             keeps_damaged=settings.replication.corruption_policy == "truncate",
         )
@@ -133,12 +174,14 @@ class _MemberLog(NamedTuple):
     """Tells metrics and log what becomes of members."""
 
     metrics: Metrics
+    on_lost: Callable[[str], None]
 
     def acknowledged(self, address: str, seconds: float) -> None:
         self.metrics.replication_ack_seconds.observe(seconds)
 
     def lost(self, address: str, reason: str) -> None:
         log.warning("wal_replication_member_lost", member=address, error=reason)
+        self.on_lost(address)
 
     def back(self, address: str) -> None:
         log.info("wal_replication_member_back", member=address)

@@ -235,6 +235,8 @@ class Service:
                 postgres_survives=settings.topology.postgres_survives,
                 quorum_survives=quorum_survives(settings),
                 spreads=len(regions_of(settings)) > 1 and settings.wal.ack_mode.is_replicated,
+                copies=self.leadership.copies if self.leadership is not None else None,
+                no_quorum=self.leadership.no_quorum if self.leadership is not None else lambda: None,
             ),
             record_bytes_max=settings.wal.record_bytes_max,
             line_turns=self.line_turns,
@@ -269,7 +271,13 @@ class Service:
         if started.lead is None:
             return None
         return Leadership(
-            self.settings, started, started.lead, self.metrics, on_committed=self._committed, on_over=self.fail
+            self.settings,
+            started,
+            started.lead,
+            self.metrics,
+            on_committed=self._committed,
+            on_over=self.fail,
+            on_quorum_lost=lambda: self.submitter.answers.quorum_lost(),
         )
 
     def _make_stats_writer(self) -> StatsWriter:
@@ -359,6 +367,7 @@ class Service:
             if pending.outcome is not None and not pending.outcome.done():
                 pending.outcome.set_exception(error)
                 pending.outcome.exception()
+        self.submitter.answers.give_up()
         self.stop_requested.set()
 
     def backlog_fault(self) -> str | None:
@@ -439,6 +448,7 @@ class Service:
             if pending.outcome is not None and not pending.outcome.done():
                 expire(pending.outcome, message)
                 pending.outcome.exception()
+        self.submitter.answers.give_up()
 
     def _left_s(self) -> float:
         """Seconds left for the stop."""

@@ -130,10 +130,16 @@ class DatabaseWentBackError(LedgerError):
     """Postgres is older than what this node has seen: a restore or a bad failover."""
 
 
-class DurabilityTimeoutError(LedgerError):
-    """The asked level was not reached in ``write.timeout``; the event is in the WAL and may still reach it.
+NO_QUORUM = "no-quorum"
+"""Why a level was not reached: too few safekeepers follow."""
 
-    The attributes name the event, the last one if there were several; None where nothing is known.
+
+class DurabilityTimeoutError(LedgerError):
+    """The asked level was not reached in ``write.timeout``, or cannot be shown now; the event is in the WAL or the
+    chain and may still reach it.
+
+    The attributes name the event, the last one if there were several; None where nothing is known. ``reason`` is
+    ``NO_QUORUM`` where too few safekeepers follow; ``members_away`` are the addresses of those that do not.
     """
 
     def __init__(
@@ -145,6 +151,8 @@ class DurabilityTimeoutError(LedgerError):
         epoch: int | None = None,
         lsn: int | None = None,
         achieved: Durability | None = None,
+        reason: str | None = None,
+        members_away: Sequence[str] | None = None,
     ) -> None:
         super().__init__(message)
         self.job_id = job_id
@@ -152,6 +160,8 @@ class DurabilityTimeoutError(LedgerError):
         self.epoch = epoch
         self.lsn = lsn
         self.achieved = achieved
+        self.reason = reason
+        self.members_away = members_away
 
 
 class NotFoundError(LedgerError):

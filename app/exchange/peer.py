@@ -14,6 +14,7 @@ keeps no other tenant from being imported.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -98,7 +99,9 @@ class Peer:
     interval_s: float
     imported_entries: int = 0
     held: dict[str, int] = field(default_factory=dict)
-    """By tenant, up to which seq of this ledger the peer has imported."""
+    """By tenant, up to which seq of this ledger the peer has imported, as it said last."""
+    held_asked_s: float = -math.inf
+    """When that was asked, by the monotonic clock."""
     on_held: Callable[[], None] = lambda: None
     _fault: str | None = field(default=None, init=False)
     """Why nothing could be asked of it."""
@@ -158,7 +161,9 @@ class Peer:
         await self._learn_held(client)
 
     async def _learn_held(self, client: PeerClient) -> None:
+        asked_s = monotonic()
         self.held = await client.held(self.own_origin)
+        self.held_asked_s = asked_s
         self.on_held()
 
     async def _round(self, client: PeerClient) -> None:

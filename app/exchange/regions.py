@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 
 import asyncpg
 
@@ -46,20 +47,27 @@ class Regions:
         self._changed = asyncio.Event()
 
     async def spread(self, seqs: Mapping[str, int], timeout_s: float) -> None:
-        """Return once a majority of the regions has, by tenant, this ledger's chain up to a seq; itself is one.
+        """Return once a majority of the regions has, by tenant, this ledger's chain up to a seq; itself is one. Only
+        what a peer said to a question that was put after this call counts: it may have lost what it said before.
 
         Raises:
             DurabilityTimeoutError: they have not in time.
         """
+        since_s = monotonic()
         try:
             async with asyncio.timeout(timeout_s):
-                while not all(self._is_spread(tenant_id, seq) for tenant_id, seq in seqs.items()):
+                while not all(self._is_spread(tenant_id, seq, since_s) for tenant_id, seq in seqs.items()):
                     await self._changed.wait()
         except TimeoutError:
-            raise DurabilityTimeoutError(f"a majority of the regions did not import it in {timeout_s:g} s") from None
+            away = [peer.settings.url for peer in self.peers if peer.held_asked_s < since_s]
+            silent = f"; {', '.join(away)} did not say what they hold" if away else ""
+            raise DurabilityTimeoutError(
+                f"a majority of the regions is not known to have imported it after {timeout_s:.1f} s{silent}"
+            ) from None
 
-    def _is_spread(self, tenant_id: str, seq: int) -> bool:
-        holding = 1 + sum(peer.held.get(tenant_id, 0) >= seq for peer in self.peers)
+    def _is_spread(self, tenant_id: str, seq: int, since_s: float) -> bool:
+        fresh = [peer.held for peer in self.peers if peer.held_asked_s >= since_s]
+        holding = 1 + sum(held.get(tenant_id, 0) >= seq for held in fresh)
         return holding > (1 + len(self.peers)) // 2
 
     def figures(self) -> list[tuple[str, int, int, bool]]:

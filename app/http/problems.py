@@ -121,7 +121,7 @@ KINDS = sorted({*PROBLEMS.values(), *(kind for kind in tuple(vars().values()) if
 
 _MEMBERS = ("line", "tenant_id", "job_id", "seq", "hlc", "epoch", "lsn", "achieved", "file", "verdict")
 """Attributes of an error that become members of its problem when it has them."""
-_MEMBERS_IF_SAID = ("reason", "index", "free", "blocking_index", "current_epoch")
+_MEMBERS_IF_SAID = ("reason", "index", "free", "blocking_index", "current_epoch", "members_away")
 """The same, where they are not None."""
 _BY_STATUS = {
     404: NOT_FOUND,

@@ -1,19 +1,25 @@
 """From an entered event to the answer: waiting for the level it asked for, and the receipts.
 
-A receipt is made from the event as it was entered, or from what the chain holds of it; both give the same.
+A receipt is made from the event as it was entered, or from what the chain holds of it; both give the same. What it
+claims rests on evidence that came while its request was under way: of a first answer, that its own records reached
+their positions; of a repeated one, that members and regions say now that they hold them (``evidence.py``, decision
+0068).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
+from app.intake.evidence import AtChain, Chained, Evidence, InRegions
+from app.node.member_copies import MemberCopies
 from app.node.state import Node, expire
 from app.pending.backlog import Pending
 from app.pending.event_lines import CREATED, EventLines
@@ -23,13 +29,20 @@ from app.pending.quarantine import Quarantine
 from app.pending.requests import BatchReceipt, Draft, Receipt, RequestKey
 from app.store.growth import ChainPosition
 from app.store.idempotency import ChainedLine
-from ledger.errors import DurabilityTimeoutError, EventRefusedError
+from ledger.errors import NO_QUORUM, DurabilityTimeoutError, EventRefusedError
 from ledger.machines.events import Durability, SystemAction
 from ledger.positions import BEFORE_FIRST, Lsn
 
 _REFUSAL = attrgetter("refusal")
 
 SURVIVES = ("process", "node", "region")
+
+
+class NoQuorum(NamedTuple):
+    """Too few safekeepers follow: why, and the addresses of those that do not."""
+
+    why: str
+    members_away: Sequence[str]
 
 
 class Awaited:
@@ -84,17 +97,17 @@ class Deadlines:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
-        """In the loop's time, which rises, when the time of each is up."""
+        self._waiting: deque[tuple[float, Lsn, asyncio.Future[Any]]] = deque()
+        """In the loop's time, which rises, when the time of each is up; and the LSN of its record."""
         self._is_set = False
 
-    def add(self, future: asyncio.Future[Any]) -> None:
-        """``future`` came now."""
+    def add(self, future: asyncio.Future[Any], lsn: Lsn) -> None:
+        """``future``, of the record at ``lsn``, came now."""
         waiting = self._waiting
-        while waiting and waiting[0][1].done():
+        while waiting and waiting[0][2].done():
             waiting.popleft()
         loop = future.get_loop()
-        waiting.append((loop.time() + self._timeout_s, future))
+        waiting.append((loop.time() + self._timeout_s, lsn, future))
         if not self._is_set:
             self._set(loop)
 
@@ -105,9 +118,15 @@ class Deadlines:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = loop.time()
-        while self._waiting and (self._waiting[0][0] <= now_s or self._waiting[0][1].done()):
-            expire(self._waiting.popleft()[1], f"not chained within {self._timeout_s:g} s")
+        while self._waiting and (self._waiting[0][0] <= now_s or self._waiting[0][2].done()):
+            expire(self._waiting.popleft()[2], f"not chained within {self._timeout_s:g} s")
         self._set(loop)
+
+    def give_up_above(self, lsn: Lsn, message: str) -> None:
+        """Fail now the futures of records above ``lsn``."""
+        for _, of_lsn, future in self._waiting:
+            if of_lsn > lsn:
+                expire(future, message)
 
 
 class Answers:
@@ -122,17 +141,23 @@ class Answers:
         postgres_survives: str,
         quorum_survives: str | None = None,
         spreads: bool = False,
+        copies: MemberCopies | None = None,
+        no_quorum: Callable[[], NoQuorum | None] = lambda: None,
     ) -> None:
         """``quorum_survives`` is what a record outlives that safekeepers hold, None where none vote; with ``spreads``
-        a record is GLOBAL once a majority of the regions holds it, too."""
+        a record is GLOBAL once a majority of the regions holds it, too. ``copies`` asks those that vote, and
+        ``no_quorum`` says whether too few of them follow now."""
         self._node = node
         self._write_timeout_s = write_timeout_s
         self._unchained = Deadlines(write_timeout_s)
         self._acknowledge_before_fsync = acknowledge_before_fsync
         self._is_replicated = quorum_survives is not None
-        self.in_regions: Callable[[Mapping[str, int], float], Awaitable[None]] | None = None
-        """Waits until a majority of regions has imported the chains of tenants up to a seq each; None where GLOBAL does
-        not ask."""
+        self._no_quorum = no_quorum
+        self._is_quorum_lost = False
+        """It was, when ``quorum_lost`` was called; whether it still is, ``no_quorum`` knows."""
+        self._evidence = Evidence(copies, spreads=spreads)
+        self.in_regions: InRegions | None = None
+        """None where GLOBAL does not ask for regions that import."""
         self.head_seq: Callable[[str], int] = lambda _: 0
         """Where the chain of a tenant ends, as this node left it."""
         self._spreads = spreads
@@ -165,15 +190,17 @@ class Answers:
                 if not self._acknowledge_before_fsync:
                     await node.durable.reached(lsn, self._write_timeout_s)
                 return None
-            if outcome is None and self.is_early(level, keyed=keyed):
-                await node.committed.reached(lsn, self._write_timeout_s)
+            is_early = outcome is None and self.is_early(level, keyed=keyed)
+            if not is_early:
+                node.chained.want(lsn)
+            left_s = await self._committed(lsn)
+            if is_early:
                 return None
             position = None
             if outcome is None:
-                await node.chained.reached(lsn, self._write_timeout_s)
+                await node.chained.reached(lsn, left_s)
             else:
-                node.chained.want(lsn)
-                position = await outcome_within(outcome, self._write_timeout_s)
+                position = await outcome_within(outcome, left_s)
             if self._spreads and level is Durability.GLOBAL:
                 await node.spread.reached(lsn, self._write_timeout_s)
             if self.in_regions is not None and level is Durability.GLOBAL and position is not None and pending:
@@ -181,6 +208,42 @@ class Answers:
             return position
         except DurabilityTimeoutError as error:
             raise self.late(level, str(error), lsn, pending) from None
+
+    async def _committed(self, lsn: Lsn) -> float:
+        """Wait until ``lsn`` is committed, where safekeepers vote; the seconds that are left of ``write.timeout``.
+
+        Raises:
+            DurabilityTimeoutError: it is not in time, or there is no quorum: then once it is durable here.
+        """
+        node, timeout_s = self._node, self._write_timeout_s
+        if not self._is_replicated:
+            return timeout_s
+        began_s = time.monotonic()
+        if node.committed.lsn < lsn and (away := self._away()) is not None:
+            await node.durable.reached(lsn, timeout_s)
+            raise DurabilityTimeoutError(away.why)
+        await node.committed.reached(lsn, timeout_s)
+        return max(0.0, timeout_s - (time.monotonic() - began_s))
+
+    def _away(self) -> NoQuorum | None:
+        """Why nothing is committed, where that is known."""
+        if not self._is_quorum_lost:
+            return None
+        away = self._no_quorum()
+        self._is_quorum_lost = away is not None
+        return away
+
+    def quorum_lost(self) -> None:
+        """There was no quorum for a while: those that wait for one are answered now, and those that come from now on as
+        soon as their records are durable here, until there is one."""
+        self._is_quorum_lost = True
+        if (away := self._away()) is not None:
+            self._node.committed.give_up(away.why)
+            self._unchained.give_up_above(self._node.committed.lsn, away.why)
+
+    def give_up(self) -> None:
+        """Nobody is to wait any longer for what others hold."""
+        self._evidence.give_up()
 
     async def settled(self, recovered: Sequence[Pending]) -> None:
         """Wait until it is known what became of each of these, which an earlier process left in the WAL."""
@@ -199,7 +262,8 @@ class Answers:
         """
         if not await quarantine.unlocked(tenant_ids, self._write_timeout_s):
             lsn = last.lsn if last else self._node.durable.lsn
-            raise self.late(Durability.GLOBAL, "another session keeps rows of the tenant locked", lsn, last)
+            why = "another session keeps rows of the tenant locked"
+            raise self.late(Durability.GLOBAL, why, lsn, last, tenant_ids)
 
     async def spread(self, tenant_ids: Iterable[str], level: Durability, last: Pending | None) -> None:
         """Return once a majority of the regions holds all that is chained of these tenants, where GLOBAL asks that.
@@ -213,25 +277,46 @@ class Answers:
         try:
             await self.in_regions(heads, self._write_timeout_s)
         except DurabilityTimeoutError as error:
-            raise self.late(level, str(error), last.lsn if last else self._node.durable.lsn, last) from None
+            raise self.late(level, str(error), last.lsn if last else self._node.durable.lsn, last, heads) from None
 
-    def late(self, level: Durability, why: str, lsn: Lsn, pending: Pending | None) -> DurabilityTimeoutError:
-        """The error that says how far an event has come, and how to learn what becomes of it."""
+    async def shown(self, lines: Sequence[AtChain], level: Durability) -> None:
+        """Return once it is shown that these lines, which are chained, have reached ``level`` by now.
+
+        Raises:
+            DurabilityTimeoutError: it is not in time; names the last line.
+            WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed meanwhile.
+        """
+        await self._evidence.shown(lines, level, self.in_regions, self._write_timeout_s)
+        if level > Durability.LOCAL and self._node.failure is not None:
+            raise self._node.failure.with_traceback(None)
+
+    def late(
+        self, level: Durability, why: str, lsn: Lsn, pending: Pending | None, tenant_ids: Iterable[str] = ()
+    ) -> DurabilityTimeoutError:
+        """The error that says how far an event has come, and how to learn what becomes of it. ``tenant_ids`` are those
+        of all events of its request, where they are more than its own."""
         node = self._node
+        away = self._no_quorum() if self._is_replicated and node.committed.lsn < lsn else None
         return DurabilityTimeoutError(
-            f"{level.name} was not reached: {why}. The event is in the log of this node at LSN {lsn}; "
-            "send the same Idempotency-Key again to learn its outcome",
+            f"{level.name} was not reached: {why if away is None else away.why}. The event is in the log of this node "
+            f"at LSN {lsn}; send the same Idempotency-Key again to learn its outcome",
             job_id=pending.job_id if pending else None,
             hlc=pending.hlc.text() if pending else None,
-            epoch=node.epoch,
+            epoch=pending.epoch if pending else node.epoch,
             lsn=lsn,
-            achieved=self._reached(lsn),
+            achieved=self._reached(lsn, {*tenant_ids, *((pending.tenant_id,) if pending else ())}),
+            reason=None if away is None else NO_QUORUM,
+            members_away=None if away is None else away.members_away,
         )
 
-    def _reached(self, lsn: Lsn) -> Durability:
+    def _reached(self, lsn: Lsn, tenant_ids: Iterable[str]) -> Durability:
+        """What a record of these tenants at ``lsn`` has reached: one that is held back is not chained."""
         node = self._node
-        regional = node.committed if self._is_replicated else node.chained
-        if regional.lsn >= lsn:
+        if self._is_replicated:
+            is_regional = node.committed.lsn >= lsn
+        else:
+            is_regional = all(node.chained_lsn_of(tenant_id) >= lsn for tenant_id in tenant_ids or ("",))
+        if is_regional:
             return Durability.REGIONAL
         return Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE
 
@@ -245,34 +330,44 @@ class Answers:
         reached: Any = pending.outcome
         if reached is None:
             lsn = BEFORE_FIRST if self._acknowledge_before_fsync else pending.lsn
+            if level > Durability.LOCAL and self._is_quorum_lost:
+                return asyncio.ensure_future(self.wait(lsn, level, pending))
             watermark = node.durable if level <= Durability.LOCAL else node.committed
             return watermark.reached(lsn, self._write_timeout_s)  # type: ignore[return-value]
-        if (self._spreads or self.in_regions is not None) and level is Durability.GLOBAL:
+        asks_regions = (self._spreads or self.in_regions is not None) and level is Durability.GLOBAL
+        if asks_regions or self._is_quorum_lost:
             return asyncio.ensure_future(self.wait(pending.lsn, level, pending, reached))
         node.chained.want(pending.lsn)
-        self._unchained.add(reached)
+        self._unchained.add(reached, pending.lsn)
         return reached  # type: ignore[no-any-return]
 
     def receipt(self, draft: Draft, pending: Pending, fence_token: int, chain: ChainPosition | None) -> Receipt:
         """The answer about an entered event that has reached its level."""
         return self._receipt(draft, pending, pending.hlc.text(), fence_token, chain, replayed=False)
 
-    async def finish(self, draft: Draft, pending: Pending, fence_token: int) -> Receipt:
-        """The receipt of a keyed event, once it has reached its level.
+    async def finish(self, draft: Draft, pending: Pending, fence_token: int, *, seen: bool) -> Receipt:
+        """The receipt of a keyed event, once it has reached its level; where it was ``seen`` before this request came,
+        once that is shown.
 
         Raises:
             DurabilityTimeoutError: it has not in time.
             LedgerError: its outcome, where that is none.
         """
-        chain = await self.wait(pending.lsn, draft.durability, pending, pending.outcome)
+        level = draft.durability
+        chain = await self.wait(
+            pending.lsn, min(level, Durability.REGIONAL) if seen else level, pending, pending.outcome
+        )
+        if seen and chain is not None:
+            await self.shown((_chained_at(pending, chain),), level)
         return self.receipt(draft, pending, fence_token, chain)
 
     async def again(self, chained: Sequence[ChainedLine], draft: Draft, key: RequestKey) -> Receipt:
-        """The first answer again, from what the chain holds.
+        """The first answer again, from what the chain holds, once its level is shown.
 
         Raises:
             EventRefusedError: a REFUSED entry was chained in its place.
             ChainDamagedError: what the chain holds is not the event of this request, or is gone.
+            DurabilityTimeoutError: its level is not shown in time.
         """
         if not chained:
             raise gone(draft.tenant_id, key)
@@ -280,6 +375,7 @@ class Answers:
         line = chained[0]
         if line.action == SystemAction.REFUSED:
             raise refused(line)
+        await self.shown(chained, draft.durability)
         is_chained = draft.durability > Durability.LOCAL
         chain = ChainPosition(line.seq, line.chain_link, line.prev_chain_link) if is_chained else None
         return self._receipt(draft, line, line.t_hlc, fence_token_of(line.payload), chain, replayed=True)
@@ -363,6 +459,10 @@ class Answers:
         if level is Durability.REGIONAL:
             return self._regional_survives
         return SURVIVES if self.in_regions is not None else self._global_survives
+
+
+def _chained_at(pending: Pending, chain: ChainPosition) -> Chained:
+    return Chained(pending.tenant_id, pending.job_id, pending.hlc.text(), pending.epoch, pending.lsn, chain.seq)
 
 
 async def outcome_within(outcome: asyncio.Future[ChainPosition], timeout_s: float) -> ChainPosition:

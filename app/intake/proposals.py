@@ -108,6 +108,7 @@ class Proposals:
         Raises:
             CommitmentConflictError: it was rejected, and that is recorded.
             IdempotencyReusedError: the key was used with another body.
+            DurabilityTimeoutError: it is not GLOBAL in time or, of one that was recorded before, not shown to be.
             LedgerError: as ``Submitter.submit``.
         """
         entered = self.enter(wanted, actor, key)
@@ -115,7 +116,10 @@ class Proposals:
             return await entered.settled()
         except DuplicateLineError:
             pending = entered.pending
-            return _first_answer(await self.keyed.find((pending.tenant_id,), key), pending, key)
+            chained = await self.keyed.find((pending.tenant_id,), key)
+            first = _first_answer(chained, pending, key)
+            await self.answers.shown(chained, Durability.GLOBAL)
+            return first
 
     async def set_capacity(self, tenant_id: str, node: str, capacity: Mapping[str, Any], actor: str | None) -> Recorded:
         """Record what a node has, and wait until it counts.

@@ -121,7 +121,7 @@ class Submitter:
         entered = request.pending
         assert entered is not None
         try:
-            receipt = await self.answers.finish(draft, entered, fence_token_of(entered.payload))
+            receipt = await self.answers.finish(draft, entered, fence_token_of(entered.payload), seen=seen)
         except DuplicateLineError:
             return await self.answers.again(await self.keyed.find((draft.tenant_id,), key), draft, key)
         return receipt._replace(replayed=seen)
@@ -183,17 +183,18 @@ class Submitter:
                 added = True
             elif not seen and request.recovered:
                 request.entered(max(request.recovered, key=lambda pending: pending.lsn))
+        is_first = added and not present
         if request.last_lsn:
             answered_early = requested <= Durability.LOCAL and request.receipt is not None
-            level = requested
+            level = requested if answered_early else Durability.REGIONAL
             if not answered_early:
-                level = max(requested, Durability.REGIONAL)
                 await self.answers.settled(request.recovered)
-            await self.answers.wait(request.last_lsn, level, request.pending, keyed=True)
+            await self.answers.wait(request.last_lsn, requested if is_first else level, request.pending, keyed=True)
             if answered_early and request.receipt is not None:
                 return request.receipt._replace(replayed=seen)
             await self.answers.unlocked(self.quarantine, tenants, request.pending)
-            await self.answers.spread(tenants, requested, request.pending)
+            if is_first:
+                await self.answers.spread(tenants, requested, request.pending)
         chained = await self.keyed.find(tenants, key)
         if len(chained) < len(lines):
             for tenant_id in tenants:
@@ -204,6 +205,8 @@ class Submitter:
         for line in chained:
             if line.action == SystemAction.REFUSED:
                 raise refused(line).at_line(line.line + 1)
+        if not is_first:
+            await self.answers.shown(chained, requested)
         return self.answers.of_chained_lines(chained, lines, requested, replayed=not added)
 
     def recover(self, pending: Pending) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from app.intake.answers import Deadlines
 from ledger.errors import DurabilityTimeoutError
+from ledger.positions import Lsn
 
 TIMEOUT_S = 0.05
 CLOCK_S = 0.002
@@ -21,7 +22,7 @@ async def test_each_that_is_not_done_fails_when_its_own_time_is_up() -> None:
         came_s = loop.time()
         done, first, second = (loop.create_future() for _ in range(3))
         for future in (done, first, second):
-            deadlines.add(future)
+            deadlines.add(future, Lsn(1))
         done.set_result(None)
         with pytest.raises(DurabilityTimeoutError, match=r"not chained within 0\.05 s"):
             await asyncio.wait_for(first, DEADLINE_S)
@@ -34,6 +35,6 @@ async def test_those_that_are_done_are_not_kept_until_their_time_would_be_up() -
     deadlines, loop = Deadlines(3600), asyncio.get_running_loop()
     for _ in range(100):
         future = loop.create_future()
-        deadlines.add(future)
+        deadlines.add(future, Lsn(1))
         future.set_result(None)
     assert len(deadlines._waiting) == 1

@@ -227,10 +227,32 @@ async def test_what_each_chains_comes_to_the_other_once_it_is_there_and_global_w
         headers = {"Content-Type": "application/x-ndjson"}
         return (await us.post("/v1/events?durability=GLOBAL", content=line, headers=headers)).status_code == 200
 
+    async def repeated() -> list[tuple[int, str | None]]:
+        """Status and, where the level is not shown, what is achieved, of keyed requests that were sent before."""
+        job = {"tenant_id": "slow", "spec": {}, "assigned_dcs": ["x"], "durability": "GLOBAL"}
+        lease = {"tenant_id": "slow", "commitment": {"kind": "Lease", "resource": "r", "holder": "h"}}
+        lines = json.dumps(job | {"type": "JobCreated"})
+        headers = {"Idempotency-Key": "one", "Content-Type": "application/json"}
+        answers = [
+            await us.post("/v1/jobs", content=json.dumps(job), headers=headers),
+            await us.post("/v1/commitments", content=json.dumps(lease), headers=headers),
+            await us.post(
+                "/v1/events?durability=GLOBAL",
+                content=lines.replace(', "durability": "GLOBAL"', ""),
+                headers=headers | {"Content-Type": "application/x-ndjson"},
+            ),
+        ]
+        return [(answer.status_code, answer.json().get("achieved")) for answer in answers]
+
+    async def are_global() -> bool:
+        return [status for status, _ in await repeated()] == [201, 201, 200]
+
     async with here.running(**here.peers(there, trusted, is_global=True), write={"timeout": "1s"}) as us:
         await until(says_so, "readiness says that the peer does not answer")
         late = await us.post("/v1/jobs", json={"tenant_id": "slow", "spec": {}, "assigned_dcs": ["x"]})
         assert late.status_code == 503
+        for _ in range(2):
+            assert await repeated() == [(503, "REGIONAL")] * 3
         ours = [await submit(us, level="REGIONAL") for _ in range(7)]
         async with there.running(**there.peers(here, trusted)) as eu:
             theirs = await submit_all(eu, "acme", "other")
@@ -238,6 +260,7 @@ async def test_what_each_chains_comes_to_the_other_once_it_is_there_and_global_w
             await until_known(us, theirs)
             await until(is_global, "both regions hold it")
             await until(lines_are_global, "lines, too")
+            await until(are_global, "and what was repeated")
             for client in (us, eu):
                 verdict = (await client.get("/v1/chain/verify?tenant_id=acme")).json()
                 assert (verdict["valid"], verdict["entries_checked"]) == (True, 8)
@@ -248,6 +271,7 @@ async def test_what_each_chains_comes_to_the_other_once_it_is_there_and_global_w
             )
             assert (elsewhere.status_code, elsewhere.headers["Location"]) == (421, there.url)
             assert elsewhere.json()["type"].endswith("other-region")
+        assert await repeated() == [(503, "REGIONAL")] * 3, "nobody says now what the peer holds"
     async with connected_to(here.database.superuser_url) as superuser:
         rows = await superuser.fetch("SELECT t_hlc FROM scheduler.scheduler_log WHERE tenant_id = 'acme'")
         assert len({row["t_hlc"] for row in rows}) == len(rows) == 8

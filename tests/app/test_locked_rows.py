@@ -69,10 +69,12 @@ async def test_one_tenant_waits_in_order_while_all_others_are_chained(
                 await submit(created("beta", n), key=None)
             await submit_lines(EventLines.of([created("beta", n) for n in range(5, 9)]), durability=GLOBAL, key=None)
             mixed = [created("beta", 9), created("acme", 4)]
-            with hurried(service, 5.0), pytest.raises(DurabilityTimeoutError, match="locked"):
+            with hurried(service, 5.0), pytest.raises(DurabilityTimeoutError, match="locked") as late:
                 await submit_lines(EventLines.of(mixed), durability=GLOBAL, key=key("mixed"))
-            with pytest.raises(DurabilityTimeoutError):
+            assert late.value.achieved is LOCAL
+            with pytest.raises(DurabilityTimeoutError) as late:
                 await waiting
+            assert late.value.achieved is LOCAL, "records behind it are chained, it is not"
             assert numbers(await chains.entries("acme")) == [0]
             assert service.node.failure is None
             assert len(service.backlog) == 5

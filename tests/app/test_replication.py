@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 import httpx
@@ -31,6 +31,11 @@ from wal.replication.tls import PeerTls, TlsFiles
 from wal.segment import list_segments
 
 JOB = {"tenant_id": "acme", "spec": {}, "assigned_dcs": ["use1"]}
+COMMITMENT = {
+    "tenant_id": "acme",
+    "commitment": {"kind": "Lease", "resource": "r", "holder": "h"},
+}
+"""Body of a proposal."""
 NODE = "node-a"
 MakeReplicated = Callable[..., Settings]
 
@@ -176,6 +181,46 @@ async def test_a_majority_is_enough_and_a_minority_answers_local_alone(
             return (await client.post("/v1/jobs", json=JOB | {"durability": "GLOBAL"})).status_code == 201
 
         await until(goes_on, "a majority is back")
+
+
+async def test_without_a_quorum_a_write_is_answered_at_once_with_the_members_that_are_away_and_is_chained_later(
+    keepers: Keepers, replicated: MakeReplicated, run_server: RunServer
+) -> None:
+    bodies = {
+        "/v1/jobs": json.dumps(JOB | {"durability": "GLOBAL"}),
+        "/v1/commitments": json.dumps(COMMITMENT),
+        "/v1/events?durability=REGIONAL": json.dumps(JOB | {"type": "JobCreated"}),
+    }
+    media = {"/v1/events?durability=REGIONAL": "application/x-ndjson"}
+    write_timeout_s = 60.0
+
+    async def send(path: str, key: str | None) -> httpx.Response:
+        headers = {"Content-Type": media.get(path, "application/json")} | ({"Idempotency-Key": key} if key else {})
+        return await client.post(path, content=bodies[path], headers=headers, timeout=2 * write_timeout_s)
+
+    async with run_server(replicated(write={"timeout": f"{write_timeout_s:g}s"})) as client:
+        await submit(client, "GLOBAL")
+        keepers.stop(0, 1)
+        asked = [(path, key) for path in bodies for key in ("one", None) if key or path != "/v1/commitments"]
+        began_s = asyncio.get_running_loop().time()
+        for _ in range(2):  # those that wait when the quorum is missed, and those that come later
+            for answer in await asyncio.gather(*(send(path, key) for path, key in asked)):
+                told = answer.json()
+                assert (answer.status_code, told["achieved"], told["reason"]) == (503, "LOCAL", "no-quorum"), told
+                assert told["members_away"] == [each["address"] for each in keepers.addresses[:2]]
+                assert "no quorum: 1 of 2 safekeepers needed follow" in told["detail"]
+                assert told["lsn"]
+                assert answer.headers["Retry-After"]
+        assert asyncio.get_running_loop().time() - began_s < write_timeout_s, "nobody waited out the timeout"
+        keepers.start(0, 1)
+        for path in bodies:
+
+            async def is_taken(path: str = path) -> httpx.Response | None:
+                answer = await send(path, "one")
+                return answer if answer.status_code < 300 else None
+
+            taken = await until(is_taken, "the quorum is back, and the key gives the outcome")
+            assert taken.headers["Idempotent-Replay"] == "true"
 
 
 async def test_a_node_on_an_empty_disk_has_all_that_was_committed(
@@ -378,6 +423,112 @@ async def test_regions_that_do_not_hold_it_keep_global_waiting(
                     assert keyed.status_code == 200, keyed.text
                     assert keyed.json()["durability"]["achieved"] == "REGIONAL"
             await until(is_global, "it is back")
+    finally:
+        keepers.stop(*keepers.running)
+
+
+WITH_IDENTITY = ("/v1/jobs", "/v1/jobs/there/events", "/v1/jobs/there/cancel", "/v1/events?durability=GLOBAL")
+"""Requests whose repetition is the same record; another one queues a new one that adds nothing to the chain."""
+
+
+class Repeated(NamedTuple):
+    """A keyed request, its body and headers, and the status of its first answer."""
+
+    path: str
+    body: str
+    status: int
+    headers: Mapping[str, str]
+
+    async def send(self, client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post(self.path, content=self.body, headers=self.headers)
+
+
+def keyed(name: str) -> dict[str, str]:
+    return {"Idempotency-Key": name, "Content-Type": "application/json"}
+
+
+def keyed_at_global(name: str) -> list[Repeated]:
+    """A request of each kind that has a key and asks for GLOBAL, and is answered with what the level claims."""
+    job = JOB | {"durability": "GLOBAL"}
+    report = {"tenant_id": "acme", "type": "JobAccepted", "dc_id": "d", "worker_count": 1, "durability": "GLOBAL"}
+    cancel = {"tenant_id": "acme", "reason": "r", "requestor": "q", "durability": "GLOBAL"}
+    line = json.dumps(JOB | {"type": "JobCreated"})
+    run = {
+        "eventType": "COMPLETE", "eventTime": "2026-01-01T00:00:00Z",
+        "run": {"runId": f"run-{name}"}, "job": {"namespace": "n", "name": "n"}, "producer": "p",
+    }  # fmt: skip
+    lines = keyed(name) | {"Content-Type": "application/x-ndjson"}
+    return [
+        Repeated("/v1/jobs", json.dumps(job), 201, keyed(name)),
+        Repeated("/v1/jobs/there/events", json.dumps(report), 201, keyed(name)),
+        Repeated("/v1/jobs/there/cancel", json.dumps(cancel), 201, keyed(name)),
+        Repeated("/v1/events?durability=GLOBAL", line, 200, lines),
+        Repeated("/v1/commitments", json.dumps(COMMITMENT), 201, keyed(name)),
+        Repeated("/api/v1/lineage", json.dumps(run), 200, {"Content-Type": "application/json"}),
+    ]
+
+
+async def test_a_repeat_claims_no_level_that_does_not_hold_now_however_it_was_answered_before(
+    tmp_path: Path, make_settings: MakeSettings, run_server: RunServer
+) -> None:
+    keepers = Keepers(tmp_path / "regions", 5, {3: "eu1", 4: "ap1"})
+    members = {"members": keepers.addresses, "timeout": "2s"}
+
+    def settings(disk: str, node_id: str) -> Settings:
+        return make_settings(
+            disk,
+            node_id=node_id,
+            wal={"ack_mode": "REPLICATED_QUORUM"},
+            replication=members,
+            lineage={"tenants": {"*": "acme"}},
+            write={"timeout": "500ms"},
+        )
+
+    async def is_late(client: httpx.AsyncClient, request: Repeated) -> dict[str, Any]:
+        answer = await request.send(client)
+        told: dict[str, Any] = answer.json()
+        assert answer.status_code == 503, (request.path, answer.text)
+        assert told["type"].rpartition("/")[2] == "durability-timeout", told
+        assert told["achieved"] in ("LOCAL", "REGIONAL"), told
+        assert told["hlc"], told
+        assert answer.headers["Retry-After"]
+        return told
+
+    async def holds(client: httpx.AsyncClient, request: Repeated) -> httpx.Response | None:
+        answer = await request.send(client)
+        return answer if answer.status_code == request.status else None
+
+    async def all_late(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+        return await asyncio.gather(*(is_late(client, request) for request in requests))
+
+    async def all_hold(client: httpx.AsyncClient) -> list[bytes]:
+        return [
+            (await until(lambda each=each: holds(client, each), f"{each.path} is global")).content for each in requests
+        ]
+
+    requests = keyed_at_global("one")
+    try:
+        async with run_server(settings("second", "node-b")) as other:
+            async with run_server(settings("disk", NODE)) as client:
+                made = JOB | {"job_id": "there", "durability": "GLOBAL"}
+                first_job = requests[0]._replace(body=json.dumps(made), headers=keyed("first"))
+                await until(lambda: holds(client, first_job), "two of three regions hold it")
+                keepers.stop(3, 4)
+                first = await all_late(client)
+                for request, told, again in zip(requests, first, await all_late(client), strict=True):
+                    assert request.path not in WITH_IDENTITY or again["hlc"] == told["hlc"]
+                keepers.start(3)
+                answers = await all_hold(client)
+                assert await all_hold(client) == answers, "while the level holds, byte for byte"
+                keepers.stop(3)
+                await all_late(client)
+            async with run_server(settings("disk", NODE)) as client:
+                await all_late(client)
+                await all_late(other)
+                shutil.rmtree(tmp_path / "regions" / "keeper-4")
+                keepers.start(3, 4)
+                for each in (client, other):
+                    assert await all_hold(each) == answers
     finally:
         keepers.stop(*keepers.running)
 

@@ -1,0 +1,132 @@
+"""What a repeated answer rests on: who says now that he holds what the first answer claimed.
+
+A first answer waits until positions of its own records are reached. The records of a repeated one were chained earlier,
+perhaps by another process or another node, and those who held them then may be dead, empty or restored from before. So
+members of the quorum and regions are asked again, and what they do not say in time is not claimed (decision 0068).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from app.background.turns import Turn
+from app.node.member_copies import MemberCopies, Stretch
+from ledger.errors import DurabilityTimeoutError
+from ledger.machines.events import Durability
+from ledger.positions import Epoch, Lsn
+
+InRegions = Callable[[Mapping[str, int], float], Awaitable[None]]
+"""Waits until a majority of regions has said, since it was called, that they imported the chains of tenants up to a seq
+each."""
+
+
+class AtChain(Protocol):
+    """An event in the chain, as far as it decides who else holds it; a ``ChainedLine`` is one."""
+
+    @property
+    def tenant_id(self) -> str: ...
+    @property
+    def job_id(self) -> str: ...
+    @property
+    def t_hlc(self) -> str: ...
+    @property
+    def epoch(self) -> Epoch: ...
+    @property
+    def lsn(self) -> Lsn: ...
+    @property
+    def seq(self) -> int: ...
+
+
+class Chained(NamedTuple):
+    """``AtChain`` of an event that this process has seen chained."""
+
+    tenant_id: str
+    job_id: str
+    t_hlc: str
+    epoch: Epoch
+    lsn: Lsn
+    seq: int
+
+
+class Evidence:
+    """Asks members and regions. Belongs to one event loop.
+
+    ``copies`` is None where no safekeeper votes; with ``spreads`` GLOBAL asks for a majority of their regions.
+    """
+
+    def __init__(self, copies: MemberCopies | None, *, spreads: bool) -> None:
+        self._copies = copies
+        self._spreads = spreads
+        self._asking: set[asyncio.Timeout] = set()
+
+    async def shown(
+        self, lines: Sequence[AtChain], level: Durability, in_regions: InRegions | None, timeout_s: float
+    ) -> None:
+        """Return once it is shown that all these lines, which are chained, have reached ``level`` by now.
+
+        Raises:
+            DurabilityTimeoutError: it is not in time; names the last line, and the level that is shown.
+        """
+        asks_regions = in_regions is not None and level is Durability.GLOBAL
+        if level <= Durability.LOCAL or not (asks_regions or self._copies is not None):
+            return
+        stretches, seqs = await _extents(lines)
+        last = max(lines, key=lambda line: line.lsn)
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + timeout_s
+        achieved = Durability.REGIONAL if self._copies is None else Durability.LOCAL
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._asking.add(limit)
+                if self._copies is not None:
+                    is_spread = self._spreads and level is Durability.GLOBAL
+                    await self._copies.hold(stretches, in_regions=is_spread, timeout_s=timeout_s)
+                    achieved = Durability.REGIONAL
+                if asks_regions and in_regions is not None:
+                    await in_regions(seqs, ends_s - loop.time())
+        except TimeoutError:
+            raise _not_shown(level, "the service stops", last, achieved, None) from None
+        except DurabilityTimeoutError as error:
+            achieved = error.achieved if error.achieved is not None else achieved
+            raise _not_shown(level, str(error), last, achieved, error.members_away) from None
+        finally:
+            self._asking.discard(limit)
+
+    def give_up(self) -> None:
+        """Nobody is to wait any longer."""
+        for limit in self._asking:
+            limit.reschedule(asyncio.get_running_loop().time())
+
+
+def _not_shown(
+    level: Durability, why: str, last: AtChain, achieved: Durability, members_away: Sequence[str] | None
+) -> DurabilityTimeoutError:
+    return DurabilityTimeoutError(
+        f"{level.name} cannot be shown now: {why}. The event is chained at seq {last.seq}; send the same "
+        "Idempotency-Key again once that is mended",
+        job_id=last.job_id,
+        hlc=last.t_hlc,
+        epoch=last.epoch,
+        lsn=last.lsn,
+        achieved=achieved,
+        members_away=members_away,
+    )
+
+
+async def _extents(lines: Sequence[AtChain]) -> tuple[list[Stretch], dict[str, int]]:
+    """Where the lines lie: in the log of each node, and by tenant up to which seq."""
+    stretches: dict[str, Stretch] = {}
+    seqs: dict[str, int] = {}
+    turn = Turn()
+    for line in lines:
+        if turn.is_over():
+            await turn.pause()
+        node_id = line.t_hlc.rpartition(":")[2]
+        known = stretches.get(node_id) or Stretch(node_id, line.epoch, line.lsn, line.lsn)
+        stretches[node_id] = Stretch(
+            node_id, max(known.epoch, line.epoch), min(known.first_lsn, line.lsn), max(known.last_lsn, line.lsn)
+        )
+        seqs[line.tenant_id] = max(seqs.get(line.tenant_id, 0), line.seq)
+    return list(stretches.values()), seqs
