@@ -10,8 +10,14 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
+from threading import Event as ThreadEvent
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -47,6 +53,15 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "clients" / "python"
 PROBLEMS = ROOT / "docs" / "problems.md"
 AWAY = "http://127.0.0.1:9"
+
+
+def as_done(future: Future[int]) -> Future[int]:
+    future.result()
+    return future
+
+
+def iter_of(count: int) -> Iterator[int]:
+    yield from range(count)
 
 
 def actions(ledger: str, tenant: str, job_id: str) -> list[str]:
@@ -396,6 +411,91 @@ def test_a_decorated_function_is_a_job_each_time(ledger: str) -> None:
         "report-monday": ({"day": "monday"}, "COMPLETED"),
         "report-tuesday": ({"day": "tuesday"}, "COMPLETED"),
     }
+
+
+async def raising() -> None:
+    raise ValueError("it ran")
+
+
+async def pieces() -> AsyncIterator[int]:
+    yield 1
+
+
+def named(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+class Work:
+    """What may be called, and what a call makes."""
+
+    async def __call__(self) -> None:
+        raise ValueError("it ran")
+
+
+REFUSED = r"AsyncClient|generator|context manager|is no function"
+DEFERRED: list[Any] = [
+    pieces,
+    lambda: (yield),
+    contextmanager(lambda: (yield)),
+    asynccontextmanager(pieces),
+    Work,
+    staticmethod(raising),
+]
+"""What a call of ends before its work does, whoever calls."""
+
+
+@pytest.mark.parametrize("function", [*DEFERRED, raising, partial(raising), Work()], ids=named)
+def test_what_ends_a_call_before_its_work_is_refused_where_it_is_decorated(function: Any) -> None:
+    with (
+        Client(AWAY) as client,
+        pytest.raises(TypeError, match=REFUSED),
+    ):
+        client.job("acme")(function)
+
+
+@pytest.mark.parametrize("function", [*DEFERRED, lambda: None], ids=named)
+async def test_an_async_client_decorates_coroutine_functions_alone(function: Any) -> None:
+    async with AsyncClient(AWAY) as client:
+        with pytest.raises(TypeError, match=r"no coroutine function|generator|context manager|is no function"):
+            client.job("acme")(function)
+        assert callable(client.job("acme")(raising))
+        assert callable(client.job("acme")(partial(raising)))
+        assert callable(client.job("acme")(Work()))
+
+
+def test_a_job_whose_function_returns_work_that_has_not_ended_has_failed(ledger: str) -> None:
+    pool = ThreadPoolExecutor(1)
+    proceed = ThreadEvent()
+    with Client(ledger) as client, pool:
+        for made, kind in (
+            (raising, "a coroutine"),
+            (pieces, "a generator"),
+            (lambda: iter_of(2), "a generator"),
+            (lambda: pool.submit(proceed.wait), "a future"),
+        ):
+            with pytest.raises(TypeError, match=f"returned {kind}, whose work has not ended"):
+                client.job("unended")(lambda made=made: made())()
+        proceed.set()
+        done = client.job("unended")(lambda: as_done(pool.submit(int, "7")))()
+        assert done.result() == 7
+        found = [(job["status"], job["error"]) for job in client.list_jobs("unended")]
+    assert [status for status, _ in found] == ["COMPLETED", *["FAILED"] * 4]
+    assert found[-1][1].startswith("TypeError: the function returned a coroutine, whose work has not ended")
+
+
+def test_a_coroutine_function_that_leaves_a_task_behind_has_failed(ledger: str) -> None:
+    async def all_of_it() -> list[str]:
+        async with AsyncClient(ledger) as client:
+
+            @client.job("left-behind")
+            async def leaving() -> object:
+                return asyncio.create_task(asyncio.Event().wait())
+
+            with pytest.raises(TypeError, match="returned a future, whose work has not ended"):
+                await leaving()
+            return [job["status"] async for job in client.list_jobs("left-behind")]
+
+    assert asyncio.run(all_of_it()) == ["FAILED"]
 
 
 def test_coroutines_are_jobs_too_and_a_cancelled_one_has_failed(ledger: str) -> None:

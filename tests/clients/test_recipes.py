@@ -258,7 +258,7 @@ def test_runs_of_apscheduler_are_on_record(ledger: str) -> None:
 
     def count(event: Any) -> None:
         ended.append(event)
-        if len(ended) == 3:
+        if len(ended) == 4:
             all_ended.set()
 
     def broken() -> None:
@@ -272,6 +272,7 @@ def test_runs_of_apscheduler_are_on_record(ledger: str) -> None:
         scheduler.add_job(lambda: None, "date", run_date=now, id="good job", misfire_grace_time=600)
         scheduler.add_job(broken, "date", run_date=now, id="broken", misfire_grace_time=600)
         scheduler.add_job(lambda: None, "date", run_date=now - timedelta(hours=1), id="late", misfire_grace_time=1)
+        scheduler.add_job(lambda: (yield), "date", run_date=now, id="deferred", misfire_grace_time=600)
         scheduler.start()
         assert all_ended.wait(DONE_WITHIN_S)
         scheduler.shutdown()
@@ -280,8 +281,9 @@ def test_runs_of_apscheduler_are_on_record(ledger: str) -> None:
         "good job": ("COMPLETED", None),
         "broken": ("FAILED", "RuntimeError: no paper"),
         "late": ("FAILED", "missed its time"),
+        "deferred": ("FAILED", "it returned a generator, whose work has not ended"),
     }
-    assert sorted(actions(ledger, "apscheduler").values()) == [WHOLE, FAILED, FAILED]
+    assert sorted(actions(ledger, "apscheduler").values()) == [WHOLE, FAILED, FAILED, FAILED]
 
 
 # --- Celery -------------------------------------------------------------------------------------------
@@ -303,6 +305,10 @@ def test_tasks_of_celery_are_on_record_from_publisher_to_worker(ledger: str) -> 
         except ZeroDivisionError as error:
             raise self.retry(countdown=0, exc=error) from None
 
+    @app.task(name="deferred")  # type: ignore[untyped-decorator]
+    def deferred() -> Iterator[int]:
+        yield 1
+
     recipe("celery/tally_celery.py").record("celery")
     with start_worker(app, perform_ping_check=False, shutdown_timeout=DONE_WITHIN_S):
         good, bad = add.delay(1, 2), divide.delay(0)
@@ -311,6 +317,7 @@ def test_tasks_of_celery_are_on_record_from_publisher_to_worker(ledger: str) -> 
             bad.get(timeout=DONE_WITHIN_S)
     eager = add.apply((3, 4))
     assert eager.get() == 7
+    lazy = deferred.apply()
 
     with Client(ledger) as client:
         states = {job["job_id"]: (job["spec"]["task"], job["error"]) for job in client.list_jobs("celery")}
@@ -318,8 +325,9 @@ def test_tasks_of_celery_are_on_record_from_publisher_to_worker(ledger: str) -> 
         good.id: ("add", None),
         bad.id: ("divide", "ZeroDivisionError: division by zero"),
         eager.id: ("add", None),
+        lazy.id: ("deferred", "it returned a generator, whose work has not ended"),
     }
-    assert actions(ledger, "celery") == {good.id: WHOLE, bad.id: FAILED, eager.id: WHOLE}
+    assert actions(ledger, "celery") == {good.id: WHOLE, bad.id: FAILED, eager.id: WHOLE, lazy.id: FAILED}
 
 
 # --- Airflow ------------------------------------------------------------------------------------------

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import hashlib
+import inspect
 import platform
 import re
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from types import TracebackType
@@ -200,10 +204,19 @@ class Job(JobFlows, Blocking):
             error.add_note(f"the end of job {self.job_id} is not on record: {unrecorded}")
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """``function``, each call of which is a job.
+
+        Raises:
+            TypeError: a call of it ends before its work does. What is only seen in what it returns fails the job.
+        """
+        if _is_kind(inspect.iscoroutinefunction, function):
+            raise TypeError(f"{_named(function)} is a coroutine function: decorate it by an AsyncClient")
+        _refuse_deferred(function)
+
         @wraps(function)
         def run(*given: P.args, **named: P.kwargs) -> T:
             with self._of(given, named):
-                return function(*given, **named)
+                return _ended(function(*given, **named))
 
         return run
 
@@ -230,12 +243,58 @@ class AsyncJob(JobFlows, Awaiting):
             error.add_note(f"the end of job {self.job_id} is not on record: {unrecorded}")
 
     def __call__(self, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        """As ``Job``, for a coroutine function; any other is a TypeError."""
+        _refuse_deferred(function)
+        if not _is_kind(inspect.iscoroutinefunction, function):
+            raise TypeError(f"{_named(function)} is no coroutine function: make it async, or decorate it by a Client")
+
         @wraps(function)
         async def run(*given: P.args, **named: P.kwargs) -> T:
             async with self._of(given, named):
-                return await function(*given, **named)
+                return _ended(await function(*given, **named))
 
         return run
+
+
+def unended(value: object) -> str | None:
+    """What kind of work ``value`` is that has not ended, such as a coroutine; None where it is none."""
+    if inspect.iscoroutine(value):
+        return "a coroutine"
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        return "a generator"
+    if isinstance(value, asyncio.Future | concurrent.futures.Future):
+        return None if value.done() else "a future"
+    return "an awaitable" if inspect.isawaitable(value) else None
+
+
+def _ended(value: T) -> T:
+    """``value``, unless it is work that has not ended: then its job fails."""
+    kind = unended(value)
+    if kind is None:
+        return value
+    if inspect.iscoroutine(value):
+        value.close()
+    raise TypeError(f"the function returned {kind}, whose work has not ended: run it to its end in the function")
+
+
+def _refuse_deferred(function: Callable[..., Any]) -> None:
+    """Refuse what ends a call before its work: it would be on record as completed."""
+    if inspect.isclass(function) or isinstance(function, staticmethod | classmethod):
+        raise TypeError(f"{_named(function)} is no function: decorate the function itself, below other decorators")
+    if _is_kind(inspect.isgeneratorfunction, function) or _is_kind(inspect.isasyncgenfunction, function):
+        raise TypeError(f"{_named(function)} is a generator function: a call of it runs nothing; decorate who iterates")
+    code = getattr(function, "__code__", None)
+    if code is not None and code.co_filename == contextmanager.__code__.co_filename:
+        raise TypeError(f"{_named(function)} makes a context manager: a call of it runs nothing; use the job in a with")
+
+
+def _is_kind(asked: Callable[[Any], bool], function: Any) -> bool:
+    """Whether a function, or what calls an object, is of a kind."""
+    return asked(function) or asked(getattr(function, "__call__", None))  # noqa: B004 (of which kind, not whether)
+
+
+def _named(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
 
 
 def _is_good(error: BaseException | None) -> bool:

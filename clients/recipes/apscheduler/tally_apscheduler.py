@@ -19,6 +19,7 @@ from apscheduler.events import (
 )
 
 from tallystick_client import Client, Job, JobEndedError
+from tallystick_client.jobs import unended
 
 
 def record(scheduler: Any, ledger: Client, tenant_id: str) -> None:
@@ -37,7 +38,10 @@ def record(scheduler: Any, ledger: Client, tenant_id: str) -> None:
         with suppress(JobEndedError):
             job = run(event, event.scheduled_run_time)
             job.begin()  # APScheduler may tell of a short run's end first; said twice is said once
-            if event.code == EVENT_JOB_EXECUTED:
+            if event.code == EVENT_JOB_EXECUTED and (kind := unended(event.retval)):
+                # Of a coroutine function only AsyncIOExecutor runs more than the call.
+                job.fail(f"it returned {kind}, whose work has not ended")
+            elif event.code == EVENT_JOB_EXECUTED:
                 job.complete()
             else:
                 job.fail(event.exception or "missed its time")

@@ -14,6 +14,7 @@ from typing import Any
 from celery import signals
 
 from tallystick_client import Client, Job
+from tallystick_client.jobs import unended
 
 _tenant = ""
 
@@ -50,8 +51,13 @@ def _began(task_id: str, task: Any, **_: Any) -> None:
         _job(task_id, task.name).accept()
 
 
-def _succeeded(sender: Any, **_: Any) -> None:
-    _job(sender.request.id, sender.name).complete()
+def _succeeded(sender: Any, result: Any = None, **_: Any) -> None:
+    job = _job(sender.request.id, sender.name)
+    if kind := unended(result):
+        # Celery calls a coroutine function, and runs nothing of it.
+        job.fail(f"it returned {kind}, whose work has not ended")
+    else:
+        job.complete()
 
 
 def _failed(task_id: str, exception: BaseException, sender: Any, **_: Any) -> None:
