@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 from collections.abc import Mapping
@@ -13,10 +14,11 @@ import structlog
 import typer
 
 from app.background import stop_signals
+from app.cli.safekeeper_metrics import KeeperMetrics, listen_for_scrapes, serve_metrics
 from app.logs import configure_logs
 from app.setting_types import Bounds, parse_duration
 from ledger import rfc3339
-from ledger.errors import ConfigurationError, LedgerError
+from ledger.errors import ArchiveUnavailableError, ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
 from ledger.names import GATE
 from terminal.options import Json
@@ -62,6 +64,10 @@ def serve(
     scrub_interval: Annotated[
         str, typer.Option("--scrub-interval", metavar="DURATION", help="Read all that is kept again in so long.")
     ] = "7d",
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option("--metrics-listen", metavar="HOST:PORT", help="Serve GET /metrics there, over plain HTTP."),
+    ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -76,7 +82,7 @@ def serve(
     Examples:
       tally safekeeper serve --dir var/keeper-1 --listen 127.0.0.1:7101
       tally safekeeper serve --dir /srv/keeper --listen 0.0.0.0:7100 --region use1 \\
-        --archive s3://wal-archive/use1 \\
+        --archive s3://wal-archive/use1 --metrics-listen 10.0.0.11:7011 \\
         --tls-cert keeper.pem --tls-key keeper.key --tls-ca ca.pem
     """
     if not re.fullmatch(GATE, region):
@@ -84,22 +90,29 @@ def serve(
     scrub_interval_s = _duration_s("--scrub-interval", scrub_interval, SCRUB_INTERVALS)
     configure_logs()
     log = structlog.get_logger()
+    metrics = KeeperMetrics()
 
     def tell_event(event: str, facts: Mapping[str, object]) -> None:
+        metrics.count(event)
         (log.warning if _IS_ALARMING(event) else log.info)(event, **facts)
 
     tls = _tls(tls_cert, tls_key, tls_ca, server_side=True)
     host, port = split_address(listen)
     listener = server.listen(host, port, is_secured=tls is not None)
+    metrics_listener = None if metrics_listen is None else listen_for_scrapes(*split_address(metrics_listen))
     keeper = Safekeeper(folder, region, tell_event, _store(archive), scrub_interval_s)
     try:
         served = server.Server(keeper, listener, tls)
         stop_signals.take(lambda *_: served.stop())
+        metrics.watch(keeper, served, scrub_interval_s)
         host, port, *_ = listener.getsockname()
         # What is loaded stays: a collection need not walk over it while a log waits.
         gc.collect()
         gc.freeze()
-        tell_event("safekeeper_ready", {"address": f"{host}:{port}", "region": region, "dir": str(folder)})
+        ready = {"address": f"{host}:{port}", "region": region, "dir": str(folder)}
+        if metrics_listener is not None:
+            ready["metrics"] = serve_metrics(metrics, metrics_listener)
+        tell_event("safekeeper_ready", ready)
         served.run()
     finally:
         keeper.close()
@@ -228,13 +241,19 @@ def _duration_s(option: str, text: str, bounds: Bounds) -> float:
 
 
 def _store(url: str | None) -> ArchiveStore | None:
-    """The archive at ``url``, ready to be written to."""
+    """The archive at ``url``, which may be away.
+
+    Raises:
+        ConfigurationError: there can be no archive at this URL.
+    """
     if url is None:
         return None
     from objects.store import ArchiveStore
 
     store = ArchiveStore(url)
-    store.prepare()
+    # A member without its archive still votes: the archiver reports the fault, and tries again.
+    with contextlib.suppress(ArchiveUnavailableError):
+        store.prepare()
     return store
 
 

@@ -27,6 +27,9 @@ ARCHIVE_INTERVAL_S = 5.0
 class Store(Protocol):
     """Objects that are written once; errors are LedgerErrors."""
 
+    def prepare(self) -> None:
+        """Make it ready to be written to."""
+
     def create(self, name: str, source: IO[bytes]) -> bool:
         """Write all of ``source`` under ``name``, durably; False, and nothing is written, where it is taken."""
 
@@ -35,27 +38,56 @@ class Store(Protocol):
 
 
 class Archiver:
-    """Archives ``logs`` into ``store``, in ``run``, on a thread of its own: it may wait for a network."""
+    """Archives ``logs`` into ``store``, in ``run``, on a thread of its own: it may wait for a network.
+
+    An archive that is away is prepared once it is back. Until then the segments are kept, and ``fault`` says why.
+    """
 
     def __init__(self, logs: KeptLogs, store: Store, tell: Tell) -> None:
         self._logs = logs
         self._store = store
         self._tell = tell
+        self._is_prepared = False
+        self.fault = ""
+        """Why the archive as a whole cannot be written to, empty while it can."""
 
     def run(self, closing: threading.Event) -> None:
         """Archive what is to be, now and then, until ``closing`` is set."""
+        self.archive_all(closing)
         while not closing.wait(ARCHIVE_INTERVAL_S):
             self.archive_all(closing)
 
     def archive_all(self, closing: threading.Event) -> None:
-        """Archive what is to be. What fails is told, and tried again the next time."""
+        """Archive what is to be. What fails is told once, and tried again the next time."""
+        if not self._prepare():
+            return
         for kept in self._logs.all():
+            fault = ""
             try:
                 self._archive(kept, closing)
-                kept.archive_fault = ""
             except (LedgerError, OSError) as error:
-                kept.archive_fault = str(error)
-                self._tell("wal_archive_failed", {"node_id": kept.node_id, "error": str(error)})
+                fault, self._is_prepared = str(error), False
+            if fault and fault != kept.archive_fault:
+                self._tell("wal_archive_failed", {"node_id": kept.node_id, "error": fault})
+            elif kept.archive_fault and not fault:
+                self._tell("wal_archive_resumed", {"node_id": kept.node_id})
+            kept.archive_fault = fault
+
+    def _prepare(self) -> bool:
+        """Whether the archive can be written to, as far as is known."""
+        if self._is_prepared:
+            return True
+        try:
+            self._store.prepare()
+        except (LedgerError, OSError) as error:
+            if str(error) != self.fault:
+                self._tell("wal_archive_failed", {"error": str(error)})
+            self.fault = str(error)
+        else:
+            if self.fault:
+                self._tell("wal_archive_resumed", {})
+            self._is_prepared, self.fault = True, ""
+        return self._is_prepared
 
     def _archive(self, kept: KeptLog, closing: threading.Event) -> None:
         with kept.lock:

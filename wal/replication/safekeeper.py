@@ -78,9 +78,9 @@ class Safekeeper:
         self._tending.start()
         self.scrubber = Scrubber(self._copies, scrub_interval_s, self._scrubbed, tell)
         threading.Thread(target=self.scrubber.run, name="scrub", daemon=True).start()
-        if archive is not None:
-            archiver = Archiver(self.logs, archive, tell)
-            threading.Thread(target=archiver.run, args=(self._closing,), name="archive", daemon=True).start()
+        self.archiver = None if archive is None else Archiver(self.logs, archive, tell)
+        if self.archiver is not None:
+            threading.Thread(target=self.archiver.run, args=(self._closing,), name="archive", daemon=True).start()
 
     def close(self) -> None:
         """Sync and close all logs."""
@@ -127,17 +127,19 @@ class Safekeeper:
     def report(self, after_node_id: str) -> StatusReport:
         """How the logs stand, of the nodes behind that one, as many as go into one report."""
         behind = [kept for kept in self.logs.all() if kept.node_id > after_node_id and kept.folder.is_dir()]
-        shown = tuple(self._statuses(behind[:REPORT_WALS_MAX]))
+        shown = tuple(self.statuses(behind[:REPORT_WALS_MAX]))
         return StatusReport(self.region, shown, len(behind) > len(shown))
 
-    def _statuses(self, kept: Sequence[KeptLog]) -> Iterator[WalStatus]:
+    def statuses(self, kept: Sequence[KeptLog]) -> Iterator[WalStatus]:
+        """How each of these logs stands."""
+        archiving = "" if self.archiver is None else self.archiver.fault
         for each in kept:
             try:
                 status = each.status()
             except OSError as error:
                 status = WalStatus(each.node_id, "failed", str(error))
             scrubbed_s = int(self.scrubber.ended_s.get(each.node_id, 0))
-            yield structs.replace(status, archive_fault=each.archive_fault, scrubbed_s=scrubbed_s)
+            yield structs.replace(status, archive_fault=archiving or each.archive_fault, scrubbed_s=scrubbed_s)
 
 
 class Conversation:

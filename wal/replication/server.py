@@ -101,6 +101,11 @@ class Server:
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
+    def connections(self) -> int:
+        """How many connections there are."""
+        with self._lock:
+            return len(self._connections)
+
     # --- who is connected -------------------------------------------------------------------------
 
     def _accept(self) -> None:

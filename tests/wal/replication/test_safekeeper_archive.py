@@ -198,6 +198,23 @@ def test_a_segment_that_is_damaged_is_not_archived_and_the_log_is_not_used_furth
         assert refusal.reason == messages.UNAVAILABLE
 
 
+def test_a_failing_archive_is_reported_once_in_the_status_and_when_it_is_back(tmp_path: Path, place: Path) -> None:
+    place.write_text("no folder")
+    with closing(Keeper(tmp_path / "keeper", archive=ArchiveStore(str(place)))) as keeper:
+        three_epochs(keeper, committed_lsn=12, settled_lsn=12)
+        archiver = keeper.safekeeper.archiver
+        assert archiver is not None
+        for _ in range(3):
+            archiver.archive_all(threading.Event())
+        assert str(place) in wal(keeper).archive_fault
+        assert len(keeper.told("wal_archive_failed")) == 1
+        place.unlink()
+        archiver.archive_all(threading.Event())
+        found = wal(keeper)
+        assert (found.archive_fault, found.archived_lsn) == ("", 8)
+        assert keeper.told("wal_archive_resumed") == [{}]
+
+
 def test_an_archive_that_is_away_holds_nobody_up_and_loses_nothing(keeper: Keeper, place: Path) -> None:
     three_epochs(keeper, committed_lsn=12, settled_lsn=12)
     shutil.rmtree(place, ignore_errors=True)

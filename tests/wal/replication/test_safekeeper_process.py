@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
 
+import httpx
 import pytest
 from cryptography.x509 import DNSName
 
@@ -34,6 +35,40 @@ Start = Callable[..., KeeperProcess]
 def start() -> Iterator[Start]:
     with ExitStack() as held:
         yield lambda *given, **more: held.enter_context(closing(KeeperProcess(*given, **more)))
+
+
+def scraped(keeper: KeeperProcess) -> dict[str, float]:
+    """The metrics of a safekeeper, by name and labels."""
+    address = keeper.events_of("safekeeper_ready")[0]["metrics"]
+    answer = httpx.get(f"http://{address}/metrics", timeout=WAIT_S)
+    assert (answer.status_code, answer.headers["content-type"][:10]) == (200, "text/plain")
+    lines = (line.rpartition(" ") for line in answer.text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_without_its_archive_a_safekeeper_votes_and_says_so(tmp_path: Path, start: Start) -> None:
+    archive = tmp_path / "archive"
+    archive.write_text("no folder")
+    given = ("--archive", archive, "--metrics-listen", "127.0.0.1:0", "--scrub-interval", "1s")
+    keeper = start(tmp_path / "keeper", *given)
+    with talking(keeper.port) as peer:
+        peer.elect(1)
+        peer.append(3)
+        assert isinstance(peer.tell(3), Ack)
+    until(lambda: keeper.events_of("wal_archive_failed"), "the log says so")
+    assert keeper.events_of("wal_archive_failed")[0]["level"] == "warning"
+    found = scraped(keeper)
+    assert found["safekeeper_archive_failing"] == 1
+    assert found[f'safekeeper_log_durable_lsn{{node="{NODE}"}}'] == 3
+    assert found[f'safekeeper_log_failed{{node="{NODE}"}}'] == 0
+    assert found["safekeeper_scrub_interval_seconds"] == 1
+    assert found['safekeeper_events_total{event="wal_archive_failed"}'] >= 1
+    shown = run_tally("safekeeper", "status", "--json", f"127.0.0.1:{keeper.port}")
+    assert str(archive) in json.loads(shown.stdout)["safekeepers"][0]["wals"][0]["archive_fault"]
+    until(lambda: any("scrub_round_end" in name for name in scraped(keeper)), "all was read again")
+    archive.unlink()
+    until(lambda: scraped(keeper)["safekeeper_archive_failing"] == 0, "it is back")
+    assert keeper.stop() == 0
 
 
 def test_what_was_acknowledged_is_there_after_a_kill_at_any_time(tmp_path: Path, start: Start) -> None:
