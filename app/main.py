@@ -231,6 +231,7 @@ def _parts(
         notary=service.notary,
         verifier=verifier,
         breaks=service.breaks,
+        losses=service.losses,
         full_walk=_full_walk(service, started, pool, verifier),
         system_entries=service.system_entries,
         access_records=service.access_records,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from app.keys.trust import Trust
     from app.metrics import Metrics
     from app.node.found_breaks import FoundBreaks
+    from app.node.losses import Losses
     from app.node.session import SessionTokens
     from app.node.state import Node
     from app.read.commitments import CommitmentReader
@@ -75,6 +76,7 @@ class Parts:
     ledger_watch: LedgerWatch
     full_walk: FullWalk
     breaks: FoundBreaks
+    losses: Losses
     system_entries: SystemEntries
     access_records: AccessRecords
     exporter: BundleExporter

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from app.access.tokens import KnownTokens
 from app.background.loops import called_in
 from app.background.share import Share
 from app.background.turns import FairTurns
+from app.chain import previous
 from app.chain.appender import Appender
 from app.chain.followers import Follower, TableFollower
 from app.chain.job_table import JobTable
@@ -46,20 +47,23 @@ from app.metrics import Metrics
 from app.node.found_breaks import DAMAGED, FoundBreaks
 from app.node.kept_running import kept_running
 from app.node.log_scrub import LogScrub
+from app.node.losses import Losses
 from app.node.state import Node, expire
 from app.pending.backlog import Backlog, Pending
 from app.pending.linking import LinkedBatch
 from app.pending.quarantine import Quarantine
 from app.start.procedure import StartedNode
 from app.start.quorum import quorum_survives, regions_of
-from app.start_entries import record_start
+from app.start_entries import record_losses, record_start
 from app.stats.files import StatsFiles
 from app.stats.intake import StatsIntake
 from app.stats.writer import StatsWriter
 from app.store import chaining, following
+from app.store import node as node_store
 from app.store.edge import EdgeLookups
 from app.store.growth import Growth
 from app.store.node_connection import STATEMENT_TIMEOUT_S, NodeConnection
+from app.store.reading import reading
 from app.upkeep import Upkeep
 from app.watch.tail import Tails
 from ledger.errors import (
@@ -118,6 +122,7 @@ class Service:
         self.job_index = JobIndex()
         lookups = EdgeLookups(pool)
         self.keyed = KeyedRequests(self.node, lookups.find_lines)
+        self.losses = Losses(started.folder, self.node.node_id)
         self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.locked)
         self.leadership = self._lead(started)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -403,8 +408,36 @@ class Service:
         if (lease := self._started.lease) is not None:
             self.metrics.watch_lease(lambda: lease.is_reached)
             self.spawn(lease.keep(self.fail))
-        if self.leadership is not None:
-            self.spawn(Returning(self.node, self.system_entries, self._started.folder, self._recovered).run())
+        self.spawn(kept_running(self._record_losses))
+
+    async def _record_losses(self) -> None:
+        started = self._started
+
+        async def absent(events: Sequence[Pending]) -> list[Pending]:
+            async with reading(self._pool) as connection:
+                return await previous.absent(connection, events)
+
+        async def recorded() -> set[tuple[Lsn, Lsn]]:
+            async with reading(self._pool) as connection:
+                return await node_store.recorded_losses(connection, self.node.node_id)
+
+        returning = Returning(
+            node=self.node,
+            system=self.system_entries,
+            folder=started.folder,
+            recovered=self._recovered,
+            asides=started.asides,
+            kept=started.control.history,
+            kept_lsn=started.previous_lsn,
+            absent=absent,
+            waiting=started.recovered,
+        )
+        try:
+            await record_losses(started, returning, self.system_entries, self.losses, recorded)
+        except Exception as error:
+            self.losses.unread = str(error)
+            raise
+        self.losses.unread = None
 
     def _recovered(self, pending: Pending) -> None:
         pending.outcome = self._loop.create_future() if pending.idempotency else None

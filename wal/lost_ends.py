@@ -1,49 +1,195 @@
-"""Ends of a log that lost, as ``wal.truncation`` set them aside: read once, when they are appended again."""
+"""What left a log and may hold records that were answered: ends that ``wal.truncation`` or an accepted loss cut off,
+and the segments of a whole log that was set aside. Read record by record, past any damage, to be appended again.
+
+Each record has a CRC of its own, so a damaged one costs itself alone: the next sound record behind it is looked for by
+the hash of the node's name, which stands in every header: no payload can look like one, since canonical JSON has no
+zero bytes and the length of a header has. What is missing between two sound records is a ``Gap``.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from ledger.positions import Epoch
-from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError, decode_batch
-from wal.reader import Record, records_of
-from wal.segment import opened, sync_folder
+from ledger.hlc import Hlc, node_hash
+from ledger.machines.events import BATCH_RECORD_TYPE, RETURNED_RECORD_TYPE
+from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
+from wal.format import (
+    BATCH,
+    CRC_BYTES,
+    RECORD,
+    RECORD_BYTES_LIMIT,
+    RECORD_HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
+    FormatError,
+    decode_returned,
+)
+from wal.native import crc32
+from wal.reader import Record
+from wal.segment import Segment, list_segments, opened, read_header, sync_folder
 from wal.truncation import CUT_PREFIX
 
 RETURNED_PREFIX = "returned-"
-_NAME = re.compile(CUT_PREFIX + r"[0-9]{20}-(?P<epoch>[0-9]+)-(?P<offset>[0-9]+)(\.[0-9]+)?")
+_CUT_NAME = re.compile(CUT_PREFIX + r"(?P<base>[0-9]{20})-(?P<epoch>[0-9]+)-(?P<offset>[0-9]+)(\.[0-9]+)?")
+_HASH_AT = 28
+"""Where the hash of the node's name stands in a record's header."""
+
+
+class Gap(NamedTuple):
+    """Records of one epoch that are missing or damaged, from ``first_lsn`` to ``last_lsn``.
+
+    ``payloads`` are what the damaged ones hold by their own, untrustworthy, headers: by LSN, as far as they can be told
+    apart. ``is_proved`` says whether something sound stands behind them in the log; what is only announced at its end
+    may be the torn tail of a batch that nobody was answered.
+    """
+
+    first_lsn: Lsn
+    last_lsn: Lsn
+    epoch: Epoch
+    payloads: tuple[tuple[Lsn, bytes], ...]
+    is_proved: bool
 
 
 def lost_ends(folder: Path) -> list[Path]:
     """What was cut and is not appended again yet, in log order."""
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
-
-
-def records_in(path: Path, node_id: str) -> Iterator[Record]:
-    """The records of an end that was set aside; in the first batch perhaps some that are in the log, too.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    named = _NAME.fullmatch(path.name)
-    assert named is not None
-    with opened(path) as descriptor:
-        at = 0 if int(named["offset"]) else SEGMENT_HEADER_BYTES
-        while data := os.pread(descriptor, BATCH_RECORD_BYTES, at):
-            try:
-                batch = decode_batch(data, 0, len(data))
-            except FormatError:
-                return  # zeros behind the last batch
-            yield from records_of(
-                os.pread(descriptor, batch.body_bytes, at + BATCH_RECORD_BYTES), Epoch(int(named["epoch"])), node_id
-            )
-            at += BATCH_RECORD_BYTES + batch.body_bytes
+    return sorted(path for path in folder.iterdir() if _CUT_NAME.fullmatch(path.name))
 
 
 def mark_returned(path: Path) -> None:
     """Its records are in the log again, durably: it is kept under another name."""
     path.rename(path.with_name(RETURNED_PREFIX + path.name.removeprefix(CUT_PREFIX)))
     sync_folder(path.parent)
+
+
+def records_in(path: Path, node_id: str) -> Iterator[Record | Gap]:
+    """The records of an end that was cut, and what is missing between them; in the first batch perhaps some that are in
+    the log, too.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    named = _CUT_NAME.fullmatch(path.name)
+    assert named is not None
+    segment = Segment(Lsn(int(named["base"])), Epoch(int(named["epoch"])), path)
+    return _records_of(segment, node_id, 0 if int(named["offset"]) else SEGMENT_HEADER_BYTES)
+
+
+def records_below(folder: Path, node_id: str) -> Iterator[Record | Gap]:
+    """The records of the whole log whose segments are in ``folder``, and what is missing between them.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    last_lsn, last_gap = BEFORE_FIRST, None
+    for segment in list_segments(folder):
+        if last_gap is not None:
+            yield last_gap._replace(is_proved=True)
+            last_lsn = last_gap.last_lsn
+        previous_lsn = _previous_lsn(segment)
+        if BEFORE_FIRST < last_lsn < previous_lsn:
+            yield Gap(after(last_lsn), previous_lsn, segment.epoch, (), is_proved=True)
+        last_gap, last_lsn = None, max(last_lsn, before(segment.base_lsn))
+        for each in _records_of(segment, node_id, SEGMENT_HEADER_BYTES):
+            if isinstance(each, Gap) and not each.is_proved:
+                last_gap = each
+                continue
+            yield each
+            last_lsn = each.lsn if isinstance(each, Record) else each.last_lsn
+    if last_gap is not None:
+        yield last_gap
+
+
+def highest_hlc(folder: Path, node_id: str) -> Hlc | None:
+    """The highest HLC of the log whose segments are in ``folder``: that of its last sound record, as LSNs and HLCs of
+    a node rise together. None where there is none."""
+    for segment in reversed(list_segments(folder)):
+        found: Hlc | None = None
+        for each in _headers_of(segment, node_id, SEGMENT_HEADER_BYTES):
+            found = each.hlc
+        if found is not None:
+            return found
+    return None
+
+
+class _Header(NamedTuple):
+    """A sound record at ``at``: where it ends, and what its header says."""
+
+    at: int
+    end: int
+    lsn: Lsn
+    hlc: Hlc
+    kind: int
+    data: mmap.mmap
+
+
+def _previous_lsn(segment: Segment) -> Lsn:
+    """The last LSN before this segment, as its header says; not known, and none, where that is damaged."""
+    try:
+        return read_header(segment).previous_lsn
+    except FormatError:
+        return BEFORE_FIRST
+
+
+def _headers_of(segment: Segment, node_id: str, at: int) -> Iterator[_Header]:
+    """Every sound record from byte ``at`` on, BATCH records among them."""
+    hashed = node_hash(node_id)
+    with opened(segment.path) as descriptor:
+        if os.fstat(descriptor).st_size <= at:
+            return
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
+            while 0 <= at <= len(data) - RECORD_HEADER_BYTES:
+                crc, length, lsn, physical_ms, logical, found_hash, _, kind = RECORD.unpack_from(data, at)
+                if (
+                    found_hash == hashed
+                    and RECORD_HEADER_BYTES <= length <= min(RECORD_BYTES_LIMIT, len(data) - at)
+                    and crc32(data[at + CRC_BYTES : at + length]) == crc
+                ):
+                    yield _Header(at, at + length, Lsn(lsn), Hlc(physical_ms, logical, node_id), kind, data)
+                    at += length
+                    continue
+                found = data.find(hashed, at + 1 + _HASH_AT)
+                at = found - _HASH_AT if found >= 0 else -1
+
+
+def _records_of(segment: Segment, node_id: str, at: int) -> Iterator[Record | Gap]:
+    """The sound records from byte ``at`` on in the order of their LSNs, and what is missing between them."""
+    next_lsn, announced_lsn, end = segment.base_lsn, BEFORE_FIRST, at
+    for header in _headers_of(segment, node_id, at):
+        if header.kind == BATCH_RECORD_TYPE:
+            if header.end - header.at == BATCH.size:
+                announced_lsn = max(announced_lsn, Lsn(BATCH.unpack_from(header.data, header.at)[7]))
+            if header.lsn <= next_lsn:
+                end = header.end
+            continue
+        if header.lsn < next_lsn:
+            end = header.end
+            continue
+        if header.lsn > next_lsn:
+            payloads = tuple(_damaged(header.data, end, header.at, next_lsn, before(header.lsn)))
+            yield Gap(next_lsn, before(header.lsn), segment.epoch, payloads, is_proved=True)
+        yield _record(header, segment.epoch, node_id)
+        next_lsn, end = after(header.lsn), header.end
+    if announced_lsn >= next_lsn:
+        yield Gap(next_lsn, announced_lsn, segment.epoch, (), is_proved=False)
+
+
+def _record(header: _Header, epoch: Epoch, node_id: str) -> Record:
+    hlc, kind, payload = header.hlc, header.kind, header.data[header.at + RECORD_HEADER_BYTES : header.end]
+    if kind == RETURNED_RECORD_TYPE:
+        hlc, kind, payload = decode_returned(payload, node_id)
+    return Record(header.lsn, epoch, hlc, kind, payload, header.end - header.at)
+
+
+def _damaged(data: mmap.mmap, at: int, end: int, first_lsn: Lsn, last_lsn: Lsn) -> Iterable[tuple[Lsn, bytes]]:
+    """What stands between two sound records, told apart by the lengths and LSNs that it claims."""
+    while at + RECORD_HEADER_BYTES <= end:
+        _, length, lsn, _, _, _, _, kind = RECORD.unpack_from(data, at)
+        if not RECORD_HEADER_BYTES <= length <= end - at:
+            return
+        if kind != BATCH_RECORD_TYPE and first_lsn <= lsn <= last_lsn:
+            yield Lsn(lsn), data[at + RECORD_HEADER_BYTES : at + length]
+        at += length

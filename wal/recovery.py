@@ -5,7 +5,8 @@ Steps of ``recover``:
     1. Survey the log, changing nothing.
     2. Refuse corruption, and a log that ends below what is known durable.
     3. Keep a copy of the torn batch as ``torn-...``, synced, and let its BATCH record announce only the
-       records before the first bad one.
+       records before the first bad one. Where the damage is corruption that was accepted, what is copied was
+       answered: it is named ``cut-...``, and its sound records are appended again (``wal.lost_ends``).
     4. Cut the last segment behind its last batch, write that batch again over itself, and sync: after a
        failed fsync the kernel may hold pages as clean that never reached the disk, and a mere fsync
        would then prove nothing.
@@ -31,6 +32,7 @@ from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, batch_of, encod
 from wal.scan import WINDOW_BYTES, Damage, end_of_data
 from wal.segment import Segment, opened, remove_unnamed, sync_folder, write_fully
 from wal.survey import Finding, Survey, TornTail, survey
+from wal.truncation import CUT_PREFIX
 
 TORN_PREFIX = "torn-"
 
@@ -82,12 +84,13 @@ def recover(folder: Path, node_id: str, known_durable_lsn: Lsn = BEFORE_FIRST, *
 def _set_tail_aside(folder: Path, found: Survey, finding: Finding) -> TornTail:
     """Set aside what is bad and make ``found`` say what is left."""
     segment, damage = finding.segment, finding.damage
-    copies = [set_aside(folder, later, TORN_PREFIX) for later in reversed(finding.later)]
+    prefix = TORN_PREFIX if finding.corruption is None else CUT_PREFIX
+    copies = [set_aside(folder, later, prefix) for later in reversed(finding.later)]
     if damage.offset < SEGMENT_HEADER_BYTES:
         cut_bytes = segment.path.stat().st_size
-        copies.append(set_aside(folder, segment, TORN_PREFIX))
+        copies.append(set_aside(folder, segment, prefix))
     else:
-        copies.append(copy_tail(folder, segment, damage.batch_offset, TORN_PREFIX))
+        copies.append(copy_tail(folder, segment, damage.batch_offset, prefix))
         cut_bytes = _announce_survivors(segment, damage)
         found.records += damage.survivors
         found.last_lsn = Lsn(found.last_lsn + damage.survivors)

@@ -14,6 +14,7 @@ from app.pending.linking import (
     ChainedKeys,
     KeyWinner,
     event_of,
+    events_of,
     is_refused_in,
 )
 from app.pending.requests import RequestName
@@ -60,6 +61,12 @@ def stands(pending: Pending, here: Standing) -> bool:
     event = event_of(pending)
     at, _ = place_of(event, here)
     return at is not None or is_refused_in(pending, here.get(event.t_hlc))
+
+
+async def absent(connection: Connection, batch: Sequence[Pending]) -> list[Pending]:
+    """Those of which nothing is in the chain."""
+    chained = events_of(await standing(connection, batch))
+    return [pending for pending in batch if not stands(pending, chained[pending.tenant_id])]
 
 
 async def begun_unrecorded(connection: Connection, begun: Collection[str]) -> set[str]:

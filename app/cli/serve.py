@@ -45,7 +45,7 @@ AcceptLostWal = Annotated[
     bool,
     typer.Option(
         "--accept-lost-wal",
-        help="Start although the WAL is lost or short: gives up what was never chained, and records that.",
+        help="Start although the WAL is lost, short or damaged: gives up what cannot be read of it, and records that.",
     ),
 ]
 

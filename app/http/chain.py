@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -26,13 +27,14 @@ from app.http.lists import Cursors, number_position, page, text_position
 from app.http.recording import record_read
 from app.http.requests import AcknowledgeRequest
 from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
-from app.parts import PartsDep
+from app.node.losses import KIND as WAL_LOST
+from app.parts import Parts, PartsDep
 from app.read import proofs
 from app.store import chain_reads
 from app.store.reading import reading
 from app.store.rows import whole
 from ledger import rfc3339
-from ledger.errors import DatabaseUnavailableError, InvalidInputError
+from ledger.errors import DatabaseUnavailableError, InvalidInputError, NotFoundError
 from ledger.machines.events import SystemAction
 
 router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RESPONSE)
@@ -73,21 +75,46 @@ async def acknowledge_breaks(
     parts: PartsDep, wanted: Annotated[AcknowledgeRequest, json_body(AcknowledgeRequest)]
 ) -> Response:
     """Say that somebody has seen breaks that this node's verification found: of one kind and seq, or all of the tenant.
+    Those of `_system` include records of this node's WAL that are lost, kind `wal-lost`.
 
     Each is an entry of `_system`. `/readyz` and the metrics tell of it no longer, unless what stands there changes.
     """
-    tenant_id, seen = wanted["tenant_id"], []
-    for each in parts.breaks.wanted(tenant_id, wanted.get("kind"), wanted.get("seq")):
+    tenant_id, kind, seq = wanted["tenant_id"], wanted.get("kind"), wanted.get("seq")
+    losses = parts.losses.wanted(tenant_id, kind, seq)
+    try:
+        breaks = parts.breaks.wanted(tenant_id, kind, seq)
+    except NotFoundError:
+        if not losses:
+            raise
+        breaks = []
+    seen = []
+    for each in breaks:
         said = {"kind": each.kind, "seq": each.seq, "detail": each.detail, "found_at": each.found_at}
-        facts = {**said, "tenant_id": tenant_id, "node_id": parts.node.node_id, "reason": wanted["reason"]}
-        try:
-            async with asyncio.timeout(parts.settings.write.timeout.total_seconds()):
-                await parts.system_entries.record(SystemAction.BREAK_ACKNOWLEDGED, each.subject, facts)
-        except TimeoutError as error:
-            raise DatabaseUnavailableError("the acknowledgement is not chained yet; try again later") from error
+        await _record_acknowledgement(parts, each.subject, said, wanted)
         await asyncio.to_thread(parts.breaks.acknowledge, each)
         seen.append(said)
+    for loss in losses:
+        said = {"kind": WAL_LOST, "seq": loss.seq, "detail": loss.text, "found_at": loss.found_at}
+        await _record_acknowledgement(parts, f"loss:{parts.node.node_id}:{loss.seq}", said, wanted)
+        await asyncio.to_thread(parts.losses.acknowledge, loss)
+        seen.append(said)
     return json_answer({"tenant_id": tenant_id, "acknowledged": seen})
+
+
+async def _record_acknowledgement(
+    parts: Parts, subject: str, said: Mapping[str, object], wanted: AcknowledgeRequest
+) -> None:
+    """Record in `_system` that somebody has seen it, and wait until that is chained.
+
+    Raises:
+        DatabaseUnavailableError: it is not chained in time.
+    """
+    facts = {**said, "tenant_id": wanted["tenant_id"], "node_id": parts.node.node_id, "reason": wanted["reason"]}
+    try:
+        async with asyncio.timeout(parts.settings.write.timeout.total_seconds()):
+            await parts.system_entries.record(SystemAction.BREAK_ACKNOWLEDGED, subject, facts)
+    except TimeoutError as error:
+        raise DatabaseUnavailableError("the acknowledgement is not chained yet; try again later") from error
 
 
 # The spelling without prefix, as the seed of this project has it.

@@ -26,7 +26,7 @@ DATABASE_CHECK_TIMEOUT_S = 2.0
 EXCLUDED_CHARACTERS_MAX = 200
 ALWAYS_COUNTED = frozenset({"accepting", "writer"})
 """Checks without which no write is taken, whatever its level."""
-NAMING_TENANTS = frozenset({"breaks", "locks", "privacy", "rows", "tenants", "watch"})
+NAMING_TENANTS = frozenset({"breaks", "locks", "lost", "privacy", "rows", "tenants", "watch"})
 """Reported checks that say which tenants are at fault: not to everybody."""
 _NOT_TOLD = "what it is, callers with the right operate for all tenants are told"
 _TEXT = {

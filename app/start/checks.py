@@ -14,18 +14,20 @@ import structlog
 
 from app.chain.checkpoints import CheckpointJournal
 from app.chain.signed_chain import root_of_chain, tree_agrees
+from app.node.unrecorded import ASIDE, Aside
 from app.pending import quarantine
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead, WalPosition
 from app.store.roles import powers_of_login
 from ledger.errors import LedgerError, StartRefusedError, UnknownKeyError, WalCorruptError
+from ledger.positions import BEFORE_FIRST
 from signing import key_file
 from signing.checkpoint import Checkpoint, open_checkpoint, read
 from signing.note import VerifierKey
 from wal import control as wal_control
 from wal.control import Control
 from wal.replication.configuration import MEMBERS_NAME
-from wal.segment import sync_folder
+from wal.segment import FOLDER_MODE, list_segments, sync_folder
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -143,19 +145,39 @@ def judge_wal(
     return False
 
 
-def set_aside(folder: Path) -> None:
-    """Move segments and control file of a WAL that is given up into a folder of their own; nothing is deleted."""
+def set_aside(folder: Path, position: WalPosition | None, *, is_replaced: bool = False) -> None:
+    """Move segments and control file of a WAL that is given up into a folder of their own; nothing is deleted. Its
+    records are read once the node is at work (``app.intake.returning``).
+
+    ``is_replaced``: a member gives the same log, in which what the quarantine lists is found again.
+    """
     number = 1
     while (lost := folder / f"lost-{number}").exists():
         number += 1
-    lost.mkdir(mode=0o700)
-    named = (wal_control.CONTROL_NAME, MEMBERS_NAME, quarantine.NAME)
-    for path in [*folder.glob("*.wal"), *(folder / name for name in named)]:
+    segments = list_segments(folder)
+    if segments:
+        ASIDE.store(folder, ASIDE.load(folder) | {lost.name: _aside(folder, position)})
+    lost.mkdir(mode=FOLDER_MODE)
+    named = (wal_control.CONTROL_NAME, MEMBERS_NAME, *(() if is_replaced else (quarantine.NAME,)))
+    for path in [*(segment.path for segment in segments), *(folder / name for name in named)]:
         if path.exists():
             path.rename(lost / path.name)
     sync_folder(lost)
     sync_folder(folder)
-    log.warning("wal_recovery_set_aside", folder=str(lost))
+    log.warning("wal_recovery_set_aside", folder=str(lost), segments=len(segments))
+
+
+def _aside(folder: Path, position: WalPosition | None) -> Aside:
+    """What is known of the log in ``folder``, which is to be set aside."""
+    chained_lsn = position.chained_lsn if position is not None else BEFORE_FIRST
+    try:
+        control = wal_control.load(folder)
+    except WalCorruptError:
+        control = None
+    if control is None:
+        return Aside(chained_lsn, is_known=True)
+    is_known = position is not None and position.wal_id == control.wal_id and position.epoch <= control.epoch
+    return Aside(max(control.chained_lsn, chained_lsn if is_known else BEFORE_FIRST), is_known=is_known)
 
 
 async def check_chain(

@@ -21,7 +21,7 @@ import structlog
 
 from app.chain import previous
 from app.pending.backlog import Pending
-from app.pending.linking import events_of, tenant_begun_by, tenants_begun_by
+from app.pending.linking import tenant_begun_by, tenants_begun_by
 from app.start.wal import FoundWal
 from ledger.errors import ChainDamagedError
 from ledger.positions import Lsn, after, before
@@ -56,8 +56,7 @@ async def check_chained(connection: Connection, wal: FoundWal, *, trusted_lsn: L
 
 
 async def _first_missing(connection: Connection, batch: Sequence[Pending]) -> Pending | None:
-    standing = events_of(await previous.standing(connection, batch))
-    absent = [pending for pending in batch if not previous.stands(pending, standing[pending.tenant_id])]
+    absent = await previous.absent(connection, batch)
     if not absent:
         return None
     unrecorded = await previous.begun_unrecorded(connection, tenants_begun_by(absent))

@@ -44,9 +44,10 @@ from app.keys.trust import KeyChain
 from app.node import identity, wall_clock
 from app.node.identity import Identity
 from app.node.lease import Lease
+from app.node.lsn_ranges import LsnRange
 from app.node.session import SECRET_BYTES
 from app.node.state import Node
-from app.node.unrecorded import FORK, LOST, Fork, LsnRange
+from app.node.unrecorded import ASIDE, FORK, LOST, Aside, Fork
 from app.pending import quarantine
 from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
@@ -106,7 +107,9 @@ class StartedNode:
     session_secret: bytes
     """What the session tokens of this ledger are bound with."""
     lost: list[LsnRange]
-    """What was given up with ``--accept-lost-wal`` and ``_system`` does not record yet."""
+    """What was given up with ``--accept-lost-wal`` or ``--accept-loss`` and ``_system`` does not record yet."""
+    asides: dict[str, Aside]
+    """Logs that were set aside, and are not read yet."""
     fork: Fork | None
     """A fork of the log that ``_system`` does not record yet."""
     lease: Lease | None
@@ -210,6 +213,8 @@ async def _start_locked(
 
     # 5. the WAL  6. what is gone from it, what Postgres claims of it
     wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal)
+    if lead is not None and lead.accepted_loss:
+        wal.lost.append((after(wal.last_lsn), wal.last_lsn))
     await check_chained(connection, wal, trusted_lsn=wal.known.chained_lsn if wal.known else BEFORE_FIRST)
 
     # 7. chains and checkpoints
@@ -264,6 +269,7 @@ async def _start_locked(
         log_origin=origin,
         session_secret=await _session_secret(connection),
         lost=lost,
+        asides=ASIDE.load(folder),
         fork=await _unrecorded_fork(connection, folder, origin, pending),
         lease=None,
         lead=lead,

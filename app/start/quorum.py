@@ -37,6 +37,8 @@ from wal.segment import list_segments
 ATTEMPTS_MAX = 3
 """How often it is tried again when the member that gives the log goes away in the middle."""
 
+_OTHER_WAL = "it is another WAL than Postgres knows"
+
 log = structlog.get_logger()
 
 
@@ -173,7 +175,7 @@ def _take_lead(
         plan = elect(members, election)
         if own is None and plan.donor is not None:
             if fault is not None:
-                set_aside(folder)
+                set_aside(folder, position, is_replaced=fault != _OTHER_WAL)
             own = FileLog(folder, node_id, plan.wal_id, segment_bytes=settings.wal.segment_bytes, lock=lock)
         if own is not None:
             last_lsn = own.tail.lsn
@@ -205,7 +207,7 @@ def _open(
         if control is None:
             return None, "it holds segments and no control file" if list_segments(folder) else None
         if position is not None and position.wal_id != control.wal_id:
-            return None, "it is another WAL than Postgres knows"
+            return None, _OTHER_WAL
         return FileLog(folder, node_id, "", lock=lock), None
     except WalCorruptError as error:
         log.warning("wal_recovery_damaged", error=str(error))

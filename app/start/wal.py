@@ -9,7 +9,8 @@ listed in ``held.json`` (``app.pending.quarantine``) and stay in the WAL.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,17 +18,20 @@ from typing import TypeVar
 
 import structlog
 
-from app.node.unrecorded import LOST, LsnRange
+from app.node.lsn_ranges import LsnRange, merged
+from app.node.unrecorded import ASIDE, CUT, LOST, Aside
 from app.pending import quarantine
 from app.pending.backlog import Pending, pending_of
 from app.pending.quarantine import TenantDamage
 from app.start.checks import judge_wal, load_control, set_aside
 from app.store.chaining import WalPosition
 from ledger.chain import record
-from ledger.errors import StartRefusedError
+from ledger.errors import StartRefusedError, WalCorruptError
 from ledger.hlc import Hlc
 from ledger.positions import BEFORE_FIRST, Lsn, after, before
+from wal import control as wal_control
 from wal import history as histories
+from wal import lost_ends
 from wal import reader as wal_reader
 from wal import recovery as wal_recovery
 from wal.control import Control
@@ -58,10 +62,12 @@ class FoundWal:
     lost: list[LsnRange]
     held: dict[str, TenantDamage]
     """By tenant, what earlier processes could not chain."""
+    aside_hlc: Hlc | None = None
+    """The highest HLC of logs that were set aside and are not read yet."""
 
     def highest_hlc(self) -> Hlc:
-        """The highest HLC that WAL and control file know of."""
-        hlcs = [self.known.highest_hlc if self.known else None, self.recovered.highest_hlc]
+        """The highest HLC that WAL, control file and logs that were set aside know of."""
+        hlcs = [self.known.highest_hlc if self.known else None, self.recovered.highest_hlc, self.aside_hlc]
         return max((hlc for hlc in hlcs if hlc is not None), default=Hlc(0, 0, self.node_id))
 
     def history(self) -> History:
@@ -126,13 +132,15 @@ async def find_wal(
             if damage.from_lsn is None or damage.seen is not None
         }
         LOST.store(folder, lost)
-        set_aside(folder)
+        set_aside(folder, position)
         quarantine.store(folder, held)
 
     # 5. b. recovery
     durable_lsn = max(chained_lsn, position.seen_durable_lsn if position else BEFORE_FIRST)
     if known is not None and not is_given_up:
         durable_lsn = max(durable_lsn, known.durable_lsn)
+    if accept_lost_wal:
+        ASIDE.store(folder, ASIDE.load(folder) | {CUT: Aside(chained_lsn, is_known=True)})
     recover = partial(wal_recovery.recover, folder, node_id, durable_lsn, accept_lost=accept_lost_wal)
     try:
         recovered = await to_its_end(recover)
@@ -164,7 +172,22 @@ async def find_wal(
         lost.append((kept_lsn + 1, last_lsn))
     if kept_lsn == chained_lsn:
         chained_lsn = last_lsn
-    return FoundWal(folder, node_id, known, is_given_up, recovered, chained_lsn, kept_lsn, last_lsn, lost, held)
+    aside_hlc = await asyncio.to_thread(_aside_hlc, folder, node_id)
+    return FoundWal(
+        folder, node_id, known, is_given_up, recovered, chained_lsn, kept_lsn, last_lsn, lost, held, aside_hlc
+    )
+
+
+def _aside_hlc(folder: Path, node_id: str) -> Hlc | None:
+    """The highest HLC of the logs that were set aside and are not read yet: no event may get one of theirs again."""
+    found: list[Hlc | None] = []
+    for name in ASIDE.load(folder):
+        if name != CUT:
+            found.append(lost_ends.highest_hlc(folder / name, node_id))
+            with suppress(WalCorruptError):
+                control = wal_control.load(folder / name)
+                found.append(control.highest_hlc if control is not None and control.node_id == node_id else None)
+    return max((hlc for hlc in found if hlc is not None), default=None)
 
 
 def _list_waiting(
@@ -217,18 +240,7 @@ def _not_found(held: dict[str, TenantDamage], found: range, chained_lsn: Lsn) ->
         before_found = (first_lsn, min(chained_lsn, Lsn(found.start - 1)))
         behind_found = (max(first_lsn, Lsn(found.stop)), chained_lsn)
         gone += [(first, last) for first, last in (before_found, behind_found) if first <= last]
-    return _merged(gone)
-
-
-def _merged(ranges: Iterable[LsnRange]) -> list[LsnRange]:
-    """The same LSNs in as few ranges as can be, in order."""
-    merged: list[LsnRange] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    return merged
+    return merged(gone)
 
 
 async def to_its_end(work: Callable[[], Value], give_up: Callable[[], object] = lambda: None) -> Value:

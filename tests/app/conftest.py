@@ -181,14 +181,16 @@ async def service(run_node: RunNode) -> AsyncIterator[Service]:
 def run_server(database: Database, make_settings: MakeSettings) -> RunServer:
     """Runs a whole node that listens: ``async with run_server() as client``.
 
-    Takes settings and ``url`` as ``run_node`` does.
+    Takes settings, ``url`` and ``accept_lost_wal`` as ``run_node`` does.
     """
 
     @asynccontextmanager
-    async def run(settings: Settings | None = None, *, url: str | None = None) -> AsyncIterator[Client]:
+    async def run(
+        settings: Settings | None = None, *, url: str | None = None, accept_lost_wal: bool = False
+    ) -> AsyncIterator[Client]:
         async with AsyncExitStack() as stack:
             _service, parts = await stack.enter_async_context(
-                running(settings or make_settings(), url or database.service_url)
+                running(settings or make_settings(), url or database.service_url, accept_lost_wal=accept_lost_wal)
             )
             base_url, _serving = await stack.enter_async_context(listening(parts))
             client = Client(base_url=base_url, timeout=30, trust_env=False)

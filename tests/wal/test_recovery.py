@@ -16,6 +16,8 @@ from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, lsns_in, naive_batch
 from wal import control
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, BatchRecord, encode_batch, encode_record
 from wal.history import EpochStart
+from wal.lost_ends import lost_ends, records_in
+from wal.reader import Record
 from wal.recovery import recover
 from wal.scan import WINDOW_BYTES
 from wal.survey import Survey
@@ -369,7 +371,7 @@ def test_a_log_that_ends_below_what_is_known_durable_is_refused(tmp_path: Path) 
     assert recover(tmp_path, NODE, 15, accept_lost=True).last_lsn == 14
 
 
-def test_corruption_that_was_accepted_as_lost_is_set_aside_with_all_behind_it(tmp_path: Path) -> None:
+def test_corruption_that_was_accepted_as_lost_is_cut_with_all_behind_it_to_be_appended_again(tmp_path: Path) -> None:
     first, second = small_log(tmp_path)
     naive_segment(tmp_path, [[15]], base_lsn=15, epoch=2)
     whole = bytearray(first.read_bytes())
@@ -384,7 +386,9 @@ def test_corruption_that_was_accepted_as_lost_is_set_aside_with_all_behind_it(tm
     assert found.last_lsn == 2
     assert found.cut is not None
     assert len(found.cut.copies) == 3
-    assert (tmp_path / f"torn-{second.stem}-0").read_bytes() == later
+    assert (tmp_path / f"cut-{second.stem}-0").read_bytes() == later
+    sound = [each.lsn for end in lost_ends(tmp_path) for each in records_in(end, NODE) if isinstance(each, Record)]
+    assert sorted(set(sound)) == [2, *range(4, 16)]
     with LogWriter(tmp_path, epoch=3, next_lsn=16, previous_lsn=2) as log:
         log.batches([1, 2])
     assert recover(tmp_path, NODE, 18).last_lsn == 18

@@ -58,6 +58,10 @@ export const CHECKS = {
     "Breaks in chains",
     "Verification found entries that were changed, removed or added behind the ledger's back. Keep the database as it is, verify the tenant here, and compare with a bundle or a backup. It stays red until somebody acknowledges it.",
   ],
+  lost: [
+    "Lost records",
+    "Records that were answered are lost with a log that was given up or damaged. The detail and the entries WAL_LOST of _system name them. Tell those whose jobs they are, then: tally verify --tenant _system --acknowledge REASON.",
+  ],
   tenants: [
     "Damaged tenants",
     "These tenants are quarantined: their rows are damaged and their new events wait in the WAL. Verify the tenant, restore its rows from a backup, restart. Other tenants are not affected.",
