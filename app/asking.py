@@ -16,6 +16,8 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import httpx
@@ -107,6 +109,19 @@ async def _answer(client: httpx.AsyncClient, request: httpx.Request) -> AsyncIte
 
 def _place(request: httpx.Request) -> str:
     return str(request.url.copy_with(query=None))
+
+
+def retry_after_s(value: str | None, now_s: float) -> float:
+    """The seconds that ``Retry-After`` asks for: a number of them, or a date (RFC 9110, 10.2.3), which is judged by
+    ``now_s``, the time since the epoch. 0 where it says neither."""
+    text = (value or "").strip(" \t")
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        at = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+    return max(0.0, (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() - now_s)
 
 
 def reason_of(error: Exception) -> str:

@@ -29,7 +29,7 @@ import httpx
 import msgspec
 import orjson
 
-from app.asking import NO_ANSWER
+from app.asking import NO_ANSWER, retry_after_s
 from app.cli import bearer
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.secret_text import secret_text, without_login
@@ -136,8 +136,7 @@ def _described(reply: Reply) -> str:
 def wait_s(attempt: int, retry_after: str | None, jitter: float) -> float:
     """Seconds to wait after failed attempt number ``attempt`` (from 0); ``jitter`` is within [0, 1)."""
     backoff: float = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2**attempt) * (0.5 + jitter / 2)
-    asked = float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else 0.0
-    return max(backoff, min(asked, RETRY_AFTER_MAX_S))
+    return max(backoff, min(retry_after_s(retry_after, time.time()), RETRY_AFTER_MAX_S))
 
 
 def say_wait(error: LedgerError, delay_s: float) -> None:

@@ -229,7 +229,8 @@ class ProblemProtocol(HttpToolsProtocol):
         """A header; or a trailer, which nothing here asks for: it is dropped."""
         if not self._head_is_open:
             return
-        name = name.lower()
+        # Blanks around a value are no part of it (RFC 9110, 5.5); the parser takes off those before it.
+        name, value = name.lower(), value.strip(b" \t")
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import httpx
 
-from app.asking import NO_ANSWER, NoAnswerError, pieces_of, reason_of
+from app.asking import NO_ANSWER, NoAnswerError, pieces_of, reason_of, retry_after_s
 from app.setting_types import IpNetwork, is_fetched_url
 from app.webhooks.messages import Message
 from app.webhooks.names import Names
@@ -133,8 +133,7 @@ def _judged(answer: httpx.Response) -> Answer:
         return Answer(Outcome.GONE, said)
     if status == FAILED or (answer.is_client_error and status not in TRANSIENT):
         return Answer(Outcome.REFUSED, said)
-    asked = answer.headers.get("Retry-After", "")
-    wait_s = float(asked) if asked.isascii() and asked.isdigit() else 0.0
+    wait_s = retry_after_s(answer.headers.get("Retry-After"), time.time())
     return Answer(Outcome.AWAY, said, min(wait_s, RETRY_AFTER_MAX_S))
 
 

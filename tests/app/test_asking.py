@@ -6,11 +6,14 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from ipaddress import ip_network
 from time import monotonic, thread_time
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app import asking, bounded_transport
 from app.asking import NoAnswerError, client_of, read_answer, stream_answer
@@ -18,6 +21,7 @@ from app.store.webhooks import Webhook
 from app.webhooks.messages import message_of
 from app.webhooks.names import Names
 from app.webhooks.sending import Outcome, attempt
+from tallystick_client.core import _seconds
 from tests.app.test_webhooks import ENTRY
 
 BYTES_MAX = 1 << 20
@@ -233,3 +237,34 @@ async def test_a_receiver_that_answers_with_interim_heads_without_end_costs_one_
     assert "interim answers" in answer.said
     assert waited_s < TURN_S_MAX
     assert stranger.sent < 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("120", 120.0),
+        (" 7\t", 7.0),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", 37.0),
+        ("Sunday, 06-Nov-94 08:49:37 GMT", 37.0),
+        ("Sun Nov  6 08:49:37 1994", 37.0),
+        ("Sun, 06 Nov 1994 08:48:00 GMT", 0.0),
+        (None, 0.0),
+        ("", 0.0),
+        ("-1", 0.0),
+        ("1.5", 0.0),
+        ("soon", 0.0),
+        ("Sun, 99 Nov 1994 08:49:37 GMT", 0.0),
+        ("Sun, 06 Nov 99999999999 08:49:37 GMT", 0.0),
+        ("Sun, 06 Nov 1994 08:49:37 +999999999999", 0.0),
+        ("²", 0.0),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date_in_each_form_that_http_has(value: str | None, seconds: float) -> None:
+    now = datetime(1994, 11, 6, 8, 49, 0, tzinfo=UTC)
+    assert asking.retry_after_s(value, now.timestamp()) == seconds
+
+
+@given(st.text(max_size=40))
+def test_no_retry_after_does_anything_but_say_how_long(value: str) -> None:
+    assert asking.retry_after_s(value, 0.0) >= 0
+    assert _seconds(value) >= 0

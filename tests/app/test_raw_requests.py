@@ -417,6 +417,47 @@ def generated(random_of: random.Random) -> bytes:
     return b"".join(random_of.choices(PIECES, k=random_of.randint(1, 14)))
 
 
+def posted(path: bytes, body: bytes, *fields: bytes) -> bytes:
+    """A POST with these lines, each as it is."""
+    lines = b"".join(b"%b\r\n" % field for field in fields)
+    return b"POST %b HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n%b" % (path, lines, len(body), body)
+
+
+JSON_FIELD = b"Content-Type: application/json"
+LINE = b'{"tenant_id":"acme","type":"JobCreated"}'
+LEASE = b'{"tenant_id":"acme","commitment":{"kind":"Lease","resource":"blanks","holder":"h"}}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(b"/v1/jobs", BODY), (b"/v1/events", LINE), (b"/v1/commitments", LEASE)],
+)
+def test_blanks_around_the_value_of_a_header_are_no_part_of_it(base_url: str, path: bytes, body: bytes) -> None:
+    kind = b"Content-Type: application/x-ndjson" if path == b"/v1/events" else JSON_FIELD
+    key = b"Idempotency-Key:%bblanks" + path[3:].replace(b"/", b"-")
+    spellings = (
+        posted(path, body, kind, key % b" " + b" "),
+        posted(path, body, kind + b" \t", key % b"\t " + b"\t"),
+        posted(path, body, kind, key % b""),
+        posted(path, body, kind, key % b" "),
+    )
+    found = answers(exchange(base_url, *spellings, LAST_GET))[:-1]
+    assert [each.status for each in found] == [found[0].status] * 4, found
+    assert found[0].status in (200, 201)
+    assert len({each.body for each in found}) == 1
+
+
+def test_blanks_around_what_a_read_goes_by_are_no_part_of_it(base_url: str, client: httpx.Client) -> None:
+    session = client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "blanks"}).headers["Tally-Session"].encode()
+    read = b"GET /v1/jobs/blanks?tenant_id=acme HTTP/1.1\r\nHost: localhost \r\nTally-Session: %b \t\r\n\r\n" % session
+    watch = (
+        b"GET /v1/watch?tenant_id=acme&to_seq=1 HTTP/1.1\r\nHost: localhost\t\r\nConnection: close \r\n"
+        b"Accept: text/event-stream \r\nLast-Event-ID:  0 \t\r\n\r\n"
+    )
+    received = exchange(base_url, read, watch)
+    assert received.count(b"HTTP/1.1 200 OK\r\n") == 2, received
+
+
 def test_no_bytes_make_a_failure_or_a_silence(client: httpx.Client) -> None:
     """Half of the clients end their side, half wait: the service ends each connection, none after a failure."""
     host, port = str(client.base_url).removeprefix("http://").rstrip("/").split(":")

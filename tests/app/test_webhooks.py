@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -184,7 +186,8 @@ async def test_what_a_receiver_does_not_take_now_is_sent_again_as_it_was(
     assert receiver.asked == {"POST /hook?from=tally HTTP/1.1"}
 
 
-async def test_a_receiver_says_how_long_to_wait(node: Client, receiver: Receiver) -> None:
+@pytest.mark.parametrize("value", ["1", "date"])
+async def test_a_receiver_says_how_long_to_wait(node: Client, receiver: Receiver, value: str) -> None:
     loop = asyncio.get_running_loop()
     asked_s: list[float] = []
 
@@ -193,7 +196,8 @@ async def test_a_receiver_says_how_long_to_wait(node: Client, receiver: Receiver
         return 429 if len(asked_s) == 1 else 200
 
     receiver.judge = judge
-    receiver.more = {"Retry-After": "1"}
+    at = datetime.now(UTC) + timedelta(seconds=2)
+    receiver.more = {"Retry-After": format_datetime(at, usegmt=True) if value == "date" else value}
     await add(node, receiver, from_seq=1)
     await write(node, 1)
     await until_taken(receiver, 1)

@@ -13,6 +13,8 @@ import tomllib
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from functools import partial
 from pathlib import Path
 from threading import Event as ThreadEvent
@@ -210,10 +212,14 @@ def test_retry_after_is_honoured_and_waits_grow_with_jitter(way: Way, monkeypatc
     way.instead = [problem(503, "backlog-full", **{"Retry-After": "7"}), away, away, away, away]
     with Client(way.url) as client:
         client.create_job("waits", {})
+        at = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
+        way.instead = [problem(503, "not-ready", **{"Retry-After": at})]
+        client.create_job("waits", {})
+    assert 15 < waits.pop() <= 20
     assert waits[0] == 7.0
     for wait, most in zip(waits[1:], (0.5, 1.0, 2.0, 4.0), strict=True):
         assert most / 2 <= wait <= most
-    assert len(way.seen) == 6
+    assert len(way.seen) == 8
 
 
 def test_patience_ends(way: Way) -> None:

@@ -16,6 +16,8 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -249,7 +251,15 @@ def _json(reply: Reply) -> Any:
 
 
 def _seconds(retry_after: str | None) -> float:
-    return float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else 0.0
+    """What ``Retry-After`` asks for, a number of seconds or a date (RFC 9110, 10.2.3); 0 where it says neither."""
+    text = (retry_after or "").strip(" \t")
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        at = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+    return max(0.0, (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() - time.time())
 
 
 def _place(token: str) -> tuple[str, tuple[int, int]]:
