@@ -33,7 +33,7 @@ from app.intake.privacy_changes import PrivacyChanges
 from app.intake.proposals import Proposals
 from app.intake.sealing import Sealing
 from app.node import wall_clock
-from app.node.kept_running import kept_running
+from app.node.last_verified import LastVerified
 from app.node.session import SessionTokens
 from app.parts import Parts
 from app.privacy.agreement import Unchained
@@ -107,30 +107,30 @@ async def running(
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
             raise went_away(error) from error
         service.start()
-        service.spawn(kept_running(parts.ledger_watch.run))
-        service.spawn(kept_running(partial(wall_clock.watch, service.node.wall, pool)))
-        service.spawn(kept_running(knowledge.run))
-        service.spawn(kept_running(parts.privacy_changes.finish))
-        service.spawn(kept_running(service.tokens.run))
-        service.spawn(kept_running(service.access_records.run))
-        service.spawn(kept_running(service.access_records.log.run))
-        service.spawn(kept_running(parts.webhooks.deliveries.run))
+        service.keep(parts.ledger_watch.run)
+        service.keep(partial(wall_clock.watch, service.node.wall, pool))
+        service.keep(knowledge.run)
+        service.keep(parts.privacy_changes.finish)
+        service.keep(service.tokens.run)
+        service.keep(service.access_records.run)
+        service.keep(service.access_records.log.run)
+        service.keep(parts.webhooks.deliveries.run)
         if parts.tls is not None:
-            service.spawn(kept_running(parts.tls.run))
+            service.keep(parts.tls.run)
         if given.issuer is not None:
-            service.spawn(kept_running(given.issuer.keys.run))
+            service.keep(given.issuer.keys.run)
         if parts.timestamper is not None:
-            service.spawn(kept_running(parts.timestamper.run))
+            service.keep(parts.timestamper.run)
         verify = settings.verify
         verifying = partial(parts.verifier.run, verify.interval.total_seconds(), on_start=verify.on_start)
-        service.spawn(kept_running(verifying))
-        service.spawn(kept_running(parts.full_walk.run))
-        service.spawn(kept_running(parts.watchers.run))
+        service.keep(verifying)
+        service.keep(parts.full_walk.run)
+        service.keep(parts.watchers.run)
         for peer in parts.regions.peers:
-            service.spawn(kept_running(peer.run))
-        service.spawn(kept_running(parts.importer.log_unfinished))
+            service.keep(peer.run)
+        service.keep(parts.importer.log_unfinished)
         if replicas is not None:
-            service.spawn(kept_running(replicas.run))
+            service.keep(replicas.run)
         parts.accepting = True
         try:
             yield service, parts
@@ -213,7 +213,8 @@ def _parts(
     revealing = Revealing(knowledge)
     if replicas is not None:
         service.metrics.watch_replicas(replicas.fitness)
-    verifier = _verifier(service, started, pool, given.authorities)
+    last_verified = LastVerified(started.folder)
+    verifier = _verifier(service, started, pool, given.authorities, last_verified)
     importer = _importer(service, pool)
     staging = Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
     regions = _regions(service, started, pool, importer, staging)
@@ -232,6 +233,7 @@ def _parts(
         verifier=verifier,
         breaks=service.breaks,
         losses=service.losses,
+        last_verified=last_verified,
         full_walk=_full_walk(service, started, pool, verifier),
         system_entries=service.system_entries,
         access_records=service.access_records,
@@ -326,6 +328,7 @@ def _webhooks(service: Service, pool: asyncpg.Pool[asyncpg.Record], knowledge: P
         follow=follow,
         networks=service.settings.webhooks.networks,
         metrics=service.metrics,
+        report=service.breaks.report_error,
     )
 
 
@@ -346,6 +349,7 @@ def _verifier(
     started: StartedNode,
     pool: asyncpg.Pool[asyncpg.Record],
     authorities: Sequence[Authority],
+    last_verified: LastVerified,
 ) -> ChainVerifier:
     roots = {authority.url: authority.roots for authority in authorities}
     return ChainVerifier(
@@ -364,6 +368,7 @@ def _verifier(
         ),
         positions=VerifiedPositions(started.folder),
         breaks=service.breaks,
+        last_verified=last_verified,
         metrics=service.metrics,
     )
 
@@ -376,6 +381,8 @@ def _exporter(service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg
         signer=lambda: service.keys.signer,
         keyring=service.trust.keys_of,
         sign_now=service.notary.sign_now,
+        known_breaks=service.breaks.of_tenant,
+        report=lambda error: service.breaks.report_error(error, "export_bundle"),
     )
 
 

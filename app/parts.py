@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from app.keys.trust import Trust
     from app.metrics import Metrics
     from app.node.found_breaks import FoundBreaks
+    from app.node.last_verified import LastVerified
     from app.node.losses import Losses
     from app.node.session import SessionTokens
     from app.node.state import Node
@@ -77,6 +78,7 @@ class Parts:
     full_walk: FullWalk
     breaks: FoundBreaks
     losses: Losses
+    last_verified: LastVerified
     system_entries: SystemEntries
     access_records: AccessRecords
     exporter: BundleExporter

@@ -15,6 +15,7 @@ from app.read.replicas import Replicas
 from app.service import Service
 from app.start.procedure import StartedNode
 from ledger import rfc3339
+from ledger.machines.events import SYSTEM_TENANT
 
 TENANTS_NAMED_MAX = 10
 """Damaged tenants that ``/readyz`` names."""
@@ -27,6 +28,7 @@ def readiness_checks(service: Service) -> Mapping[str, ReadinessCheck]:
         "chaining": lambda: service.appender.fault,
         "backlog": service.backlog_fault,
         "quorum": lambda: None if leadership is None else leadership.fault(),
+        "system": lambda: _system_fault(service.node),
         "checkpoints": lambda: service.notary.checkpoint_fault or service.upkeep.control_fault,
     }
 
@@ -66,7 +68,10 @@ def reported_checks(
         "job_table": lambda: service.job_table.last_error,
         "exchange": regions.fault,
         "replicas": lambda: None if replicas is None else replicas.fault(),
-        "rows": lambda: _named("signed no further, their rows are broken", service.node.unsigned),
+        "rows": lambda: _named(
+            "signed no further, their rows are broken",
+            [tenant_id for tenant_id in service.node.unsigned if not service.breaks.is_settled(tenant_id)],
+        ),
         "watch": lambda: _named(
             "not watched in their newest entries, which no checkpoint by an admitted key covers: it was changed, or "
             "the node that writes is not admitted, is down, or cannot store checkpoints (signing)",
@@ -74,6 +79,12 @@ def reported_checks(
         ),
         **({} if issuer is None else {"issuer": lambda: issuer.keys.fault}),
     }
+
+
+def _system_fault(node: Node) -> str | None:
+    """Keys, tokens and acts of operators are entries of ``_system``: without it nothing that needs one is done."""
+    reason = node.damaged.get(SYSTEM_TENANT)
+    return None if reason is None else f"the chain of tenant {SYSTEM_TENANT} is damaged and takes no entry: {reason}"
 
 
 def _time_fault(node: Node) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -177,10 +177,11 @@ class Service:
             JobTable(self.submitter.followed),
             self._connect_follower,
             chained_lsn=self.node.chained_lsn_of,
+            report=self.breaks.report_error,
             waiting=lambda: self.node.committed.lsn - self.node.chained.lsn,
         )
         self._table_followers = (self.job_table,)
-        self.tails = Tails(pool, Share())
+        self.tails = Tails(pool, Share(), self.breaks.report_error)
         self._followers: tuple[Follower, ...] = (self.notary, *self._table_followers, self.tails)
         self.key_changes = KeyChanges(
             settings=settings,
@@ -402,13 +403,13 @@ class Service:
         self._persisting = self.spawn(self.upkeep.persist_control(self.settings.hlc.persistence_interval))
         followers = [follower.run for follower in self._followers]
         for derived in (*followers, self.tails.share.run, self.key_changes.follow_admission):
-            self.spawn(kept_running(derived))
-        self.spawn(kept_running(partial(self.upkeep.clean_up, self.settings.wal.retain)))
+            self.keep(derived)
+        self.keep(partial(self.upkeep.clean_up, self.settings.wal.retain))
         self.spawn(record_start(self._started, self.system_entries, self.key_changes))
         if (lease := self._started.lease) is not None:
             self.metrics.watch_lease(lambda: lease.is_reached)
             self.spawn(lease.keep(self.fail))
-        self.spawn(kept_running(self._record_losses))
+        self.keep(self._record_losses)
 
     async def _record_losses(self) -> None:
         started = self._started
@@ -451,6 +452,10 @@ class Service:
         self._tasks.append(task)
         return task
 
+    def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``work`` until the service stops, and again where it fails; a break that it meets is reported."""
+        self.spawn(kept_running(work, report=self.breaks.report_error))
+
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             if self._stop_by_s is None:
@@ -463,6 +468,7 @@ class Service:
         if self._stop_by_s is not None and isinstance(error, DurabilityTimeoutError | WalPoisonedError):
             return  # it came too late for the stop; a WAL that really failed says so itself
         log.error("task_failed", exc_info=error)
+        self.breaks.report_error(error, "node")
         self.fail(error if isinstance(error, LedgerError) else LedgerError(f"internal error: {error!r}"))
 
     def begin_stop(self) -> None:

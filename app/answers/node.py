@@ -189,11 +189,24 @@ class CheckAnswer(TypedDict):
     detail: str | None
 
 
+class VerifiedAnswer(TypedDict):
+    """When the chains of all tenants, but for those that never were, had been verified from end to end."""
+
+    at: Time | None
+    """When the oldest of these verifications began."""
+    by: str | None
+    """`walk`: the node's own walk over all chains; `node`: another verification of its own; else who asked for it,
+    `caller` where `auth.mode` is `none`. Callers with `operate` for all tenants are told."""
+    tenants: int
+    never_verified: int
+
+
 class ReadyAnswer(TypedDict):
     """The node takes requests."""
 
     status: Literal["ready"]
     checks: dict[str, CheckAnswer]
+    verified: VerifiedAnswer
 
 
 class TokenAnswer(TypedDict):

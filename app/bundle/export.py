@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.background.slots import Slots
 from app.bundle.outsiders import ANCHORS_A_KIND_MAX, unproven
+from app.node.found_breaks import break_of
 from app.store import anchors as anchors_store
 from app.store import chain_reads
 from app.store.chain_reader import PostgresChainReader
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
+from ledger.bundle.rows import encode_as_stored, encode_entry
 from ledger.errors import (
     ChainDamagedError,
     LedgerError,
@@ -41,6 +43,7 @@ from ledger.merkle import tiles
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings, damaged
 from signing import checkpoint as checkpoints
+from signing.bundle.snapshot_rows import encode_as_stored as snapshot_as_stored
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.keys import Keyring, Signer
 
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 
     from app.node.state import Node
     from app.store import Connection
+    from ledger.verification.verdict import Break
 
 EXPORTS_AT_ONCE_MAX = 2
 """Each holds a connection, and an old state of the database, for as long as its reader takes; others wait a while."""
@@ -75,14 +79,20 @@ class BundleExporter:
         signer: Callable[[], Signer],
         keyring: Callable[[str], Awaitable[Keyring]],
         sign_now: Callable[[str], Awaitable[object]],
+        known_breaks: Callable[[str], Sequence[Break]] = lambda tenant_id: (),
+        report: Callable[[ChainDamagedError], object] = lambda error: None,
     ) -> None:
-        """``signer`` gives the key that signs manifests now, ``keyring`` the published keys of a tenant's log."""
+        """``signer`` gives the key that signs manifests now, ``keyring`` the published keys of a tenant's log,
+        ``known_breaks`` the breaks that were found in a tenant's chain. ``report`` is given a break that an export met
+        after its first piece."""
         self._pool = pool
         self._node = node
         self._log_origin = log_origin
         self._signer = signer
         self._keyring = keyring
         self._sign_now = sign_now
+        self._known_breaks = known_breaks
+        self._report = report
         self._slots = Slots(EXPORTS_AT_ONCE_MAX, "exports")
 
     async def export(
@@ -90,15 +100,15 @@ class BundleExporter:
     ) -> AsyncGenerator[bytes, None]:
         """The pieces of a bundle. The first, which is empty, comes once all that can be refused was checked.
 
-        It MUST be closed in the task that began it. A file without its last pieces is no bundle.
+        It MUST be closed in the task that began it. A file without its last pieces is no bundle. Where rows behind the
+        first piece do not hold, the pieces end as evidence of that (docs/formats/bundle.md), which is no bundle either.
 
         Raises:
             TenantNotFoundError: there is no such tenant.
             NotFoundError: it has no entries.
             SeqOutOfRangeError: the chain, as far as it is signed, does not have that range.
             SigningUnavailableError: nothing can be signed now.
-            ChainDamagedError: rows do not hold together; before the first piece, snapshots and those of the first entry
-                part.
+            ChainDamagedError: snapshots, or rows of the first entry part, do not hold together.
             NotReadyError: the service stops, too many exports are under way, or snapshots cannot be kept in a temporary
                 file.
             DatabaseUnavailableError: Postgres does not answer, or the reader was too slow.
@@ -122,10 +132,63 @@ class BundleExporter:
                     await _add_snapshots(PostgresChainReader(connection, tenant_id), chosen, writer)
                     yield b""
                     yield first
-                    async for piece in pieces:
-                        yield piece
-            rest = writer.finish(end, self._signer())
-            while (last := await asyncio.to_thread(_next, rest)) is not None:
+                    broken: Break | None = None
+                    try:
+                        async for piece in pieces:
+                            yield piece
+                    except ChainDamagedError as error:
+                        self._report(error)
+                        broken = break_of(error)
+            signer = self._signer()
+            rest = writer.finish(end, signer) if broken is None else writer.finish_as_evidence(end, [broken], signer)
+            async for last in _last_pieces(rest):
+                yield last
+
+    async def evidence(
+        self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The pieces of a file that holds what is stored of a tenant whose chain is broken, as it stands, and names the
+        breaks that this node knows and those of its rows. The first, which is empty, comes once all that can be refused
+        was checked. It MUST be closed in the task that began it.
+
+        Raises:
+            NotFoundError: this node knows of no break of the tenant.
+            NotReadyError, DatabaseUnavailableError: as ``export``.
+        """
+        known = self._known_breaks(tenant_id)
+        if not known:
+            raise NotFoundError(
+                f"this node knows of no break of tenant {tenant_id} that evidence could be about: verify it, or export "
+                "a bundle"
+            )
+        keys = await self._keyring(tenant_id)
+        findings = Findings()
+        writer = BundleWriter(tenant_id=tenant_id, node_id=self._node.node_id, log_origin=self._log_origin)
+        with closing(writer):
+            async with (
+                self._slots.taken(),
+                reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection,
+            ):
+                yield b""
+                checkpoint = await chain_reads.stored_checkpoint(connection, tenant_id)
+                reader = PostgresChainReader(connection, tenant_id)
+                checker = EntryChecker(tenant_id, findings, first_seq=from_seq or 1, prev_link=None)
+
+                def take(rows: Sequence[Sequence[Any]]) -> bytes:
+                    checker.check(rows)
+                    return writer.add_entries(rows, encode_as_stored)
+
+                async with aclosing(reader.entries(from_seq, to_seq)) as batches:
+                    async for rows in batches:
+                        if self._node.shutting_down:
+                            raise NotReadyError("the service stops; ask for the evidence again")
+                        yield await asyncio.to_thread(take, rows)
+                async with aclosing(reader.snapshots(from_seq or 1, to_seq)) as batches:
+                    async for rows in batches:
+                        writer.add_snapshots(rows, snapshot_as_stored)
+            breaks = list({(each.kind, each.seq): each for each in (*known, *findings.found.first.values())}.values())
+            end = BundleEnd("", checkpoint, (), keys)
+            async for last in _last_pieces(writer.finish_as_evidence(end, breaks, self._signer())):
                 yield last
 
     async def _entries(
@@ -137,7 +200,8 @@ class BundleExporter:
 
         def take(rows: Sequence[Sequence[Any]]) -> bytes:
             checker.check(rows)
-            return writer.add_entries(rows) if findings.first_break() is None else b""
+            is_whole = findings.first_break() is None
+            return writer.add_entries(rows, encode_entry if is_whole else encode_as_stored)
 
         reader = PostgresChainReader(connection, tenant_id)
         async with aclosing(reader.entries(chosen.from_seq, chosen.to_seq)) as batches:
@@ -145,9 +209,9 @@ class BundleExporter:
                 if self._node.shutting_down:
                     raise NotReadyError("the service stops; ask for the bundle again")
                 piece = await asyncio.to_thread(take, rows)
-                _refuse_broken(tenant_id, findings)
                 if piece:
                     yield piece
+                _refuse_broken(tenant_id, findings)
         if checker.last_seq != chosen.to_seq:
             findings.add("gap", checker.last_seq + 1, f"entries from seq {checker.last_seq + 1} on are missing")
             _refuse_broken(tenant_id, findings)
@@ -168,6 +232,11 @@ async def _add_snapshots(reader: PostgresChainReader, chosen: _Range, writer: Bu
                 except (LedgerError, TypeError, ValueError) as error:
                     reason = f"its snapshot from seq {from_seq} to {to_seq} cannot be read: {error}"
                     raise ChainDamagedError(reader.tenant_id, f"it is exported no further, {reason}") from error
+
+
+async def _last_pieces(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    while (piece := await asyncio.to_thread(_next, pieces)) is not None:
+        yield piece
 
 
 def _next(pieces: Iterator[bytes]) -> bytes | None:

@@ -57,6 +57,8 @@ RECENT_BYTES_MAX = 48 << 20
 """Bytes of the newest rows that are kept to be followed; what is not kept is read back."""
 RUSH_BYTES_MAX = RECENT_BYTES_MAX * 3 // 4
 """With so many kept a rush is followed at once: none of it is to be read back."""
+FOLLOWER = "follower"
+"""The part of the node that breaks met here are reported by."""
 LOOK_INTERVAL_S = 2.0
 """How often it is asked who is behind: tenants that nobody here chained, or whose last turn failed."""
 
@@ -126,12 +128,19 @@ class TableFollower:
     in its chain, ``waiting`` how many records are committed and not chained."""
 
     def __init__(
-        self, table: Table, connect: Connect, chained_lsn: Callable[[str], Lsn], waiting: Callable[[], int] = lambda: 0
+        self,
+        table: Table,
+        connect: Connect,
+        chained_lsn: Callable[[str], Lsn],
+        waiting: Callable[[], int] = lambda: 0,
+        report: Callable[[BaseException, str], object] = lambda error, met_by: None,
     ) -> None:
+        """``report`` is given each error that kept tenants from being followed, and the part that met it."""
         self._table = table
         self._connect = connect
         self._chained_lsn = chained_lsn
         self._waiting = waiting
+        self._report = report
         self._connection: NodeConnection | None = None
         self._behind: dict[str, None] = {}
         """Tenants that may be behind; who waits longest comes first."""
@@ -358,6 +367,7 @@ class TableFollower:
         if self.last_error is None:
             log.warning("following_delayed", follower=self._table.name, tenants=names[:3], error=str(error))
         self.last_error = text_of(error)
+        self._report(error, FOLLOWER)
         self._failed.update(names)
         if (lost := self._connection) is None or lost.is_closed() or lost.is_spent or isinstance(error, TimeoutError):
             self._lose_connection()

@@ -281,9 +281,11 @@ class Notary:
         """The tenants to attend to now. Those whose rows were found broken wait for their turn; trees to be made again
         are, one after the other, beside everything else."""
         now_s = time.monotonic()
-        for name in [name for name, at_s in self._retry_at_s.items() if at_s <= now_s]:
+        settled = {name for name in self.node.unsigned if self.breaks.is_settled(name)}
+        for name in [name for name, at_s in self._retry_at_s.items() if at_s <= now_s or name in settled]:
             del self._retry_at_s[name]
             self._grown.add(name)
+        self._grown |= settled
         due, self._grown = (self._grown | overdue) - self._retry_at_s.keys(), set()
         damaged = sorted(name for name in due if self._tenants[name].is_tree_damaged)
         if damaged and self._mending is None:
@@ -315,7 +317,7 @@ class Notary:
             async with self._turn(name) as (tenant, connection):
                 await self._trees.make_again(connection, name)
                 log.info("stored_tree_made_again", tenant_id=name)
-                self.breaks.mended(name, "tree")
+                self.breaks.mended(name, kinds=("tree",))
                 tenant.tree = None
                 tenant.is_tree_damaged, tenant.is_kept = False, False
                 self._grown.add(name)
@@ -364,6 +366,7 @@ class Notary:
                     self._note_fault(name, faults[name])
                     continue
                 self._locks.ended(name)
+                self._signs_on(name)
                 if tenant.tree is not None and tenant.tree.size < tenant.head_seq:
                     self._grown.add(name)
                 elif not self.sign_snapshots and tenant.tree is not None:
@@ -448,6 +451,12 @@ class Notary:
             self._unsigned.add(tenant_id)
         else:
             self._delayed((tenant_id,), error)
+
+    def _signs_on(self, tenant_id: str) -> None:
+        """The tenant's tree was followed: it is named as unsigned no longer, unless a break of it is not repaired or
+        not acknowledged. That its newest rows hold says nothing of those below."""
+        if self.breaks.is_settled(tenant_id):
+            self.node.unsigned.pop(tenant_id, None)
 
     def _delayed(self, names: Sequence[str], error: BaseException) -> None:
         """Try these tenants again, later."""

@@ -101,7 +101,6 @@ class TreeFollower:
             tree.tree.forget_changed()
             tenant.tree = tree.tree
             tenant.unkept = tree.checkpoint or tenant.unkept
-            self.node.unsigned.pop(name, None)
         await self._keep([name for name in names if name not in faults])
         self.memory.trim_trees(grown)
         return faults

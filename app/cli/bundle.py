@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -15,7 +16,7 @@ from app.cli.client import LedgerClient, RequestRefusedError, given
 from app.cli.options import Tenant, Url
 from app.config import load_settings
 from app.keys import node_keys
-from ledger.errors import ConfigurationError, InvalidInputError
+from ledger.errors import BundleInvalidError, ConfigurationError, InvalidInputError
 from ledger.exit_code import ExitCode
 from signing import key_file
 from signing.bundle.reader import BundleReader
@@ -53,6 +54,9 @@ def export(
             metavar="URI",
         ),
     ] = None,
+    evidence: Annotated[
+        bool, typer.Option("--evidence", help="Of a broken chain: take what is stored as it stands, marked as broken.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Export a tenant's ledger, signed, as one file. The file appears only once it is whole.
@@ -61,25 +65,42 @@ def export(
     service is asked: what a node wrote and never chained becomes a chain of its
     own, signed with the node's key; nothing in the folder is changed.
 
+    A chain that is broken is not exported, and the exit code is 2. With
+    --evidence what is stored of it leaves for an auditor, once the node has
+    found a break: no verifier takes that file for a bundle.
+
     \b
     Examples:
       tally bundle export --tenant acme -o acme.bundle.tar
       tally bundle export -t acme --from-seq 20001 --to-seq 40000 -o acme-2.bundle.tar
       tally bundle export -t acme --from-wal /mnt/disk/var/wal -o stranded.bundle.tar
+      tally bundle export -t acme --evidence -o acme.evidence.tar
     """
+    if evidence:
+        if from_wal is not None:
+            raise InvalidInputError("--evidence is of a chain; leave --from-wal out")
+        _export_evidence(url, given({"tenant_id": tenant, "from_seq": from_seq, "to_seq": to_seq}), output, as_json)
+        return
     with whole_file(output) as file:
         if from_wal is None:
             if key is not None:
                 raise InvalidInputError("--key goes with --from-wal; the service signs with its own key")
             body = given({"tenant_id": tenant, "from_seq": from_seq, "to_seq": to_seq})
-            with LedgerClient(url) as client:
-                client.download("/v1/bundles/export", body, file.write)
+            try:
+                with LedgerClient(url) as client:
+                    client.download("/v1/bundles/export", body, file.write)
+            except RequestRefusedError as error:
+                code = ExitCode.TAMPERED if error.kind == "chain-damaged" else ExitCode.COULD_NOT_RUN
+                raise fail(str(error), code) from error
         else:
             if (from_seq, to_seq) != (None, None):
                 raise InvalidInputError("records in a WAL have no seq; leave --from-seq and --to-seq out")
             _export_from_wal(from_wal, tenant, key, file)
         file.flush()
-        told = _told(Path(file.name))
+        try:
+            told = _told(Path(file.name))
+        except BundleInvalidError as error:
+            raise fail(f"tenant {tenant} is not exported: {error}", ExitCode.TAMPERED) from error
     tell(
         {"file": str(output), **told},
         f"{output}: tenant {tenant}, {counted(told['entry_count'], 'entry', 'entries')} "
@@ -175,6 +196,27 @@ def _key_beside(folder: Path, *, must_exist: bool) -> Path:
     if must_exist and not path.exists():
         raise ConfigurationError(f"the node's signing key is not at {path}; name it with --key")
     return path
+
+
+def _export_evidence(url: str, wanted: dict[str, Any], output: Path, as_json: bool) -> None:
+    """Save what is stored of a broken chain."""
+    digest, size = sha256(), 0
+    with whole_file(output) as file, LedgerClient(url) as client:
+
+        def keep(piece: bytes) -> int:
+            nonlocal size
+            digest.update(piece)
+            size += len(piece)
+            return file.write(piece)
+
+        client.download("/v1/bundles/export", {**wanted, "evidence": True}, keep)
+    told = {"file": str(output), "tenant_id": wanted["tenant_id"], "bytes": size, "sha256": digest.hexdigest()}
+    tell(
+        told,
+        f"{output}: evidence of the broken chain of tenant {wanted['tenant_id']}, {size:,} bytes; verifiers refuse it",
+        f"SHA-256 {told['sha256']}",
+        as_json=as_json,
+    )
 
 
 def _told(path: Path) -> dict[str, Any]:

@@ -24,7 +24,8 @@ router = APIRouter(route_class=StrictRoute, tags=["bundles"], responses=PROBLEM_
 
 MEDIA_TYPE = "application/x-tar"
 _BUNDLE = {
-    "description": "A bundle; without its end it is none, and nothing in it counts",
+    "description": "A bundle, or evidence of a broken chain, also where a row behind those already sent does not hold; "
+    "without its end it is neither, and nothing in it counts",
     "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
 }
 
@@ -39,8 +40,13 @@ _FILES = {
 async def export_bundle(
     request: Request, parts: PartsDep, caller: CallerDep, wanted: Annotated[ExportRequest, json_body(ExportRequest)]
 ) -> Response:
-    """Sign everything chained so far, then send the tenant's ledger, or a range of it, as one file."""
-    exported = parts.exporter.export(wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq"))
+    """Sign everything chained so far, then send the tenant's ledger, or a range of it, as one file.
+
+    With `evidence`, of a tenant in whose chain a break was found: send what is stored, as it stands and marked as
+    broken. Every verifier refuses that file."""
+    is_evidence = wanted.get("evidence", False)
+    give = parts.exporter.evidence if is_evidence else parts.exporter.export
+    exported = give(wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq"))
     pieces = within(parts.quotas.exports.one(caller.id), exported)
     async with AsyncExitStack() as unless_sent:
         unless_sent.push_async_callback(pieces.aclose)
@@ -48,7 +54,7 @@ async def export_bundle(
             await anext(pieces)
         await record_read(request, wanted["tenant_id"], from_seq=wanted.get("from_seq"), to_seq=wanted.get("to_seq"))
         unless_sent.pop_all()
-    disposition = f'attachment; filename="{wanted["tenant_id"]}.bundle.tar"'
+    disposition = f'attachment; filename="{wanted["tenant_id"]}.{"evidence" if is_evidence else "bundle"}.tar"'
     return Streamed(request, pieces, MEDIA_TYPE, {"Content-Disposition": disposition})
 
 

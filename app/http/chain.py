@@ -41,6 +41,9 @@ router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RE
 
 TenantQuery = Annotated[ReadableTenantId, Query()]
 
+UNKNOWN_CALLER = "caller"
+"""Who verified, where nobody is asked who calls."""
+
 _ENTRIES = Cursors("entries", number_position)
 _TENANTS = Cursors("tenants", text_position)
 
@@ -66,7 +69,7 @@ async def verify_chain(
         raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
     with parts.quotas.verifications.one(caller.id):
         async with while_connected(request):
-            verification = await parts.verifier.full(given[0], from_seq, to_seq)
+            verification = await parts.verifier.full(given[0], from_seq, to_seq, by=caller.id or UNKNOWN_CALLER)
     return json_answer(verification.to_json())
 
 

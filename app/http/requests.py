@@ -307,6 +307,7 @@ class ExportRequest(TypedDict, total=False):
     tenant_id: Required[ReadableTenantId]
     from_seq: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
     to_seq: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
+    evidence: bool
 
 
 @with_config(STRICT)

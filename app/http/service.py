@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from app import metrics
 from app.access.principals import EVERY_TENANT
 from app.access.rights import Right
-from app.answers.node import LiveAnswer, NodeAnswer, ReadyAnswer
+from app.answers.node import LiveAnswer, NodeAnswer, ReadyAnswer, VerifiedAnswer
 from app.http.answers import json_answer
 from app.http.body import TEXT_MEDIA_TYPE
 from app.http.problems import NOT_READY, problem_response
@@ -19,6 +20,7 @@ from app.store import chain_reads
 from app.store.reading import reading
 from ledger import native, rfc3339
 from ledger.errors import DatabaseUnavailableError, InvalidInputError
+from ledger.machines.events import SYSTEM_TENANT
 
 router = APIRouter(route_class=StrictRoute, tags=["service"], responses=PROBLEM_RESPONSE)
 
@@ -119,9 +121,10 @@ async def read_readiness(
         if fault is not None and name in NAMING_TENANTS and not await _may_know_tenants(request):
             fault = _NOT_TOLD
         checks[name] = {"ok": fault is None, "detail": fault}
+    verified = _verified(parts, may_know_callers=await _may_know_tenants(request))
     if faults:
-        return problem_response(NOT_READY, "; ".join(faults), members={"checks": checks})
-    return json_answer({"status": "ready", "checks": checks})
+        return problem_response(NOT_READY, "; ".join(faults), members={"checks": checks, "verified": verified})
+    return json_answer({"status": "ready", "checks": checks, "verified": verified})
 
 
 @router.get("/metrics", response_class=Response, responses={200: _TEXT})
@@ -142,6 +145,17 @@ async def _checks(parts: Parts) -> dict[str, str | None]:
     for name, check in parts.readiness_checks.items():
         found[name] = check()
     return found
+
+
+def _verified(parts: Parts, *, may_know_callers: bool) -> VerifiedAnswer:
+    tenants = parts.system_entries.tenants | {SYSTEM_TENANT}
+    oldest, never = parts.last_verified.of_all(tenants)
+    return VerifiedAnswer(
+        at=None if oldest is None else datetime.fromtimestamp(oldest.at_s, UTC),
+        by=oldest.by if oldest is not None and may_know_callers else None,
+        tenants=len(tenants),
+        never_verified=never,
+    )
 
 
 async def _may_know_tenants(request: Request) -> bool:

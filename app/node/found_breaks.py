@@ -9,13 +9,13 @@ a start, the notary, the watch. ``met_by`` names that part; for a request it is 
                                "found_at": "2026-11-22T02:10:00Z", "acknowledged": false, "met_by": "verification"}]}
 
 A break that is found again is not another one; an acknowledged one that changes, at the same place, is. One that is
-repaired stays until it is acknowledged: it was there. ``mended_at`` says since when it is known to be repaired; one
-that is found again after that is a new one.
+repaired stays until it is acknowledged: it was there. ``mended_at`` says since when it is known to be repaired,
+null again once it is back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,6 +95,14 @@ class FoundBreaks:
             if not each.acknowledged and (tenant_id is None or each.tenant_id == tenant_id)
         ]
 
+    def of_tenant(self, tenant_id: str) -> list[Break]:
+        """Those of the tenant that are not known to be repaired, acknowledged or not."""
+        return [
+            Break(each.seq, each.kind, each.detail, None, each.actual)
+            for each in tuple(self._by_place.values())
+            if each.tenant_id == tenant_id and each.mended_at is None
+        ]
+
     def fault(self, tenant_id: str | None = None) -> str | None:
         """What ``/readyz`` says, None when there is no open break, of one tenant or of all."""
         return _fault(self.open(tenant_id))
@@ -103,13 +111,18 @@ class FoundBreaks:
         """As ``fault``, of one tenant, without the breaks that are known to be repaired."""
         return _fault([each for each in self.open(tenant_id) if each.mended_at is None])
 
-    def mended(self, tenant_id: str, kind: str | None = None) -> None:
-        """What was broken of the tenant, or only what is of ``kind``, was found whole. Does not wait for the disk."""
+    def is_settled(self, tenant_id: str) -> bool:
+        """Whether every break of the tenant is repaired and acknowledged."""
+        of_tenant = [each for each in tuple(self._by_place.values()) if each.tenant_id == tenant_id]
+        return all(each.acknowledged and each.mended_at is not None for each in of_tenant)
+
+    def mended(self, tenant_id: str, *, kinds: Collection[str] | None = None) -> None:
+        """What was broken of the tenant, or what is of these kinds, was found whole. Does not wait for the disk."""
         with self._changing:
             repaired = [
                 each
                 for each in self._by_place.values()
-                if each.tenant_id == tenant_id and each.mended_at is None and kind in (None, each.kind)
+                if each.tenant_id == tenant_id and each.mended_at is None and (kinds is None or each.kind in kinds)
             ]
             for each in repaired:
                 each.mended_at = _now()
@@ -141,7 +154,7 @@ class FoundBreaks:
     def is_acknowledged(self, tenant_id: str, found: Break) -> bool:
         """Whether somebody has seen just this break."""
         known = self._by_place.get((tenant_id, found.kind, found.seq))
-        return known is not None and known.acknowledged and known.mended_at is None and known.actual == _actual(found)
+        return known is not None and known.acknowledged and known.actual == _actual(found)
 
     def found(self, tenant_id: str, breaks: Iterable[Break]) -> None:
         """Verification found these, and logs them itself. Blocks on the disk when there is something new.
@@ -158,12 +171,12 @@ class FoundBreaks:
             self._store()
 
     def _note(self, tenant_id: str, found: Break, met_by: str) -> bool:
-        """Whether it is a new one, and kept."""
+        """Whether it is a new one, or one that was repaired and is back, and kept."""
         place, actual = (tenant_id, found.kind, found.seq), _actual(found)
         known = self._by_place.get(place)
-        is_same = known is not None and (known.actual == actual or not known.acknowledged)
-        if known is not None and known.mended_at is None and is_same:
-            return False
+        if known is not None and (known.actual == actual or not known.acknowledged):
+            is_back, known.mended_at = known.mended_at is not None, None
+            return is_back
         if known is None and len(self._by_place) >= BREAKS_MAX and not self._forget_acknowledged():
             log.error("chain_break_not_kept", tenant_id=tenant_id, kind=found.kind, seq=found.seq)
             return False

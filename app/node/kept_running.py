@@ -18,8 +18,14 @@ PAUSE_MAX_S = 60.0
 log = structlog.get_logger()
 
 
-async def kept_running(work: Callable[[], Coroutine[Any, Any, None]], *, pause_first_s: float = PAUSE_FIRST_S) -> None:
-    """Run ``work`` to its end; when it fails, say so and restart it, after longer and longer pauses."""
+async def kept_running(
+    work: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    pause_first_s: float = PAUSE_FIRST_S,
+    report: Callable[[BaseException, str], object] = lambda error, task: None,
+) -> None:
+    """Run ``work`` to its end; when it fails, say so and restart it, after longer and longer pauses. ``report`` is
+    given each failure that is no outage, and the name of the task."""
     pause_s = pause_first_s
     task = (work.func if isinstance(work, partial) else work).__qualname__
     while True:
@@ -34,5 +40,6 @@ async def kept_running(work: Callable[[], Coroutine[Any, Any, None]], *, pause_f
         except Exception as error:
             # Rows and files that somebody edited may hold anything; the trace says what was not foreseen.
             log.error("task_failed", task=task, exc_info=error, retry_in_s=pause_s)
+            report(error, task)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, PAUSE_MAX_S)

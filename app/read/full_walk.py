@@ -8,7 +8,8 @@ is no tree any more, and the walk goes on without. The walk's position is stored
 ``<wal folder>/walk.json``, so that a node that is restarted every day comes to an end all the same::
 
     {"version": 1, "began_at": 1700000000.0, "is_done": false, "tenant_id": "acme", "seq": 40000,
-     "hashes": ["64 hex digits"], "from_seq": 39800, "link": "64 hex digits", "snapshot": "64 hex digits"}
+     "hashes": ["64 hex digits"], "from_seq": 39800, "link": "64 hex digits", "snapshot": "64 hex digits",
+     "is_valid": true}
 
 ``hashes`` are those of the frontier of the tree over the entries up to ``seq``, null without a tree; the next range
 begins behind ``from_seq``, the end of a snapshot, whose link is ``link`` and whose payload digest ``snapshot``. With a
@@ -27,14 +28,16 @@ import msgspec
 import structlog
 
 from app.background.paced import paced
+from app.node.found_breaks import DAMAGED
 from app.node.kept_file import KeptFile
+from app.node.last_verified import WALK, Verified
 from app.store.chain_reads import list_tenants
 from app.store.reading import reading
 from app.store.watching import read_end, read_next
 from ledger import merkle
 from ledger.errors import DatabaseUnavailableError, StartRefusedError, TenantNotFoundError
 from ledger.verification.entry_check import ENTRY_COLUMNS
-from ledger.verification.verdict import Break
+from ledger.verification.verdict import KINDS, Break
 
 if TYPE_CHECKING:
     from app.read.verification import ChainVerifier
@@ -57,6 +60,9 @@ UNSIGNED_ENTRIES_MAX: Final = 100_000
 
 _SEQ, _LINK = map(ENTRY_COLUMNS.index, ("seq", "chain_link"))
 
+_COMPARED_IN_RANGES: Final = {*KINDS, DAMAGED} - {"projection"}
+"""Kinds of break that a chain verified in ranges does not have: job states are not compared."""
+
 log = structlog.get_logger()
 
 
@@ -72,10 +78,13 @@ class _Position(msgspec.Struct):
     from_seq: int = 0
     link: str | None = None
     snapshot: str | None = None
+    is_valid: bool = True
+    """Whether nothing was found wrong with this tenant so far."""
 
     def begin(self, tenant_id: str) -> None:
         """Go on with the chain of this tenant."""
         self.tenant_id, self.seq, self.hashes, self.from_seq, self.link, self.snapshot = tenant_id, 0, [], 0, None, None
+        self.is_valid = True
 
 
 _FILE: Final = KeptFile[_Position](NAME, _Position, b"{}", "the walk begins again")
@@ -154,7 +163,7 @@ class FullWalk:
         async with reading(self._pool) as connection:
             end_seq = await read_end(connection, tenant_id)
         if at.seq == 0 and end_seq <= RANGE_ENTRIES:
-            await self._verifier.again(tenant_id)
+            await self._verifier.again(tenant_id, by=WALK)
             return True
         if at.seq == 0:
             log.info("job_states_not_compared", tenant_id=tenant_id, entries=end_seq, done="tally verify compares them")
@@ -166,13 +175,17 @@ class FullWalk:
         tree = _TreeOfEntries(at, to_seq)
         begin = (at.from_seq + 1, to_seq, at.link, at.snapshot)
         verdict = (await self._verifier.again(tenant_id, *begin, tree.over)).verdict
+        at.is_valid = at.is_valid and verdict.is_valid
         frontier = tree.frontier
         if kept is not None and frontier and frontier.size == kept.size and frontier.root() != kept.root:
             detail = f"the first {kept.size} entries are not those of the checkpoint that this node keeps"
             broken = Break(kept.size, "rollback", detail, kept.root.hex(), frontier.root().hex())
             await self._verifier.report(tenant_id, [broken])
+            at.is_valid = False
         if to_seq >= end_seq:
             await self._verifier.judge_commitments(tenant_id)
+            verified = Verified(at.began_at, WALK)
+            await self._verifier.verified_whole(tenant_id, verified, is_valid=at.is_valid, kinds=_COMPARED_IN_RANGES)
             return True
         if tree.last_seq <= at.seq:
             # Nothing is there. The next range holds what comes before and behind, so that the gap is seen.

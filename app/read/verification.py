@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
 from app.background.slots import Slots
+from app.node.last_verified import NODE, LastVerified, Verified
 from app.read.checking import KeptProcesses, verified
 from app.read.verified_positions import Position, VerifiedPositions
 from app.store.chain_reader import consistent_reader
@@ -75,6 +76,7 @@ class ChainVerifier:
         anchors: AnchorProvider,
         positions: VerifiedPositions,
         breaks: FoundBreaks,
+        last_verified: LastVerified,
         metrics: Metrics,
     ) -> None:
         self._pool = pool
@@ -85,6 +87,7 @@ class ChainVerifier:
         self._anchors = anchors
         self._positions = positions
         self._breaks = breaks
+        self._last_verified = last_verified
         self._metrics = metrics
         self._slots = Slots(VERIFICATIONS_AT_ONCE_MAX, "verifications")
         self._kept = KeptProcesses()
@@ -93,8 +96,10 @@ class ChainVerifier:
         """End the processes that long chains were checked in."""
         await self._kept.close()
 
-    async def full(self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None) -> Verification:
-        """Verify a tenant's chain, or a range of it.
+    async def full(
+        self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None, *, by: str = NODE
+    ) -> Verification:
+        """Verify a tenant's chain, or a range of it; ``by`` is who asked.
 
         Raises:
             TenantNotFoundError: there is no such tenant.
@@ -102,7 +107,7 @@ class ChainVerifier:
             NotReadyError: too many verifications that were asked for are under way.
         """
         async with self._slots.taken():
-            return await self.again(tenant_id, from_seq, to_seq)
+            return await self.again(tenant_id, from_seq, to_seq, by=by)
 
     async def incremental(self, tenant_id: str) -> Verification:
         """Verify what came after the last verified snapshot, and that the entry there is unchanged.
@@ -150,12 +155,14 @@ class ChainVerifier:
         expected_prev: str | None = None,
         expected_snapshot: str | None = None,
         over: Callable[[PostgresChainReader], PostgresChainReader] | None = None,
+        by: str = NODE,
     ) -> Verification:
-        """Verify a chain or a range of it that may have been verified before; ``over`` wraps the reader.
+        """Verify a chain or a range of it that may have been verified before; ``over`` wraps the reader, ``by`` is who
+        asked for it.
 
         Raises: as ``full``, but never because others verify as well.
         """
-        began_s = time.perf_counter()
+        began_s, began_at_s = time.perf_counter(), time.time()
         found: dict[str, Break] = {}
 
         def note(each: Break) -> None:
@@ -204,7 +211,22 @@ class ChainVerifier:
         await self.report(tenant_id, [each for each in found.values() if ASPECT_OF_KIND[each.kind] in broken])
         if verdict.is_valid and (verdict.from_seq == 1 or expected_prev is not None):
             await self._remember(verdict)
+        if is_whole:
+            await self.verified_whole(tenant_id, Verified(began_at_s, by), is_valid=verdict.is_valid)
         return verification
+
+    async def verified_whole(
+        self, tenant_id: str, verified: Verified, *, is_valid: bool, kinds: Collection[str] | None = None
+    ) -> None:
+        """A chain was verified from its first entry to its end, in one go or in ranges: keep when and by whom. One that
+        is valid has no break of ``kinds``, which are all where None."""
+        self._last_verified.note(tenant_id, verified)
+        if is_valid:
+            self._breaks.mended(tenant_id, kinds=kinds)
+        try:
+            await asyncio.to_thread(self._last_verified.store)
+        except OSError as error:
+            log.warning("last_verified_not_stored", error=str(error))
 
     async def judge_commitments(self, tenant_id: str) -> None:
         """Judge the verdicts of a chain that was verified in ranges, and the table of what is promised. Where a break

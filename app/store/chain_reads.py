@@ -128,6 +128,13 @@ async def head(connection: Connection, tenant_id: str) -> HeadRow:
     return row
 
 
+async def stored_checkpoint(connection: Connection, tenant_id: str) -> str:
+    """The stored note of the tenant, whatever it is; empty where there is none."""
+    query = "SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = $1"
+    note: str | None = await connection.fetchval(query, tenant_id)
+    return note or ""
+
+
 async def require_tenant(connection: Connection, tenant_id: str) -> None:
     """Return if anything was ever written for the tenant.
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, Protocol
@@ -180,8 +180,12 @@ class Tail:
 class Tails:
     """The tails of a node."""
 
-    def __init__(self, pool: Pool, share: Share) -> None:
+    def __init__(
+        self, pool: Pool, share: Share, report: Callable[[BaseException, str], object] = lambda error, met_by: None
+    ) -> None:
+        """``report`` is given each error that says that stored rows are damaged, and the part that met it."""
         self._pool = pool
+        self._report = report
         self.share = share
         self._tails: dict[str, Tail] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
@@ -251,7 +255,7 @@ class Tails:
         async with self._reads:
             async with reading(self._pool) as connection:
                 listed, _ = await chain_reads.list_entries(connection, tail.tenant_id, after_seq + 1, PAGE_ENTRIES)
-                dcs = await _dcs_of_jobs(connection, tail.tenant_id, listed) if with_dcs else None
+                dcs = await self._dcs_of_jobs(connection, tail.tenant_id, listed) if with_dcs else None
             await self.share.turn()
         self.share.spent(READ_S + ROW_READ_S * len(listed))
         return self._encoded(tail, after_seq, listed, dcs)[0]
@@ -310,6 +314,7 @@ class Tails:
                 await asyncio.sleep(RETRY_PAUSE_S)
             except ChainDamagedError as error:
                 log.error("watch_ended", tenant_id=tail.tenant_id, error=str(error))
+                self._report(error, "watch")
                 del self._tails[tail.tenant_id], self._following[tail.tenant_id]
                 tail.fail(error)
                 return
@@ -340,7 +345,7 @@ class Tails:
                 listed, _ = await chain_reads.list_entries(connection, tail.tenant_id, tail.seq + 1, ENTRIES_A_READ)
                 self.share.spent(READ_S + ROW_READ_S * len(listed))
             if tail.dc_users:
-                dcs = await _dcs_of_jobs(connection, tail.tenant_id, listed)
+                dcs = await self._dcs_of_jobs(connection, tail.tenant_id, listed)
         return self._encoded(tail, tail.seq, listed, dcs)
 
     def _encoded(
@@ -354,6 +359,20 @@ class Tails:
             self.share.spent(READ_S + DCS_READ_S * len(listed))
         self.share.spent(time.thread_time() - began_s)
         return blocks
+
+    async def _dcs_of_jobs(self, connection: Connection, tenant_id: str, listed: Sequence[ListedEntry]) -> DcsOfJobs:
+        """The data centres of the jobs that must be asked for it."""
+        wanted = [(tenant_id, job_id) for job_id in jobs_in_question(listed)]
+        found: dict[str, frozenset[str] | None] = {}
+        for parts in await job_table.find_parts(connection, wanted) if wanted else ():
+            try:
+                state = await job_table.merged(connection, parts)
+                found[parts.job_id] = frozenset() if state is None else job_dcs.dcs_of(state)
+            except ChainDamagedError as error:
+                self._report(error, "watch")
+                # It is not known whom the job's entries concern, so all are told.
+                found[parts.job_id] = None
+        return found
 
     async def head_seq(self, tenant_id: str) -> int:
         """Where the chain ends now.
@@ -388,20 +407,6 @@ class _Beyond:
     def ended(self, error: ChainDamagedError) -> None:
         if not self.reached.done():
             self.reached.set_exception(error)
-
-
-async def _dcs_of_jobs(connection: Connection, tenant_id: str, listed: Sequence[ListedEntry]) -> DcsOfJobs:
-    """The data centres of the jobs that must be asked for it."""
-    wanted = [(tenant_id, job_id) for job_id in jobs_in_question(listed)]
-    found: dict[str, frozenset[str] | None] = {}
-    for parts in await job_table.find_parts(connection, wanted) if wanted else ():
-        try:
-            state = await job_table.merged(connection, parts)
-            found[parts.job_id] = frozenset() if state is None else job_dcs.dcs_of(state)
-        except ChainDamagedError:
-            # Verification says where; here it is not known whom the job's entries concern, so all are told.
-            found[parts.job_id] = None
-    return found
 
 
 def _first_seq(block: Block) -> int:

@@ -56,6 +56,7 @@ class Deliveries:
     follow: Follow
     networks: Sequence[IpNetwork]
     metrics: Metrics
+    report: Callable[[BaseException, str], object]
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set where a webhook was added or resumed, to have it begin at once."""
 
@@ -125,6 +126,7 @@ class Deliveries:
             networks=self.networks,
             context=self._context,
             metrics=self.metrics,
+            report=self.report,
             held_until_s=0.0,
         )
         self._held[webhook.webhook_id] = _Held(delivery, asyncio.create_task(kept_running(delivery.run)))

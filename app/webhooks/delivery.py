@@ -86,6 +86,7 @@ class Delivery:
     networks: Sequence[IpNetwork]
     context: ssl.SSLContext
     metrics: Metrics
+    report: Callable[[BaseException, str], object]
     held_until_s: float
     """By ``time.monotonic``: nothing is sent from then on."""
     failing_since: datetime | None = None
@@ -102,6 +103,7 @@ class Delivery:
                     try:
                         await self._deliver()
                     except ChainDamagedError as error:
+                        self.report(error, "webhook")
                         await self._failed(Answer(Outcome.AWAY, str(error)))
             except (NotHeldError, DatabaseUnavailableError) as error:
                 log.info("webhook_left", webhook_id=self.webhook.webhook_id, reason=str(error))

@@ -49,6 +49,8 @@ class WebhookRegistry:
     follow: Follow
     networks: Sequence[IpNetwork]
     metrics: Metrics
+    report: Callable[[BaseException, str], object]
+    """Is given each error that says that stored rows are damaged, and the part that met it."""
 
     def __post_init__(self) -> None:
         self.deliveries = Deliveries(
@@ -59,6 +61,7 @@ class WebhookRegistry:
             follow=self.follow,
             networks=self.networks,
             metrics=self.metrics,
+            report=self.report,
         )
         self.metrics.watch_webhooks(self.deliveries.state)
 

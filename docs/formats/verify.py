@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -257,6 +257,8 @@ SNAPSHOTS, CHECKPOINT, ANCHORS, KEYS, MANIFEST = (
     "keys.json",
     "manifest.dsse.json",
 )
+EVIDENCE = "evidence.dsse.json"
+"""Stands where the manifest must in a file that is evidence of a broken chain."""
 BEHIND = {SNAPSHOTS: [CHECKPOINT], CHECKPOINT: [ANCHORS, KEYS], ANCHORS: [KEYS], KEYS: [MANIFEST], MANIFEST: []}
 """The members that may follow each of the last ones."""
 ENTRY_PARTS_MAX = 100_000
@@ -303,6 +305,8 @@ def read_container(file: BinaryIO) -> dict[str, Member]:
     while (block := file.read(512)) != bytes(512):
         name, size = block[:100].rstrip(b"\0").decode("ascii"), int(block[124:135], 8)
         need(size >= 0 and block == tar_header(name, size), "a tar header")
+        if name == EVIDENCE:
+            refuse_evidence(file.read(min(size, member_bytes_max(MANIFEST, len(members)))))
         need(name in expected, f"member {name!r} is out of place")
         need(size <= member_bytes_max(name, len(members)), f"member {name!r} is too long")
         members[name] = read_member(file, name, size)
@@ -313,6 +317,14 @@ def read_container(file: BinaryIO) -> dict[str, Member]:
     need(not expected, "the bundle is not whole")
     need(file.read(513) == bytes(512), "the end of the container is missing, or bytes follow it")
     return members
+
+
+def refuse_evidence(data: bytes) -> NoReturn:
+    """Whoever signed it: nobody needs to be trusted for saying that something is broken."""
+    said = json.loads(base64.b64decode(json.loads(data)["payload"]))["predicate"]
+    first = said["breaks"][0]
+    where = f"{first['kind']} at seq {first['seq']} of tenant {said['tenant_id']}"
+    raise ValueError(f"the file is evidence of a broken chain, and no bundle: {where}: {first['detail']}")
 
 
 def read_member(file: BinaryIO, name: str, size: int) -> Member:

@@ -36,6 +36,8 @@ CHECKPOINT: Final = "checkpoint"
 ANCHORS: Final = "anchors.json"
 KEYS: Final = "keys.json"
 MANIFEST: Final = "manifest.dsse.json"
+EVIDENCE: Final = "evidence.dsse.json"
+"""Stands where the manifest must in a file that is evidence of a broken chain, and no bundle."""
 TAIL: Final = (SNAPSHOTS, CHECKPOINT, KEYS, MANIFEST)
 """Members behind the entries, in this order; each exactly once."""
 TAIL_ANCHORED: Final = (SNAPSHOTS, CHECKPOINT, ANCHORS, KEYS, MANIFEST)
@@ -162,6 +164,7 @@ def size_max(name: str, entry_parts: int) -> int:
         KEYS: KEYS_BYTES_MAX,
         MANIFEST: MANIFEST_BYTES_BASE + MANIFEST_BYTES_A_PART * entry_parts,
     }
+    bounds[EVIDENCE] = bounds[MANIFEST]
     return bounds.get(name, compressed_bytes_max(ROW_BYTES_MAX))
 
 

@@ -87,6 +87,16 @@ def encode_entry(tenant_id: str, row: Sequence[Any]) -> bytes:
     return _encoder.encode(EntryObject.of(tenant_id, row)) + b"\n"
 
 
+def encode_as_stored(tenant_id: str, row: Sequence[Any]) -> bytes:
+    """The line of one row of a broken chain, whatever its columns have become: what JSON does not hold is text."""
+    try:
+        return encode_entry(tenant_id, row)
+    except (InvalidInputError, TypeError, ValueError, OverflowError):
+        plain = [value if value is None or isinstance(value, int | str) else str(value) for value in row]
+        held = [str(value) if isinstance(value, int) and abs(value) > INTEGER_MAX else value for value in plain]
+        return _encoder.encode({"tenant_id": tenant_id, **dict(zip(ENTRY_COLUMNS, held, strict=True))}) + b"\n"
+
+
 class EntryLines(PackedEntries):
     """Some of the lines of one part, which may be anything; rows are made in the order of ``ENTRY_COLUMNS``."""
 

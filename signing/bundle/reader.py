@@ -28,6 +28,7 @@ from ledger.bundle.format import (
     CHECKPOINT,
     END,
     ENTRY_PARTS_MAX,
+    EVIDENCE,
     MANIFEST,
     SNAPSHOT_ROW_BYTES_MAX,
     SNAPSHOTS,
@@ -44,6 +45,7 @@ from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, ent
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import BundleInvalidError
 from ledger.verification.verdict import Head
+from signing.bundle import evidence
 from signing.bundle.anchors import BundledAnchor, decode_anchors
 from signing.bundle.manifest import FORM, Manifest
 from signing.bundle.snapshot_rows import check_ascending, decode_snapshot
@@ -291,6 +293,8 @@ def _scan(descriptor: int) -> tuple[list[Member], str, int]:
     at = 0
     while (block := _read(descriptor, at, BLOCK_BYTES, whole)) != END[:BLOCK_BYTES]:
         name, size = parse_tar_header(block)
+        if name == EVIDENCE:
+            raise evidence.refusal(os.pread(descriptor, min(size, size_max(name, len(members))), at + BLOCK_BYTES))
         if name not in expected:
             wanted = " or ".join(sorted(expected)) or "the end"
             raise BundleInvalidError(f"member {name!r} stands where {wanted} must")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from ledger import canonical
-from ledger.errors import BundleInvalidError, InvalidInputError, SignatureError
+from ledger.errors import BundleInvalidError, InvalidInputError, LedgerError, SignatureError
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from signing.strict import parse_json
 
@@ -28,6 +30,18 @@ def encode_snapshot(tenant_id: str, row: Sequence[Any]) -> bytes:
     named = dict(zip(SNAPSHOT_COLUMNS, row, strict=True))
     named["dsse_envelope"] = parse_json(named["dsse_envelope"], "the envelope of a snapshot")
     return canonical.encode({**named, "tenant_id": tenant_id}) + b"\n"
+
+
+def encode_as_stored(tenant_id: str, row: Sequence[Any]) -> bytes:
+    """The line of one snapshot of a broken chain, whatever its columns have become: what has no canonical form is
+    text."""
+    try:
+        return encode_snapshot(tenant_id, row)
+    except (LedgerError, TypeError, ValueError):
+        stored = {
+            name: None if value is None else str(value) for name, value in zip(SNAPSHOT_COLUMNS, row, strict=True)
+        }
+        return msgspec.json.encode({"tenant_id": tenant_id, **stored}) + b"\n"
 
 
 def decode_snapshot(line: bytes, tenant_id: str) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -21,6 +21,7 @@ from ledger.bundle.format import (
     CHECKPOINT,
     END,
     ENTRY_PARTS_MAX,
+    EVIDENCE,
     FORMAT_VERSION,
     FORMAT_VERSION_ANCHORED,
     KEYS,
@@ -36,6 +37,8 @@ from ledger.bundle.format import (
 )
 from ledger.bundle.rows import CHAIN_LINK, SEQ, T_HLC, encode_entry
 from ledger.errors import InvalidInputError
+from ledger.verification.verdict import Break
+from signing.bundle import evidence
 from signing.bundle.anchors import BundledAnchor, encode_anchors
 from signing.bundle.manifest import FORM, Manifest
 from signing.bundle.snapshot_rows import encode_snapshot
@@ -87,7 +90,9 @@ class BundleWriter:
         """Close the temporary file; the writer is of no more use."""
         close_for_good(self._snapshots)
 
-    def add_entries(self, rows: Iterable[Sequence[Any]]) -> bytes:
+    def add_entries(
+        self, rows: Iterable[Sequence[Any]], encode: Callable[[str, Sequence[Any]], bytes] = encode_entry
+    ) -> bytes:
         """Take the next rows of ``ENTRY_COLUMNS``, in seq order; returns the pieces of the file that are ready.
 
         Raises:
@@ -95,7 +100,7 @@ class BundleWriter:
         """
         pieces: list[bytes] = []
         for row in rows:
-            line = encode_entry(self.tenant_id, row)
+            line = encode(self.tenant_id, row)
             if len(line) > ROW_BYTES_MAX:
                 raise InvalidInputError(f"seq {row[SEQ]} has {len(line)} bytes, a bundle takes {ROW_BYTES_MAX}")
             is_full = len(self._lines) == ROWS_A_PART_MAX or self._lines_bytes + len(line) > PART_BYTES_MAX
@@ -108,7 +113,9 @@ class BundleWriter:
             self.entry_count += 1
         return b"".join(pieces)
 
-    def add_snapshots(self, rows: Iterable[Sequence[Any]]) -> None:
+    def add_snapshots(
+        self, rows: Iterable[Sequence[Any]], encode: Callable[[str, Sequence[Any]], bytes] = encode_snapshot
+    ) -> None:
         """Take the next rows of ``SNAPSHOT_COLUMNS``, by ``from_seq``.
 
         Raises:
@@ -116,7 +123,7 @@ class BundleWriter:
             OSError: the temporary file does not take them.
         """
         for row in rows:
-            line = encode_snapshot(self.tenant_id, row)
+            line = encode(self.tenant_id, row)
             self._snapshots.write(line)
             self._snapshots_digest.update(line)
             self._snapshot_count += 1
@@ -129,6 +136,33 @@ class BundleWriter:
             SigningUnavailableError: the signer cannot be reached.
             OSError: the temporary file cannot be read.
         """
+        yield from self._parts_before_the_last(end)
+        yield from _member(MANIFEST, FORM.seal(self._manifest(end), signer))
+        yield END
+
+    def finish_as_evidence(self, end: BundleEnd, breaks: Sequence[Break], signer: Signer) -> Iterator[bytes]:
+        """The rest of a file that is no bundle: evidence of a chain that has these breaks, one at least. Of ``end``
+        only checkpoint and keys are used.
+
+        Raises:
+            As ``finish``.
+        """
+        yield from self._parts_before_the_last(end)
+        data = evidence.seal(
+            node_id=self.node_id,
+            log_origin=self.log_origin,
+            tenant_id=self.tenant_id,
+            seqs=(_seq_in(self._first), _seq_in(self._last)),
+            entry_count=self.entry_count,
+            snapshot_count=self._snapshot_count,
+            breaks=breaks,
+            parts=self._parts,
+            signer=signer,
+        )
+        yield from _member(EVIDENCE, data)
+        yield END
+
+    def _parts_before_the_last(self, end: BundleEnd) -> Iterator[bytes]:
         if self._lines:
             yield from self._pack()
         size = self._snapshots.tell()
@@ -143,8 +177,6 @@ class BundleWriter:
         for name, data in ((CHECKPOINT, end.checkpoint.encode()), *anchors, keys):
             self._parts.append(Part(name, sha256(data).hexdigest(), len(data), len(data), 0))
             yield from _member(name, data)
-        yield from _member(MANIFEST, FORM.seal(self._manifest(end), signer))
-        yield END
 
     def _manifest(self, end: BundleEnd) -> Manifest:
         return Manifest(
@@ -176,6 +208,10 @@ class BundleWriter:
         self._parts.append(Part(name, sha256(data).hexdigest(), len(data), len(raw), len(self._lines)))
         self._lines, self._lines_bytes = [], 0
         yield from _member(name, data)
+
+
+def _seq_in(row: Sequence[Any]) -> int:
+    return row[SEQ] if row and isinstance(row[SEQ], int) else 0
 
 
 def _member(name: str, data: bytes) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ledger import canonical
+from ledger.verification.verdict import Break
 from signing import envelope
 from signing.bundle.anchors import BundledAnchor, cosignature
 from signing.checkpoint import Checkpoint
@@ -27,6 +28,7 @@ from tests.app.bundles import (
     checkpoint_of,
     consistency_of,
     container,
+    evidence_of,
     lines_of,
     members_of,
     note_of,
@@ -45,6 +47,8 @@ SNAPSHOTS, CHECKPOINT, KEYS, MANIFEST = "snapshots.ndjson", "checkpoint", "keys.
 LEDGER = build(30, snapshots_to=(10, 20, 30))
 OTHER = build(30, snapshots_to=(10, 20, 30), begin_ms=1_704_931_300_000)
 GOOD = bundle_of(LEDGER)
+EVIDENCE = evidence_of(LEDGER, Break(2, "payload-digest", "the payload of seq 2 is not the one that was chained"))
+_UNREADABLE = [("evidence.dsse.json", b"{}")]
 
 
 class Case(NamedTuple):
@@ -87,6 +91,10 @@ def _containers() -> Iterator[Case]:
     yield Case("with a longer end", GOOD + bytes(512), 2)
     yield Case("with a byte behind it", GOOD + b"\n", 2)
     yield Case("twice", GOOD + GOOD, 2)
+    yield Case("evidence of a broken chain", EVIDENCE, 2)
+    yield Case(
+        "evidence of which nothing can be read", container([*members_of(EVIDENCE).items()][:-1] + _UNREADABLE), 2
+    )
     yield Case("gzipped", gzip.compress(GOOD), 2)
     for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         yield Case(f"made by Python, form {form}", _by_python(form), 2)

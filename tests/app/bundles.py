@@ -14,9 +14,11 @@ from typing import Any
 
 from ledger import canonical, merkle
 from ledger.bundle.format import END, padding_of, tar_header
+from ledger.bundle.rows import encode_as_stored
 from ledger.exit_code import exit_code_of_bundle
 from ledger.merkle.tiles import TileTree, consistency_proof
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
+from ledger.verification.verdict import Break
 from signing import envelope
 from signing.bundle.judging import BundleVerdict
 from signing.bundle.writer import BundleEnd, BundleWriter
@@ -67,6 +69,17 @@ def bundle_of(
         keys=Keyring([SIGNER.public_key]),
     )
     written += b"".join(writer.finish(end._replace(**replaced), signer))
+    writer.close()
+    return written
+
+
+def evidence_of(ledger: Ledger, *breaks: Break) -> bytes:
+    """What is stored of the ledger, as evidence that its chain is broken."""
+    writer = BundleWriter(tenant_id=ledger.tenant_id, node_id="node-1", log_origin=LOG_ORIGIN)
+    written = writer.add_entries(_tuples(ledger.entries, ENTRY_COLUMNS), encode_as_stored)
+    writer.add_snapshots(_tuples(ledger.snapshots, SNAPSHOT_COLUMNS))
+    end = BundleEnd("", checkpoint_of(ledger), (), Keyring([SIGNER.public_key]))
+    written += b"".join(writer.finish_as_evidence(end, breaks, SIGNER))
     writer.close()
     return written
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +14,12 @@ import httpx
 import pytest
 
 from app.node.found_breaks import FoundBreaks
-from ledger.errors import ChainDamagedError, HeldBackError
+from ledger.errors import BundleInvalidError, ChainDamagedError, HeldBackError
 from ledger.verification.verdict import Break
+from signing.bundle.reader import BundleReader
 from tests.app.chain_builder import edit
 from tests.app.chains import until
-from tests.app.conftest import RunServer
+from tests.app.conftest import MakeSettings, RunServer
 
 FORGE = "UPDATE scheduler.scheduler_log SET payload = '{\"forged\":true}' WHERE tenant_id = 'acme' AND seq = 2"
 OF_ACME = {"tenant_id": "acme"}
@@ -73,6 +78,58 @@ async def test_a_request_that_meets_a_forged_row_raises_the_alarm_until_somebody
         assert (await check_of(client, "breaks"))["ok"]
 
 
+async def test_a_broken_chain_is_exported_as_evidence_that_a_verifier_refuses_and_whole_parts_of_it_as_bundles(
+    run_server: RunServer, superuser: asyncpg.Connection, tmp_path: Path
+) -> None:
+    async with run_server() as client:
+        await write(client, 4)
+        await signed(superuser, 4)
+        wanted = {**OF_ACME, "evidence": True}
+        unknown = await client.post("/v1/bundles/export", json=wanted)
+        assert (unknown.status_code, "knows of no break" in unknown.text) == (404, True)
+        await edit(superuser, FORGE)
+        await edit(superuser, "DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 3")
+        await client.get("/v1/chain/verify", params=OF_ACME)
+        (tmp_path / "evidence.tar").write_bytes((await client.post("/v1/bundles/export", json=wanted)).content)
+
+    with pytest.raises(BundleInvalidError, match="evidence of a broken chain, and no bundle: payload-digest at seq 2"):
+        BundleReader.open(tmp_path / "evidence.tar")
+    with tarfile.open(tmp_path / "evidence.tar") as tar:
+        entries, snapshots, checkpoint, keys, last = [tar.extractfile(each) for each in tar.getmembers()]
+        assert all((entries, snapshots, checkpoint, keys, last))
+        assert entries
+        assert last
+        rows = [json.loads(line) for line in gzip.decompress(entries.read()).splitlines()]
+        assert [(row["seq"], row["payload"]) for row in rows if row["seq"] == 2] == [(2, '{"forged":true}')]
+        assert [row["seq"] for row in rows] == [1, 2, 4]
+        said = json.loads(base64.b64decode(json.loads(last.read())["payload"]))["predicate"]
+    assert {"payload-digest", "gap"} <= {each["kind"] for each in said["breaks"]}
+    assert (said["from_seq"], said["to_seq"], said["entry_count"]) == (1, 4, 3)
+
+
+async def test_an_export_that_meets_a_break_far_in_ends_as_evidence_of_it(
+    run_server: RunServer, superuser: asyncpg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signing.bundle.writer.ROWS_A_PART_MAX", 2)
+    monkeypatch.setattr("app.store.chain_reader.FIRST_ROWS", 1)
+    monkeypatch.setattr("app.store.chain_reader.ENTRIES_A_BATCH", 1)
+    async with run_server() as client:
+        await write(client, 8)
+        await signed(superuser, 8)
+        (await client.post("/v1/snapshots", json=OF_ACME)).raise_for_status()
+        await edit(superuser, FORGE.replace("seq = 2", "seq = 7"))
+
+        async def exported() -> httpx.Response | None:
+            answer = await client.post("/v1/bundles/export", json=OF_ACME)
+            return answer if answer.status_code == 200 else None
+
+        answer = await until(exported, "the node is ready to export")
+        (tmp_path / "evidence.tar").write_bytes(answer.content)
+        assert "payload-digest at seq 7 of acme (met by export_bundle)" in (await check_of(client, "breaks"))["detail"]
+    with pytest.raises(BundleInvalidError, match="and no bundle: payload-digest at seq 7 of tenant acme"):
+        BundleReader.open(tmp_path / "evidence.tar")
+
+
 def test_a_reported_break_is_kept_over_a_restart_and_counted_each_time_it_is_met(tmp_path: Path) -> None:
     met: list[str] = []
     breaks = FoundBreaks(tmp_path, met.append)
@@ -94,3 +151,58 @@ def test_damage_without_a_place_is_one_break_and_a_quarantine_repeats_none(tmp_p
     breaks.close()
     assert [(each.kind, each.seq) for each in breaks.open()] == [("damaged", 0)]
     assert "damaged rows of acme (met by appender)" in str(breaks.fault())
+
+
+LINK = "SELECT chain_link FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 2"
+RELINK = "UPDATE scheduler.scheduler_log SET chain_link = $1 WHERE tenant_id = 'acme' AND seq = 2"
+
+
+async def test_rows_goes_green_only_once_they_are_mended_verified_and_acknowledged_and_without_a_restart(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings(chain={"checkpoint_interval": "1h"}, verify={"on_start": False, "full_interval": "10d"})
+    async with run_server(settings) as client:
+        await write(client, 3)
+    async with run_server(settings) as client:
+        stored = await superuser.fetchval(LINK)
+        await edit(superuser, RELINK, "0" * 64)
+        met = await client.post("/v1/bundles/export", json=OF_ACME)
+        assert met.status_code == 503, "the notary meets it first, and signs no further"
+        assert "acme" in (await check_of(client, "rows"))["detail"]
+        assert "of acme (met by notary)" in (await check_of(client, "breaks"))["detail"]
+
+        await edit(superuser, RELINK, stored)
+        (await client.post("/v1/bundles/export", json=OF_ACME)).raise_for_status()
+        assert not (await check_of(client, "rows"))["ok"], "an export that went well verified nothing"
+        assert (await client.get("/v1/chain/verify", params=OF_ACME)).json()["valid"]
+        assert not (await check_of(client, "rows"))["ok"], "nobody has acknowledged it"
+        (await client.post("/v1/chain/acknowledge", json={**OF_ACME, "reason": "mended"})).raise_for_status()
+        assert (await check_of(client, "rows"))["ok"]
+
+
+async def test_readyz_says_when_all_was_last_verified_and_by_whom(run_server: RunServer) -> None:
+    async with run_server() as client:
+        await write(client, 1)
+        before = (await client.get("/readyz")).json()["verified"]
+        assert before["never_verified"] > 0
+        for tenant in ("acme", "_system"):
+            (await client.get("/v1/chain/verify", params={"tenant_id": tenant})).raise_for_status()
+        said = (await client.get("/readyz")).json()["verified"]
+        assert (said["by"], said["tenants"], said["never_verified"]) == ("caller", 2, 0)
+        part = {**OF_ACME, "to_seq": 1}
+        (await client.get("/v1/chain/verify", params=part)).raise_for_status()
+        assert (await client.get("/readyz")).json()["verified"] == said, "a range is not all"
+
+
+async def test_a_node_whose_own_record_is_quarantined_is_not_ready(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings()
+    async with run_server(settings) as client:
+        await write(client, 1)
+    await edit(superuser, "UPDATE scheduler.chain_heads SET head_seq = head_seq + 5 WHERE tenant_id = '_system'")
+    async with run_server(settings) as client:
+        answer = await client.get("/readyz")
+        assert answer.status_code == 503
+        assert "system: the chain of tenant _system is damaged" in answer.json()["detail"]
+        assert "of _system (met by start)" in answer.json()["checks"]["breaks"]["detail"]

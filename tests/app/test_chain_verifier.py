@@ -11,6 +11,7 @@ import structlog
 
 from app.metrics import Metrics
 from app.node.found_breaks import FoundBreaks
+from app.node.last_verified import LastVerified
 from app.read.verification import ChainVerifier
 from app.read.verified_positions import FILE_NAME, Position, VerifiedPositions
 from ledger.errors import TenantNotFoundError
@@ -41,6 +42,7 @@ class Setting:
             anchors=self.anchors,
             positions=VerifiedPositions(folder),
             breaks=FoundBreaks(folder),
+            last_verified=LastVerified(folder),
             metrics=self.metrics,
         )
 

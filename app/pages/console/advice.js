@@ -26,6 +26,10 @@ export const CHECKS = {
     "Safekeepers",
     "Too few safekeepers hold what is written, so nothing is committed. Bring members back: tally safekeeper status HOST:PORT shows each.",
   ],
+  system: [
+    "Record of the ledger",
+    "The chain of tenant _system is damaged and takes no entry, so tokens, keys and acts of operators cannot be recorded: what needs such an entry is refused. Bring its rows back from an archive, a bundle or a backup, then restart the node.",
+  ],
   checkpoints: [
     "Kept checkpoints",
     "Checkpoints, or the control file, cannot be kept beside the WAL, so a rollback of the database might go unseen. Look at the disk of the data folder, and at the rights on it.",

@@ -11,6 +11,8 @@ export const CHECKPOINT = "checkpoint";
 export const ANCHORS = "anchors.json";
 export const KEYS = "keys.json";
 export const MANIFEST = "manifest.dsse.json";
+/** Stands where the manifest must in a file that is evidence of a broken chain, and no bundle. */
+export const EVIDENCE = "evidence.dsse.json";
 /** Members behind the entries, in this order; the second where outsiders said something. */
 export const TAIL = [SNAPSHOTS, CHECKPOINT, KEYS, MANIFEST];
 export const TAIL_ANCHORED = [SNAPSHOTS, CHECKPOINT, ANCHORS, KEYS, MANIFEST];
@@ -23,6 +25,8 @@ export const SNAPSHOT_ROW_BYTES_MAX = 1 << 20;
 
 const BLOCK_BYTES = 512;
 const READ_BYTES = 4 << 20;
+/** Characters of a text of evidence that are repeated. */
+const EVIDENCE_TEXT_MAX = 400;
 const ZEROS = new Uint8Array(BLOCK_BYTES);
 
 export function entriesName(number) {
@@ -92,6 +96,9 @@ export async function scanContainer(file, onRead) {
   let expected = [entriesName(1)];
   for (let block; !sameBytes((block = await reader.take(BLOCK_BYTES)), ZEROS);) {
     const { name, size } = parseTarHeader(block);
+    if (name === EVIDENCE) {
+      throw evidenceRefused(await reader.take(Math.min(size, memberBytesMax(MANIFEST, members.length))));
+    }
     if (!expected.includes(name)) {
       const wanted = [...expected].sort().join(" or ") || "the end";
       throw new BundleInvalid(`member ${quoted(name)} stands where ${wanted} must`);
@@ -112,6 +119,23 @@ export async function scanContainer(file, onRead) {
   }
   if (reader.at !== file.size) throw new BundleInvalid("there are bytes behind the end of the bundle");
   return { members, sha256: toHex(reader.whole.digest()), bytes: file.size };
+}
+
+/** Why a file that ends with this member is no bundle. Who signed it is not judged: nobody needs to be trusted for
+ * saying that something is broken. */
+function evidenceRefused(data) {
+  const what = "the file is evidence of a broken chain, and no bundle";
+  try {
+    const utf8 = new TextDecoder("utf-8", { fatal: true });
+    const { payload } = JSON.parse(utf8.decode(data));
+    const bytes = Uint8Array.from(atob(payload), (each) => each.charCodeAt(0));
+    const { tenant_id: tenant, breaks } = JSON.parse(utf8.decode(bytes)).predicate;
+    const { kind, seq, detail } = breaks[0];
+    const cut = (text) => text.slice(0, EVIDENCE_TEXT_MAX);
+    return new BundleInvalid(`${what}: ${cut(kind)} at seq ${seq} of tenant ${cut(tenant)}: ${cut(detail)}`);
+  } catch {
+    return new BundleInvalid(`${what}; which break it is about cannot be read`);
+  }
 }
 
 /** Reads a file from its beginning to its end, and hashes all of it. */
