@@ -55,6 +55,7 @@ def reported_checks(
         "clock": lambda: service.node.wall.fault() or _time_fault(service.node),
         "breaks": service.breaks.fault,
         "lost": service.losses.fault,
+        "unchained": service.other_logs.fault,
         "tenants": lambda: _named("quarantined, their chains are damaged", service.node.damaged),
         "locks": lambda: (
             _named("not chained, another session keeps their rows locked", service.node.locked)

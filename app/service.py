@@ -52,6 +52,7 @@ from app.node.state import Node, expire
 from app.pending.backlog import Backlog, Pending
 from app.pending.linking import LinkedBatch
 from app.pending.quarantine import Quarantine
+from app.start.kept_copies import OtherLogs
 from app.start.procedure import StartedNode
 from app.start.quorum import quorum_survives, regions_of
 from app.start_entries import record_losses, record_start
@@ -122,6 +123,8 @@ class Service:
         self.job_index = JobIndex()
         lookups = EdgeLookups(pool)
         self.keyed = KeyedRequests(self.node, lookups.find_lines)
+        members = None if started.lead is None else started.lead.members
+        self.other_logs = OtherLogs(self.node.node_id, settings.wal_dir, members, pool)
         self.losses = Losses(started.folder, self.node.node_id)
         self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.locked)
         self.leadership = self._lead(started)
@@ -410,6 +413,7 @@ class Service:
             self.metrics.watch_lease(lambda: lease.is_reached)
             self.spawn(lease.keep(self.fail))
         self.keep(self._record_losses)
+        self.keep(self.other_logs.run)
 
     async def _record_losses(self) -> None:
         started = self._started

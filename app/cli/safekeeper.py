@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import re
@@ -25,12 +26,13 @@ from terminal.options import Json
 from terminal.outcome import CommandExit, tell
 from wal.replication import archived, server
 from wal.replication.address import split_address
-from wal.replication.inquiry import Keeper, status
+from wal.replication.inquiry import Keeper, status, unchained_in
 from wal.replication.messages import WalStatus
 from wal.replication.safekeeper import Safekeeper
 from wal.replication.tls import PeerTls, TlsFiles
 
 if TYPE_CHECKING:
+    from app.store.chaining import WalPosition
     from objects.store import ArchiveStore
 
 STATUS_TIMEOUT_S: Final = 5.0
@@ -149,12 +151,25 @@ def restore(
 @safekeeper.command("status")
 def show_status(
     addresses: Annotated[list[str], typer.Argument(metavar="HOST:PORT...", help="Safekeepers to ask.")],
+    dsn: Annotated[
+        str | None,
+        typer.Option(
+            "--dsn",
+            envvar="TALLY_DATABASE_URL",
+            show_envvar=True,
+            metavar="URL",
+            help="PostgreSQL of the ledger, to say what of each log is not chained.",
+        ),
+    ] = None,
     as_json: Json = False,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
 ) -> None:
     """Show how the logs kept by safekeepers stand. Exit code 1: one does not answer, or cannot open a log.
+
+    With --dsn it also says which logs hold records above what PostgreSQL has
+    chained: those of a node that is lost come to the chain by tally failover.
 
     \b
     Examples:
@@ -165,6 +180,9 @@ def show_status(
     found: list[dict[str, Any]] = []
     lines: list[str] = []
     is_whole = True
+    positions, database_error = _positions(dsn) if dsn is not None else ({}, None)
+    if database_error is not None:
+        lines.append(f"PostgreSQL does not say what is chained: {database_error}")
     for address in addresses:
         try:
             keeper = status(*split_address(address), tls, STATUS_TIMEOUT_S)
@@ -174,14 +192,40 @@ def show_status(
             lines.append(f"{address}: {error}")
             continue
         is_whole = is_whole and all(wal.state != "failed" for wal in keeper.wals)
-        found.append({"address": address, "error": None, **_json_of(keeper)})
+        found.append({"address": address, "error": None, **_json_of(keeper, positions)})
         lines.append(f"{address}: region {keeper.region}, {len(keeper.wals)} logs")
-        lines += map(_line_of, keeper.wals)
-    tell({"safekeepers": found}, *lines, as_json=as_json)
+        lines += [_line_of(wal, _unchained(wal, positions)) for wal in keeper.wals]
+    tell({"safekeepers": found, "database_error": database_error}, *lines, as_json=as_json)
     raise CommandExit(ExitCode.FINE if is_whole else ExitCode.COULD_NOT_RUN)
 
 
-def _json_of(keeper: Keeper) -> dict[str, Any]:
+def _positions(dsn: str) -> tuple[dict[str, WalPosition], str | None]:
+    """By node, what PostgreSQL has chained of its log; or why it does not say so."""
+    import asyncpg
+
+    from app.store import node as node_store
+    from app.store.faults import DATABASE_FAULTS
+
+    async def ask() -> dict[str, WalPosition]:
+        connection = await asyncpg.connect(dsn, timeout=STATUS_TIMEOUT_S, command_timeout=STATUS_TIMEOUT_S)
+        try:
+            return await node_store.positions(connection)
+        finally:
+            connection.terminate()
+
+    try:
+        return asyncio.run(ask()), None
+    except (*DATABASE_FAULTS, OSError, TimeoutError) as error:
+        return {}, f"{type(error).__name__}: {error}"
+
+
+def _unchained(wal: WalStatus, positions: Mapping[str, WalPosition]) -> int | None:
+    """How many of its records are not chained, None where nobody says."""
+    position = positions.get(wal.node_id)
+    return None if position is None else unchained_in(wal, position.wal_id, position.chained_lsn)
+
+
+def _json_of(keeper: Keeper, positions: Mapping[str, WalPosition]) -> dict[str, Any]:
     return {
         "region": keeper.region,
         "wals": [
@@ -197,6 +241,7 @@ def _json_of(keeper: Keeper) -> dict[str, Any]:
                 "last_replicated_lsn": wal.tail.lsn,
                 "last_durable_lsn": wal.durable_lsn,
                 "committed_lsn": wal.committed_lsn,
+                "unchained": _unchained(wal, positions),
                 "settled_lsn": wal.settled_lsn,
                 "archived_lsn": wal.archived_lsn,
                 "archive_fault": wal.archive_fault or None,
@@ -215,7 +260,7 @@ def _json_of(keeper: Keeper) -> dict[str, Any]:
     }
 
 
-def _line_of(wal: WalStatus) -> str:
+def _line_of(wal: WalStatus, unchained: int | None) -> str:
     if wal.state == "failed":
         return f"  {wal.node_id}: failed: {wal.detail}"
     return (
@@ -223,6 +268,11 @@ def _line_of(wal: WalStatus) -> str:
         f"LSN {wal.first_lsn} to {wal.tail.lsn}, durable {wal.durable_lsn}, committed {wal.committed_lsn}, "
         f"archived {wal.archived_lsn}, {len(wal.configuration.members)} members "
         f"(generation {wal.configuration.generation}), {wal.disk_bytes:,} bytes"
+        + (
+            f"; {unchained} records are not chained: if {wal.node_id} does not run, tally failover --node {wal.node_id}"
+            if unchained
+            else ""
+        )
         + (f"; archiving fails: {wal.archive_fault}" if wal.archive_fault else "")
     )
 

@@ -1,22 +1,41 @@
-"""Which nodes' logs the safekeepers of this node keep, and which nodes the ledger knows."""
+"""Logs of other nodes, at the safekeepers of this node and below its ``wal.dir``: whose they are, and whether they hold
+records that nobody has chained, as after a node was lost with its disk and another one began in its place.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
+
+import structlog
 
 from app.config import Settings
 from app.start.connecting import connected_for_now
 from app.start.quorum import members_of
 from app.store import node as node_store
+from app.store.chaining import WalPosition
+from app.store.reading import Pool, reading
 from ledger.errors import InvalidInputError, LedgerError
+from ledger.positions import BEFORE_FIRST, Lsn
+from wal import control as wal_control
 from wal.replication.address import split_address
-from wal.replication.inquiry import Keeper, status
+from wal.replication.inquiry import Keeper, status, unchained_in
 from wal.replication.leading import Members
+from wal.scan import scan_segment
+from wal.segment import list_segments, opened
 
 NAMED_MAX = 20
-"""Nodes that a refusal names."""
+"""Nodes that a refusal, or a readiness check, names."""
+CONFIRM_S = 10.0
+"""A log counts as left once neither its end nor its position in PostgreSQL moved for so long: a node at work chains."""
+LOOK_AGAIN_S = 60.0
+"""How often it is looked whether logs that were left are chained by now."""
+LOOK_INTERVAL_S = 600.0
+"""How often it is looked where none was."""
+
+log = structlog.get_logger()
 
 
 class Asked(NamedTuple):
@@ -71,3 +90,100 @@ async def refuse_unknown(settings: Settings, database_url: str, node_id: str) ->
         f"there is no node {node_id}: neither wal_positions in PostgreSQL nor a safekeeper of replication.members "
         f"knows it. The nodes there are: {named}{more}{silent}. Nothing was changed"
     )
+
+
+class LeftLog(NamedTuple):
+    """A log of another node with records above what is chained of it; ``remedy`` says how they come to the chain."""
+
+    node_id: str
+    where: str
+    last_lsn: Lsn
+    chained_lsn: Lsn
+    remedy: str
+
+    @property
+    def text(self) -> str:
+        """What it holds, and where."""
+        unchained = self.last_lsn - self.chained_lsn
+        return (
+            f"the log of node {self.node_id}, kept at {self.where}, ends with LSN {self.last_lsn}, {unchained} above "
+            f"what is chained of it: if that node does not run any more, {self.remedy}"
+        )
+
+
+class OtherLogs:
+    """Looks for logs of other nodes than ``node_id`` that were left, at ``members`` and in the folders of ``wal_dir``.
+
+    Only logs count that this ledger has a position of: safekeepers may serve several ledgers.
+    """
+
+    def __init__(self, node_id: str, wal_dir: Path, members: Members | None, pool: Pool) -> None:
+        self._node_id, self._wal_dir, self._members, self._pool = node_id, wal_dir, members, pool
+        self._left: frozenset[LeftLog] = frozenset()
+
+    def fault(self) -> str | None:
+        """What ``/readyz`` says, None where no log was left."""
+        if not self._left:
+            return None
+        named = sorted(self._left)[:NAMED_MAX]
+        more = f"; and {len(self._left) - NAMED_MAX} more" if len(self._left) > NAMED_MAX else ""
+        return "; ".join(each.text for each in named) + more
+
+    async def run(self) -> None:
+        """Look at start, and then now and then, for ever."""
+        while True:
+            first = await self._look()
+            if first - self._left:
+                await asyncio.sleep(CONFIRM_S)
+                first &= await self._look()
+            for each in sorted(first - self._left):
+                log.warning("wal_left_unchained", node_id=each.node_id, what=each.text)
+            self._left = first
+            await asyncio.sleep(LOOK_AGAIN_S if first else LOOK_INTERVAL_S)
+
+    async def _look(self) -> frozenset[LeftLog]:
+        async with reading(self._pool) as connection:
+            positions = await node_store.positions(connection)
+        positions.pop(self._node_id, None)
+        if not positions:
+            return frozenset()
+        left = set(await asyncio.to_thread(lambda: list(self._in_folders(positions))))
+        if self._members is not None:
+            left |= set(_at_members(await ask_members(self._members), positions))
+        return frozenset(left)
+
+    def _in_folders(self, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
+        for node_id, position in positions.items():
+            folder = self._wal_dir / node_id
+            try:
+                control = wal_control.load(folder) if folder.is_dir() else None
+                last_lsn = _end_of(folder, node_id) if control is not None else BEFORE_FIRST
+            except (OSError, LedgerError):
+                continue  # the start of that node says what is wrong with it
+            if control is not None and control.wal_id == position.wal_id and last_lsn > position.chained_lsn:
+                remedy = f"start it once more, TALLY_NODE_ID={node_id} tally serve, with this wal.dir"
+                yield LeftLog(node_id, str(folder), last_lsn, position.chained_lsn, remedy)
+
+
+def _at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
+    """The logs at members that were left: of each node the longest copy."""
+    copies = [
+        (wal.node_id, max(wal.tail.lsn, wal.durable_lsn), address, wal)
+        for address, keeper in asked.keepers.items()
+        for wal in keeper.wals
+        if (position := positions.get(wal.node_id)) and unchained_in(wal, position.wal_id, position.chained_lsn)
+    ]
+    longest = {copy[0]: copy for copy in sorted(copies, key=lambda copy: copy[:3])}
+    for node_id, last_lsn, address, wal in longest.values():
+        remedy = f"take its log over: tally failover --node {node_id}"
+        if not wal.configuration.is_quorum:
+            remedy = f"bring its records in by a bundle: tally bundle export --from-wal, in the folder {node_id} there"
+        yield LeftLog(node_id, address, Lsn(last_lsn), positions[node_id].chained_lsn, remedy)
+
+
+def _end_of(folder: Path, node_id: str) -> Lsn:
+    """The last LSN of the log in ``folder``."""
+    for segment in list_segments(folder)[-1:]:
+        with opened(segment.path) as descriptor:
+            return scan_segment(descriptor, segment.base_lsn, node_id).last_lsn
+    return BEFORE_FIRST

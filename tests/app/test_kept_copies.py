@@ -7,8 +7,13 @@ import json
 from pathlib import Path
 
 import asyncpg
+import httpx
+import pytest
 
-from tests.app.conftest import RunServer
+from app.start import kept_copies
+from tests.app.chains import until
+from tests.app.conftest import MakeSettings, RunServer
+from tests.app.postgres_proxy import PostgresProxy
 from tests.app.test_replication import NODE, Keepers, MakeReplicated, keepers, replicated, submit
 from tests.conftest import Database
 from tests.tally import run_tally
@@ -48,3 +53,62 @@ async def test_a_failover_of_a_node_that_nobody_knows_is_refused_and_leaves_noth
     assert not await superuser.fetchval("SELECT count(*) FROM scheduler.wal_leases")
     code, said = await failover(NODE)
     assert code == 0, said
+
+
+async def left_logs(client: httpx.AsyncClient) -> str | None:
+    detail: str | None = (await client.get("/readyz")).json()["checks"]["unchained"]["detail"]
+    return detail
+
+
+async def test_a_node_that_begins_in_the_place_of_a_lost_one_says_whose_log_the_members_hold_unchained(
+    keepers: Keepers,
+    replicated: MakeReplicated,
+    run_server: RunServer,
+    make_settings: MakeSettings,
+    proxy: PostgresProxy,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_copies, "CONFIRM_S", 0.1)
+    monkeypatch.setattr(kept_copies, "LOOK_AGAIN_S", 0.2)
+    async with run_server(replicated(shutdown_grace="1s"), url=proxy.url) as client:
+        await submit(client, "GLOBAL")
+        await proxy.refuse()
+        for _ in range(3):
+            await submit(client, "LOCAL")
+    await proxy.accept()
+    others = {"members": keepers.addresses, "timeout": "2s"}
+    new = make_settings("new", wal={"ack_mode": "REPLICATED_QUORUM"}, replication=others, lease={"ttl": "2s"})
+    async with run_server(new) as client:
+        said = await until(lambda: left_logs(client), "it says that a log was left")
+        assert f"the log of node {NODE}, kept at 127.0.0.1:" in said
+        assert f"tally failover --node {NODE}" in said
+        shown = await asyncio.to_thread(
+            run_tally,
+            "safekeeper",
+            "status",
+            keepers.addresses[0]["address"],
+            TALLY_DATABASE_URL=database.service_url,
+        )
+        assert f"records are not chained: if {NODE} does not run, tally failover --node {NODE}" in shown.stdout
+        async with run_server(replicated("taken over")):
+            pass
+
+        async def is_over() -> bool:
+            return await left_logs(client) is None
+
+        await until(is_over, "its records are chained")
+
+
+async def test_a_node_of_another_name_says_whose_log_its_folder_holds_unchained(
+    run_server: RunServer, make_settings: MakeSettings, proxy: PostgresProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_copies, "CONFIRM_S", 0.1)
+    async with run_server(make_settings("disk", node_id=NODE, shutdown_grace="1s"), url=proxy.url) as client:
+        await submit(client, "GLOBAL")
+        await proxy.refuse()
+        await submit(client, "LOCAL")
+    await proxy.accept()
+    async with run_server(make_settings("disk", node_id="node-b")) as client:
+        said = await until(lambda: left_logs(client), "it says that a log was left")
+        assert f"TALLY_NODE_ID={NODE} tally serve" in said

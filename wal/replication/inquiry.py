@@ -7,6 +7,7 @@ import time
 from typing import NamedTuple
 
 from ledger.errors import InvalidInputError
+from ledger.positions import Lsn
 from wal.replication.frames import OWN_BYTES, Budget, FrameSocket
 from wal.replication.messages import FRAME_BYTES_MAX, Frame, Message, Status, StatusReport, WalStatus
 from wal.replication.tls import PeerTls
@@ -63,6 +64,12 @@ def status(host: str, port: int, tls: PeerTls | None, timeout_s: float) -> Keepe
         return Keeper(region, tuple(wals))
     finally:
         spoken.close()
+
+
+def unchained_in(wal: WalStatus, wal_id: str, chained_lsn: Lsn) -> int:
+    """How many records of this log are above ``chained_lsn``, what is chained of the log ``wal_id``; none where it is
+    another one."""
+    return max(0, max(wal.tail.lsn, wal.durable_lsn) - chained_lsn) if wal.wal_id == wal_id else 0
 
 
 def _report(message: Message) -> StatusReport:

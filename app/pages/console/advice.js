@@ -66,6 +66,10 @@ export const CHECKS = {
     "Lost records",
     "Records that were answered are lost with a log that was given up or damaged. The detail and the entries WAL_LOST of _system name them. Tell those whose jobs they are, then: tally verify --tenant _system --acknowledge REASON.",
   ],
+  unchained: [
+    "Logs left behind",
+    "Another node's log holds records that nobody has chained. If that node does not run any more, take its log over as the detail says; docs/runbook.md says more.",
+  ],
   tenants: [
     "Damaged tenants",
     "These tenants are quarantined: their rows are damaged and their new events wait in the WAL. Verify the tenant, restore its rows from a backup, restart. Other tenants are not affected.",
