@@ -69,7 +69,7 @@ class Leadership:
         self.copies = self._ask_members()
         """Asks the members what they hold; None where none votes."""
         self.shipper = self._make_shipper(settings, started.folder, started.control)
-        metrics.watch_members(self.shipper)
+        metrics.watch_members(self.shipper, settings.replication.lag_threshold)
 
     def start(self, writer: GroupCommit, system_entries: SystemEntries) -> None:
         """Ship what ``writer`` writes; the first of it is the record with which the epoch begins."""
@@ -158,7 +158,6 @@ class Leadership:
 
     def _over(self, error: LedgerError) -> None:
         if isinstance(error, FencedError):
-            self._metrics.fencing_rejects.inc()
             log.error("wal_fencing_reject", epoch=self._node.epoch, error=str(error))
         self._on_over(error)
 

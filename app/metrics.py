@@ -76,7 +76,7 @@ class Metrics:
             "scheduler_signing_failures", "Times that the signer of snapshots failed, was refused or did not answer"
         )
         self.fencing_rejects = self._counter(
-            "wal_fencing_rejects", "Chaining transactions refused because of a newer epoch"
+            "wal_fencing_rejects", "Times that another process took over the log of this node, over restarts"
         )
         self.wal_append_seconds = self._histogram(
             "wal_append_seconds",
@@ -142,12 +142,15 @@ class Metrics:
         """Report the hot standbys that reads may go to: name, whether it answers reads."""
         self.registry.register(_ReplicaCollector(replicas))
 
-    def watch_members(self, shipper: Shipper) -> None:
-        """Report how the members of this node's quorum follow from now on."""
-        self.registry.register(_MemberCollector(shipper))
+    def watch_members(self, shipper: Shipper, lag_threshold: int) -> None:
+        """Report how the members of this node's quorum follow from now on; more than ``lag_threshold`` is too far."""
+        self.registry.register(_MemberCollector(shipper, lag_threshold))
 
-    def watch(self, node: Node, backlog_entries: Callable[[], int]) -> None:
-        """Report the clock and positions of ``node`` from now on."""
+    def watch(self, node: Node, backlog_entries: Callable[[], int], backlog_entries_max: int) -> None:
+        """Report the clock and positions of ``node`` from now on, and how many of so many events wait."""
+        Gauge("wal_backlog_entries_max", "Events that may wait to be chained", registry=self.registry).set(
+            backlog_entries_max
+        )
         self.registry.register(_NodeCollector(node, backlog_entries))
 
     def watch_scrub(self, interval_s: float, ended_s: Callable[[], float], damaged_segments: Callable[[], int]) -> None:
@@ -259,8 +262,9 @@ class _ReplicaCollector(Collector):
 
 
 class _MemberCollector(Collector):
-    def __init__(self, shipper: Shipper) -> None:
+    def __init__(self, shipper: Shipper, lag_threshold: int) -> None:
         self._shipper = shipper
+        self._lag_threshold = lag_threshold
 
     def collect(self) -> Iterator[Metric]:
         reports = self._shipper.reports()
@@ -276,6 +280,14 @@ class _MemberCollector(Collector):
             damaged.add_metric([report.address], report.damaged_frames)
             lag.add_metric([report.address], report.lag_lsn)
         yield from (records, sent_bytes, damaged, lag)
+        yield GaugeMetricFamily(
+            "wal_replication_lag_threshold_lsn", "Records that a member may be behind", self._lag_threshold
+        )
+        proposer = self._shipper.proposer
+        yield GaugeMetricFamily("wal_quorum_following", "Members that vote, and follow", proposer.in_sync())
+        yield GaugeMetricFamily(
+            "wal_quorum_needed", "Members that vote of which so many must follow, 0 where none votes", proposer.needed()
+        )
         in_sync = sum(report.is_streaming for report in reports)
         yield GaugeMetricFamily("wal_replicas_in_sync", "Members that can be spoken to, and follow", in_sync)
 

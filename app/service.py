@@ -44,6 +44,7 @@ from app.keys.tokens import Tokens
 from app.keys.trust import Trust
 from app.leadership import Leadership
 from app.metrics import Metrics
+from app.node import times_fenced
 from app.node.found_breaks import DAMAGED, FoundBreaks
 from app.node.kept_running import kept_running
 from app.node.log_scrub import LogScrub
@@ -69,6 +70,7 @@ from app.upkeep import Upkeep
 from app.watch.tail import Tails
 from ledger.errors import (
     DurabilityTimeoutError,
+    FencedError,
     LedgerError,
     WalPoisonedError,
 )
@@ -109,7 +111,8 @@ class Service:
         self.stop_requested = asyncio.Event()
         self.metrics = Metrics()
         self.backlog = Backlog(settings.wal.backlog_max_entries)
-        self.metrics.watch(self.node, self.backlog.__len__)
+        self.metrics.watch(self.node, self.backlog.__len__, self.backlog.entries_max)
+        self.metrics.fencing_rejects.inc(times_fenced.load(started.folder))
         self.breaks = FoundBreaks(started.folder, self.metrics.break_met)
         self.metrics.watch_breaks(lambda: len(self.breaks.open()))
         self.quotas = Quotas.of(
@@ -368,6 +371,9 @@ class Service:
         if self.node.failure is not None:
             return
         self.node.failure = error
+        if isinstance(error, FencedError):
+            self.metrics.fencing_rejects.inc()
+            times_fenced.count(self._started.folder)
         event = "wal_sync_failure" if isinstance(error, WalPoisonedError) else "node_failed"
         log.critical(event, error=str(error), kind=type(error).__name__)
         for watermark in self.node.watermarks:

@@ -465,7 +465,7 @@ class Appender:
                 connection = await self._connected()
                 async with connection.transaction():
                     position = await chaining.read_position(connection, self._node.node_id)
-                    return is_moved(position, self._node, new_lsn, self._metrics)
+                    return is_moved(position, self._node, new_lsn)
             except DATABASE_FAULTS as error:
                 self._retry_later(error)
                 await asyncio.sleep(RETRY_PAUSE_MAX_S)
@@ -485,7 +485,7 @@ class Appender:
         begun = {name for name in tenants_begun_by(batch) if name not in quarantine}
         heads = await chaining.advance_and_lock(connection, self._step_to(new_lsn), sorted(tenants | begun))
         if heads is None:
-            is_moved(await chaining.read_position(connection, self._node.node_id), self._node, new_lsn, self._metrics)
+            is_moved(await chaining.read_position(connection, self._node.node_id), self._node, new_lsn)
             raise asyncpg.InterfaceError("the fence refused once and then held; trying again")
 
         # 2. heads of new tenants

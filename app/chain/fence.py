@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import structlog
 
-from app.metrics import Metrics
 from app.node.state import Node
 from app.store.chaining import WalPosition
 from ledger.errors import DatabaseWentBackError, FencedError
@@ -13,7 +12,7 @@ from ledger.positions import Lsn
 log = structlog.get_logger()
 
 
-def is_moved(position: WalPosition | None, node: Node, new_lsn: Lsn, metrics: Metrics) -> bool:
+def is_moved(position: WalPosition | None, node: Node, new_lsn: Lsn) -> bool:
     """Whether the position of ``node``, read under lock, is at ``new_lsn`` already: then the transaction that moves it
     there was committed. False where it is still where ``node`` left it: do the transaction again.
 
@@ -23,7 +22,6 @@ def is_moved(position: WalPosition | None, node: Node, new_lsn: Lsn, metrics: Me
     """
     old_lsn = node.chained.lsn
     if position is not None and position.epoch > node.epoch:
-        metrics.fencing_rejects.inc()
         log.error("wal_fencing_reject", epoch=node.epoch, newer_epoch=position.epoch)
         raise FencedError(
             f"epoch {position.epoch} has taken over the WAL of {node.node_id}; "

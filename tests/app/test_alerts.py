@@ -1,0 +1,309 @@
+"""Every alert of ``deploy/prometheus/alerts.yml`` fires on its fault, on what is measured then, and on no healthy node.
+
+Where the fault is one of the replication of a log, the parts are real and the fault is made. Elsewhere the instruments
+are real, and are used as the service uses them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from app.cli.safekeeper_metrics import KeeperMetrics
+from app.metrics import Metrics
+from app.node.state import Node
+from app.service import Service
+from ledger.errors import ClockSkewError, FencedError
+from ledger.hlc import Clock, Hlc
+from ledger.positions import Epoch
+from objects.store import ArchiveStore
+from tests.app.conftest import MakeSettings, RunNode
+from tests.app.promql import Scrape, Vector, evaluate, scrape
+from tests.wal.logs import NODE
+from tests.wal.replication.keepers import Keeper, talking, until
+from tests.wal.replication.test_shipping import Node as ReplicatedNode
+from wal.segment import list_segments
+
+ROOT = Path(__file__).parents[2]
+GROUPS = {
+    name: [
+        rule
+        for group in yaml.safe_load((ROOT / f"deploy/prometheus/{name}.yml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    for name in ("alerts", "rules")
+}
+ALERTS: dict[str, str] = {rule["alert"]: rule["expr"] for rule in GROUPS["alerts"]}
+RECORDED: dict[str, str] = {rule["record"]: rule["expr"] for rule in GROUPS["rules"]}
+BEGAN_S = 1_800_000_000.0
+EVERY_S = 60.0
+DAY_S = 86400.0
+
+
+def firing(scrapes: list[Scrape]) -> set[str]:
+    """The alerts whose expression holds; how long it has to is not looked at."""
+    values = {name: evaluate(expression, scrapes, RECORDED) for name, expression in ALERTS.items()}
+    assert all(isinstance(value, dict) for value in values.values())
+    return {name for name, value in values.items() if value}
+
+
+def times(
+    text: Callable[[], str],
+    count: int,
+    since: list[Scrape],
+    act: Callable[[], object] = lambda: None,
+    every_s: float = EVERY_S,
+) -> list[Scrape]:
+    """So many scrapes behind those ``since``, before each of which ``act`` is done."""
+    scrapes = [*since]
+    for _ in range(count):
+        act()
+        scrapes.append(scrape(scrapes[-1].time_s + every_s if scrapes else BEGAN_S, text()))
+    return scrapes
+
+
+# --- what the instruments of a node show ----------------------------------------------------------
+
+
+@dataclass
+class Measured:
+    """The instruments of a node, wired as the service wires them, and what they read."""
+
+    metrics: Metrics = field(default_factory=Metrics)
+    node: Node = field(
+        default_factory=lambda: Node("node-a", "local", "gate", "0" * 32, Epoch(1), Clock("node-a", 5000))
+    )
+    waiting: int = 0
+    breaks: int = 0
+    lease_reached: bool = True
+    scrub_ended_s: float = BEGAN_S
+    webhook_failing_s: float = 0.0
+    lacking: int = 0
+    is_peer_failing: bool = False
+    faults: dict[str, str | None] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("database", "chaining", "backlog", "quorum", "checkpoints", "clock", "breaks", "scrub")
+        )
+    )
+
+    def __post_init__(self) -> None:
+        metrics = self.metrics
+        metrics.watch(self.node, lambda: self.waiting, 1000)
+        metrics.watch_breaks(lambda: self.breaks)
+        metrics.watch_lease(lambda: self.lease_reached)
+        metrics.watch_scrub(7 * DAY_S, lambda: self.scrub_ended_s, lambda: 0)
+        metrics.watch_webhooks(lambda: (1, self.webhook_failing_s))
+        metrics.watch_peers(lambda: [("http://peer", 5, self.lacking, self.is_peer_failing)])
+        metrics.watch_checks({name: lambda name=name: self.faults[name] for name in self.faults})  # type: ignore[misc]
+
+    def text(self) -> str:
+        return self.metrics.render().decode()
+
+    def work(self) -> None:
+        """What a healthy node does in a minute."""
+        self.metrics.chain_entries.inc(100)
+        self.metrics.batch_snapshots.inc()
+        self.metrics.timestamps.inc()
+        self.metrics.wal_sync_seconds.observe(0.001)
+        self.metrics.observe_request("POST", "/v1/jobs", 201, 0.01)
+        self.node.chained.advance(self.node.chained.lsn + 100)
+
+
+def _refuse_times(measured: Measured) -> None:
+    for _ in range(6):
+        with suppress(ClockSkewError):
+            measured.node.clock.receive(Hlc(10**13, 0, "node-b"), 0)
+
+
+def _sync_slowly(measured: Measured) -> None:
+    for _ in range(10):
+        measured.metrics.wal_sync_seconds.observe(0.3)
+
+
+def _chain_unsigned(measured: Measured) -> None:
+    measured.metrics.chain_entries.inc(100)
+
+
+def _changed(**values: Any) -> Callable[[Measured], None]:
+    def change(measured: Measured) -> None:
+        for name, value in values.items():
+            setattr(measured, name, value)
+
+    return change
+
+
+def _fails(check: str) -> Callable[[Measured], None]:
+    return lambda measured: measured.faults.update({check: "it is so"})
+
+
+FAULTS: Mapping[str, Callable[[Measured], object]] = {
+    "ChainBroken": lambda measured: measured.metrics.chain_verification_failures.inc(),
+    "ChainBreakOpen": _changed(breaks=1),
+    "NotReady": _fails("database"),
+    "CheckFailing": _fails("scrub"),
+    "ClockAhead": _fails("clock"),
+    "ChainingStalled": _changed(waiting=1),
+    "BacklogFilling": _changed(waiting=501),
+    "ScrubOverdue": _changed(scrub_ended_s=BEGAN_S - 15 * DAY_S),
+    "LeaseNotRenewed": _changed(lease_reached=False),
+    "EpochChanges": lambda measured: setattr(measured.node, "epoch", measured.node.epoch + 1),
+    "RegionNotImported": _changed(is_peer_failing=True),
+    "RegionLags": _changed(lacking=50_001),
+    "WebhookNotDelivered": _changed(webhook_failing_s=901.0),
+    "WebhookDeadLetters": lambda measured: measured.metrics.webhook_dead_letters.inc(),
+    "RequestsFail": lambda measured: measured.metrics.observe_request("POST", "/v1/jobs", 503, 0.01),
+    "SlowFsync": _sync_slowly,
+    "SnapshotsMissing": _chain_unsigned,
+    "TimestampsFailing": lambda measured: measured.metrics.timestamp_failures.inc(),
+    "StatsNotWritten": lambda measured: measured.metrics.stats_write_failures.inc(),
+    "SignerFails": lambda measured: measured.metrics.signing_failures.inc(2),
+    "ClockSkewRefused": _refuse_times,
+}
+IDLE = {"ChainingStalled", "SnapshotsMissing", "TimestampsFailing"}
+"""Alerts on what is not done: nothing else is done beside their fault."""
+
+
+@pytest.mark.parametrize("alert", FAULTS)
+def test_an_alert_fires_on_its_fault_and_not_before(alert: str) -> None:
+    measured = Measured()
+    scrapes = times(measured.text, 16, [], measured.work)
+    assert firing(scrapes) == set()
+
+    def fail() -> None:
+        if alert not in IDLE:
+            measured.work()
+        FAULTS[alert](measured)
+
+    # So long that what was done before is in no window any more.
+    every_s = 1500.0 if alert == "TimestampsFailing" else EVERY_S
+    scrapes = times(measured.text, 16, scrapes, fail, every_s)
+    assert alert in firing(scrapes)
+
+
+def test_a_node_that_does_not_answer_is_missed() -> None:
+    measured = Measured()
+    scrapes = times(measured.text, 2, [], measured.work)
+    for name, job in (("NodeDown", "tallystick"), ("SafekeeperDown", "tallystick-safekeeper")):
+        gone = scrape(BEGAN_S + 2 * EVERY_S, "", job=job, up=0)
+        assert name in firing([*scrapes, gone])
+
+
+def test_the_jobs_that_alerts_name_are_scraped() -> None:
+    named = {job for expression in ALERTS.values() for job in re.findall(r'job="([^"]+)"', expression)}
+    scraped = yaml.safe_load((ROOT / "deploy/prometheus/replicated.yml").read_text())["scrape_configs"]
+    assert {each["job_name"] for each in scraped} == named
+
+
+async def test_a_node_that_was_fenced_says_so_once_it_is_started_again(
+    make_settings: MakeSettings, run_node: RunNode
+) -> None:
+    def text_of(service: Service) -> str:
+        return service.metrics.render().decode()
+
+    async with run_node(make_settings()) as service:
+        scrapes = times(lambda: text_of(service), 2, [])
+        assert "NodeFenced" not in firing(scrapes)
+        service.fail(FencedError("another process writes this log"))
+        # The process ends now: nobody scrapes it any more.
+    async with run_node(make_settings()) as service:
+        assert "NodeFenced" in firing(times(lambda: text_of(service), 1, scrapes))
+
+
+# --- what replication shows -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def replicated(tmp_path: Path) -> Any:
+    with ExitStack() as stack:
+        yield ReplicatedNode(tmp_path, stack, is_proxied=True)
+
+
+def test_alerts_on_the_quorum_of_a_log_fire_when_members_go(replicated: ReplicatedNode) -> None:
+    node, metrics = replicated, Metrics()
+    metrics.watch_members(node.shipper, lag_threshold=10)
+    writer = node.start()
+    node.commit(writer)
+    until(lambda: node.is_held_by_all(1), "all follow")
+
+    def now(number: int) -> Scrape:
+        return scrape(BEGAN_S + EVERY_S * number, metrics.render().decode())
+
+    scrapes = [now(0)]
+    assert firing(scrapes) == set()
+    node.proxies[0].flips_left = 1
+    node.commit(writer, 1, payload_bytes=1000)
+    until(lambda: node.is_held_by_all(2), "it is sent again")
+    scrapes.append(now(1))
+    assert firing(scrapes) == {"FramesDamaged"}
+
+    node.keepers[0].close()
+    until(lambda: node.shipper.proposer.in_sync() == 2, "a member is gone")
+    node.commit(writer, 30)
+    assert firing([now(80)]) == {"QuorumAtRisk", "ReplicaLags"}
+    node.keepers[1].close()
+    until(lambda: node.shipper.proposer.in_sync() == 1, "two members are gone")
+    assert firing([now(81)]) == {"QuorumAtRisk", "ReplicaLags", "QuorumLost"}
+    for keeper in node.keepers[:2]:
+        keeper.close = lambda: None  # type: ignore[method-assign]  # it is closed
+    node.end(writer)
+
+
+def test_alerts_on_a_safekeeper_fire_when_its_log_its_archive_or_a_peer_fail(tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    metrics = KeeperMetrics()
+    with closing(Keeper(tmp_path / "keeper", archive=ArchiveStore(str(archive)))) as keeper:
+        metrics.watch(keeper.safekeeper, keeper._server, 7 * DAY_S)
+        with talking(keeper.port) as peer:
+            peer.elect(1)
+            peer.append(4)
+        kept = keeper.safekeeper
+        kept.scrubber.step(BEGAN_S)
+
+        def now(number: float) -> Scrape:
+            return scrape(BEGAN_S + EVERY_S * number, metrics.render().decode(), "keeper", "tallystick-safekeeper")
+
+        scrapes = [now(0)]
+        assert firing(scrapes) == set()
+        metrics.count("safekeeper_peer_refused")
+        assert firing([*scrapes, now(1)]) == {"SafekeeperRefusesPeers"}
+        assert firing([now(15 * DAY_S / EVERY_S)]) == {"SafekeeperScrubOverdue"}
+        assert kept.archiver is not None
+        kept.archiver.fault = "no such bucket"
+        assert firing([now(30)]) == {"ArchiveFailing"}
+        kept.archiver.fault = ""
+        (segment,) = list_segments(keeper.folder / NODE)
+        data = bytearray(segment.path.read_bytes())
+        data[len(data.rstrip(b"\0")) - 3] ^= 1
+        segment.path.write_bytes(data)
+        for part in range(1, 9):
+            kept.scrubber.step(BEGAN_S + part * 7 * DAY_S / 4)
+        assert firing([now(31)]) == {"SafekeeperLogFailed"}
+
+
+def test_no_alert_is_left_out() -> None:
+    text = Path(__file__).read_text()
+    assert set(ALERTS) == {name for name in ALERTS if f'"{name}"' in text}
+
+
+def test_a_wrong_name_or_label_or_bound_is_seen() -> None:
+    scrapes = times(Measured().text, 2, [])
+    for expression in (
+        "wal_backlog_entries_of_all >= 0",
+        'readyz_check_failing{check="data_base"} >= 0',
+        "wal_backlog_entries >= on (instance) group_left () wal_replication_lag_threshold_lsn",
+    ):
+        assert evaluate(expression, scrapes) == {}
+    found = evaluate('readyz_check_failing{check=~"data.*"} >= 0', scrapes)
+    assert isinstance(found, dict)
+    assert len(_without_target(found)) == 1
+
+
+def _without_target(found: Vector) -> set[tuple[str, str]]:
+    return {pair for labels in found for pair in labels if pair[0] not in ("instance", "job")}
