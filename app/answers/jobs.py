@@ -90,7 +90,7 @@ class ConsistencyAnswer(TypedDict):
 
 class ListConsistencyAnswer(ConsistencyAnswer):
     """As ``ConsistencyAnswer``, and up to which entry of the tenant's chain the list knows, which ends at
-    ``head_seq``."""
+    ``head_seq``. Where that is behind, ``staleness_ms`` is at least the age of the first entry that the list lacks."""
 
     as_of_seq: int
     head_seq: int

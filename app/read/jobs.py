@@ -188,7 +188,7 @@ class JobReader:
         """What ``find`` finds in the job table, once that is as far as ``promise`` has it."""
         awaited = _AwaitedEnd(promise)
 
-        async def look(pool: Pool, judge: Judge) -> tuple[_Found, Place] | None:
+        async def look(pool: Pool, judge: Judge) -> tuple[_Found, Place, int] | None:
             async with reading(pool, snapshot=True) as connection:
                 await self._copies.judged(connection, promise, judge)
                 place = await job_table.place(connection, tenant_id)
@@ -197,16 +197,21 @@ class JobReader:
                 if not awaited.is_reached(place):
                     self._hurry(tenant_id)
                     raise UnfitError
-                return (_Found([], None) if place.is_begun else await find(connection)), place
+                found = _Found([], None) if place.is_begun else await find(connection)
+                # The list lacks what comes behind the position of the table, the oldest of it the longest.
+                is_behind = place.seq < place.head_seq
+                behind_ms = await reads.age_ms(connection, tenant_id, place.seq + 1) if is_behind else 0
+                return found, place, behind_ms
 
         found, source = await self._copies.read(tenant_id, look, promise)
         if found is None:
             raise TenantNotFoundError(f"there is no tenant {tenant_id}{_behind(source)}")
-        (states, last), place = found
+        (states, last), place, behind_ms = found
         shown = await self._revealing.states(tenant_id, states)
         items = [{"tenant_id": tenant_id, **jobs.view(state)} for state in shown]
         as_of = {"as_of_seq": place.seq, "head_seq": place.head_seq}
-        return Page(items, last, _kept(promise, source) | as_of)
+        staleness = {"staleness_ms": max(source.staleness_ms, behind_ms)}
+        return Page(items, last, _kept(promise, source) | staleness | as_of)
 
     async def list_events(
         self, tenant_id: str, job_id: str, promise: Promise, after: CreatedHlc | None, limit: int

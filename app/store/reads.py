@@ -97,6 +97,11 @@ SELECT {_SEEN}, EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4
   FROM (SELECT) AS asked LEFT JOIN ({jobs_query("(SELECT $4::text, $5::text)")}) AS job ON true
 """
 
+_AGE = """
+SELECT extract(epoch FROM clock_timestamp() - created_at) * 1000 FROM scheduler.scheduler_log
+ WHERE tenant_id = $1 AND seq = $2
+"""
+
 OLDEST: CreatedHlc = (-1, -1, "")
 
 ORDER = "created_physical DESC, created_logical DESC, created_node DESC"
@@ -273,6 +278,11 @@ async def tenants_of_job(connection: Connection, job_id: str, patterns: Sequence
     """
     rows = await connection.fetch(_TENANTS_OF_JOB, job_id, refused_job_id(job_id), list(ABOUT_JOBS), like(patterns))
     return [row["tenant_id"] for row in rows]
+
+
+async def age_ms(connection: Connection, tenant_id: str, seq: int) -> int:
+    """How long ago the entry at ``seq`` was chained, by PostgreSQL's clock; 0 where it is not there."""
+    return max(0, int(await connection.fetchval(_AGE, tenant_id, seq) or 0))
 
 
 async def job_exists(connection: Connection, tenant_id: str, job_id: str) -> bool:

@@ -84,6 +84,12 @@ async def test_reads_and_checks_are_never_behind_while_the_table_is(
             stale = (await read(client, "/v1/jobs", consistency="eventual")).json()
             assert [(job["job_id"], job["status"]) for job in stale["items"]] == [("job-1", "SUBMITTED")]
             assert (stale["consistency"]["as_of_seq"], stale["consistency"]["head_seq"]) == (1, 4)
+            lacking_s = "SELECT extract(epoch FROM clock_timestamp() - created_at) FROM scheduler.scheduler_log"
+            of_first = f"{lacking_s} WHERE tenant_id = 'acme' AND seq = 2"
+            before_s = await superuser.fetchval(of_first)
+            stale = (await read(client, "/v1/jobs", consistency="eventual")).json()
+            after_s = await superuser.fetchval(of_first)
+            assert before_s * 1000 - 1 <= stale["consistency"]["staleness_ms"] <= after_s * 1000
             for level in ("session", "strong"):
                 waited = await read(client, "/v1/jobs", consistency=level)
                 assert (waited.status_code, waited.json()["type"].rpartition("/")[2]) == (503, "session-not-caught-up")
@@ -93,6 +99,8 @@ async def test_reads_and_checks_are_never_behind_while_the_table_is(
             return answer.status_code == 200 and [job["job_id"] for job in answer.json()["items"]] == ["job-1"]
 
         await until(is_listed, "the list has caught up")
+        current = (await read(client, "/v1/jobs", consistency="eventual")).json()["consistency"]
+        assert (current["as_of_seq"], current["staleness_ms"]) == (4, 0)
 
 
 async def test_an_event_says_how_far_it_has_come(
