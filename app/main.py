@@ -43,7 +43,9 @@ from app.read.anchors import judged_anchors
 from app.read.commitments import CommitmentReader
 from app.read.consistency import Consistency
 from app.read.copies import Copies
+from app.read.folded_jobs import FoldedJobs
 from app.read.full_walk import FullWalk
+from app.read.job_table_walk import JobTableWalk
 from app.read.jobs import JobReader
 from app.read.replicas import Replicas, replicas_at
 from app.read.revealing import Revealing
@@ -125,6 +127,7 @@ async def running(
         verifying = partial(parts.verifier.run, verify.interval.total_seconds(), on_start=verify.on_start)
         service.keep(verifying)
         service.keep(parts.full_walk.run)
+        service.keep(parts.job_table_walk.run)
         service.keep(parts.watchers.run)
         for peer in parts.regions.peers:
             service.keep(peer.run)
@@ -214,6 +217,7 @@ def _parts(
     if replicas is not None:
         service.metrics.watch_replicas(replicas.fitness)
     last_verified = LastVerified(started.folder)
+    folded = FoldedJobs(service.entry_check, service.job_table.doubt, service.breaks.report_error)
     verifier = _verifier(service, started, pool, given.authorities, last_verified)
     importer = _importer(service, pool)
     staging = Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
@@ -251,7 +255,10 @@ def _parts(
         importer=importer,
         staging=staging,
         regions=regions,
-        job_reader=JobReader(copies, revealing, service.job_table.hurry),
+        job_reader=JobReader(
+            copies, revealing, service.entry_check, folded, service.job_table.hurry, service.breaks.report_error
+        ),
+        job_table_walk=JobTableWalk(pool, folded, service.breaks.report_error),
         proposals=Proposals(
             system=service.system_entries,
             keyed=service.keyed,

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from app.read.commitments import CommitmentReader
     from app.read.consistency import Consistency
     from app.read.full_walk import FullWalk
+    from app.read.job_table_walk import JobTableWalk
     from app.read.jobs import JobReader
     from app.read.revealing import Revealing
     from app.read.verification import ChainVerifier
@@ -76,6 +77,7 @@ class Parts:
     verifier: ChainVerifier
     ledger_watch: LedgerWatch
     full_walk: FullWalk
+    job_table_walk: JobTableWalk
     breaks: FoundBreaks
     losses: Losses
     last_verified: LastVerified

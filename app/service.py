@@ -63,6 +63,7 @@ from app.stats.writer import StatsWriter
 from app.store import chaining, following
 from app.store import node as node_store
 from app.store.edge import EdgeLookups
+from app.store.entry_check import EntryCheck
 from app.store.growth import Growth
 from app.store.node_connection import STATEMENT_TIMEOUT_S, NodeConnection
 from app.store.reading import reading
@@ -124,7 +125,8 @@ class Service:
         self.stats = StatsIntake(settings.stats.queue_bytes)
         self._stats_writer = self._make_stats_writer()
         self.job_index = JobIndex()
-        lookups = EdgeLookups(pool)
+        self.entry_check = EntryCheck(started.checkpoints.newest, lambda tenant_id: self.notary.mend(tenant_id))
+        lookups = EdgeLookups(pool, self.entry_check, self.breaks.report_error)
         self.keyed = KeyedRequests(self.node, lookups.find_lines)
         members = None if started.lead is None else started.lead.members
         self.other_logs = OtherLogs(self.node.node_id, settings.wal_dir, members, pool)
@@ -187,7 +189,7 @@ class Service:
             waiting=lambda: self.node.committed.lsn - self.node.chained.lsn,
         )
         self._table_followers = (self.job_table,)
-        self.tails = Tails(pool, Share(), self.breaks.report_error)
+        self.tails = Tails(pool, Share(), self.entry_check, self.breaks.report_error)
         self._followers: tuple[Follower, ...] = (self.notary, *self._table_followers, self.tails)
         self.key_changes = KeyChanges(
             settings=settings,

@@ -1518,6 +1518,69 @@ static PyObject *walked(PyObject *const *known, Entries *entries)
     return answer_of(found, found != NULL);
 }
 
+/* --- entries by themselves: ledger.verification.entry_check ---------------------------------------------------------- */
+
+PyDoc_STRVAR(leaves_of_entries_doc,
+    "leaves_of_entries(prefix, rows)\n--\n\n"
+    "Leaf hashes of rows of ENTRY_COLUMNS, as ledger.verification.entry_check.leaves_of has them: each row has version 2, "
+    "and its digest, HLC and link are those of its columns. None where that must be asked.");
+
+static PyObject *leaves_of_entries(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    enum { SEQ, T_HLC, PHYSICAL, LOGICAL, NODE, JOB, ACTION, VERSION, PREV, LINK, DIGEST, PAYLOAD, ORIGIN, COLUMNS };
+    Text prefix;
+    Batch rows;
+    Message message;
+    if (count != 2 || !bytes_of(args[0], &prefix) || !take(&rows, args + 1, 1))
+        Py_RETURN_NONE;
+    PyObject *found = PyList_New(rows.rows);
+    if (found == NULL || !begin_message(&message, prefix)) {
+        Py_XDECREF(found);
+        release(&rows);
+        return PyErr_NoMemory();
+    }
+    int is_whole = 1;
+    for (Py_ssize_t number = 0; number < rows.rows && is_whole; number++) {
+        PyObject *const row = rows.values[0][number];
+        if (!PyTuple_CheckExact(row) || PyTuple_GET_SIZE(row) != COLUMNS) {
+            is_whole = 0;
+            break;
+        }
+        PyObject *const *const values = ((PyTupleObject *)row)->ob_item;
+        Text hlc, job, action, prev_text, link_text, digest_text, payload, origin;
+        long long seq, version;
+        unsigned char prev_raw[HASH_BYTES], digest[HASH_BYTES], leaf[1 + HASH_BYTES] = {0}, hash[HASH_BYTES];
+        Text prev = {(char *)prev_raw, HASH_BYTES};
+        is_whole = number_of(values[SEQ], &seq) && seq >= 0 && number_of(values[VERSION], &version)
+            && version == LINK_VERSION && text_of(values[T_HLC], &hlc) && text_of(values[JOB], &job)
+            && text_of(values[ACTION], &action) && text_of(values[LINK], &link_text)
+            && text_of(values[DIGEST], &digest_text) && text_of(values[PAYLOAD], &payload)
+            && origin_of(values[ORIGIN], &origin) && is_hlc(hlc, values[PHYSICAL], values[LOGICAL], values[NODE]);
+        if (is_whole && values[PREV] == Py_None)
+            prev.count = 0;
+        else if (is_whole)
+            is_whole = text_of(values[PREV], &prev_text) && raw_of(prev_text, prev_raw);
+        if (is_whole) {
+            hash_of(payload.bytes, (size_t)payload.count, digest);
+            is_whole = spells(digest_text, digest)
+                && hash_link(&message, (uint64_t)seq, hlc, job, action, prev, (Text){(char *)digest, HASH_BYTES},
+                             origin, leaf + 1)
+                && spells(link_text, leaf + 1);
+        }
+        PyObject *made = NULL;
+        if (is_whole) {
+            hash_of(leaf, sizeof leaf, hash);
+            made = PyBytes_FromStringAndSize((char *)hash, HASH_BYTES);
+        }
+        is_whole = made != NULL;
+        if (is_whole)
+            PyList_SET_ITEM(found, number, made);
+    }
+    PyMem_RawFree(message.bytes);
+    release(&rows);
+    return answer_of(found, is_whole);
+}
+
 /* --- as COPY gives them in its binary form */
 
 static uint32_t u32_at(const unsigned char *at)
@@ -1977,6 +2040,7 @@ static PyObject *plain_records(PyObject *Py_UNUSED(module), PyObject *const *arg
 static PyMethodDef methods[] = {
     {"links", (PyCFunction)(void (*)(void))links, METH_FASTCALL, links_doc},
     {"links_in_order", (PyCFunction)(void (*)(void))links_in_order, METH_FASTCALL, links_in_order_doc},
+    {"leaves_of_entries", (PyCFunction)(void (*)(void))leaves_of_entries, METH_FASTCALL, leaves_of_entries_doc},
     {"leaf_hashes", leaf_hashes, METH_O, leaf_hashes_doc},
     {"paired", paired, METH_O, paired_doc},
     {"canonical", canonical, METH_O, canonical_doc},

@@ -154,11 +154,20 @@ class JobAnswer(ListedJobAnswer):
     consistency: ConsistencyAnswer
 
 
+class DamagedJobAnswer(TypedDict):
+    """A job of which something stored is not what was chained, and what that is."""
+
+    job_id: JobId
+    detail: str
+
+
 class JobList(TypedDict):
-    """Jobs, newest first."""
+    """Jobs, newest first. ``damaged`` names those that belong here and are not among the items, because what is stored
+    of them is not what was chained."""
 
     items: list[ListedJobAnswer]
     next_cursor: str | None
+    damaged: list[DamagedJobAnswer]
     consistency: ListConsistencyAnswer
 
 

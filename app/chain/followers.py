@@ -13,6 +13,10 @@ takes ``TableFollower`` and says only what the entries mean to its table. For th
     rows and position are of one transaction, which holds the row of the position locked
     a tenant without a position was not followed: its rows are removed, and it is followed from seq 1 on
 
+A position can be edited, so it is compared with what was followed: where it is not the one that this node left there,
+the entries before it MUST be covered by rows of the table, and those behind it not. If they are not, the table is
+followed from the first entry again, and the false position is reported.
+
 So nodes that follow one ledger together neither lose nor double anything, whoever dies when, and a table that was
 emptied fills again. A follower that is behind must never be a wrong answer: readers merge what it has not followed.
 """
@@ -40,7 +44,7 @@ from app.store.log_rows import LOG_COLUMNS, RecentRows
 from app.store.node_connection import NodeConnection
 from ledger.errors import ChainDamagedError, LedgerError
 from ledger.positions import Lsn
-from ledger.verification.verdict import damaged
+from ledger.verification.verdict import Break, damaged
 
 ENTRIES_A_TURN = 2000
 """Most entries that are followed in one transaction."""
@@ -59,6 +63,8 @@ RUSH_BYTES_MAX = RECENT_BYTES_MAX * 3 // 4
 """With so many kept a rush is followed at once: none of it is to be read back."""
 FOLLOWER = "follower"
 """The part of the node that breaks met here are reported by."""
+PLACE_ENTRIES_MAX = 1000
+"""Entries before a position that are compared with the table, where this node does not know how far it had followed."""
 LOOK_INTERVAL_S = 2.0
 """How often it is asked who is behind: tenants that nobody here chained, or whose last turn failed."""
 
@@ -67,6 +73,8 @@ _FOLLOWED = itemgetter(*(LOG_COLUMNS.index(name) for name in FollowedEntry._fiel
 log = structlog.get_logger()
 
 Connect = Callable[[], Awaitable[NodeConnection]]
+Report = Callable[[BaseException, str], object]
+"""Is told of damage that was met, and by which part of the node."""
 
 
 class Follower(Protocol):
@@ -113,6 +121,17 @@ class Table(Protocol):
             LedgerError: not now; nothing of the turn is to be kept.
         """
 
+    def doubt(self, tenant_id: str, job_id: str, /) -> None:
+        """Write the row of this job again with the next turn of its tenant."""
+
+    async def first_unfollowed(
+        self, connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, after_seq: int, to_seq: int, /
+    ) -> tuple[int, str] | None:
+        """Seq and job of the first entry in this range that the table does not cover."""
+
+    async def is_beyond(self, connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, seq: int, /) -> bool:
+        """Whether the table covers entries behind ``seq``."""
+
     async def unfinished(self, connection: asyncpg.Connection[asyncpg.Record], /) -> Sequence[str]:
         """Tenants for which there is more to do, also if the table is not behind."""
 
@@ -133,10 +152,16 @@ class TableFollower:
         connect: Connect,
         chained_lsn: Callable[[str], Lsn],
         waiting: Callable[[], int] = lambda: 0,
-        report: Callable[[BaseException, str], object] = lambda error, met_by: None,
+        report: Report = lambda error, met_by: None,
     ) -> None:
-        """``report`` is given each error that kept tenants from being followed, and the part that met it."""
+        """``report`` is given each error that kept tenants from being followed, and each false position, with the part
+        that met it."""
         self._table = table
+        self._left: dict[str, int] = {}
+        """Where this node left its position in each chain."""
+        self._uncompared: set[str] = set()
+        """Tenants whose positions were locked when they were to be followed: they may be moved meanwhile."""
+        self._is_first_look = True
         self._connect = connect
         self._chained_lsn = chained_lsn
         self._waiting = waiting
@@ -201,6 +226,11 @@ class TableFollower:
         self._grown.clear()
         self._wake.set()
 
+    def doubt(self, tenant_id: str, job_id: str) -> None:
+        """The row of this job is false: write it again."""
+        self._table.doubt(tenant_id, job_id)
+        self.hurry(tenant_id)
+
     def hurry(self, tenant_id: str) -> None:
         """Somebody waits for this tenant to be followed."""
         self._is_lull = False
@@ -238,12 +268,14 @@ class TableFollower:
         try:
             connection = await self._connected()
             stands = await store.behind(connection, self._table.name)
-            behind = [*stands, *await self._table.unfinished(connection)]
+            behind = [*stands, *self._uncompared, *await self._table.unfinished(connection)]
+            if self._is_first_look:
+                behind += await store.followed(connection, self._table.name)
         except DATABASE_FAULTS as error:
             self._is_found = False
             self._note((), error)
             return
-        self._is_found = True
+        self._is_found, self._is_first_look = True, False
         self._behind.update(dict.fromkeys(name for name in behind if name not in self._grown))
         # Where a place moves, another node follows.
         self._locks.ended_but_of({name for name, seq in stands.items() if self._stood.get(name, -1) == seq})
@@ -289,8 +321,10 @@ class TableFollower:
             self._table.failed()
             raise
         self._table.taken(turn)
+        self._left.update(turn.places)
         for name in names:
             (self._locks.ended if name in turn.after else self._locks.met)(name)
+            (self._uncompared.discard if name in turn.after else self._uncompared.add)(name)
         self._behind.update(dict.fromkeys(turn.unfinished))
         for name, seq in turn.places.items():
             self._forget(name, seq)
@@ -317,6 +351,11 @@ class TableFollower:
         # Asked before the heads are read: what a chain holds by then is in it.
         chained_lsn, room = {name: self._chained_lsn(name) for name in names}, ENTRIES_A_TURN
         places = await store.lock_places(connection, self._table.name, names)
+        for name, place in places.items():
+            if not place.is_begun and (found := await self._false_place(connection, name, place.seq)) is not None:
+                self._report(ChainDamagedError(name, found.detail, found), FOLLOWER)
+                await store.move(connection, self._table.name, {name: place.seq}, {name: 0})
+                places[name] = store.Place(0, place.head_seq, is_begun=True)
         if begun := [name for name, place in places.items() if place.is_begun]:
             await self._table.empty(connection, begun)
         for name, (after, head_seq, _) in places.items():
@@ -334,6 +373,25 @@ class TableFollower:
             if entries:
                 turn.entries[name] = entries
             room -= len(entries)
+
+    async def _false_place(
+        self, connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, seq: int
+    ) -> Break | None:
+        """What is wrong with a position that this node did not leave at ``seq``; another node may have moved it."""
+        left = self._left.get(tenant_id)
+        if left == seq:
+            return None
+        if await self._table.is_beyond(connection, tenant_id, seq):
+            return self._not_followed(seq, "rows cover entries behind it")
+        after_seq = left if left is not None and left < seq else max(0, seq - PLACE_ENTRIES_MAX)
+        unfollowed = await self._table.first_unfollowed(connection, tenant_id, after_seq, seq)
+        if unfollowed is None:
+            return None
+        return self._not_followed(seq, "no row covers seq {} of job {}".format(*unfollowed))
+
+    def _not_followed(self, seq: int, why: str) -> Break:
+        table = self._table.name
+        return Break(seq, "projection", f"the position of scheduler.{table} is seq {seq}, but {why}", None, why)
 
     def _remembered(self, tenant_id: str, after: int, head_seq: int, limit: int) -> Sequence[FollowedEntry]:
         """What comes behind ``after``, as far as it is kept; none of what is beyond the head that was read."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from app.chain import job_terms
@@ -14,12 +15,14 @@ from app.store import Connection, commitments
 from app.store import job_table as store
 from app.store import job_terms as terms_store
 from app.store.following import FollowedEntry
-from app.store.job_table import JobKey
+from app.store.job_table import JobKey, JobSpan
+from app.store.job_terms import SearchFields
 from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import HlcParts
 from ledger.machines.jobs import JobState
 from ledger.positions import Lsn
+from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.projection_check import JOB_COLUMNS, stored_form
 
 CACHED_JOBS_MAX = 50_000
@@ -29,7 +32,17 @@ ENTRIES_A_STEP = 200
 JOBS_A_STEP = 50
 """Jobs whose entries are folded between two turns."""
 
+DOUBTED_MAX = 10_000
+"""Jobs whose false rows wait to be written again; others are found again by whoever reads them."""
+
 _STORED = len(JOB_COLUMNS)
+_SAID = itemgetter(
+    *map(
+        ENTRY_COLUMNS.index,
+        ("job_id", "seq", "hlc_physical", "hlc_logical", "hlc_node", "action", "payload_digest", "payload"),
+    )
+)
+"""The arguments of ``jobs.said_of_row``."""
 
 OnFollowed = Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None]
 """Takes new states of jobs, and up to which LSN each tenant's cover the records of this node."""
@@ -45,6 +58,25 @@ class JobTable:
         self._cache = _StateCache()
         self._states: dict[JobKey, JobState] = {}
         """Those that the last turn wrote."""
+        self._doubted: dict[JobKey, None] = {}
+        """Those whose rows are false."""
+        self._rewritten: Sequence[JobKey] = ()
+        """Those of them whose rows the last turn wrote."""
+
+    def doubt(self, tenant_id: str, job_id: str) -> None:
+        """Write the row of this job again with the next turn of its tenant, from its entries."""
+        if len(self._doubted) < DOUBTED_MAX:
+            self._doubted[tenant_id, job_id] = None
+
+    async def first_unfollowed(
+        self, connection: Connection, tenant_id: str, after_seq: int, to_seq: int
+    ) -> tuple[int, str] | None:
+        """Seq and job of the first entry in this range that no row of the table covers."""
+        return await store.first_unfollowed(connection, tenant_id, after_seq, to_seq)
+
+    async def is_beyond(self, connection: Connection, tenant_id: str, seq: int) -> bool:
+        """Whether rows of the table cover entries behind ``seq``."""
+        return await store.is_beyond(connection, tenant_id, seq)
 
     async def empty(self, connection: Connection, tenant_ids: Sequence[str]) -> None:
         """Remove the rows of these tenants."""
@@ -58,23 +90,22 @@ class JobTable:
         await commitments.take(connection, turn.entries)
         self._cache.begin(turn.after)
         said = {tenant_id: await _said(entries) for tenant_id, entries in turn.entries.items()}
-        touched = sorted((tenant_id, job_id) for tenant_id, of_jobs in said.items() for job_id in of_jobs)
+        doubted = [job for job in self._doubted if job[0] in turn.after]
+        touched = sorted({*doubted, *((tenant_id, job_id) for tenant_id in said for job_id in said[tenant_id])})
         before = {job: state for job in touched if (state := self._cache.get(job)) is not None}
-        read: dict[str, dict[str, list[_Said]]] = {}
-        if unknown := [job for job in touched if job not in before and turn.after[job[0]]]:
-            entries = await store.entries_of(connection, unknown)
-            read = {tenant_id: await _said(of_tenant) for tenant_id, of_tenant in entries.items()}
+        unknown = [job for job in touched if job not in before and turn.after[job[0]]]
+        read = await _folded(connection, [JobSpan(*job, to_seq=turn.after[job[0]]) for job in unknown])
         states: dict[JobKey, JobState] = {}
         for number, job in enumerate(touched, 1):
             tenant_id, job_id = job
-            fold = JobFold(job_id, before.get(job))
-            for facts in (read.get(tenant_id, {}).get(job_id, ()), said[tenant_id][job_id]):
-                for fact in facts:
-                    fold.add(*fact)
-            states[job] = fold.state()
+            fold = JobFold(job_id, before.get(job) or read.get(job))
+            for fact in said.get(tenant_id, {}).get(job_id, ()):
+                fold.add(*fact)
+            if not fold.is_empty:
+                states[job] = fold.state()
             if number % JOBS_A_STEP == 0:
                 await asyncio.sleep(0)
-        self._states = states
+        self._states, self._rewritten = states, doubted
         if self._states:
             await store.store(
                 connection, [(job[0], *stored_form(state)[:_STORED]) for job, state in self._states.items()]
@@ -83,36 +114,56 @@ class JobTable:
             await job_terms.follow(connection, declared, states, before)
             for fields in declared.values():
                 if fields.built_to is not None:
-                    built = await self._next_built(connection, fields.tenant_id, fields.built_to)
+                    built = await _next_built(connection, fields, turn.places[fields.tenant_id])
                     await job_terms.build(connection, turn, fields, built)
 
     async def unfinished(self, connection: Connection) -> Sequence[str]:
         """Tenants whose jobs are not all found by the fields that they declared."""
         return await terms_store.unbuilt(connection)
 
-    async def _next_built(self, connection: Connection, tenant_id: str, after: str) -> dict[JobKey, JobState]:
-        """The jobs of the tenant behind one, as the table has them now."""
-        jobs_behind = await terms_store.next_jobs(connection, tenant_id, after, job_terms.BUILT_AT_ONCE)
-        read = await store.entries_of(connection, [(tenant_id, job_id) for job_id in jobs_behind])
-        said = await _said(read.get(tenant_id, ()))
-        states: dict[JobKey, JobState] = {}
-        for job_id in jobs_behind:
-            fold = JobFold(job_id)
-            for fact in said.get(job_id, ()):
-                fold.add(*fact)
-            states[tenant_id, job_id] = fold.state()
-        return states
-
     def taken(self, turn: Turn) -> None:
         """Remember the states."""
         self._cache.commit(turn.places, self._states)
         self._on_followed(self._states, turn.covered_lsn)
         self._states = {}
+        for job in self._rewritten:
+            self._doubted.pop(job, None)
 
     def failed(self) -> None:
         """Forget all states: which of them are stored is not known."""
         self._cache = _StateCache()
         self._states = {}
+
+
+async def _next_built(connection: Connection, fields: SearchFields, to_seq: int) -> dict[JobKey, JobState]:
+    """The jobs of the tenant behind ``built_to``, as their entries up to ``to_seq`` say."""
+    assert fields.built_to is not None
+    job_ids = await terms_store.next_jobs(connection, fields.tenant_id, fields.built_to, job_terms.BUILT_AT_ONCE)
+    read = await _folded(connection, [JobSpan(fields.tenant_id, job_id, to_seq=to_seq) for job_id in job_ids])
+    keys = [(fields.tenant_id, job_id) for job_id in job_ids]
+    return {key: read.get(key) or JobFold(key[1]).state() for key in keys}
+
+
+async def _folded(connection: Connection, spans: Sequence[JobSpan]) -> dict[JobKey, JobState]:
+    """What the entries of each say of its job, those that say something. Entries are taken as they are stored: a read
+    of the job recomputes them."""
+    states: dict[JobKey, JobState] = {}
+    entries = await store.entries_of(connection, spans) if spans else []
+    for number, (span, rows) in enumerate(zip(spans, entries, strict=True), 1):
+        fold = JobFold(span.job_id)
+        while True:
+            for row in rows:
+                said = jobs.said_of_row(*_SAID(row))
+                if said is not None:
+                    fold.add(*said, row[0])
+            if len(rows) <= store.ENTRIES_MAX:
+                break
+            (rows,) = await store.entries_of(connection, [span._replace(after_seq=rows[-1][0])])
+        if not fold.is_empty:
+            states[span.tenant_id, span.job_id] = fold.state()
+        if number % JOBS_A_STEP == 0:
+            await asyncio.sleep(0)
+    return states
 
 
 _Said = tuple[str, Mapping[str, Any], HlcParts, str, int]

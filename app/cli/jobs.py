@@ -87,13 +87,16 @@ def jobs(
         if job is not None:
             _show(client, tenant, job, as_json)
             return
-        found = _found(client, {"tenant_id": tenant, **asked}, limit)
+        damaged: list[dict[str, str]] = []
+        found = _found(client, {"tenant_id": tenant, **asked}, limit, damaged)
         if as_csv:
             _print_csv(found if limit is None else islice(found, limit))
         elif as_json:
-            _print_items(found if limit is None else islice(found, limit))
+            _print_items(found if limit is None else islice(found, limit), damaged)
         else:
             _print_lines(list(islice(found, (limit or SHOWN) + 1)), limit or SHOWN)
+        for each in damaged:
+            err.print(printable(f"job {each['job_id']} is left out, it is damaged: {each['detail']}"), markup=False)
 
 
 def _condition(text: str) -> str:
@@ -103,11 +106,14 @@ def _condition(text: str) -> str:
     return f"{field}:{value}"
 
 
-def _found(client: LedgerClient, asked: Mapping[str, Any], limit: int | None) -> Iterator[dict[str, Any]]:
-    """The jobs of all pages."""
+def _found(
+    client: LedgerClient, asked: Mapping[str, Any], limit: int | None, damaged: list[dict[str, str]]
+) -> Iterator[dict[str, Any]]:
+    """The jobs of all pages; those that are damaged are added to ``damaged``."""
     cursor: str | None = None
     while True:
         page = client.get("/v1/jobs", JobList, **asked, limit=min(limit or PAGE, PAGE), cursor=cursor)
+        damaged += page["damaged"]
         yield from page["items"]
         if (cursor := page["next_cursor"]) is None:
             return
@@ -121,13 +127,14 @@ def _print_csv(found: Iterator[dict[str, Any]]) -> None:
         sys.stdout.write(tables.csv_rows(tables.JOB_COLUMNS, [item]).decode())
 
 
-def _print_items(found: Iterator[dict[str, Any]]) -> None:
+def _print_items(found: Iterator[dict[str, Any]], damaged: Sequence[dict[str, str]]) -> None:
     """One JSON document, written as it comes."""
     first = next(found, None)
     sys.stdout.write('{"items": [')
     for number, item in enumerate(chain(() if first is None else (first,), found)):
         sys.stdout.write(("," if number else "") + "\n" + orjson.dumps(item).decode())
-    sys.stdout.write("\n]}\n")
+    named = ', "damaged": ' + orjson.dumps(damaged).decode() if damaged else ""
+    sys.stdout.write(f"\n]{named}}}\n")
 
 
 def _print_lines(found: Sequence[Mapping[str, Any]], limit: int) -> None:

@@ -44,8 +44,11 @@ LIMIT = 100
 STREAMED_AT_ONCE = 500
 """Jobs that are in memory at once while all are sent."""
 NEXT_CURSOR = "Tally-Next-Cursor"
+DAMAGED = "DAMAGED"
+"""In the place of a status, in a row of a table that names a damaged job."""
 
 _JOBS = Cursors("jobs", hlc_position)
+_EMPTY: Final = dict.fromkeys(tables.JOB_COLUMNS)
 _VARIES: Final = {"Vary": "Accept"}
 _NEXT_CURSOR_HEADER = {
     "schema": {"type": "string"},
@@ -110,7 +113,9 @@ async def list_jobs(
 ) -> Response:
     """Jobs of a tenant, newest first: all, or those of which all is true that is asked for. With `Accept: text/csv` or
     `application/x-ndjson` and no `limit`, every job is sent. A page of what `dc`, `where` or `error` ask for
-    may have fewer than `limit` items and still a `next_cursor`: so many jobs are looked at for one."""
+    may have fewer than `limit` items and still a `next_cursor`: so many jobs are looked at for one. A job of which what
+    is stored is not what was chained is not among the items: `damaged` names it and says why. As NDJSON it is a line
+    with `damaged` instead of what the job is, as CSV a row whose status is `DAMAGED`."""
     wanted = JobFilter(tuple(dict.fromkeys(status)), actor, dc, _conditions(where), error)
     scope = f"{tenant_id}/{hashlib.sha256(repr((wanted, since, until)).encode()).hexdigest()[:32]}"
     first, end = moment("since", since, rfc3339.at_or_after), moment("until", until, rfc3339.at_or_after)
@@ -127,7 +132,12 @@ async def list_jobs(
     await record_read(request, tenant_id, jobs=len(found.items))
     next_cursor = _JOBS.next(scope, found.last) if found.last else None
     if media_type == tables.JSON:
-        whole = {"items": found.items, "next_cursor": next_cursor, "consistency": found.consistency}
+        whole = {
+            "items": found.items,
+            "next_cursor": next_cursor,
+            "damaged": found.damaged,
+            "consistency": found.consistency,
+        }
         return json_answer(whole, headers=_VARIES)
     headers = {} if next_cursor is None else {NEXT_CURSOR: next_cursor}
     return Response(_head(media_type) + _rows(media_type, found), headers=_VARIES | headers, media_type=media_type)
@@ -172,4 +182,9 @@ def _head(media_type: str) -> bytes:
 
 
 def _rows(media_type: str, found: Page) -> bytes:
-    return tables.csv_rows(tables.JOB_COLUMNS, found.items) if media_type == tables.CSV else tables.ndjson(found.items)
+    if media_type == tables.CSV:
+        named = ({"job_id": each["job_id"], "status": DAMAGED, "error": each["detail"]} for each in found.damaged)
+        return tables.csv_rows(tables.JOB_COLUMNS, [*found.items, *(_EMPTY | each for each in named)])
+    return tables.ndjson(
+        [*found.items, *({"job_id": each["job_id"], "damaged": each["detail"]} for each in found.damaged)]
+    )

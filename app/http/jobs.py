@@ -200,7 +200,7 @@ async def list_cancellations(
     found = await parts.job_reader.list_cancellations(tenant_id, dc, promise, _CANCELLATIONS.at(scope, cursor), limit)
     await record_read(request, tenant_id, dc=dc, jobs=len(found.items))
     following = _CANCELLATIONS.next(scope, found.last) if found.last else None
-    return page(found.items, following, consistency=found.consistency)
+    return page(found.items, following, damaged=found.damaged, consistency=found.consistency)
 
 
 @router.get("/v1/jobs/{job_id}/events", responses=answered(JobEventList))

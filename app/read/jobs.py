@@ -11,6 +11,7 @@ import orjson
 from app.read.consistency import ReadLevel, UnfitError
 from app.read.copies import PRIMARY
 from app.store import job_search, job_table, job_terms, reads
+from app.store.job_table import JobSpan
 from app.store.reading import reading
 from app.store.rows import json_in
 from ledger import rfc3339
@@ -22,13 +23,14 @@ from ledger.machines.refusals import Refusal
 if TYPE_CHECKING:
     from app.read.consistency import Promise
     from app.read.copies import Copies
+    from app.read.folded_jobs import DamagedJob, FoldedJobs
     from app.read.replicas import Judge, Source
     from app.read.revealing import Revealing
     from app.store import Connection
+    from app.store.entry_check import EntryCheck
     from app.store.following import Place
-    from app.store.job_table import JobParts
     from app.store.reading import Pool
-    from app.store.reads import CreatedHlc
+    from app.store.reads import CreatedHlc, ListedRow
     from ledger.hlc import Hlc
     from ledger.machines.job_search import JobFilter
 
@@ -47,28 +49,44 @@ LOOKING_S: Final = 2.0
 
 
 class _Found(NamedTuple):
-    """Jobs of a list, and after which creation the next part begins; None when there is none."""
+    """Jobs of a list, those that are left out because they are damaged, and after which creation the next part begins;
+    None when there is none."""
 
     states: Sequence[jobs.JobState]
+    damaged: Sequence[DamagedJob]
     last: CreatedHlc | None
 
 
 class Page(NamedTuple):
-    """Part of a list; ``last`` is where the next part begins, None when there is none."""
+    """Part of a list; ``last`` is where the next part begins, None when there is none. ``damaged`` names the jobs that
+    belong here and are not among the items, because what is stored of them is not what was chained."""
 
     items: list[dict[str, Any]]
     last: CreatedHlc | None
     consistency: dict[str, Any]
+    damaged: Sequence[dict[str, str]] = ()
 
 
 class JobReader:
     """Reads jobs as the API shows them."""
 
-    def __init__(self, copies: Copies, revealing: Revealing, hurry: Callable[[str], None]) -> None:
-        """``hurry`` asks for a tenant's chain to be followed now: somebody waits for a list of its jobs."""
+    def __init__(
+        self,
+        copies: Copies,
+        revealing: Revealing,
+        check: EntryCheck,
+        folded: FoldedJobs,
+        hurry: Callable[[str], None],
+        report: Callable[[ChainDamagedError, str], object],
+    ) -> None:
+        """``hurry`` asks for a tenant's chain to be followed now: somebody waits for a list of its jobs. ``report`` is
+        told of damaged jobs that a list leaves out."""
         self._copies = copies
         self._revealing = revealing
+        self._check = check
+        self._folded = folded
         self._hurry = hurry
+        self._report = report
 
     async def read(
         self,
@@ -96,21 +114,23 @@ class JobReader:
             async with reading(pool, snapshot=as_of is not None) as connection:
                 if as_of is not None:
                     await self._copies.judged(connection, promise, judge)
-                    state = await job_table.state_as_of(connection, of_tenant, job_id, as_of)
-                    refusal = await reads.find_refusal(connection, of_tenant, job_id)
+                    state = await job_table.fold(connection, self._check, JobSpan(of_tenant, job_id), as_of=as_of)
+                    refusal = await reads.find_refusal(connection, self._check, of_tenant, job_id)
                     if refusal is not None and refusal.hlc > as_of:
                         refusal = None
                 else:
                     asked = self._copies.asked_of(promise)
-                    parts, has_refusals, seen = await reads.job_parts_and_seen(connection, of_tenant, job_id, *asked)
+                    after_seq = self._folded.known_seq(of_tenant, job_id)
+                    rows, seen = await reads.job_and_seen(connection, of_tenant, job_id, after_seq, *asked)
                     judge(seen)
-                    if parts is None:
-                        state = await job_table.folded(connection, of_tenant, job_id)
-                    else:
-                        state = await job_table.merged(connection, parts)
-                    refusal = await reads.find_refusal(connection, of_tenant, job_id) if has_refusals else None
+                    state = await self._folded.state_of(connection, of_tenant, job_id, rows)
+                    refusal = (
+                        await reads.find_refusal(connection, self._check, of_tenant, job_id)
+                        if rows.has_refusals
+                        else None
+                    )
                 others = [order[-1] for order in state.others.values()] if state is not None else []
-                found = await reads.creations(connection, of_tenant, job_id, others) if others else []
+                found = await reads.creations(connection, self._check, of_tenant, job_id, others) if others else []
                 return state, refusal, found
 
         (state, refusal, others), source = await self._copies.read(of_tenant, look, promise)
@@ -147,11 +167,13 @@ class JobReader:
             TenantNotFoundError: there is no such tenant; errors else as ``read``.
         """
 
-        async def find(connection: Connection) -> _Found:
+        async def find(connection: Connection, place: Place) -> _Found:
             if wanted.looks_inside:
-                return await _searched(connection, tenant_id, wanted, since, below, limit)
+                return await self._searched(connection, tenant_id, place, wanted, since, below, limit)
             page = await reads.list_jobs(connection, tenant_id, wanted.statuses, wanted.actor, since, below, limit)
-            return _Found([_listed(parts) for parts in page.jobs], page.last_created if page.more else None)
+            states, damaged, cut = await self._states(connection, tenant_id, page.rows, place)
+            last = cut or (page.last_created if page.more else None)
+            return _Found([state for state in states if wanted.finds(state)], damaged, last)
 
         return await self._listed(tenant_id, promise, find)
 
@@ -165,26 +187,39 @@ class JobReader:
             as ``list``.
         """
 
-        async def find(connection: Connection) -> _Found:
+        async def find(connection: Connection, place: Place) -> _Found:
             found: list[jobs.JobState] = []
+            damaged: list[DamagedJob] = []
             last = below
             for _ in range(CANCELLATION_PAGES_MAX):
                 page = await reads.list_jobs(
                     connection, tenant_id, (jobs.CANCELLING,), None, None, last, CANCELLATIONS_A_PAGE
                 )
-                for state in map(_listed, page.jobs):
+                states, met, cut = await self._states(connection, tenant_id, page.rows, place)
+                damaged += met
+                for state in states:
                     if job_dcs.awaits_ack(state, dc):
                         if len(found) == limit:
-                            return _Found(found, _created(found[-1]))
+                            return _Found(found, damaged, _created(found[-1]))
                         found.append(state)
-                if not page.more:
-                    return _Found(found, None)
-                last = page.last_created
-            return _Found(found, last)
+                if cut is None and not page.more:
+                    return _Found(found, damaged, None)
+                last = cut or page.last_created
+            return _Found(found, damaged, last)
 
         return await self._listed(tenant_id, promise, find)
 
-    async def _listed(self, tenant_id: str, promise: Promise, find: Callable[[Connection], Awaitable[_Found]]) -> Page:
+    async def _states(
+        self, connection: Connection, tenant_id: str, rows: Sequence[ListedRow], place: Place
+    ) -> tuple[Sequence[jobs.JobState], Sequence[DamagedJob], CreatedHlc | None]:
+        """The jobs of these rows as of where the table is, those of them that are damaged, and the row after which the
+        next part begins, None where all were read."""
+        states, damaged, read = await self._folded.states_of(connection, tenant_id, rows, place.seq)
+        return states, damaged, None if read == len(rows) else reads.created_of(rows[read - 1])
+
+    async def _listed(
+        self, tenant_id: str, promise: Promise, find: Callable[[Connection, Place], Awaitable[_Found]]
+    ) -> Page:
         """What ``find`` finds in the job table, once that is as far as ``promise`` has it."""
         awaited = _AwaitedEnd(promise)
 
@@ -197,7 +232,7 @@ class JobReader:
                 if not awaited.is_reached(place):
                     self._hurry(tenant_id)
                     raise UnfitError
-                found = _Found([], None) if place.is_begun else await find(connection)
+                found = _Found([], [], None) if place.is_begun else await find(connection, place)
                 # The list lacks what comes behind the position of the table, the oldest of it the longest.
                 is_behind = place.seq < place.head_seq
                 behind_ms = await reads.age_ms(connection, tenant_id, place.seq + 1) if is_behind else 0
@@ -206,12 +241,14 @@ class JobReader:
         found, source = await self._copies.read(tenant_id, look, promise)
         if found is None:
             raise TenantNotFoundError(f"there is no tenant {tenant_id}{_behind(source)}")
-        (states, last), place, behind_ms = found
+        (states, damaged, last), place, behind_ms = found
+        for job in damaged:
+            self._report(job.error, "job_list")
         shown = await self._revealing.states(tenant_id, states)
         items = [{"tenant_id": tenant_id, **jobs.view(state)} for state in shown]
         as_of = {"as_of_seq": place.seq, "head_seq": place.head_seq}
         staleness = {"staleness_ms": max(source.staleness_ms, behind_ms)}
-        return Page(items, last, _kept(promise, source) | staleness | as_of)
+        return Page(items, last, _kept(promise, source) | staleness | as_of, [job.shown() for job in damaged])
 
     async def list_events(
         self, tenant_id: str, job_id: str, promise: Promise, after: CreatedHlc | None, limit: int
@@ -225,10 +262,11 @@ class JobReader:
         async def look(pool: Pool, judge: Judge) -> tuple[list[reads.EventRow], bool] | None:
             async with reading(pool, snapshot=True) as connection:
                 await self._copies.judged(connection, promise, judge)
-                events, more = await reads.list_job_events(connection, tenant_id, job_id, after, limit)
+                check = self._check
+                events, more = await reads.list_job_events(connection, check, tenant_id, job_id, after, limit)
                 exists = events or await reads.job_exists(connection, tenant_id, job_id)
-                if not exists and await reads.find_refusal(connection, tenant_id, job_id) is not None:
-                    return await reads.list_refused_events(connection, tenant_id, job_id, after, limit)
+                if not exists and await reads.find_refusal(connection, check, tenant_id, job_id) is not None:
+                    return await reads.list_refused_events(connection, check, tenant_id, job_id, after, limit)
                 return (events, more) if exists else None
 
         found, source = await self._copies.read(tenant_id, look, promise)
@@ -239,6 +277,43 @@ class JobReader:
         items = [_event_item(event, payload) for event, payload in zip(events, payloads, strict=True)]
         last = (events[-1].hlc_physical, events[-1].hlc_logical, events[-1].hlc_node) if more else None
         return Page(items, last, _kept(promise, source))
+
+    async def _searched(
+        self,
+        connection: Connection,
+        tenant_id: str,
+        place: Place,
+        wanted: JobFilter,
+        since: CreatedHlc | None,
+        below: CreatedHlc | None,
+        limit: int,
+    ) -> _Found:
+        """Jobs whose entries say what is wanted; as far as was looked in the time that there is for it."""
+        found: list[jobs.JobState] = []
+        damaged: list[DamagedJob] = []
+        fragments, give_up_s, left = wanted.fragments(), time.monotonic() + LOOKING_S, LOOKED_AT_MAX
+        declared = (await job_terms.declared(connection, [tenant_id])).get(tenant_id)
+        terms = wanted.terms(declared.fields) if declared is not None and declared.built_to is None else []
+        term = await job_terms.narrowest(connection, tenant_id, terms)
+        while True:
+            part = await job_search.candidates(
+                connection,
+                tenant_id,
+                wanted.statuses,
+                wanted.actor,
+                fragments,
+                term,
+                since,
+                below,
+                limit - len(found),
+                min(LOOKED_AT_ONCE, left),
+            )
+            states, met, cut = await self._states(connection, tenant_id, part.jobs, place)
+            found += [state for state in states if wanted.finds(state)]
+            damaged += met
+            below, left = cut or part.last, left - part.looked_at
+            if below is None or len(found) == limit or left <= 0 or time.monotonic() > give_up_s:
+                return _Found(found, damaged, below)
 
     async def _other_creations(
         self, tenant_id: str, view: dict[str, Any], events: Sequence[reads.EventRow]
@@ -273,39 +348,6 @@ class JobReader:
                 f"tenant_id: several tenants have a job {job_id}; say whose is meant", ("tenant_id",)
             )
         return tenants[0]
-
-
-async def _searched(
-    connection: Connection,
-    tenant_id: str,
-    wanted: JobFilter,
-    since: CreatedHlc | None,
-    below: CreatedHlc | None,
-    limit: int,
-) -> _Found:
-    """Jobs whose entries say what is wanted; as far as was looked in the time that there is for it."""
-    found: list[jobs.JobState] = []
-    fragments, give_up_s, left = wanted.fragments(), time.monotonic() + LOOKING_S, LOOKED_AT_MAX
-    declared = (await job_terms.declared(connection, [tenant_id])).get(tenant_id)
-    terms = wanted.terms(declared.fields) if declared is not None and declared.built_to is None else []
-    term = await job_terms.narrowest(connection, tenant_id, terms)
-    while True:
-        part = await job_search.candidates(
-            connection,
-            tenant_id,
-            wanted.statuses,
-            wanted.actor,
-            fragments,
-            term,
-            since,
-            below,
-            limit - len(found),
-            min(LOOKED_AT_ONCE, left),
-        )
-        found += [state for state in map(_listed, part.jobs) if wanted.finds(state)]
-        below, left = part.last, left - part.looked_at
-        if below is None or len(found) == limit or left <= 0 or time.monotonic() > give_up_s:
-            return _Found(found, below)
 
 
 class _AwaitedEnd:
@@ -357,10 +399,3 @@ def _created(state: jobs.JobState) -> CreatedHlc:
     """Where the job stands in the order of lists: all that are listed have a creation."""
     assert state.created is not None
     return state.created.order[:3]
-
-
-def _listed(parts: JobParts) -> jobs.JobState:
-    state = parts.merged()
-    if state is None:
-        raise ChainDamagedError(parts.tenant_id, f"the row of job {parts.job_id} names no entry that says anything")
-    return state

@@ -55,9 +55,17 @@ class ListedEntry(NamedTuple):
     origin: str | None
     created_at: datetime
 
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """``ENTRY_COLUMNS`` of it."""
+        return self[2:-1]
+
     def as_listed(self) -> dict[str, Any]:
         """The entry as it is listed, for JSON."""
         return {**self._asdict(), "at": rfc3339.time_of(self.t_hlc)}
+
+
+assert ListedEntry._fields[2:-1] == ENTRY_COLUMNS
 
 
 class SnapshotRow(NamedTuple):

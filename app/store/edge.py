@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import asyncpg
-import structlog
 
 from app.store import Connection, idempotency, job_table
+from app.store.entry_check import EntryCheck
 from app.store.idempotency import ChainedLine
-from app.store.job_table import JobKey
+from app.store.job_table import ENTRIES_MAX, EntryRow, JobKey, JobSpan
 from app.store.reading import reading
 from app.store.reads import find_refusal
 from app.store.rows import whole
@@ -28,7 +28,8 @@ LOOKUPS_AT_ONCE = 2
 """Lookups of jobs under way together: who comes meanwhile asks with the next one. More would open more connections,
 each of which plans the statements anew; a single one could be kept long by a large request."""
 
-log = structlog.get_logger()
+Report = Callable[[ChainDamagedError, str], object]
+"""Is told of damage that was met, and by which part of the node."""
 
 
 class ChainedJob(NamedTuple):
@@ -49,14 +50,18 @@ class ChainedJob(NamedTuple):
 class EdgeLookups:
     """Which jobs exist, and which keyed lines are chained. All raise DatabaseUnavailableError."""
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], check: EntryCheck, report: Report) -> None:
+        """``report`` is told of each entry that is not what was chained."""
         self._pool = pool
+        self._check = check
+        self._report = report
         self._waiting: list[tuple[Sequence[JobKey], asyncio.Future[dict[JobKey, ChainedJob]]]] = []
         self._lookups: set[asyncio.Task[None] | None] = set()
 
     async def find_jobs(self, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
-        """What is chained of each (tenant, job id). Of a job whose row somebody damaged nothing is known but that it is
-        there: verification names it, and its events are recorded."""
+        """What is chained of each (tenant, job id), by the entries of the job: its row in the job table counts for
+        nothing. Of a job whose entries somebody damaged nothing is known but that it is there: that is reported, and
+        its events are recorded."""
         loop = asyncio.get_running_loop()
         found: asyncio.Future[dict[JobKey, ChainedJob]] = loop.create_future()
         self._waiting.append((wanted, found))
@@ -77,7 +82,9 @@ class EdgeLookups:
             self._waiting = []
             try:
                 async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
-                    known = await _find_jobs(connection, [*dict.fromkeys(job for jobs, _ in asking for job in jobs)])
+                    known = await self._find_jobs(
+                        connection, [*dict.fromkeys(job for jobs, _ in asking for job in jobs)]
+                    )
                     # Before the connection is given back, which takes some passes of the event loop.
                     for wanted, found in asking:
                         if not found.done():
@@ -86,6 +93,34 @@ class EdgeLookups:
                 for _, found in asking:
                     if not found.done():
                         found.set_exception(error)
+
+    async def _find_jobs(self, connection: Connection, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
+        found, created = {}, set()
+        mentioned, refused = await job_table.mentioned(connection, wanted)
+        spans = [JobSpan(*job) for job in mentioned]
+        entries = await job_table.entries_of(connection, spans) if spans else []
+        for span, rows in zip(spans, entries, strict=True):
+            try:
+                state = await self._state_of(connection, span, rows)
+            except ChainDamagedError as error:
+                self._report(error, "job_lookup")
+                state = JobState(span.job_id, (0, 0, ""), 0, 0)
+            if state is not None:
+                found[span.tenant_id, span.job_id] = _chained_job(state)
+                created.update([(span.tenant_id, span.job_id)] if state.created is not None else [])
+        for tenant_id, job_id in set(refused) - created:
+            refusal = await find_refusal(connection, self._check, tenant_id, job_id)
+            if refusal is not None and refusal.is_creation:
+                found[tenant_id, job_id] = ChainedJob(0, refusal.text(), None, is_made=False)
+        return found
+
+    async def _state_of(self, connection: Connection, span: JobSpan, rows: Sequence[EntryRow]) -> JobState | None:
+        if not rows:
+            raise ChainDamagedError(span.tenant_id, f"job {span.job_id} is in the job table and has no entries")
+        if len(rows) > ENTRIES_MAX:
+            return await job_table.fold(connection, self._check, span)
+        await self._check.require(connection, span.tenant_id, rows)
+        return job_table.folded(span.tenant_id, span.job_id, None, rows)
 
     async def find_lines(self, tenants: Sequence[str], route: int, key: str) -> list[ChainedLine]:
         """Chained lines of a keyed request, in line order.
@@ -102,30 +137,6 @@ class EdgeLookups:
                 )
                 raise ChainDamagedError(line.tenant_id, f"{reason} stands there")
         return [whole(line.tenant_id, line, ("prev_chain_link",)) for line in lines]
-
-
-async def _find_jobs(connection: Connection, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
-    found, created = {}, set()
-    mentioned, refused = await job_table.mentioned(connection, wanted)
-    parts_of = {
-        (parts.tenant_id, parts.job_id): parts
-        for parts in (await job_table.find_parts(connection, mentioned) if mentioned else ())
-    }
-    for job in mentioned:
-        try:
-            parts = parts_of.get(job)
-            state = await (job_table.merged(connection, parts) if parts else job_table.folded(connection, *job))
-        except ChainDamagedError as error:
-            log.error("job_state_malformed", tenant_id=job[0], job_id=job[1], error=str(error))
-            state = JobState(job[1], (0, 0, ""), 0, 0)
-        if state is not None:
-            found[job] = _chained_job(state)
-            created.update([job] if state.created is not None else [])
-    for tenant_id, job_id in set(refused) - created:
-        refusal = await find_refusal(connection, tenant_id, job_id)
-        if refusal is not None and refusal.is_creation:
-            found[tenant_id, job_id] = ChainedJob(0, refusal.text(), None, is_made=False)
-    return found
 
 
 def _chained_job(state: JobState) -> ChainedJob:

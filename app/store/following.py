@@ -86,6 +86,12 @@ async def behind(connection: Connection, follower: str) -> dict[str, int | None]
     return {row["tenant_id"]: row["seq"] for row in await connection.fetch(_BEHIND, follower)}
 
 
+async def followed(connection: Connection, follower: str) -> list[str]:
+    """Tenants in whose chains the follower has a position."""
+    query = "SELECT tenant_id FROM scheduler.follower_positions WHERE follower = $1 AND seq > 0"
+    return [row["tenant_id"] for row in await connection.fetch(query, follower)]
+
+
 async def lock_places(connection: Connection, follower: str, tenant_ids: Sequence[str]) -> dict[str, Place]:
     """Where the follower stands in these chains, locked until the transaction ends.
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from app.store.job_table import EVER, JobParts, count_named, entries_named
+from app.store.job_table import EVER, JobClaim, claimed
 from app.store.pages import page_of
-from app.store.reads import OLDEST, ORDER, CreatedHlc
+from app.store.reads import OLDEST, ORDER, CreatedHlc, ListedRow, size_of_job
 from ledger.machines.jobs import STATUSES
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _FROM: Final = "(created_physical, created_logical, created_node) >= ($6, $7, $8
 class Candidates(NamedTuple):
     """Some of the jobs that were looked at, and how far that was."""
 
-    jobs: list[JobParts]
+    jobs: list[ListedRow]
     looked_at: int
     last: CreatedHlc | None
     """Creation of the last job that was looked at, or of the last of ``jobs`` where more of them follow; None where no
@@ -33,7 +33,7 @@ class Candidates(NamedTuple):
 
 # Jobs of each of some statuses, as lists have them: an index has those of one status in order.
 _IN_ORDER: Final = f"""
-SELECT newest.*, true AS is_wanted
+SELECT newest.*, created_physical AS physical, created_logical AS logical, created_node AS node, true AS is_wanted
   FROM unnest($9::text[]) AS listed(status)
  CROSS JOIN LATERAL (
        SELECT * FROM scheduler.jobs
@@ -43,7 +43,8 @@ SELECT newest.*, true AS is_wanted
 """
 # Jobs that have one term, of whichever status: those count as looked at that are not wanted.
 _OF_TERM: Final = f"""
-SELECT j.job_id, j.tenant_id, j.seqs, newest.created_physical, newest.created_logical, newest.created_node,
+SELECT {claimed("j")}, j.tenant_id, newest.job_id,
+       newest.created_physical AS physical, newest.created_logical AS logical, newest.created_node AS node,
        coalesce(j.status = ANY($9::text[]){{of_actor}}, false) AS is_wanted
   FROM (SELECT * FROM scheduler.job_terms
          WHERE tenant_id = $1 AND term = ${{term}} AND {_BELOW} AND {_FROM}
@@ -58,29 +59,25 @@ def _query(source: str) -> str:
     Contained in an entry is what the text of its payload contains, in small letters; one that keeps another's event
     (CONFLICT) has that in another form, and may contain anything.
     """
-    listed = """
+    listed = f"""
 SELECT j.*, size.bytes
   FROM candidates AS j
- CROSS JOIN LATERAL (SELECT coalesce(sum(octet_length(payload::text)), 0) AS bytes FROM scheduler.scheduler_log l
-                      WHERE l.tenant_id = $1 AND l.seq = ANY(j.seqs)) AS size
+ CROSS JOIN LATERAL ({size_of_job("j")}) AS size
  WHERE j.is_wanted AND NOT EXISTS (
        SELECT FROM unnest($10::text[]) AS wanted(fragment)
         WHERE NOT EXISTS (
               SELECT FROM scheduler.scheduler_log l
-               WHERE l.tenant_id = $1 AND l.seq = ANY(j.seqs)
+               WHERE l.tenant_id = $1 AND l.job_id = j.job_id
                  AND (strpos(lower(l.payload::text COLLATE "C"), wanted.fragment) > 0 OR l.action = 'CONFLICT')))
 """
     return f"""
 WITH candidates AS MATERIALIZED ({source}), edge AS (
-     SELECT count(*) OVER () AS looked_at, created_physical, created_logical, created_node
-       FROM candidates ORDER BY created_physical, created_logical, created_node LIMIT 1
+     SELECT count(*) OVER () AS looked_at, physical, logical, node
+       FROM candidates ORDER BY physical, logical, node LIMIT 1
 )
-SELECT edge.*, page.tenant_id, page.job_id, {count_named("page")} AS named,
-       followed.entries AS followed, NULL AS unfollowed,
-       page.created_physical AS physical, page.created_logical AS logical, page.created_node AS node, found
+SELECT edge.*, page.physical, page.logical, page.node, page.job_id, {claimed("page")}, found
   FROM edge
-  LEFT JOIN {page_of(listed, ORDER, limit="$5")} AS page ON true
-  LEFT JOIN LATERAL ({entries_named("page")}) AS followed ON true
+  LEFT JOIN {page_of(listed, "physical DESC, logical DESC, node DESC", limit="$5")} AS page ON true
  ORDER BY number
 """
 
@@ -113,8 +110,8 @@ async def candidates(
     )
     if not rows:
         return Candidates([], 0, None)
-    (looked_at, *edge), last = rows[0][:4], rows[-1]
-    found = [JobParts(*(row[name] for name in JobParts._fields)) for row in rows if row["job_id"] is not None]
-    if found and last["found"] > len(found):
-        return Candidates(found, looked_at, (last["physical"], last["logical"], last["node"]))
+    looked_at, *edge = rows[0][:4]
+    found = [ListedRow(row[7], JobClaim._make(row[8:-1])) for row in rows if row[7] is not None]
+    if found and rows[-1]["found"] > len(found):
+        return Candidates(found, looked_at, tuple(rows[-1][4:7]))
     return Candidates(found, looked_at, (edge[0], edge[1], edge[2]) if looked_at == looked_at_max else None)

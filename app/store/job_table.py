@@ -1,40 +1,50 @@
 """SQL of the job table, which a follower keeps: its rows, and what a job is.
 
-A row is an index: it names the entries that count (``ledger.machines.job_state.seqs_of``), and what lists go by. What a
-job is = the fold of the entries that its row names and of those beyond where the follower stands; all of one statement,
-so the answer is that of the chain in that snapshot, however far the follower is behind. The index scheduler_log_job
-finds the latter. A position beyond the end of the chain counts as none, and without a position no row counts.
+What a job is = the fold of all entries that the log's index by job (scheduler_log_job) finds, each recomputed
+(``app.store.entry_check``). A row of the table is an index: it names the entries that count
+(``ledger.machines.job_state.seqs_of``), and what lists go by. Anybody who can write to the database can edit it, so
+nothing is answered on its word: once the table has followed all entries of a job, its row MUST be what they fold to.
+
+A position of the table beyond the end of the chain counts as none, and without a position no row counts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.store.chaining import dropped
-from app.store.following import FollowedEntry, Place
-from app.store.rows import json_in
+from app.store.following import Place
+from app.store.rows import json_in, turned
 from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.machines import jobs
+from ledger.machines.events import EVENTS_BY_ACTION
 from ledger.machines.jobs import JobState
-from ledger.verification import JOB_COLUMNS
+from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
+from ledger.verification.verdict import Break
 
 if TYPE_CHECKING:
     from app.store import Connection
+    from app.store.entry_check import EntryCheck
+    from ledger.hlc import Hlc
 
 FOLLOWER = "jobs"
 """Name of the follower that keeps the table."""
-UNFOLLOWED_MAX = 500
-"""Most entries of one job that are merged with its row; where more are not followed yet, all its entries are folded."""
-
-PAST_ROWS = 500
-"""Entries fetched at a time when the past of a job is folded."""
+ENTRIES_MAX = 500
+"""Most entries of one job that are read with those of others; those of a job that has more are read in parts."""
 
 JobKey = tuple[str, str]
 """(tenant, job id)."""
+EntryRow = tuple[Any, ...]
+"""One row of ``ENTRY_COLUMNS``."""
+SEQ_MAX: Final = 2**63 - 1
+
+_FACTS = itemgetter(
+    *map(ENTRY_COLUMNS.index, ("seq", "hlc_physical", "hlc_logical", "hlc_node", "action", "payload_digest"))
+)
+_PAYLOAD = ENTRY_COLUMNS.index("payload")
 
 _STORE = """
 WITH stored AS (
@@ -60,46 +70,32 @@ SELECT h.tenant_id, h.head_seq, CASE WHEN p.seq <= h.head_seq THEN p.seq END AS 
 """
 
 
-_ENTRY: Final = "json_build_array(l.seq, hlc_physical, hlc_logical, hlc_node, action, payload_digest, payload)"
+_CLAIMED = "{row}.status, {row}.created_physical, {row}.created_logical, {row}.created_node, {row}.created_by, \
+{row}.last_seq, {row}.seqs"
 
 
-def count_named(row: str) -> str:
-    """How many entries ``row``, one of the job table, names; NULL where there is no row."""
-    return f"CASE WHEN {row}.job_id IS NOT NULL THEN coalesce(cardinality({row}.seqs), 0) END"
+def claimed(row: str) -> str:
+    """SQL that selects what ``row``, one of the job table, claims: the fields of ``JobClaim``."""
+    return _CLAIMED.format(row=row)
 
 
-def entries_named(row: str) -> str:
-    """The query for the entries that ``row``, one of the job table, names: a JSON array, NULL of none."""
+def entries_of_job(tenant_id: str, job_id: str, after_seq: str, to_seq: str) -> str:
+    """The query for the entries of a job in a range of seqs, ``ENTRIES_MAX`` + 1 at most, in seq order."""
     return f"""
-SELECT json_agg({_ENTRY} ORDER BY l.seq) AS entries FROM scheduler.scheduler_log l
- WHERE l.tenant_id = {row}.tenant_id AND l.seq = ANY({row}.seqs) AND l.job_id = {row}.job_id
+SELECT {", ".join(f"e.{name}" for name in ENTRY_COLUMNS)} FROM scheduler.scheduler_log e
+ WHERE e.tenant_id = {tenant_id} AND e.job_id = {job_id} AND e.seq > {after_seq} AND e.seq <= {to_seq}
+ ORDER BY e.seq LIMIT {ENTRIES_MAX + 1}
 """
 
 
-def jobs_query(wanted: str) -> str:
-    """The query for the parts of the jobs of ``wanted``, a relation of tenant_id and job_id: ``JobParts``."""
-    return f"""
-SELECT w.tenant_id, w.job_id, {count_named("j")} AS named, followed.entries AS followed,
-       unfollowed.entries AS unfollowed
-  FROM {wanted} AS w(tenant_id, job_id)
-  JOIN ({PLACES}) AS place USING (tenant_id)
-  LEFT JOIN LATERAL (
-       SELECT * FROM scheduler.jobs
-        WHERE place.seq IS NOT NULL AND tenant_id = w.tenant_id AND job_id = w.job_id LIMIT 1
-       ) AS j ON true
- CROSS JOIN LATERAL ({entries_named("j")}) AS followed
- CROSS JOIN LATERAL (
-       SELECT json_agg({_ENTRY} ORDER BY l.seq) AS entries
-         FROM (SELECT * FROM scheduler.scheduler_log l
-                WHERE l.tenant_id = w.tenant_id AND l.job_id = w.job_id
-                  AND l.seq > coalesce(place.seq, 0) AND l.seq <= place.head_seq
-                ORDER BY l.seq LIMIT {UNFOLLOWED_MAX + 1}) AS l
-       ) AS unfollowed
- WHERE j.job_id IS NOT NULL OR unfollowed.entries IS NOT NULL
+ENTRY = ", ".join(f"l.{name}" for name in ENTRY_COLUMNS)
+_ENTRIES = f"""
+SELECT w.number, {ENTRY}
+  FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::bigint[]), (SELECT $4::bigint[]))
+       WITH ORDINALITY AS w(tenant_id, job_id, after_seq, to_seq, number)
+  JOIN scheduler.chain_heads h USING (tenant_id)
+ CROSS JOIN LATERAL ({entries_of_job("w.tenant_id", "w.job_id", "w.after_seq", "least(w.to_seq, h.head_seq)")}) AS l
 """
-
-
-_JOBS = jobs_query("unnest((SELECT $1::text[]), (SELECT $2::text[]))")
 # Jobs travel as two texts, a value a line: the driver would look at each by itself. Subqueries of one row: EXISTS may
 # be answered from a hash of a whole table.
 _WANTED = """
@@ -128,63 +124,75 @@ SELECT n,
        ) AS has_refusals
   FROM {_WANTED}
 """
-_PAST = """
-SELECT seq, hlc_physical, hlc_logical, hlc_node, action, payload_digest, payload
-  FROM scheduler.scheduler_log
- WHERE tenant_id = $1 AND job_id = $2 AND (hlc_physical, hlc_logical, hlc_node) <= ($3, $4, $5)
- ORDER BY seq
+_FIRST_UNFOLLOWED = """
+SELECT l.seq, l.job_id FROM scheduler.scheduler_log l
+ WHERE l.tenant_id = $1 AND l.seq > $2 AND l.seq <= $3 AND l.action = ANY($4::text[])
+   AND NOT EXISTS (SELECT FROM scheduler.jobs j
+                    WHERE j.tenant_id = l.tenant_id AND j.job_id = l.job_id AND j.last_seq >= l.seq)
+ ORDER BY l.seq LIMIT 1
 """
-_NAMED = f"""
-SELECT l.tenant_id, {", ".join(f"l.{name}" for name in FollowedEntry._fields)}
-  FROM unnest($1::text[], $2::text[]) AS wanted(tenant_id, job_id)
-  JOIN scheduler.jobs j USING (tenant_id, job_id)
-  JOIN scheduler.scheduler_log l ON l.tenant_id = j.tenant_id AND l.seq = ANY(j.seqs) AND l.job_id = j.job_id
- ORDER BY l.tenant_id
+_IS_BEYOND = """
+SELECT EXISTS (SELECT FROM scheduler.scheduler_log l JOIN scheduler.jobs j USING (tenant_id, job_id)
+                WHERE l.tenant_id = $1 AND l.seq > $2 AND l.seq <= $2 + $3::bigint AND j.last_seq >= l.seq)
 """
+_ENDING = """
+SELECT DISTINCT l.job_id FROM scheduler.scheduler_log l
+ WHERE l.tenant_id = $1 AND l.seq > $2 AND l.seq <= $3 AND l.action = ANY($5::text[])
+   AND NOT EXISTS (SELECT FROM scheduler.scheduler_log later
+                    WHERE later.tenant_id = l.tenant_id AND later.job_id = l.job_id
+                      AND later.seq > $3 AND later.seq <= $4)
+"""
+_ROWS = f"""
+SELECT w.job_id, j.job_id IS NOT NULL, {claimed("j")}
+  FROM unnest((SELECT $2::text[])) AS w(job_id)
+  LEFT JOIN scheduler.jobs j ON j.tenant_id = $1 AND j.job_id = w.job_id
+"""
+BEYOND_ENTRIES = 100
+"""Entries behind the position of the table that are compared with it: where that is too low, rows cover them."""
 EVER = (2**63 - 1, 2**63 - 1, "~")
 """Above every HLC: node ids are made of a-z, 0-9 and -."""
 _PLACE = f"SELECT seq, head_seq FROM ({PLACES}) AS place WHERE tenant_id = $1"
 
 
-class JobParts(NamedTuple):
-    """What there is of one job: the entries that its row names, and those that are not followed yet."""
+class JobSpan(NamedTuple):
+    """Entries of one job: those behind ``after_seq``, up to ``to_seq``."""
 
     tenant_id: str
     job_id: str
-    named: int | None
-    """How many entries the row names, 0 of one that names none; None where the job has no row."""
-    followed: str | None
-    """JSON of those of them that are there."""
-    unfollowed: str | None
-    """JSON of at most ``UNFOLLOWED_MAX`` + 1."""
-
-    def merged(self) -> JobState | None:
-        """What the job is.
-
-        Raises:
-            ChainDamagedError: somebody edited the row or an entry; verification says where.
-            UnfollowedError: too many entries are not followed yet; all entries of the job must be folded.
-        """
-        unfollowed = self._entries_in(self.unfollowed)
-        if len(unfollowed) > UNFOLLOWED_MAX:
-            raise UnfollowedError
-        followed = self._entries_in(self.followed)
-        if self.named is not None and (not self.named or len(followed) != self.named):
-            raise ChainDamagedError(self.tenant_id, f"entries that make job {self.job_id} are missing")
-        try:
-            return jobs.folded(self.job_id, None, [*followed, *unfollowed])
-        except InvalidInputError as error:
-            raise ChainDamagedError(self.tenant_id, f"an entry of job {self.job_id} is none: {error}") from error
-
-    def _entries_in(self, text: str | None) -> list[Any]:
-        entries: list[Any] | None = json_in(text or "[]")
-        if entries is None:
-            raise ChainDamagedError(self.tenant_id, f"a payload of job {self.job_id} cannot be read")
-        return entries
+    after_seq: int = 0
+    to_seq: int = SEQ_MAX
 
 
-class UnfollowedError(Exception):
-    """The follower is too far behind for its row to help."""
+class JobClaim(NamedTuple):
+    """What the row of a job says of it. Somebody may have edited it."""
+
+    status: str | None
+    created_physical: int | None
+    created_logical: int | None
+    created_node: str | None
+    created_by: str | None
+    last_seq: int | None
+    seqs: Sequence[int] | None
+
+    def break_in(self, job_id: str, state: JobState | None) -> Break | None:
+        """Where the row is not that of ``state``, to which all entries fold that the table has followed."""
+        if state is None:
+            return _not_of_entries(job_id, self.last_seq, None, None)
+        physical, logical, node = (None, None, None) if state.created is None else state.created.order[:3]
+        creator, seqs = jobs.creator_of(state), jobs.seqs_of(state)
+        expected = JobClaim(jobs.status(state), physical, logical, node, creator, state.last_seq, seqs)
+        if self == expected:
+            return None
+        name = next(name for name in self._fields if getattr(self, name) != getattr(expected, name))
+        return _not_of_entries(job_id, state.last_seq, name, (getattr(expected, name), getattr(self, name)))
+
+
+def _not_of_entries(job_id: str, seq: int | None, column: str | None, values: tuple[object, object] | None) -> Break:
+    if column is None or values is None:
+        return Break(seq or 1, "projection", f"job {job_id} is stored but has no entries")
+    expected, actual = (None if value is None else str(value) for value in values)
+    detail = f"column {column} of job {job_id} is not what its entries give"
+    return Break(seq or 1, "projection", detail, expected, actual)
 
 
 async def mentioned(connection: Connection, wanted: Sequence[JobKey]) -> tuple[list[JobKey], list[JobKey]]:
@@ -203,43 +211,47 @@ def _lines(wanted: Sequence[JobKey]) -> tuple[str, str]:
     return "\n".join([tenant_id for tenant_id, _ in wanted]), "\n".join([job_id for _, job_id in wanted])
 
 
-async def find_parts(connection: Connection, wanted: Sequence[JobKey]) -> list[JobParts]:
-    """The parts of each (tenant, job id) that has any."""
-    rows = await connection.fetch(_JOBS, [tenant_id for tenant_id, _ in wanted], [job_id for _, job_id in wanted])
-    return [JobParts(*row) for row in rows]
+async def entries_of(connection: Connection, wanted: Sequence[JobSpan]) -> list[list[EntryRow]]:
+    """The entries of each, in seq order and up to the head of its chain; ``ENTRIES_MAX`` + 1 of each at most."""
+    found: list[list[EntryRow]] = [[] for _ in wanted]
+    for row in await connection.fetch(_ENTRIES, *turned(wanted, len(JobSpan._fields))):
+        found[row[0] - 1].append(row[1:])
+    return found
 
 
-async def merged(connection: Connection, parts: JobParts) -> JobState | None:
-    """What the job is, as ``JobParts.merged``, whatever is not followed yet."""
-    try:
-        return parts.merged()
-    except UnfollowedError:
-        return await folded(connection, parts.tenant_id, parts.job_id)
-
-
-async def folded(connection: Connection, tenant_id: str, job_id: str) -> JobState | None:
-    """What all entries of the job say together, whatever the table has of it: somebody may have removed its row."""
-    async with connection.transaction(isolation="repeatable_read", readonly=True):
-        return await state_as_of(connection, tenant_id, job_id, EVER)
-
-
-async def state_as_of(
-    connection: Connection, tenant_id: str, job_id: str, hlc: tuple[int, int, str]
-) -> JobState | None:
-    """What the entries of the job with an HLC up to ``hlc`` say together; needs an open transaction.
+def folded(tenant_id: str, job_id: str, state: JobState | None, rows: Sequence[EntryRow]) -> JobState | None:
+    """``state`` merged with what rows of ``ENTRY_COLUMNS`` say of the job; None where nothing does.
 
     Raises:
-        ChainDamagedError: one of them is none.
+        ChainDamagedError: one of them says nothing that can be read.
     """
-    state: JobState | None = None
-    cursor = await connection.cursor(_PAST, tenant_id, job_id, *hlc)
-    while rows := await cursor.fetch(PAST_ROWS):
-        entries = [(*facts, json_in(payload)) for *facts, payload in rows]
-        try:
-            state = jobs.folded(job_id, state, entries)
-        except InvalidInputError as error:
-            raise ChainDamagedError(tenant_id, str(error)) from error
-    return state
+    try:
+        return jobs.folded(job_id, state, [(*_FACTS(row), json_in(row[_PAYLOAD])) for row in rows])
+    except InvalidInputError as error:
+        raise ChainDamagedError(tenant_id, f"an entry of job {job_id} is none: {error}") from error
+
+
+async def fold(
+    connection: Connection, check: EntryCheck, span: JobSpan, state: JobState | None = None, as_of: Hlc | None = None
+) -> JobState | None:
+    """``state`` merged with all entries of ``span``, read in parts; with those up to the HLC ``as_of`` if one is given.
+
+    Raises:
+        ChainDamagedError: one of them is not what was chained.
+    """
+    while True:
+        (rows,) = await entries_of(connection, [span])
+        await check.require(connection, span.tenant_id, rows)
+        said = rows if as_of is None else [row for row in rows if _hlc_of(row) <= as_of]
+        state = folded(span.tenant_id, span.job_id, state, said)
+        if len(rows) <= ENTRIES_MAX:
+            return state
+        span = span._replace(after_seq=rows[-1][0])
+
+
+def _hlc_of(row: EntryRow) -> tuple[int, int, str]:
+    physical, logical, node = row[2:5]
+    return physical, logical, node
 
 
 async def place(connection: Connection, tenant_id: str) -> Place | None:
@@ -252,13 +264,31 @@ async def place(connection: Connection, tenant_id: str) -> Place | None:
     return Place(row["seq"] or 0, row["head_seq"], row["seq"] is None)
 
 
-async def entries_of(connection: Connection, wanted: Sequence[JobKey]) -> dict[str, list[FollowedEntry]]:
-    """The entries that the rows of each (tenant, job id) name, by tenant."""
-    rows = await connection.fetch(_NAMED, [tenant_id for tenant_id, _ in wanted], [job_id for _, job_id in wanted])
-    return {
-        tenant_id: [FollowedEntry(*row[1:]) for row in of_tenant]
-        for tenant_id, of_tenant in groupby(rows, itemgetter(0))
-    }
+async def first_unfollowed(
+    connection: Connection, tenant_id: str, after_seq: int, to_seq: int
+) -> tuple[int, str] | None:
+    """Seq and job of the first entry in this range that says something of a job whose row ends before it."""
+    row = await connection.fetchrow(_FIRST_UNFOLLOWED, tenant_id, after_seq, to_seq, list(EVENTS_BY_ACTION))
+    return None if row is None else (row["seq"], row["job_id"])
+
+
+async def is_beyond(connection: Connection, tenant_id: str, seq: int) -> bool:
+    """Whether rows cover entries that come next behind ``seq``."""
+    return bool(await connection.fetchval(_IS_BEYOND, tenant_id, seq, BEYOND_ENTRIES))
+
+
+async def jobs_ending(
+    connection: Connection, tenant_id: str, after_seq: int, to_seq: int, followed_seq: int
+) -> list[str]:
+    """The jobs that have an entry behind ``after_seq``, and none behind ``to_seq`` up to ``followed_seq``."""
+    asked = (tenant_id, after_seq, to_seq, followed_seq, list(EVENTS_BY_ACTION))
+    return [row["job_id"] for row in await connection.fetch(_ENDING, *asked)]
+
+
+async def rows_of(connection: Connection, tenant_id: str, job_ids: Sequence[str]) -> list[tuple[str, JobClaim | None]]:
+    """What the table has of each of these jobs, None where it has no row."""
+    rows = await connection.fetch(_ROWS, tenant_id, job_ids)
+    return [(row[0], JobClaim._make(row[2:]) if row[1] else None) for row in rows]
 
 
 async def store(connection: Connection, rows: Sequence[tuple[object, ...]]) -> None:

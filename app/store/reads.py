@@ -8,17 +8,31 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
-from app.store.job_table import EVER, FOLLOWER, JobParts, count_named, entries_named, jobs_query
-from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
-from app.store.rows import columns, fetch_as, like, whole
+from app.store.job_table import (
+    ENTRIES_MAX,
+    ENTRY,
+    EVER,
+    FOLLOWER,
+    PLACES,
+    EntryRow,
+    JobClaim,
+    claimed,
+    entries_of_job,
+)
+from app.store.pages import PAYLOAD_BYTES, page_of
+from app.store.rows import ENTRIES, columns, fetch_as, fetch_tuples, like
 from ledger.machines.jobs import ABOUT_JOBS, STATUSES
 from ledger.machines.refusals import Refusal, refusal_of, refused_job_id
 from ledger.positions import Epoch, Lsn
+from ledger.verification import ENTRY_COLUMNS
 
 if TYPE_CHECKING:
     import asyncpg
 
     from app.store import Connection
+    from app.store.entry_check import EntryCheck
+
+_SEQ, _T_HLC, _PAYLOAD = map(ENTRY_COLUMNS.index, ("seq", "t_hlc", "payload"))
 
 CreatedHlc = tuple[int, int, str]
 """HLC parts of a job's creation, its place in the list of jobs."""
@@ -46,28 +60,55 @@ class Seen(NamedTuple):
     beat_at: datetime | None
 
 
-class JobPage(NamedTuple):
-    """Jobs as far as the job table has followed, and whether more come after them."""
+class JobRows(NamedTuple):
+    """What one snapshot has of a job."""
 
-    jobs: list[JobParts]
+    entries: list[EntryRow]
+    """In seq order, ``ENTRIES_MAX`` + 1 at most."""
+    claim: JobClaim | None
+    """Its row in the job table, None where there is none that counts."""
+    followed_seq: int | None
+    """How far the job table has followed the chain; None where it has not begun."""
+    has_refusals: bool
+    """Whether PostgreSQL refused events of it."""
+
+
+class ListedRow(NamedTuple):
+    """One row of the job table, as a list has it."""
+
+    job_id: str
+    claim: JobClaim
+
+
+class JobPage(NamedTuple):
+    """Rows of the job table, and whether more come after them."""
+
+    rows: list[ListedRow]
     last_created: CreatedHlc | None
     more: bool
 
 
 class EventRow(NamedTuple):
-    """One event of a job. ``state`` is GLOBAL: chained; APPLIED: the job table has followed the chain that far;
-    COMPACTED: a snapshot covers it."""
+    """One event of a job: ``ENTRY_COLUMNS``, and how far it has come. ``state`` is GLOBAL: chained; APPLIED: the job
+    table has followed the chain that far; COMPACTED: a snapshot covers it."""
 
     seq: int
     t_hlc: str
     hlc_physical: int
     hlc_logical: int
     hlc_node: str
+    job_id: str
     action: str
-    payload: str
-    payload_digest: str
+    link_version: int
+    prev_chain_link: str | None
     chain_link: str
+    payload_digest: str
+    payload: str
+    origin: str | None
     state: str
+
+
+assert EventRow._fields == (*ENTRY_COLUMNS, "state")
 
 
 # The arrays stand in subqueries so that no plan depends on them: one is made for all calls, not one for each.
@@ -87,15 +128,19 @@ _SEEN = f"""
 _ONLY_SEEN = f"SELECT {_SEEN}"
 REFUSALS_MAX = 20
 """Entries that are looked at of the events of one job that PostgreSQL refused: the first ones."""
-_REFUSALS = """
-SELECT seq, t_hlc, payload FROM scheduler.scheduler_log
- WHERE tenant_id = $1 AND job_id = $2 AND action = 'REFUSED' ORDER BY seq LIMIT $3
+_REFUSALS = f"""
+{ENTRIES} WHERE tenant_id = $1 AND job_id = $2 AND action = 'REFUSED' ORDER BY seq LIMIT $3
 """
 _JOB_AND_SEEN = f"""
 SELECT {_SEEN}, EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4 AND job_id = $6) AS has_refusals,
-       {", ".join(f"job.{name}" for name in JobParts._fields)}
-  FROM (SELECT) AS asked LEFT JOIN ({jobs_query("(SELECT $4::text, $5::text)")}) AS job ON true
+       place.seq AS followed_seq, j.job_id IS NOT NULL AS is_stored, {claimed("j")}, {ENTRY}
+  FROM (SELECT) AS asked
+  LEFT JOIN ({PLACES}) AS place ON place.tenant_id = $4
+  LEFT JOIN scheduler.jobs j ON place.seq IS NOT NULL AND j.tenant_id = $4 AND j.job_id = $5
+  LEFT JOIN LATERAL ({entries_of_job("$4", "$5", "$7::bigint", "place.head_seq")}) AS l ON true
 """
+_CLAIM_AT, _ENTRY_AT = 6, 6 + len(JobClaim._fields)
+"""Where the columns of the row of the job table begin, and those of the entry."""
 
 _AGE = """
 SELECT extract(epoch FROM clock_timestamp() - created_at) * 1000 FROM scheduler.scheduler_log
@@ -107,11 +152,20 @@ OLDEST: CreatedHlc = (-1, -1, "")
 ORDER = "created_physical DESC, created_logical DESC, created_node DESC"
 
 
+def size_of_job(row: str) -> str:
+    """The query for the bytes of the payloads that are read for ``row``, one of the job table."""
+    return f"""
+SELECT coalesce(sum(octet_length(payload::text)), 0) AS bytes
+  FROM (SELECT l.payload FROM scheduler.scheduler_log l
+         WHERE l.tenant_id = {row}.tenant_id AND l.job_id = {row}.job_id ORDER BY l.seq LIMIT {ENTRIES_MAX}) AS entries
+"""
+
+
 def _jobs_where(condition: str) -> str:
     """The query for a page of the jobs of which ``condition`` holds.
 
     An index has such jobs of each status in order: a list of several is put together from the newest of each. A page is
-    cut by the bytes of the payloads that make its jobs, before these are put together.
+    cut by the bytes of the payloads that make its jobs, before these are read.
     """
     listed = f"""
 SELECT j.*, size.bytes
@@ -124,16 +178,10 @@ SELECT j.*, size.bytes
                   AND (created_physical, created_logical, created_node) >= ($6, $7, $8)
                 ORDER BY {ORDER} LIMIT $5 + 1) AS newest
          ORDER BY {ORDER} LIMIT $5 + 1) AS j
- CROSS JOIN LATERAL (SELECT coalesce(sum(octet_length(payload::text)), 0) AS bytes FROM scheduler.scheduler_log l
-                      WHERE l.tenant_id = $1 AND l.seq = ANY(j.seqs)) AS size
+ CROSS JOIN LATERAL ({size_of_job("j")}) AS size
 """
     return f"""
-SELECT page.tenant_id, page.job_id, {count_named("page")} AS named,
-       followed.entries AS followed, NULL AS unfollowed,
-       created_physical, created_logical, created_node, found
-  FROM {page_of(listed, ORDER, limit="$5")} AS page
- CROSS JOIN LATERAL ({entries_named("page")}) AS followed
- ORDER BY number
+SELECT page.job_id, {claimed("page")}, found FROM {page_of(listed, ORDER, limit="$5")} AS page ORDER BY number
 """
 
 
@@ -146,7 +194,7 @@ _STATE = f"""
                     WHERE follower = '{FOLLOWER}' AND tenant_id = $1) THEN 'APPLIED'
       ELSE 'GLOBAL' END) AS state
 """
-_EVENT = f"{', '.join(name for name in EventRow._fields if name != 'state')}, {_STATE}"
+_EVENT = f"{', '.join(ENTRY_COLUMNS)}, {_STATE}"
 
 
 def _listed_events(which: str = "") -> str:
@@ -196,22 +244,33 @@ async def seen(connection: Connection, tokens: Sequence[tuple[str, Epoch]], node
     return _seen_in(row)
 
 
-async def job_parts_and_seen(
-    connection: Connection, tenant_id: str, job_id: str, tokens: Sequence[tuple[str, Epoch]], node_id: str
-) -> tuple[JobParts | None, bool, Seen]:
-    """The parts of the job, whether PostgreSQL refused events of it, and ``seen`` of the same snapshot: one
+async def job_and_seen(
+    connection: Connection,
+    tenant_id: str,
+    job_id: str,
+    after_seq: int,
+    tokens: Sequence[tuple[str, Epoch]],
+    node_id: str,
+) -> tuple[JobRows, Seen]:
+    """What there is of the job, its entries from behind ``after_seq`` on, and ``seen`` of the same snapshot: one
     statement."""
-    asked = (*_columns(tokens), node_id, tenant_id, job_id, refused_job_id(job_id))
-    row = await connection.fetchrow(_JOB_AND_SEEN, *asked)
-    assert row is not None
-    parts = JobParts(*(row[name] for name in JobParts._fields)) if row["job_id"] is not None else None
-    return parts, row["has_refusals"], _seen_in(row)
+    asked = (*_columns(tokens), node_id, tenant_id, job_id, refused_job_id(job_id), after_seq)
+    rows = await connection.fetch(_JOB_AND_SEEN, *asked)
+    first = rows[0]
+    claim = JobClaim._make(first[_CLAIM_AT:_ENTRY_AT]) if first["is_stored"] else None
+    entries = [row[_ENTRY_AT:] for row in rows if row["seq"] is not None]
+    return JobRows(entries, claim, first["followed_seq"], first["has_refusals"]), _seen_in(first)
 
 
-async def find_refusal(connection: Connection, tenant_id: str, job_id: str) -> Refusal | None:
-    """What became of events of the job that PostgreSQL refused; None when there are none."""
-    rows = await connection.fetch(_REFUSALS, tenant_id, refused_job_id(job_id), REFUSALS_MAX)
-    return refusal_of(job_id, [tuple(row) for row in rows])
+async def find_refusal(connection: Connection, check: EntryCheck, tenant_id: str, job_id: str) -> Refusal | None:
+    """What became of events of the job that PostgreSQL refused; None when there are none.
+
+    Raises:
+        ChainDamagedError: an entry that says so is not what was chained.
+    """
+    rows = await fetch_tuples(connection, _REFUSALS, tenant_id, refused_job_id(job_id), REFUSALS_MAX)
+    await check.require(connection, tenant_id, rows)
+    return refusal_of(job_id, [(row[_SEQ], row[_T_HLC], row[_PAYLOAD]) for row in rows])
 
 
 def _columns(tokens: Sequence[tuple[str, Epoch]]) -> tuple[list[str], list[int]]:
@@ -242,33 +301,62 @@ async def list_jobs(
     rows = await connection.fetch(query, tenant_id, *bounds, statuses or STATUSES, *by)
     if not rows:
         return JobPage([], None, False)
-    last = rows[-1]
-    return JobPage(
-        [JobParts(*(row[name] for name in JobParts._fields)) for row in rows],
-        (last["created_physical"], last["created_logical"], last["created_node"]),
-        last["found"] > len(rows),
-    )
+    listed = [ListedRow(row[0], JobClaim._make(row[1:-1])) for row in rows]
+    return JobPage(listed, created_of(listed[-1]), rows[-1]["found"] > len(rows))
+
+
+def created_of(row: ListedRow) -> CreatedHlc:
+    """Where the row is in the order of lists: a row without a creation is not listed."""
+    claim = row.claim
+    assert claim.created_physical is not None
+    assert claim.created_logical is not None
+    assert claim.created_node is not None
+    return claim.created_physical, claim.created_logical, claim.created_node
 
 
 async def list_job_events(
-    connection: Connection, tenant_id: str, job_id: str, after: CreatedHlc | None, limit: int
+    connection: Connection, check: EntryCheck, tenant_id: str, job_id: str, after: CreatedHlc | None, limit: int
 ) -> tuple[list[EventRow], bool]:
-    """Events of a job in HLC order, from above ``after``, and whether more follow."""
-    return await fetch_page(connection, EventRow, _EVENTS, tenant_id, job_id, *(after or OLDEST), limit)
+    """Events of a job in HLC order, from above ``after``, and whether more follow.
+
+    Raises:
+        ChainDamagedError: an entry is not what was chained.
+    """
+    return await _page_of_events(connection, check, _EVENTS, tenant_id, job_id, after, limit)
 
 
 async def list_refused_events(
-    connection: Connection, tenant_id: str, job_id: str, after: CreatedHlc | None, limit: int
+    connection: Connection, check: EntryCheck, tenant_id: str, job_id: str, after: CreatedHlc | None, limit: int
 ) -> tuple[list[EventRow], bool]:
     """As ``list_job_events``, the entries that stand for events of the job which PostgreSQL refused."""
-    refused = refused_job_id(job_id)
-    return await fetch_page(connection, EventRow, _REFUSED_EVENTS, tenant_id, refused, *(after or OLDEST), limit)
+    return await _page_of_events(connection, check, _REFUSED_EVENTS, tenant_id, refused_job_id(job_id), after, limit)
 
 
-async def creations(connection: Connection, tenant_id: str, job_id: str, seqs: Sequence[int]) -> list[EventRow]:
-    """Creations of a job that have these seqs, ascending."""
+async def _page_of_events(
+    connection: Connection,
+    check: EntryCheck,
+    query: str,
+    tenant_id: str,
+    job_id: str,
+    after: CreatedHlc | None,
+    limit: int,
+) -> tuple[list[EventRow], bool]:
+    rows = await connection.fetch(query, tenant_id, job_id, *(after or OLDEST), limit)
+    await check.require(connection, tenant_id, [row[: len(ENTRY_COLUMNS)] for row in rows])
+    return [EventRow._make(row[:-1]) for row in rows], bool(rows) and rows[-1]["found"] > len(rows)
+
+
+async def creations(
+    connection: Connection, check: EntryCheck, tenant_id: str, job_id: str, seqs: Sequence[int]
+) -> list[EventRow]:
+    """Creations of a job that have these seqs, ascending.
+
+    Raises:
+        ChainDamagedError: one of them is not what was chained.
+    """
     found = await fetch_as(connection, EventRow, _CREATIONS, tenant_id, job_id, seqs)
-    return [whole(tenant_id, row) for row in found]
+    await check.require(connection, tenant_id, [event[: len(ENTRY_COLUMNS)] for event in found])
+    return found
 
 
 async def tenants_of_job(connection: Connection, job_id: str, patterns: Sequence[str]) -> list[str]:

@@ -29,7 +29,9 @@ from app.background.share import Share
 from app.node.kept_running import kept_running
 from app.store import Connection, chain_reads, job_table, tailing
 from app.store.chain_reads import ListedEntry
+from app.store.entry_check import EntryCheck
 from app.store.growth import Growth
+from app.store.job_table import ENTRIES_MAX, JobSpan
 from app.store.log_rows import LOG_COLUMNS, Piece, RecentRows, Row
 from app.store.reading import Pool, reading
 from app.watch.blocks import EVERYTHING, Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
@@ -67,6 +69,9 @@ DCS_READ_S: Final = 30e-6
 _SEQ = LOG_COLUMNS.index("seq")
 
 log = structlog.get_logger()
+
+Report = Callable[[ChainDamagedError, str], object]
+"""Is told of damage that was met, and by which part of the node."""
 
 
 class Waiter(Protocol):
@@ -180,11 +185,10 @@ class Tail:
 class Tails:
     """The tails of a node."""
 
-    def __init__(
-        self, pool: Pool, share: Share, report: Callable[[BaseException, str], object] = lambda error, met_by: None
-    ) -> None:
+    def __init__(self, pool: Pool, share: Share, check: EntryCheck, report: Report) -> None:
         """``report`` is given each error that says that stored rows are damaged, and the part that met it."""
         self._pool = pool
+        self._check = check
         self._report = report
         self.share = share
         self._tails: dict[str, Tail] = {}
@@ -255,7 +259,8 @@ class Tails:
         async with self._reads:
             async with reading(self._pool) as connection:
                 listed, _ = await chain_reads.list_entries(connection, tail.tenant_id, after_seq + 1, PAGE_ENTRIES)
-                dcs = await self._dcs_of_jobs(connection, tail.tenant_id, listed) if with_dcs else None
+                await self._check.require(connection, tail.tenant_id, [entry.columns for entry in listed])
+                dcs = await self._dcs(connection, tail.tenant_id, listed) if with_dcs else None
             await self.share.turn()
         self.share.spent(READ_S + ROW_READ_S * len(listed))
         return self._encoded(tail, after_seq, listed, dcs)[0]
@@ -343,9 +348,10 @@ class Tails:
                 ]
             else:
                 listed, _ = await chain_reads.list_entries(connection, tail.tenant_id, tail.seq + 1, ENTRIES_A_READ)
+                await self._check.require(connection, tail.tenant_id, [entry.columns for entry in listed])
                 self.share.spent(READ_S + ROW_READ_S * len(listed))
             if tail.dc_users:
-                dcs = await self._dcs_of_jobs(connection, tail.tenant_id, listed)
+                dcs = await self._dcs(connection, tail.tenant_id, listed)
         return self._encoded(tail, tail.seq, listed, dcs)
 
     def _encoded(
@@ -360,18 +366,23 @@ class Tails:
         self.share.spent(time.thread_time() - began_s)
         return blocks
 
-    async def _dcs_of_jobs(self, connection: Connection, tenant_id: str, listed: Sequence[ListedEntry]) -> DcsOfJobs:
+    async def _dcs(self, connection: Connection, tenant_id: str, listed: Sequence[ListedEntry]) -> DcsOfJobs:
         """The data centres of the jobs that must be asked for it."""
-        wanted = [(tenant_id, job_id) for job_id in jobs_in_question(listed)]
+        spans = [JobSpan(tenant_id, job_id) for job_id in jobs_in_question(listed)]
         found: dict[str, frozenset[str] | None] = {}
-        for parts in await job_table.find_parts(connection, wanted) if wanted else ():
+        entries = await job_table.entries_of(connection, spans) if spans else []
+        for span, rows in zip(spans, entries, strict=True):
             try:
-                state = await job_table.merged(connection, parts)
-                found[parts.job_id] = frozenset() if state is None else job_dcs.dcs_of(state)
+                if len(rows) > ENTRIES_MAX:
+                    state = await job_table.fold(connection, self._check, span)
+                else:
+                    await self._check.require(connection, tenant_id, rows)
+                    state = job_table.folded(tenant_id, span.job_id, None, rows)
+                found[span.job_id] = frozenset() if state is None else job_dcs.dcs_of(state)
             except ChainDamagedError as error:
+                # It is not known whom the job's entries concern, so all clients get them.
                 self._report(error, "watch")
-                # It is not known whom the job's entries concern, so all are told.
-                found[parts.job_id] = None
+                found[span.job_id] = None
         return found
 
     async def head_seq(self, tenant_id: str) -> int:

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, Protocol, overload
 from ledger import native
 from ledger.chain import Linker, link_v1
 from ledger.errors import InvalidInputError, LedgerError
-from ledger.merkle import HASH_BYTES
+from ledger.merkle import HASH_BYTES, leaf_hash
 from ledger.verification.verdict import Break, Findings
 
 ENTRY_COLUMNS: Final = (
@@ -382,6 +382,24 @@ def first_break_in(
     findings = Findings()
     EntryChecker(tenant_id, findings, first_seq=first_seq, prev_link=prev_link, may_be_v1=may_be_v1).check(rows)
     return findings.first_break()
+
+
+def leaves_of(tenant_id: str, rows: Sequence[tuple[Any, ...]]) -> list[bytes] | Break:
+    """Leaf hashes of rows of ``ENTRY_COLUMNS``, in any order, each recomputed from the columns of its row; or what is
+    wrong with the first row whose payload digest, HLC or link is not that of its columns."""
+    leaves = native.leaves_of_entries(Linker(tenant_id).prefix, rows)
+    return _leaves_one_by_one(tenant_id, rows) if leaves is None else leaves
+
+
+def _leaves_one_by_one(tenant_id: str, rows: Sequence[tuple[Any, ...]]) -> list[bytes] | Break:
+    leaves: list[bytes] = []
+    for row in rows:
+        findings = Findings()
+        runs = EntryChecker(tenant_id, findings, first_seq=row[0], prev_link=row[8]).check([row])
+        if (found := findings.first_break()) is not None:
+            return found
+        leaves.append(leaf_hash(runs[0].links[0]))
+    return leaves
 
 
 def holds_together(tenant_id: str, row: EntryRow) -> bool:

@@ -65,7 +65,7 @@ def test_a_search_goes_through_all_pages(url: str, monkeypatch: pytest.MonkeyPat
     assert json.loads(tally(url, "--since", "2999-01-01T00:00:00Z", "--json")) == {"items": []}
     with jobs.LedgerClient(url) as client:
         monkeypatch.setattr(jobs, "PAGE", 3)
-        assert len(list(jobs._found(client, {"tenant_id": "acme"}, None))) == 8
+        assert len(list(jobs._found(client, {"tenant_id": "acme"}, None, []))) == 8
 
 
 def test_one_job_is_shown_with_what_happened_to_it(url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from hashlib import sha256
 
 import asyncpg
 import pytest
@@ -14,9 +15,12 @@ from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
 from app.read.consistency import Consistency, Promise, ReadLevel, all_seen
 from app.read.copies import Copies
+from app.read.folded_jobs import FoldedJobs
 from app.read.jobs import JobReader, Page
 from app.read.revealing import Revealing
+from app.store.entry_check import EntryCheck
 from app.store.reads import TokenPosition
+from ledger.chain import Linker
 from ledger.errors import (
     ChainDamagedError,
     ClockSkewError,
@@ -33,7 +37,6 @@ from ledger.machines.job_search import JobFilter
 
 HERE, THERE = "here", "there"
 EPOCH = 5
-DIGEST = "0" * 64
 SHORT_S, LONG_S = 0.05, 60.0
 ANSWERS_MEANWHILE = 60
 
@@ -52,7 +55,9 @@ class World:
 
     def reader(self, wait_s: float) -> JobReader:
         revealing = Revealing(PrivacyKnowledge(self.pool, SubjectKeys(self.pool, "file:/no/master.key")))
-        return JobReader(self.copies(wait_s), revealing, self.hurried.append)
+        check = EntryCheck(lambda _: None)
+        folded = FoldedJobs(check, lambda *_: None, lambda *_: None)
+        return JobReader(self.copies(wait_s), revealing, check, folded, self.hurried.append, lambda *_: None)
 
     def copies(self, wait_s: float) -> Copies:
         return Copies(self.node, self.pool, Consistency(self.node, self.pool, wait_s))
@@ -98,6 +103,12 @@ class World:
     async def chain_event(
         self, seq: int, job_id: str, name: str, hlc: Hlc, payload: str, tenant_id: str = "acme"
     ) -> None:
+        before = await self.pool.fetchval(
+            "SELECT chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = $2 - 1", tenant_id, seq
+        )
+        digest, action = sha256(payload.encode()), JOB_EVENTS[name].action
+        linker = Linker(tenant_id)
+        link = linker.link(seq, hlc.text(), job_id, action, bytes.fromhex(before or ""), digest.digest(), b"")
         await self.pool.execute(
             "INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id,"
             " action, link_version, prev_chain_link, chain_link, payload_digest, payload)"
@@ -106,12 +117,19 @@ class World:
             hlc.text(),
             *hlc,
             job_id,
-            JOB_EVENTS[name].action,
-            None if seq == 1 else f"{seq - 1:064x}",
-            f"{seq:064x}",
-            DIGEST,
+            action,
+            before,
+            link.hex(),
+            digest.hexdigest(),
             payload,
             tenant_id,
+        )
+        await self.pool.execute(
+            "UPDATE scheduler.chain_heads SET head_seq = $2, head_chain_link = $3, head_hlc = $4 WHERE tenant_id = $1",
+            tenant_id,
+            seq,
+            link.hex(),
+            hlc.text(),
         )
 
 
@@ -319,6 +337,7 @@ async def test_a_reader_that_waits_learns_why_the_node_stopped(world: World) -> 
 
 
 async def test_the_past_is_what_had_an_hlc_by_then_whatever_the_order_of_the_chain(world: World) -> None:
+    await world.tenant_begins()
     events = [
         ("JobCompleted", Hlc(30, 0, HERE), '{"type":"JobCompleted","fence_token":1,"final_status":"fine"}'),
         ("JobCreated", Hlc(10, 0, HERE), '{"type":"JobCreated","fence_token":1,"spec":{"x":1}}'),

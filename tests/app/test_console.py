@@ -360,7 +360,8 @@ def test_a_falsified_row_is_named_with_what_it_should_be_and_what_to_do(console:
     expect(page.locator("#break tbody tr", has_text="recomputed here")).to_have_count(2)
     assert barriers(page) == []
     shown = console.go("job/broken/nightly-1")
-    expect(shown.get_by_role("alert").filter(has_text="What stands here does not hold")).to_contain_text("entry 4")
+    expect(shown.get_by_role("heading", name="Stored rows of the tenant are damaged")).to_be_visible()
+    expect(shown.get_by_role("alert")).to_contain_text("payload-digest at seq 4")
     expect(console.go("job/broken/nightly-0").get_by_text("its entries up to")).to_be_visible()
     overview = console.go("")
     expect(overview.get_by_role("heading", name="What is on record was changed; requests are taken")).to_be_visible()

@@ -142,7 +142,7 @@ READS: dict[str, tuple[str, str, list[tuple[str, dict[str, Any]]]]] = {
         f"a job whose entries are {what}": (
             "jobs",
             f"seqs = {seqs}",
-            [("/v1/jobs", {}), ("/v1/jobs/job-1", {}), ("/v1/jobs/job-1", {"consistency": "eventual"})],
+            [("/v1/jobs/job-1", {}), ("/v1/jobs/job-1", {"consistency": "eventual"})],
         )
         for what, seqs in (("not there", "'{1,7}'"), ("none", "'{}'"), ("NULL", "NULL"))
     },
@@ -165,9 +165,8 @@ READS: dict[str, tuple[str, str, list[tuple[str, dict[str, Any]]]]] = {
             "scheduler_log",
             f"payload = {payload}",
             [
-                ("/v1/jobs", {}),
-                ("/v1/jobs", {"where": "spec.n:1"}),
                 ("/v1/jobs/job-1", {}),
+                ("/v1/jobs/job-1/events", {}),
                 ("/v1/jobs/job-1", {"as_of": "9000000000000:0:n"}),
             ],
         )
@@ -222,20 +221,51 @@ async def test_a_read_that_meets_a_damaged_row_says_so(ledger: Ledger, name: str
     await ledger.others_go_on()
 
 
-@pytest.mark.parametrize("payload", UNREADABLE.values(), ids=UNREADABLE)
+LISTS = [name for name, (table, *_) in READS.items() if table == "jobs" or "payload that has" in name]
+
+
+@pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("private", [[], ["spec.user"]], ids=["none is private", "one is private"])
-async def test_a_payload_that_cannot_be_read_is_a_text_among_the_events_of_its_job(
-    ledger: Ledger, payload: str, private: list[str]
+async def test_a_list_answers_the_others_and_names_the_job_that_is_damaged(
+    ledger: Ledger, name: str, private: list[str]
 ) -> None:
     if private:
         declared = await ledger.client.put(f"/v1/tenants/{ledger.tenant_id}/privacy", json={"fields": private})
         declared.raise_for_status()
-    await ledger.damage("scheduler_log", f"payload = {payload}")
-    read = await ledger.get("/v1/jobs/job-1/events")
-    assert read.status_code == 200, read.text
-    [event] = read.json()["items"]
-    assert (event["action"], event["type"], event["actor"]) == ("ENQUEUE", None, None)
-    assert event["payload"].startswith('{"spec": {"n": 1, "m": ')
+    made = await ledger.client.post("/v1/jobs", json={**ledger.job, "job_id": "job-2"})
+    assert made.status_code == 201, made.text
+
+    async def has_both() -> bool:
+        return len((await ledger.get("/v1/jobs")).json()["items"]) == 2
+
+    await until(has_both, "both are listed")
+    table, change, _ = READS[name]
+    for params in ({}, {"where": "spec.n:1"}):
+        await ledger.damage(table, f"{change} WHERE {IS_FIRST[table]} AND tenant_id = '{ledger.tenant_id}' --")
+        read = await ledger.get("/v1/jobs", **params)
+        assert read.status_code == 200, read.text
+        assert [job["job_id"] for job in read.json()["items"]] == ["job-2"]
+        assert [job["job_id"] for job in read.json()["damaged"]] == ["job-1"]
+        assert f"tally verify --tenant {ledger.tenant_id}" in read.json()["damaged"][0]["detail"]
+
+
+IS_FIRST = {"jobs": "job_id = 'job-1'", "scheduler_log": "seq = 1"}
+
+
+async def test_a_list_for_other_programs_has_a_row_for_the_job_that_is_damaged(ledger: Ledger) -> None:
+    await ledger.damage("scheduler_log", f"payload = {next(iter(UNREADABLE.values()))}")
+
+    async def listed(media_type: str) -> str:
+        asked = {"tenant_id": ledger.tenant_id}
+        answer = await ledger.client.get("/v1/jobs", params=asked, headers={"Accept": media_type})
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+    [line] = (await listed("application/x-ndjson")).splitlines()
+    assert "payload-digest at seq 1" in json.loads(line)["damaged"]
+    _, row = (await listed("text/csv")).splitlines()
+    assert row.startswith('"","job-1","DAMAGED"')
+    assert "payload-digest at seq 1" in row
 
 
 async def test_a_head_of_a_time_that_python_does_not_know_keeps_no_proof_from_being_served(ledger: Ledger) -> None:

@@ -151,7 +151,7 @@ async def test_another_node_refuses_at_the_edge_what_the_table_does_not_know_yet
 async def test_a_job_with_many_entries_beyond_the_table_is_read_whole(
     client: httpx.AsyncClient, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.store.job_table.UNFOLLOWED_MAX", 3)
+    monkeypatch.setattr("app.store.job_table.ENTRIES_MAX", 3)
     assert (await client.post("/v1/jobs", json=CREATION)).status_code == 201
     async with halted(database):
         for done in range(1, 6):

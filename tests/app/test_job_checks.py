@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import asyncpg
@@ -16,6 +17,7 @@ from app.pending.requests import Draft
 from app.service import Service
 from app.store import edge, job_table
 from app.store.edge import ChainedJob, EdgeLookups
+from app.store.entry_check import EntryCheck
 from ledger.errors import (
     DatabaseUnavailableError,
     DurabilityTimeoutError,
@@ -169,7 +171,7 @@ async def test_the_store_is_asked_for_any_number_of_jobs_in_as_many_statements(d
     ):
         await logged(connection, asked)
         await pool.release(connection)
-        lookups = EdgeLookups(pool)
+        lookups = EdgeLookups(pool, EntryCheck(lambda _: None), lambda *_: None)
         counts = []
         for jobs in (1, 100):
             asked.clear()
@@ -184,7 +186,7 @@ async def test_requests_that_come_together_ask_the_store_together(run_node: RunN
             await service.submitter.submit(created("acme", n, job_id=f"job-{n}"), key=None)
     asked: list[str] = []
     async with asyncpg.create_pool(database.service_url, min_size=0, init=lambda each: logged(each, asked)) as pool:
-        lookups = EdgeLookups(pool)
+        lookups = EdgeLookups(pool, EntryCheck(lambda _: None), lambda *_: None)
         wanted = [[("acme", "job-0")], [("acme", "job-1"), ("acme", "job-0")], [("beta", "job-0")], [("acme", "job-2")]]
         one = await lookups.find_jobs(wanted[0])
         alone = len(asked)
@@ -205,7 +207,7 @@ async def test_who_asks_in_the_turn_in_which_a_lookup_ends_is_answered(
 ) -> None:
     monkeypatch.setattr(edge, "LOOKUPS_AT_ONCE", 1)
     async with asyncpg.create_pool(database.service_url, min_size=0) as pool:
-        lookups = EdgeLookups(pool)
+        lookups = EdgeLookups(pool, EntryCheck(lambda _: None), lambda *_: None)
         before = asyncio.all_tasks()
         asking = asyncio.ensure_future(lookups.find_jobs([("acme", "job-0")]))
         await asyncio.sleep(0)
@@ -225,7 +227,8 @@ async def test_an_answer_does_not_wait_until_its_connection_is_given_back(databa
     async with asyncpg.create_pool(
         database.service_url, min_size=0, init=lambda each: logged(each, given_back, "RESET ALL")
     ) as pool:
-        looking = asyncio.ensure_future(EdgeLookups(pool).find_jobs([("acme", "job-0")]))
+        lookups = EdgeLookups(pool, EntryCheck(lambda _: None), lambda *_: None)
+        looking = asyncio.ensure_future(lookups.find_jobs([("acme", "job-0")]))
         before_it: list[int] = []
         looking.add_done_callback(lambda _: before_it.append(len(given_back)))
         await looking
@@ -236,7 +239,7 @@ async def test_an_answer_does_not_wait_until_its_connection_is_given_back(databa
 async def test_no_more_than_two_lookups_are_under_way(database: Database, superuser: asyncpg.Connection) -> None:
     waiting = "SELECT count(*) = $1 FROM pg_locks WHERE NOT granted"
     async with asyncpg.create_pool(database.service_url, min_size=0, max_size=9) as pool:
-        lookups = EdgeLookups(pool)
+        lookups = EdgeLookups(pool, EntryCheck(lambda _: None), lambda *_: None)
         async with superuser.transaction():
             await superuser.execute("LOCK TABLE scheduler.jobs")
             looking = []
@@ -250,11 +253,11 @@ async def test_no_more_than_two_lookups_are_under_way(database: Database, superu
 
 @pytest.mark.parametrize(
     "query",
-    [job_table._JOBS, job_table._ANY_MENTIONED, job_table._MENTIONED],
+    [job_table._ENTRIES, job_table._ANY_MENTIONED, job_table._MENTIONED],
     ids=["parts", "any", "mentioned"],
 )
 async def test_a_ledger_that_was_never_analyzed_finds_jobs_by_their_index(database: Database, query: str) -> None:
-    parameters = ", ".join(["NULL"] * (1 + query.count("$3::text[]") + 1))
+    parameters = ", ".join(["NULL"] * max(map(int, re.findall(r"\$(\d)", query))))
     async with connected_to(database.service_url) as connection:
         await connection.execute("SET plan_cache_mode = force_generic_plan")
         await connection.execute(f"PREPARE asked AS {query}")

@@ -19,9 +19,9 @@ from ledger import canonical, merkle, native
 from ledger.chain import Linker, record
 from ledger.chain.record import EventRecord
 from ledger.errors import LedgerError
-from ledger.verification import ENTRY_COLUMNS
+from ledger.verification import ENTRY_COLUMNS, entry_check
 from ledger.verification.entry_check import EntryChecker
-from ledger.verification.verdict import Findings
+from ledger.verification.verdict import Break, Findings
 from tests.ledger.damage import DAMAGE, damage
 from tests.ledger.ledger_in_memory import Ledger, build
 
@@ -140,6 +140,56 @@ def test_so_are_rows_of_another_place(first_seq: int) -> None:
     assert in_order(columns_of(WHOLE), 1, "0" * 64) == (None, None)
     assert native.links_in_order(b"", 1, b"", None, [[]] * 12) is None
     assert native.links_in_order(b"", 1, b"", None, None) is None
+
+
+# --- entries by themselves ------------------------------------------------------------------------
+
+
+def by_themselves(ledger: Ledger) -> tuple[Any, Any]:
+    """What C and Python answer of the rows, the last first."""
+    rows = [tuple(row[name] for name in ENTRY_COLUMNS) for row in reversed(ledger.entries)]
+    found = native.leaves_of_entries(Linker("acme").prefix, rows)
+    return found, entry_check._leaves_one_by_one("acme", rows)
+
+
+def test_entries_by_themselves_have_the_leaves_of_their_links() -> None:
+    found, expected = by_themselves(WHOLE)
+    assert expected == merkle.leaf_hashes([bytes.fromhex(row["chain_link"]) for row in reversed(WHOLE.entries)])
+    assert found == (expected if native.NAME == "c" else None)
+
+
+@given(st.integers(0, len(ENTRY_COLUMNS) - 2), st.integers(0, 39), st.integers(0, 2000))
+def test_an_edited_entry_by_itself_is_left_to_python_which_names_it(column: int, at: int, how: int) -> None:
+    ledger = WHOLE.copy()
+    row, name = ledger.entries[at], ENTRY_COLUMNS[1:][column]
+    value = row[name]
+    row[name] = value + 1 + how if isinstance(value, int) else f"{(value or '')[:-1]}{how}"
+    found, expected = by_themselves(ledger)
+    if row[name] == value:
+        return
+    assert found is None
+    assert isinstance(expected, Break)
+    assert expected.seq == row["seq"]
+
+
+@given(st.integers(0, len(DAMAGE) - 1), st.integers(0, 39), st.integers(0, 2000))
+def test_damaged_entries_by_themselves_are_judged_as_by_python(which: int, at: int, how: int) -> None:
+    ledger = WHOLE.copy()
+    damage(ledger, which, at, how)
+    if any(type(row["seq"]) is not int for row in ledger.entries):
+        return
+    found, expected = by_themselves(ledger)
+    if found is not None or isinstance(expected, list):
+        assert found in (expected, None)
+
+
+@given(st.integers(1, len(ENTRY_COLUMNS) - 1), st.integers(0, 39), STRANGE)
+def test_so_is_whatever_no_column_of_them_holds(column: int, at: int, value: Any) -> None:
+    ledger = WHOLE.copy()
+    ledger.entries[at][ENTRY_COLUMNS[column]] = value
+    found, expected = by_themselves(ledger)
+    assert found is None or found == expected
+    assert native.leaves_of_entries(b"", [["a row that is a list"]]) is None  # type: ignore[list-item]
 
 
 # --- canonical JSON -------------------------------------------------------------------------------

@@ -144,6 +144,11 @@ function drawJobs(ctx, name, places, drawn, page) {
           null,
           h("p", {}, page.next_cursor ? "None among those that were looked at so far." : "There is no such job."),
         ),
+    page.damaged.length > 0 &&
+      panel(
+        "Damaged: what is stored of these jobs is not what was chained",
+        ...page.damaged.map((job) => h("p", {}, `${job.job_id}: ${job.detail}`)),
+      ),
     next &&
       h("a", { class: "button", href: `#/jobs/${named(name)}?${next}` }, page.items.length ? "Older jobs" : "Look on"),
   );

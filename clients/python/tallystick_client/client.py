@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from abc import ABC, abstractmethod
@@ -39,6 +40,8 @@ _DIRECT = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
 
 
 J = TypeVar("J", Job, AsyncJob)
+
+log = logging.getLogger("tallystick_client")
 
 
 class LedgerFlows(ABC, Generic[J]):
@@ -254,6 +257,8 @@ class LedgerFlows(ABC, Generic[J]):
         while True:
             page = yield from self._read(path, {"limit": PAGE, **params, "cursor": cursor})
             yield from map(Give, page["items"])
+            for job in page.get("damaged", ()):
+                log.error("job %s is not among those listed, it is damaged: %s", job["job_id"], job["detail"])
             cursor = page["next_cursor"]
             if cursor is None:
                 return

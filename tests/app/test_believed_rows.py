@@ -1,0 +1,327 @@
+"""Rows that can be edited are compared with the chain before anything is answered on their word."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from app.read import job_table_walk
+from ledger import merkle
+from ledger.chain import Linker
+from ledger.merkle import HASH_BYTES
+from ledger.verification import ENTRY_COLUMNS
+from tests.app.chain_builder import edit
+from tests.app.chains import until
+from tests.app.client import Client
+from tests.app.conftest import MakeSettings, RunServer
+from tests.app.shared import Shared, sharing
+from tests.app.test_damaged_rows import assert_damage_told
+from tests.conftest import Database, connected_to
+
+FORGED = '{"error":"a forged one","failed_dc":"dc1","fence_token":1,"type":"JobFailed"}'
+
+
+class Ledger:
+    """A tenant of a running node, and the superuser of its database."""
+
+    def __init__(self, client: Client, superuser: asyncpg.Connection) -> None:
+        self.client = client
+        self.superuser = superuser
+        self.tenant_id = client.tenant
+
+    async def get(self, path: str, **params: Any) -> httpx.Response:
+        return await self.client.get(path, params={"tenant_id": self.tenant_id, **params})
+
+    async def create(self, job_id: str, key: str | None = None, **fields: Any) -> httpx.Response:
+        headers = {} if key is None else {"Idempotency-Key": key}
+        body = {"tenant_id": self.tenant_id, "job_id": job_id, "spec": {"of": job_id}, "durability": "GLOBAL"}
+        return await self.client.post("/v1/jobs", json=body | fields, headers=headers)
+
+    async def report(self, job_id: str, **event: Any) -> httpx.Response:
+        body = {"tenant_id": self.tenant_id, "durability": "GLOBAL", **event}
+        return await self.client.post(f"/v1/jobs/{job_id}/events", json=body)
+
+    async def failed_job(self, job_id: str = "job-1") -> None:
+        """A job that ran and failed: seqs 1 to 3 of a new tenant."""
+        assert (await self.create(job_id)).status_code == 201
+        progress = {"type": "JobProgressReported", "dc_id": "dc1", "completed": 1, "failed": 0}
+        assert (await self.report(job_id, **progress)).status_code == 201
+        assert (await self.report(job_id, type="JobFailed", error="disk", failed_dc="dc1")).status_code == 201
+
+    async def followed(self) -> None:
+        """The job table has followed the chain."""
+        query = (
+            "SELECT p.seq = h.head_seq FROM scheduler.follower_positions p JOIN scheduler.chain_heads h"
+            " USING (tenant_id) WHERE tenant_id = $1 AND follower = 'jobs'"
+        )
+        await until(lambda: self.superuser.fetchval(query, self.tenant_id), "the job table has followed")
+
+    async def covered(self, size: int) -> None:
+        """A checkpoint that the node keeps covers so many entries."""
+
+        async def is_covered() -> bool:
+            answer = await self.client.get(f"/v1/log/{self.tenant_id}/checkpoint")
+            return answer.status_code == 200 and int(answer.text.split("\n")[1]) >= size
+
+        await until(is_covered, "a checkpoint covers it")
+
+    async def edit(self, statement: str, *values: object) -> None:
+        await edit(self.superuser, statement, self.tenant_id, *values)
+
+    async def statuses(self, **params: Any) -> dict[str, str]:
+        listed = (await self.get("/v1/jobs", **params)).json()
+        return {job["job_id"]: job["status"] for job in listed["items"]}
+
+
+class SharedLedger(Ledger):
+    """One of a node that is reached without a socket, too."""
+
+    def __init__(self, client: Client, shared: Shared) -> None:
+        super().__init__(client, shared.superuser)
+        self._node = shared.service
+
+    def breaks(self, kind: str) -> list[int]:
+        """Seqs of the breaks of this kind that the node keeps of the tenant."""
+        return [each.seq for each in self._node.breaks.open(self.tenant_id) if each.kind == kind]
+
+
+@pytest.fixture(scope="module")
+async def shared(make_shared_settings: MakeSettings, shared_database: Database) -> AsyncIterator[Shared]:
+    with pytest.MonkeyPatch.context() as patched:
+        # A node whose watch meets a signed row that was replaced stops.
+        patched.setattr("app.chain.ledger_watch.ROUND_INTERVAL_S", 3600.0)
+        async with sharing(make_shared_settings(), shared_database) as shared:
+            yield shared
+
+
+@pytest.fixture
+async def ledger(shared: Shared, shared_client: Client) -> SharedLedger:
+    return SharedLedger(shared_client, shared)
+
+
+# --- a forged entry -------------------------------------------------------------------------------
+
+READS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/jobs/job-1", {}),
+    ("/v1/jobs/job-1", {"consistency": "strong"}),
+    ("/v1/jobs/job-1", {"as_of": "9000000000000:0:n"}),
+    ("/v1/jobs/job-1/events", {}),
+]
+
+
+async def forge_text(ledger: Ledger) -> None:
+    """Edit the payload of seq 3 alone."""
+    await ledger.edit("UPDATE scheduler.scheduler_log SET payload = $2 WHERE tenant_id = $1 AND seq = 3", FORGED)
+
+
+async def forge_with_hashes(ledger: Ledger) -> None:
+    """Edit the payload of seq 3, with its digest, its link and its leaf in the tile made to fit."""
+    query = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = 3"
+    row = await ledger.superuser.fetchrow(query, ledger.tenant_id)
+    assert row is not None
+    digest = hashlib.sha256(FORGED.encode())
+    named = (row["t_hlc"], row["job_id"], row["action"], bytes.fromhex(row["prev_chain_link"]), digest.digest(), b"")
+    link = Linker(ledger.tenant_id).link(3, *named)
+    await ledger.edit(
+        "UPDATE scheduler.scheduler_log SET payload = $2, payload_digest = $3, chain_link = $4"
+        " WHERE tenant_id = $1 AND seq = 3",
+        *(FORGED, digest.hexdigest(), link.hex()),
+    )
+    await ledger.edit(
+        "UPDATE scheduler.merkle_tile SET hashes = overlay(hashes placing $2::bytea from $3::int)"
+        " WHERE tenant_id = $1 AND level = 0",
+        *(merkle.leaf_hash(link), 2 * HASH_BYTES + 1),
+    )
+
+
+@pytest.mark.parametrize("forge", [forge_text, forge_with_hashes])
+async def test_no_read_serves_a_forged_entry_as_true(ledger: SharedLedger, forge: Any) -> None:
+    await ledger.failed_job()
+    assert (await ledger.create("job-2")).status_code == 201
+    await ledger.followed()
+    await ledger.covered(4)
+    await forge(ledger)
+    for path, params in READS:
+        assert_damage_told(await ledger.get(path, **params), ledger.tenant_id)
+    for params in ({}, {"status": "FAILED"}, {"error": "a forged one"}):
+        listed = (await ledger.get("/v1/jobs", **params)).json()
+        assert "job-1" not in [job["job_id"] for job in listed["items"]]
+        assert "job-1" in [job["job_id"] for job in listed["damaged"]]
+    assert ledger.breaks("payload-digest" if forge is forge_text else "tree")
+
+
+async def test_a_list_of_cancellations_names_a_forged_job(ledger: SharedLedger) -> None:
+    for job_id in ("job-1", "job-2"):
+        assert (await ledger.create(job_id, assigned_dcs=["dc1"])).status_code == 201
+        body = {"tenant_id": ledger.tenant_id, "reason": "not needed", "requestor": "me", "durability": "GLOBAL"}
+        assert (await ledger.client.post(f"/v1/jobs/{job_id}/cancel", json=body)).status_code == 201
+    await ledger.followed()
+    forged = '{"assigned_dcs":["dc2"],"fence_token":1,"spec":{},"type":"JobCreated"}'
+    await ledger.edit("UPDATE scheduler.scheduler_log SET payload = $2 WHERE tenant_id = $1 AND seq = 1", forged)
+    listed = (await ledger.get("/v1/cancellations", dc="dc1")).json()
+    assert [job["job_id"] for job in listed["items"]] == ["job-2"]
+    assert [job["job_id"] for job in listed["damaged"]] == ["job-1"]
+
+
+async def test_a_watch_ends_where_a_forged_entry_begins(ledger: SharedLedger, shared: Shared) -> None:
+    await ledger.failed_job()
+    await forge_text(ledger)
+    told = ""
+    asked = {"tenant_id": ledger.tenant_id, "from_seq": 1}
+    async with ledger.client.stream("GET", "/v1/watch", params=asked) as stream:
+        async for piece in stream.aiter_text():
+            told += piece
+    assert "forged" not in told
+    assert ledger.breaks("payload-digest")
+
+
+# --- rows of the job table ------------------------------------------------------------------------
+
+
+async def test_a_row_that_leaves_the_end_of_its_job_out_is_believed_by_nobody_and_written_again(
+    ledger: SharedLedger,
+) -> None:
+    await ledger.failed_job()
+    await ledger.followed()
+    await ledger.edit("UPDATE scheduler.jobs SET seqs = '{1,2}', status = 'RUNNING', last_seq = 2 WHERE tenant_id = $1")
+    assert_damage_told(await ledger.get("/v1/jobs/job-1", consistency="strong"), ledger.tenant_id)
+    assert ledger.breaks("projection")
+
+    async def is_failed() -> bool:
+        answer = await ledger.get("/v1/jobs/job-1", consistency="strong")
+        return answer.status_code == 200 and answer.json()["status"] == "FAILED"
+
+    await until(is_failed, "the row is written again")
+    assert await ledger.statuses(status="FAILED") == {"job-1": "FAILED"}
+    assert await ledger.statuses(status="RUNNING") == {}
+
+
+async def test_a_list_meets_a_row_that_claims_another_status(ledger: SharedLedger) -> None:
+    await ledger.failed_job()
+    await ledger.followed()
+    await ledger.edit("UPDATE scheduler.jobs SET seqs = '{1,2}', status = 'RUNNING' WHERE tenant_id = $1")
+    listed = (await ledger.get("/v1/jobs", status="RUNNING")).json()
+    assert (listed["items"], [job["job_id"] for job in listed["damaged"]]) == ([], ["job-1"])
+
+    async def is_listed() -> bool:
+        return await ledger.statuses(status="FAILED") == {"job-1": "FAILED"}
+
+    await until(is_listed, "the row is written again")
+
+
+async def test_a_job_whose_row_was_removed_is_read_and_listed_again(ledger: SharedLedger) -> None:
+    await ledger.failed_job()
+    await ledger.followed()
+    await ledger.edit("DELETE FROM scheduler.jobs WHERE tenant_id = $1")
+    assert (await ledger.get("/v1/jobs/job-1")).json()["status"] == "FAILED"
+    assert ledger.breaks("projection")
+
+    async def is_listed() -> bool:
+        return await ledger.statuses() == {"job-1": "FAILED"}
+
+    await until(is_listed, "the row is written again")
+
+
+async def test_rows_that_nobody_reads_are_compared_and_written_again(
+    run_server: RunServer, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_server() as client:
+        ledger = Ledger(client, superuser)
+        await ledger.failed_job()
+        await ledger.failed_job("job-2")
+        await ledger.followed()
+    await ledger.edit(
+        "UPDATE scheduler.jobs SET seqs = '{1,2}', status = 'RUNNING' WHERE tenant_id = $1 AND last_seq = 3"
+    )
+    await ledger.edit("DELETE FROM scheduler.jobs WHERE tenant_id = $1 AND last_seq = 6")
+    monkeypatch.setattr(job_table_walk, "RANGE_ENTRIES", 2)
+    async with run_server() as client:
+        ledger = Ledger(client, superuser)
+
+        async def are_listed() -> bool:
+            return await ledger.statuses(status="FAILED") == {"job-1": "FAILED", "job-2": "FAILED"}
+
+        await until(are_listed, "the rows are written again")
+
+
+async def test_a_job_that_failed_takes_no_event_whatever_its_row_says(
+    run_server: RunServer, superuser: asyncpg.Connection
+) -> None:
+    async with run_server() as client:
+        ledger = Ledger(client, superuser)
+        await ledger.failed_job()
+        await ledger.followed()
+    await ledger.edit("UPDATE scheduler.jobs SET seqs = '{1,2}', status = 'RUNNING', last_seq = 2 WHERE tenant_id = $1")
+    async with run_server() as client:
+        ledger = Ledger(client, superuser)
+        late = await ledger.report("job-1", type="JobProgressReported", dc_id="dc1", completed=9, failed=0)
+        assert (late.status_code, late.json()["type"].rpartition("/")[2]) == (409, "job-ended")
+
+
+async def test_a_job_of_many_entries_is_folded_once_and_its_row_compared(
+    ledger: SharedLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("app.store.job_table", "app.read.folded_jobs", "app.store.edge", "app.watch.tail"):
+        monkeypatch.setattr(f"{module}.ENTRIES_MAX", 3)
+    assert (await ledger.create("job-1")).status_code == 201
+    for done in range(1, 9):
+        event = {"type": "JobProgressReported", "dc_id": "dc1", "completed": done, "failed": 0}
+        assert (await ledger.report("job-1", **event)).status_code == 201
+    await ledger.followed()
+    for _ in range(2):
+        answer = (await ledger.get("/v1/jobs/job-1")).json()
+        assert (answer["completed"], answer["last_seq"]) == (8, 9)
+        assert await ledger.statuses(status="RUNNING") == {"job-1": "RUNNING"}
+    await ledger.edit("UPDATE scheduler.jobs SET seqs = '{1,2}' WHERE tenant_id = $1")
+    assert_damage_told(await ledger.get("/v1/jobs/job-1"), ledger.tenant_id)
+
+
+# --- how far the job table has come ---------------------------------------------------------------
+
+
+async def test_a_raised_position_hides_no_job_from_lists(ledger: SharedLedger, shared_database: Database) -> None:
+    assert (await ledger.create("job-1")).status_code == 201
+    await ledger.followed()
+    async with connected_to(shared_database.superuser_url) as other, other.transaction():
+        raise_it = "UPDATE scheduler.follower_positions SET seq = {} WHERE tenant_id = $1"
+        await other.execute(raise_it.format("seq"), ledger.tenant_id)
+        assert (await ledger.create("job-2")).status_code == 201
+        await other.execute(raise_it.format("2"), ledger.tenant_id)
+
+    async def are_listed() -> bool:
+        return await ledger.statuses() == {"job-1": "SUBMITTED", "job-2": "SUBMITTED"}
+
+    await until(are_listed, "the chain is followed again")
+    assert ledger.breaks("projection")
+
+
+async def test_a_position_that_was_raised_while_no_node_ran_hides_no_job(
+    run_server: RunServer, superuser: asyncpg.Connection
+) -> None:
+    async with run_server() as client:
+        ledger = Ledger(client, superuser)
+        assert (await ledger.create("job-1")).status_code == 201
+        await ledger.followed()
+    await ledger.edit("DELETE FROM scheduler.jobs WHERE tenant_id = $1")
+    async with run_server() as client:
+        ledger = Ledger(client, superuser)
+
+        async def is_listed() -> bool:
+            return await ledger.statuses() == {"job-1": "SUBMITTED"}
+
+        await until(is_listed, "the chain is followed again")
+
+
+async def test_a_lowered_position_is_followed_from_the_first_entry_again(ledger: SharedLedger) -> None:
+    await ledger.failed_job()
+    await ledger.followed()
+    await ledger.edit("UPDATE scheduler.follower_positions SET seq = 1 WHERE tenant_id = $1")
+
+    await until(lambda: ledger.breaks("projection"), "the position is compared")
+    await ledger.followed()
+    assert await ledger.statuses() == {"job-1": "FAILED"}
