@@ -119,6 +119,39 @@ def test_an_answer_that_comes_late_is_not_drawn_over_a_newer_one(console: Consol
     page.unroute(address)
 
 
+def test_a_stream_that_fell_silent_is_not_called_live(console: Console) -> None:
+    page = console.sign_in(page=console.open().new_page())
+    expect(page.get_by_text("Signed in as root")).to_be_visible()
+    page.clock.install()
+    console.load(f"jobs/{TENANT}", page)
+    live = page.locator(".live")
+    expect(live).to_have_text(LIVE)
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/v1/watch?*", hold)  # as a proxy that takes the next one and never answers
+    page.clock.fast_forward(20_000)
+    expect(live).to_have_text(LIVE)
+    page.clock.fast_forward(41_000)
+    expect(live).to_contain_text(re.compile(r"Not live: nothing has come since \d\d:\d\d:\d\d"))
+    while not held:  # it is asked for again
+        page.evaluate("document.title")
+    page.unroute("**/v1/watch?*")  # which lets those go that were held
+    expect(live).to_have_text(LIVE)
+
+
+def test_the_overview_says_when_all_was_last_verified_and_by_whom(console: Console) -> None:
+    for tenant in (TENANT, "_system"):
+        console.api.get("/v1/chain/verify", params={"tenant_id": tenant}).raise_for_status()
+    said = console.api.get("/readyz").json()["verified"]
+    assert said["by"]
+    page = console.go("")
+    expect(page.locator(".verified")).to_contain_text("All chains were last verified from end to end")
+    expect(page.locator(".verified")).to_contain_text(f"by {said['by']}")
+
+
 def test_what_was_true_is_not_shown_as_if_it_still_were_when_the_service_is_out_of_reach(console: Console) -> None:
     context = console.open()
     page = console.sign_in(page=context.new_page())

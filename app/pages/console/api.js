@@ -17,6 +17,9 @@ export class Unreachable extends Error {}
 export const signedOut = new EventTarget();
 
 const REOPEN_AFTER_MS = 5000;
+const RECONNECT_AFTER_MS = 1000;
+/** The node sends something every 15 seconds at the latest. */
+const SILENT_AFTER_MS = 40_000;
 
 export function address(path, query = {}) {
   const said = Object.entries(query)
@@ -26,8 +29,9 @@ export function address(path, query = {}) {
 }
 
 /** The raw answer; whatever its status is. */
-async function answer(method, path, { query, json, body, accept, signal } = {}) {
+async function answer(method, path, { query, json, body, accept, signal, headers: more } = {}) {
   const headers = {
+    ...more,
     ...(json === undefined ? {} : { "Content-Type": "application/json" }),
     ...(accept ? { Accept: accept } : {}),
   };
@@ -93,7 +97,7 @@ export async function readiness(signal) {
   const got = await answer("GET", "/readyz", { signal });
   const body = await got.json().catch(() => ({}));
   if (!body.checks) throw new Problem(got.status, body);
-  return { ready: got.ok, checks: body.checks };
+  return { ready: got.ok, checks: body.checks, verified: body.verified };
 }
 
 /** All samples of `/metrics` by name, those with labels added up; null where the caller may not read it. */
@@ -109,40 +113,94 @@ export async function metrics(signal) {
 }
 
 /**
- * Entries of a chain as they come, until `signal` is aborted: `onEntry(entry)`, `onState(is_open)`. While the page is in
- * the background there is none, as a browser has six connections to a service for all of its tabs.
+ * Entries of a chain as they come, until `signal` is aborted: `onEntry(entry)`, `onState(is_open, silent_since)`. While
+ * the page is in the background there is none, as a browser has six connections to a service for all of its tabs.
+ *
+ * Read by hand: the browser's EventSource hides the comments by which the node shows every 15 seconds that the stream is
+ * alive, so behind a proxy that went silent it stays open for ever. `silent_since` is when the last byte came of a
+ * stream that was given up for that.
  */
 export function watch(query, signal, onEntry, onState) {
-  let source;
-  let timer;
-  const open = (from) => {
-    source = new EventSource(address("/v1/watch", from ? { ...query, from_seq: from } : query));
-    source.onopen = () => onState(true);
-    source.onerror = () => {
-      onState(false);
-      if (source.readyState !== EventSource.CLOSED) return;
-      // One that was refused is not tried again by the browser; who was signed out is told.
-      get("/v1/whoami", {}, signal).catch(() => {});
-      timer = setTimeout(follow, REOPEN_AFTER_MS);
-    };
-    for (const action of WATCHED) source.addEventListener(action, (event) => onEntry(JSON.parse(event.data)));
-    source.addEventListener("lagged", (event) => {
-      source.close();
-      open(JSON.parse(event.data).from_seq);
-    });
-  };
+  let reading = null;
+  let timer = null;
+  let silentSince = null;
+  let lastId = null;
   const close = () => {
     clearTimeout(timer);
-    source?.close();
+    reading?.abort();
+    reading = null;
+  };
+  const closed = (reopenAfterMs, from) => {
+    onState(false, silentSince);
+    timer = setTimeout(() => open(from), reopenAfterMs);
+  };
+  const open = async (from) => {
+    const mine = new AbortController();
+    reading = mine;
+    let heardAt = new Date();
+    let silence;
+    const listen = () => {
+      clearTimeout(silence);
+      silence = setTimeout(() => mine.abort("silent"), SILENT_AFTER_MS);
+    };
+    listen();
+    let isOpen = false;
+    const onBytes = () => {
+      heardAt = new Date();
+      silentSince = null;
+      if (!isOpen) onState(true, null);
+      isOpen = true;
+      listen();
+    };
+    let next;
+    try {
+      const asked = from ? { ...query, from_seq: from } : query;
+      const headers = !from && lastId ? { "Last-Event-ID": lastId } : {};
+      const got = await answer("GET", "/v1/watch", { query: asked, headers, signal: mine.signal });
+      if (!got.ok) throw await problemOf(got);
+      for await (const event of serverSentEvents(got.body, onBytes)) {
+        lastId = event.id ?? lastId;
+        if (event.name === "lagged") next = JSON.parse(event.data).from_seq;
+        else if (WATCHED.includes(event.name)) onEntry(JSON.parse(event.data));
+      }
+      if (reading === mine) closed(next ? 0 : RECONNECT_AFTER_MS, next);
+    } catch (error) {
+      if (reading !== mine) return;
+      const isSilent = mine.signal.reason === "silent";
+      if (isSilent) silentSince ??= heardAt;
+      closed(isSilent ? 0 : error instanceof Problem ? REOPEN_AFTER_MS : RECONNECT_AFTER_MS);
+    } finally {
+      clearTimeout(silence);
+    }
   };
   const follow = () => {
     close();
-    if (document.hidden) onState(false);
+    if (document.hidden) onState(false, silentSince);
     else open();
   };
   follow();
   document.addEventListener("visibilitychange", follow, { signal });
   signal.addEventListener("abort", close);
+}
+
+/** The events of a stream (WHATWG HTML, server-sent events) as the node writes them; `onBytes` is told of any bytes. */
+async function* serverSentEvents(body, onBytes) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (let got; !(got = await reader.read()).done;) {
+      onBytes();
+      const blocks = (rest + got.value).split("\n\n");
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const fields = block.split("\n").map((line) => line.split(/: ?(.*)/s));
+        const value = (name) => fields.find((field) => field[0] === name)?.[1];
+        yield { id: value("id"), name: value("event"), data: value("data") };
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
 }
 
 /** `draw`, one at a time and once more where it was asked for meanwhile: no older answer is drawn over a newer one. */
@@ -164,7 +222,7 @@ export function oneAtATime(draw) {
   };
 }
 
-// EventSource hears only of events whose names it was told.
+// Actions that pages of jobs follow.
 export const WATCHED = [
   "CANCEL",
   "CANCEL_ACK",

@@ -64,6 +64,7 @@ export async function job(ctx) {
     .then((found) => fill(places.verdict, found))
     .catch(notVerified);
   const again = oneAtATime(() => draw().catch(() => {}));
+  let isLive = false;
   // Once it is open nothing is missed: what came since the page was drawn is drawn then.
   watch(
     { tenant_id: tenant, job: id },
@@ -72,9 +73,10 @@ export async function job(ctx) {
       ctx.say(`${id}: ${entry.action}`);
       again();
     },
-    (isOpen) => {
-      showLive(places.live, isOpen);
-      if (isOpen) again();
+    (isOpen, silentSince) => {
+      showLive(places.live, isOpen, silentSince);
+      if (isOpen && !isLive) again();
+      isLive = isOpen;
     },
   );
 }

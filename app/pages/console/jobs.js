@@ -185,11 +185,11 @@ function follow(ctx, name, places, draw) {
   let timer = null;
   let isPaused = false;
   let isBehind = false;
-  let isLive = false;
+  let live = [false, null];
   const redraw = oneAtATime(async () => {
     try {
       await draw();
-      showLive(places.live, isLive);
+      showLive(places.live, ...live);
     } catch (error) {
       if (error.name === "AbortError") return;
       fill(places.live, `Not as it is now: ${error.message}`);
@@ -210,18 +210,22 @@ function follow(ctx, name, places, draw) {
   const soon = () => {
     timer ??= setTimeout(again, REFRESH_AFTER_MS);
   };
-  watch({ tenant_id: name }, ctx.signal, soon, (isOpen) => {
+  watch({ tenant_id: name }, ctx.signal, soon, (isOpen, silentSince) => {
     // What came between the page and the stream is drawn once that is open.
-    if (isOpen) soon();
-    isLive = isOpen;
-    showLive(places.live, isOpen);
+    if (isOpen && !live[0]) soon();
+    live = [isOpen, silentSince];
+    showLive(places.live, ...live);
   });
 }
 
-/** Say whether a page follows what happens. */
-export function showLive(place, isOpen) {
+/** Say whether a page follows what happens; `silentSince` is when the last byte of a stream came that fell silent. */
+export function showLive(place, isOpen, silentSince) {
   place.classList.toggle("on", isOpen);
-  fill(place, isOpen ? "Live: changes show as they come" : "Not live now: the stream is being opened again");
+  if (isOpen) fill(place, "Live: changes show as they come");
+  else if (silentSince) {
+    const since = time(silentSince.toISOString());
+    fill(place, "Not live: nothing has come since ", since, "; the stream is being opened again");
+  } else fill(place, "Not live now: the stream is being opened again");
 }
 
 async function download(ctx, name, button, told) {

@@ -76,7 +76,8 @@ function drawState(ctx, places, seen, state, faults) {
   const more = faults.length
     ? faults.map(([name]) => CHECKS[name]?.[0] ?? name).join(", ")
     : `${Object.keys(state.checks).length} checks pass. Events are taken, chained and signed.`;
-  refill(places.banner, banner(!faults.length ? "ok" : urgent.length ? "bad" : "warn", said, more));
+  const kind = !faults.length ? "ok" : urgent.length ? "bad" : "warn";
+  refill(places.banner, banner(kind, said, more, lastVerified(state.verified)));
   const ordered = [...urgent, ...faults.filter((each) => !urgent.includes(each))];
   refill(
     places.faults,
@@ -108,12 +109,28 @@ function icon(address) {
   if (link.getAttribute("href") !== address) link.setAttribute("href", address);
 }
 
-function banner(kind, title, text) {
+/** When all chains had been verified from end to end, and by whom. */
+export function lastVerified(verified) {
+  if (!verified) return null;
+  const never = verified.never_verified;
+  if (!verified.at) return h("p", { class: "verified" }, "No chain was verified from end to end yet.");
+  const by = { walk: " by this node's walk", node: " by this node", caller: " by a caller" }[verified.by];
+  return h(
+    "p",
+    { class: "verified" },
+    "All chains were last verified from end to end ",
+    time(verified.at),
+    by ?? (verified.by ? ` by ${verified.by}` : ""),
+    never ? `, but for ${plural(never, "chain")} that never were.` : ".",
+  );
+}
+
+function banner(kind, title, text, more = null) {
   return h(
     "div",
     { class: `banner ${kind}` },
     h("span", { class: "mark", "aria-hidden": "true" }, kind === "ok" ? "✓" : kind === "bad" ? "✕" : "!"),
-    h("div", {}, h("h1", { tabindex: "-1" }, title), h("p", {}, text)),
+    h("div", {}, h("h1", { tabindex: "-1" }, title), h("p", {}, text), more),
   );
 }
 
