@@ -6,6 +6,7 @@ from structlog.testing import capture_logs
 
 from app.node.wall_clock import Reading, WallClock, read_clocks
 from ledger.hlc import Hlc
+from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
 
@@ -96,3 +97,32 @@ async def test_a_ledger_whose_time_is_ahead_of_all_clocks_says_so(
     assert (ready.status_code, check["ok"]) == (200, False)
     assert "ahead of the wall clock" in check["detail"]
     assert [each["ahead_ms"] // YEAR_MS for each in logs if each["event"] == "ledger_time_ahead"] in ([0], [1])
+
+
+async def test_after_a_clock_was_years_ahead_a_node_of_another_name_records_the_right_time(
+    run_node: RunNode, run_server: RunServer, make_settings: MakeSettings, chains: Chains
+) -> None:
+    """As docs/runbook.md says under *clock*."""
+    settings = make_settings(node_id="node-a")
+    async with run_node(settings) as service:
+        service.node.clock.observe(Hlc(read_clocks().wall_ms + YEAR_MS, 0, service.node.node_id))
+        await service.submitter.submit(created("acme", 1), key=None)
+    job_id = (await chains.entries("acme"))[0]["job_id"]
+    async with run_server(make_settings(node_id="node-b")) as client:
+        checks = (await client.get("/readyz")).json()["checks"]
+        for name in ("clock", "admission", "signing", "unchained"):
+            assert checks[name]["ok"], checks[name]
+        accepted = {"tenant_id": "acme", "type": "JobAccepted", "dc_id": "use1", "worker_count": 1}
+        answer = await client.post(f"/v1/jobs/{job_id}/events", json=accepted | {"durability": "GLOBAL"})
+        assert answer.status_code == 201, answer.text
+        assert abs(Hlc.parse(answer.json()["hlc"]).physical_ms - read_clocks().wall_ms) < SKEW_MS
+        job = (await client.get(f"/v1/jobs/{job_id}?tenant_id=acme")).json()
+        assert job["status"] == "ACCEPTED"
+        verdict = (await client.get("/v1/chain/verify?tenant_id=acme")).json()
+        assert verdict["valid"], verdict["first_break"]
+
+        async def is_signed() -> bool:
+            head = (await client.post("/v1/snapshots", json={"tenant_id": "acme"})).json()
+            return bool(head["to_seq"] == 2)
+
+        await until(is_signed, "the whole chain is signed")
