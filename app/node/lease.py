@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -70,8 +70,9 @@ class Lease:
         self.is_reached = True
         """Whether it could be made to last when that was tried last."""
 
-    async def take(self, *, seize: bool = False) -> None:
+    async def take(self, *, seize: bool = False, on_waiting: Callable[[], Awaitable[None]] | None = None) -> None:
         """Return once it is held, however long another has it. Who waits already goes on while none can be asked.
+        ``on_waiting()`` is awaited once, where another has it.
 
         Whoever holds it could not make it last either while none could be asked. So, asked again, it is not taken
         because it ran out meanwhile, but once it could be made to last for a ttl, and was not.
@@ -98,6 +99,8 @@ class Lease:
                 if not waits or asked_since_s == math.inf:
                     left_s = round(held.left_s, 1)
                     log.info("wal_lease_waiting", node_id=self._node_id, holder=held.holder, left_s=left_s)
+                if not waits and on_waiting is not None:
+                    await on_waiting()
                 waits, asked_since_s = True, min(asked_since_s, loop.time())
             await asyncio.sleep(self._ttl_s / LOOKS_A_TTL)
 

@@ -28,7 +28,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
 from app.start.checks import chain_holds, check_chain, check_role, files_usable, kept_origin
 from app.start.claims import check_chained
-from app.start.connecting import connected_to_keep, remedy
+from app.start.connecting import connected_for_now, connected_to_keep, remedy
 from app.start.quorum import Lead, Takeover, lease_of, members_of, take_lead
 from app.start.wal import FoundWal, find_wal, to_its_end
 from app.store import chaining
@@ -61,7 +61,7 @@ from app.store import node as node_store
 from app.store.chaining import ChainEnd, ChainHead, WalPosition
 from app.store.faults import DATABASE_FAULTS
 from app.store.node_connection import NodeConnection
-from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
+from ledger.errors import ClockSkewError, InvalidInputError, LedgerError, StartRefusedError
 from ledger.hlc import Clock, Hlc
 from ledger.machines.events import ACTIONS, SystemAction
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after
@@ -74,6 +74,9 @@ from wal.segment import sync_folder
 
 if TYPE_CHECKING:
     from app.store import Connection
+
+STANDBY_CHECK_TIMEOUT_S = 10.0
+"""How long a standby looks at its keys, once: it does not ask for the lease meanwhile."""
 
 log = structlog.get_logger()
 
@@ -144,7 +147,8 @@ async def start_node(
             if members is not None and settings.wal.ack_mode.is_replicated:
                 lease = lease_of(settings, database_url, folder, who.node_id, members.run)
             # 2. the lease  3. the database
-            async with _held(lease, takeover), connected_to_keep(database_url) as connection:
+            tell = partial(_tell_whether_it_could_sign, settings, folder, database_url)
+            async with _held(lease, takeover, tell), connected_to_keep(database_url) as connection:
                 started = await _start_locked(
                     settings, who, folder, lock, connection, members, accept_lost_wal, takeover
                 )
@@ -159,13 +163,15 @@ async def start_node(
 
 
 @contextlib.asynccontextmanager
-async def _held(lease: Lease | None, takeover: Takeover) -> AsyncIterator[None]:
+async def _held(
+    lease: Lease | None, takeover: Takeover, on_waiting: Callable[[], Awaitable[None]]
+) -> AsyncIterator[None]:
     """Take the lease, if there is one, let it last however long the start does, and let it go where that fails."""
     if lease is None:
         yield
         return
     try:
-        await lease.take(seize=takeover is not Takeover.WAITS)
+        await lease.take(seize=takeover is not Takeover.WAITS, on_waiting=on_waiting)
     except DATABASE_FAULTS as error:
         raise StartRefusedError(
             f"the lease on this node's log cannot be asked for: {error}; {remedy(error)}"
@@ -178,6 +184,26 @@ async def _held(lease: Lease | None, takeover: Takeover) -> AsyncIterator[None]:
         raise
     finally:
         keeping.cancel()
+
+
+async def _tell_whether_it_could_sign(settings: Settings, folder: Path, database_url: str) -> None:
+    """A standby waits, perhaps for months: say now that its keys do not count, not once it is needed."""
+    try:
+        async with asyncio.timeout(STANDBY_CHECK_TIMEOUT_S), connected_for_now(database_url) as connection:
+            keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
+            keys.expect_root(node_keys.offline_root(settings))
+            key_chain = KeyChain(CheckpointJournal(folder).load, keys)
+            fault = key_chain.admission_fault(await key_chain.history(connection))
+    except (LedgerError, TimeoutError, *DATABASE_FAULTS) as error:
+        log.warning("standby_keys_not_checked", error=f"{type(error).__name__}: {error}")
+        return
+    if fault is not None:
+        log.warning(
+            "standby_could_not_sign",
+            error=fault,
+            do="give it the keys of the node that writes now, or have its own admitted before it is needed: "
+            "docs/replication-runbook.md, A node is dead",
+        )
 
 
 def _make_durably(folder: Path) -> None:
