@@ -62,6 +62,8 @@ from app.setting_types import (
 from app.webhook_settings import WebhookSettings
 from ledger.errors import ConfigurationError
 from ledger.names import TENANT_ID, anchored
+from terminal.outcome import readable
+from terminal.surroundings import locale_fault
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT
 from wal.replication.ack_mode import AckMode
 
@@ -382,6 +384,15 @@ class Settings(BaseSettings):
                     f"{open_by}, and there is no authentication: set auth.mode to tokens or oidc, listen on 127.0.0.1 "
                     "without a proxy, or set auth.allow_open to true"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _has_names_that_are_text(self) -> Settings:
+        named = (self.data_dir, self.wal_dir, self.stats_dir, self.signing_key_uri, self.privacy_master_key_uri)
+        for each in map(str, named):
+            if readable(each) != each:
+                reason = locale_fault() or "it is not valid UTF-8"
+                raise ValueError(f"the folder or key {readable(each)} cannot be written down: {reason}")
         return self
 
     @model_validator(mode="after")

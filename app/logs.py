@@ -6,20 +6,25 @@ library's ``logging``, uvicorn's among them, come out in the same form.
 Of one event at most ``LINES_A_SECOND_MAX`` lines a second are written; how many more there were is one line a second
 later (``log_lines_left_out``). So nobody fills the disk of the log by asking for the same thing again and again.
 
-A line that cannot be written, on a disk that is full or to a reader that is gone, is lost, and whoever logs goes on;
-the next that can says how many there were (``log_lines_lost``).
+Lines wait in a bounded queue for a thread that writes them. A line that finds no room there, as a reader does not read,
+or that cannot be written, on a disk that is full or to a reader that is gone, is lost, and whoever logs goes on; the
+next line that can be written says how many there were (``log_lines_lost``).
 """
 
 from __future__ import annotations
 
+import atexit
 import io
 import logging
 import os
+import select
+import signal
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TextIO, cast
 
 import structlog
@@ -27,6 +32,10 @@ from structlog.types import EventDict, Processor
 
 LINES_A_SECOND_MAX: Final = 10
 """Of one event. Critical ones are written all."""
+WAITING_BYTES_MAX: Final = 1 << 20
+"""Of lines that wait to be written; those that come then are lost."""
+DRAIN_S: Final = 2.0
+"""How long the end of a process waits for lines to be written, and for its last words."""
 _LEFT_OUT: Final = "log_lines_left_out"
 _LOST: Final = "log_lines_lost"
 
@@ -84,40 +93,146 @@ class LineBudget:
         return record.levelno >= logging.CRITICAL or self.admits(f"{record.name}:{record.lineno}")
 
 
-class LossyStream(io.TextIOBase):
-    """Writes what ``out`` takes, line by line, and counts the lines that it does not take. The first kilobytes of
-    those may come out late, counted all the same."""
+class QueuedStream(io.TextIOBase):
+    """Writes lines to ``out``, from a queue and by a thread of its own where ``out`` is a file of the system: a reader
+    that is slow, or a terminal that stands still, holds up nobody. One call of ``write`` is one line.
+
+    waiting bytes <= WAITING_BYTES_MAX
+
+    A line is lost that finds no room, or that ``out`` does not take; the next that is written says how many were. The
+    thread writes past Python's own buffer, whose lock the process would want at its end.
+    """
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
+        self._changed = threading.Condition()
+        self._lines: deque[tuple[bytes, int]] = deque()
+        """What waits, and of each line how many lost ones it reports."""
+        self._waiting_bytes = 0
         self._lost = 0
+        """Lines that no line reports yet."""
+        self._reported = threading.local()
+        """By thread: ``count``, which the line that it is about to write reports."""
+        self._descriptor = _descriptor_of(out)
+        if self._descriptor is not None:
+            out.flush()
+            with _signals_blocked():
+                threading.Thread(target=self._write_all, name="log", daemon=True).start()
 
     def isatty(self) -> bool:
         """Whether people read it."""
         return self._out.isatty()
 
     def write(self, text: str) -> int:
-        """MUST NOT fail: whoever logs may be about to say why the node ends, and has to end it."""
-        try:
-            self._out.write(text)
-            self._out.flush()
-        except (OSError, ValueError):
-            self._lost += 1
-        else:
-            self._lost = 0
+        """MUST NOT fail, nor wait: whoever logs may be about to say why the node ends, and has to end it."""
+        count, self._reported.count = getattr(self._reported, "count", 0), 0
+        if self._descriptor is None:
+            self._settle(count, is_written=self._is_taken(text))
+            return len(text)
+        line = text.encode("utf-8", "backslashreplace")
+        with self._changed:
+            if self._waiting_bytes + len(line) > WAITING_BYTES_MAX:
+                self._lost += 1 + count
+            else:
+                self._lines.append((line, count))
+                self._waiting_bytes += len(line)
+                self._changed.notify_all()
         return len(text)
 
     def count_lost(self, _logger: object, _method: str, line: EventDict) -> EventDict:
         """As a processor of structlog: the next line that is written says how many were lost before it."""
-        if self._lost:
-            line[_LOST] = self._lost
+        with self._changed:
+            count, self._lost = getattr(self._reported, "count", 0) + self._lost, 0
+        self._reported.count = count
+        if count:
+            line[_LOST] = count
         return line
+
+    def drain(self, seconds: float) -> None:
+        """Wait until all lines are written, but no longer than so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting_bytes, seconds)
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+                line, count = self._lines.popleft()
+            is_written = self._is_sent(line)
+            self._settle(count, is_written=is_written)
+            with self._changed:
+                self._waiting_bytes -= len(line)
+                self._changed.notify_all()
+
+    def _settle(self, count: int, *, is_written: bool) -> None:
+        if not is_written:
+            with self._changed:
+                self._lost += 1 + count
+
+    def _is_taken(self, text: str) -> bool:
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _is_sent(self, line: bytes) -> bool:
+        """Whether the system took all of it. Where it does not wait by itself, it is waited for."""
+        assert self._descriptor is not None
+        while line:
+            try:
+                line = line[os.write(self._descriptor, line) :]
+            except BlockingIOError:
+                ready = select.poll()
+                ready.register(self._descriptor, select.POLLOUT)
+                ready.poll()
+            except OSError:
+                return False
+        return True
+
+
+_streams: list[QueuedStream] = []
+"""The one that logs go to."""
+
+
+def drain_logs(seconds: float = DRAIN_S) -> None:
+    """Wait until what was logged is written, but no longer than so many seconds. For who ends the process."""
+    for stream in _streams:
+        stream.drain(seconds)
+
+
+def write_line(text: str) -> None:
+    """Write a line for people where logs go, behind what was logged."""
+    for stream in _streams:
+        stream.write(f"{text}\n")
+
+
+def _descriptor_of(out: TextIO) -> int | None:
+    """The descriptor of the file behind ``out``, None where there is none."""
+    try:
+        return out.fileno()
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """A thread that begins meanwhile gets no signal: those are for the thread that waits for them, or holds them back.
+    What this thread blocks is as before."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def configure_logs(stream: TextIO | None = None) -> None:
     """Send every log of this process to ``stream`` (stderr when not said), from INFO up."""
     # There is no stderr in a process that was started with it closed.
-    out = LossyStream(stream or sys.stderr or open(os.devnull, "w"))  # noqa: SIM115 (it is written to until the end)
+    out = QueuedStream(stream or sys.stderr or open(os.devnull, "w"))  # noqa: SIM115 (it is written to until the end)
+    _streams[:] = [out]
+    atexit.register(drain_logs)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -149,7 +264,7 @@ def configure_logs(stream: TextIO | None = None) -> None:
         logging.getLogger(name).propagate = name != "uvicorn.access"
 
 
-def _rendering(out: LossyStream) -> list[Processor]:
+def _rendering(out: QueuedStream) -> list[Processor]:
     if out.isatty():
         return [structlog.dev.ConsoleRenderer(colors=True, exception_formatter=structlog.dev.plain_traceback)]
     # Local variables stay out of tracebacks: they may hold passwords and what callers sent.

@@ -78,6 +78,17 @@ def read(path: Path) -> bytes:
     return content
 
 
+def folder_of_others(path: Path) -> Path | None:
+    """The nearest folder above ``path`` in which everybody may put something else in the place of what is there; None
+    where there is none. A sticky folder, as /tmp, lets only owners do that."""
+    for folder in path.absolute().parents:
+        with suppress(OSError):
+            mode = folder.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                return folder
+    return None
+
+
 def make(path: Path, content: bytes) -> None:
     """Make ``path`` with ``content``, and the folders that are missing, for this user alone.
 

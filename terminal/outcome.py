@@ -7,6 +7,7 @@ Results go to standard output, everything else (progress, warnings, errors) to s
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -41,11 +42,16 @@ class ErrorConsole(PlainConsole):
     """Standard error. What cannot be written there is lost, and the command goes on: a full disk below its log is no
     reason not to do what it was called for."""
 
+    wait_max_s: float | None = None
+    """How long a reader that does not read is waited for; for ever when None, as with a pager."""
+
     def __init__(self) -> None:
         super().__init__(stderr=True)
 
     def print(self, *said: Any, **how: Any) -> None:
         """As rich has it, while somebody takes it."""
+        if self.wait_max_s is not None and not _is_taken_within(self.wait_max_s):
+            lose("stderr")
         try:
             super().print(*said, **how)
         except OSError:
@@ -54,6 +60,13 @@ class ErrorConsole(PlainConsole):
     def on_broken_pipe(self) -> None:
         """As any other error of writing; rich would end the command."""
         lose("stderr")
+
+
+def _is_taken_within(seconds: float) -> bool:
+    """Whether standard error takes something before so many seconds are over."""
+    waiting = select.poll()
+    waiting.register(2, select.POLLOUT)
+    return bool(waiting.poll(seconds * 1000))
 
 
 out = PlainConsole()

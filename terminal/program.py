@@ -11,6 +11,7 @@ import orjson
 from ledger.errors import LedgerError
 from ledger.exit_code import ExitCode, exit_code_of_error
 from terminal.outcome import CommandExit, fail
+from terminal.surroundings import locale_fault
 
 EXIT_CODES: Final = (
     "Exit codes: 0 fine, 1 could not run, 2 tampered or corrupt, 3 incomplete, 4 unknown, expired or revoked key."
@@ -33,7 +34,11 @@ def run(commands: Callable[[], object]) -> NoReturn:
         raise fail(str(error), exit_code_of_error(error)) from None
     except OSError as error:
         raise fail(str(error)) from None
-    except (UnicodeEncodeError, orjson.JSONEncodeError):
+    except (UnicodeError, orjson.JSONEncodeError) as error:
+        if (fault := locale_fault()) is not None:
+            raise fail(fault) from None
+        if isinstance(error, UnicodeDecodeError):
+            raise
         # Python takes bytes of arguments that are no text for halves of characters, which nothing can be told in.
         raise fail("an argument, or the name of a file, is not valid UTF-8") from None
     finally:

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 
 import structlog
@@ -19,10 +20,12 @@ log = structlog.get_logger()
 
 
 class StopDeadline:
-    """Ends the process, with exit code 1, ``seconds`` after ``begin`` was first called; unless it was left before."""
+    """Ends the process, with exit code 1, ``seconds`` after ``begin`` was first called; unless it was left before.
+    ``before_end`` is called then, behind the last line of the log, and MUST NOT wait long."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, before_end: Callable[[], object] = lambda: None) -> None:
         self._seconds = seconds
+        self._before_end = before_end
         self._timer = threading.Timer(seconds, self._end)
         self._timer.daemon = True
         self._has_begun = False
@@ -49,4 +52,5 @@ class StopDeadline:
             if thread is not threading.current_thread() and thread.ident in frames
         }
         log.critical("stop_overdue", after_s=self._seconds, threads=stands)
+        self._before_end()
         os._exit(ExitCode.COULD_NOT_RUN)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from terminal import program
+from terminal import program, surroundings
 
 GC_ALLOCATIONS = 20_000
 """Allocations between collections of the young generation. Imports make up to 200,000 objects, which all stay."""
@@ -132,5 +132,6 @@ def _all_commands(
 
 def main() -> NoReturn:
     """Run ``tally`` with the arguments of this process."""
+    surroundings.settle()
     gc.set_threshold(GC_ALLOCATIONS)
     program.run(tally)

@@ -16,14 +16,14 @@ import typer
 
 from app.background import stop_signals
 from app.cli.safekeeper_metrics import KeeperMetrics, listen_for_scrapes, serve_metrics
-from app.logs import configure_logs
+from app.logs import DRAIN_S, configure_logs
 from app.setting_types import Bounds, parse_duration
 from ledger import rfc3339
 from ledger.errors import ArchiveUnavailableError, ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
 from ledger.names import GATE
 from terminal.options import Json
-from terminal.outcome import CommandExit, tell
+from terminal.outcome import CommandExit, err, tell
 from wal.replication import archived, server
 from wal.replication.address import split_address
 from wal.replication.inquiry import Keeper, status, unchained_in
@@ -91,6 +91,7 @@ def serve(
         raise ConfigurationError(f"--region {region!r} is not of lower case letters and digits")
     scrub_interval_s = _duration_s("--scrub-interval", scrub_interval, SCRUB_INTERVALS)
     configure_logs()
+    err.wait_max_s = DRAIN_S
     log = structlog.get_logger()
     metrics = KeeperMetrics()
 

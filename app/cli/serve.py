@@ -23,7 +23,7 @@ from app.background import stop_signals
 from app.background.stop_deadline import StopDeadline
 from app.cli import nodes
 from app.config import Settings, load_settings
-from app.logs import configure_logs
+from app.logs import DRAIN_S, configure_logs, drain_logs, write_line
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
 from terminal.options import Json
@@ -66,6 +66,7 @@ def dev(accept_lost_wal: AcceptLostWal = False) -> None:
     stop = StopWhileStarting()
     settings = load_settings()
     configure_logs()
+    err.wait_max_s = DRAIN_S
     with running_postgres(settings.data_dir) as postgres:
         with stop.unwinding():
             if not asyncio.run(is_newest(postgres.owner_url())):
@@ -102,6 +103,7 @@ def serve(
     stop = StopWhileStarting()
     settings = load_settings()
     configure_logs()
+    err.wait_max_s = DRAIN_S
     if settings.database_url is None:
         raise ConfigurationError("database_url is not set: name one in TALLY_DATABASE_URL, or use tally dev")
     if count > 1:
@@ -193,7 +195,7 @@ def _child_of(descriptor: int) -> Iterator[Callable[[], None]]:
 
 
 def _stop_deadline(settings: Settings) -> StopDeadline:
-    return StopDeadline(settings.shutdown_grace.total_seconds() + STOP_MARGIN_S)
+    return StopDeadline(settings.shutdown_grace.total_seconds() + STOP_MARGIN_S, drain_logs)
 
 
 async def _serve(
@@ -261,7 +263,7 @@ def _say_ready(url: str) -> None:
 def _say(event: str, detail: str, **facts: str) -> None:
     """For people at a terminal; elsewhere stderr is the log, in which every line is JSON."""
     if err.is_terminal:
-        err.print(detail, markup=False)
+        write_line(detail)
     else:
         _log.info(event, detail=detail, **facts)
 

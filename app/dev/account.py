@@ -47,7 +47,8 @@ class Account(NamedTuple):
                 stdin=subprocess.DEVNULL if said is None else None,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 timeout=COMMAND_TIMEOUT_S,
                 **self._surroundings(),
             )

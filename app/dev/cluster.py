@@ -6,6 +6,7 @@ complete, with its roles and its database in it, so there is never half a one.
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import socket
@@ -158,7 +159,7 @@ def is_free(port: int) -> bool:
 def _find_home(data_dir: Path) -> Path | None:
     location = data_dir / "location"
     if location.exists():
-        return Path(location.read_text().strip())
+        return Path(os.fsdecode(location.read_bytes()).strip())
     inside = data_dir / "cluster"
     return inside if inside.exists() else None
 
@@ -167,7 +168,7 @@ def _place(data_dir: Path) -> Path:
     inside = data_dir / "cluster"
     home = reachable_folder(inside)
     if home != inside:
-        store_file(data_dir / "location", f"{home}\n".encode())
+        store_file(data_dir / "location", os.fsencode(home) + b"\n")
     return home
 
 

@@ -272,7 +272,7 @@ def _pid_file_lines(data: Path | None) -> list[str]:
     if data is None:
         return []
     try:
-        return (data / "postmaster.pid").read_text().splitlines()
+        return os.fsdecode((data / "postmaster.pid").read_bytes()).splitlines()
     except FileNotFoundError:
         return []
 

@@ -14,6 +14,7 @@ import structlog
 
 from app.chain.checkpoints import CheckpointJournal
 from app.chain.signed_chain import root_of_chain, tree_agrees
+from app.config import Settings
 from app.node.unrecorded import ASIDE, Aside
 from app.pending import quarantine
 from app.store import notary as notary_store
@@ -23,7 +24,9 @@ from ledger.errors import LedgerError, StartRefusedError, UnknownKeyError, WalCo
 from ledger.positions import BEFORE_FIRST
 from signing import key_file
 from signing.checkpoint import Checkpoint, open_checkpoint, read
+from signing.files import folder_of_others, path_of
 from signing.note import VerifierKey
+from signing.remote_signer import is_remote
 from wal import control as wal_control
 from wal.control import Control
 from wal.replication.configuration import MEMBERS_NAME
@@ -50,6 +53,18 @@ def files_usable(folder: Path) -> Iterator[None]:
             "user read and write there, and move away what stands in the place of a file; then start again. Nothing "
             "acknowledged is lost"
         ) from error
+
+
+def report_folders_of_others(settings: Settings, wal_folder: Path) -> None:
+    """Log each folder in which everybody may put another log or key in the place of this node's."""
+    uris = [uri for uri in (settings.signing_key_uri, settings.privacy_master_key_uri) if not is_remote(uri)]
+    places = [wal_folder / wal_control.CONTROL_NAME, *map(path_of, uris)]
+    for folder in sorted({found for place in places if (found := folder_of_others(place)) is not None}):
+        log.warning(
+            "folder_writable_by_others",
+            folder=str(folder),
+            do=f"see that the keys and logs below it are this node's (tally keys list), then run: chmod o-w {folder}",
+        )
 
 
 async def check_role(connection: Connection, *, is_any_allowed: bool) -> str | None:

@@ -51,7 +51,14 @@ from app.node.unrecorded import ASIDE, FORK, LOST, Aside, Fork
 from app.pending import quarantine
 from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
-from app.start.checks import chain_holds, check_chain, check_role, files_usable, kept_origin
+from app.start.checks import (
+    chain_holds,
+    check_chain,
+    check_role,
+    files_usable,
+    kept_origin,
+    report_folders_of_others,
+)
 from app.start.claims import check_chained
 from app.start.connecting import connected_for_now, connected_to_keep, remedy
 from app.start.quorum import Lead, Takeover, lease_of, members_of, take_lead
@@ -143,6 +150,7 @@ async def start_node(
         folder = settings.wal_dir / who.node_id
         lock = wal_lock.acquire(folder)
         try:
+            report_folders_of_others(settings, folder)
             members, lease = members_of(settings), None
             if members is not None and settings.wal.ack_mode.is_replicated:
                 lease = lease_of(settings, database_url, folder, who.node_id, members.run)

@@ -22,6 +22,7 @@ from pipeline.cli.unpack import unpack
 from pipeline.cli.verify import verify
 from terminal.outcome import fail, readable
 from terminal.program import EXIT_CODES, run
+from terminal.surroundings import settle
 
 commands = typer.Typer(
     name="tally pipeline",
@@ -50,6 +51,7 @@ commands.command("verify")(verify)
 
 def main() -> NoReturn:
     """Run a command with the arguments of this process."""
+    settle()
     if any(readable(argument) != argument for argument in sys.argv):
         raise fail("arguments must be UTF-8: Java knows no other names")
     write_past_java()

@@ -39,6 +39,12 @@ def test_the_command_has_our_standard_output() -> None:
     assert ran("echo", "hello") == ["hello", "0 None"]
 
 
+def test_the_command_has_the_umask_that_we_were_started_with() -> None:
+    settled = f"from terminal import surroundings; surroundings.settle(); {RUN}"
+    done = subprocess.run([sys.executable, "-c", settled, "sh", "-c", "umask"], capture_output=True, text=True, umask=0)
+    assert done.stdout.splitlines() == ["0000", "0 None"]
+
+
 def test_a_command_dies_of_a_closed_pipe_as_it_would_without_us() -> None:
     assert ran("sh", "-c", "kill -PIPE $$; echo alive") == ["141 SIGPIPE"]
 

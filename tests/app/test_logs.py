@@ -8,16 +8,19 @@ import itertools
 import json
 import logging
 import os
+import re
+import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 import structlog
 
-from app.logs import LINES_A_SECOND_MAX, LineBudget, configure_logs
+from app.logs import LINES_A_SECOND_MAX, WAITING_BYTES_MAX, LineBudget, configure_logs, drain_logs
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.postgres_proxy import PostgresProxy
@@ -93,13 +96,53 @@ def test_a_log_that_cannot_be_written_stops_nobody_and_what_was_lost_is_told(tmp
         for number in range(3):
             structlog.get_logger().error("lost", number=number)
             logging.getLogger("uvicorn.error").error("lost too")
+        drain_logs()
         with open(file, "w") as room:
             os.dup2(room.fileno(), full.fileno())
         for event in ("written", "written too"):
             structlog.get_logger().error(event)
+        drain_logs()
     *_, first, second = map(json.loads, file.read_text().splitlines())
     assert (first["event"], first["log_lines_lost"]) == ("written", 6)
     assert (second["event"], "log_lines_lost" in second) == ("written too", False)
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody_and_what_was_lost_is_told() -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb"), open(writing, "w") as pipe, configured(pipe):
+        line, count = "x" * 10_000, 3 * WAITING_BYTES_MAX // 10_000
+        for number in range(count):
+            structlog.get_logger().critical("unread", number=number, line=line)
+        os.set_blocking(reading, False)
+        read = b""
+
+        def is_written() -> bool:
+            nonlocal read
+            with suppress(BlockingIOError):
+                while piece := os.read(reading, 1 << 20):
+                    read += piece
+            return b'"behind"' in read
+
+        # There is room again once some was read; this one may still find none.
+        while not is_written():
+            structlog.get_logger().critical("behind")
+            drain_logs(0.01)
+    lines = [json.loads(each) for each in read.splitlines() if each.endswith(b"}")]
+    written = [each["number"] for each in lines if each["event"] == "unread"]
+    assert written == list(range(len(written))), "the first ones, in order"
+    (lost,) = [each["log_lines_lost"] for each in lines if "log_lines_lost" in each]
+    assert lost >= count - len(written) > 0, "those that were lost, and what was then lost behind them"
+
+
+def test_the_thread_that_writes_the_log_takes_no_signal_from_the_one_that_holds_it_back() -> None:
+    reading, writing = os.pipe()
+    with open(reading), open(writing, "w") as pipe, configured(pipe):
+        (thread,) = [each for each in threading.enumerate() if each.name == "log"][-1:]
+        status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+        blocked = int(re.findall(r"SigBlk:\s*(\w+)", status)[0], 16)
+        assert blocked >> (signal.SIGTERM - 1) & 1
+        own = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        assert signal.SIGTERM not in own, "children inherit the mask of this thread"
 
 
 def test_a_process_with_stderr_closed_logs_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from zlib import crc32
 
 import asyncpg
 import pytest
+from structlog.testing import capture_logs
 
 from app.config import Settings
 from app.pending.event_lines import EventLines
@@ -118,6 +119,21 @@ async def test_two_nodes_never_make_job_ids_with_one_gate(
     async with run_node(settings) as third:
         assert third.node.node_id == "node-third"
         assert third.node.gate != gate
+
+
+async def test_a_folder_in_which_everybody_may_swap_the_keys_is_reported_at_each_start(
+    run_node: RunNode, make_settings: MakeSettings
+) -> None:
+    settings = make_settings()
+    async with run_node(settings):
+        settings.data_dir.chmod(0o777)
+    with capture_logs() as lines:
+        async with run_node(settings):
+            pass
+    reported = [line for line in lines if line["event"] == "folder_writable_by_others"]
+    assert [(line["folder"], line["do"].rpartition(": ")[2]) for line in reported] == [
+        (str(settings.data_dir), f"chmod o-w {settings.data_dir}")
+    ]
 
 
 # --- the database ---------------------------------------------------------------------------------
