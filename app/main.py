@@ -106,6 +106,8 @@ async def running(
             await service.tokens.start()
             if settings.auth.mode == "tokens" and not service.tokens.known:
                 log.warning("no_token_counts", do="tally token new NAME --first, beside the data; no restart is needed")
+            if settings.auth.mode == "none" and service.tokens.known:
+                log.warning("tokens_not_asked_for", count=len(service.tokens.known), do="set auth.mode to tokens")
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
             raise went_away(error) from error
         service.start()

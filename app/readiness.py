@@ -50,6 +50,7 @@ def reported_checks(
         "admission": lambda: service.keys.not_admitted,
         "keys": service.trust.fault,
         "database_role": lambda: started.role_fault,
+        "authentication": lambda: _open_fault(service.settings, len(service.tokens.known)),
         "tls": lambda: _tls_fault(service.settings, tls),
         "scrub": service.scrub.fault,
         "clock": lambda: service.node.wall.fault() or _time_fault(service.node),
@@ -96,6 +97,16 @@ def _time_fault(node: Node) -> str | None:
         f"the ledger's time is {ahead_ms} ms ahead of the wall clock, which stood there when events were recorded; "
         f"until the clock comes to {rfc3339.text_of(node.clock.last.physical_ms)} new events carry that time, in their "
         "order, and other ledgers refuse what they are sent of them"
+    )
+
+
+def _open_fault(settings: Settings, tokens: int) -> str | None:
+    """What is wrong where tokens count and nobody is asked for one; ``auth.allow_open`` says that it is meant."""
+    if not tokens or settings.auth.mode != "none" or settings.auth.allow_open:
+        return None
+    return (
+        f"tokens of the ledger count ({tokens}) and nobody is asked for one: auth.mode is none, so whoever reaches "
+        f"{settings.http.listen} may do everything; set auth.mode to tokens and restart, or revoke the tokens"
     )
 
 

@@ -90,6 +90,8 @@ class AuthSettings(_Section):
     def _certificates_count(self) -> AuthSettings:
         if self.mode == "none" and (self.client_ca is not None or self.certificates):
             raise ValueError("client_ca and certificates need another mode than none, which asks nobody who he is")
+        if self.mode != "oidc" and self.oidc.issuer is not None:
+            raise ValueError(f"oidc.issuer is set and mode is {self.mode}, which asks no issuer: set auth.mode to oidc")
         if self.certificates and self.client_ca is None:
             raise ValueError("certificates need client_ca, which vouches for them")
         return self

@@ -53,6 +53,19 @@ def test_the_environment_of_each_service_is_one_that_is_taken(service: str, monk
     assert not settings.auth.allow_open
 
 
+def test_the_page_of_a_machine_has_a_node_ask_for_tokens_and_names_the_python_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/install.md").read_text()
+    (oldest,) = re.findall(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert re.findall(r"^python(\S+) -m venv ", page, re.MULTILINE) == [oldest]
+    (command,) = [line for line in page.splitlines() if line.startswith("[ -e /etc/tallystick/tally.toml ]")]
+    here = command.replace("/etc/tallystick", str(tmp_path)).replace("-g tallystick ", "")
+    subprocess.run(["sh", "-c", here], check=True)
+    monkeypatch.setenv("TALLY_CONFIG", str(tmp_path / "tally.toml"))
+    assert load_settings().auth.mode == "tokens"
+
+
 @pytest.mark.parametrize("service", ["tallystick", "tallystick-b"])
 def test_the_settings_of_each_replicated_node_are_ones_that_are_taken(
     service: str, monkeypatch: pytest.MonkeyPatch

@@ -18,19 +18,20 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from app.access import tokens
 from app.access.principals import Principal, covers, grant_of
 from app.access.rights import Right
 from app.keys import tokens as keys_tokens
 from app.node.kept_file import KeptFile
-from app.node.kept_tokens import FIRST_TOKEN, KEPT_TOKENS
+from app.node.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, FirstToken
 from ledger import canonical
 from ledger.errors import ChainDamagedError, UnauthenticatedError
 from ledger.machines.events import SystemAction
 from signing.issued_tokens import SUBJECT_PREFIX
 from tests.app.chains import UNTIL_S, until
-from tests.app.conftest import MakeSettings
+from tests.app.conftest import MakeSettings, RunServer
 from tests.app.forging import forge
 from tests.app.postgres_proxy import PostgresProxy
 from tests.app.served import Serve, Served, serving_with_tokens
@@ -545,3 +546,19 @@ async def test_the_command_issues_lists_and_revokes(serve: Serve, tmp_path: Path
         assert "counts no more" in await tally("revoke", token_id, token=served.root)
         async with served.client(made) as ci:
             assert await status(ci) == 401
+
+
+async def test_tokens_that_nobody_is_asked_for_are_reported_at_each_start(
+    make_settings: MakeSettings, run_server: RunServer
+) -> None:
+    settings = make_settings()
+    settings.data_dir.mkdir()
+    FIRST_TOKEN.store(settings.data_dir, FirstToken("root", tokens.make().digest.hex()))
+    for given, is_meant in (({}, False), ({"auth": {"allow_open": True}}, True)):
+        with capture_logs() as lines:
+            async with run_server(make_settings(**given)) as client:
+                answer = await client.get("/readyz")
+        assert [line["count"] for line in lines if line["event"] == "tokens_not_asked_for"] == [1]
+        check = answer.json()["checks"]["authentication"]
+        assert (answer.status_code, check["ok"]) == (200, is_meant)
+        assert is_meant or "set auth.mode to tokens" in check["detail"]

@@ -50,6 +50,10 @@ export const CHECKS = {
     "Database role",
     "The service logs in with a role that could change what the ledger guards. Give it the role that deploy/postgres/roles.sql makes.",
   ],
+  authentication: [
+    "Authentication",
+    "Tokens were issued and nobody is asked for one: whoever reaches this address may do everything. Set auth.mode to tokens and restart the node.",
+  ],
   tls: [
     "TLS",
     "Mend the certificate, or set tls.cert and tls.key (or http.trusted_proxies): tokens that travel in the clear are everybody's on the way.",
