@@ -27,6 +27,8 @@ class EntryPoint(NamedTuple):
     module: str
     attribute: str
     context_settings: dict[str, Any] | None = None
+    command_class: str | None = None
+    """A class of the same module that parses the arguments, where typer's own does not."""
 
 
 class Commands(TyperGroup):
@@ -37,7 +39,7 @@ class Commands(TyperGroup):
         "serve": EntryPoint("app.cli.serve", "serve"),
         "migrate": EntryPoint("app.cli.serve", "migrate"),
         "db-url": EntryPoint("app.cli.serve", "db_url"),
-        "run": EntryPoint("app.cli.run", "run", {"allow_interspersed_args": False}),
+        "run": EntryPoint("app.cli.run", "run", {"allow_interspersed_args": False}, "JobCommand"),
         "replay": EntryPoint("app.cli.replay", "replay"),
         "simulate": EntryPoint("app.cli.simulate", "simulate"),
         "jobs": EntryPoint("app.cli.jobs", "jobs"),
@@ -78,7 +80,8 @@ class Commands(TyperGroup):
             self.commands.update(dict.fromkeys(self.ENTRY_POINTS, self))
             return None
         entry = self.ENTRY_POINTS[cmd_name]
-        found = getattr(import_module(entry.module), entry.attribute)
+        module = import_module(entry.module)
+        found = getattr(module, entry.attribute)
         if isinstance(found, typer.Typer):
             group = typer.main.get_group(found)
             group.name = cmd_name
@@ -86,7 +89,8 @@ class Commands(TyperGroup):
                 _let_client_say_who(command)
             return group
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-        alone.command(cmd_name, context_settings=entry.context_settings)(found)
+        parsing = None if entry.command_class is None else getattr(module, entry.command_class)
+        alone.command(cmd_name, cls=parsing, context_settings=entry.context_settings)(found)
         command = typer.main.get_command(alone)
         _let_client_say_who(command)
         return command

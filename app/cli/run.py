@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import orjson
 import typer
+from typer.core import TyperCommand
+from typer.exceptions import TyperException
 
 from app.cli import process
 from app.cli.flush import flush as flush_spool
@@ -18,6 +20,26 @@ from ledger.errors import InvalidInputError, LedgerError
 from ledger.exit_code import ExitCode
 from terminal.options import Json
 from terminal.outcome import CommandExit, err, fail, lose, out, readable
+
+FLUSH = "--flush"
+
+
+class JobCommand(TyperCommand):
+    """``tally run``: a wrong command line is 125 too, for other codes may be those of the command that it runs."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer has it."""
+        is_flush = FLUSH in (args[: args.index("--")] if "--" in args else args)
+        try:
+            return super().parse_args(ctx, args)
+        except LedgerError as error:
+            if is_flush:
+                raise
+            raise _not_run(error) from error
+        except TyperException as error:
+            if not is_flush:
+                vars(error)["exit_code"] = int(ExitCode.JOB_REFUSED)
+            raise
 
 
 def run(
@@ -42,13 +64,13 @@ def run(
             help="Keep the job here while the ledger is away, and run the command all the same.",
         ),
     ] = None,
-    flush: Annotated[bool, typer.Option("--flush", help="Send what waits in the spool, and run nothing.")] = False,
+    flush: Annotated[bool, typer.Option(FLUSH, help="Send what waits in the spool, and run nothing.")] = False,
 ) -> None:
     """Run a command as a job: created, accepted, then completed or failed with exit code and duration.
 
     The command has the terminal, gets the signals sent to tally, and its exit
-    code becomes that of tally; 125 means that the ledger did not take the job
-    and nothing was run. The command line is recorded for good, so keep secrets
+    code becomes that of tally; 125 means that the ledger did not take the job,
+    or the command line is wrong, and nothing was run. The command line is recorded for good, so keep secrets
     out of it. With --json the report is the last line of standard output.
 
     With --spool only a ledger that refuses the job stops the command. One that
@@ -65,17 +87,17 @@ def run(
     """
     if flush:
         _flush(url, spool, command, as_json)
-    if tenant is None or not command:
-        raise InvalidInputError("name a tenant and a command: tally run --tenant T -- CMD")
-    common = {"tenant_id": tenant} if subject is None else {"tenant_id": tenant, "subject": subject}
     try:
+        if tenant is None or not command:
+            raise InvalidInputError("name a tenant and a command: tally run --tenant T -- CMD")
+        common = {"tenant_id": tenant} if subject is None else {"tenant_id": tenant, "subject": subject}
         if any(each is not None and readable(each) != each for each in (tenant, dc, subject)):
             raise InvalidInputError("--tenant, --dc and --subject must be UTF-8")
         place = dc or platform.node() or "localhost"
         job = RecordedJob(url, common, place, durability, None if spool is None else Spool(spool))
         job.begin(command)
     except LedgerError as error:
-        raise fail(f"the command was not run: {error}", ExitCode.JOB_REFUSED) from error
+        raise _not_run(error) from error
     if job.problem is not None:
         err.print(f"warning: {job.problem}", style="yellow", markup=False)
     err.print(f"job {job.job_id} {_how_begun(job)}", markup=False)
@@ -87,6 +109,10 @@ def run(
         ended = process.Ended(ExitCode.NOT_FOUND if is_missing else ExitCode.CANNOT_EXECUTE, None, 0.0)
     _report(job, ended, spool, as_json)
     raise CommandExit(ended.exit_code)
+
+
+def _not_run(error: LedgerError) -> CommandExit:
+    return fail(f"the command was not run: {error}", ExitCode.JOB_REFUSED)
 
 
 def _flush(url: str, spool: Path | None, command: list[str] | None, as_json: bool) -> None:

@@ -92,6 +92,33 @@ def test_a_command_is_not_run_when_the_ledger_cannot_take_the_job(tmp_path: Path
     assert not touched.exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--", "touch"),
+        ("-t", "acme"),
+        ("--what", "-t", "acme", "--", "touch"),
+        ("-t", "acme", "--durability", "SOME", "--", "touch"),
+        ("-t", "acme", "--token-file", "/nowhere", "--", "touch"),
+        ("-t",),
+    ],
+)
+def test_a_wrong_command_line_of_run_is_125_as_other_codes_may_be_those_of_the_command(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    touched = tmp_path / "touched"
+    given = [*arguments, str(touched)] if arguments[-1] == "touch" else arguments
+
+    assert run_tally("run", *given).returncode == 125
+    assert not touched.exists()
+
+
+def test_a_wrong_command_line_of_a_flush_which_runs_nothing_is_1() -> None:
+    for arguments in (("--flush",), ("--flush", "--what"), ("--flush", "--spool", "/nowhere", "--", "touch")):
+        assert run_tally("run", *arguments).returncode == 1
+    assert run_tally("run", "--help").returncode == 0
+
+
 def test_a_wrong_setting_is_1_and_named() -> None:
     done = run_tally("serve", TALLY_WAL__RETAIN="soon")
 
