@@ -6,6 +6,8 @@ import os
 
 from pydantic import BaseModel, ValidationError
 
+from app.validation_words import words_of
+
 ENV_PREFIX = "TALLY_"
 ENV_OF_PIPELINE = frozenset(
     f"TALLY_PIPELINE_{name}" for name in ("ARCHIVE", "DSN", "LOGS", "NO_DSN", "SIGNING_KEY", "SIGNING_PIN")
@@ -70,7 +72,7 @@ def explain(error: ValidationError, settings: type[BaseModel]) -> list[str]:
     lines = []
     for item in error.errors(include_url=False, include_input=False):
         name = ".".join(str(part) for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
+        message = words_of(item)
         if item["type"] == "extra_forbidden":
             message = f"is not a setting; allowed: {', '.join(_names_near(settings, name.replace('.', '__')))}"
         lines.append(f"{name}: {message}" if name else message)

@@ -206,7 +206,7 @@ def _checked(line: int, event: EventFields, tenant_id: str) -> EventFields:
         # Imported here because it loads the web framework, which only a malformed line needs.
         from app.http.problems import invalid
 
-        raise InvalidInputError(f"line {line}: {invalid(error, EVENT_TAGS)}") from None
+        raise InvalidInputError(f"line {line}: {invalid(error, EVENT_TAGS, EVENT_LINE)}") from None
     except CanonicalError as error:
         raise InvalidInputError(f"line {line}: {error}") from None
     return event

@@ -15,6 +15,7 @@ import httpx
 from pydantic import BaseModel, Field, ValidationError
 
 from app.asking import NoAnswerError, read_answer, stream_answer
+from app.validation_words import words_of
 from ledger import names
 from signing.checkpoint import SIZE_MAX
 
@@ -129,7 +130,7 @@ class PeerClient(NamedTuple):
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"])) or "the whole"
             raise NoAnswerError(
-                f"the answer of {self.url}{path} is not understood: {where}: {error.errors()[0]['msg']}"
+                f"the answer of {self.url}{path} is not understood: {where}: {words_of(error.errors()[0])}"
             ) from error
 
     async def _ask(self, path: str, **asked: Any) -> bytes:

@@ -70,7 +70,7 @@ def parse(adapter: TypeAdapter[Any], body: bytes, tags: frozenset[str] = frozens
     try:
         value = adapter.validate_json(body)
     except ValidationError as error:
-        raise invalid(error, tags) from None
+        raise invalid(error, tags, adapter) from None
     check_unique(body, value)
     return value
 

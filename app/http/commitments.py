@@ -30,6 +30,7 @@ from app.http.writing import Route, request_key, token_of, write_headers
 from app.intake.proposals import Recorded
 from app.parts import Parts, PartsDep, parts_of
 from app.read.commitments import PromisedPage
+from app.validation_words import WORDS
 from ledger.errors import InvalidInputError
 
 router = APIRouter(route_class=StrictRoute, tags=["commitments"], responses=PROBLEM_RESPONSE)
@@ -90,7 +91,7 @@ async def set_capacity(request: Request, node: NodePath) -> Response:
     parts = parts_of(request)
     parts.check_writable()
     if _is_name(node) is None:
-        raise InvalidInputError(f"node: must match {PROMISE_PATTERN}", ("node",))
+        raise InvalidInputError(f"node: {WORDS[PROMISE_PATTERN]}", ("node",))
     body = await read_body(request, JSON_MEDIA_TYPE, parts.settings.event_bytes_max)
     wanted = parse(CAPACITY, body)
     charge_tenant(request, wanted["tenant_id"], body)

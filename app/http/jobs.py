@@ -44,6 +44,7 @@ from app.http.writing import Route, receipt_answer, request_key, session_tokens
 from app.parts import PartsDep, parts_of
 from app.pending.requests import Draft, draft_of
 from app.read.consistency import Promise, ReadLevel
+from app.validation_words import WORDS
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
 from ledger.machines.events import JOB_EVENTS, EventType
@@ -118,7 +119,7 @@ async def _submit(request: Request, submission: Submission, job_id: str | None) 
     parts = parts_of(request)
     parts.check_writable()
     if job_id is not None and _JOB_ID.fullmatch(job_id) is None:
-        raise InvalidInputError(f"job_id: must match {JOB_ID_PATTERN}", ("job_id",))
+        raise InvalidInputError(f"job_id: {WORDS[JOB_ID_PATTERN]}", ("job_id",))
     body = await read_body(request, JSON_MEDIA_TYPE, parts.settings.event_bytes_max)
     unsealed = submission.draft_of(body, job_id, caller_of(request).id)
     begun: Begun | None = request.scope.get(BEGUN)

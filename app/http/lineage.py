@@ -102,8 +102,8 @@ def tenant_of(namespace: str, tenants: Mapping[str, str], caller: Principal) -> 
         case [tenant_id] if tenant_id != SYSTEM_TENANT and not tenant_id.endswith("*"):
             return tenant_id
     raise InvalidInputError(
-        f"whose is the run? lineage.tenants names no tenant for namespace {namespace[:100]!r}, and the caller may "
-        "write to others than one"
+        f"lineage.tenants names no tenant for namespace {namespace[:100]!r}: add one to that setting, or give the "
+        "emitter a token that may write to one tenant alone"
     )
 
 

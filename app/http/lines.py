@@ -33,6 +33,7 @@ class LineModel:
     ) -> None:
         """``what`` names what is in a line; ``tags`` are as in ``invalid``."""
         self._what = what
+        self._form = adapter
         self._validate = adapter.validator.validate_json
         self._lines_max = lines_max
         self._tags = tags
@@ -86,7 +87,7 @@ class LineModel:
             try:
                 return self._validate(line)
             except ValidationError as error:
-                raise invalid(error, self._tags) from None
+                raise invalid(error, self._tags, self._form) from None
 
 
 @contextmanager

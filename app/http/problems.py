@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import orjson
 import structlog
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.http.unknown_fields import meant_by, told_of
+from app.validation_words import words_of
 from ledger import errors
 
 PROBLEM_URI = "https://tallystick.dev/problems/"
@@ -204,24 +206,39 @@ async def respond_to_invalid_parameters(_request: Request, error: Exception) -> 
     """What the framework finds wrong with the query, the path or a header."""
     assert isinstance(error, RequestValidationError)
     item = error.errors()[0]
-    return respond(_first_of(item, tuple(item["loc"][1:])))
+    return respond(_wrong(tuple(item["loc"][1:]), words_of(item)))
 
 
-def invalid(error: ValidationError, tags: frozenset[str] = frozenset()) -> errors.InvalidInputError:
-    """The first thing ``error`` found, as our own; ``tags`` are parts of its path that no caller wrote."""
+def invalid(
+    error: ValidationError, tags: frozenset[str] = frozenset(), form: TypeAdapter[Any] | None = None
+) -> errors.InvalidInputError:
+    """The first thing ``error`` found, as our own; ``tags`` are parts of its path that no caller wrote, ``form`` is
+    what was not met."""
     if error.error_count() > ERRORS_LISTED_MAX:
         return errors.InvalidInputError(f"{error.error_count()} fields are wrong or unknown")
-    item = error.errors(include_url=False, include_input=False)[0]
+    items = error.errors(include_url=False, include_input=False)
+    first = items[0]
+    if first["type"].startswith("union_tag_"):
+        # A tag is chosen before any field is looked at.
+        path, message = _wrong_tag(first, error.errors(include_url=False)[0]["input"])
+    else:
+        path, message = told_of(items, form)
     # A tag stands first, or behind the field whose value it is of.
-    return _first_of(item, tuple(part for at, part in enumerate(item["loc"]) if at > 1 or part not in tags))
+    return _wrong(tuple(part for at, part in enumerate(path) if at > 1 or part not in tags), message)
 
 
-def _first_of(item: Mapping[str, Any], path: tuple[str | int, ...]) -> errors.InvalidInputError:
-    message = _cut(str(item["msg"]).removeprefix("Value error, "), DETAIL_CHARACTERS_MAX)
-    if item["type"].startswith("union_tag_"):
-        path = (*path, item["ctx"]["discriminator"].strip("'") if "ctx" in item else "type")
-    if item["type"] == "extra_forbidden":
-        message = "there is no such field"
+def _wrong_tag(item: Mapping[str, Any], given: object) -> tuple[tuple[str | int, ...], str]:
+    name = item["ctx"]["discriminator"].strip("'") if "ctx" in item else "type"
+    if item["type"] == "union_tag_not_found":
+        meant = meant_by(given, name)
+        if meant is not None:
+            return (*item["loc"], meant), f"there is no such field; the nearest is {name}, which is required"
+        return (*item["loc"], name), "is required"
+    return (*item["loc"], name), words_of(item)
+
+
+def _wrong(path: tuple[str | int, ...], message: str) -> errors.InvalidInputError:
+    message = _cut(message, DETAIL_CHARACTERS_MAX)
     return errors.InvalidInputError(f"{dotted(path)}: {message}" if path else message, path)
 
 

@@ -31,6 +31,7 @@ from app.http.charging import charge_caller, charge_named
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN, SESSION_PATTERN
 from app.http.problems import PROBLEM_MEDIA_TYPE
 from app.parts import Parts, parts_of
+from app.validation_words import nearest
 from ledger.errors import InvalidInputError, NotReadyError, UnauthenticatedError
 
 PROBLEM_RESPONSE: dict[int | str, dict[str, Any]] = {
@@ -218,7 +219,9 @@ def _check_query(request: Request, known: Mapping[str, bool]) -> None:
     seen: set[str] = set()
     for name, _ in request.query_params.multi_items():
         if name not in known:
-            raise InvalidInputError(f"{name[:100]}: there is no such query parameter", (name,))
+            near = nearest(name[:100], known)
+            meant = "" if near is None else f"; the nearest is {near}"
+            raise InvalidInputError(f"{name[:100]}: there is no such query parameter{meant}", (name,))
         if name in seen and not known[name]:
             raise InvalidInputError(f"{name}: given more than once", (name,))
         seen.add(name)

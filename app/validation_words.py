@@ -1,0 +1,61 @@
+"""What is said of a value that is not of its form, in words: a regular expression is for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, Final
+
+from ledger import hlc, names, rfc3339
+from signing.range_manifest import LOG_ORIGIN
+
+_TENANT: Final = "1 to 63 of a-z, 0-9, _ and -, the first and the last a letter or a digit"
+_DIGEST: Final = "must be 64 hexadecimal digits in small letters"
+_VISIBLE: Final = "visible ASCII characters"
+WORDS: Final[Mapping[str, str]] = {
+    names.anchored(names.TENANT_ID): f"must name a tenant: {_TENANT}",
+    names.anchored(names.READABLE_TENANT_ID): f"must name a tenant: {_TENANT}; or _system",
+    names.anchored(f"({names.READABLE_TENANT_ID})?"): f"must name a tenant, or nothing: {_TENANT}; or _system",
+    names.anchored(names.TENANTS): f"must be a tenant ({_TENANT}), the beginning of some and *, or * for all",
+    names.anchored(names.NODE_ID): "must be 1 to 63 of a-z, 0-9 and -, the first and the last a letter or a digit",
+    names.anchored(names.GATE): "must be 1 to 32 of a-z and 0-9",
+    names.anchored(names.PRINCIPAL): "must be 1 to 128 of A-Z, a-z, 0-9, . _ @ and -, the first a letter or a digit",
+    names.anchored(names.JOB_ID): "must be a job id: 1 to 128 of A-Z, a-z, 0-9, . _ : and -, but neither . nor ..",
+    names.anchored(names.PROMISE_NAME): "must be 1 to 120 of A-Z, a-z, 0-9, . _ : and -, the first other than .",
+    names.anchored(hlc.TEXT): "must be an HLC, such as 1704931200000:1:node-7f3a: milliseconds, a counter and a node",
+    names.anchored(rfc3339.TEXT): "must be a time of RFC 3339, such as 2026-11-21T13:40:00.250Z",
+    rfc3339.MOMENT_PATTERN: "must be an HLC, or a time of RFC 3339, such as 2026-11-21T13:40:00.250Z",
+    names.anchored(LOG_ORIGIN): "must be the origin of a ledger's log, as its checkpoints have it before the tenant",
+    names.anchored("[0-9a-f]{64}"): _DIGEST,
+    "^[0-9a-f]{64}$": _DIGEST,
+    "^[!-~]{1,255}$": f"must be one Idempotency-Key of 1 to 255 {_VISIBLE}",
+    r"^[A-Za-z0-9_-]+([ \t]*,[ \t]*[A-Za-z0-9_-]+)*$": "must be tokens of Tally-Session, separated by commas",
+    "^[A-Za-z0-9_-]{1,2048}$": "must be the next_cursor of a page before",
+    "^[A-Z][A-Z_]{0,63}$": "must be an action, which is written in capitals, such as COMPLETE",
+    r"^[\x21-\x7e]{1,200}$": f"must be 1 to 200 {_VISIBLE}",
+    "^[A-Za-z0-9._~+/=-]+$": "must be a token: letters, digits and . _ ~ + / = -",
+    r"^[^\x00-\x1f\x7f]+$": "must not have a control character",
+    "^[a-z][a-z0-9_]{0,63}$": "must be 1 to 64 of a-z, 0-9 and _, the first a letter",
+    "^[0-9a-f]{16}$": "must be a key id: 16 hexadecimal digits in small letters",
+    "^[!-*,-~]{1,200}$": f"must be 1 to 200 {_VISIBLE} other than +",
+    "^[!-~]([ -~]{0,248}[!-~])?$": "must be 1 to 250 characters of ASCII, without blanks at its ends",
+    "^[!-~]+( [!-~]+)*$": f"must be words of {_VISIBLE}, with one blank between two",
+}
+"""By pattern, of all values that callers and settings give. Each goes on behind the name of the field."""
+
+
+def words_of(item: Mapping[str, Any]) -> str:
+    """What pydantic found wrong with a value, an item of its ``errors()``, in words."""
+    if item["type"] == "string_pattern_mismatch":
+        return WORDS.get(item["ctx"]["pattern"], "is not of the form that it must have")
+    if item["type"] == "missing":
+        return "is required"
+    return str(item["msg"]).removeprefix("Value error, ")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Which of the known names somebody may have meant who wrote ``name``; None where none is near."""
+    name, known = name.lower().replace("-", "_"), list(known)
+    longer = [each for each in known if each.startswith(f"{name}_")]
+    found = get_close_matches(name, known, 1) or (longer if len(longer) == 1 else [])
+    return found[0] if found else None
