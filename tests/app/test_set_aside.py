@@ -4,6 +4,7 @@ somebody acknowledges the loss."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,17 @@ from typing import Any
 import httpx
 import pytest
 
+from app.main import running
 from app.node.unrecorded import ASIDE
+from app.start.quorum import Takeover
 from ledger.errors import WalCorruptError
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.postgres_proxy import PostgresProxy
 from tests.app.starting import assert_refused, wal_folder
-from tests.app.test_replication import NODE, Keepers, MakeReplicated, keepers, replicated, submit
+from tests.app.test_replication import NODE, Keepers, MakeReplicated, keepers, replicated, short_of_members, submit
 from tests.app.test_start_refused import damage_control
+from tests.conftest import Database
 from wal.segment import list_segments
 
 __all__ = ["keepers", "replicated"]
@@ -165,3 +169,50 @@ async def test_a_log_that_is_gone_with_its_disk_is_named_until_somebody_acknowle
         await until(says_so, "readiness says so")
         await acknowledged(client)
         assert (await lost_check(client))["ok"]
+
+
+async def test_what_a_member_cut_off_comes_back_through_the_folder_of_the_node(
+    keepers: Keepers, replicated: MakeReplicated, run_server: RunServer, chains: Chains, tmp_path: Path
+) -> None:
+    """As docs/replication-runbook.md says under *A region is lost*."""
+    async with run_server(replicated(shutdown_grace="2s")) as client:
+        await submit(client, "GLOBAL")
+        keepers.stop(0, 1)
+        jobs = [await submit(client, "LOCAL", key=str(n)) for n in range(3)]
+
+        async def are_shipped() -> bool:
+            member = (await client.get("/v1/node")).json()["members"][2]
+            return bool(member["last_replicated_lsn"] >= jobs[-1]["lsn"])
+
+        await until(are_shipped, "one member has them")
+    keepers.stop(2)
+    keepers.start(0, 1)
+    settings, kept = replicated("empty"), tmp_path / "keeper-2" / NODE
+    async with run_server(settings) as client:
+        await submit(client, "GLOBAL")
+        keepers.start(2)
+        await until(lambda: [*kept.glob("cut-*")], "the member cuts off what lost")
+        assert len(await chains.entries("acme")) == 2
+    for path in kept.glob("cut-*"):
+        shutil.copy(path, wal_folder(settings))
+    async with run_server(settings) as client:
+        await come_back(client, chains, jobs)
+        assert (await lost_check(client))["ok"]
+
+
+async def test_a_failover_that_accepts_a_loss_says_so_until_somebody_acknowledges_it(
+    keepers: Keepers, replicated: MakeReplicated, run_server: RunServer, database: Database, chains: Chains
+) -> None:
+    settings = replicated()
+    async with run_server(settings) as client:
+        await submit(client, "GLOBAL")
+    async with short_of_members(keepers, 1, 2):
+        async with running(replicated("elsewhere"), database.service_url, takeover=Takeover.ACCEPTS_LOSS) as (_, parts):
+            await until(lambda: losses(chains), "it is recorded")
+            await until(parts.losses.fault, "readiness says so")
+            assert "nobody knows how many" in str(parts.losses.fault())
+        assert [each["accepted_loss"] for each in await epoch_starts(chains) if "accepted_loss" in each] == [True]
+
+
+async def epoch_starts(chains: Chains) -> list[dict[str, Any]]:
+    return [json.loads(each["payload"]) for each in await chains.entries("_system") if each["action"] == "EPOCH_START"]
