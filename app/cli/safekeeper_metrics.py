@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
@@ -20,6 +20,8 @@ from prometheus_client.registry import Collector
 from wal.replication.messages import WalStatus
 from wal.replication.safekeeper import Safekeeper
 from wal.replication.server import Server
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REQUEST_TIMEOUT_S = 2.0
 """A scraper that takes longer is disconnected: others wait for it meanwhile."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from ledger import names
 from ledger.errors import InvalidInputError, WalCorruptError, WalError, WalFilesError
@@ -36,6 +37,8 @@ LOGS_MAX = 4096
 LOGS_OPEN_MAX = 256
 """How many of them are open at once; each has some descriptors."""
 STATUS_WAIT_S = 0.2
+RECOVERY_SHARE_MAX = 0.1
+"""Of a log that is damaged, nodes ask again and again: reading it for them takes no more than this part of the time."""
 
 Tell = Callable[[str, Mapping[str, object]], None]
 """Is told what happens: the name of an event, and its facts."""
@@ -74,6 +77,17 @@ class LogLock:
         self.release()
 
 
+class _Damage(NamedTuple):
+    """What the last recovery found in these files, which are not read again before ``next_s`` unless they change."""
+
+    error: WalCorruptError
+    files: frozenset[tuple[str, int, int]]
+    next_s: float
+
+    def lasts(self, folder: Path) -> bool:
+        return time.monotonic() < self.next_s and _files_in(folder) == self.files
+
+
 class KeptLog:
     """The log of one node. Whoever calls a method but ``status`` MUST hold ``lock``, and holds it for no longer than
     files take: never while waiting for a peer.
@@ -97,6 +111,7 @@ class KeptLog:
         self._log: FileLog | None = None
         self._note: CommitNote | None = None
         self._failure = ""
+        self._damage: _Damage | None = None
         self._lent_to: Stream | None = None
 
     @property
@@ -117,14 +132,20 @@ class KeptLog:
         """
         if self._acceptor is not None or (not wal_id and self._holds_nothing()):
             return self._acceptor
+        if self._damage is not None and self._damage.lasts(self.folder):
+            raise self._damage.error
+        began_s = time.monotonic()
         try:
             self._log = FileLog(self.folder, self.node_id, "" if self._has_control() else wal_id)
             self._take_note(self._log)
         except (OSError, WalError) as error:
             self._failed("wal_recovery_failed", error)
             self._abandon()
+            if isinstance(error, WalCorruptError):
+                next_s = began_s + (time.monotonic() - began_s) / RECOVERY_SHARE_MAX
+                self._damage = _Damage(error, _files_in(self.folder), next_s)
             raise
-        self._failure = ""
+        self._failure, self._damage = "", None
         if self.archived_lsn is not None:
             self.archived_lsn = BEFORE_FIRST
         self._acceptor = Acceptor(self._log, self._region)
@@ -342,8 +363,10 @@ class KeptLog:
         )
 
     def _failed(self, event: str, error: BaseException) -> None:
-        self._failure = self.fault_of(error)
-        self._told(event, {"error": self._failure, "folder": str(self.folder)})
+        """Keep the fault, and report it unless it is the one that was reported last."""
+        is_news, self._failure = self.fault_of(error) != self._failure, self.fault_of(error)
+        if is_news:
+            self._told(event, {"error": self._failure, "folder": str(self.folder)})
 
     def _told(self, event: str, facts: Mapping[str, object]) -> None:
         self._tell(event, {"node_id": self.node_id, **facts})
@@ -414,6 +437,16 @@ class KeptLogs:
             with kept.lock:
                 if not kept.users:
                     kept.close()
+
+
+def _files_in(folder: Path) -> frozenset[tuple[str, int, int]]:
+    """Name, size and time of each file of a folder; none where it is gone."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            stat = entry.stat()
+            found.add((entry.name, stat.st_size, stat.st_mtime_ns))
+    return frozenset(found)
 
 
 def _bytes_in(folder: Path) -> int:

@@ -198,7 +198,7 @@ class Watcher(Protocol):
         """So many members that vote follow, which is enough to commit, or is not any more; told when that changes."""
 
     def refused(self, address: str, reason: str) -> None:
-        """The member refused what it was sent."""
+        """The member refused what it was sent, or cannot be sent what it lacks; told once for each reason."""
 
     def lags(self, address: str, lag_lsn: int) -> None:
         """The member is so many records behind, more than is in order; told once, until it is not."""
@@ -294,7 +294,8 @@ class Shipper:
     def drop(self, address: str, reason: str, dropped: Dropped) -> None:
         """Connect to the member again after a pause; never again where what it lacks is damaged in the own log, unless
         ``keeps_damaged``."""
-        self._watcher.refused(address, reason)
+        if self.faults.get(address) != reason:
+            self._watcher.refused(address, reason)
         if dropped is Dropped.DAMAGED_ON_THE_WAY:
             self._count_damaged(address)
         self._wires.close_one(address, reason)
@@ -441,7 +442,7 @@ class Shipper:
                 self.proposer.received(address, frame.message)
                 self._look_at_time(address)
                 link = self.proposer.links[address]
-                if link.is_streaming:
+                if link.is_streaming and self._wires.is_open(address):
                     if self.faults.pop(address, None) is not None:
                         self._watcher.back(address)
                     self._settle(address, link)

@@ -93,6 +93,10 @@ class Wires:
         wire = self._wires[address]
         return wire.descriptor if wire.is_bare and not self._events else None
 
+    def is_open(self, address: str) -> bool:
+        """Whether the member can be spoken to."""
+        return self._wires[address].is_open
+
     def went_on(self, address: str, said: bytes, unsent: bytes, error: int) -> None:
         """Another one has spoken over the connection: what he read, what he could not send, and what errno was then."""
         wire = self._wires[address]

@@ -80,7 +80,7 @@ export const CHECKS = {
   ],
   scrub: [
     "Log on disk",
-    "A segment of this node's log is damaged on its disk. The node serves on, but does not start again from this folder. See docs/runbook.md before the next restart, and look at the disk.",
+    "A segment of this node's log is damaged on its disk. The node serves on. Look at the disk, and see docs/runbook.md before the next restart: without safekeepers that vote, a start from this folder is refused.",
   ],
   locks: [
     "Locked rows",

@@ -443,6 +443,7 @@ def test_what_is_damaged_in_the_nodes_own_log_waits_for_a_person_who_is_told_whe
             return node.shipper.faults.get(address, "")
 
         until(lambda: "damaged in this node's own log" in fault(), "it is told")
+        assert address not in node.watched.returned, "it does not follow"
         assert list_segments(node.folder)[0].name in fault()
         assert "docs/replication-runbook.md" in fault()
         assert any("own log" in reason for reason in node.watched.refusals)
@@ -450,6 +451,7 @@ def test_what_is_damaged_in_the_nodes_own_log_waits_for_a_person_who_is_told_whe
         node.commit(writer, 1)
         if keeps_damaged:
             until(lambda: node.proxies[2].links > links, "it is tried again")
+            assert sum("own log" in reason for reason in node.watched.refusals) == 1, "the same reason is told once"
         else:
             assert node.shipper._wires._wires[address].next_try_s == math.inf
             assert node.proxies[2].links == links
