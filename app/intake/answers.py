@@ -155,7 +155,6 @@ class Answers:
         self._no_quorum = no_quorum
         self._is_quorum_lost = False
         """It was, when ``quorum_lost`` was called; whether it still is, ``no_quorum`` knows."""
-        self._evidence = Evidence(copies, spreads=spreads)
         self.in_regions: InRegions | None = None
         """None where GLOBAL does not ask for regions that import."""
         self.head_seq: Callable[[str], int] = lambda _: 0
@@ -163,6 +162,9 @@ class Answers:
         self._spreads = spreads
         of_quorum = SURVIVES.index(quorum_survives) if quorum_survives is not None else 0
         of_chain = max(SURVIVES.index(postgres_survives), of_quorum)
+        # Without other regions GLOBAL is chained: where PostgreSQL outlives as much as a quorum does, that says it all.
+        chain_is_enough = not spreads and SURVIVES.index(postgres_survives) >= of_quorum
+        self._evidence = Evidence(copies, spreads=spreads, chain_is_enough=chain_is_enough)
         self._regional_survives = SURVIVES[: (of_quorum if self._is_replicated else of_chain) + 1]
         self._global_survives = SURVIVES if spreads else SURVIVES[: of_chain + 1]
 

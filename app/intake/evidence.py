@@ -53,12 +53,14 @@ class Chained(NamedTuple):
 class Evidence:
     """Asks members and regions. Belongs to one event loop.
 
-    ``copies`` is None where no safekeeper votes; with ``spreads`` GLOBAL asks for a majority of their regions.
+    ``copies`` is None where no safekeeper votes; with ``spreads`` GLOBAL asks for a majority of their regions, and with
+    ``chain_is_enough`` for none of them.
     """
 
-    def __init__(self, copies: MemberCopies | None, *, spreads: bool) -> None:
+    def __init__(self, copies: MemberCopies | None, *, spreads: bool, chain_is_enough: bool) -> None:
         self._copies = copies
         self._spreads = spreads
+        self._chain_is_enough = chain_is_enough
         self._asking: set[asyncio.Timeout] = set()
 
     async def shown(
@@ -70,19 +72,20 @@ class Evidence:
             DurabilityTimeoutError: it is not in time; names the last line, and the level that is shown.
         """
         asks_regions = in_regions is not None and level is Durability.GLOBAL
-        if level <= Durability.LOCAL or not (asks_regions or self._copies is not None):
+        copies = None if level is Durability.GLOBAL and self._chain_is_enough else self._copies
+        if level <= Durability.LOCAL or not (asks_regions or copies is not None):
             return
         stretches, seqs = await _extents(lines)
         last = max(lines, key=lambda line: line.lsn)
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + timeout_s
-        achieved = Durability.REGIONAL if self._copies is None else Durability.LOCAL
+        achieved = Durability.REGIONAL if copies is None else Durability.LOCAL
         try:
             async with asyncio.timeout(None) as limit:
                 self._asking.add(limit)
-                if self._copies is not None:
+                if copies is not None:
                     is_spread = self._spreads and level is Durability.GLOBAL
-                    await self._copies.hold(stretches, in_regions=is_spread, timeout_s=timeout_s)
+                    await copies.hold(stretches, in_regions=is_spread, timeout_s=timeout_s)
                     achieved = Durability.REGIONAL
                 if asks_regions and in_regions is not None:
                     await in_regions(seqs, ends_s - loop.time())

@@ -102,6 +102,12 @@ class MemberCopies:
             if not late:
                 return
             left = [stretch for stretch, _ in late]
+            if any(self._is_removed(stretch, answered) for stretch, answered in late):
+                raise DurabilityTimeoutError(
+                    "the safekeepers have removed it, since wal.retain is shorter than an Idempotency-Key is kept; "
+                    "PostgreSQL alone holds it",
+                    achieved=Durability.LOCAL,
+                )
             if in_regions:
                 regional.update(each for each, answered in late if self._is_shown(each, answered, in_regions=False))
             if loop.time() + pause_s >= ends_s:
@@ -169,6 +175,13 @@ class MemberCopies:
             return True
         names = self._regions | counts.regions | {counts.home}
         return sum(_has_majority(counts, name, holding) for name in names) > len(names) // 2
+
+    def _is_removed(self, stretch: Stretch, answered: Answered) -> bool:
+        """Whether a majority of the members say that their logs begin behind its first record: that does not change."""
+        begin_behind = [
+            each and each.state == "open" and each.first_lsn > stretch.first_lsn for each in answered.statuses.values()
+        ]
+        return sum(map(bool, begin_behind)) > len(self._addresses) // 2
 
     async def _ask(self, address: str, node_id: str) -> WalStatus | None:
         """How the member says that this log stands, at a moment after the call; None where it keeps no such log.
