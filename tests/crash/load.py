@@ -10,11 +10,14 @@ import asyncio
 import itertools
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import aiohttp
+
+from tests.crash.operations import Operation, Recorder
 
 LEVELS = (None, "LOCAL", "REGIONAL", "GLOBAL")
 TENANTS = ("acme", "beta", "corp", "delta-4", "new")
@@ -165,15 +168,43 @@ def number_of(payload: dict[str, Any]) -> int:
 class Book:
     """Everything sent so far, in order of sending."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder | None = None) -> None:
         self.sent: list[Sent] = []
         self.acknowledged = 0
+        self._recorder = recorder
         self._numbers = itertools.count(1)
         self._waiting: list[tuple[Callable[[], bool], asyncio.Event]] = []
 
     def next_number(self) -> int:
         """A number for one more event."""
         return next(self._numbers)
+
+    async def send(self, sent: Sent, session: aiohttp.ClientSession, url: str) -> Answer:
+        """As ``sent.send``; what has a key is recorded, where there is a recorder."""
+        if self._recorder is None or sent.key is None:
+            return await sent.send(session, url)
+        operation = Operation(
+            op="write",
+            object=f"key:{sent.path}/{sent.key}",
+            client=f"client-{id(asyncio.current_task())}",
+            invoked_s=time.monotonic(),
+            completed_s=0.0,
+            input={"numbers": [fact.number for fact in sent.facts]},
+        )
+        try:
+            answer = await sent.send(session, url)
+            if answer.status in (200, 201):
+                told = answer.told
+                operation.input["durability"] = told["durability"]["requested"]
+                operation.output = {
+                    "hlc": told.get("hlc") or told["first_hlc"],
+                    "job_id": told.get("job_id") or ",".join(told["job_ids"]),
+                    "replayed": answer.replayed,
+                }
+            return answer
+        finally:
+            operation.completed_s = time.monotonic()
+            self._recorder.note(operation)
 
     def note(self, sent: Sent, answer: Answer) -> None:
         """Write down the answer to ``sent``."""
@@ -220,7 +251,7 @@ class Client:
             sent = self._request()
             self._book.sent.append(sent)
             try:
-                answer = await sent.send(session, url)
+                answer = await self._book.send(sent, session, url)
             except aiohttp.ClientError:
                 self._forget(sent)
                 return
@@ -303,8 +334,8 @@ class Client:
 class Load:
     """Clients that survive the service: their jobs and their book go on over its restarts."""
 
-    def __init__(self, draw: random.Random, *, clients: int = CLIENTS) -> None:
-        self.book = Book()
+    def __init__(self, draw: random.Random, *, clients: int = CLIENTS, recorder: Recorder | None = None) -> None:
+        self.book = Book(recorder)
         self.tenants = list(TENANTS)
         """Tenants that are written to; may be changed at any time."""
         self._draw = draw
@@ -333,14 +364,14 @@ class Load:
             answered = self._draw.sample(answered, min(answered_max, len(answered)))
         async with http_session() as session:
             for sent in self.book.keyed(acknowledged=False):
-                one, other = await asyncio.gather(sent.send(session, url), sent.send(session, url))
+                one, other = await asyncio.gather(*(self.book.send(sent, session, url) for _ in range(2)))
                 assert one.same() == other.same(), f"{sent.key} was answered {one} and {other}"
                 self.book.note(sent, one)
                 assert sent.is_acknowledged, f"{sent.key} {sent.body[:200]!r} was answered {one}"
                 answered.append(sent)
             for first in range(0, len(answered), CLIENTS):
                 some = answered[first : first + CLIENTS]
-                answers = await asyncio.gather(*(sent.send(session, url) for sent in some))
+                answers = await asyncio.gather(*(self.book.send(sent, session, url) for sent in some))
                 for sent, again in zip(some, answers, strict=True):
                     assert again.replayed, f"{sent.key} was taken for new: {again}"
                     assert again.same() == sent.answered.same(), f"{sent.key} was answered {sent.answer}, then {again}"

@@ -16,8 +16,11 @@ import pytest
 from app.chain.checkpoints import CheckpointJournal
 from tests.app.starting import forget_checkpoint
 from tests.conftest import Database
+from tests.crash import operations
 from tests.crash.conftest import Launch
+from tests.crash.linearizability import violations
 from tests.crash.load import Book, Load, Sent, http_session
+from tests.crash.operations import Recorder
 from tests.crash.proof import prove, verified_by_service, wal_folder
 from tests.crash.serve_process import WAIT_S, ServeProcess
 from tests.crash.writer import new_job, writer
@@ -94,7 +97,8 @@ async def test_kill_at_any_moment_loses_nothing_acknowledged_and_repeats_nothing
     tmp_path: Path, database: Database, launch: Launch, strace: str, seed: int, torture_rounds: Callable[[int], int]
 ) -> None:
     draw = random.Random(seed)
-    load = Load(draw)
+    recorder = Recorder(tmp_path / "operations.jsonl")
+    load = Load(draw, recorder=recorder)
     data_dir = tmp_path / "node"
     for number in range(torture_rounds(ROUNDS)):
         load.tenants[-1] = f"round-{number}"
@@ -116,6 +120,10 @@ async def test_kill_at_any_moment_loses_nothing_acknowledged_and_repeats_nothing
     assert await child.terminate() == 0
 
     await prove(load.book, database.superuser_url, [wal_folder(data_dir)])
+    recorder.close()
+    recorded = operations.load(recorder.path)
+    assert any(each.output and each.output["replayed"] for each in recorded)
+    assert not violations(recorded), recorder.path
 
 
 def _unless_connection_lost(repeating: asyncio.Future[None]) -> None:

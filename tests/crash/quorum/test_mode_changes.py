@@ -11,6 +11,8 @@ import pytest
 
 from app.dev.embedded import EmbeddedPostgres
 from tests.app.standby import Standby
+from tests.crash.linearizability import violations
+from tests.crash.operations import Recorder, load
 from tests.crash.quorum.checker import judge
 from tests.crash.quorum.clients import working
 from tests.crash.quorum.cluster import Cluster, running_cluster
@@ -38,9 +40,9 @@ async def test_what_clients_were_told_holds_whatever_the_mode_becomes(
     open_folder: Path, pair: tuple[EmbeddedPostgres, Standby], seed: int
 ) -> None:
     draw = random.Random(seed)
-    history = History(open_folder / "history.jsonl")
+    history, recorder = History(open_folder / "history.jsonl"), Recorder(open_folder / "operations.jsonl")
     async with running_cluster(open_folder, pair, history, 3, (DISK, OTHER)) as cluster:
-        async with working(cluster, draw):
+        async with working(cluster, draw, recorder):
             await history.goes_on(ANSWERS, "GLOBAL")
             for settings in (ALL, QUORUM, OBSERVE, ALONE):
                 await draw.choice((cluster.kill, cluster.stop))(DISK)
@@ -56,6 +58,8 @@ async def test_what_clients_were_told_holds_whatever_the_mode_becomes(
             await returned(cluster, disk)
             await cluster.stop(disk)
         history.close()
+        recorder.close()
+        assert not violations(load(recorder.path)), recorder.path
         says_enough(history.lines)
         broken = judge(history.lines, await entries(cluster))
         assert not broken, "\n".join(violation.detail for violation in broken)

@@ -12,6 +12,8 @@ import pytest
 from app.dev.embedded import EmbeddedPostgres
 from tests.app.chains import until
 from tests.app.standby import Standby
+from tests.crash.linearizability import violations
+from tests.crash.operations import Recorder, load
 from tests.crash.proof import Ledger, prove_chains
 from tests.crash.quorum.checker import COMMITTED, Entry, judge
 from tests.crash.quorum.clients import CONSISTENCIES, working
@@ -53,18 +55,24 @@ async def returned(cluster: Cluster, disk: str) -> None:
 async def run(folder: Path, pair: Pair, seed: int, members: int, faults: list[str]) -> None:
     draw = random.Random(seed)
     history = History(folder / "history.jsonl")
-    print(f"faults {faults}, history {history.path}")
+    recorder = Recorder(folder / "operations.jsonl")
+    print(f"faults {faults}, history {history.path}, operations {recorder.path}")
     async with running_cluster(folder, pair, history, members) as cluster:
-        async with working(cluster, draw):
+        async with working(cluster, draw, recorder):
             await history.goes_on(10, "GLOBAL")
             for fault in faults:
                 await Faults(cluster, draw).strike(fault)
         await drained(cluster)
         history.close()
+        recorder.close()
         says_enough(history.lines)
         broken = judge(history.lines, await entries(cluster))
         about = {violation.number for violation in broken}
         told = [line for line in history.lines if not isinstance(line, Wrote | Read) or line.number in about]
+        operations = load(recorder.path)
+        print(Counter((each.op, each.output is not None) for each in operations))
+        assert sum(each.op == "adjust" and each.output is not None for each in operations) >= ENOUGH
+        assert not violations(operations), recorder.path
         assert not broken, "\n".join([*(violation.detail for violation in broken), *map(str, told)])
 
 
