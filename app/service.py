@@ -45,7 +45,7 @@ from app.keys.trust import Trust
 from app.leadership import Leadership
 from app.metrics import Metrics
 from app.node import times_fenced
-from app.node.found_breaks import DAMAGED, FoundBreaks
+from app.node.found_breaks import DAMAGED, FoundBreak, FoundBreaks
 from app.node.kept_running import kept_running
 from app.node.log_scrub import LogScrub
 from app.node.losses import Losses
@@ -75,6 +75,7 @@ from ledger.errors import (
     LedgerError,
     WalPoisonedError,
 )
+from ledger.machines.events import SYSTEM_TENANT, SystemAction
 from ledger.positions import Epoch, Lsn
 from ledger.verification.verdict import Break
 from wal.group_commit import GroupCommit
@@ -114,7 +115,7 @@ class Service:
         self.backlog = Backlog(settings.wal.backlog_max_entries)
         self.metrics.watch(self.node, self.backlog.__len__, self.backlog.entries_max)
         self.metrics.fencing_rejects.inc(times_fenced.load(started.folder))
-        self.breaks = FoundBreaks(started.folder, self.metrics.break_met)
+        self.breaks = FoundBreaks(started.folder, self.metrics.break_met, called_in(self._loop, self._record_break))
         self.metrics.watch_breaks(lambda: len(self.breaks.open()))
         self.quotas = Quotas.of(
             settings.quota.model_dump(exclude={"burst"}),
@@ -467,6 +468,26 @@ class Service:
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run ``work`` until the service stops, and again where it fails; a break that it meets is reported."""
         self.spawn(kept_running(work, report=self.breaks.report_error))
+
+    def _record_break(self, found: FoundBreak) -> None:
+        """Write an entry of ``_system`` about a new break, which the webhooks of that tenant deliver."""
+        if self._stop_by_s is None and found.tenant_id != SYSTEM_TENANT:
+            self.spawn(self._write_break(found))
+
+    async def _write_break(self, found: FoundBreak) -> None:
+        facts: dict[str, object] = {
+            "tenant_id": found.tenant_id,
+            "kind": found.kind,
+            "seq": found.seq,
+            "detail": found.detail,
+            "found_at": found.found_at,
+            "met_by": found.met_by,
+            "node_id": self.node.node_id,
+        }
+        try:
+            await self.system_entries.note(SystemAction.BREAK_FOUND, found.subject, facts)
+        except LedgerError as error:
+            log.warning("chain_break_not_recorded", tenant_id=found.tenant_id, error=str(error))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

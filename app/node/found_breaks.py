@@ -75,10 +75,17 @@ _FILE: Final = KeptFile[_Breaks](
 class FoundBreaks:
     """The breaks of one node, in memory and in its WAL folder. Any thread may report and acknowledge."""
 
-    def __init__(self, wal_folder: Path, count: Callable[[str], object] = lambda met_by: None) -> None:
-        """``count`` is called with ``met_by`` each time a break is reported."""
+    def __init__(
+        self,
+        wal_folder: Path,
+        count: Callable[[str], object] = lambda met_by: None,
+        on_new: Callable[[FoundBreak], object] = lambda found: None,
+    ) -> None:
+        """``count`` is called with ``met_by`` each time a break is reported, ``on_new`` with each that was not known,
+        on the thread that reports it."""
         self._folder = wal_folder
         self._count = count
+        self._on_new = on_new
         self._changing = Lock()
         """Held while the breaks in memory change; never while the disk is waited for."""
         self._storing = Lock()
@@ -139,6 +146,7 @@ class FoundBreaks:
             if not self._is_closed:
                 self._writer.submit(self._store_reported)
         log.error("chain_break_found", tenant_id=tenant_id, first_break=found._asdict(), found_by=met_by)
+        self._on_new(self._by_place[tenant_id, found.kind, found.seq])
 
     def report_error(self, error: BaseException, met_by: str) -> None:
         """Report the break that ``error`` is about; other errors are passed over, and so is damage known before."""
@@ -165,8 +173,9 @@ class FoundBreaks:
         with self._changing:
             # No break is left out because another one is.
             noted = [each for each in breaks if self._note(tenant_id, each, VERIFICATION)]
-        for _ in noted:
+        for each in noted:
             self._count(VERIFICATION)
+            self._on_new(self._by_place[tenant_id, each.kind, each.seq])
         if noted:
             self._store()
 

@@ -42,6 +42,7 @@ class SystemAction(StrEnum):
     WAL_LOST = "WAL_LOST"
     REFUSED = "REFUSED"
     LOG_FORKED = "LOG_FORKED"
+    BREAK_FOUND = "BREAK_FOUND"
     BREAK_ACKNOWLEDGED = "BREAK_ACKNOWLEDGED"
     CONFLICT = "CONFLICT"
     """Holds an event whose HLC another one has: see :mod:`ledger.chain.conflict`."""
@@ -119,6 +120,7 @@ SYSTEM_RECORD_TYPES = {
     36: SystemAction.WEBHOOK_ADDED,
     37: SystemAction.WEBHOOK_REMOVED,
     38: SystemAction.WEBHOOK_DEAD_LETTERED,
+    39: SystemAction.BREAK_FOUND,
 }
 
 ACTIONS: dict[int, str] = {event.record_type: event.action for event in JOB_EVENTS.values()} | {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import json
@@ -20,6 +21,7 @@ from signing.bundle.reader import BundleReader
 from tests.app.chain_builder import edit
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
+from tests.tally import run_tally
 
 FORGE = "UPDATE scheduler.scheduler_log SET payload = '{\"forged\":true}' WHERE tenant_id = 'acme' AND seq = 2"
 OF_ACME = {"tenant_id": "acme"}
@@ -49,6 +51,13 @@ async def counted(client: httpx.AsyncClient) -> dict[str, float]:
     }
 
 
+async def recorded(client: httpx.AsyncClient) -> bool:
+    """Whether the ledger's own chain says that the break of acme was found."""
+    items = (await client.get("/v1/chain/entries", params={"tenant_id": "_system"})).json()["items"]
+    found = [(each["action"], each["job_id"]) for each in items]
+    return ("BREAK_FOUND", "break:acme:payload-digest:2") in found
+
+
 @pytest.mark.parametrize(
     ("met_by", "method", "path", "sent"),
     [
@@ -73,12 +82,13 @@ async def test_a_request_that_meets_a_forged_row_raises_the_alarm_until_somebody
         assert counts["scheduler_chain_breaks"] == 1
         assert counts[f'scheduler_chain_breaks_met_total{{met_by="{met_by}"}}'] == 1
 
+        await until(lambda: recorded(client), "an entry of _system tells webhooks of it")
         seen = {**OF_ACME, "reason": "seen", "kind": "payload-digest", "seq": 2}
         (await client.post("/v1/chain/acknowledge", json=seen)).raise_for_status()
         assert (await check_of(client, "breaks"))["ok"]
 
 
-async def test_a_broken_chain_is_exported_as_evidence_that_a_verifier_refuses_and_whole_parts_of_it_as_bundles(
+async def test_what_is_stored_of_a_broken_chain_leaves_as_evidence_that_a_verifier_refuses(
     run_server: RunServer, superuser: asyncpg.Connection, tmp_path: Path
 ) -> None:
     async with run_server() as client:
@@ -90,7 +100,12 @@ async def test_a_broken_chain_is_exported_as_evidence_that_a_verifier_refuses_an
         await edit(superuser, FORGE)
         await edit(superuser, "DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 3")
         await client.get("/v1/chain/verify", params=OF_ACME)
-        (tmp_path / "evidence.tar").write_bytes((await client.post("/v1/bundles/export", json=wanted)).content)
+        export = ("bundle", "export", "-t", "acme", "--url", str(client.base_url))
+        refused = await asyncio.to_thread(run_tally, *export, "-o", str(tmp_path / "bundle.tar"))
+        assert (refused.returncode, "payload-digest at seq 2" in refused.stderr) == (2, True)
+        assert not (tmp_path / "bundle.tar").exists()
+        done = await asyncio.to_thread(run_tally, *export, "--evidence", "-o", str(tmp_path / "evidence.tar"))
+        assert done.returncode == 0, done.stderr
 
     with pytest.raises(BundleInvalidError, match="evidence of a broken chain, and no bundle: payload-digest at seq 2"):
         BundleReader.open(tmp_path / "evidence.tar")
