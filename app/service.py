@@ -51,6 +51,7 @@ from app.node.log_scrub import LogScrub
 from app.node.losses import Losses
 from app.node.state import Node, expire
 from app.pending.backlog import Backlog, Pending
+from app.pending.keyed_entries import KeyedEntries
 from app.pending.linking import LinkedBatch
 from app.pending.quarantine import Quarantine
 from app.start.kept_copies import OtherLogs
@@ -128,7 +129,8 @@ class Service:
         self.job_index = JobIndex()
         self.entry_check = EntryCheck(started.checkpoints.newest, lambda tenant_id: self.notary.mend(tenant_id))
         lookups = EdgeLookups(pool, self.entry_check, self.breaks.report_error)
-        self.keyed = KeyedRequests(self.node, lookups.find_lines)
+        keyed_entries = KeyedEntries(lookups.newest_keyed, self.node.wall.now_ms)
+        self.keyed = KeyedRequests(self.node, lookups.find_lines, keyed_entries, self.breaks.report_error)
         members = None if started.lead is None else started.lead.members
         self.other_logs = OtherLogs(self.node.node_id, settings.wal_dir, members, pool)
         self.losses = Losses(started.folder, self.node.node_id)
@@ -187,6 +189,7 @@ class Service:
             self._connect_follower,
             chained_lsn=self.node.chained_lsn_of,
             report=self.breaks.report_error,
+            observe=keyed_entries.followed,
             waiting=lambda: self.node.committed.lsn - self.node.chained.lsn,
         )
         self._table_followers = (self.job_table,)

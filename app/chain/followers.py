@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
@@ -73,6 +73,7 @@ _FOLLOWED = itemgetter(*(LOG_COLUMNS.index(name) for name in FollowedEntry._fiel
 log = structlog.get_logger()
 
 Connect = Callable[[], Awaitable[NodeConnection]]
+Observe = Callable[[Mapping[str, Sequence[FollowedEntry]]], object]
 Report = Callable[[BaseException, str], object]
 """Is told of damage that was met, and by which part of the node."""
 
@@ -153,9 +154,11 @@ class TableFollower:
         chained_lsn: Callable[[str], Lsn],
         waiting: Callable[[], int] = lambda: 0,
         report: Report = lambda error, met_by: None,
+        observe: Observe = lambda entries: None,
     ) -> None:
         """``report`` is given each error that kept tenants from being followed, and each false position, with the part
-        that met it."""
+        that met it; ``observe`` the entries that were followed, by tenant."""
+        self._observe = observe
         self._table = table
         self._left: dict[str, int] = {}
         """Where this node left its position in each chain."""
@@ -322,6 +325,7 @@ class TableFollower:
             raise
         self._table.taken(turn)
         self._left.update(turn.places)
+        self._observe(turn.entries)
         for name in names:
             (self._locks.ended if name in turn.after else self._locks.met)(name)
             (self._uncompared.discard if name in turn.after else self._uncompared.add)(name)

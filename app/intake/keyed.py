@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -20,11 +20,14 @@ import structlog
 
 from app.node.state import Node
 from app.pending.backlog import Pending
+from app.pending.keyed_entries import KeyedEntries
+from app.pending.keyed_entry import key_digest_of, proven, row_gone
 from app.pending.requests import BatchReceipt, RequestKey, RequestName
 from app.store.idempotency import ChainedLine
-from ledger.errors import DatabaseUnavailableError, IdempotencyReusedError
+from ledger.errors import ChainDamagedError, DatabaseUnavailableError, IdempotencyReusedError
 from ledger.machines.events import Durability
 from ledger.positions import BEFORE_FIRST, Lsn
+from ledger.verification.verdict import Break
 
 log = structlog.get_logger()
 
@@ -65,9 +68,18 @@ class KeyedRequest:
 class KeyedRequests:
     """The keyed requests under way on this node, and the way to look up the chained ones."""
 
-    def __init__(self, node: Node, find_lines: FindLines) -> None:
+    def __init__(
+        self,
+        node: Node,
+        find_lines: FindLines,
+        entries: KeyedEntries,
+        report: Callable[[ChainDamagedError, str], object],
+    ) -> None:
+        """``report`` is given each row that says another body than its entry."""
+        self._report = report
         self._node = node
         self._find_lines = find_lines
+        self._entries = entries
         self._in_flight: dict[RequestName, KeyedRequest] = {}
         self._entered: deque[KeyedRequest] = deque()
         """Those in flight that have been entered, about in LSN order."""
@@ -131,19 +143,48 @@ class KeyedRequests:
         Raises:
             IdempotencyReusedError: they are of another body.
         """
-        chained = await self._find_lines(tenants, key.route, key.key)
+        chained = self._proven(await self._find_lines(tenants, key.route, key.key), key)
         for line in chained:
             self._check_body(key, line.body_digest)
         return chained
 
+    async def refuse_gone(self, lines: Iterable[tuple[str, int]], key: RequestKey) -> None:
+        """Return when none of these lines, (tenant, number) each, is known to be chained: the table has no row of them.
+
+        Raises:
+            ChainDamagedError: one is.
+        """
+        digests = [each for each in (key.body_digest, key.other_digest) if each is not None]
+        for tenant_id, line in lines:
+            said = [key_digest_of(tenant_id, key, line, digest) for digest in digests]
+            try:
+                seq = await self._entries.seq_of(tenant_id, said)
+            except DatabaseUnavailableError:
+                return
+            if seq is not None:
+                raise row_gone(tenant_id, key, line, seq)
+
     async def _look_up(self, tenants: tuple[str, ...], key: RequestKey, level: Durability) -> list[ChainedLine]:
         try:
-            return await self._find_lines(tenants, key.route, key.key)
+            found = await self._find_lines(tenants, key.route, key.key)
         except DatabaseUnavailableError:
             if level > Durability.LOCAL:
                 raise
             log.warning("idempotency_checked_on_this_node_only", key=key.key)
             return []
+        return self._proven(found, key)
+
+    def _proven(self, lines: Sequence[ChainedLine], key: RequestKey) -> list[ChainedLine]:
+        """The lines, with the bodies that their entries came with."""
+        found = []
+        for line in lines:
+            found.append(proven(line, key))
+            if found[-1].body_digest != line.body_digest:
+                detail = f"the row of Idempotency-Key {key.key!r} in scheduler.idempotency says another body than seq "
+                detail += f"{line.seq}, which came with it"
+                error = ChainDamagedError(line.tenant_id, detail, Break(line.seq, "projection", detail))
+                self._report(error, "idempotency")
+        return found
 
     def _check_body(self, key: RequestKey, body_digest: bytes) -> None:
         if body_digest not in (key.body_digest, key.other_digest):

@@ -21,6 +21,7 @@ from ledger.chain.record import IdempotencyKey
 from ledger.errors import ChainDamagedError, KeyUnprovenError, LedgerError
 from ledger.hlc import Hlc
 from ledger.machines.events import ACTIONS, ACTOR
+from ledger.verification.verdict import Break
 
 
 def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
@@ -111,6 +112,43 @@ def _is_same_fact(event: keyed.KeptEvent, hlc: Hlc, pending: Pending) -> bool:
 def _is_made_at(job_id: str, hlc: Hlc) -> bool:
     """Whether the id is one that a node made for a job that was created at ``hlc``."""
     return job_id.endswith(f"-{hlc.logical:05d}") and f"-{hlc.physical_ms}-" in job_id
+
+
+def proven(line: ChainedLine, key: RequestKey) -> ChainedLine:
+    """``line`` with the body that its entry came with, which the row may say falsely. One whose entry says no key, from
+    before entries did, is taken as it is.
+
+    Raises:
+        ChainDamagedError: the entry came with another key.
+    """
+    try:
+        event = keyed.kept_event(line.job_id, line.action, line.payload)
+        said = None if event is None else keyed.digest_in(orjson.loads(event.payload))
+    except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
+        return line
+    if said is None:
+        return line
+    for body_digest in (line.body_digest, key.body_digest, key.other_digest):
+        if body_digest is not None and said == key_digest_of(line.tenant_id, key, line.line, body_digest):
+            return line._replace(body_digest=body_digest)
+    reason = f"the row of Idempotency-Key {key.key!r} in scheduler.idempotency names seq {line.seq}, whose entry came"
+    raise ChainDamagedError(
+        line.tenant_id,
+        f"{reason} with another key or body than the row says",
+        Break(line.seq, "projection", f"{reason} with another key or body"),
+    )
+
+
+def key_digest_of(tenant_id: str, key: RequestKey, line: int, body_digest: bytes) -> str:
+    """What the event of this line says of its key."""
+    return keyed.key_digest(tenant_id, IdempotencyKey(key.route, key.key, line, body_digest))
+
+
+def row_gone(tenant_id: str, key: RequestKey, line: int, seq: int) -> ChainDamagedError:
+    """The error when the chain holds the event of a line of which the table has no row."""
+    detail = f"the entry at seq {seq} came with line {line} of Idempotency-Key {key.key!r}"
+    detail = f"{detail}, and its row in scheduler.idempotency is gone"
+    return ChainDamagedError(tenant_id, f"{detail}; nothing was stored now", Break(seq, "projection", detail))
 
 
 def gone(tenant_id: str, key: RequestKey) -> ChainDamagedError:

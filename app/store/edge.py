@@ -10,7 +10,7 @@ import asyncpg
 
 from app.store import Connection, idempotency, job_table
 from app.store.entry_check import EntryCheck
-from app.store.idempotency import ChainedLine
+from app.store.idempotency import ChainedLine, KeyedEntry
 from app.store.job_table import ENTRIES_MAX, EntryRow, JobKey, JobSpan
 from app.store.reading import reading
 from app.store.reads import find_refusal
@@ -93,6 +93,11 @@ class EdgeLookups:
                 for _, found in asking:
                     if not found.done():
                         found.set_exception(error)
+
+    async def newest_keyed(self, tenant_id: str) -> list[KeyedEntry]:
+        """The keyed ones among the last entries of the tenant."""
+        async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
+            return await idempotency.newest_keyed(connection, tenant_id)
 
     async def _find_jobs(self, connection: Connection, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
         found, created = {}, set()

@@ -7,12 +7,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.store.chaining import copied, dropped
 from app.store.rows import fetch_as
+from ledger import keyed
 from ledger.positions import Epoch, Lsn
 
 if TYPE_CHECKING:
     from app.store import Connection
 
 RETENTION_DAYS = 7
+ENTRIES_READ = 20_000
+"""Last entries of a tenant among which keyed ones are read."""
+
+
+class KeyedEntry(NamedTuple):
+    """One entry whose event came with an Idempotency-Key."""
+
+    seq: int
+    hlc_physical: int
+    payload: str
 
 
 class ChainedLine(NamedTuple):
@@ -37,6 +48,12 @@ _LINES = f"""
 SELECT {_LINE} FROM scheduler.idempotency i LEFT JOIN scheduler.scheduler_log l USING (tenant_id, seq)
  WHERE i.tenant_id = ANY($1::text[]) AND i.route = $2 AND i.key = $3
  ORDER BY i.line
+"""
+_KEYED = f"""
+SELECT seq, hlc_physical, payload FROM scheduler.scheduler_log
+ WHERE tenant_id = $1 AND origin IS NULL AND strpos(payload::text, '"{keyed.MEMBER}":"') > 0
+   AND seq > (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1) - {ENTRIES_READ}
+ ORDER BY seq
 """
 _CLAIMS = f"""
 SELECT i.route, i.key, {_LINE}
@@ -65,6 +82,11 @@ async def find_claims(
     """The rows of these (tenant, route, key), with the entries that they name as in ``find_lines``."""
     rows = await connection.fetch(_CLAIMS, *zip(*keys, strict=True))
     return [((line[0], route, key), ChainedLine(*line)) for route, key, *line in rows]
+
+
+async def newest_keyed(connection: Connection, tenant_id: str) -> list[KeyedEntry]:
+    """The keyed ones among the last ``ENTRIES_READ`` entries of the tenant, in seq order."""
+    return await fetch_as(connection, KeyedEntry, _KEYED, tenant_id)
 
 
 async def store_lines(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:

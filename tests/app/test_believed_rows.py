@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -325,3 +326,60 @@ async def test_a_lowered_position_is_followed_from_the_first_entry_again(ledger:
     await until(lambda: ledger.breaks("projection"), "the position is compared")
     await ledger.followed()
     assert await ledger.statuses() == {"job-1": "FAILED"}
+
+
+# --- rows of Idempotency-Keys ---------------------------------------------------------------------
+
+
+async def test_a_request_whose_row_was_removed_is_recorded_no_second_time(ledger: SharedLedger) -> None:
+    made = await ledger.create("job-1", key="k")
+    assert made.status_code == 201
+    await ledger.followed()
+    await ledger.edit("DELETE FROM scheduler.idempotency WHERE tenant_id = $1")
+    again = await ledger.create("job-1", key="k")
+    assert_damage_told(again, ledger.tenant_id)
+    assert "nothing was stored now" in again.json()["detail"]
+    assert (await ledger.get("/v1/chain/head")).json()["seq"] == 1
+    assert ledger.breaks("projection") == [1]
+    assert (await ledger.create("job-2", key="other")).status_code == 201
+
+
+async def test_lines_whose_rows_were_removed_are_recorded_no_second_time(ledger: SharedLedger) -> None:
+    lines = [{"tenant_id": ledger.tenant_id, "type": "JobCreated", "job_id": f"line-{n}", "spec": {}} for n in range(3)]
+
+    async def send() -> httpx.Response:
+        return await ledger.client.post(
+            "/v1/events",
+            content="\n".join(map(json.dumps, lines)),
+            headers={"Idempotency-Key": "lines", "Content-Type": "application/x-ndjson"},
+            params={"durability": "GLOBAL"},
+        )
+
+    assert (await send()).status_code == 200
+    await ledger.followed()
+    for removed in ("line = 1", "true"):
+        await ledger.edit(f"DELETE FROM scheduler.idempotency WHERE tenant_id = $1 AND {removed}")
+        assert_damage_told(await send(), ledger.tenant_id)
+    assert (await ledger.get("/v1/chain/head")).json()["seq"] == 3
+
+
+async def test_a_row_that_was_removed_while_no_node_ran_doubles_nothing(
+    run_server: RunServer, superuser: asyncpg.Connection
+) -> None:
+    async with run_server() as client:
+        assert (await Ledger(client, superuser).create("job-1", key="k")).status_code == 201
+    await superuser.execute("DELETE FROM scheduler.idempotency")
+    async with run_server() as client:
+        assert_damage_told(await Ledger(client, superuser).create("job-1", key="k"))
+
+
+async def test_a_row_with_another_body_does_not_refuse_the_request_that_it_is_about(ledger: SharedLedger) -> None:
+    made = await ledger.create("job-1", key="k")
+    assert made.status_code == 201
+    await ledger.edit("UPDATE scheduler.idempotency SET body_digest = sha256('x') WHERE tenant_id = $1")
+    again = await ledger.create("job-1", key="k")
+    assert (again.status_code, again.headers["Idempotent-Replay"]) == (201, "true")
+    assert again.json()["chain"] == made.json()["chain"]
+    assert ledger.breaks("projection") == [1]
+    other = await ledger.create("job-2", key="k")
+    assert_damage_told(other, ledger.tenant_id)
