@@ -96,11 +96,18 @@ def reason_of(error: OSError) -> str:
         return f"the peer's certificate is refused: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError) and error.reason:
         reason = error.reason.replace("_", " ").lower()
+        if is_damage(error):
+            return f"a record of TLS arrived damaged: {reason}"
         if "alert" in reason:
             return f"the peer refuses this side's certificate, or its TLS: {reason}"
         if error.reason == "WRONG_VERSION_NUMBER":
             return "the peer does not speak TLS"
     return str(error) or type(error).__name__
+
+
+def is_damage(error: OSError) -> bool:
+    """Whether bytes arrived other than they were sent, as either side noticed."""
+    return isinstance(error, ssl.SSLError) and "BAD_RECORD_MAC" in (error.reason or "")
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ledger.errors import InvalidInputError
 from wal.replication.address import split_address
 from wal.replication.messages import PREFIX_BYTES, Frame, decode, encode, length_of
-from wal.replication.tls import PeerTls, reason_of
+from wal.replication.tls import PeerTls, is_damage, reason_of
 
 RECEIVE_BYTES = 1 << 18
 SILENCE_LOOKS = 20
@@ -212,10 +212,10 @@ class Wires:
         if isinstance(error, InvalidInputError):
             self._lose(wire, str(error), is_damaged=True)
         else:
-            reason = reason_of(wire.last_words() or error)
+            error = wire.last_words() or error
             with contextlib.suppress(OSError):
                 wire.flush()  # what this side has to say of it
-            self._lose(wire, reason)
+            self._lose(wire, reason_of(error), is_damaged=is_damage(error))
 
     def _lose(self, wire: _Wire, reason: str, *, is_damaged: bool = False) -> None:
         if wire.socket is not None:

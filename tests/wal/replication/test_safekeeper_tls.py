@@ -12,13 +12,15 @@ import pytest
 from cryptography.x509 import DNSName
 
 from ledger.errors import ConfigurationError
+from ledger.positions import BEFORE_FIRST, Epoch
 from tests.app.certificates import Authority, Pair
 from tests.wal.logs import NODE, WAL_ID
+from tests.wal.replication.damaging_proxy import DamagingProxy
 from tests.wal.replication.keepers import WAIT_S, Keeper, raw, talking, until
 from wal.replication import messages
 from wal.replication.frames import ConnectionOverError
 from wal.replication.inquiry import status
-from wal.replication.messages import Frame, Greet, Greeting
+from wal.replication.messages import EMPTY, Append, Frame, Greet, Greeting
 from wal.replication.tls import PeerTls, TlsFiles
 from wal.replication.wires import Connected, Lost, Received, Wires
 
@@ -204,6 +206,28 @@ def test_a_certificate_that_is_refused_is_named_with_its_reason_on_both_sides(
         told = until(lambda: keeper.told("safekeeper_peer_refused"), "the member reports it, too")
         assert at_keeper in told[0]["error"]
         assert told[0]["peer"].startswith("127.0.0.1:")
+
+
+def test_a_record_of_tls_that_arrives_damaged_counts_as_a_damaged_frame(keeper: Keeper, peers: Peers) -> None:
+    with closing(DamagingProxy(keeper.port)) as proxy:
+        address = f"localhost:{proxy.port}"
+        with closing(Wires({address: "use1"}, peers.node(NODE), WAIT_S)) as wires:
+            events: list[Connected | Lost | Received] = []
+
+            def comes(kind: type[Connected | Lost | Received]) -> bool:
+                wires.open_due()
+                events.extend(wires.wait(0.05))
+                return any(isinstance(event, kind) for event in events)
+
+            until(lambda: comes(Connected), "it is connected")
+            wires.send(address, Frame(Greet(NODE, WAL_ID, "1" * 32)))
+            until(lambda: comes(Received), "it is greeted")
+            proxy.flips_left = 1
+            append = Append(Epoch(1), EMPTY, Epoch(1), BEFORE_FIRST)
+            wires.send(address, Frame(append, b"x" * 1000))
+            until(lambda: comes(Lost), "the connection ends")
+    (lost,) = [event for event in events if isinstance(event, Lost)]
+    assert (lost.is_damaged, "arrived damaged" in lost.reason) == (True, True), lost
 
 
 def test_a_key_that_others_can_read_is_refused(peers: Peers) -> None:
