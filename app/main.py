@@ -310,6 +310,7 @@ def _regions(
 
     async def take(name: str, pieces: AsyncGenerator[bytes, None], admit: Admit) -> None:
         async with staging.fetched(name, pieces) as files:
+            await importer.check_asked_for(files[0], admit)
             await importer.run(files, dry_run=False, admit=admit)
 
     regions = Regions([])

@@ -39,7 +39,7 @@ from app.bundle.births import Born, check_births
 from app.bundle.linking import ReadyBatch, decide_and_link, read_standing
 from app.bundle.sorting import Sorter
 from app.bundle.staging import StagedFile, check_disk_room
-from app.bundle.taking import TakenBundle, Terms, take_verified
+from app.bundle.taking import TakenBundle, Terms, signed_manifest, take_verified
 from app.store import chaining, imports
 from app.store import node as node_store
 from app.store.chaining import ChainHead
@@ -190,6 +190,18 @@ class BundleImporter:
             UntrustedKeyError: there are none, so no upload needs to be read.
         """
         await asyncio.to_thread(self._keys)
+
+    async def check_asked_for(self, file: StagedFile, admit: Callable[[RangeManifest], Awaitable[None]]) -> None:
+        """Return if the bundle that another ledger sent may be what it was asked for: what is not costs no
+        verification, for which other imports would wait.
+
+        Raises:
+            UntrustedKeyError: no trusted keys are configured, or the bundle was signed by others.
+            BundleRefusedError: it is no whole bundle.
+            Exception: what ``admit`` raises of it.
+        """
+        keys = await asyncio.to_thread(self._keys)
+        await admit(await asyncio.to_thread(signed_manifest, file, keys))
 
     async def run(
         self,

@@ -22,13 +22,14 @@ from app.bundle.verify import ReadingAhead
 from ledger.bundle.incoming import ClockBounds, EntryTaker, Incoming
 from ledger.bundle.rows import SEQ, Row
 from ledger.chain import LINK_VERSION
-from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputError
+from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputError, UntrustedKeyError
 from ledger.machines.events import SYSTEM_TENANT
 from ledger.verification import verify
 from signing.bundle.judging import judged, refuse_unless_trusted, refused
 from signing.bundle.manifest import FORM
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
+from signing.range_manifest import RangeManifest
 
 CheckBorn = Callable[[str, Born], None]
 """Refuses entries of a tenant that say falsely where in its log of this ledger they were born; waits for PostgreSQL."""
@@ -79,12 +80,7 @@ def take_verified(file: StagedFile, keys: Keyring, terms: Terms) -> TakenBundle:
         UntrustedKeyError, BundleRefusedError: it does not hold; with the verdict.
         InvalidInputError: it is of the chain that each ledger has of its own.
     """
-    try:
-        reader = BundleReader.open(file.path, keys)
-    except BundleInvalidError as error:
-        verdict = refused(error, file.digest, file.path.stat().st_size).to_json()
-        raise BundleRefusedError(f"{file.name}: {error}", verdict, file.name) from error
-    with reader:
+    with _opened(file, keys) as reader:
         taken = TakenBundle(file, reader)
         is_trusted = FORM.judge(reader.envelope, keys).verdict == "ok"
         rows = _Taking(reader, terms, taken) if is_trusted else ReadingAhead(reader)
@@ -96,6 +92,28 @@ def take_verified(file: StagedFile, keys: Keyring, terms: Terms) -> TakenBundle:
             )
         assert taken.problem is not None or taken.count == reader.manifest.entry_count
     return taken
+
+
+def signed_manifest(file: StagedFile, keys: Keyring) -> RangeManifest:
+    """What a bundle says that it is, its entries unread; runs in a thread.
+
+    Raises:
+        BundleRefusedError: it is no whole bundle.
+        UntrustedKeyError: no trusted key signed that.
+    """
+    with _opened(file, keys) as reader:
+        signed = FORM.judge(reader.envelope, keys)
+        if signed.verdict != "ok":
+            raise UntrustedKeyError(f"{file.name}: {signed.detail}; bundle.trusted_keys names who is trusted")
+        return reader.manifest
+
+
+def _opened(file: StagedFile, keys: Keyring) -> BundleReader:
+    try:
+        return BundleReader.open(file.path, keys)
+    except BundleInvalidError as error:
+        verdict = refused(error, file.digest, file.path.stat().st_size).to_json()
+        raise BundleRefusedError(f"{file.name}: {error}", verdict, file.name) from error
 
 
 class _Taking(ReadingAhead):

@@ -20,6 +20,7 @@ import pytest
 import structlog
 
 from app.asking import NoAnswerError
+from app.bundle import importer, taking
 from app.dev.cluster import free_port
 from app.dev.embedded import EmbeddedPostgres
 from app.exchange.turns import Turns
@@ -479,7 +480,16 @@ async def test_a_tenant_that_fails_keeps_no_other_from_being_imported(pair: Prox
         await until(lambda: is_faultless(us), "and nothing fails")
 
 
-async def test_a_bundle_that_was_not_asked_for_is_not_imported(ledgers: tuple[Ledger, Ledger], tmp_path: Path) -> None:
+async def test_a_bundle_that_was_not_asked_for_is_not_imported_nor_verified(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified: list[object] = []
+
+    def take_verified(*given: Any) -> taking.TakenBundle:
+        verified.append(given)
+        return taking.take_verified(*given)
+
+    monkeypatch.setattr(importer, "take_verified", take_verified)
     async with proxied(ledgers, tmp_path / "trusted", tenants=["acme"]) as (us, eu, proxy, _):
         proxy.judge = export_fails
         jobs = await submit_all(eu, *5 * ["acme"])
@@ -494,6 +504,7 @@ async def test_a_bundle_that_was_not_asked_for_is_not_imported(ledgers: tuple[Le
             proxy.judge = partial(answered_instead, bundle.content, answer)
             await until(lambda expected=expected: tells(us, *expected), f"{asked} is told")
             assert [job for job in [*jobs, secret] if await is_known(us, job)] == []
+        assert verified == []
         proxy.judge = lambda _: None
         await until_known(us, jobs)
         assert not await is_known(us, secret)
