@@ -93,10 +93,12 @@ class _Parser:
         left = self._compared()
         while self.token == "and":
             self._take()
+            on = self._matching()
             right = self._compared()
             assert isinstance(left, dict)
             assert isinstance(right, dict)
-            left = {labels: value for labels, value in left.items() if labels in right}
+            found = {_only(labels, on) for labels in right}
+            left = {labels: value for labels, value in left.items() if _only(labels, on) in found}
         return left
 
     def _compared(self) -> Value:
@@ -158,14 +160,14 @@ class _Parser:
             value = self.both()
             self._take(")")
             return value
-        if token in ("sum", "count"):
+        if token in _AGGREGATES:
             self._take("by")
             by = self._names()
             self._take("(")
             value = self.both()
             self._take(")")
             assert isinstance(value, dict)
-            return _grouped(value, by, sum if token == "sum" else len)
+            return _grouped(value, by, _AGGREGATES[token])
         if token == "time":
             self._names()
             return self._scrapes[-1].time_s
@@ -264,6 +266,7 @@ def _rate(series: list[tuple[float, float]]) -> float | None:
     return None if increase is None else increase / (series[-1][0] - series[0][0])
 
 
+_AGGREGATES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "count": len, "max": max}
 _OVER_TIME: dict[str, Callable[[list[tuple[float, float]]], float | None]] = {
     "increase": _increase,
     "rate": _rate,

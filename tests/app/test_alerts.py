@@ -89,7 +89,7 @@ class Measured:
     is_peer_failing: bool = False
     faults: dict[str, str | None] = field(
         default_factory=lambda: dict.fromkeys(
-            ("database", "chaining", "backlog", "quorum", "checkpoints", "clock", "breaks", "scrub")
+            ("database", "chaining", "backlog", "quorum", "checkpoints", "clock", "breaks", "scrub", "signing")
         )
     )
 
@@ -165,6 +165,7 @@ FAULTS: Mapping[str, Callable[[Measured], object]] = {
     "StatsNotWritten": lambda measured: measured.metrics.stats_write_failures.inc(),
     "SignerFails": lambda measured: measured.metrics.signing_failures.inc(2),
     "ClockSkewRefused": _refuse_times,
+    "UnsignedGrowth": _fails("signing"),
 }
 IDLE = {"ChainingStalled", "SnapshotsMissing", "TimestampsFailing"}
 """Alerts on what is not done: nothing else is done beside their fault."""
