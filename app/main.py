@@ -433,6 +433,7 @@ def _timestamper(
         origin=service.notary.origin,
         keyring=service.trust.keyring,
         metrics=service.metrics,
+        report=service.breaks.report,
     )
 
 

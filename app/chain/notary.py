@@ -55,6 +55,7 @@ from ledger.errors import (
     StoredTreeError,
     StoredTreeLockedError,
 )
+from ledger.machines.events import SYSTEM_TENANT
 from ledger.names import is_readable_tenant
 from ledger.positions import BEFORE_FIRST, Lsn
 from ledger.verification.verdict import Break
@@ -214,7 +215,8 @@ class Notary:
             await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
         strangers = {name for name in (*behind, *tree_sizes) if not is_readable_tenant(name)}
         if strangers:
-            log.error("chain_break_found", tenants=sorted(strangers), error="no tenant can have such a name")
+            detail = f"there are heads or trees of tenants that no tenant can be called: {sorted(strangers)[:10]!r}"
+            self.breaks.report(SYSTEM_TENANT, Break(0, "head", detail, None, detail), NOTARY)
         for tenant_id in behind.keys() - strangers:
             tenant = self._memory.of(tenant_id)
             tenant.head_seq = max(tenant.head_seq, behind[tenant_id])

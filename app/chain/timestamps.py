@@ -29,6 +29,7 @@ from app.store import anchors
 from app.store.faults import DATABASE_FAULTS
 from app.store.reading import Pool
 from ledger.errors import LedgerError, SignatureError
+from ledger.verification.verdict import Break
 from signing.checkpoint import open_checkpoint
 from signing.keys import Keyring
 from signing.timestamp import RESPONSE_BYTES_MAX, make_request, open_timestamp, stated_time
@@ -61,6 +62,8 @@ class Timestamper:
     origin: Callable[[str], str]
     keyring: Callable[[], Awaitable[Keyring]]
     metrics: Metrics
+    report: Callable[[str, Break, str], object]
+    """Keeps a break of a tenant, and the part of the node that met it."""
 
     async def run(self) -> None:
         """Stamp, for ever; ends by cancellation."""
@@ -95,7 +98,8 @@ class Timestamper:
             try:
                 size = open_checkpoint(note, keyring, origin=self.origin(tenant_id)).size
             except SignatureError as error:
-                log.error("chain_break_found", tenant_id=tenant_id, error=f"the stored checkpoint is not ours: {error}")
+                detail = f"the stored checkpoint is not one of this log: {error}"
+                self.report(tenant_id, Break(0, "tree", detail, None, detail), "timestamper")
                 continue
             response, time = await _ask(client, authority, note.encode())
             async with self.pool.acquire() as connection:

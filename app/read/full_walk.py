@@ -155,7 +155,7 @@ class FullWalk:
                 return True
             except Exception as error:
                 # Rows that someone edited may hold anything; what they break must not be the walk.
-                log.error("chain_verification_failed", tenant_id=tenant_id, error=repr(error))
+                self._verifier.failed(tenant_id, error)
                 return True
 
     async def _verify(self, tenant_id: str) -> bool:

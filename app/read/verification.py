@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from app.background.slots import Slots
+from app.node.found_breaks import DAMAGED, VERIFICATION
 from app.node.last_verified import NODE, LastVerified, Verified
 from app.read.checking import KeptProcesses, verified
 from app.read.verified_positions import Position, VerifiedPositions
 from app.store.chain_reader import consistent_reader
 from app.store.chain_reads import list_tenants
+from app.store.faults import DATABASE_FAULTS
 from app.store.reading import reading
-from ledger.errors import DatabaseUnavailableError, TenantNotFoundError
+from ledger.errors import DatabaseUnavailableError, LedgerError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.verdict import ASPECT_OF_KIND, Break
@@ -133,8 +135,18 @@ class ChainVerifier:
                 done.append(await self.incremental(tenant_id))
             except Exception as error:
                 # Rows that someone edited may hold anything; what they break must not be the node.
-                log.error("chain_verification_failed", tenant_id=tenant_id, error=repr(error))
+                self.failed(tenant_id, error)
         return done
+
+    def failed(self, tenant_id: str, error: Exception) -> None:
+        """A verification of its own that the node goes on without. Where no outage explains it, stored rows are such
+        as no check foresaw: that is a break like others."""
+        log.error("chain_verification_failed", tenant_id=tenant_id, error=repr(error))
+        if isinstance(error, (LedgerError, OSError, MemoryError, *DATABASE_FAULTS)):
+            self._breaks.report_error(error, VERIFICATION)
+            return
+        detail = f"it cannot be verified: {error!r}"
+        self._breaks.report(tenant_id, Break(0, DAMAGED, detail, None, detail), VERIFICATION)
 
     async def run(self, interval_s: float, *, on_start: bool) -> None:
         """Verify all tenants incrementally every ``interval_s`` seconds, for ever; ends by cancellation."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 import asyncpg
 import pytest
@@ -33,6 +34,7 @@ class Setting:
         self.held: dict[str, list[TreeHead]] = {}
         self.said: list[Anchor] = []
         self.metrics = Metrics()
+        self.breaks = FoundBreaks(folder)
         self.verifier = ChainVerifier(
             pool=pool,
             database_url=database_url,
@@ -41,7 +43,7 @@ class Setting:
             checkpoints=lambda tenant_id, _keyring: self.held.get(tenant_id, []),
             anchors=self.anchors,
             positions=VerifiedPositions(folder),
-            breaks=FoundBreaks(folder),
+            breaks=self.breaks,
             last_verified=LastVerified(folder),
             metrics=self.metrics,
         )
@@ -77,6 +79,14 @@ async def test_a_full_verification_checks_all_and_compares_with_what_the_node_ho
     assert set(answer["verdicts"].values()) == {"ok"}
     assert answer["compared_with"] == "node"
     assert answer["duration_ms"] > 0
+
+
+async def test_a_chain_that_no_check_foresaw_is_a_break_and_not_only_a_line_of_the_log(setting: Setting) -> None:
+    setting.held["acme"] = cast("list[TreeHead]", ["no tree head"])
+    assert await setting.verifier.incremental_all() == []
+    assert [(each.tenant_id, each.kind, each.met_by) for each in setting.breaks.open()] == [
+        ("acme", "damaged", "verification")
+    ]
 
 
 async def test_a_range_can_be_asked_for(setting: Setting) -> None:
