@@ -116,7 +116,7 @@ async def _rotate(url: str, old_uri: str, new_uri: str) -> tuple[int, str, str]:
 
     old, new = data_keys.load(old_uri), data_keys.load_or_generate(new_uri)
     try:
-        connection = await sessions.connect(url, timeout_s=CONNECT_TIMEOUT_S)
+        connection = await sessions.connect_alone(url, timeout_s=CONNECT_TIMEOUT_S)
         try:
             return await rotation.rotate_master(connection, old, new), old.master_key_id, new.master_key_id
         finally:

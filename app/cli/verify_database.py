@@ -84,7 +84,7 @@ async def _verify(
     dsn: str, request: Request, heads: list[TreeHead], anchors: list[Anchor]
 ) -> tuple[Verdict, Look | None]:
     tenant, keyring, outsiders = request.tenant, request.keyring, request.outsiders
-    connection = await sessions.connect(dsn, timeout_s=CONNECT_TIMEOUT_S)
+    connection = await sessions.connect_alone(dsn, timeout_s=CONNECT_TIMEOUT_S)
     try:
         async with consistent_reader(connection, tenant) as reader:
             look = await _look(reader, request)

@@ -69,7 +69,7 @@ def engine(url: str) -> AsyncEngine:
     """SQLAlchemy's way to the database that ``url`` names in asyncpg's form; keeps no connections."""
 
     async def connect() -> asyncpg.Connection[asyncpg.Record]:
-        return await sessions.connect(url, timeout_s=CONNECT_TIMEOUT_S)
+        return await sessions.connect_alone(url, timeout_s=CONNECT_TIMEOUT_S)
 
     return create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
 

@@ -27,9 +27,9 @@ _PID: Final = "SELECT pg_catalog.pg_backend_pid()"
 PROBES: Final = 3
 """Connections that are held at once to see whether a pooler keeps sessions apart."""
 _NOT_KEPT: Final = (
-    "database_url leads to a pooler that gives the transactions of one session to several of PostgreSQL's: {}. "
-    "Settings and prepared statements would be lost. Let it lead to PostgreSQL itself, or to a pool of sessions "
-    "(pool_mode = session in PgBouncer; see docs/poolers.md)"
+    "the address of PostgreSQL leads to a pooler that gives the transactions of one session to several of "
+    "PostgreSQL's: {}. Settings and prepared statements would be lost. Let it lead to PostgreSQL itself, or to "
+    "a pool of sessions (pool_mode = session in PgBouncer; see docs/poolers.md)"
 )
 
 
@@ -71,6 +71,22 @@ async def connect(
     return connection
 
 
+async def connect_alone(url: str, *, timeout_s: float) -> NodeConnection:
+    """As ``connect``, for a command that no start went before: a pooler that does not keep sessions is refused.
+
+    Raises:
+        ConfigurationError, DATABASE_FAULTS: as there.
+        StartRefusedError: there is such a pooler.
+    """
+    connection = await connect(url, timeout_s=timeout_s)
+    try:
+        await check_sessions_are_kept(connection, url)
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
 def pool(url: str, settings: Mapping[str, str] | None = None, *, connections_max: int, timeout_s: float) -> Pool:
     """A pool of such sessions, which opens none before one is asked for. Awaited or entered before it is used."""
 
@@ -102,7 +118,7 @@ async def check_sessions_are_kept(connection: NodeConnection, url: str) -> None:
                 now = await connection.fetchval(_PID, timeout=CONNECT_TIMEOUT_S)
             except TimeoutError as error:
                 raise StartRefusedError(
-                    f"the pooler that database_url leads to gave no more than {count} sessions "
+                    f"the pooler that the address of PostgreSQL leads to gave no more than {count} sessions "
                     f"within {CONNECT_TIMEOUT_S:g} s: let its pool have as many as a node needs (docs/poolers.md)"
                 ) from error
             except asyncpg.PostgresError as error:

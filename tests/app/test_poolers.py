@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
+import re
 import socket
 import subprocess
 import tempfile
@@ -15,14 +17,17 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from app.store.migrate import migrate
 from ledger.errors import StartRefusedError
 from tests.app.chains import Chains, until
 from tests.app.conftest import RunNode, RunServer
 from tests.app.starting import assert_no_start
 from tests.conftest import Database
+from tests.tally import run_tally
 
 pytestmark = pytest.mark.debian_tools
 
+TAKEN_APART = "leads to a pooler that gives the transactions of one session to several.*pool_mode = session"
 POOL_SIZE = 12
 """Sessions of PostgreSQL that each pool has: more than a node of these tests holds."""
 PROGRAM = "/usr/sbin/pgbouncer"
@@ -104,8 +109,16 @@ async def test_a_node_works_behind_a_pool_of_sessions(
 
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
 async def test_a_pool_that_takes_sessions_apart_is_refused_by_name(run_node: RunNode, pooler: str, mode: str) -> None:
-    said = "leads to a pooler that gives the transactions of one session to several.*pool_mode = session"
-    await assert_no_start(run_node(url=f"{pooler}/{mode}?sslmode=disable"), StartRefusedError, match=said)
+    await assert_no_start(run_node(url=f"{pooler}/{mode}?sslmode=disable"), StartRefusedError, match=TAKEN_APART)
+
+
+async def test_a_command_that_asks_postgresql_itself_refuses_such_a_pool(pooler: str) -> None:
+    url = f"{pooler}/transaction?sslmode=disable"
+    with pytest.raises(StartRefusedError, match=TAKEN_APART):
+        await asyncio.to_thread(migrate, url)
+    refused = await asyncio.to_thread(run_tally, "verify", "-t", "acme", "--dsn", url)
+    assert refused.returncode == 1
+    assert re.search(TAKEN_APART, refused.stderr)
 
 
 async def test_a_pool_of_too_few_sessions_is_refused_with_how_many_a_node_needs(
