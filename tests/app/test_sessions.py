@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from pathlib import Path
 
 import asyncpg
 import pytest
 
+import app
 from app.dev.account import find_package
 from app.postgres_address import NAMES, RELIED_UPON, parse_address
+from app.read import checking
 from app.store import chaining, following, sessions
 from app.store.node_connection import AT_A_NODE
 from ledger.errors import ConfigurationError, StartRefusedError
@@ -153,3 +156,14 @@ def test_what_is_taken_here_does_not_reach_the_driver() -> None:
     assert address.url == "postgresql:///db?sslcert=a%2Bb%2Bc&sslmode=require&host=%5B%3A%3A1%5D"
     assert address.connect_timeout_s is None, "no end of the wait is asked for, and the usual one holds"
     assert address.socket_options == {"SO_KEEPALIVE": 0}
+
+
+def test_the_page_adds_up_how_many_connections_a_node_needs() -> None:
+    root = Path(app.__file__).parents[1]
+    page = (root / "docs/poolers.md").read_text()
+    rows = [int(count) for count in re.findall(r"^\| (\d+) \| ", page, re.MULTILINE)]
+    (pooled,) = re.findall(r"^POOL_CONNECTIONS_MAX = (\d+)$", (root / "app/main.py").read_text(), re.MULTILINE)
+    assert rows[0] == int(pooled)
+    assert checking.PROCESSES_MAX in rows
+    assert f"at most {sum(rows)} connections to the primary" in page
+    assert f"{sum(rows)} connections to it for each node" in (root / "docs/install.md").read_text()
