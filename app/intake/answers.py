@@ -288,7 +288,8 @@ class Answers:
             DurabilityTimeoutError: it is not in time; names the last line.
             WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed meanwhile.
         """
-        await self._evidence.shown(lines, level, self.in_regions, self._write_timeout_s)
+        has_quorum = self._away() is None
+        await self._evidence.shown(lines, level, self.in_regions, self._write_timeout_s, has_quorum=has_quorum)
         if level > Durability.LOCAL and self._node.failure is not None:
             raise self._node.failure.with_traceback(None)
 

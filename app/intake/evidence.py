@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from app.background.turns import Turn
 from app.node.member_copies import MemberCopies, Stretch
-from ledger.errors import DurabilityTimeoutError
+from ledger.errors import NO_QUORUM, DurabilityTimeoutError
 from ledger.machines.events import Durability
 from ledger.positions import Epoch, Lsn
 
@@ -64,9 +64,16 @@ class Evidence:
         self._asking: set[asyncio.Timeout] = set()
 
     async def shown(
-        self, lines: Sequence[AtChain], level: Durability, in_regions: InRegions | None, timeout_s: float
+        self,
+        lines: Sequence[AtChain],
+        level: Durability,
+        in_regions: InRegions | None,
+        timeout_s: float,
+        *,
+        has_quorum: bool,
     ) -> None:
-        """Return once it is shown that all these lines, which are chained, have reached ``level`` by now.
+        """Return once it is shown that all these lines, which are chained, have reached ``level`` by now. Where it is
+        known that there is no quorum, members are asked once alone.
 
         Raises:
             DurabilityTimeoutError: it is not in time; names the last line, and the level that is shown.
@@ -85,15 +92,18 @@ class Evidence:
                 self._asking.add(limit)
                 if copies is not None:
                     is_spread = self._spreads and level is Durability.GLOBAL
-                    await copies.hold(stretches, in_regions=is_spread, timeout_s=timeout_s)
+                    await copies.hold(stretches, in_regions=is_spread, timeout_s=timeout_s, is_once=not has_quorum)
                     achieved = Durability.REGIONAL
                 if asks_regions and in_regions is not None:
                     await in_regions(seqs, ends_s - loop.time())
         except TimeoutError:
-            raise _not_shown(level, "the service stops", last, achieved, None) from None
+            raise _not_shown(level, "the service stops", last, achieved) from None
         except DurabilityTimeoutError as error:
             achieved = error.achieved if error.achieved is not None else achieved
-            raise _not_shown(level, str(error), last, achieved, error.members_away) from None
+            late = _not_shown(level, str(error), last, achieved)
+            late.members_away = error.members_away
+            late.reason = None if has_quorum else NO_QUORUM
+            raise late from None
         finally:
             self._asking.discard(limit)
 
@@ -103,9 +113,7 @@ class Evidence:
             limit.reschedule(asyncio.get_running_loop().time())
 
 
-def _not_shown(
-    level: Durability, why: str, last: AtChain, achieved: Durability, members_away: Sequence[str] | None
-) -> DurabilityTimeoutError:
+def _not_shown(level: Durability, why: str, last: AtChain, achieved: Durability) -> DurabilityTimeoutError:
     return DurabilityTimeoutError(
         f"{level.name} cannot be shown now: {why}. The event is chained at seq {last.seq}; send the same "
         "Idempotency-Key again once that is mended",
@@ -114,7 +122,6 @@ def _not_shown(
         epoch=last.epoch,
         lsn=last.lsn,
         achieved=achieved,
-        members_away=members_away,
     )
 
 

@@ -83,9 +83,9 @@ class MemberCopies:
         self._asking: dict[tuple[str, str], asyncio.Task[WalStatus | None]] = {}
         """By address and node, the question that was put last."""
 
-    async def hold(self, stretches: Sequence[Stretch], *, in_regions: bool, timeout_s: float) -> None:
+    async def hold(self, stretches: Sequence[Stretch], *, in_regions: bool, timeout_s: float, is_once: bool) -> None:
         """Return once a majority of the voters of each log say that they hold its records; with ``in_regions``, once a
-        majority of the regions do as well.
+        majority of the regions do as well. With ``is_once`` each member is asked once alone.
 
         Raises:
             DurabilityTimeoutError: they do not say so in time; ``achieved`` is what they do.
@@ -110,7 +110,7 @@ class MemberCopies:
                 )
             if in_regions:
                 regional.update(each for each, answered in late if self._is_shown(each, answered, in_regions=False))
-            if loop.time() + pause_s >= ends_s:
+            if is_once or loop.time() + pause_s >= ends_s:
                 achieved = Durability.REGIONAL if regional.issuperset(left) else Durability.LOCAL
                 raise self._late(late, achieved, in_regions)
             await asyncio.sleep(pause_s)
@@ -126,9 +126,10 @@ class MemberCopies:
                     said[address] = "does not hold it"
             said |= answered.faults
         needed = "a majority of the regions" if in_regions else "enough safekeepers"
-        members = "; ".join(f"{address}: {why}" for address, why in sorted(said.items()))
+        away = [address for address in self._addresses if address in said]
+        members = "; ".join(f"{address}: {said[address]}" for address in away)
         return DurabilityTimeoutError(
-            f"nothing shows now that {needed} hold it; {members}", achieved=achieved, members_away=sorted(said)
+            f"nothing shows now that {needed} hold it; {members}", achieved=achieved, members_away=away
         )
 
     async def _round(self, stretch: Stretch, in_regions: bool, ends_s: float) -> Answered | None:

@@ -69,7 +69,7 @@ class Node:
     durable: Watermark = field(default_factory=lambda: Watermark("durable"))
     committed: Watermark = field(default_factory=lambda: Watermark("committed"))
     chained: Watermark = field(default_factory=lambda: Watermark("chained"))
-    spread: Watermark = field(default_factory=lambda: Watermark("spread"))
+    spread: Watermark = field(default_factory=lambda: Watermark("a majority of the regions"))
     """What a majority of the regions holds; stands still where there is one."""
     wall: WallClock = field(init=False)
     """The wall clock, as far as it is believed."""

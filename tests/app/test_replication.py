@@ -199,7 +199,7 @@ async def test_without_a_quorum_a_write_is_answered_at_once_with_the_members_tha
         return await client.post(path, content=bodies[path], headers=headers, timeout=2 * write_timeout_s)
 
     async with run_server(replicated(write={"timeout": f"{write_timeout_s:g}s"})) as client:
-        await submit(client, "GLOBAL")
+        await submit(client, "REGIONAL", key="before")
         keepers.stop(0, 1)
         asked = [(path, key) for path in bodies for key in ("one", None) if key or path != "/v1/commitments"]
         began_s = asyncio.get_running_loop().time()
@@ -211,6 +211,10 @@ async def test_without_a_quorum_a_write_is_answered_at_once_with_the_members_tha
                 assert "no quorum: 1 of 2 safekeepers needed follow" in told["detail"]
                 assert told["lsn"]
                 assert answer.headers["Retry-After"]
+        job, headers = JOB | {"durability": "REGIONAL", "tenant_id": "acme"}, {"Idempotency-Key": "before"}
+        again = await client.post("/v1/jobs", json=job, headers=headers, timeout=2 * write_timeout_s)
+        assert (again.status_code, again.json()["reason"]) == (503, "no-quorum"), "and what was answered before"
+        assert again.json()["members_away"] == [each["address"] for each in keepers.addresses[:2]]
         assert asyncio.get_running_loop().time() - began_s < write_timeout_s, "nobody waited out the timeout"
         keepers.start(0, 1)
         for path in bodies:
