@@ -54,6 +54,7 @@ from app.pending.backlog import Backlog, Pending
 from app.pending.keyed_entries import KeyedEntries
 from app.pending.linking import LinkedBatch
 from app.pending.quarantine import Quarantine
+from app.start.checks import StoredTree
 from app.start.kept_copies import OtherLogs
 from app.start.procedure import StartedNode
 from app.start.quorum import quorum_survives, regions_of
@@ -409,9 +410,10 @@ class Service:
             self.leadership.start(self.writer, self.system_entries)
         for tenant_id, reason in self.node.damaged.items():
             self.breaks.report(tenant_id, Break(0, DAMAGED, reason, None, reason), "start")
-        for tenant_id in self._started.damaged_trees:
-            detail = "the stored tree, read at the start, is not that of the checkpoint that this node keeps"
-            self.breaks.report(tenant_id, Break(0, "tree", detail), "start")
+        for tenant_id, tree in self._started.faulty_trees.items():
+            if tree is StoredTree.DAMAGED:
+                detail = "the stored tree, read at the start, is not that of the checkpoint that this node keeps"
+                self.breaks.report(tenant_id, Break(0, "tree", detail), "start")
             self.notary.mend(tenant_id)
         self.appender.wake()
         self.spawn(self.appender.run())

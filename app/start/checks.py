@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from enum import StrEnum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -195,6 +196,15 @@ def _aside(folder: Path, position: WalPosition | None) -> Aside:
     return Aside(max(control.chained_lsn, chained_lsn if is_known else BEFORE_FIRST), is_known=is_known)
 
 
+class StoredTree(StrEnum):
+    """How the stored tree of a tenant compares with the checkpoint that this node keeps of its chain."""
+
+    WHOLE = auto()
+    BEHIND = auto()
+    """It is shorter, as after a restore: no break."""
+    DAMAGED = auto()
+
+
 async def check_chain(
     connection: Connection,
     tenant_id: str,
@@ -202,9 +212,9 @@ async def check_chain(
     note: str,
     origin: str,
     log_signer: key_file.FileSigner,
-) -> bool:
-    """Refuse a chain that is shorter than the checkpoint beside the WAL, or differs from it; whether its stored tree
-    agrees with it too.
+) -> StoredTree:
+    """Refuse a chain that is shorter than the checkpoint beside the WAL, or differs from it; how its stored tree
+    compares with it.
 
     The stored tree, which is made from the chain, is believed only when it agrees with the checkpoint; where it
     does not, the root is computed from the links of the chain itself, and the notary makes the tree again.
@@ -221,7 +231,7 @@ async def check_chain(
             f"{checkpoint.size}: the database went back or was cut. {remedy}"
         )
     if await tree_agrees(connection, tenant_id, checkpoint):
-        return True
+        return StoredTree.WHOLE
     if await root_of_chain(connection, tenant_id, checkpoint.size) != checkpoint.root:
         raise StartRefusedError(
             f"the chain of tenant {tenant_id} differs within its first {checkpoint.size} entries from the checkpoint "
@@ -230,9 +240,9 @@ async def check_chain(
     if await notary_store.tree_size(connection, tenant_id) < checkpoint.size:
         # As after a restore: the rows are back, the tree that was made of them is not.
         log.info("stored_tree_behind", tenant_id=tenant_id, done="it is made again from the chain")
-    else:
-        log.error("stored_tree_damaged", tenant_id=tenant_id, done="it is made again from the chain")
-    return False
+        return StoredTree.BEHIND
+    log.error("stored_tree_damaged", tenant_id=tenant_id, done="it is made again from the chain")
+    return StoredTree.DAMAGED
 
 
 async def chain_holds(

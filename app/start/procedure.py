@@ -52,6 +52,7 @@ from app.pending import quarantine
 from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
 from app.start.checks import (
+    StoredTree,
     chain_holds,
     check_chain,
     check_role,
@@ -105,8 +106,8 @@ class StartedNode:
     held: dict[str, TenantDamage]
     """By tenant, records of those that an earlier process could not chain, and tenants that are damaged now."""
     heads: dict[str, ChainHead]
-    damaged_trees: list[str]
-    """Tenants whose stored tree is not that of their chain."""
+    faulty_trees: dict[str, StoredTree]
+    """By tenant, stored trees that are not those of their chains: the notary rebuilds them."""
     checkpoints: CheckpointJournal
     key_chain: KeyChain
     not_admitted: str | None
@@ -258,11 +259,14 @@ async def _start_locked(
     origin = await _log_origin(connection, settings, kept_origin(checkpoints))
     key_chain = KeyChain(checkpoints.load, keys)
     heads, damaged = await _read_heads(connection, wal.held)
-    damaged_trees = []
+    faulty_trees: dict[str, StoredTree] = {}
     for tenant_id, note in checkpoints.load_all().items():
         head, name = heads.get(tenant_id), f"{origin}/{tenant_id}"
-        if tenant_id not in damaged and not await check_chain(connection, tenant_id, head, note, name, keys.log_signer):
-            damaged_trees.append(tenant_id)
+        if tenant_id in damaged:
+            continue
+        tree = await check_chain(connection, tenant_id, head, note, name, keys.log_signer)
+        if tree is not StoredTree.WHOLE:
+            faulty_trees[tenant_id] = tree
     ends = await chaining.read_ends(connection, heads)
     astray = {name: fault for name, head in heads.items() if (fault := chaining.end_fault(head, ends.get(name)))}
     damaged |= astray
@@ -295,7 +299,7 @@ async def _start_locked(
         recovered=pending,
         held=wal.held,
         heads=heads,
-        damaged_trees=damaged_trees,
+        faulty_trees=faulty_trees,
         checkpoints=checkpoints,
         key_chain=key_chain,
         not_admitted=not_admitted,
