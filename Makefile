@@ -113,7 +113,7 @@ $(BIN)/python:
 	  { echo "Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(RUNTIME): requirements.lock pyproject.toml hatch_build.py app/node/_native.c ledger/_native.c ledger/_native.h wal/_native.c wal/_shipping.h wal/_stream.h | $(BIN)/python
+$(RUNTIME): requirements.lock pyproject.toml hatch_build.py app/node/_native.c ledger/_entry_form.h ledger/_native.c ledger/_native.h wal/_native.c wal/_shipping.h wal/_stream.h | $(BIN)/python
 	@echo "Installing what the service needs into $(VENV) ..."
 	@$(PIP) install --require-hashes -r requirements.lock
 	@$(SELF)

@@ -2,7 +2,7 @@
  * The batch functions of the ledger in C: what each entry costs, and no decision.
  *
  * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.chain, ledger.merkle,
- * ledger.canonical, ledger.chain.record, ledger.bundle.incoming, ledger.verification.entry_check, app.store.growth,
+ * ledger.canonical, ledger.chain.form, ledger.chain.record, ledger.verification.entry_check, app.store.growth,
  * app.pending.backlog; for the lines of events, app.http.requests with app.pending.event_lines; for COPY, the driver.
  * A function here answers what its twin answers, byte for byte, or None, and then the twin is asked: so it may give up
  * on whatever is unusual, and need not name what is wrong.
@@ -11,6 +11,7 @@
  * imported.
  */
 
+#include "_entry_form.h"
 #include "_native.h"
 
 #include <limits.h>
@@ -187,17 +188,59 @@ static PyObject *links(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ss
 
 /* --- entries in order: ledger.verification.entry_check ------------------------------------------------------------ */
 
-/* Whether the text is "physical:logical:node". */
-static int is_hlc(Text hlc, PyObject *physical, PyObject *logical, PyObject *node)
+static char *put_decimal(char *at, long long value)
 {
-    long long parts[2];
-    Text name;
-    char numbers[2 * NUMBER_CHARS_MAX];
-    if (!number_of(physical, &parts[0]) || !number_of(logical, &parts[1]) || !text_of(node, &name))
-        return 0;
-    const Py_ssize_t written = write_stamp(numbers, parts);
-    return hlc.count == written + name.count && memcmp(hlc.bytes, numbers, (size_t)written) == 0
-        && memcmp(hlc.bytes + written, name.bytes, (size_t)name.count) == 0;
+    char digits[NUMBER_CHARS_MAX], *first = digits + sizeof digits;
+    unsigned long long left = value < 0 ? 0ULL - (unsigned long long)value : (unsigned long long)value;
+    do
+        *--first = (char)('0' + left % 10);
+    while ((left /= 10) != 0);
+    if (value < 0)
+        *--first = '-';
+    const size_t count = (size_t)(digits + sizeof digits - first);
+    memcpy(at, first, count);
+    return at + count;
+}
+
+/* Whether the HLC is that of the columns beside it. */
+static int spells_hlc(const Entry *entry)
+{
+    char numbers[2 * NUMBER_CHARS_MAX + 2], *at = put_decimal(numbers, entry->physical);
+    *at++ = ':';
+    at = put_decimal(at, entry->logical);
+    *at++ = ':';
+    const Py_ssize_t written = at - numbers;
+    return entry->hlc.count == written + entry->node.count && memcmp(entry->hlc.bytes, numbers, (size_t)written) == 0
+        && memcmp(entry->hlc.bytes + written, entry->node.bytes, (size_t)entry->node.count) == 0;
+}
+
+/* The parts of the HLC, which are numbers of at most 18 digits and whatever follows; 0 for any other text. */
+static int split_hlc(Entry *entry)
+{
+    const char *at = entry->hlc.bytes, *const end = at + entry->hlc.count;
+    long long *const parts[] = {&entry->physical, &entry->logical};
+    for (int part = 0; part < 2; part++) {
+        const char *const first = at;
+        for (*parts[part] = 0; at < end && *at >= '0' && *at <= '9' && at - first < 18; at++)
+            *parts[part] = 10 * *parts[part] + (*at - '0');
+        if (at == first || (*first == '0' && at - first > 1) || at == end || *at++ != ':')
+            return 0;
+    }
+    entry->node = (Text){at, end - at};
+    return 1;
+}
+
+/* A text, or none where it is None. */
+static int text_or_null_of(PyObject *value, Text *text)
+{
+    *text = (Text){NULL, 0};
+    return value == Py_None || text_of(value, text);
+}
+
+/* The bytes of a text, no bytes where it is none. */
+static Text bytes_or_none(Text text)
+{
+    return text.bytes == NULL ? (Text){"", 0} : text;
 }
 
 PyDoc_STRVAR(links_in_order_doc,
@@ -232,25 +275,27 @@ static PyObject *links_in_order(PyObject *Py_UNUSED(module), PyObject *const *ar
     PyObject *prev_stored = args[3];
     for (Py_ssize_t row = 0; row < batch.rows && is_whole; row++) {
         PyObject *const stored_prev = batch.values[PREV][row];
-        Text hlc, job, action, expected, named, link_text, digest_text, payload, origin;
-        long long seq, version;
+        Entry entry;
+        Text expected, named;
         unsigned char digest[HASH_BYTES], link[HASH_BYTES];
-        is_whole = number_of(batch.values[SEQ][row], &seq) && seq == first_seq + row
-            && number_of(batch.values[VERSION][row], &version) && version == LINK_VERSION
-            && text_of(batch.values[T_HLC][row], &hlc) && text_of(batch.values[JOB][row], &job)
-            && text_of(batch.values[ACTION][row], &action) && text_of(batch.values[LINK][row], &link_text)
-            && text_of(batch.values[DIGEST][row], &digest_text) && text_of(batch.values[PAYLOAD][row], &payload)
-            && origin_of(batch.values[ORIGIN][row], &origin)
-            && is_hlc(hlc, batch.values[PHYSICAL][row], batch.values[LOGICAL][row], batch.values[NODE][row])
+        is_whole = number_of(batch.values[SEQ][row], &entry.seq) && entry.seq == first_seq + row
+            && number_of(batch.values[PHYSICAL][row], &entry.physical)
+            && number_of(batch.values[LOGICAL][row], &entry.logical)
+            && number_of(batch.values[VERSION][row], &entry.version) && entry.version == LINK_VERSION
+            && text_of(batch.values[T_HLC][row], &entry.hlc) && text_of(batch.values[NODE][row], &entry.node)
+            && text_of(batch.values[JOB][row], &entry.job) && text_of(batch.values[ACTION][row], &entry.action)
+            && text_of(batch.values[LINK][row], &entry.link) && text_of(batch.values[DIGEST][row], &entry.digest)
+            && text_of(batch.values[PAYLOAD][row], &entry.payload)
+            && text_or_null_of(batch.values[ORIGIN][row], &entry.origin) && spells_hlc(&entry)
             && (stored_prev == prev_stored
                 || (text_of(stored_prev, &named) && text_of(prev_stored, &expected) && named.count == expected.count
                     && memcmp(named.bytes, expected.bytes, (size_t)named.count) == 0));
         if (is_whole) {
-            hash_of(payload.bytes, (size_t)payload.count, digest);
-            is_whole = spells(digest_text, digest)
-                && hash_link(&message, (uint64_t)seq, hlc, job, action, prev, (Text){(char *)digest, HASH_BYTES},
-                             origin, link)
-                && spells(link_text, link);
+            hash_of(entry.payload.bytes, (size_t)entry.payload.count, digest);
+            is_whole = spells(entry.digest, digest)
+                && hash_link(&message, (uint64_t)entry.seq, entry.hlc, entry.job, entry.action, prev,
+                             (Text){(char *)digest, HASH_BYTES}, bytes_or_none(entry.origin), link)
+                && spells(entry.link, link) && has_form(&entry);
         }
         PyObject *made = is_whole ? PyBytes_FromStringAndSize((char *)link, HASH_BYTES) : NULL;
         is_whole = made != NULL;
@@ -315,7 +360,6 @@ static PyObject *paired(PyObject *Py_UNUSED(module), PyObject *nodes)
 /* --- canonical JSON: ledger.canonical ----------------------------------------------------------------------------- */
 
 #define NESTING_MAX 64
-#define INTEGER_MAX ((1LL << 53) - 1)
 
 typedef struct {
     char *bytes;
@@ -1258,12 +1302,6 @@ static PyObject *event_lines(PyObject *Py_UNUSED(module), PyObject *const *args,
 
 /* --- entries as they came, judged without values of Python: ledger.verification.entry_check ------------------------ */
 
-/* One entry, as its source spells it. A text that is NULL is none. */
-typedef struct {
-    long long seq, physical, logical, version;
-    Text hlc, node, job, action, prev, link, digest, payload, origin;
-} Entry;
-
 /* Where entries come from. ``next`` gives 1 and the next of them, 0 where there is none, -1 where it gives up. */
 typedef struct Entries {
     int (*next)(struct Entries *entries, Entry *entry);
@@ -1301,32 +1339,6 @@ static int is_same(Text one, Text other)
     if (one.bytes == NULL || other.bytes == NULL)
         return one.bytes == other.bytes;
     return one.count == other.count && memcmp(one.bytes, other.bytes, (size_t)one.count) == 0;
-}
-
-static char *put_decimal(char *at, long long value)
-{
-    char digits[NUMBER_CHARS_MAX], *first = digits + sizeof digits;
-    unsigned long long left = value < 0 ? 0ULL - (unsigned long long)value : (unsigned long long)value;
-    do
-        *--first = (char)('0' + left % 10);
-    while ((left /= 10) != 0);
-    if (value < 0)
-        *--first = '-';
-    const size_t count = (size_t)(digits + sizeof digits - first);
-    memcpy(at, first, count);
-    return at + count;
-}
-
-/* Whether the HLC is that of the columns beside it. */
-static int spells_hlc(const Entry *entry)
-{
-    char numbers[2 * NUMBER_CHARS_MAX + 2], *at = put_decimal(numbers, entry->physical);
-    *at++ = ':';
-    at = put_decimal(at, entry->logical);
-    *at++ = ':';
-    const Py_ssize_t written = at - numbers;
-    return entry->hlc.count == written + entry->node.count && memcmp(entry->hlc.bytes, numbers, (size_t)written) == 0
-        && memcmp(entry->hlc.bytes + written, entry->node.bytes, (size_t)entry->node.count) == 0;
 }
 
 static int nibble_of(char hex)
@@ -1373,12 +1385,11 @@ static int pass(Walk *walk, const Entry *entry)
         || !spells_hlc(entry))
         return 0;
     hash_of(entry->payload.bytes, (size_t)entry->payload.count, digest);
-    const Text origin = entry->origin.bytes == NULL ? (Text){"", 0} : entry->origin;
     const Text prev = {(char *)walk->prev_raw, walk->prev_bytes};
     if (!spells(entry->digest, digest)
         || !hash_link(&walk->message, (uint64_t)entry->seq, entry->hlc, entry->job, entry->action, prev,
-                      (Text){(char *)digest, HASH_BYTES}, origin, link)
-        || !spells(entry->link, link))
+                      (Text){(char *)digest, HASH_BYTES}, bytes_or_none(entry->origin), link)
+        || !spells(entry->link, link) || !has_form(entry))
         return 0;
     if (walk->count == walk->room) {
         const size_t room = 2 * walk->room + 256;
@@ -1523,7 +1534,7 @@ static PyObject *walked(PyObject *const *known, Entries *entries)
 PyDoc_STRVAR(leaves_of_entries_doc,
     "leaves_of_entries(prefix, rows)\n--\n\n"
     "Leaf hashes of rows of ENTRY_COLUMNS, as ledger.verification.entry_check.leaves_of has them: each row has version 2, "
-    "and its digest, HLC and link are those of its columns. None where that must be asked.");
+    "its digest, HLC and link are those of its columns, and it has the form of an entry. None where that must be asked.");
 
 static PyObject *leaves_of_entries(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
@@ -1547,25 +1558,27 @@ static PyObject *leaves_of_entries(PyObject *Py_UNUSED(module), PyObject *const 
             break;
         }
         PyObject *const *const values = ((PyTupleObject *)row)->ob_item;
-        Text hlc, job, action, prev_text, link_text, digest_text, payload, origin;
-        long long seq, version;
+        Entry entry;
+        Text prev_text;
         unsigned char prev_raw[HASH_BYTES], digest[HASH_BYTES], leaf[1 + HASH_BYTES] = {0}, hash[HASH_BYTES];
         Text prev = {(char *)prev_raw, HASH_BYTES};
-        is_whole = number_of(values[SEQ], &seq) && seq >= 0 && number_of(values[VERSION], &version)
-            && version == LINK_VERSION && text_of(values[T_HLC], &hlc) && text_of(values[JOB], &job)
-            && text_of(values[ACTION], &action) && text_of(values[LINK], &link_text)
-            && text_of(values[DIGEST], &digest_text) && text_of(values[PAYLOAD], &payload)
-            && origin_of(values[ORIGIN], &origin) && is_hlc(hlc, values[PHYSICAL], values[LOGICAL], values[NODE]);
+        is_whole = number_of(values[SEQ], &entry.seq) && entry.seq >= 0 && number_of(values[PHYSICAL], &entry.physical)
+            && number_of(values[LOGICAL], &entry.logical) && number_of(values[VERSION], &entry.version)
+            && entry.version == LINK_VERSION && text_of(values[T_HLC], &entry.hlc) && text_of(values[NODE], &entry.node)
+            && text_of(values[JOB], &entry.job) && text_of(values[ACTION], &entry.action)
+            && text_of(values[LINK], &entry.link) && text_of(values[DIGEST], &entry.digest)
+            && text_of(values[PAYLOAD], &entry.payload) && text_or_null_of(values[ORIGIN], &entry.origin)
+            && spells_hlc(&entry);
         if (is_whole && values[PREV] == Py_None)
             prev.count = 0;
         else if (is_whole)
             is_whole = text_of(values[PREV], &prev_text) && raw_of(prev_text, prev_raw);
         if (is_whole) {
-            hash_of(payload.bytes, (size_t)payload.count, digest);
-            is_whole = spells(digest_text, digest)
-                && hash_link(&message, (uint64_t)seq, hlc, job, action, prev, (Text){(char *)digest, HASH_BYTES},
-                             origin, leaf + 1)
-                && spells(link_text, leaf + 1);
+            hash_of(entry.payload.bytes, (size_t)entry.payload.count, digest);
+            is_whole = spells(entry.digest, digest)
+                && hash_link(&message, (uint64_t)entry.seq, entry.hlc, entry.job, entry.action, prev,
+                             (Text){(char *)digest, HASH_BYTES}, bytes_or_none(entry.origin), leaf + 1)
+                && spells(entry.link, leaf + 1) && has_form(&entry);
         }
         PyObject *made = NULL;
         if (is_whole) {
@@ -1964,32 +1977,26 @@ static PyObject *entries_in_columns(PyObject *Py_UNUSED(module), PyObject *const
     return answer_of(found, found != NULL);
 }
 
-/* --- payloads of bundles: ledger.bundle.incoming ------------------------------------------------------------------ */
+/* --- the form of entries: ledger.chain.form ----------------------------------------------------------------------- */
 
-PyDoc_STRVAR(are_canonical_objects_doc,
-    "are_canonical_objects(texts)\n--\n\n"
-    "True where each text is an object in canonical JSON; None where each must be asked, as for any that holds what the\n"
-    "reader of lines leaves to Python.");
+PyDoc_STRVAR(are_well_formed_doc,
+    "are_well_formed(t_hlcs, job_ids, actions, payloads, origins)\n--\n\n"
+    "True where each of these entries of version 2 has the form of an entry; None where the twin must be asked.");
 
-static PyObject *are_canonical_objects(PyObject *Py_UNUSED(module), PyObject *texts)
+static PyObject *are_well_formed(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    Buffer written = {PyMem_Malloc(4096), 0, 4096};
-    Batch batch;
-    if (written.bytes == NULL)
-        return PyErr_NoMemory();
-    int is_whole = take(&batch, &texts, 1);
-    for (Py_ssize_t i = 0; is_whole && i < batch.rows; i++) {
-        Text text;
-        Value value;
-        written.count = 0;
-        is_whole = text_of(batch.values[0][i], &text);
-        if (is_whole) {
-            Source source = {(const unsigned char *)text.bytes, (const unsigned char *)text.bytes + text.count};
-            is_whole = read_value(&source, &written, DEPTH_MAX, &value) && value.kind == 'o'
-                && written.count == (size_t)text.count && memcmp(written.bytes, text.bytes, written.count) == 0;
-        }
+    enum { T_HLC, JOB, ACTION, PAYLOAD, ORIGIN, COLUMNS };
+    Batch batch = {0};
+    if (count != COLUMNS || !take(&batch, args, COLUMNS))
+        Py_RETURN_NONE;
+    int is_whole = 1;
+    for (Py_ssize_t row = 0; row < batch.rows && is_whole; row++) {
+        Entry entry = {.version = LINK_VERSION};
+        is_whole = text_of(batch.values[T_HLC][row], &entry.hlc) && split_hlc(&entry)
+            && text_of(batch.values[JOB][row], &entry.job) && text_of(batch.values[ACTION][row], &entry.action)
+            && text_of(batch.values[PAYLOAD][row], &entry.payload)
+            && text_or_null_of(batch.values[ORIGIN][row], &entry.origin) && has_form(&entry);
     }
-    PyMem_Free(written.bytes);
     release(&batch);
     if (is_whole)
         Py_RETURN_TRUE;
@@ -2053,7 +2060,7 @@ static PyMethodDef methods[] = {
     {"rows_in_copy", (PyCFunction)(void (*)(void))rows_in_copy, METH_FASTCALL, rows_in_copy_doc},
     {"entries_in_lines", (PyCFunction)(void (*)(void))entries_in_lines, METH_FASTCALL, entries_in_lines_doc},
     {"entries_in_columns", (PyCFunction)(void (*)(void))entries_in_columns, METH_FASTCALL, entries_in_columns_doc},
-    {"are_canonical_objects", are_canonical_objects, METH_O, are_canonical_objects_doc},
+    {"are_well_formed", (PyCFunction)(void (*)(void))are_well_formed, METH_FASTCALL, are_well_formed_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -24,6 +24,7 @@ from app.access.access_log import AccessLog
 from app.access.principals import covers
 from app.intake.system_entries import SystemEntries
 from ledger import names, rfc3339
+from ledger.chain.form import SUBJECT_BYTES_MAX
 from ledger.errors import LedgerError
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
 
@@ -35,8 +36,6 @@ REFUSALS_INTERVAL_S: Final = 60.0
 """Shortest time between two such entries: whoever is refused all the time must not fill the chain."""
 PATH_CHARACTERS_MAX: Final = 512
 """Of the path that a request asked for, as a line of the access log tells of it."""
-SUBJECT_BYTES_MAX: Final = 255
-"""What the WAL has room for; ``actor`` in the payload is whole."""
 
 log = structlog.get_logger()
 
@@ -167,5 +166,7 @@ class AccessRecords:
 
 
 def _subject(kind: str, actor: str) -> str:
-    """What stands in the place of a job: the beginning of names that issuers and certificates make too long for it."""
+    """What stands in the place of a job: the beginning of names that issuers and certificates make too long for it.
+
+    ``actor`` in the payload is whole."""
     return f"{kind}:{actor}".encode()[:SUBJECT_BYTES_MAX].decode(errors="ignore")

@@ -30,6 +30,7 @@ ENGINE: Final = (
     "note.js",
     "container.js",
     "manifest.js",
+    "form.js",
     "entries.js",
     "findings.js",
     "verdicts.js",

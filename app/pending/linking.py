@@ -44,7 +44,7 @@ from ledger.machines.events import (
     SystemAction,
 )
 from ledger.machines.promises import Rejection, read_capacity, read_proposal, rejected_payload
-from ledger.machines.refusals import refused_job_id
+from ledger.machines.refusals import REFUSED_TYPE, refused_job_id
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
@@ -134,7 +134,7 @@ def refused_payload(pending: Pending, why: Mapping[str, object]) -> bytes:
     """Payload of the REFUSED entry that stands in for an event, with all of its bytes."""
     return canonical.encode(
         {
-            "type": "Refused",
+            "type": REFUSED_TYPE,
             **why,
             "record_type": pending.record_type,
             "job_id": base64.b64encode(pending.job_id.encode()).decode(),

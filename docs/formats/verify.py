@@ -601,6 +601,7 @@ def check_columns(row: SimpleNamespace) -> None:
     need(row.payload_digest == sha256(row.payload.encode()).hexdigest(), f"{where}: payload-digest")
     need(row.t_hlc == f"{row.hlc_physical}:{row.hlc_logical}:{row.hlc_node}", f"{where}: hlc-columns")
     need(row.chain_link == link_of(row), f"{where}: link")
+    check_form(row)
 
 
 def link_of(row: SimpleNamespace) -> str:
@@ -623,6 +624,174 @@ def link_of(row: SimpleNamespace) -> str:
     for data in fields:
         link.update(len(data).to_bytes(4, "big") + data)
     return link.hexdigest()
+
+
+# --- [3] The form of an entry (chain-link.md, "The form of an entry") ---
+
+HLC = re.compile("(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,9}):" + NODE.pattern)
+LOGICAL_MAX = 2**32 - 1
+NESTING_MAX = 64
+ACTION = re.compile("[A-Z_]{1,64}")
+JOB_ID = re.compile("[A-Za-z0-9._:-]{1,128}")
+SUBJECT_BYTES_MAX = 255
+ORIGIN_BYTES_MAX = 4 * KIB
+ORIGIN_MEMBERS = ["bundle_digest", "chain_link", "log", "node_id", "seq"]
+CONFLICT_MEMBERS = ["action", "digest", "hlc", "kept_digest", "payload", "type"]
+JOB_EVENTS = {
+    "ENQUEUE": "JobCreated",
+    "DEQUEUE": "JobAccepted",
+    "EXECUTE": "JobProgressReported",
+    "CANCEL": "JobCancellationRequested",
+    "CANCEL_ACK": "JobCancellationAcked",
+    "COMPLETE": "JobCompleted",
+    "FAIL": "JobFailed",
+    "TIMEOUT": "JobTimedOut",
+    "DISPATCH": "WorkflowDispatched",
+    "WORKFLOW_COMPLETE": "WorkflowCompleted",
+}
+SYSTEM_ACTIONS = [
+    *("TENANT_CREATED", "KEY_ADDED", "KEY_ROTATED", "KEY_REVOKED", "KEY_ADMITTED", "WAL_LOST", "LOG_FORKED"),
+    "BREAK_FOUND",
+    *("BREAK_ACKNOWLEDGED", "SUBJECT_ERASED", "PRIVACY_DECLARED", "ACT_ALLOWED", "ACCESS_REFUSED", "PAYLOADS_READ"),
+    *("EPOCH_START", "TOKEN_ISSUED", "TOKEN_REVOKED", "WEBHOOK_ADDED", "WEBHOOK_REMOVED", "WEBHOOK_DEAD_LETTERED"),
+]
+TYPE_OF_ACTION = {
+    **JOB_EVENTS,
+    **{action: action for action in SYSTEM_ACTIONS},
+    "PROPOSED": "CommitmentProposed",
+    "PROPOSE_ACCEPTED": "CommitmentProposed",
+    "PROPOSE_REJECTED": "CommitmentProposed",
+    "CAPACITY_SET": "CapacitySet",
+    "CONFLICT": "Conflict",
+    "REFUSED": "Refused",
+}
+
+
+def check_form(row: SimpleNamespace) -> None:
+    """The entry is one that a ledger writes or imports."""
+    where = f"seq {row.seq}: malformed"
+    check_hlc(row.t_hlc, where)
+    check_names(row.action, row.job_id, where)
+    if row.link_version == 1:
+        need(row.origin is None, where)
+        canonical_text(parse_json(row.payload))
+        return
+    if row.origin is not None:
+        check_origin(row.origin, where)
+    payload = canonical_object(row.payload, where)
+    check_members(row.action, payload, where)
+    if row.action == "CONFLICT":
+        check_conflict(row, payload, where)
+
+
+def check_hlc(text: str, where: str) -> None:
+    match = HLC.fullmatch(text)
+    need(match and int(match[1]) <= NEVER and int(match[2]) <= LOGICAL_MAX, where)
+
+
+def check_names(action: str, job_id: str, where: str) -> None:
+    need(ACTION.fullmatch(action), where)
+    if action in JOB_EVENTS:
+        need(JOB_ID.fullmatch(job_id), where)
+    else:
+        need(1 <= len(job_id.encode()) <= SUBJECT_BYTES_MAX and min(job_id) >= " ", where)
+
+
+def check_origin(text: str, where: str) -> None:
+    need(len(text.encode()) <= ORIGIN_BYTES_MAX, where)
+    origin = canonical_object(text, where)
+    need(sorted(origin) == ORIGIN_MEMBERS, where)
+    need(type(origin["log"]) is str and type(origin["node_id"]) is str, where)
+    need(all(HASH.fullmatch(origin[name]) for name in ("bundle_digest", "chain_link")), where)
+    need(is_count(origin["seq"]) and origin["seq"] >= 1, where)
+
+
+def check_members(action: str, payload: dict[str, Any], where: str) -> None:
+    """What the payload of an entry with this action says in every ledger."""
+    if action in TYPE_OF_ACTION:
+        need(payload.get("type") == TYPE_OF_ACTION[action], where)
+    if action in JOB_EVENTS:
+        need(is_count(payload.get("fence_token")), where)
+
+
+def check_conflict(row: SimpleNamespace, payload: dict[str, Any], where: str) -> None:
+    """A CONFLICT entry holds the event that its HLC is named for (bundle.md, "CONFLICT entries")."""
+    need(sorted(payload) == CONFLICT_MEMBERS and all(type(value) is str for value in payload.values()), where)
+    held = SimpleNamespace(**payload)
+    check_hlc(held.hlc, where)
+    need(held.digest == sha256(held.payload.encode()).hexdigest(), where)
+    event = canonical([held.hlc, row.job_id, held.action, held.digest])
+    physical, logical, _ = held.hlc.split(":")
+    need(row.t_hlc == f"{physical}:{logical}:conflict-{sha256(event).hexdigest()[:40]}", where)
+    check_names(held.action, row.job_id, where)
+    need(held.action != "CONFLICT", where)
+    check_members(held.action, canonical_object(held.payload, where), where)
+
+
+def is_count(value: Any) -> bool:
+    """Whether it is an integer from 0 to 2^53 - 1."""
+    return type(value) is float and value.is_integer() and 0 <= value <= NUMBER_MAX
+
+
+def canonical_object(text: str, where: str) -> dict[str, Any]:
+    """The object that a text in canonical JSON is; all its numbers are floats, as binary64 holds them."""
+    value = parse_json(text)
+    need(type(value) is dict and canonical_text(value) == text, where)
+    return dict(value)
+
+
+def parse_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=once_each, parse_int=float, parse_constant=refuse)
+
+
+def once_each(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    need(len(dict(members)) == len(members), "a name stands twice in one JSON object")
+    return dict(members)
+
+
+def refuse(name: str) -> None:
+    need(False, f"{name} is not JSON")
+
+
+def canonical_text(value: Any, depth: int = 0) -> str:
+    """Canonical JSON of any value (RFC 8785); raises where it has none."""
+    if value is None or type(value) is bool:
+        return json.dumps(value)
+    if type(value) is str:
+        need("\0" not in value, "U+0000 in JSON")
+        value.encode()
+        return json.dumps(value, ensure_ascii=False)
+    if type(value) is float:
+        return number_text(value)
+    need(depth < NESTING_MAX, "JSON is nested too deep")
+    if type(value) is list:
+        return "[" + ",".join(canonical_text(item, depth + 1) for item in value) + "]"
+    names = sorted(value, key=lambda name: name.encode("utf-16-be"))
+    return "{" + ",".join(f"{canonical_text(name)}:{canonical_text(value[name], depth + 1)}" for name in names) + "}"
+
+
+def number_text(number: float) -> str:
+    """A number as ECMAScript prints it (RFC 8785, 3.2.2.3)."""
+    need(abs(number) < float("inf"), "a JSON number is too large")
+    if number == 0:
+        return "0"
+    sign = "-" if number < 0 else ""
+    mantissa, exponent_text = f"{abs(number)!r}e0".split("e")[:2]
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    point = len(whole) + int(exponent_text) - (len(whole + fraction) - len(digits))
+    digits = digits.rstrip("0")
+    if len(digits) <= point <= 21:
+        return sign + digits + "0" * (point - len(digits))
+    if 0 < point <= 21:
+        return f"{sign}{digits[:point]}.{digits[point:]}"
+    if -6 < point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}"
+    behind = f".{digits[1:]}" if len(digits) > 1 else ""
+    return f"{sign}{digits[0]}{behind}e{point - 1:+d}"
+
+
+# --- [4] Snapshots and entries ---
 
 
 def check_covered(claim: SimpleNamespace, first: Any, last: SimpleNamespace, root: bytes) -> None:

@@ -25,6 +25,7 @@ import msgspec
 from msgspec import Meta
 
 from ledger.canonical import INTEGER_MAX
+from ledger.chain.form import ORIGIN_BYTES_MAX
 from ledger.errors import BundleInvalidError
 
 FORMAT_VERSION: Final = 1
@@ -56,8 +57,6 @@ PAYLOAD_BYTES_MAX: Final = 32 << 20
 """Longest payload that is imported: twice the longest record of a WAL, since a REFUSED entry holds one in base64."""
 CONFLICT_BYTES_MAX: Final = 2 * PAYLOAD_BYTES_MAX + (4 << 10)
 """The same, of a CONFLICT entry: it holds a payload, escaped, and a few names."""
-ORIGIN_BYTES_MAX: Final = 4 << 10
-"""Longest origin that is imported."""
 ENTRY_PARTS_MAX: Final = 100_000
 SNAPSHOT_ROW_BYTES_MAX: Final = 1 << 20
 SNAPSHOTS_BYTES_MAX: Final = (1 << 33) - BLOCK_BYTES

@@ -11,31 +11,23 @@ before anything is stored. An entry takes its first origin along: canonical JSON
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import repeat
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
-import orjson
 
-from ledger import canonical, native
-from ledger.bundle.format import CONFLICT_BYTES_MAX, ORIGIN_BYTES_MAX, PAYLOAD_BYTES_MAX
+from ledger import canonical
+from ledger.bundle.format import CONFLICT_BYTES_MAX, PAYLOAD_BYTES_MAX
 from ledger.bundle.rows import SEQ, Row
-from ledger.chain import LINK_VERSION
-from ledger.chain.conflict import conflict_hlc, held_event
+from ledger.chain import LINK_VERSION, form
 from ledger.errors import BundleInvalidError, ClockSkewError, InvalidInputError
-from ledger.hlc import LOGICAL_MAX, PHYSICAL_MS_MAX, Hlc
+from ledger.hlc import Hlc
 from ledger.machines.events import SystemAction
 
-_JOB_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_JOB_IDS: Final = re.compile(rf"{_JOB_ID.pattern}(?:\n{_JOB_ID.pattern})*+")
-_ACTION: Final = re.compile(r"[A-Z_]{1,64}")
-_HASH: Final = re.compile(r"[0-9a-f]{64}")
 _CHARACTER_BYTES_MAX: Final = 4
 """Most bytes of one character in UTF-8."""
-_ORIGIN_FIELDS: Final = frozenset(("bundle_digest", "chain_link", "log", "node_id", "seq"))
 
 
 class MergeKey(NamedTuple):
@@ -119,8 +111,6 @@ class EntryTaker:
     def __init__(self, source: BundleSource, bounds: ClockBounds | None) -> None:
         self._source = source
         self._bounds = bounds
-        self._nodes: set[str] = set()
-        """Node ids that were found in order."""
         digest, log, node = (
             canonical.encode(text).decode() for text in (source.bundle_digest, source.log, source.node_id)
         )
@@ -146,12 +136,10 @@ class EntryTaker:
         if (
             {*versions} != {LINK_VERSION}
             or {*origins} != {None}
-            or not self._nodes.issuperset(nodes)
-            or not self._are_times_usual(max(physical_ms), max(logical), nodes)
-            or not all(action != SystemAction.CONFLICT and _ACTION.fullmatch(action) for action in {*actions})
-            or not _are_job_ids(jobs)
+            or not self._are_times_usual(max(physical_ms), nodes)
+            or SystemAction.CONFLICT in {*actions}
             or max(map(len, payloads)) * _CHARACTER_BYTES_MAX > PAYLOAD_BYTES_MAX
-            or not _are_canonical_objects(payloads)
+            or not form.are_well_formed(t_hlcs, jobs, actions, payloads, origins)
         ):
             return None
         source = self._source
@@ -174,9 +162,7 @@ class EntryTaker:
             )
         ]
 
-    def _are_times_usual(self, physical_ms_max: int, logical_max: int, nodes: Sequence[str]) -> bool:
-        if physical_ms_max > PHYSICAL_MS_MAX or logical_max > LOGICAL_MAX:
-            return False
+    def _are_times_usual(self, physical_ms_max: int, nodes: Sequence[str]) -> bool:
         bounds = self._bounds
         return bounds is None or (physical_ms_max <= bounds.latest_ms and bounds.issued.node_id not in nodes)
 
@@ -187,67 +173,26 @@ class EntryTaker:
             raise BundleInvalidError(f"seq {row[SEQ]} cannot be imported: {error}") from error
 
     def _taken(self, row: Row) -> Incoming:
-        (
-            seq,
-            t_hlc,
-            physical_ms,
-            logical,
-            node_id,
-            job_id,
-            action,
-            version,
-            prev,
-            link,
-            digest,
-            payload,
-            stored_origin,
-        ) = row
-        hlc = Hlc(physical_ms, logical, node_id)
-        if node_id not in self._nodes or logical > LOGICAL_MAX or physical_ms > PHYSICAL_MS_MAX:
-            hlc = Hlc.parse(t_hlc)
-            self._nodes.add(node_id)
+        seq, t_hlc, _, _, _, job_id, action, version, prev, link, digest, payload, stored_origin = row
+        hlc = Hlc.parse(t_hlc)
         if self._bounds is not None:
             _check_clock(self._source, seq, hlc, self._bounds)
-        if not _JOB_ID.fullmatch(job_id):
-            raise InvalidInputError(f"{job_id[:200]!r} is not a job id")
-        if not _ACTION.fullmatch(action):
-            raise InvalidInputError(f"{action[:100]!r} is not an action")
         is_kept = version != LINK_VERSION
         if not is_kept:
             _check_length(action, payload)
-        value = _payload(payload, is_canonical=not is_kept)
-        if action == SystemAction.CONFLICT:
-            _check_conflict(value, job_id, hlc)
+        fault = form.fault_of(version, t_hlc, job_id, action, payload, stored_origin)
+        if fault is not None:
+            raise InvalidInputError(fault)
         texts = (self._source.tenant_id, t_hlc, job_id, action, digest, payload)
         if is_kept:
-            if stored_origin is not None:
-                raise InvalidInputError(f"link version {version} binds no origin, yet it has one")
             key = MergeKey(0, 0, 0, "", self._source.log, seq, self._source.bundle_digest)
             return Incoming(key, *texts, None, version, seq, link, prev)
         if stored_origin is None:
             origin = f"{self._before_link}{link}{self._after_link}{seq}}}"
             born = (self._source.log, seq, self._source.bundle_digest)
         else:
-            origin, born = stored_origin, _born(stored_origin)
+            origin, born = stored_origin, form.read_origin(stored_origin)
         return Incoming(MergeKey(1, *hlc, *born), *texts, origin, version, 0, "", None)
-
-
-def _are_job_ids(jobs: Sequence[str]) -> bool:
-    """Whether each is a job id: no text that holds a newline is one."""
-    lines = "\n".join(jobs)
-    return lines.count("\n") == len(jobs) - 1 and _JOB_IDS.fullmatch(lines) is not None
-
-
-def _are_canonical_objects(payloads: Sequence[str]) -> bool:
-    return native.are_canonical_objects(payloads) or all(map(_is_canonical_object, payloads))
-
-
-def _is_canonical_object(payload: str) -> bool:
-    try:
-        _payload(payload, is_canonical=True)
-    except InvalidInputError:
-        return False
-    return True
 
 
 def _check_length(action: str, payload: str) -> None:
@@ -270,38 +215,3 @@ def _check_clock(source: BundleSource, seq: int, hlc: Hlc, bounds: ClockBounds) 
         )
     if hlc.node_id == issued.node_id and hlc > issued:
         raise InvalidInputError(f"it has HLC {hlc}, and this node has issued none beyond {issued}")
-
-
-def _payload(text: str, *, is_canonical: bool) -> dict[str, Any]:
-    try:
-        value = orjson.loads(text)
-    except ValueError as error:
-        raise InvalidInputError(f"its payload is not JSON: {error}") from error
-    if is_canonical and (not isinstance(value, dict) or canonical.encode(value) != text.encode()):
-        raise InvalidInputError("its payload is not an object in canonical JSON")
-    return value if isinstance(value, dict) else {}
-
-
-def _check_conflict(payload: dict[str, Any], job_id: str, hlc: Hlc) -> None:
-    held = held_event(payload, job_id)
-    if held is None or conflict_hlc(held.event) != hlc:
-        raise InvalidInputError("it is a CONFLICT entry that does not hold the event it is named for")
-
-
-def _born(origin: str) -> tuple[str, int, str]:
-    """The log that an entry was born in, its seq there, and the bundle in which it first left."""
-    try:
-        value = orjson.loads(origin)
-    except ValueError as error:
-        raise InvalidInputError(f"its origin is not JSON: {error}") from error
-    is_ours = isinstance(value, dict) and value.keys() == _ORIGIN_FIELDS and canonical.encode(value) == origin.encode()
-    if len(origin.encode()) > ORIGIN_BYTES_MAX or not is_ours or not _is_origin(value):
-        raise InvalidInputError("its origin is not one")
-    return value["log"], value["seq"], value["bundle_digest"]
-
-
-def _is_origin(value: dict[str, Any]) -> bool:
-    texts = [value[name] for name in ("bundle_digest", "chain_link", "log", "node_id")]
-    if not all(isinstance(text, str) for text in texts) or type(value["seq"]) is not int:
-        return False
-    return value["seq"] >= 1 and all(_HASH.fullmatch(text) for text in texts[:2])

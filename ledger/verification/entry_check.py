@@ -6,7 +6,9 @@ A row is compared with what its own columns say, so that one edit shows as one k
     t_hlc == hlc_physical:hlc_logical:hlc_node                           else hlc-columns
     prev_chain_link == chain_link of the row before, as stored           else prev-link
     chain_link == link over the row's stored columns                     else link
+    the row, where these hold, is one that a ledger writes or imports    else malformed
 
+What a ledger writes or imports is said by :mod:`ledger.chain.form`.
 A batch that is in order throughout is judged column by column, which is fast; any other row by row, which names
 what is wrong. Both judge alike, which a property test says. Who has columns gives columns, so that no rows are made
 unless something is wrong; who has entries as they came over a wire or from a file gives those, so that not even values
@@ -23,7 +25,7 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple, Protocol, overload
 
 from ledger import native
-from ledger.chain import Linker, link_v1
+from ledger.chain import Linker, form, link_v1
 from ledger.errors import InvalidInputError, LedgerError
 from ledger.merkle import HASH_BYTES, leaf_hash
 from ledger.verification.verdict import Break, Findings
@@ -241,7 +243,10 @@ class EntryChecker:
         # 3. Links. That what is stored follows one another is known from 1.
         sources = [b"" if origin is None else origin.encode() for origin in origins]
         links = self._linker.links(self.next_seq, self._prev_raw, hlcs, jobs, actions, raw_digests, sources)
-        return links if _spelt(links) == _SEPARATOR.join(stored) else None
+        if _spelt(links) != _SEPARATOR.join(stored):
+            return None
+        # 4. Whether a ledger writes such entries.
+        return links if form.are_well_formed(hlcs, jobs, actions, texts, origins) else None
 
     def _check_one_by_one(self, rows: Sequence[EntryRow]) -> list[EntryRun]:
         self.entries_checked += len(rows)
@@ -275,16 +280,16 @@ class EntryChecker:
         if seq > self.next_seq:
             report_gap(self._findings, self.next_seq, seq)
             self.next_seq, self._is_prev_known = seq, False
-        computed = b"" if self._report_malformed(row) else self._examine_columns(row)
+        computed = b"" if self._report_wrong_types(row) else self._examine_columns(row)
         self.last_link = stored_link
         leaf = _raw(stored_link)
         self._prev_raw = leaf or b""
         self._is_prev_known = True
         return leaf or computed
 
-    def _report_malformed(self, row: EntryRow) -> bool:
+    def _report_wrong_types(self, row: EntryRow) -> bool:
         """Report the columns of ``row`` that hold what no column of theirs may, such as NULL; whether there are any."""
-        seq, found = row[0], _malformed_columns(row)
+        seq, found = row[0], _columns_of_wrong_type(row)
         for name in found:
             kind = _KIND_OF_COLUMN.get(name, "link")
             value = row[ENTRY_COLUMNS.index(name)]
@@ -293,15 +298,16 @@ class EntryChecker:
         return bool(found)
 
     def _examine_columns(self, row: EntryRow) -> bytes:
-        seq, hlc, physical, logical, node, _, _, version, prev, stored, digest, text, _ = row
+        seq, hlc, physical, logical, node, job, action, version, prev, stored, digest, text, origin = row
         add = self._findings.add
         payload_digest = sha256(text.encode()).hexdigest()
         if digest != payload_digest:
             detail = f"the payload of seq {seq} does not have the digest stored with it"
             add("payload-digest", seq, detail, expected=digest, actual=payload_digest)
-        if hlc != f"{physical}:{logical}:{node}":
+        parts = f"{physical}:{logical}:{node}"
+        if hlc != parts:
             detail = f"the HLC columns of seq {seq} are not those of its t_hlc"
-            add("hlc-columns", seq, detail, expected=hlc, actual=f"{physical}:{logical}:{node}")
+            add("hlc-columns", seq, detail, expected=hlc, actual=parts)
         if self._is_prev_known and prev != self.last_link:
             report_prev_link(self._findings, seq, self.last_link, prev)
         computed, problem = self._link_of(row)
@@ -309,6 +315,10 @@ class EntryChecker:
             problem = f"the link of seq {seq} is not that of its columns"
         if problem is not None:
             add("link", seq, problem, expected=computed.hex() or None, actual=stored)
+        elif digest == payload_digest and hlc == parts:
+            fault = form.fault_of(version, hlc, job, action, text, origin)
+            if fault is not None:
+                add("malformed", seq, f"seq {seq} is an entry that no ledger writes: {fault}")
         self.may_be_v1 = self.may_be_v1 and version == 1
         return computed
 
@@ -333,12 +343,12 @@ class EntryChecker:
             return b"", str(error)
 
 
-def is_malformed(row: EntryRow) -> bool:
+def has_wrong_type(row: EntryRow) -> bool:
     """Whether a column holds what it never may, so that nothing is compared with it."""
-    return bool(_malformed_columns(row))
+    return bool(_columns_of_wrong_type(row))
 
 
-def _malformed_columns(row: EntryRow) -> list[str]:
+def _columns_of_wrong_type(row: EntryRow) -> list[str]:
     return [name for name, value in zip(ENTRY_COLUMNS, row, strict=True) if type(value) not in _TYPES[name]]
 
 

@@ -23,7 +23,7 @@ from ledger.verification.entry_check import (
     EntryRun,
     Packed,
     Passed,
-    is_malformed,
+    has_wrong_type,
 )
 from ledger.verification.range_summary import Border, IntervalPart, Mark, RangeSummary, RangeTask, Tile, TileNodes
 from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot, SnapshotRow, has_place, open_row
@@ -79,7 +79,7 @@ class RangeChecker:
         if self._entries is None:
             # What the first row names as the one before it is believed here and compared by the fold.
             first_row = [column[0] for column in columns]
-            self._border = Border(first_row[0], first_row[8], is_malformed(first_row))
+            self._border = Border(first_row[0], first_row[8], has_wrong_type(first_row))
             self._entries = EntryChecker(
                 self.task.tenant_id,
                 self._findings,

@@ -260,7 +260,7 @@ class Fold:
             report_gap(self.findings, next_seq, border.seq)
         elif border.seq < next_seq:
             report_duplicate(self.findings, next_seq, border.seq)
-        elif self._is_link_known and not border.is_malformed and border.prev_link != self._last_link:
+        elif self._is_link_known and not border.has_wrong_type and border.prev_link != self._last_link:
             report_prev_link(self.findings, border.seq, self._last_link, border.prev_link)
         if summary.has_entries:
             self._next_seq, self._last_link, self._is_link_known = summary.next_seq, summary.last_link, True

@@ -60,7 +60,7 @@ class Border(NamedTuple):
 
     seq: int
     prev_link: Any
-    is_malformed: bool
+    has_wrong_type: bool
     """Then nothing is compared with it."""
 
 

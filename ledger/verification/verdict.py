@@ -29,6 +29,7 @@ ASPECT_OF_KIND: Final[Mapping[str, str]] = {
     "hlc-columns": "links",
     "prev-link": "links",
     "link": "links",
+    "malformed": "payloads",
     "head": "head",
     "tail-truncated": "head",
     "snapshot-root": "snapshots",

@@ -68,7 +68,11 @@ def _sound() -> Iterator[Case]:
     yield Case("the chain of the ledger itself", receipt_of(_example_of("_system")), 0)
     yield Case("a large tree", receipt_of(_LARGE, _LARGE.entry(700)["job_id"]), 0)
     yield Case("begun with version 1", receipt_of(_OLD, _OLD.entry(1)["job_id"]), 3)
-    yield Case("text beyond ASCII", receipt_of(_edited(payload='{"error":"Ü 😀 \\u0007","type":"JobFailed"}')), 0)
+    yield Case(
+        "text beyond ASCII",
+        receipt_of(_edited(payload='{"error":"Ü 😀 \\u0007","fence_token":1,"type":"JobCompleted"}')),
+        0,
+    )
 
 
 def _spellings() -> Iterator[Case]:

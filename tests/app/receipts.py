@@ -13,6 +13,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ledger import canonical
+from ledger.bundle.rows import encode_entry
+from ledger.merkle import tiles
+from ledger.positions import Seq, leaf_index_of
 from ledger.verification import ENTRY_COLUMNS
 from signing import envelope
 from signing.anchors import rfc_3339
@@ -138,3 +141,18 @@ def sealed(receipt: dict[str, Any], signer: FileSigner = SIGNER, statement: dict
     """The file that a dishonest node makes of ``receipt``, whatever it holds; of the statement, if one is given."""
     about = statement_about(receipt) if statement is None else statement
     return canonical.encode({"receipt": receipt, "statement": envelope.sign(canonical.encode(about), signer)})
+
+
+def dishonest_receipt(ledger: Ledger, seq: int) -> bytes:
+    """The receipt of one entry that a node would sign without a look at that."""
+    said = opened(receipt_of(ledger, ledger.entry(1)["job_id"], rows=columns_of(ledger, 1), covers="entry"))
+    (columns,) = columns_of(ledger, seq)
+    size = len(ledger.entries)
+    inclusion = tiles.inclusion_proof(leaf_index_of(Seq(seq)), size, lambda level, at: ledger.tiles[level, at])
+    proved = {"inclusion": [each.hex() for each in inclusion], "row": json.loads(encode_entry("acme", columns))}
+    return sealed({**said, "entries": [proved], "job_id": ledger.entry(seq)["job_id"]})
+
+
+def columns_of(ledger: Ledger, seq: int) -> Sequence[tuple[Any, ...]]:
+    """One entry, as the service reads it."""
+    return [tuple(ledger.entry(seq)[name] for name in ENTRY_COLUMNS)]

@@ -24,7 +24,8 @@ from app.bundle.verify import verify_file
 from app.dev.embedded import EmbeddedPostgres
 from app.http.multipart import FRAMING_BYTES_MAX
 from ledger import canonical
-from ledger.bundle.format import ORIGIN_BYTES_MAX, PAYLOAD_BYTES_MAX
+from ledger.bundle.format import PAYLOAD_BYTES_MAX
+from ledger.chain.form import ORIGIN_BYTES_MAX
 from ledger.errors import NotReadyError, UploadTooLargeError
 from signing.bundle.judging import BundleVerdict
 from signing.keys import Keyring
@@ -156,7 +157,8 @@ def test_a_bundle_that_does_not_hold_leaves_nothing(client: httpx.Client, postgr
         assert answer.json()["file"] == "1.tar"
         tried += 1
     assert tried > 100
-    unusable = resigned({"job_id": "a b"})
+    later = {"t_hlc": f"{2**52}:0:node-1", "hlc_physical": 2**52, "hlc_logical": 0}
+    unusable = resigned(later)
     for case in [case for case in cases() if case.code == 2 and case.kept is None][:8]:
         answer = send(client, unusable, case.bundle)
         assert (kind_of(answer), answer.json()["file"]) == ("bundle-invalid", "1.tar"), (case.name, answer.text)
@@ -206,7 +208,8 @@ def test_a_payload_that_might_not_be_exported_again_leaves_nothing(
     client: httpx.Client, postgres: EmbeddedPostgres
 ) -> None:
     before = settled(client, postgres)
-    answer = send(client, resigned({"payload": '{"a":"%s"}' % ("x" * PAYLOAD_BYTES_MAX)}))
+    payload = '{"a":"%s"}' % ("x" * PAYLOAD_BYTES_MAX)
+    answer = send(client, resigned({"action": "OF_A_LATER_VERSION", "payload": payload}))
     assert (answer.status_code, kind_of(answer)) == (422, "bundle-invalid"), answer.text
     assert "seq 9 cannot be imported: its payload has 33554440 bytes" in answer.json()["detail"]
     assert everything(postgres) == before

@@ -60,7 +60,8 @@ def taking(before_write: Callable[[], None] = lambda: None) -> Iterator[Taken]:
 def unusable(**change: Any) -> bytes:
     """A bundle that holds, and has one entry that no ledger takes."""
     ledger = build(30)
-    ledger.entry(9).update(change or {"job_id": "a b"})
+    never_issued = {"t_hlc": f"{2**52}:0:ours", "hlc_physical": 2**52, "hlc_logical": 0, "hlc_node": "ours"}
+    ledger.entry(9).update(change or never_issued)
     ledger.relink()
     ledger.sign(30)
     return bundle_of(ledger)
@@ -104,7 +105,7 @@ def test_nothing_is_taken_from_a_bundle_that_no_trusted_key_signed(tmp_path: Pat
 def test_an_entry_that_no_ledger_takes_is_named_once_the_bundle_was_found_to_hold(tmp_path: Path) -> None:
     path = store(tmp_path, unusable())
     with taking() as target:
-        taken = target.take(path)
+        taken = target.take(path, bounds=ClockBounds(2**62, Hlc(5, 0, "ours")))
     with pytest.raises(BundleRefusedError, match="seq 9 cannot be imported") as raised:
         taken.refuse_if_wrong()
     assert raised.value.file == path.name

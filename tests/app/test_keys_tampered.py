@@ -28,7 +28,7 @@ from tests.ledger.ledger_in_memory import build
 
 async def invent(superuser: asyncpg.Connection, key: key_file.FileSigner, seq: int, prev_link: str) -> str:
     """Put a row into ``_system`` that introduces ``key``, with a link that is right for it; that link."""
-    payload = canonical.encode(added_facts(key.public_key, "node-x"))
+    payload = canonical.encode({"type": "KEY_ADDED", **added_facts(key.public_key, "node-x")})
     digest = hashlib.sha256(payload).hexdigest()
     link = chain.link(
         tenant_id="_system",

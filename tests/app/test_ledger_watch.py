@@ -17,6 +17,7 @@ from app.main import running
 from app.service import Service
 from app.start.restore import restore_from_wal
 from app.store.tampering import cut_tail
+from ledger import canonical
 from ledger.errors import DatabaseWentBackError, StartRefusedError
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing import checkpoint, key_file, note
@@ -98,7 +99,7 @@ async def replace(superuser: asyncpg.Connection, from_seq: int) -> None:
     )
     ledger = Ledger("acme", [dict(row) for row in rows])
     for row in ledger.entries[from_seq - 1 :]:
-        row["payload"] = json.dumps({**json.loads(row["payload"]), "forged": True}, separators=(",", ":"))
+        row["payload"] = canonical.encode({**json.loads(row["payload"]), "forged": True}).decode()
     ledger.relink(from_seq)
     ledger.store_head()
     ledger.store_tree()

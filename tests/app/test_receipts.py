@@ -166,7 +166,7 @@ DAMAGE = {
     "action": ("action = 'FAIL'", "link at seq 2"),
     "time": ("hlc_physical = hlc_physical + 1", "hlc-columns at seq 2"),
     "digest": ("payload = '{}', payload_digest = encode(sha256('{}'), 'hex')", "link at seq 2"),
-    "made-to-fit": ("action = 'FAIL', chain_link = '{link}'", "not the one that was signed"),
+    "made-to-fit": ("action = 'OF_A_LATER_VERSION', chain_link = '{link}'", "not the one that was signed"),
 }
 """By tenant, what somebody does to the second entry, and what is said of it."""
 
@@ -186,7 +186,7 @@ async def test_no_receipt_is_signed_of_rows_that_were_changed(
         await receipt_of(damageable, "job-1", session, tenant_id=tenant)
         where = f"WHERE tenant_id = '{tenant}' AND seq = 2"
         row = dict(await superuser.fetchrow(f"SELECT * FROM scheduler.scheduler_log {where}"))
-        link = link_of(tenant, {**row, "action": "FAIL"})
+        link = link_of(tenant, {**row, "action": "OF_A_LATER_VERSION"})
         await edit(superuser, f"UPDATE scheduler.scheduler_log SET {change.replace('{link}', link)} {where}")
         for path in (f"/v1/jobs/job-1/receipt?tenant_id={tenant}", f"/v1/chain/receipt?tenant_id={tenant}&seq=2"):
             answer = await damageable.get(path)

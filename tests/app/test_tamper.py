@@ -6,6 +6,7 @@ everything that is not ``ok`` afterwards.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import asyncpg
 import pytest
 
 from app.store.chain_reader import consistent_reader
+from ledger import canonical
 from ledger.verification import (
     ASPECTS,
     ENTRY_COLUMNS,
@@ -123,12 +125,24 @@ async def swap_with_another_tenant(connection: Connection) -> None:
 def rewritten_from(seq: int, *, with_tree: bool = True) -> Ledger:
     """The ledger with another payload at ``seq`` and every later digest and link, head and job made to fit."""
     forged = LEDGER.copy()
-    forged.entry(seq)["payload"] = '{"fence_token":1,"type":"JobCompleted"}'
+    row = forged.entry(seq)
+    row["payload"] = canonical.encode({**json.loads(row["payload"]), "fence_token": 7}).decode()
     forged.relink(seq)
     forged.store_head()
     forged.store_jobs()
     if with_tree:
         forged.store_tree()
+    return forged
+
+
+def malformed_from(seq: int) -> Ledger:
+    """The same, whose payload at ``seq`` says its fence token twice."""
+    forged = rewritten_from(seq)
+    row = forged.entry(seq)
+    row["payload"] = row["payload"].replace('"fence_token":7', '"fence_token":1,"fence_token":7')
+    forged.relink(seq)
+    forged.store_head()
+    forged.store_tree()
     return forged
 
 
@@ -425,6 +439,13 @@ CASES = [
         60,
         replace_with(rewritten_from(41)),
         {"checkpoint": "broken"},
+    ),
+    Case(
+        "an entry that no ledger writes past the last snapshot, with every link made to fit",
+        "malformed",
+        41,
+        replace_with(malformed_from(41)),
+        {"payloads": "broken", "checkpoint": "broken"},
     ),
     Case(
         "a signature edited",

@@ -12,7 +12,7 @@ from ledger import canonical
 from ledger.errors import InvalidInputError
 from ledger.machines.commitments import Commitments
 from ledger.machines.promises import read_capacity, read_proposal, rejected_payload
-from tests.ledger.ledger_in_memory import NODE, Ledger, Row, build
+from tests.ledger.ledger_in_memory import NODE, Ledger, Row, build, origin_of
 
 
 class Said(NamedTuple):
@@ -117,9 +117,9 @@ def with_history() -> Ledger:
     """A placed capsule; that it is placed, unlimited and revoked elsewhere as well came by an import."""
     racing = Racing()
     racing.add(5, placement("a", bet=False))
-    racing.add(6, placement("a", bet=False), origin="{}")
-    racing.add(7, capacity("n1", cpu_millis=9), origin="{}")
-    racing.add(8, revocation(5), origin="{}")
+    racing.add(6, placement("a", bet=False), origin=origin_of(1))
+    racing.add(7, capacity("n1", cpu_millis=9), origin=origin_of(1))
+    racing.add(8, revocation(5), origin=origin_of(1))
     racing.add(9, placement("b"))
     ledger = committed([placement(name, bet=False) for name in "abcde"])
     for row, raced in zip(ledger.entries[4:], racing.rows, strict=True):

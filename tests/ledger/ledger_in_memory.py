@@ -181,6 +181,14 @@ def link_of(tenant_id: str, row: Row) -> str:
     ).hex()
 
 
+def origin_of(seq: int) -> str:
+    """The origin of an entry that was first chained at ``seq`` of another log."""
+    zeros = "0" * 64
+    return (
+        f'{{"bundle_digest":"{zeros}","chain_link":"{zeros}","log":"log.example/acme","node_id":"node-2","seq":{seq}}}'
+    )
+
+
 def build(
     count: int,
     *,

@@ -181,10 +181,13 @@ def test_every_word_of_a_rejection_is_judged(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("seq", "change"),
     [
-        (7, {"payload": "{}"}),
-        (7, {"payload": "[]"}),
-        (7, {"payload": '{"commitment":{"kind":"Lease"},"precondition":{"kind":"None"}}'}),
-        (5, {"payload": '{"capacity":{"cpu_millis":"9"},"node":"n1"}'}),
+        (7, {"payload": '{"type":"CommitmentProposed"}'}),
+        (7, {"payload": '{"commitment":[],"type":"CommitmentProposed"}'}),
+        (
+            7,
+            {"payload": '{"commitment":{"kind":"Lease"},"precondition":{"kind":"None"},"type":"CommitmentProposed"}'},
+        ),
+        (5, {"payload": '{"capacity":{"cpu_millis":"9"},"node":"n1","type":"CapacitySet"}'}),
         (7, {"job_id": "capsule:z"}),
         (8, {"job_id": "gang:c"}),
         (5, {"job_id": "node:n2"}),

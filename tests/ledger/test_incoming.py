@@ -10,10 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ledger.bundle.format import ORIGIN_BYTES_MAX, PAYLOAD_BYTES_MAX, ROW_BYTES_MAX
+from ledger.bundle.format import PAYLOAD_BYTES_MAX, ROW_BYTES_MAX
 from ledger.bundle.incoming import BundleSource, ClockBounds, EntryTaker
 from ledger.bundle.placing import chained_as
 from ledger.bundle.rows import encode_entry
+from ledger.chain.form import ORIGIN_BYTES_MAX
 from ledger.errors import BundleInvalidError, LedgerError
 from ledger.hlc import Hlc
 from ledger.verification import ENTRY_COLUMNS
@@ -129,7 +130,7 @@ def payload_changed(payload: str, **change: Any) -> tuple[Any, ...]:
 def test_whatever_is_taken_fits_into_a_bundle_again_beside_another_event_of_its_hlc() -> None:
     assert len(QUOTES) == PAYLOAD_BYTES_MAX
     origin = ORIGIN.replace("l/t", "l" * (ORIGIN_BYTES_MAX - len(ORIGIN) + 3))
-    (entry,) = taken([payload_changed(QUOTES, origin=origin)])
+    (entry,) = taken([payload_changed(QUOTES, origin=origin, action="OF_A_LATER_VERSION")])
     hlc_of_it, action, payload = chained_as(entry, "0" * 64)
     assert action == "CONFLICT"
     beside = {"action": action, "origin": origin, "seq": 2**53 - 1, **hlc(*hlc_of_it)}

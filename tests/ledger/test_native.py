@@ -243,6 +243,13 @@ def is_canonical_object(text: str) -> bool:
     return isinstance(value, dict) and outcome(canonical._encode, value) == text.encode()
 
 
+def are_canonical_objects(texts: list[str]) -> bool | None:
+    """What C says of entries with these payloads, of an action that no version has a type for."""
+    count = len(texts)
+    columns = (["1704931200000:0:node-1"] * count, ["job"] * count, ["UNKNOWN"] * count, texts, [None] * count)
+    return native.are_well_formed(*columns)
+
+
 EDITS = st.tuples(st.integers(0, 200), st.sampled_from('",:{}[]019-. \\eatnu/\n\0ä'))
 
 
@@ -261,7 +268,7 @@ def test_texts_that_are_taken_for_canonical_objects_are(value: Any, edit: tuple[
     for whole in (text.decode(), text.decode()[5:-1]):
         at, character = edit or (len(whole), "")
         for edited in (whole[:at] + character + whole[at:], whole[:at] + character + whole[at + 1 :]):
-            if native.are_canonical_objects([edited]) is not None:
+            if are_canonical_objects([edited]) is not None:
                 assert is_canonical_object(edited)
 
 
@@ -271,8 +278,8 @@ def test_objects_of_integers_and_plain_texts_are_seen_to_be_canonical_at_once(va
     texts = [canonical.encode(value).decode() for value in values]
     has_long_number = re.search(r"\d{16}", "".join(texts)) is not None
     if native.NAME == "c" and not has_long_number:
-        assert native.are_canonical_objects(texts) is True
-    assert native.are_canonical_objects([*texts, "[]"]) is None
+        assert are_canonical_objects(texts) is True
+    assert are_canonical_objects([*texts, "[]"]) is None
 
 
 NOT_CANONICAL_OBJECTS = [
@@ -293,7 +300,7 @@ NOT_CANONICAL_OBJECTS = [
 @pytest.mark.parametrize("text", NOT_CANONICAL_OBJECTS)
 def test_no_other_text_is_taken_for_a_canonical_object(text: str) -> None:
     assert not is_canonical_object(text)
-    assert native.are_canonical_objects(["{}", text]) is None
+    assert are_canonical_objects(["{}", text]) is None
 
 
 # --- tree and WAL ---------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from ledger.verification.verdict import Break, Findings
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot
 from tests.ledger import naive_verification as naive
-from tests.ledger.ledger_in_memory import OPEN, STRANGER, Ledger, MemoryReader, build, payload_digest
+from tests.ledger.ledger_in_memory import OPEN, STRANGER, Ledger, MemoryReader, build, origin_of, payload_digest
 from tests.turns import counted_turns
 
 ZEROS_32 = bytes(32)
@@ -301,12 +301,12 @@ def test_an_unknown_link_version_is_a_break() -> None:
 
 def test_an_origin_is_bound_by_the_link() -> None:
     imported = build(12)
-    imported.entry(6)["origin"] = '{"seq":1}'
+    imported.entry(6)["origin"] = origin_of(1)
     imported.relink(6)
     imported.store_head()
     imported.store_tree()
     assert check(imported).is_valid
-    imported.entry(6)["origin"] = '{"seq":2}'
+    imported.entry(6)["origin"] = origin_of(2)
     assert first(check(imported)) == ("link", 6)
 
 
@@ -408,7 +408,7 @@ def test_several_missing_entries_are_one_gap() -> None:
 
 def test_entries_about_the_ledger_itself_belong_to_no_job() -> None:
     ledger = build(12)
-    ledger.entry(5).update(action="TENANT_CREATED", job_id="tenant:acme", payload='{"type":"TenantCreated"}')
+    ledger.entry(5).update(action="TENANT_CREATED", job_id="tenant:acme", payload='{"type":"TENANT_CREATED"}')
     ledger.relink(5)
     ledger.store_head()
     ledger.store_tree()
@@ -425,7 +425,12 @@ def test_a_payload_that_is_no_object_does_not_stop_the_fold() -> None:
         ledger.store_tree()
         ledger.snapshots.clear()
         verdict = check(ledger)
-        assert not_ok(verdict) == {"projection": "broken", "checkpoint": "not_checked"}, payload
+        assert not_ok(verdict) == {
+            "payloads": "broken",
+            "projection": "not_checked",
+            "checkpoint": "not_checked",
+        }, payload
+        assert verdict.breaks == {"malformed": 1}
 
 
 def test_a_job_without_entries_and_one_that_is_not_stored_are_found() -> None:
@@ -567,8 +572,8 @@ async def test_other_tasks_get_their_turn_while_a_chain_is_verified() -> None:
 
 def test_the_kinds_are_those_of_the_interfaces_in_their_order() -> None:
     assert ", ".join(KINDS) == (
-        "gap, duplicate-seq, payload-digest, hlc-columns, prev-link, link, head, tail-truncated, snapshot-root, "
-        "snapshot-signature, snapshot-chain, tree, projection, rollback"
+        "gap, duplicate-seq, payload-digest, hlc-columns, prev-link, link, malformed, head, tail-truncated, "
+        "snapshot-root, snapshot-signature, snapshot-chain, tree, projection, rollback"
     )
 
 

@@ -136,6 +136,7 @@ export const BREAKS = {
   "hlc-columns": "The time of the entry was changed in one of the places where it stands.",
   "prev-link": "The entry does not follow the one before it: one of the two was replaced or moved.",
   link: "The entry was changed, and its digest made to fit: its link is not that of its columns.",
+  malformed: "No ledger writes such an entry: it was put there by hand, with digest and link made to fit.",
   head: "The end of the chain that is on record is not the last entry.",
   "tail-truncated": "Entries were cut off the end.",
   "snapshot-root": "What was signed is not what stands there now: history was rewritten.",
@@ -150,7 +151,7 @@ export const BREAKS = {
 /** What each verdict of verification is about. */
 export const VERDICTS = {
   links: "Each entry is bound to the one before it",
-  payloads: "The content of each entry has its digest",
+  payloads: "The content of each entry has its digest, and is what a ledger writes",
   head: "The chain ends where it is said to",
   snapshots: "Signed batches cover what stands there",
   signatures: "Signatures hold, by keys that count",

@@ -2,6 +2,7 @@
 
 import { BundleInvalid } from "./container.js";
 import { hasLoneSurrogate, hashBytes, toHex, toUtf8 } from "./encoding.js";
+import { faultOf } from "./form.js";
 import { sha256 } from "./sha256.js";
 
 const HEADER_V2 = toUtf8("tallystick.chain-link.v2\n");
@@ -164,6 +165,9 @@ export class EntryChecker {
     if (problem !== null || spelt !== row.chain_link) {
       const detail = problem ?? `the link of seq ${seq} is not that of its columns`;
       findings.add("link", seq, detail, { expected: spelt || null, actual: row.chain_link });
+    } else if (row.payload_digest === digest && row.t_hlc === hlc) {
+      const fault = faultOf(row);
+      if (fault !== null) findings.add("malformed", seq, `seq ${seq} is an entry that no ledger writes: ${fault}`);
     }
     this.mayBeV1 = this.mayBeV1 && row.link_version === 1;
     return link;

@@ -8,6 +8,7 @@ export const ASPECT_OF_KIND = {
   "hlc-columns": "links",
   "prev-link": "links",
   link: "links",
+  malformed: "payloads",
   head: "head",
   "tail-truncated": "head",
   "snapshot-root": "snapshots",

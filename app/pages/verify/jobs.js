@@ -1,12 +1,10 @@
 // Which jobs a file is about, so that their entries can be found again. States are not folded: what is shown of a job
 // is what the entries say.
 
+import { JOB_EVENTS } from "./form.js";
+
 const JOBS_MAX = 20_000;
 const ACTIONS_MAX = 200;
-const JOB_ACTIONS = new Set([
-  ...["ENQUEUE", "DEQUEUE", "EXECUTE", "CANCEL", "CANCEL_ACK", "COMPLETE", "FAIL", "TIMEOUT", "DISPATCH"],
-  "WORKFLOW_COMPLETE",
-]);
 
 export class JobIndex {
   constructor() {
@@ -28,7 +26,7 @@ export class JobIndex {
       job = { isJob: false, seqs: [], firstMs: row.hlc_physical, lastMs: 0, lastAction: "" };
       this.byId.set(row.job_id, job);
     }
-    job.isJob ||= JOB_ACTIONS.has(row.action);
+    job.isJob ||= Object.hasOwn(JOB_EVENTS, row.action);
     job.seqs.push(row.seq);
     job.lastMs = row.hlc_physical;
     job.lastAction = row.action;

@@ -1,0 +1,427 @@
+/*
+ * The form of an entry: ledger.chain.form in C, for entries of version 2.
+ *
+ * ``has_form`` answers 1 only for what has the form of an entry. It gives up, with 0, on whatever is unusual: a CONFLICT
+ * entry, a number with an exponent or beyond 2^53 - 1, a name that is not plain ASCII. The twin decides then.
+ */
+
+#ifndef TALLYSTICK_ENTRY_FORM_H
+#define TALLYSTICK_ENTRY_FORM_H
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "_native.h"
+
+#define NESTING_MAX 64
+#define INTEGER_MAX ((1LL << 53) - 1)
+#define LOGICAL_MAX ((1LL << 32) - 1)
+#define NODE_CHARS_MAX 63
+#define ACTION_CHARS_MAX 64
+#define JOB_ID_CHARS_MAX 128
+#define SUBJECT_BYTES_MAX 255
+#define ORIGIN_BYTES_MAX 4096
+#define HASH_DIGITS 64
+#define SURE_DIGITS_MAX 15  /* decimals of so many digits differ as binary64 (DBL_DIG) */
+#define DOUBLE_DIGITS_MAX 17
+
+/* One entry, as its source spells it. A text that is NULL is none. */
+typedef struct {
+    long long seq, physical, logical, version;
+    Text hlc, node, job, action, prev, link, digest, payload, origin;
+} Entry;
+
+/* --- names -------------------------------------------------------------------------------------------------------- */
+
+/* ledger.chain.form.TYPE_OF_ACTION, the most frequent first. */
+static const struct {
+    const char *action, *type;
+    int is_job_event;
+} KNOWN_ACTIONS[] = {
+    {"ENQUEUE", "JobCreated", 1},
+    {"DEQUEUE", "JobAccepted", 1},
+    {"EXECUTE", "JobProgressReported", 1},
+    {"COMPLETE", "JobCompleted", 1},
+    {"FAIL", "JobFailed", 1},
+    {"CANCEL", "JobCancellationRequested", 1},
+    {"CANCEL_ACK", "JobCancellationAcked", 1},
+    {"TIMEOUT", "JobTimedOut", 1},
+    {"DISPATCH", "WorkflowDispatched", 1},
+    {"WORKFLOW_COMPLETE", "WorkflowCompleted", 1},
+    {"PROPOSE_ACCEPTED", "CommitmentProposed", 0},
+    {"PROPOSE_REJECTED", "CommitmentProposed", 0},
+    {"PROPOSED", "CommitmentProposed", 0},
+    {"CAPACITY_SET", "CapacitySet", 0},
+    {"REFUSED", "Refused", 0},
+    {"TENANT_CREATED", "TENANT_CREATED", 0},
+    {"KEY_ADDED", "KEY_ADDED", 0},
+    {"KEY_ROTATED", "KEY_ROTATED", 0},
+    {"KEY_REVOKED", "KEY_REVOKED", 0},
+    {"KEY_ADMITTED", "KEY_ADMITTED", 0},
+    {"WAL_LOST", "WAL_LOST", 0},
+    {"LOG_FORKED", "LOG_FORKED", 0},
+    {"BREAK_FOUND", "BREAK_FOUND", 0},
+    {"BREAK_ACKNOWLEDGED", "BREAK_ACKNOWLEDGED", 0},
+    {"SUBJECT_ERASED", "SUBJECT_ERASED", 0},
+    {"PRIVACY_DECLARED", "PRIVACY_DECLARED", 0},
+    {"ACT_ALLOWED", "ACT_ALLOWED", 0},
+    {"ACCESS_REFUSED", "ACCESS_REFUSED", 0},
+    {"PAYLOADS_READ", "PAYLOADS_READ", 0},
+    {"EPOCH_START", "EPOCH_START", 0},
+    {"TOKEN_ISSUED", "TOKEN_ISSUED", 0},
+    {"TOKEN_REVOKED", "TOKEN_REVOKED", 0},
+    {"WEBHOOK_ADDED", "WEBHOOK_ADDED", 0},
+    {"WEBHOOK_REMOVED", "WEBHOOK_REMOVED", 0},
+    {"WEBHOOK_DEAD_LETTERED", "WEBHOOK_DEAD_LETTERED", 0},
+};
+enum { ACTIONS_KNOWN = sizeof KNOWN_ACTIONS / sizeof *KNOWN_ACTIONS };
+
+static int is_text(Text text, const char *wanted)
+{
+    const size_t count = strlen(wanted);
+    return (size_t)text.count == count && memcmp(text.bytes, wanted, count) == 0;
+}
+
+static int is_lower_or_digit(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+}
+
+/* ledger.names.NODE_ID */
+static int is_node_id(Text node)
+{
+    if (node.count < 1 || node.count > NODE_CHARS_MAX)
+        return 0;
+    for (Py_ssize_t i = 0; i < node.count; i++)
+        if (!is_lower_or_digit(node.bytes[i]) && (node.bytes[i] != '-' || i == 0 || i == node.count - 1))
+            return 0;
+    return 1;
+}
+
+static int is_action(Text action)
+{
+    if (action.count < 1 || action.count > ACTION_CHARS_MAX)
+        return 0;
+    for (Py_ssize_t i = 0; i < action.count; i++)
+        if ((action.bytes[i] < 'A' || action.bytes[i] > 'Z') && action.bytes[i] != '_')
+            return 0;
+    return 1;
+}
+
+static int is_job_id(Text job)
+{
+    if (job.count < 1 || job.count > JOB_ID_CHARS_MAX)
+        return 0;
+    for (Py_ssize_t i = 0; i < job.count; i++) {
+        const char c = job.bytes[i];
+        if (!is_lower_or_digit(c) && !(c >= 'A' && c <= 'Z') && c != '.' && c != '_' && c != ':' && c != '-')
+            return 0;
+    }
+    return 1;
+}
+
+static int is_subject(Text subject)
+{
+    if (subject.count < 1 || subject.count > SUBJECT_BYTES_MAX)
+        return 0;
+    for (Py_ssize_t i = 0; i < subject.count; i++)
+        if ((unsigned char)subject.bytes[i] < 0x20 || (unsigned char)subject.bytes[i] >= 0x80)
+            return 0;
+    return 1;
+}
+
+/* --- canonical JSON, judged where it stands ----------------------------------------------------------------------- */
+
+typedef struct {
+    const unsigned char *at, *end;
+} Cursor;
+
+/* What the members of the outermost object say that the form is about; a text that is NULL is none. */
+typedef struct {
+    Text type;
+    long long fence; /* -1 where there is no such integer */
+} Members;
+
+static int skips(Cursor *cursor, char wanted)
+{
+    if (cursor->at == cursor->end || *cursor->at != (unsigned char)wanted)
+        return 0;
+    cursor->at++;
+    return 1;
+}
+
+static int skips_text(Cursor *cursor, const char *wanted)
+{
+    const size_t count = strlen(wanted);
+    if ((size_t)(cursor->end - cursor->at) < count || memcmp(cursor->at, wanted, count) != 0)
+        return 0;
+    cursor->at += count;
+    return 1;
+}
+
+/* What is behind a backslash, which is passed: RFC 8785 3.2.2.2. U+0000 has no form here. */
+static int skips_escape(Cursor *cursor)
+{
+    static const char short_ones[] = "\"\\bfnrt", hex[] = "0123456789abcdef";
+    if (cursor->at == cursor->end)
+        return 0;
+    const unsigned char letter = *cursor->at++;
+    if (letter != 'u')
+        return letter != 0 && strchr(short_ones, letter) != NULL;
+    if (!skips_text(cursor, "00") || cursor->end - cursor->at < 2 || (cursor->at[0] != '0' && cursor->at[0] != '1'))
+        return 0;
+    const char *low = strchr(hex, cursor->at[1]);
+    if (cursor->at[1] == 0 || low == NULL)
+        return 0;
+    const int code = (cursor->at[0] - '0') * 16 + (int)(low - hex);
+    cursor->at += 2;
+    return code != 0 && code != '\b' && code != '\f' && code != '\n' && code != '\r' && code != '\t';
+}
+
+/* One character beyond ASCII in UTF-8 (RFC 3629). */
+static int skips_wide(Cursor *cursor)
+{
+    const unsigned char lead = *cursor->at;
+    const int more = lead < 0xC2 ? 0 : lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : lead < 0xF5 ? 3 : 0;
+    if (more == 0 || cursor->end - cursor->at <= more)
+        return 0;
+    const unsigned char second = cursor->at[1];
+    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) || (lead == 0xF0 && second < 0x90)
+        || (lead == 0xF4 && second > 0x8F))
+        return 0;
+    for (int i = 1; i <= more; i++)
+        if ((cursor->at[i] & 0xC0) != 0x80)
+            return 0;
+    cursor->at += more + 1;
+    return 1;
+}
+
+/* A text behind its opening quote, and the quote that ends it; ``is_plain`` says that it is ASCII without escapes. */
+static int skips_string(Cursor *cursor, Text *content, int *is_plain)
+{
+    const unsigned char *from = cursor->at;
+    *is_plain = 1;
+    while (cursor->at < cursor->end) {
+        const unsigned char c = *cursor->at;
+        if (c == '"') {
+            *content = (Text){(const char *)from, cursor->at - from};
+            cursor->at++;
+            return 1;
+        }
+        if (c < 0x20)
+            return 0;
+        if (c >= 0x80) {
+            *is_plain = 0;
+            if (!skips_wide(cursor))
+                return 0;
+            continue;
+        }
+        cursor->at++;
+        if (c == '\\') {
+            *is_plain = 0;
+            if (!skips_escape(cursor))
+                return 0;
+        }
+    }
+    return 0;
+}
+
+/* Whether so many digits, of which the shortest form of the number that ``spelt`` spells cannot do without one, are
+ * that form; it has more than SURE_DIGITS_MAX. */
+static int is_shortest(const char *spelt, int digits)
+{
+    char printed[40];
+    char *end;
+    const double number = strtod(spelt, &end);
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    /* Below a power of two doubles lie closer: there the nearest decimal may not be the shortest. */
+    if (*end != 0 || (bits & ((1ULL << 52) - 1)) == 0)
+        return 0;
+    snprintf(printed, sizeof printed, "%.*e", digits - 2, number);
+    if (strtod(printed, NULL) == number)
+        return 0;
+    snprintf(printed, sizeof printed, "%.*e", digits - 1, number);
+    /* The same digits, without point and exponent. */
+    const char *at = spelt + (*spelt == '-'), *other = printed + (*printed == '-');
+    while (*at == '0' || *at == '.')
+        at++;
+    for (int i = 0; i < digits; i++, at++, other++) {
+        at += *at == '.';
+        other += *other == '.';
+        if (*at != *other)
+            return 0;
+    }
+    return 1;
+}
+
+/* A number as ECMAScript prints it; ``integer`` is its value where it is a whole number from 0 on, else -1. */
+static int skips_number(Cursor *cursor, long long *integer)
+{
+    char spelt[40];
+    const unsigned char *from = cursor->at, *first;
+    int digits = 0, is_fraction = 0;
+    long long value = 0;
+    const int is_negative = skips(cursor, '-');
+    first = cursor->at;
+    while (cursor->at < cursor->end && *cursor->at >= '0' && *cursor->at <= '9' && digits <= DOUBLE_DIGITS_MAX) {
+        value = 10 * value + (*cursor->at++ - '0');
+        digits += value != 0;
+    }
+    if (cursor->at == first || (*first == '0' && cursor->at - first > 1))
+        return 0;
+    if (skips(cursor, '.')) {
+        const unsigned char *fraction = cursor->at;
+        is_fraction = 1;
+        while (cursor->at < cursor->end && *cursor->at >= '0' && *cursor->at <= '9' && digits <= DOUBLE_DIGITS_MAX) {
+            digits += digits > 0 || *cursor->at != '0';
+            cursor->at++;
+        }
+        /* Below 1e-6 there is an exponent. */
+        if (cursor->at == fraction || cursor->at[-1] == '0' || (value == 0 && cursor->at - fraction > digits + 5))
+            return 0;
+    }
+    if (cursor->at < cursor->end && (*cursor->at == 'e' || *cursor->at == 'E'))
+        return 0;
+    if (!is_fraction) {
+        *integer = is_negative ? -1 : value;
+        return digits <= DOUBLE_DIGITS_MAX && value <= INTEGER_MAX && !(is_negative && value == 0);
+    }
+    *integer = -1;
+    if (digits <= SURE_DIGITS_MAX)
+        return 1;
+    const size_t count = (size_t)(cursor->at - from);
+    if (digits > DOUBLE_DIGITS_MAX || count >= sizeof spelt)
+        return 0;
+    memcpy(spelt, from, count);
+    spelt[count] = 0;
+    return is_shortest(spelt, digits);
+}
+
+static int skips_value(Cursor *cursor, int room, Members *members);
+
+/* Members behind the opening brace, and the brace that ends them; names ascend. ``members`` is NULL inside others. */
+static int skips_members(Cursor *cursor, int room, Members *members)
+{
+    Text before = {NULL, 0};
+    if (skips(cursor, '}'))
+        return 1;
+    do {
+        Text name, text;
+        int is_plain;
+        if (!skips(cursor, '"') || !skips_string(cursor, &name, &is_plain) || !is_plain || !skips(cursor, ':'))
+            return 0;
+        if (before.bytes != NULL) {
+            const size_t shorter = (size_t)(before.count < name.count ? before.count : name.count);
+            const int order = memcmp(before.bytes, name.bytes, shorter);
+            if (order > 0 || (order == 0 && before.count >= name.count))
+                return 0;
+        }
+        before = name;
+        if (members != NULL && is_text(name, "type") && cursor->at < cursor->end && *cursor->at == '"') {
+            cursor->at++;
+            if (!skips_string(cursor, &text, &is_plain))
+                return 0;
+            members->type = is_plain ? text : (Text){NULL, 0};
+        }
+        else if (members != NULL && is_text(name, "fence_token") && cursor->at < cursor->end && *cursor->at >= '0'
+                 && *cursor->at <= '9') {
+            if (!skips_number(cursor, &members->fence))
+                return 0;
+        }
+        else if (!skips_value(cursor, room, NULL))
+            return 0;
+    } while (skips(cursor, ','));
+    return skips(cursor, '}');
+}
+
+static int skips_items(Cursor *cursor, int room)
+{
+    if (skips(cursor, ']'))
+        return 1;
+    do {
+        if (!skips_value(cursor, room, NULL))
+            return 0;
+    } while (skips(cursor, ','));
+    return skips(cursor, ']');
+}
+
+/* ``room`` is how many arrays and objects may be inside each other here. */
+static int skips_value(Cursor *cursor, int room, Members *members)
+{
+    Text text;
+    int is_plain;
+    long long integer;
+    if (cursor->at == cursor->end)
+        return 0;
+    switch (*cursor->at) {
+    case '"':
+        cursor->at++;
+        return skips_string(cursor, &text, &is_plain);
+    case '{':
+        cursor->at++;
+        return room > 0 && skips_members(cursor, room - 1, members);
+    case '[':
+        cursor->at++;
+        return room > 0 && skips_items(cursor, room - 1);
+    case 't':
+        return skips_text(cursor, "true");
+    case 'f':
+        return skips_text(cursor, "false");
+    case 'n':
+        return skips_text(cursor, "null");
+    default:
+        return skips_number(cursor, &integer);
+    }
+}
+
+/* Whether it is an object in canonical JSON, and what its members say. */
+static int is_object(Text text, Members *members)
+{
+    Cursor cursor = {(const unsigned char *)text.bytes, (const unsigned char *)text.bytes + text.count};
+    *members = (Members){.fence = -1};
+    return text.count > 0 && *cursor.at == '{' && skips_value(&cursor, NESTING_MAX, members) && cursor.at == cursor.end;
+}
+
+/* --- the form ----------------------------------------------------------------------------------------------------- */
+
+static int skips_hash(Cursor *cursor)
+{
+    if (cursor->end - cursor->at < HASH_DIGITS)
+        return 0;
+    for (int i = 0; i < HASH_DIGITS; i++, cursor->at++)
+        if (!(*cursor->at >= '0' && *cursor->at <= '9') && !(*cursor->at >= 'a' && *cursor->at <= 'f'))
+            return 0;
+    return 1;
+}
+
+static int is_origin(Text origin)
+{
+    Cursor cursor = {(const unsigned char *)origin.bytes, (const unsigned char *)origin.bytes + origin.count};
+    Text text;
+    int is_plain;
+    long long seq = 0;
+    return origin.count <= ORIGIN_BYTES_MAX && skips_text(&cursor, "{\"bundle_digest\":\"") && skips_hash(&cursor)
+        && skips_text(&cursor, "\",\"chain_link\":\"") && skips_hash(&cursor) && skips_text(&cursor, "\",\"log\":\"")
+        && skips_string(&cursor, &text, &is_plain) && skips_text(&cursor, ",\"node_id\":\"")
+        && skips_string(&cursor, &text, &is_plain) && skips_text(&cursor, ",\"seq\":") && skips_number(&cursor, &seq)
+        && seq >= 1 && skips_text(&cursor, "}") && cursor.at == cursor.end;
+}
+
+/* Whether it has the form of an entry; the HLC is that of the columns beside it. */
+static int has_form(const Entry *entry)
+{
+    Members members;
+    if (entry->physical < 0 || entry->logical < 0 || entry->logical > LOGICAL_MAX || !is_node_id(entry->node)
+        || !is_action(entry->action) || is_text(entry->action, "CONFLICT")
+        || (entry->origin.bytes != NULL && !is_origin(entry->origin)) || !is_object(entry->payload, &members))
+        return 0;
+    for (int i = 0; i < ACTIONS_KNOWN; i++)
+        if (is_text(entry->action, KNOWN_ACTIONS[i].action))
+            return members.type.bytes != NULL && is_text(members.type, KNOWN_ACTIONS[i].type)
+                && (KNOWN_ACTIONS[i].is_job_event ? members.fence >= 0 && is_job_id(entry->job)
+                                                  : is_subject(entry->job));
+    return is_subject(entry->job);
+}
+
+#endif
