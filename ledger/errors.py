@@ -371,6 +371,10 @@ class BundleInvalidError(LedgerError):
     """A file is not a bundle as docs/formats/bundle.md has it, or its parts are not those its manifest names."""
 
 
+class NotABundleError(BundleInvalidError):
+    """A file is no bundle, whole or damaged: it is something else, which the text names."""
+
+
 class BundleSignatureError(BundleInvalidError):
     """The signature of a bundle's manifest does not hold, although it names a key that is held."""
 

@@ -15,6 +15,7 @@ from ledger.errors import (
     BundleInvalidError,
     ChainDamagedError,
     LedgerError,
+    NotABundleError,
     ReceiptInvalidError,
     SignatureError,
     UnknownKeyError,
@@ -133,6 +134,6 @@ def exit_code_of_error(error: LedgerError) -> ExitCode:
     """The code for an error that ended a command."""
     if isinstance(error, UnknownKeyError):
         return ExitCode.UNKNOWN_KEY
-    if isinstance(error, _TAMPERED):
+    if isinstance(error, _TAMPERED) and not isinstance(error, NotABundleError):
         return ExitCode.TAMPERED
     return ExitCode.COULD_NOT_RUN

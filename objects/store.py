@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -78,10 +79,10 @@ class ArchiveStore:
         Where it was taken nothing is written, and what stands there MUST be compared.
 
         Raises:
-            ArchiveInvalidError: a folder stands there.
+            ArchiveInvalidError: a folder stands there, or anything else that is no file.
             ArchiveUnavailableError: it cannot be written.
         """
-        self._refuse_folder(name)
+        self._refuse_irregular(name)
         source.seek(0)
         with self._told(name):
             if self._folder is not None:
@@ -98,10 +99,10 @@ class ArchiveStore:
         """The object, None when there is none.
 
         Raises:
-            ArchiveInvalidError: it is larger than ``bytes_max``, or a folder.
+            ArchiveInvalidError: it is larger than ``bytes_max``, or no regular file.
             ArchiveUnavailableError: it cannot be read.
         """
-        self._refuse_folder(name)
+        self._refuse_irregular(name)
         with self._told(name):
             try:
                 found = obstore.get(self._store(), name)
@@ -115,10 +116,10 @@ class ArchiveStore:
         """The object, about ``READ_BYTES`` at a time.
 
         Raises:
-            ArchiveInvalidError: there is none, or a folder.
+            ArchiveInvalidError: there is none, or no regular file.
             ArchiveUnavailableError: it cannot be read.
         """
-        self._refuse_folder(name)
+        self._refuse_irregular(name)
         with self._told(name):
             try:
                 found = obstore.get(self._store(), name)
@@ -165,9 +166,16 @@ class ArchiveStore:
                 raise ConfigurationError(f"{self.url} cannot be used: {_first_line(error)}") from error
         return self._opened
 
-    def _refuse_folder(self, name: str) -> None:
-        if self._folder is not None and (self._folder / name).is_dir():
-            raise ArchiveInvalidError(f"{name} of the archive is a folder")
+    def _refuse_irregular(self, name: str) -> None:
+        """Refuse what stands in the place of a file: reading a FIFO would wait for ever."""
+        if self._folder is None:
+            return
+        with self._told(name), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            mode = (self._folder / name).stat().st_mode
+            if stat.S_ISDIR(mode):
+                raise ArchiveInvalidError(f"{name} of the archive is a folder")
+            if not stat.S_ISREG(mode):
+                raise ArchiveInvalidError(f"{name} of the archive is not a regular file")
 
     @contextlib.contextmanager
     def _told(self, name: str) -> Iterator[None]:
@@ -239,6 +247,8 @@ def _sync_folders(lowest: Path, highest: Path) -> None:
 
 def _remove_if_left(temporary: Path) -> None:
     """Remove a file whose writer is gone: nobody holds its lock."""
+    if not temporary.is_file():
+        return
     with contextlib.suppress(FileNotFoundError, BlockingIOError), temporary.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         temporary.unlink()

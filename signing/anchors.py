@@ -19,6 +19,7 @@ from ledger.verification.tree_check import Anchor
 from signing import note as notes
 from signing.checkpoint import Checkpoint
 from signing.cosignature import WitnessKey, cosignatures_of
+from signing.files import open_regular
 from signing.keys import Keyring
 from signing.timestamp import IS_AVAILABLE, load_authorities, open_timestamp, require_available
 
@@ -63,7 +64,7 @@ def _key_text(given: str) -> str:
     """A verifier key, which holds a plus; else what the file of that name holds."""
     if "+" in given:
         return given
-    with Path(given).open("rb") as file:
+    with open_regular(given) as file:
         return file.read(KEY_FILE_BYTES_MAX).decode("utf-8", "replace").strip()
 
 

@@ -19,16 +19,20 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
-from ledger.errors import SignatureError, UnknownKeyError
+from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from signing import note
+from signing.files import open_regular
 from signing.keys import ED25519, Keyring, PublicKey, Signer
 from signing.note import Note, VerifierKey
 from signing.strict import decode_base64
 
 ROOT_BYTES = 32
 SIZE_MAX = 2**63 - 1
+KEPT_BYTES_MAX = 1 << 20
+"""Longest text that may be a kept checkpoint."""
 
 _SIZE = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
@@ -73,6 +77,20 @@ def read(text: str | bytes) -> Checkpoint:
         SignatureError: malformed.
     """
     return parse(note.parse(text).text)
+
+
+def read_kept(path: Path) -> str:
+    """The text of a checkpoint that was kept in a file; bytes that are no text do not open as one.
+
+    Raises:
+        InvalidInputError: it is too long for a checkpoint.
+        OSError: the file cannot be read.
+    """
+    with open_regular(path) as file:
+        content = file.read(KEPT_BYTES_MAX + 1)
+    if len(content) > KEPT_BYTES_MAX:
+        raise InvalidInputError(f"{path} is over {KEPT_BYTES_MAX} bytes, too much for a checkpoint")
+    return content.decode("utf-8", "replace")
 
 
 def sign_checkpoint(checkpoint: Checkpoint, signer: Signer) -> str:

@@ -1,4 +1,7 @@
-"""Files that appear under their name only once they are whole, and those that hold a secret.
+"""Files as they are opened, those that appear under their name only once they are whole, and those with a secret.
+
+Every file that somebody names, or that stands in a folder, is opened by ``open_regular``: reading a FIFO or a device in
+its place would wait for ever.
 
 Written and fsynced under another name, then renamed, folder fsynced. A file with a secret has mode 0600 and is linked
 into place, which never overwrites; where group or others can reach it, it is refused, and no rights are ever changed.
@@ -51,6 +54,45 @@ def path_of(uri: str) -> Path:
     return Path(unquote(parts.path))
 
 
+def open_regular(path: str | Path) -> BinaryIO:
+    """The file ``path``, open for reading; anything that is no regular file is refused at once.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, FIFO, socket or device; ``strerror`` says which.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise _not_regular(path, os.stat(path).st_mode) from error
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise _not_regular(path, mode)
+
+
+def read_regular(path: str | Path) -> bytes:
+    """The content of the file ``path``, as ``open_regular`` opens it."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def _not_regular(path: str | Path, mode: int) -> OSError:
+    found = next((name for is_kind, name in _KINDS if is_kind(mode)), "a file of another kind")
+    return OSError(errno.EINVAL, f"it is {found}, not a regular file", str(path))
+
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
 def read(path: Path) -> bytes:
     """The content of ``path``.
 
@@ -58,19 +100,14 @@ def read(path: Path) -> bytes:
         ConfigurationError: it cannot be read, is not a regular file, others can reach it, or it is too long for a key.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            mode = os.fstat(descriptor).st_mode
-            if not stat.S_ISREG(mode):
-                raise ConfigurationError(f"key file {path} is not a regular file")
+        with open_regular(path) as file:
+            mode = os.fstat(file.fileno()).st_mode
             if mode & 0o077:
                 raise ConfigurationError(
                     f"key file {path} has mode {stat.S_IMODE(mode):04o}, so others can use this key; "
                     f"if it may have been read, make a new one, else run: chmod 600 {path}"
                 )
-            content = os.read(descriptor, FILE_BYTES_MAX + 1)
-        finally:
-            os.close(descriptor)
+            content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigurationError(f"key file {path} cannot be read: {error.strerror}") from error
     if len(content) > FILE_BYTES_MAX:

@@ -38,6 +38,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from ledger.errors import ConfigurationError, InvalidInputError, LedgerError
 from ledger.hlc import Hlc
+from signing.files import open_regular
 from signing.strict import parse_json
 
 ED25519 = "ed25519"
@@ -401,7 +402,7 @@ def _ring_files(folder: Path) -> Iterator[Path]:
 
 
 def _read_ring(file: Path) -> Keyring:
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         content = stream.read(RING_FILE_BYTES_MAX + 1)
     if len(content) > RING_FILE_BYTES_MAX:
         raise ConfigurationError(f"{file} is over {RING_FILE_BYTES_MAX} bytes, too much for keys")

@@ -38,7 +38,7 @@ from ledger.errors import ConfigurationError, LedgerError, SignatureError
 from signing import note as notes
 from signing.checkpoint import Checkpoint, judge_checkpoint
 from signing.checkpoint import read as read_checkpoint
-from signing.files import FILE_MODE, make_folder, whole_file
+from signing.files import FILE_MODE, make_folder, open_regular, whole_file
 from signing.keys import Keyring
 
 MEMORY: Final = "memory"
@@ -230,11 +230,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _read(path: Path) -> dict[tuple[str, str], Seen]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        file = open_regular(path)
     except FileNotFoundError:
         return {}
-    with os.fdopen(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
+    with file:
+        mode = os.fstat(file.fileno()).st_mode
         if mode & 0o022:
             raise ConfigurationError(
                 f"{path} has mode {stat.S_IMODE(mode):04o}: others may have changed it; {_WAY_OUT}"

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cryptography import x509
 
 from ledger.errors import ConfigurationError, SignatureError
+from signing.files import open_regular
 
 if TYPE_CHECKING:
     from rfc3161_client import TimeStampResponse
@@ -69,7 +70,7 @@ def load_authorities(path: Path) -> tuple[x509.Certificate, ...]:
         ConfigurationError: it cannot be read, or holds no certificate.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return tuple(x509.load_pem_x509_certificates(file.read(CA_FILE_BYTES_MAX)))
     except OSError as error:
         raise ConfigurationError(f"certificates cannot be read from {path}: {error.strerror}") from error

@@ -35,7 +35,7 @@ from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
 from wal import history as histories
 from wal.format import NODE_ID_BYTES_MAX, WAL_ID_BYTES
 from wal.history import EpochStart, History
-from wal.segment import store_file
+from wal.segment import read_file, store_file
 
 CONTROL_NAME = "control"
 CONTROL_MAGIC = b"TALLYCTL"
@@ -122,10 +122,10 @@ def load(folder: Path) -> Control | None:
     """
     path = folder / CONTROL_NAME
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except FileNotFoundError:
         return None
-    except OSError as error:
+    except (OSError, WalCorruptError) as error:
         raise WalError(
             f"the control file {path} cannot be read: {error}. Put the file of this WAL back there"
         ) from error

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ledger.errors import WalError
+from ledger.errors import WalCorruptError, WalError
 from ledger.positions import NO_EPOCH, Epoch, Lsn
 from wal.format import (
     SEGMENT_HEADER_BYTES,
@@ -67,8 +68,8 @@ def read_header(segment: Segment) -> SegmentHeader:
     Raises:
         FormatError: damaged, cut short, or of another segment than the name says.
     """
-    with open(segment.path, "rb") as file:
-        header = decode_segment_header(file.read(SEGMENT_HEADER_BYTES))
+    with opened(segment.path) as descriptor:
+        header = decode_segment_header(os.pread(descriptor, SEGMENT_HEADER_BYTES, 0))
     if (header.base_lsn, header.epoch) != (segment.base_lsn, segment.epoch):
         raise FormatError(
             f"the header is that of segment {segment_name(header.base_lsn, header.epoch)}, not of this name"
@@ -124,14 +125,38 @@ def remove_unnamed(folder: Path) -> None:
         path.unlink()
 
 
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of the file, to read from unless ``flags`` say otherwise.
+
+    Raises:
+        WalCorruptError: it is no regular file, which could be waited for without end.
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise WalCorruptError(path.name, 0, f"{path} is not a regular file")
+    return descriptor
+
+
 @contextmanager
 def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """A descriptor of the file, to read from unless ``flags`` say otherwise."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+    """As ``open_regular``, closed at the end."""
+    descriptor = open_regular(path, flags)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a small file of a log.
+
+    Raises:
+        WalCorruptError, OSError: as ``open_regular``.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
 
 
 def write_fully(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> None:
@@ -154,8 +179,11 @@ def write_fully(descriptor: int, parts: Sequence[bytes | memoryview], offset: in
 
 def sync_folder(folder: Path) -> None:
     """Make the names in ``folder`` durable."""
-    with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def store_file(path: Path, data: bytes) -> None:

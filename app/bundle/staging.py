@@ -29,10 +29,12 @@ from ledger.errors import (
     BundleInvalidError,
     BundleRefusedError,
     InvalidInputError,
+    NotABundleError,
     NotReadyError,
     UploadTooLargeError,
 )
 from signing.bundle.judging import refused
+from signing.file_kinds import is_like_bundle, looks_like
 from signing.files import close_for_good
 
 FILES_MAX: Final = 100
@@ -136,6 +138,8 @@ class Upload:
 
     def _check_first_block(self) -> None:
         try:
+            if not is_like_bundle(bytes(self._begins)):
+                raise NotABundleError(f"it looks like {looks_like(bytes(self._begins))}")
             name, _ = parse_tar_header(bytes(self._begins[:BLOCK_BYTES]))
             if name != entries_name(1):
                 raise BundleInvalidError(f"its first member is {name!r}, not {entries_name(1)}")

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ledger.bundle.rows import Row
-from ledger.errors import BundleInvalidError
+from ledger.errors import BundleInvalidError, NotABundleError
 from ledger.verification import verify
 from ledger.verification.verdict import Head
 from signing.anchors import NOBODY, Outsiders
@@ -39,15 +39,18 @@ async def verify_file(
     memory: Memory | None = None,
     outsiders: Outsiders = NOBODY,
 ) -> BundleVerdict:
-    """The verdict on the file; whatever it holds, nothing but this is the outcome.
+    """The verdict on a bundle, whole or damaged.
 
     Raises:
+        NotABundleError: the file is something else.
         OSError: the file cannot be read.
     """
     began_s = time.perf_counter()
     try:
         with BundleReader.open(path, keyring) as reader:
             return await verify_bundle(reader, keyring, kept, memory, outsiders)
+    except NotABundleError:
+        raise
     except BundleInvalidError as error:
         return refused(error, *digest_of(path), time.perf_counter() - began_s)
 

@@ -27,6 +27,7 @@ from ledger.errors import InvalidInputError, SignatureError, StartRefusedError
 from ledger.names import is_readable_tenant
 from signing import checkpoint
 from signing.checkpoint import Checkpoint
+from signing.files import read_regular
 from wal.segment import store_file, sync_folder, write_fully
 
 NAME: Final = "checkpoints.journal"
@@ -158,7 +159,7 @@ def _line(value: Mapping[str, object]) -> bytes:
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_regular(path).split(b"\n")
     except OSError as error:
         raise StartRefusedError(f"{path} cannot be read: {error}; {_WHAT_TO_DO}") from error
     values = [_value(line) for line in lines if line]
@@ -194,7 +195,7 @@ def _read_folder(folder: Path) -> dict[str, str]:
     notes = {}
     for path in _files_before(folder):
         try:
-            notes[path.name] = path.read_bytes().decode()
+            notes[path.name] = read_regular(path).decode()
         except (OSError, UnicodeDecodeError) as error:
             raise StartRefusedError(f"{path} cannot be read: {error}; {_WHAT_TO_DO}") from error
     return notes

@@ -20,10 +20,11 @@ from ledger.errors import BundleInvalidError, ConfigurationError, InvalidInputEr
 from ledger.exit_code import ExitCode
 from signing import key_file
 from signing.bundle.reader import BundleReader
-from signing.files import whole_file
+from signing.file_kinds import HEAD_BYTES, is_like_bundle, looks_like
+from signing.files import open_regular, whole_file
 from terminal.counted import counted
 from terminal.options import Json
-from terminal.outcome import err, fail, tell
+from terminal.outcome import err, fail, readable, tell
 
 bundle = typer.Typer(no_args_is_help=True, help="Ledgers as files: carried elsewhere, verified offline.")
 
@@ -134,9 +135,11 @@ def import_(
       tally bundle import site-a.tar site-b.tar --dry-run
       tally bundle import /mnt/usb/*.tar --json
     """
-    for file in files:
-        if not file.is_file():
-            raise InvalidInputError(f"{file} is not a regular file")
+    for path in files:
+        with open_regular(path) as file:
+            head = file.read(HEAD_BYTES)
+        if not is_like_bundle(head):
+            raise InvalidInputError(f"{readable(path)} is no bundle; it looks like {looks_like(head)}")
     total = sum(file.stat().st_size for file in files)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, disable=as_json) as progress, LedgerClient(url) as client:

@@ -14,7 +14,7 @@ from app.cli.verify_proof import print_subject
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, exit_code_of_receipt
 from ledger.machines.refusals import refused_job_id
-from signing.checkpoint import judge_checkpoint
+from signing.checkpoint import judge_checkpoint, read_kept
 from signing.files import whole_file
 from signing.keys import Keyring
 from signing.memory import Memory, memory_of
@@ -22,7 +22,6 @@ from signing.receipt.form import ENTRY, JOB, Receipt
 from signing.receipt.judging import ReceiptVerdict, judged
 from terminal.options import Json, NoState, State
 from terminal.outcome import fail, out, print_json
-from terminal.verifying import read_checkpoint
 
 _WRITTEN: Final = (ExitCode.FINE, ExitCode.INCOMPLETE)
 """What a receipt may come to that is kept."""
@@ -61,7 +60,7 @@ def prove(
     memory = memory_of(state, is_off=no_state)
     with LedgerClient(url) as client:
         keyring = Keyring.from_json(client.get("/v1/keys"))
-        kept = judge_checkpoint(read_checkpoint(checkpoint), keyring) if checkpoint is not None else None
+        kept = judge_checkpoint(read_kept(checkpoint), keyring) if checkpoint is not None else None
         extends = kept.checkpoint.size if kept is not None else _remembered(memory, tenant, keyring)
         path = "/v1/chain/receipt" if job is None else f"/v1/jobs/{quote(job, safe='')}/receipt"
         try:

@@ -30,6 +30,7 @@ from ledger.machines.events import VERDICTS, CommitmentAction
 from ledger.machines.promises import NO_BET, Commitment, Resources, Revocation, read_capacity, read_proposal
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing.bundle.reader import BundleReader
+from signing.files import open_regular
 from terminal.counted import counted
 from terminal.options import Json
 from terminal.outcome import CommandExit, out, print_json
@@ -168,7 +169,7 @@ def _take(machine: Commitments, entry: LogEntry, found: Simulated) -> None:
 
 def _entries(log: Path) -> Iterator[LogEntry]:
     """The proposals and capacities of a log, in its order."""
-    with log.open("rb") as file:
+    with open_regular(log) as file:
         is_ndjson = file.read(1) == b"{"
         file.seek(0)
         if is_ndjson:

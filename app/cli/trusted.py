@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from signing.anchors import Outsiders
-from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
+from signing.checkpoint import JudgedCheckpoint, judge_checkpoint, read_kept
 from signing.keys import Keyring
 from signing.memory import Memory, memory_of
-from terminal.verifying import read_checkpoint
 
 
 class Trusted(NamedTuple):
@@ -38,6 +37,6 @@ class Trusted(NamedTuple):
             OSError: a file cannot be read.
         """
         keyring = Keyring.load(keys) if keys is not None else None
-        kept = judge_checkpoint(read_checkpoint(checkpoint), keyring) if checkpoint is not None else None
+        kept = judge_checkpoint(read_kept(checkpoint), keyring) if checkpoint is not None else None
         memory = memory_of(state, is_off=no_state or keyring is None)
         return cls(keyring, kept, memory, Outsiders.load(witness_keys or [], tsa_ca))

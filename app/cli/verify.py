@@ -21,7 +21,7 @@ from ledger.verification import Anchor, TreeHead
 from ledger.verification.comparison import rollback, with_break, with_checkpoint
 from ledger.verification.verdict import ASPECTS
 from signing.anchors import RFC_3161, WITNESS, Outsiders, as_of
-from signing.checkpoint import Checkpoint, open_checkpoint
+from signing.checkpoint import Checkpoint, open_checkpoint, read_kept
 from signing.keys import Keyring
 from signing.looks import Look, remembering
 from signing.memory import MEMORY, memory_of
@@ -29,7 +29,7 @@ from terminal.counted import counted
 from terminal.incomplete import print_why_incomplete
 from terminal.options import Json, NoState, State
 from terminal.outcome import CommandExit, err, out, print_json
-from terminal.verifying import print_findings, print_verdicts, read_checkpoint
+from terminal.verifying import print_findings, print_verdicts
 
 FILE = "file"
 """What ``compared_with`` calls a checkpoint given with ``--checkpoint``."""
@@ -94,7 +94,7 @@ def verify(
         from_seq,
         to_seq,
         keyring=keyring,
-        kept=read_checkpoint(checkpoint) if checkpoint is not None else None,
+        kept=read_kept(checkpoint) if checkpoint is not None else None,
         outsiders=Outsiders.load(witness_key or [], tsa_ca),
         memory=memory_of(state, is_off=no_state or (dsn is not None and keyring is None)),
     )

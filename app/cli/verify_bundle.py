@@ -20,7 +20,7 @@ from app.bundle.report_page import SignedWith, to_html
 from app.bundle.verify import verify_file
 from app.cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
 from app.cli.trusted import Trusted
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, NotABundleError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from signing import key_file, report_statement
 from signing.bundle.reader import BundleReader
@@ -76,7 +76,7 @@ def verify_bundle(
     Exit codes: 0 whole and signed; 2 tampered or corrupt; 3 nothing wrong
     found but not everything checked, such as a range that begins later, an
     unsigned end or no keys; 4 a key is unknown, expired or revoked; 1 could
-    not read a file. The gravest of all files counts.
+    not read a file, or it is no bundle. The gravest of all files counts.
 
     \b
     Examples:
@@ -116,6 +116,8 @@ def verify_bundle(
 def _verify(path: Path, trusted: Trusted) -> VerifiedFile:
     try:
         outcome = asyncio.run(verify_file(path, *trusted))
+    except NotABundleError as error:
+        return VerifiedFile(readable(path), ExitCode.COULD_NOT_RUN, error=str(error))
     except OSError as error:
         return VerifiedFile(readable(path), ExitCode.COULD_NOT_RUN, error=error.strerror or readable(error))
     return VerifiedFile(readable(path), exit_code_of_bundle(outcome.verdict), outcome)

@@ -14,6 +14,8 @@ from app.cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
 from app.cli.trusted import Trusted
 from ledger import rfc3339
 from ledger.exit_code import ExitCode, exit_code_of_receipt, gravest
+from signing.file_kinds import HEAD_BYTES, is_like_receipt, looks_like
+from signing.files import open_regular
 from signing.receipt.form import FILE_BYTES_MAX, JOB, Receipt
 from signing.receipt.judging import LIMITS, ReceiptVerdict, judged
 from terminal.counted import counted
@@ -69,7 +71,7 @@ def verify_proof(
 
     Exit codes: 0 proved; 2 tampered or corrupt; 3 nothing wrong found but not
     everything checked, such as without keys; 4 a key is unknown or revoked;
-    1 could not read a file. The gravest of all files counts.
+    1 could not read a file, or it is no receipt. The gravest of all files counts.
 
     \b
     Examples:
@@ -81,10 +83,14 @@ def verify_proof(
     for path in files:
         name = readable(path)
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 data = file.read(FILE_BYTES_MAX + 1)
         except OSError as error:
             verified.append(Verified(name, ExitCode.COULD_NOT_RUN, error=error.strerror or readable(error)))
+            continue
+        if not is_like_receipt(data):
+            error_text = f"it is no receipt; it looks like {looks_like(data[:HEAD_BYTES])}"
+            verified.append(Verified(name, ExitCode.COULD_NOT_RUN, error=error_text))
             continue
         outcome = judged(data, *trusted)
         verified.append(Verified(name, exit_code_of_receipt(outcome.verdict), outcome))

@@ -12,6 +12,7 @@ from app.bundle.report import OUTCOMES
 from app.cli.options import Keys
 from ledger.errors import SignatureError
 from ledger.exit_code import ExitCode
+from signing.files import open_regular
 from signing.keys import Keyring
 from signing.report_statement import ENVELOPE_BYTES_MAX, SUFFIX, SignedReport, open_report
 from terminal.options import Json
@@ -65,7 +66,7 @@ def verify_report(
 
 
 def _read(path: Path, bytes_max: int) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(bytes_max + 1)
 
 

@@ -14,6 +14,7 @@ from app.cli.options import Tenant, Url
 from ledger.errors import UnknownKeyError
 from signing import note as notes
 from signing.cosignature import WitnessKey, cosignatures_of
+from signing.files import open_regular
 from terminal.options import Json
 from terminal.outcome import out, print_json, tell
 
@@ -40,7 +41,7 @@ def add(
     Examples:
       tally witness add -t acme --verifier-key "$(cat w1.vkey)" cosigned.checkpoint
     """
-    with note.open("rb") as file:
+    with open_regular(note) as file:
         content = file.read(NOTE_BYTES_MAX + 1)
     key = WitnessKey.parse(verifier_key)
     if not cosignatures_of(notes.parse(content), [key]):

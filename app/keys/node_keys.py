@@ -38,7 +38,7 @@ from app.node import identity
 from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
 from ledger.hlc import Clock, Hlc
 from signing import key_file, remote_signer
-from signing.files import path_of
+from signing.files import path_of, read_regular
 from signing.key_file import FileSigner
 from signing.keys import Keyring, PublicKey, Signer
 from wal.segment import store_file, sync_folder
@@ -376,7 +376,7 @@ def _store(folder: Path, file: _KeysFile) -> None:
 
 def _load(folder: Path) -> _KeysFile | None:
     try:
-        file = msgspec.json.decode((folder / NAME).read_bytes(), type=_KeysFile)
+        file = msgspec.json.decode(read_regular(folder / NAME), type=_KeysFile)
         for each in (file.signer, file.log_signer):
             if PublicKey.of(each.public_key_pem).key_id != each.key_id:
                 raise InvalidInputError(f"key {each.key_id} is another key than its id says")
@@ -401,9 +401,9 @@ def _seen(folder: Path, kept: _KeysFile | None) -> tuple[str | None, dict[str, K
     try:
         if ended is None:
             with suppress(FileNotFoundError):
-                root_key_id = (folder / ROOT_FILE).read_text().strip()
+                root_key_id = read_regular(folder / ROOT_FILE).decode().strip()
             with suppress(FileNotFoundError):
-                ended = _ENDED.decode((folder / ENDED_FILE).read_bytes())
+                ended = _ENDED.decode(read_regular(folder / ENDED_FILE))
         if root_key_id is not None and re.fullmatch(_KEY_ID, root_key_id) is None:
             raise InvalidInputError("the root is no id of a key")
         for bounds in (ended or {}).values():

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ledger.errors import StartRefusedError
+from signing.files import read_regular
 from wal.segment import store_file, sync_folder
 
 Value = TypeVar("Value")
@@ -33,7 +34,7 @@ class KeptFile(Generic[Value]):
         """
         path = folder / self.name
         try:
-            found: Value = msgspec.json.decode(path.read_bytes() if path.exists() else self._nothing, type=self._kind)
+            found: Value = msgspec.json.decode(read_regular(path) if path.exists() else self._nothing, type=self._kind)
             if found is None and path.exists():
                 raise ValueError("it holds null, which is never written")
             return found

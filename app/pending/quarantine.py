@@ -37,6 +37,7 @@ from app.pending.backlog import Pending
 from app.store.chaining import ChainHead
 from ledger.errors import HeldBackError, KnownDamageError, StartRefusedError
 from ledger.positions import Lsn
+from signing.files import read_regular
 from wal.segment import store_file, sync_folder
 
 NAME = "held.json"
@@ -71,7 +72,7 @@ def load(wal_folder: Path) -> dict[str, TenantDamage]:
     """
     path = wal_folder / NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_File).tenants
+        return msgspec.json.decode(read_regular(path), type=_File).tenants
     except FileNotFoundError:
         return {}
     except (msgspec.MsgspecError, UnicodeError, OSError) as error:

@@ -142,7 +142,8 @@ def load_keys(path: Path) -> list[Key]:
     files = [*path.glob("[!.]*.pem"), *path.glob("[!.]*.json")] if path.is_dir() else [path]
     keys = []
     for file in files:
-        text = file.read_text()
+        with open_regular(str(file)) as stream:
+            text = stream.read().decode()
         if text.lstrip().startswith("{"):
             items = json.loads(text)["keys"]
         else:
@@ -959,7 +960,7 @@ def verdict_of(given_keys: list[Key] | None, *, is_unknown_key: bool, is_whole: 
 
 # --- Receipts (receipt.md); the numbers in brackets are its steps ---
 
-RECEIPT_BEGINNING = b'{"receipt":'
+HEAD_BYTES = 4096
 RECEIPT_BYTES_MAX = 64 * MIB
 RECEIPT_ENTRIES_MAX = 10_000
 INCLUSION_HASHES_MAX = 64
@@ -1197,7 +1198,7 @@ def main(path: str, *options: str) -> int:
     try:
         keys = load_keys(Path(given["--keys"])) if "--keys" in given else None
         kept_bytes = read_start(given["--checkpoint"]) if "--checkpoint" in given else None
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             code_of_error = TAMPERED
             kept = open_checkpoint(kept_bytes, keys) if kept_bytes is not None else None
             code, found = verify_either(file, keys, kept), "nothing wrong was found"
@@ -1212,17 +1213,41 @@ def main(path: str, *options: str) -> int:
 
 def verify_either(file: BinaryIO, keys: list[Key] | None, kept: Checkpoint | None) -> int:
     """The exit code for a bundle, or for a receipt, whichever it is."""
-    beginning = file.read(len(RECEIPT_BEGINNING))
+    head = file.read(HEAD_BYTES)
     file.seek(0)
-    if beginning == RECEIPT_BEGINNING:
+    if is_like_bundle(head):
+        return verify(file, keys, kept)
+    if is_like_receipt(head):
         return verify_receipt(file.read(RECEIPT_BYTES_MAX + 1), keys, kept)
-    return verify(file, keys, kept)
+    raise OSError("it is neither a bundle nor a receipt")
+
+
+def is_like_bundle(head: bytes) -> bool:
+    """Whether a file that begins so is a bundle, whole or damaged (bundle.md, "Verifying")."""
+    first = entries_name(1).encode()
+    if head and first.startswith(head):
+        return True
+    if sum(found == wanted for found, wanted in zip(head, first, strict=False)) >= len(first) - 4:
+        return True
+    return head[257:262] == b"ustar" and any(name.encode() in head for name in (entries_name(1), *BEHIND, EVIDENCE))
+
+
+def is_like_receipt(head: bytes) -> bool:
+    """Whether a file that begins so is a receipt, whole or damaged (receipt.md, "Verifying")."""
+    return any(name in head[:64] for name in (b'{"receipt"', b'"receipt":', b'{"anchors":'))
 
 
 def read_start(path: str) -> bytes:
     """A file, as far as a checkpoint may be long."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return file.read(MIB)
+
+
+def open_regular(path: str) -> BinaryIO:
+    """A file, open for reading; a pipe or a device in its place could be waited for without end."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise OSError(f"{path} is not a regular file")
+    return open(path, "rb")
 
 
 def run(arguments: list[str]) -> int:

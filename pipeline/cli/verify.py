@@ -18,7 +18,7 @@ from pipeline.cli.breaks import BreaksFolder
 from pipeline.cli.looks import Looks
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Keys, Master, MoreBundles, Tenants, load_keys, named_place
 from pipeline.cli.running import running
-from signing.checkpoint import judge_checkpoint
+from signing.checkpoint import judge_checkpoint, read_kept
 from signing.keys import Keyring
 from signing.looks import remembering
 from signing.memory import Memory, memory_of
@@ -26,7 +26,7 @@ from terminal.counted import counted
 from terminal.incomplete import print_why_incomplete
 from terminal.options import Json, NoState, State
 from terminal.outcome import CommandExit, err, out, print_json
-from terminal.verifying import coloured, read_checkpoint
+from terminal.verifying import coloured
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -83,7 +83,7 @@ def verify(
     request = _Request(
         tenants,
         keyring,
-        read_checkpoint(checkpoint) if checkpoint is not None else None,
+        read_kept(checkpoint) if checkpoint is not None else None,
         None if breaks is None else BreaksFolder.named(breaks),
         master,
         memory_of(state, is_off=no_state or keyring is None),

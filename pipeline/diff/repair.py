@@ -37,7 +37,7 @@ from signing.bundle.reader import digest_of
 from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import Checkpoint
-from signing.files import whole_file
+from signing.files import open_regular, whole_file
 from signing.keys import Keyring
 
 NODE_ID: Final = "diff"
@@ -217,7 +217,7 @@ def _copied(chain: Chain, file: Path, lacking: str, folder: Path) -> WrittenBund
     for _ in _checked(chain, within, None):
         continue
     path = folder / _name(chain.tenant_id, within)
-    with whole_file(path) as target, file.open("rb") as source:
+    with whole_file(path) as target, open_regular(file) as source:
         shutil.copyfileobj(source, target)
     digest, size = digest_of(path)
     return WrittenBundle(path, chain.tenant_id, lacking, *within, size, digest)

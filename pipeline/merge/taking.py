@@ -19,7 +19,14 @@ import pyarrow as pa
 
 from ledger.bundle.incoming import Incoming, encode_incoming, incoming_entries
 from ledger.bundle.placing import note_beginning
-from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputError, LedgerError, UntrustedKeyError
+from ledger.errors import (
+    BundleInvalidError,
+    BundleRefusedError,
+    InvalidInputError,
+    LedgerError,
+    NotABundleError,
+    UntrustedKeyError,
+)
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_error
 from ledger.hlc import Hlc
 from ledger.machines.events import SYSTEM_TENANT
@@ -140,6 +147,8 @@ def _taken(file: str, number: int, keyring: Keyring, counter: Accumulator[int] |
                 yield _arrow(entries, number)
     except (BundleRefusedError, UntrustedKeyError) as error:
         taken = _refused(taken, error)
+    except NotABundleError as error:
+        taken = taken._replace(exit_code=ExitCode.COULD_NOT_RUN, refusal=f"{name}: {error}")
     except BundleInvalidError as error:
         if not taken.told:
             verdict = refused(error, *digest_of(Path(file)), time.perf_counter() - began_s)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pyarrow as pa
 
-from ledger.errors import BundleInvalidError
+from ledger.errors import BundleInvalidError, NotABundleError
 from ledger.exit_code import ExitCode
 from ledger.verification import verify
 from ledger.verification.verdict import Break
@@ -78,8 +78,10 @@ def _rows(
     breaks: list[Break] = []
     try:
         verdict = _verified(Path(file), keyring, kept, memory, breaks).to_json()
+    except NotABundleError as error:
+        breaks, verdict = [], _unread(str(error))
     except OSError as error:
-        breaks, verdict = [], _unread(error)
+        breaks, verdict = [], _unread(error.strerror or _readable(str(error)))
     if passed is not None:
         passed.add(verdict["entries_checked"])
     tenant_id = verdict["tenant_id"] or ""
@@ -88,7 +90,7 @@ def _rows(
     yield TaskRow(tenant_id, VERDICT, number, 0, None, orjson.dumps({"file": _readable(file), **verdict}))
 
 
-def _unread(error: OSError) -> dict[str, Any]:
+def _unread(why: str) -> dict[str, Any]:
     """Instead of a verdict: nothing was checked, and nothing is said of the file but why."""
     return {
         "tenant_id": None,
@@ -98,7 +100,7 @@ def _unread(error: OSError) -> dict[str, Any]:
         "breaks": {},
         "first_break": None,
         "exit_code": int(ExitCode.COULD_NOT_RUN),
-        "error": error.strerror or _readable(str(error)),
+        "error": why,
     }
 
 
@@ -115,6 +117,8 @@ def _verified(
         with BundleReader.open(file, keyring) as reader:
             verify_rows = partial(verify, BundleChainReader(reader), on_break=breaks.append)
             return asyncio.run(judged(reader, keyring, _kept_of_log(reader, kept, keyring), verify_rows, memory))
+    except NotABundleError:
+        raise
     except BundleInvalidError as error:
         return refused(error, *digest_of(file), time.perf_counter() - began_s)
 

@@ -15,7 +15,6 @@ read is what somebody wrote.
 from __future__ import annotations
 
 import os
-import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -43,12 +42,14 @@ from ledger.bundle.format import (
 from ledger.bundle.incoming import BundleSource
 from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, entry_lines
 from ledger.canonical import INTEGER_MAX
-from ledger.errors import BundleInvalidError
+from ledger.errors import BundleInvalidError, NotABundleError
 from ledger.verification.verdict import Head
 from signing.bundle import evidence
 from signing.bundle.anchors import BundledAnchor, decode_anchors
 from signing.bundle.manifest import FORM, Manifest
 from signing.bundle.snapshot_rows import check_ascending, decode_snapshot
+from signing.file_kinds import HEAD_BYTES, is_like_bundle, looks_like
+from signing.files import open_regular
 from signing.keys import Keyring
 
 READ_BYTES: Final = 1 << 20
@@ -107,14 +108,17 @@ class BundleReader:
         ``digest`` is SHA-256 of the whole file in hex, ``size_bytes`` its size.
 
         Raises:
-            BundleInvalidError: it is not a bundle, not whole, or another than was scanned.
+            NotABundleError: it is something else.
+            BundleInvalidError: it is not whole, or another than was scanned.
             BundleSignatureError: its signature does not hold.
             OSError: it cannot be read, or is not a regular file.
         """
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open_regular(path) as file:
+            descriptor = os.dup(file.fileno())
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(f"{path} is not a regular file")
+            head = os.pread(descriptor, HEAD_BYTES, 0)
+            if not is_like_bundle(head):
+                raise NotABundleError(f"it is no bundle; it looks like {looks_like(head)}")
             return cls(descriptor, keyring, scanned)
         except BaseException:
             os.close(descriptor)
@@ -278,7 +282,7 @@ def digest_of(path: Path) -> tuple[str, int]:
         OSError: it cannot be read.
     """
     digest, size = sha256(), 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while data := file.read(READ_BYTES):
             digest.update(data)
             size += len(data)

@@ -83,9 +83,9 @@ def _sound() -> Iterator[Case]:
 
 
 def _containers() -> Iterator[Case]:
-    yield Case("nothing", b"", 2)
-    yield Case("zeros", bytes(10_240), 2)
-    yield Case("text", b"not a bundle\n" * 100, 2)
+    yield Case("nothing", b"", 1)
+    yield Case("zeros", bytes(10_240), 1)
+    yield Case("text", b"not a bundle\n" * 100, 1)
     yield Case("without its end", GOOD[:-1024], 2)
     yield Case("without half its end", GOOD[:-512], 2)
     yield Case("with a longer end", GOOD + bytes(512), 2)
@@ -95,7 +95,7 @@ def _containers() -> Iterator[Case]:
     yield Case(
         "evidence of which nothing can be read", container([*members_of(EVIDENCE).items()][:-1] + _UNREADABLE), 2
     )
-    yield Case("gzipped", gzip.compress(GOOD), 2)
+    yield Case("gzipped", gzip.compress(GOOD), 1)
     for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         yield Case(f"made by Python, form {form}", _by_python(form), 2)
     yield Case("with global PAX headers", _by_python(tarfile.PAX_FORMAT, pax_headers={"comment": "x"}), 2)
@@ -311,7 +311,7 @@ def _rows() -> Iterator[Case]:
         edit(rows)
         yield Case(f"rows with {name}", with_rows(GOOD, rows, from_seq=1, to_seq=len(rows), tree_size=len(rows)), 2)
     made_to_fit = rows_of(GOOD)
-    made_to_fit[12]["payload"] = '{"type":"JobFailed"}'
+    made_to_fit[12]["payload"] = '{"fence_token":2,"type":"JobCreated"}'
     yield Case("rows edited with all links made to fit", with_rows(GOOD, _relinked(made_to_fit)), 2)
     yield Case("the last rows cut off", with_rows(GOOD, rows_of(GOOD)[:25]), 2)
     inside = bundle_of(LEDGER, 12, 18)

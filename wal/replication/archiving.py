@@ -19,7 +19,7 @@ from ledger.errors import ArchiveConflictError, LedgerError, WalCorruptError
 from ledger.positions import Lsn, before
 from wal.replication.kept_logs import KeptLog, KeptLogs, Tell
 from wal.scan import scan_segment
-from wal.segment import Segment, list_segments
+from wal.segment import Segment, list_segments, open_regular
 
 ARCHIVE_INTERVAL_S = 5.0
 
@@ -115,7 +115,7 @@ class Archiver:
             ArchiveConflictError: something else stands in its place.
             LedgerError, OSError: it cannot be read, or written there.
         """
-        with segment.path.open("rb") as file:
+        with os.fdopen(open_regular(segment.path), "rb") as file:
             scan = scan_segment(file.fileno(), segment.base_lsn, kept.node_id)
             if scan.damage is not None:
                 remedy = kept.remedy()

@@ -19,7 +19,7 @@ from zlib import crc32
 from ledger.errors import WalCorruptError
 from ledger.positions import NO_EPOCH, Epoch
 from wal.format import LSN_LIMIT
-from wal.segment import store_file
+from wal.segment import read_file, store_file
 
 MEMBERS_NAME = "members"
 MEMBERS_MAX = 32
@@ -117,7 +117,7 @@ def load(folder: Path, generation: int) -> Configuration:
     """
     path = folder / MEMBERS_NAME
     try:
-        text, _, crc = path.read_text(encoding="ascii").rstrip("\n").rpartition(" ")
+        text, _, crc = read_file(path).decode("ascii").rstrip("\n").rpartition(" ")
     except FileNotFoundError:
         text, crc = "", ""
     except (OSError, UnicodeDecodeError) as error:

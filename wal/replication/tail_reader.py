@@ -20,7 +20,7 @@ from wal.reader import batches
 from wal.replication.file_log import read_chunk
 from wal.replication.messages import Position
 from wal.replication.replica_log import Chunk
-from wal.segment import Segment, list_segments, opened
+from wal.segment import Segment, list_segments, open_regular, opened
 
 CHUNKS_KEPT = 4
 """So many of those that were read last are kept in memory, for the other members."""
@@ -68,7 +68,7 @@ class TailReader:
         if self._opened is None or self._opened[0] != found.segment:
             self.close()
             try:
-                self._opened = found.segment, os.open(found.segment.path, os.O_RDONLY | os.O_CLOEXEC)
+                self._opened = found.segment, open_regular(found.segment.path)
             except FileNotFoundError:
                 return None
         return self._opened[1], found.offset

@@ -3,6 +3,35 @@
 const HEAD_BYTES = 4096;
 const TEXT_BYTES_MAX = 4 << 20;
 
+const FIRST_MEMBER = "entries/000001.ndjson.gz";
+const MEMBERS = [
+  FIRST_MEMBER,
+  ...["snapshots.ndjson", "checkpoint", "anchors.json", "keys.json", "manifest.dsse.json", "evidence.dsse.json"],
+];
+const DAMAGED_MAX = 4;
+const RECEIPT_NAMES = ['{"receipt"', '"receipt":', '{"anchors":'];
+const RECEIPT_HEAD = 64;
+const MAGIC = [
+  ["\x89PNG", "a picture"],
+  ["\xff\xd8\xff", "a picture"],
+  ["GIF8", "a picture"],
+  ["%PDF-", "a PDF document"],
+  ["PK\x03\x04", "a ZIP archive"],
+  ["\x1f\x8b", "a file compressed with gzip; decompress it first"],
+  ["\x28\xb5\x2f\xfd", "a file compressed with zstd; decompress it first"],
+  ["PAR1", "a Parquet file, such as an archive has"],
+  ["\x7fELF", "a program"],
+];
+const TEXTS = [
+  [/^-----BEGIN /, "a PEM file, such as a key"],
+  [/^(?:<!doctype html|<html)/i, "a page (HTML), such as a report of a verification"],
+  [/^# /, "a text in Markdown, such as a report of a verification"],
+  [/^[^\n]+\n[0-9]+\n[A-Za-z0-9+/]+=*\n/, "a checkpoint"],
+  [/^\{\s*"payload(?:Type)?"/, "a signature in a DSSE envelope, such as that of a report"],
+  [/^\{\s*"keys"/, "a list of keys"],
+  [/^[[{]/, "JSON, such as a report of a verification"],
+];
+
 const CHECKPOINT = /^[^\n]+\n\d+\n[A-Za-z0-9+/]+=*\n[^]*\n\n?— /;
 const VERIFIER_KEY = /^[^\s+]+\+[0-9a-f]{8}\+[A-Za-z0-9+/]+=*\s*$/m;
 
@@ -28,9 +57,49 @@ function isKeyList(text) {
   }
 }
 
-/** Whether a file is to be judged as a receipt; anything else is judged as a bundle. */
-export async function isReceipt(file) {
-  return (await file.slice(0, 64).text()).trimStart().startsWith("{");
+/**
+ * What a file is to be judged as, ``bundle`` or ``receipt``, damaged or not; and what it looks like where it is neither.
+ * The rules are those of signing/file_kinds.py.
+ */
+export async function subjectOf(file) {
+  const bytes = new Uint8Array(await file.slice(0, HEAD_BYTES).arrayBuffer());
+  let head = "";
+  for (const byte of bytes) head += String.fromCharCode(byte);
+  if (isLikeBundle(head)) return { kind: "bundle", looksLike: null };
+  if (RECEIPT_NAMES.some((name) => head.slice(0, RECEIPT_HEAD).includes(name))) {
+    return { kind: "receipt", looksLike: null };
+  }
+  return { kind: null, looksLike: looksLike(head, bytes) };
+}
+
+function isLikeBundle(head) {
+  if (head !== "" && FIRST_MEMBER.startsWith(head)) return true;
+  const same = [...FIRST_MEMBER].filter((character, at) => head[at] === character).length;
+  return same >= FIRST_MEMBER.length - DAMAGED_MAX || (isTar(head) && MEMBERS.some((name) => head.includes(name)));
+}
+
+function isTar(head) {
+  return head.slice(257, 262) === "ustar";
+}
+
+function looksLike(head, bytes) {
+  if (head === "") return "an empty file";
+  const magic = MAGIC.find(([begins]) => head.startsWith(begins));
+  if (magic) return magic[1];
+  if (isTar(head)) return "a tar archive of something else";
+  const text = TEXTS.find(([form]) => form.test(head.trimStart()));
+  if (text) return text[1];
+  return isText(bytes) ? "text" : "binary data";
+}
+
+function isText(bytes) {
+  if (bytes.includes(0)) return false;
+  try {
+    new TextDecoder("utf-8", { fatal: true }).decode(bytes, { stream: true });
+    return true;
+  } catch {
+    return false;
+  }
 }
 
 /** The text of a small file. */

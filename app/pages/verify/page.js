@@ -2,10 +2,11 @@
 
 import { element, plain } from "./element.js";
 import { Engine } from "./engine.js";
-import { isReceipt, kindOf, sizeOf, textOf } from "./given.js";
+import { kindOf, sizeOf, subjectOf, textOf } from "./given.js";
 import { outcomeText, report, saveFile } from "./report.js";
 
 const TITLE = document.title;
+const COULD_NOT_RUN = 1;
 const READS = { keys: "readKeys", checkpoint: "readCheckpoint", witness: "readWitnessKey" };
 
 // The page as it came, before anything was given to it.
@@ -67,9 +68,11 @@ class Page {
     this.#forget();
     this.#progress({ phase: "Reading the file", done: 0, total: 1 });
     try {
+      const { kind, looksLike } = await subjectOf(subject);
+      if (kind === null) throw new Error(`${subject.name} is no bundle and no receipt; it looks like ${looksLike}`);
       const given = {
         file: subject,
-        isReceipt: await isReceipt(subject),
+        isReceipt: kind === "receipt",
         keys: keys.length ? keys.map(({ text }) => text) : null,
         checkpoint: checkpoint?.text ?? null,
         witnessKeys: witness.map(({ text }) => text),
@@ -189,10 +192,14 @@ if (!globalThis.crypto?.subtle) {
 listen(page);
 
 /**
- * For programs, and for the console of a browser: the verdict on a file.
+ * For programs, and for the console of a browser: the verdict on a file; null, with exit code 1 and what it looks like,
+ * where it is no bundle and no receipt.
  *
  * @param {Blob} file
  * @param {{keys: ?string[], checkpoint: ?string, witnessKeys: ?string[]}} against texts of what is trusted or was kept.
  */
-globalThis.tallystickVerify = async (file, { keys = null, checkpoint = null, witnessKeys = [] } = {}) =>
-  page.engine.ask("judge", { file, isReceipt: await isReceipt(file), keys, checkpoint, witnessKeys });
+globalThis.tallystickVerify = async (file, { keys = null, checkpoint = null, witnessKeys = [] } = {}) => {
+  const { kind, looksLike } = await subjectOf(file);
+  if (kind === null) return { exitCode: COULD_NOT_RUN, verdict: null, looksLike };
+  return page.engine.ask("judge", { file, isReceipt: kind === "receipt", keys, checkpoint, witnessKeys });
+};
