@@ -30,6 +30,8 @@ class Look(NamedTuple):
     """The ledger's own checkpoint, None when there is none that a trusted key signed."""
     to_seq: int | None = None
     """Where the range ends that is looked at, None for the whole of a ledger."""
+    itself: Seen | None = None
+    """What was verified before where that is the checkpoint of this very file: comparing the two checks nothing."""
 
     @classmethod
     def at(
@@ -41,9 +43,10 @@ class Look(NamedTuple):
         now: datetime,
         *,
         to_seq: int | None = None,
+        is_file: bool = False,
     ) -> Look:
         """The look at a ledger whose own checkpoint is ``note``, or at a range of it that carries one which may be a
-        later one.
+        later one. ``is_file`` says that the note stays as it is, and that it was perhaps remembered from here.
 
         Whoever edits a ledger can take its checkpoint away. Then every log of the tenant counts that a key signed.
         """
@@ -51,6 +54,8 @@ class Look(NamedTuple):
         if own is None and to_seq is None:
             return cls(memory, memory.seen_of_tenant(tenant_id, keyring), None)
         before = None if own is None else memory.seen(own)
+        if is_file and before is not None and own is not None and before.checkpoint == own.checkpoint:
+            return cls(memory, (), own, to_seq, before)
         return cls(memory, () if before is None else (before,), own, to_seq)
 
     @property
@@ -96,13 +101,14 @@ class Look(NamedTuple):
         """The look in plain values, and in words, which say what is new only once ``remember_told`` has stored it. What
         is looked at may be ``never_whole``, which says why not."""
         kept, is_compared = self.verified(verdict), MEMORY in (verdict["compared_with"] or "").split(", ")
-        newest = max((each for each in (*self.before, kept) if each is not None), key=_size, default=None)
+        known = (*self.before, self.itself, kept)
+        newest = max((each for each in known if each is not None), key=_size, default=None)
         origin = newest.checkpoint.origin if newest is not None else None
         return {
             "state": str(self.memory.folder),
             "log": origin,
             "root_key": newest.root_key if newest is not None else None,
-            "first_look": not self.before,
+            "first_look": not self.before and self.itself is None,
             "compared": [seen.to_json() for seen in self.before] if is_compared else [],
             "remembered": {**newest.to_json(), "checkpoint": newest.note} if newest is not None else None,
             "is_new": kept is not None and newest is kept,
@@ -116,7 +122,13 @@ class Look(NamedTuple):
             said.append(f"compared with {what}" if is_compared else f"not compared with {what}")
         if self.why_not is not None:
             said.append(self.why_not)
-        if not self.before:
+        if self.itself is not None:
+            seen = self.itself
+            said.append(
+                f"what is remembered, {seen.checkpoint.size} entries of log {seen.checkpoint.origin}, verified "
+                f"{seen.seen_at}, is the checkpoint that came along: comparing the two would check nothing"
+            )
+        elif not self.before:
             said.append("this is the first look at this log: there was nothing to compare with")
         if kept is None:
             said.append(_NOTHING_NEW + (never_whole or (_NOT_WHOLE if self.now else _NO_CHECKPOINT)))

@@ -48,6 +48,9 @@ def new(
 ) -> None:
     """Make a signing key in a file that only you can read, and print its public half.
 
+    A node signs the ledger with such a key, an auditor a report, whoever holds
+    the root key offline the changes of other keys. Nothing uses it by itself.
+
     \b
     Examples:
       tally keys new /etc/tallystick/signing.pem
@@ -62,7 +65,9 @@ def new(
             "public_key_pem": signer.public_key_pem,
         },
         f"key {signer.key_id} ({signer.algorithm}) is in {path}",
-        f"use it with TALLY_SIGNING__KEY_URI=file:{path.absolute()}",
+        f"a node signs with it once it has TALLY_SIGNING__KEY_URI=file:{path.absolute()}",
+        f"an auditor signs a report with it: tally verify-bundle FILE --report OUT --sign-with {path}",
+        "give each its own key, and the public half below to those who verify",
         signer.public_key_pem.removesuffix("\n"),
         as_json=as_json,
     )
@@ -73,6 +78,8 @@ def list_keys(url: Url, as_json: Json = False) -> None:
     """List the public keys of the ledger, when they count and where they sign. --json prints what --keys takes.
 
     Those that nobody has admitted yet come last; nothing that they sign counts.
+    The time from which a key counts is that of the oldest entry that it may
+    sign, which can be older than the key: a new key signs what none has yet.
 
     \b
     Examples:
@@ -283,14 +290,17 @@ def _told(key: Mapping[str, Any], root_key_id: str | None) -> str:
         use += ", root of the ledger"
     elif key["admitted_by"]:
         use += f", admitted by {key['admitted_by']}"
-    bounds = [f"from {key['not_before'] or 'ever'}"]
+    bounds = [f"from {key['not_before']} on" if key["not_before"] else "of any time"]
     if key["not_after"]:
-        bounds.append(f"to {key['not_after']}")
+        bounds.append(f"up to {key['not_after']}")
     if key["revoked_from_hlc"]:
         bounds.append(
             f"revoked from HLC {key['revoked_from_hlc']} on ({key['revocation_reason'] or 'no reason given'})"
         )
-    return f"{key['key_id']} {key['algorithm']}, node {key['node_id'] or '-'}, {use}\n  counts {', '.join(bounds)}"
+    entry = key["introduced_by"]
+    made = f"introduced at seq {entry['seq']} of _system, " if entry else ""
+    counts = f"{made}counts for entries {', '.join(bounds)}"
+    return f"{key['key_id']} {key['algorithm']}, node {key['node_id'] or '-'}, {use}\n  {counts}"
 
 
 def _told_waiting(key: Mapping[str, Any]) -> str:

@@ -32,7 +32,9 @@ class Looks:
             except ArchiveInvalidError:
                 continue  # Its verification says so.
             note, to_seq = (None, None) if newest is None else (newest.checkpoint, newest.to_seq)
-            self._looks[tenant] = Look.at(memory, tenant, note, keyring, datetime.now(UTC), to_seq=to_seq)
+            self._looks[tenant] = Look.at(
+                memory, tenant, note, keyring, datetime.now(UTC), to_seq=to_seq, is_file=to_seq is not None
+            )
 
     def heads(self, tenant: str) -> list[TreeHead]:
         """Tree heads that the entries of ``tenant`` must agree with."""

@@ -135,7 +135,7 @@ async def judged(
         look = None
         if memory is not None and keyring is not None:
             note, now = reader.checkpoint(), datetime.now(UTC)
-            look = Look.at(memory, manifest.tenant_id, note, keyring, now, to_seq=manifest.to_seq)
+            look = Look.at(memory, manifest.tenant_id, note, keyring, now, to_seq=manifest.to_seq, is_file=True)
             heads += look.heads
         # 4. The rows.
         found = await verify_rows(

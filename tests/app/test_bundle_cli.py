@@ -18,6 +18,7 @@ from signing.bundle.own_chain import OwnEntry
 from signing.keys import Keyring
 from tests.app.bundle_cases import GOOD, LEDGER
 from tests.app.bundles import bundle_of, checkpoint_of, store
+from tests.app.second_verifier import second_verifier
 from tests.ledger.committed import RACE, committed
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
 from tests.pipeline.sites import bundle_of_site
@@ -231,10 +232,14 @@ def test_a_later_bundle_must_agree_with_what_was_verified_before(keys: str, tmp_
     assert "this is the first look at this log" in says
     assert "30 entries are remembered now" in says
     assert (user_state / "checkpoints.json").exists()
-    # The same, a longer one, and the beginning of that with its checkpoint.
-    assert verify(good, 0)[:2] == ("ok", "bundle, memory")
+    # The same once more proves nothing more: what is remembered came from it.
+    checkpoint, compared_with, says = verify(good, 0)
+    assert (checkpoint, compared_with) == ("not_checked", "bundle")
+    assert "is the checkpoint that came along: comparing the two would check nothing" in says
+    assert "first look" not in says
+    # A longer one, and the beginning of that, which has the same checkpoint.
     assert verify(more, 0)[:2] == ("ok", "bundle, memory")
-    assert verify(part, 0)[:2] == ("ok", "bundle, memory")
+    assert verify(part, 0)[:2] == ("not_checked", "bundle")
     # An older one is no rollback, and not compared.
     checkpoint, compared_with, says = verify(good, 0)
     assert (checkpoint, compared_with) == ("not_checked", "bundle")
@@ -304,3 +309,39 @@ def test_a_report_counts_proposals_by_their_verdict(keys: str, tmp_path: Path) -
     tally(str(path), "--keys", keys, "--report", str(report), code=0)
     assert "- Proposals: 5 accepted, 2 rejected\n" in report.read_text()
     assert "| projection | ok |" in report.read_text()
+
+
+# --- what is no bundle ------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_no_bundle_or_receipt_is_named_and_not_called_tampered(keys: str, tmp_path: Path) -> None:
+    others = {
+        "report.html": b"<!doctype html>\n<title>acme</title>\n",
+        "picture.png": b"\x89PNG\r\n\x1a\n" + bytes(99),
+        "empty.tar": b"",
+        "job.receipt.json": b'{"receipt":{}}',
+    }
+    for name, content in others.items():
+        file = str(store(tmp_path, content, name))
+        done = tally(file, "--keys", keys, code=1)
+        assert "it is no bundle; it looks like " in " ".join(done.stdout.split()), done.stdout
+        assert "TAMPERED" not in done.stdout
+        told = json.loads(tally(file, "--keys", keys, "--json", code=1).stdout)
+        assert (told["exit_code"], "verdicts" in told) == (1, False)
+        assert second_verifier().main(file, "--keys", keys) == (2 if name.endswith(".json") else 1)
+    proved = run_tally("verify-proof", str(store(tmp_path, GOOD)), "--keys", keys)
+    assert proved.returncode == 1
+    assert "it is no receipt; it looks like a bundle: tally verify-bundle verifies that" in proved.stdout
+    sent = run_tally("bundle", "import", str(tmp_path / "picture.png"), "--url", "http://127.0.0.1:1")
+    assert (sent.returncode, "is no bundle; it looks like a picture" in " ".join(sent.stderr.split())) == (1, True)
+
+
+def test_a_fifo_in_the_place_of_a_bundle_its_keys_or_its_checkpoint_is_not_waited_for(
+    keys: str, tmp_path: Path
+) -> None:
+    fifo, good = str(tmp_path / "fifo"), str(store(tmp_path, GOOD))
+    os.mkfifo(fifo)
+    for arguments in ((fifo, "--keys", keys), (good, "--keys", fifo), (good, "--keys", keys, "--checkpoint", fifo)):
+        done = tally(*arguments, code=1)
+        assert "it is a FIFO, not a regular file" in " ".join((done.stdout + done.stderr).split())
+        assert second_verifier().main(*arguments) == 1
