@@ -34,90 +34,95 @@ typedef struct {
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
 /* ledger.chain.form.TYPE_OF_ACTION, the most frequent first. */
+#define KNOWN(action, type, is_job_event) {{action, sizeof action - 1}, {type, sizeof type - 1}, is_job_event}
 static const struct {
-    const char *action, *type;
+    Text action, type;
     int is_job_event;
 } KNOWN_ACTIONS[] = {
-    {"ENQUEUE", "JobCreated", 1},
-    {"DEQUEUE", "JobAccepted", 1},
-    {"EXECUTE", "JobProgressReported", 1},
-    {"COMPLETE", "JobCompleted", 1},
-    {"FAIL", "JobFailed", 1},
-    {"CANCEL", "JobCancellationRequested", 1},
-    {"CANCEL_ACK", "JobCancellationAcked", 1},
-    {"TIMEOUT", "JobTimedOut", 1},
-    {"DISPATCH", "WorkflowDispatched", 1},
-    {"WORKFLOW_COMPLETE", "WorkflowCompleted", 1},
-    {"PROPOSE_ACCEPTED", "CommitmentProposed", 0},
-    {"PROPOSE_REJECTED", "CommitmentProposed", 0},
-    {"PROPOSED", "CommitmentProposed", 0},
-    {"CAPACITY_SET", "CapacitySet", 0},
-    {"REFUSED", "Refused", 0},
-    {"TENANT_CREATED", "TENANT_CREATED", 0},
-    {"KEY_ADDED", "KEY_ADDED", 0},
-    {"KEY_ROTATED", "KEY_ROTATED", 0},
-    {"KEY_REVOKED", "KEY_REVOKED", 0},
-    {"KEY_ADMITTED", "KEY_ADMITTED", 0},
-    {"WAL_LOST", "WAL_LOST", 0},
-    {"LOG_FORKED", "LOG_FORKED", 0},
-    {"BREAK_FOUND", "BREAK_FOUND", 0},
-    {"BREAK_ACKNOWLEDGED", "BREAK_ACKNOWLEDGED", 0},
-    {"SUBJECT_ERASED", "SUBJECT_ERASED", 0},
-    {"PRIVACY_DECLARED", "PRIVACY_DECLARED", 0},
-    {"ACT_ALLOWED", "ACT_ALLOWED", 0},
-    {"ACCESS_REFUSED", "ACCESS_REFUSED", 0},
-    {"PAYLOADS_READ", "PAYLOADS_READ", 0},
-    {"EPOCH_START", "EPOCH_START", 0},
-    {"TOKEN_ISSUED", "TOKEN_ISSUED", 0},
-    {"TOKEN_REVOKED", "TOKEN_REVOKED", 0},
-    {"WEBHOOK_ADDED", "WEBHOOK_ADDED", 0},
-    {"WEBHOOK_REMOVED", "WEBHOOK_REMOVED", 0},
-    {"WEBHOOK_DEAD_LETTERED", "WEBHOOK_DEAD_LETTERED", 0},
+    KNOWN("ENQUEUE", "JobCreated", 1),
+    KNOWN("DEQUEUE", "JobAccepted", 1),
+    KNOWN("EXECUTE", "JobProgressReported", 1),
+    KNOWN("COMPLETE", "JobCompleted", 1),
+    KNOWN("FAIL", "JobFailed", 1),
+    KNOWN("CANCEL", "JobCancellationRequested", 1),
+    KNOWN("CANCEL_ACK", "JobCancellationAcked", 1),
+    KNOWN("TIMEOUT", "JobTimedOut", 1),
+    KNOWN("DISPATCH", "WorkflowDispatched", 1),
+    KNOWN("WORKFLOW_COMPLETE", "WorkflowCompleted", 1),
+    KNOWN("PROPOSE_ACCEPTED", "CommitmentProposed", 0),
+    KNOWN("PROPOSE_REJECTED", "CommitmentProposed", 0),
+    KNOWN("PROPOSED", "CommitmentProposed", 0),
+    KNOWN("CAPACITY_SET", "CapacitySet", 0),
+    KNOWN("REFUSED", "Refused", 0),
+    KNOWN("TENANT_CREATED", "TENANT_CREATED", 0),
+    KNOWN("KEY_ADDED", "KEY_ADDED", 0),
+    KNOWN("KEY_ROTATED", "KEY_ROTATED", 0),
+    KNOWN("KEY_REVOKED", "KEY_REVOKED", 0),
+    KNOWN("KEY_ADMITTED", "KEY_ADMITTED", 0),
+    KNOWN("WAL_LOST", "WAL_LOST", 0),
+    KNOWN("LOG_FORKED", "LOG_FORKED", 0),
+    KNOWN("BREAK_FOUND", "BREAK_FOUND", 0),
+    KNOWN("BREAK_ACKNOWLEDGED", "BREAK_ACKNOWLEDGED", 0),
+    KNOWN("SUBJECT_ERASED", "SUBJECT_ERASED", 0),
+    KNOWN("PRIVACY_DECLARED", "PRIVACY_DECLARED", 0),
+    KNOWN("ACT_ALLOWED", "ACT_ALLOWED", 0),
+    KNOWN("ACCESS_REFUSED", "ACCESS_REFUSED", 0),
+    KNOWN("PAYLOADS_READ", "PAYLOADS_READ", 0),
+    KNOWN("EPOCH_START", "EPOCH_START", 0),
+    KNOWN("TOKEN_ISSUED", "TOKEN_ISSUED", 0),
+    KNOWN("TOKEN_REVOKED", "TOKEN_REVOKED", 0),
+    KNOWN("WEBHOOK_ADDED", "WEBHOOK_ADDED", 0),
+    KNOWN("WEBHOOK_REMOVED", "WEBHOOK_REMOVED", 0),
+    KNOWN("WEBHOOK_DEAD_LETTERED", "WEBHOOK_DEAD_LETTERED", 0),
 };
 enum { ACTIONS_KNOWN = sizeof KNOWN_ACTIONS / sizeof *KNOWN_ACTIONS };
 
-static int is_text(Text text, const char *wanted)
+static inline int is_same_text(Text one, Text other)
 {
-    const size_t count = strlen(wanted);
-    return (size_t)text.count == count && memcmp(text.bytes, wanted, count) == 0;
+    return one.count == other.count && memcmp(one.bytes, other.bytes, (size_t)one.count) == 0;
 }
 
-static int is_lower_or_digit(char c)
+static inline int is_text(Text text, const char *wanted)
 {
-    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+    return is_same_text(text, (Text){wanted, (Py_ssize_t)strlen(wanted)});
+}
+
+/* What a character may stand in. */
+enum { IN_TEXT = 1, IN_JOB_ID = 2, IN_NODE_ID = 4, IN_ACTION = 8 };
+#define IN_NAMES (IN_TEXT | IN_JOB_ID | IN_NODE_ID)
+static const unsigned char MAY_STAND[256] = {
+    [' ' ... '!'] = IN_TEXT,
+    ['#' ... ','] = IN_TEXT,
+    ['-'] = IN_NAMES,
+    ['.'] = IN_TEXT | IN_JOB_ID,
+    ['/'] = IN_TEXT,
+    ['0' ... '9'] = IN_NAMES,
+    [':'] = IN_TEXT | IN_JOB_ID,
+    [';' ... '@'] = IN_TEXT,
+    ['A' ... 'Z'] = IN_TEXT | IN_JOB_ID | IN_ACTION,
+    ['['] = IN_TEXT,
+    [']' ... '^'] = IN_TEXT,
+    ['_'] = IN_TEXT | IN_JOB_ID | IN_ACTION,
+    ['`'] = IN_TEXT,
+    ['a' ... 'z'] = IN_NAMES,
+    ['{' ... 0x7f] = IN_TEXT,
+};
+
+/* Whether it has 1 to so many characters, which may all stand there. */
+static int is_name_of(Text name, Py_ssize_t chars_max, unsigned char where)
+{
+    if (name.count < 1 || name.count > chars_max)
+        return 0;
+    for (Py_ssize_t i = 0; i < name.count; i++)
+        if ((MAY_STAND[(unsigned char)name.bytes[i]] & where) == 0)
+            return 0;
+    return 1;
 }
 
 /* ledger.names.NODE_ID */
 static int is_node_id(Text node)
 {
-    if (node.count < 1 || node.count > NODE_CHARS_MAX)
-        return 0;
-    for (Py_ssize_t i = 0; i < node.count; i++)
-        if (!is_lower_or_digit(node.bytes[i]) && (node.bytes[i] != '-' || i == 0 || i == node.count - 1))
-            return 0;
-    return 1;
-}
-
-static int is_action(Text action)
-{
-    if (action.count < 1 || action.count > ACTION_CHARS_MAX)
-        return 0;
-    for (Py_ssize_t i = 0; i < action.count; i++)
-        if ((action.bytes[i] < 'A' || action.bytes[i] > 'Z') && action.bytes[i] != '_')
-            return 0;
-    return 1;
-}
-
-static int is_job_id(Text job)
-{
-    if (job.count < 1 || job.count > JOB_ID_CHARS_MAX)
-        return 0;
-    for (Py_ssize_t i = 0; i < job.count; i++) {
-        const char c = job.bytes[i];
-        if (!is_lower_or_digit(c) && !(c >= 'A' && c <= 'Z') && c != '.' && c != '_' && c != ':' && c != '-')
-            return 0;
-    }
-    return 1;
+    return is_name_of(node, NODE_CHARS_MAX, IN_NODE_ID) && node.bytes[0] != '-' && node.bytes[node.count - 1] != '-';
 }
 
 static int is_subject(Text subject)
@@ -199,31 +204,29 @@ static int skips_wide(Cursor *cursor)
 /* A text behind its opening quote, and the quote that ends it; ``is_plain`` says that it is ASCII without escapes. */
 static int skips_string(Cursor *cursor, Text *content, int *is_plain)
 {
-    const unsigned char *from = cursor->at;
+    const unsigned char *const from = cursor->at, *at = from;
     *is_plain = 1;
-    while (cursor->at < cursor->end) {
-        const unsigned char c = *cursor->at;
-        if (c == '"') {
-            *content = (Text){(const char *)from, cursor->at - from};
+    for (;;) {
+        while (at < cursor->end && (MAY_STAND[*at] & IN_TEXT) != 0)
+            at++;
+        cursor->at = at;
+        if (at == cursor->end)
+            return 0;
+        if (*at == '"') {
+            *content = (Text){(const char *)from, at - from};
             cursor->at++;
             return 1;
         }
-        if (c < 0x20)
-            return 0;
-        if (c >= 0x80) {
-            *is_plain = 0;
-            if (!skips_wide(cursor))
-                return 0;
-            continue;
-        }
-        cursor->at++;
-        if (c == '\\') {
-            *is_plain = 0;
+        *is_plain = 0;
+        if (*at == '\\') {
+            cursor->at++;
             if (!skips_escape(cursor))
                 return 0;
         }
+        else if (*at < 0x80 || !skips_wide(cursor))
+            return 0;
+        at = cursor->at;
     }
-    return 0;
 }
 
 /* Whether so many digits, of which the shortest form of the number that ``spelt`` spells cannot do without one, are
@@ -413,13 +416,13 @@ static int has_form(const Entry *entry)
 {
     Members members;
     if (entry->physical < 0 || entry->logical < 0 || entry->logical > LOGICAL_MAX || !is_node_id(entry->node)
-        || !is_action(entry->action) || is_text(entry->action, "CONFLICT")
+        || !is_name_of(entry->action, ACTION_CHARS_MAX, IN_ACTION) || is_text(entry->action, "CONFLICT")
         || (entry->origin.bytes != NULL && !is_origin(entry->origin)) || !is_object(entry->payload, &members))
         return 0;
     for (int i = 0; i < ACTIONS_KNOWN; i++)
-        if (is_text(entry->action, KNOWN_ACTIONS[i].action))
-            return members.type.bytes != NULL && is_text(members.type, KNOWN_ACTIONS[i].type)
-                && (KNOWN_ACTIONS[i].is_job_event ? members.fence >= 0 && is_job_id(entry->job)
+        if (is_same_text(entry->action, KNOWN_ACTIONS[i].action))
+            return members.type.bytes != NULL && is_same_text(members.type, KNOWN_ACTIONS[i].type)
+                && (KNOWN_ACTIONS[i].is_job_event ? members.fence >= 0 && is_name_of(entry->job, JOB_ID_CHARS_MAX, IN_JOB_ID)
                                                   : is_subject(entry->job));
     return is_subject(entry->job);
 }

@@ -81,7 +81,7 @@ def read_regular(path: str | Path) -> bytes:
 
 def _not_regular(path: str | Path, mode: int) -> OSError:
     found = next((name for is_kind, name in _KINDS if is_kind(mode)), "a file of another kind")
-    return OSError(errno.EINVAL, f"it is {found}, not a regular file", str(path))
+    return OSError(errno.EINVAL, f"it is not a regular file, but {found}", str(path))
 
 
 _KINDS = (

@@ -13,6 +13,7 @@ import pytest
 
 from app.bundle.counting import ACTORS_MAX
 from ledger import canonical
+from ledger.chain.form import TYPE_OF_ACTION
 from ledger.hlc import Hlc
 from signing.bundle.own_chain import OwnEntry
 from signing.keys import Keyring
@@ -141,13 +142,17 @@ def test_a_report_says_what_was_checked_what_not_against_what_and_how_to_repeat_
     assert told["against"]["checkpoint"]["size"] == 20
 
 
+def payload_of(action: str, facts: dict[str, object]) -> bytes:
+    return canonical.encode({"type": TYPE_OF_ACTION[action], "fence_token": 1, **facts})
+
+
 def test_a_report_counts_who_sent_and_read_shows_the_first_and_says_nothing_of_a_private_name(
     keys: str, tmp_path: Path
 ) -> None:
     sealed = {"$private": {"alg": "A256GCM", "ciphertext": "c2VjcmV0", "key": "0" * 32, "nonce": "0" * 16}}
     senders = [*(f"ci-{n:04}" for n in range(ACTORS_MAX + 5)), *["busy|`"] * 3, "ci-0000", sealed, sealed, None]
     entries = [
-        OwnEntry(Hlc(1_704_931_200_000, n, "site-a"), f"job-{n}", action, canonical.encode(facts))
+        OwnEntry(Hlc(1_704_931_200_000, n, "site-a"), f"job-{n}", action, payload_of(action, facts))
         for n, (action, facts) in enumerate(
             [
                 ("PAYLOADS_READ", {"actor": "eve", "route": "GET /v1/jobs"}),
@@ -343,5 +348,5 @@ def test_a_fifo_in_the_place_of_a_bundle_its_keys_or_its_checkpoint_is_not_waite
     os.mkfifo(fifo)
     for arguments in ((fifo, "--keys", keys), (good, "--keys", fifo), (good, "--keys", keys, "--checkpoint", fifo)):
         done = tally(*arguments, code=1)
-        assert "it is a FIFO, not a regular file" in " ".join((done.stdout + done.stderr).split())
+        assert "it is not a regular file, but a FIFO" in " ".join((done.stdout + done.stderr).split())
         assert second_verifier().main(*arguments) == 1

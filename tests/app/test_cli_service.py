@@ -535,3 +535,14 @@ def test_the_commands_of_readme_print_what_readme_shows(service: Service, tmp_pa
         }
         assert expected <= printed, command
     assert seen == {"run", "snapshot", "verify", "replay"}
+
+
+def test_keys_are_listed_with_the_entries_that_they_count_for_and_made_for_whoever_signs(
+    service: Service, tmp_path: Path
+) -> None:
+    listed = service.tally("keys", "list")
+    assert (listed.returncode, "counts from" in listed.stdout) == (0, False)
+    assert re.search(r"introduced at seq \d+ of _system, counts for entries from \S+ on", listed.stdout)
+    made = service.tally("keys", "new", str(tmp_path / "auditor.pem")).stdout
+    for role in ("a node signs with it once it has TALLY_SIGNING__KEY_URI=", "an auditor signs a report with it: "):
+        assert role in " ".join(made.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 
@@ -20,6 +21,7 @@ from app.read.jobs import JobReader, Page
 from app.read.revealing import Revealing
 from app.store.entry_check import EntryCheck
 from app.store.reads import TokenPosition
+from ledger import canonical
 from ledger.chain import Linker
 from ledger.errors import (
     ChainDamagedError,
@@ -106,6 +108,8 @@ class World:
         before = await self.pool.fetchval(
             "SELECT chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = $2 - 1", tenant_id, seq
         )
+        said = json.loads(payload)
+        payload = canonical.encode({"fence_token": 1, **said, "type": name}).decode()
         digest, action = sha256(payload.encode()), JOB_EVENTS[name].action
         linker = Linker(tenant_id)
         link = linker.link(seq, hlc.text(), job_id, action, bytes.fromhex(before or ""), digest.digest(), b"")

@@ -272,6 +272,25 @@ def test_product_second_implementation_and_page_judge_every_form_of_an_entry_ali
         assert verdict["breaks"] == ({} if form.is_well_formed else {"malformed": 1}), form.name
 
 
+def test_a_file_that_is_neither_bundle_nor_receipt_is_named_and_not_judged(
+    in_page: InPage, page: Page, tmp_path: Path
+) -> None:
+    others = {
+        "report.html": b"<!doctype html>\n",
+        "picture.png": b"\x89PNG\r\n\x1a\n" + bytes(99),
+        "report.json": b'{"bundles":[]}',
+        "empty": b"",
+    }
+    said = in_page([Asked(name, content) for name, content in others.items()])
+    assert [(code, verdict is None) for code, verdict in said] == [(1, True)] * len(others)
+    page.reload()
+    page.set_input_files("#subject", store(tmp_path, others["picture.png"], "picture.png"))
+    expect(page.locator("#problem")).to_have_text(
+        "COULD NOT BE READ: picture.png is no bundle and no receipt; it looks like a picture"
+    )
+    assert page.locator(".outcome").count() == 0
+
+
 def test_they_agree_without_keys_where_nothing_is_wrong_with_the_file_itself(in_page: InPage, tmp_path: Path) -> None:
     bundles = [Asked(each.name, each.bundle, None, each.kept) for each in bundle_cases.cases() if each.code != 2]
     receipts = [Asked(each.name, each.receipt, None, each.kept) for each in receipt_cases.cases() if each.code != 2]

@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_take_the_breaks_is_refused_before_anything_is_veri
 def test_a_verdict_is_printed_and_counts_although_the_breaks_cannot_be_written(
     run_command: RunCommand, tmp_path: Path
 ) -> None:
-    (tmp_path / "torn.tar").write_bytes(b"no bundle")
+    (tmp_path / "torn.tar").write_bytes(b"entries/000001.ndjson.gz")
     found = run_command("verify", "--bundle", "torn.tar", "--breaks", "nowhere://bucket/breaks", "--json")
     told = json.loads(found.stdout)
     assert (told["tenants"][0]["breaks"], told["breaks_written"]) == ({"bundle": 1}, None)
@@ -155,7 +155,7 @@ def test_a_verdict_is_printed_and_counts_although_the_breaks_cannot_be_written(
 
 
 def test_breaks_go_to_an_empty_folder_of_the_caller(run_command: RunCommand, tmp_path: Path) -> None:
-    (tmp_path / "torn.tar").write_bytes(b"no bundle")
+    (tmp_path / "torn.tar").write_bytes(b"entries/000001.ndjson.gz")
     (tmp_path / "empty").mkdir()
     found = run_command("verify", "--bundle", "torn.tar", "--breaks", "empty")
     assert found.returncode == ExitCode.TAMPERED

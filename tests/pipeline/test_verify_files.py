@@ -79,7 +79,7 @@ def test_bundles_get_the_verdict_of_one_process_each(spark: SparkSession, tmp_pa
     files = drawn_sites(tmp_path, 5, conflicts=False)[:3]
     torn, strange = tmp_path / "torn.tar", tmp_path / "strange.tar"
     torn.write_bytes(files[0].read_bytes()[:-700])
-    strange.write_bytes(b"no bundle")
+    strange.write_bytes(b"entries/000001.ndjson.gz")
     files += [torn, strange]
     for ring in (RING, None):
         verified = verify_bundles(spark, files, keyring=ring)
@@ -100,11 +100,14 @@ def test_a_bundle_is_verified_as_a_file_and_not_in_pieces(spark: SparkSession, t
 
 def test_a_file_that_cannot_be_read_stands_among_the_verdicts(spark: SparkSession, tmp_path: Path) -> None:
     files = drawn_sites(tmp_path, 5, conflicts=False)[:1]
-    verified = verify_bundles(spark, [tmp_path / "gone.tar", tmp_path, *files], keyring=RING)
-    gone, folder, whole = verified.objects
-    assert (gone["error"], folder["error"]) == ("No such file or directory", f"{tmp_path} is not a regular file")
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(b"\x89PNG")
+    verified = verify_bundles(spark, [tmp_path / "gone.tar", tmp_path, picture, *files], keyring=RING)
+    gone, folder, no_bundle, whole = verified.objects
+    assert (no_bundle["error"], no_bundle["exit_code"]) == ("it is no bundle; it looks like a picture", 1)
+    assert (gone["error"], folder["error"]) == ("No such file or directory", "it is not a regular file, but a folder")
     assert (gone["exit_code"], gone["verdicts"], "error" in whole) == (1, {}, False)
-    assert [row.entries_checked > 0 for row in verified.verdicts().collect()] == [False, False, True]
+    assert [row.entries_checked > 0 for row in verified.verdicts().collect()] == [False, False, False, True]
     assert verified.breaks().count() == 0
     verified.close()
 

@@ -106,7 +106,7 @@ def test_what_is_no_regular_file_is_refused_at_once(irregular: tuple[Path, str])
     for opening in (files.open_regular, files.read_regular, BundleReader.open, read_kept):
         with pytest.raises(OSError, match="not a regular file") as refused:
             opening(path)
-        assert refused.value.strerror == f"it is {name}, not a regular file"
+        assert refused.value.strerror == f"it is not a regular file, but {name}"
     with pytest.raises(OSError, match=name):
         Outsiders.load([str(path)], None)
     with pytest.raises(ConfigurationError, match=name):
@@ -132,7 +132,7 @@ def test_a_fifo_in_an_archive_is_named_and_not_waited_for(tmp_path: Path) -> Non
 def test_a_fifo_in_the_place_of_what_a_verifier_remembers_is_named(tmp_path: Path) -> None:
     Memory.open(tmp_path)
     os.mkfifo(tmp_path / "checkpoints.json")
-    with pytest.raises(ConfigurationError, match="a FIFO, not a regular file"):
+    with pytest.raises(ConfigurationError, match="not a regular file, but a FIFO"):
         Memory.open(tmp_path)
 
 
