@@ -26,6 +26,7 @@ from benchmarks import (
     proof,
     propose,
     quorum,
+    read_jobs,
     report,
     spark_verify,
     submit,
@@ -66,6 +67,8 @@ BY_NAME: tuple[Row, ...] = (
     exchange.LAG,
     flood.ROW,
     herds.ROW,
+    read_jobs.READ,
+    read_jobs.LIST,
     spark_verify.SCALING_ARCHIVE,
     spark_verify.SCALING_POSTGRES,
 )
