@@ -19,9 +19,10 @@ from app.cli.safekeeper_metrics import KeeperMetrics, listen_for_scrapes, serve_
 from app.logs import DRAIN_S, configure_logs
 from app.setting_types import Bounds, parse_duration
 from ledger import rfc3339
-from ledger.errors import ArchiveUnavailableError, ConfigurationError, LedgerError
+from ledger.errors import ArchiveUnavailableError, ConfigurationError, LedgerError, StartRefusedError
 from ledger.exit_code import ExitCode
 from ledger.names import GATE
+from ledger.secret_text import secret_text
 from terminal.options import Json
 from terminal.outcome import CommandExit, err, tell
 from wal.replication import archived, server
@@ -178,6 +179,7 @@ def show_status(
       tally safekeeper status --json keeper-1:7100 --tls-cert node.pem --tls-key node.key --tls-ca ca.pem
     """
     tls = _tls(tls_cert, tls_key, tls_ca, server_side=False)
+    dsn = None if dsn is None else secret_text(dsn, "--dsn")
     found: list[dict[str, Any]] = []
     lines: list[str] = []
     is_whole = True
@@ -202,22 +204,24 @@ def show_status(
 
 def _positions(dsn: str) -> tuple[dict[str, WalPosition], str | None]:
     """By node, what PostgreSQL has chained of its log; or why it does not say so."""
-    import asyncpg
-
     from app.store import node as node_store
-    from app.store.faults import DATABASE_FAULTS
+    from app.store import sessions
+    from app.store.faults import DATABASE_FAULTS, text_of
 
     async def ask() -> dict[str, WalPosition]:
-        connection = await asyncpg.connect(dsn, timeout=STATUS_TIMEOUT_S, command_timeout=STATUS_TIMEOUT_S)
+        connection = await sessions.connect_alone(dsn, timeout_s=STATUS_TIMEOUT_S)
         try:
-            return await node_store.positions(connection)
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                return await node_store.positions(connection)
         finally:
             connection.terminate()
 
     try:
         return asyncio.run(ask()), None
-    except (*DATABASE_FAULTS, OSError, TimeoutError) as error:
-        return {}, f"{type(error).__name__}: {error}"
+    except (ConfigurationError, StartRefusedError) as error:
+        return {}, str(error)
+    except DATABASE_FAULTS as error:
+        return {}, text_of(error)
 
 
 def _unchained(wal: WalStatus, positions: Mapping[str, WalPosition]) -> int | None:

@@ -119,6 +119,8 @@ async def test_a_command_that_asks_postgresql_itself_refuses_such_a_pool(pooler:
     refused = await asyncio.to_thread(run_tally, "verify", "-t", "acme", "--dsn", url)
     assert refused.returncode == 1
     assert re.search(TAKEN_APART, refused.stderr)
+    shown = await asyncio.to_thread(run_tally, "safekeeper", "status", "127.0.0.1:1", "--dsn", url)
+    assert re.search("PostgreSQL does not say what is chained: .*" + TAKEN_APART, shown.stdout)
 
 
 async def test_a_pool_of_too_few_sessions_is_refused_with_how_many_a_node_needs(

@@ -29,9 +29,12 @@ SETTINGS = {"database_url": URL, "migrate_url": URL, "database_replica_urls": UR
 """Settings whose value is a secret, or has one in it."""
 FILES = {"auth.oidc.client_secret_file", "exchange.peers.token_file"}
 """Settings that name a file whose content is a secret."""
-NO_SECRETS = {"auth.oidc.refresh_interval", "bundle.trusted_keys", "wal.record_bytes_max"}
-OPTIONS = {"--dsn", "--token-file", "--url"}
-NOT_SECRET = {"--key", "--new-key-uri"}
+WITH_DSN: dict[str, tuple[str, ...]] = {
+    "verify": ("-t", "acme", "--any-key"),
+    "privacy rotate-master": ("--new", "/nowhere/new.key"),
+    "safekeeper status": ("127.0.0.1:1",),
+}
+"""Commands that have ``--dsn``, with what else they need."""
 _SECRET_LIKE = re.compile(r"secret|token|passw|\bpin\b|dsn|database.*url|migrate_url|credential")
 
 Reader = Callable[[str], str]
@@ -53,12 +56,18 @@ def models_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield from models_in(each)
 
 
-def options_of(command: Any) -> Iterator[str]:
-    """Every long option of a command and the commands below it."""
+def options_of(command: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Every long option of a command and the commands below it, behind the name of its command."""
     for parameter in command.params:
-        yield from (option for option in parameter.opts if option.startswith("--"))
-    for below in getattr(command, "commands", {}).values():
-        yield from options_of(below)
+        yield from ((name, option) for option in parameter.opts if option.startswith("--"))
+    for each, below in getattr(command, "commands", {}).items():
+        yield from options_of(below, f"{name} {each}")
+
+
+def secret_options() -> set[tuple[str, str]]:
+    commands = Commands(name="tally")
+    found = (options_of(commands.get_command(None, name), name) for name in Commands.ENTRY_POINTS)
+    return {pair for pairs in found for pair in pairs if _SECRET_LIKE.search(pair[1])}
 
 
 def test_every_setting_and_option_that_looks_like_a_secret_is_tried_here() -> None:
@@ -68,9 +77,20 @@ def test_every_setting_and_option_that_looks_like_a_secret_is_tried_here() -> No
         if _SECRET_LIKE.search(name) or "SecretStr" in str(annotation)
     }
     assert found == SETTINGS.keys() | FILES
-    commands = Commands(name="tally")
-    options = {option for name in Commands.ENTRY_POINTS for option in options_of(commands.get_command(None, name))}
-    assert {each for each in options if _SECRET_LIKE.search(each)} == {"--dsn", "--token-file"}
+    options = secret_options()
+    assert {option for _, option in options} == {"--dsn", "--token-file"}
+    assert {command for command, option in options if option == "--dsn"} == WITH_DSN.keys()
+
+
+def test_no_command_repeats_what_a_token_file_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bearer, "_of_file", None)
+    (tmp_path / "token").write_text("kept\nfrom-all")
+    commands = {command for command, option in secret_options() if option == "--token-file"}
+    for command in commands:
+        done = CliRunner().invoke(command_line, [*command.split(), "--token-file", str(tmp_path / "token")])
+        said = f"{done.output} {done.exception}"
+        assert "holds no token" in said, (command, said)
+        assert "from-all" not in said, (command, said)
 
 
 def variable_of(setting: str) -> str:
@@ -174,8 +194,7 @@ def test_a_secret_of_a_file_or_a_variable_ends_before_its_line_does_and_is_not_s
 @pytest.mark.parametrize(
     "command",
     [
-        ("verify", "-t", "acme", "--any-key", "--dsn"),
-        ("privacy", "rotate-master", "--new", "/nowhere/new.key", "--dsn"),
+        *((*name.split(), *rest, "--dsn") for name, rest in WITH_DSN.items()),
         ("jobs", "list", "-t", "acme", "--url"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import re
 from pathlib import Path
@@ -43,6 +44,26 @@ OTHERWISE = {
     "synchronous_commit": "off",
 }
 """Of each setting that the ledger sets, another value."""
+
+
+ROOT = Path(app.__file__).parents[1]
+
+
+def test_nothing_but_the_module_of_sessions_opens_a_connection() -> None:
+    opening = {
+        str(path.relative_to(ROOT))
+        for package in ("app", "objects", "pipeline", "signing", "terminal", "wal")
+        for path in (ROOT / package).rglob("*.py")
+        if "asyncpg" in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
+        if (isinstance(node, ast.Attribute) and ast.unparse(node) in ("asyncpg.connect", "asyncpg.create_pool"))
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "asyncpg"
+            and {"connect", "create_pool"} & {each.name for each in node.names}
+        )
+    }
+    assert opening == {"app/store/sessions.py"}
 
 
 async def for_the_database(superuser: asyncpg.Connection, change: str) -> None:
