@@ -193,11 +193,11 @@ async def test_a_receiver_says_how_long_to_wait(node: Client, receiver: Receiver
 
     def judge(_: Received) -> int:
         asked_s.append(loop.time())
+        at = datetime.now(UTC) + timedelta(seconds=2)
+        receiver.more = {"Retry-After": format_datetime(at, usegmt=True) if value == "date" else value}
         return 429 if len(asked_s) == 1 else 200
 
     receiver.judge = judge
-    at = datetime.now(UTC) + timedelta(seconds=2)
-    receiver.more = {"Retry-After": format_datetime(at, usegmt=True) if value == "date" else value}
     await add(node, receiver, from_seq=1)
     await write(node, 1)
     await until_taken(receiver, 1)
