@@ -191,8 +191,10 @@ class Metrics:
         self._breaks_met.labels(met_by).inc()
 
     def watch_breaks(self, open_breaks: Callable[[], int]) -> None:
-        """Report how many breaks were found and not acknowledged yet."""
-        gauge = Gauge("scheduler_chain_breaks", "Breaks that were found, not acknowledged yet", registry=self.registry)
+        """Report how many breaks were found and are not both mended and acknowledged yet."""
+        gauge = Gauge(
+            "scheduler_chain_breaks", "Breaks found that are not mended, or not acknowledged", registry=self.registry
+        )
         gauge.set_function(open_breaks)
 
     def watch_webhooks(self, state: Callable[[], tuple[int, float]]) -> None:

@@ -42,7 +42,7 @@ router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RE
 TenantQuery = Annotated[ReadableTenantId, Query()]
 
 UNKNOWN_CALLER = "caller"
-"""Who verified, where nobody is asked who calls."""
+"""Who verified or acknowledged, where nobody is asked who calls."""
 
 _ENTRIES = Cursors("entries", number_position)
 _TENANTS = Cursors("tenants", text_position)
@@ -75,12 +75,13 @@ async def verify_chain(
 
 @router.post("/v1/chain/acknowledge", responses=answered(AcknowledgeAnswer))
 async def acknowledge_breaks(
-    parts: PartsDep, wanted: Annotated[AcknowledgeRequest, json_body(AcknowledgeRequest)]
+    parts: PartsDep, caller: CallerDep, wanted: Annotated[AcknowledgeRequest, json_body(AcknowledgeRequest)]
 ) -> Response:
     """Say that somebody has seen breaks that this node's verification found: of one kind and seq, or all of the tenant.
     Those of `_system` include records of this node's WAL that are lost, kind `wal-lost`.
 
-    Each is an entry of `_system`. `/readyz` and the metrics tell of it no longer, unless what stands there changes.
+    Each is an entry of `_system`. `/readyz` and the metrics report it until it is mended too: a whole verification
+    finds the chain valid.
     """
     tenant_id, kind, seq = wanted["tenant_id"], wanted.get("kind"), wanted.get("seq")
     losses = parts.losses.wanted(tenant_id, kind, seq)
@@ -94,7 +95,7 @@ async def acknowledge_breaks(
     for each in breaks:
         said = {"kind": each.kind, "seq": each.seq, "detail": each.detail, "found_at": each.found_at}
         await _record_acknowledgement(parts, each.subject, said, wanted)
-        await asyncio.to_thread(parts.breaks.acknowledge, each)
+        await asyncio.to_thread(parts.breaks.acknowledge, each, caller.id or UNKNOWN_CALLER)
         seen.append(said)
     for loss in losses:
         said = {"kind": WAL_LOST, "seq": loss.seq, "detail": loss.text, "found_at": loss.found_at}

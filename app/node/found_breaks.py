@@ -1,4 +1,4 @@
-"""Breaks of stored rows, kept beside the WAL until somebody acknowledges them.
+"""Breaks of stored rows, kept beside the WAL until they are mended and acknowledged.
 
 Every part of the node that meets a break reports it here: verification, a read, a list, a proof, an export, an import,
 a start, the notary, the watch. ``met_by`` names that part; for a request it is the name of the operation.
@@ -6,11 +6,12 @@ a start, the notary, the watch. ``met_by`` names that part; for a request it is 
 ``<wal folder>/breaks.json``, replaced by temp file, fsync, rename and directory fsync::
 
     {"version": 1, "breaks": [{"tenant_id": "acme", "kind": "link", "seq": 17, "detail": "…", "actual": "…",
-                               "found_at": "2026-11-22T02:10:00Z", "acknowledged": false, "met_by": "verification"}]}
+                               "found_at": "2026-11-22T02:10:00Z", "acknowledged": false, "met_by": "verification",
+                               "mended_at": null, "acknowledged_by": null}]}
 
-A break that is found again is not another one; an acknowledged one that changes, at the same place, is. One that is
-repaired stays until it is acknowledged: it was there. ``mended_at`` says since when it is known to be repaired,
-null again once it is back.
+The alarm of a break ends once it is both mended and acknowledged, in either order. ``mended_at`` says since when it is
+known to be mended: a whole verification found the chain valid. A break that is found again before is not another one,
+unless it is acknowledged and its content has changed; one that is found again afterwards is.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ class FoundBreak(msgspec.Struct):
     acknowledged: bool = False
     met_by: str = VERIFICATION
     mended_at: str | None = None
+    acknowledged_by: str | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is mended and acknowledged: its alarm has ended."""
+        return self.acknowledged and self.mended_at is not None
 
     @property
     def subject(self) -> str:
@@ -95,12 +102,16 @@ class FoundBreaks:
         self._by_place = {(each.tenant_id, each.kind, each.seq): each for each in _FILE.load(wal_folder).breaks}
 
     def open(self, tenant_id: str | None = None) -> list[FoundBreak]:
-        """Those that nobody has acknowledged, of one tenant or of all."""
+        """Those that are not both mended and acknowledged, of one tenant or of all."""
         return [
             each
             for each in tuple(self._by_place.values())
-            if not each.acknowledged and (tenant_id is None or each.tenant_id == tenant_id)
+            if not each.is_settled and (tenant_id is None or each.tenant_id == tenant_id)
         ]
+
+    def unacknowledged(self, tenant_id: str) -> list[FoundBreak]:
+        """Those of the tenant that nobody has acknowledged."""
+        return [each for each in self.open(tenant_id) if not each.acknowledged]
 
     def of_tenant(self, tenant_id: str) -> list[Break]:
         """Those of the tenant that are not known to be repaired, acknowledged or not."""
@@ -115,13 +126,12 @@ class FoundBreaks:
         return _fault(self.open(tenant_id))
 
     def unmended_fault(self, tenant_id: str) -> str | None:
-        """As ``fault``, of one tenant, without the breaks that are known to be repaired."""
+        """As ``fault``, of one tenant, without the breaks that are mended."""
         return _fault([each for each in self.open(tenant_id) if each.mended_at is None])
 
     def is_settled(self, tenant_id: str) -> bool:
         """Whether every break of the tenant is repaired and acknowledged."""
-        of_tenant = [each for each in tuple(self._by_place.values()) if each.tenant_id == tenant_id]
-        return all(each.acknowledged and each.mended_at is not None for each in of_tenant)
+        return not self.open(tenant_id)
 
     def mended(self, tenant_id: str, *, kinds: Collection[str] | None = None) -> None:
         """What was broken of the tenant, or what is of these kinds, was found whole. Does not wait for the disk."""
@@ -160,9 +170,11 @@ class FoundBreaks:
         self._writer.shutdown()
 
     def is_acknowledged(self, tenant_id: str, found: Break) -> bool:
-        """Whether somebody has seen just this break."""
+        """Whether somebody has acknowledged just this break, and it was not mended since."""
         known = self._by_place.get((tenant_id, found.kind, found.seq))
-        return known is not None and known.acknowledged and known.actual == _actual(found)
+        if known is None or known.is_settled:
+            return False
+        return known.acknowledged and known.actual == _actual(found)
 
     def found(self, tenant_id: str, breaks: Iterable[Break]) -> None:
         """Verification found these, and logs them itself. Blocks on the disk when there is something new.
@@ -180,10 +192,10 @@ class FoundBreaks:
             self._store()
 
     def _note(self, tenant_id: str, found: Break, met_by: str) -> bool:
-        """Whether it is a new one, or one that was repaired and is back, and kept."""
+        """Whether it is a new one, or one that was mended and is back, and kept."""
         place, actual = (tenant_id, found.kind, found.seq), _actual(found)
         known = self._by_place.get(place)
-        if known is not None and (known.actual == actual or not known.acknowledged):
+        if known is not None and not known.is_settled and (known.actual == actual or not known.acknowledged):
             is_back, known.mended_at = known.mended_at is not None, None
             return is_back
         if known is None and len(self._by_place) >= BREAKS_MAX and not self._forget_acknowledged():
@@ -193,29 +205,33 @@ class FoundBreaks:
         return True
 
     def _forget_acknowledged(self) -> bool:
-        """Make room: whoever has seen a thousand breaks is told once more of one rather than never of the next."""
-        place = next((place for place, each in self._by_place.items() if each.acknowledged), None)
+        """Make room for a new break. A settled one goes first, then an acknowledged one, which verification finds
+        again."""
+        acknowledged = [place for place, each in self._by_place.items() if each.acknowledged]
+        place = next((place for place in acknowledged if self._by_place[place].is_settled), None)
+        place = place or next(iter(acknowledged), None)
         return place is not None and self._by_place.pop(place) is not None
 
     def wanted(self, tenant_id: str, kind: str | None, seq: int | None) -> list[FoundBreak]:
-        """The open breaks of the tenant that are to be acknowledged: those of ``kind`` and ``seq`` where given.
+        """The breaks of the tenant that are to be acknowledged: those of ``kind`` and ``seq`` where given.
 
         Raises:
             NotFoundError: there is none.
         """
-        wanted = [each for each in self.open(tenant_id) if kind in (None, each.kind) and seq in (None, each.seq)]
+        waiting = self.unacknowledged(tenant_id)
+        wanted = [each for each in waiting if kind in (None, each.kind) and seq in (None, each.seq)]
         if not wanted:
             raise NotFoundError(f"this node has found no such break of tenant {tenant_id} that is not acknowledged yet")
         return wanted
 
-    def acknowledge(self, found: FoundBreak) -> None:
-        """``_system`` says that somebody has seen it. Blocks on the disk.
+    def acknowledge(self, found: FoundBreak, acknowledged_by: str) -> None:
+        """``_system`` says that this caller has seen it. Blocks on the disk.
 
         Raises:
             OSError: it cannot be stored.
         """
         with self._changing:
-            found.acknowledged = True
+            found.acknowledged, found.acknowledged_by = True, acknowledged_by
         self._store()
 
     def _store_reported(self) -> None:
@@ -239,15 +255,27 @@ def break_of(error: ChainDamagedError | ChainBrokenError) -> Break:
 
 def _named(found: FoundBreak) -> str:
     where = f"rows of {found.tenant_id}" if found.kind == DAMAGED else f"at seq {found.seq} of {found.tenant_id}"
-    return f"{found.kind} {where} (met by {found.met_by})"
+    return f"{found.kind} {where} (met by {found.met_by}): {_missing(found)}"
+
+
+def _missing(found: FoundBreak) -> str:
+    """Which of the two ends of its alarm is missing."""
+    if found.acknowledged:
+        return f"acknowledged by {found.acknowledged_by or 'a caller'}, not mended"
+    return "neither mended nor acknowledged" if found.mended_at is None else "mended, not acknowledged"
 
 
 def _fault(waiting: Sequence[FoundBreak]) -> str | None:
     if not waiting:
         return None
-    named = ", ".join(map(_named, waiting[:NAMED_MAX]))
-    more = f" and {len(waiting) - NAMED_MAX} more" if len(waiting) > NAMED_MAX else ""
-    return f"found: {named}{more}; tally verify says more, and --acknowledge that somebody has seen it"
+    named = "; ".join(map(_named, waiting[:NAMED_MAX]))
+    more = f"; and {len(waiting) - NAMED_MAX} more" if len(waiting) > NAMED_MAX else ""
+    steps = []
+    if any(each.mended_at is None for each in waiting):
+        steps.append("to mend, restore the rows, then run tally verify --tenant T on the whole chain")
+    if not all(each.acknowledged for each in waiting):
+        steps.append("to acknowledge, run tally verify --tenant T --acknowledge REASON")
+    return f"found: {named}{more}. What to do: {'; '.join(steps)}"
 
 
 def _now() -> str:

@@ -196,6 +196,9 @@ class ChainVerifier:
         ):
             is_known = await reader.head() is not None or await reader.last_entry() is not None
             if not is_known and expected_prev is None and not checkpoints:
+                if from_seq is None and to_seq is None:
+                    # Rows that somebody added under a name that is no tenant are gone, and nothing was there before.
+                    self._breaks.mended(tenant_id)
                 raise TenantNotFoundError(f"there is no tenant {tenant_id}")
             verify_rows = partial(
                 verify,
@@ -253,7 +256,7 @@ class ChainVerifier:
             if (first is None or each.seq < first.seq) and not self._breaks.is_acknowledged(tenant_id, each):
                 first = each
 
-        if self._breaks.open(tenant_id):
+        if self._breaks.unacknowledged(tenant_id):
             return
         async with (
             reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection,
@@ -265,7 +268,7 @@ class ChainVerifier:
             await self.report(tenant_id, [first])
 
     async def report(self, tenant_id: str, found: Sequence[Break]) -> None:
-        """Keep what was found broken until somebody acknowledges it."""
+        """Keep what was found broken until it is mended and acknowledged."""
         try:
             await asyncio.to_thread(self._breaks.found, tenant_id, found)
         except OSError as error:

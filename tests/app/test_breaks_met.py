@@ -24,6 +24,7 @@ from tests.app.conftest import MakeSettings, RunServer
 from tests.tally import run_tally
 
 FORGE = "UPDATE scheduler.scheduler_log SET payload = '{\"forged\":true}' WHERE tenant_id = 'acme' AND seq = 2"
+PAYLOAD = "SELECT payload FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 2"
 OF_ACME = {"tenant_id": "acme"}
 
 
@@ -65,12 +66,13 @@ async def recorded(client: httpx.AsyncClient) -> bool:
         ("prove_entry", "GET", "/v1/chain/receipt", {"params": {**OF_ACME, "seq": 2}}),
     ],
 )
-async def test_a_request_that_meets_a_forged_row_raises_the_alarm_until_somebody_acknowledges_it(
+async def test_a_request_that_meets_a_forged_row_raises_the_alarm_until_it_is_mended_and_acknowledged(
     run_server: RunServer, superuser: asyncpg.Connection, met_by: str, method: str, path: str, sent: dict[str, Any]
 ) -> None:
     async with run_server() as client:
         await write(client, 3)
         await signed(superuser, 3)
+        whole = await superuser.fetchval(PAYLOAD)
         await edit(superuser, FORGE)
         answer = await client.request(method, path, **sent)
         assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (409, "chain-damaged")
@@ -85,7 +87,12 @@ async def test_a_request_that_meets_a_forged_row_raises_the_alarm_until_somebody
         await until(lambda: recorded(client), "an entry of _system tells webhooks of it")
         seen = {**OF_ACME, "reason": "seen", "kind": "payload-digest", "seq": 2}
         (await client.post("/v1/chain/acknowledge", json=seen)).raise_for_status()
+        assert "acknowledged by caller, not mended" in (await check_of(client, "breaks"))["detail"]
+        assert (await counted(client))["scheduler_chain_breaks"] == 1
+        await edit(superuser, FORGE.replace("'{\"forged\":true}'", "$1"), whole)
+        assert (await client.get("/v1/chain/verify", params=OF_ACME)).json()["valid"]
         assert (await check_of(client, "breaks"))["ok"]
+        assert (await counted(client))["scheduler_chain_breaks"] == 0
 
 
 async def test_what_is_stored_of_a_broken_chain_leaves_as_evidence_that_a_verifier_refuses(
@@ -166,6 +173,42 @@ def test_damage_without_a_place_is_one_break_and_a_quarantine_repeats_none(tmp_p
     breaks.close()
     assert [(each.kind, each.seq) for each in breaks.open()] == [("damaged", 0)]
     assert "damaged rows of acme (met by appender)" in str(breaks.fault())
+
+
+@pytest.mark.parametrize("kind", ["link", "damaged", "tree", "projection"])
+@pytest.mark.parametrize("is_mended_first", [False, True])
+def test_the_alarm_of_a_break_ends_once_it_is_mended_and_acknowledged_in_either_order(
+    tmp_path: Path, kind: str, *, is_mended_first: bool
+) -> None:
+    breaks = FoundBreaks(tmp_path)
+    found = Break(7, kind, "differs", "a", "b")
+    breaks.report("acme", found, "read_job")
+    neither = str(breaks.fault())
+    assert "neither mended nor acknowledged" in neither
+    assert "tally verify --tenant T --acknowledge REASON" in neither
+    assert "restore the rows" in neither
+    (each,) = breaks.wanted("acme", kind, 7)
+    if is_mended_first:
+        breaks.mended("acme")
+        half = str(breaks.fault())
+        assert ("mended, not acknowledged" in half, "restore the rows" in half) == (True, False)
+        assert breaks.unmended_fault("acme") is None
+        breaks.acknowledge(each, "ops")
+    else:
+        breaks.acknowledge(each, "ops")
+        half = str(breaks.fault())
+        assert ("acknowledged by ops, not mended" in half, "--acknowledge" in half) == (True, False)
+        assert breaks.unmended_fault("acme") == half, "no receipt is signed over it"
+        breaks.report("acme", found, "read_job")
+        assert breaks.fault() == half, "it is known"
+        breaks.mended("acme")
+    assert (breaks.fault(), breaks.open(), breaks.is_settled("acme")) == (None, [], True)
+    breaks.close()
+    again = FoundBreaks(tmp_path)
+    assert again.fault() is None
+    again.report("acme", found, "read_job")
+    assert "neither mended nor acknowledged" in str(again.fault()), "it is back"
+    again.close()
 
 
 LINK = "SELECT chain_link FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 2"

@@ -18,6 +18,7 @@ from app.read.verified_positions import FILE_NAME, Position, VerifiedPositions
 from ledger.errors import TenantNotFoundError
 from ledger.verification import Anchor, TreeHead
 from ledger.verification.range_check import SEQ_MAX
+from ledger.verification.verdict import Break
 from signing.keys import Keyring
 from tests.app.chain_builder import insert
 from tests.app.chains import until
@@ -87,6 +88,13 @@ async def test_a_chain_that_no_check_foresaw_is_a_break_and_not_only_a_line_of_t
     assert [(each.tenant_id, each.kind, each.met_by) for each in setting.breaks.open()] == [
         ("acme", "damaged", "verification")
     ]
+
+
+async def test_a_tenant_of_which_nothing_is_left_and_nothing_was_signed_has_no_break_left(setting: Setting) -> None:
+    setting.breaks.report("forged", Break(1, "link", "differs", "a", "b"), "read_job")
+    with pytest.raises(TenantNotFoundError):
+        await setting.verifier.full("forged")
+    assert "mended, not acknowledged" in str(setting.breaks.fault())
 
 
 async def test_a_range_can_be_asked_for(setting: Setting) -> None:

@@ -1,4 +1,4 @@
-"""History that was verified is read again, and a break that was found lasts until somebody acknowledges it."""
+"""History that was verified is read again, and a break that was found lasts until it is mended and acknowledged."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ async def test_what_was_acknowledged_hides_nothing_behind_it_from_the_walk(
         await damage(superuser, 20)
 
         def found_behind() -> bool:
-            found = parts.breaks.open("acme")
+            found = parts.breaks.unacknowledged("acme")
             for each in found:
-                parts.breaks.acknowledge(each)
+                parts.breaks.acknowledge(each, "ops")
             return 20 in {each.seq for each in found}
 
         await until(parts.breaks.open, "the walk finds what comes first")
@@ -175,7 +175,7 @@ async def test_a_walk_goes_on_where_the_last_process_left_it(
         await until(parts.breaks.open, "the next walk comes to it")
 
 
-async def test_a_break_lasts_over_restarts_until_it_is_acknowledged_and_comes_back_only_when_it_changes(
+async def test_a_break_lasts_over_restarts_until_it_is_mended_and_acknowledged_and_comes_back_with_its_alarm(
     run_server: RunServer, settings: Settings, superuser: asyncpg.Connection, chains: Chains
 ) -> None:
     verify = {"tenant_id": "acme"}
@@ -189,7 +189,7 @@ async def test_a_break_lasts_over_restarts_until_it_is_acknowledged_and_comes_ba
         assert "payload-digest at seq 2 of acme" in (await breaks_of(client))["detail"]
         await damage(superuser, 2, whole)
         assert (await client.get("/v1/chain/verify", params=verify)).json()["valid"]
-        assert not (await breaks_of(client))["ok"], "it was there"
+        assert "mended, not acknowledged" in (await breaks_of(client))["detail"], "it was there"
 
     async with run_server(settings) as client:
         assert not (await breaks_of(client))["ok"]
@@ -205,10 +205,15 @@ async def test_a_break_lasts_over_restarts_until_it_is_acknowledged_and_comes_ba
         ]
         await damage(superuser, 2)
         await client.get("/v1/chain/verify", params=verify)
-        assert (await breaks_of(client))["ok"], "the same as before"
+        assert "neither mended nor acknowledged" in (await breaks_of(client))["detail"], (
+            "it is back, after its alarm ended"
+        )
+        (await client.post("/v1/chain/acknowledge", json=body)).raise_for_status()
+        await client.get("/v1/chain/verify", params=verify)
+        assert "acknowledged by caller, not mended" in (await breaks_of(client))["detail"], "the same as before"
         await damage(superuser, 2, '{"forged":"again"}')
         await client.get("/v1/chain/verify", params=verify)
-        assert not (await breaks_of(client))["ok"]
+        assert "neither mended nor acknowledged" in (await breaks_of(client))["detail"]
 
 
 async def test_an_acknowledged_break_that_still_stands_hides_none_behind_it(
@@ -221,7 +226,6 @@ async def test_an_acknowledged_break_that_still_stands_hides_none_behind_it(
         await damage(superuser, 2)
         await client.get("/v1/chain/verify", params=verify)
         (await client.post("/v1/chain/acknowledge", json={**verify, "reason": "known"})).raise_for_status()
-        assert (await breaks_of(client))["ok"]
         await damage(superuser, 4)
         await client.get("/v1/chain/verify", params=verify)
         assert "payload-digest at seq 4 of acme" in (await breaks_of(client))["detail"]
@@ -250,7 +254,7 @@ def test_a_thousand_acknowledged_breaks_leave_room_for_the_next(tmp_path: Path) 
     for each in breaks.open():
         each.acknowledged = True
     breaks.found("acme", [Break(2000, "link", "differs", "a", "b")])
-    assert [each.seq for each in FoundBreaks(tmp_path).open("acme")] == [2000]
+    assert [each.seq for each in FoundBreaks(tmp_path).unacknowledged("acme")] == [2000]
 
 
 def test_as_many_breaks_are_kept_as_fit_and_a_restart_reads_them(tmp_path: Path) -> None:

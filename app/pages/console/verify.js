@@ -222,7 +222,7 @@ async function entriesAround(ctx, name, seq, broken) {
           h("b", {}, "What to do: "),
           "Keep the database as it is. Compare with a bundle or a backup from before; ",
           h("code", {}, "tally restore"),
-          " puts rows back (docs/backup.md). It stays red on the overview until somebody acknowledges it.",
+          " puts rows back (docs/backup.md). It stays red on the overview until it is mended, verified as a whole and acknowledged.",
         ),
         ctx.session.may("operate", name) && acknowledgement(ctx, name, broken),
       ],
@@ -270,7 +270,7 @@ function acknowledgement(ctx, name, broken) {
       await ask("POST", "/v1/chain/acknowledge", {
         json: { tenant_id: name, kind: broken.kind, seq: broken.seq, reason: reason.value },
       });
-      fill(told, "Acknowledged, and recorded in _system. The break stays in the chain.");
+      fill(told, "Acknowledged, and recorded in _system. The alarm ends once the rows are mended and a whole verification is valid.");
     } catch (error) {
       fill(told, error.message);
     }
