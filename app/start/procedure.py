@@ -247,8 +247,9 @@ async def _start_locked(
         lead = await to_its_end(elect, members.given_up.set)
 
     # 5. the WAL  6. what is gone from it, what Postgres claims of it
-    wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal)
-    if lead is not None and lead.accepted_loss:
+    accepted_loss = lead is not None and lead.accepted_loss
+    wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal, may_end_early=accepted_loss)
+    if accepted_loss:
         wal.lost.append((after(wal.last_lsn), wal.last_lsn))
     await check_chained(connection, wal, trusted_lsn=wal.known.chained_lsn if wal.known else BEFORE_FIRST)
 

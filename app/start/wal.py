@@ -105,10 +105,17 @@ class FoundWal:
 
 
 async def find_wal(
-    folder: Path, node_id: str, position: WalPosition | None, *, accept_lost_wal: bool, restoring: bool = False
+    folder: Path,
+    node_id: str,
+    position: WalPosition | None,
+    *,
+    accept_lost_wal: bool,
+    restoring: bool = False,
+    may_end_early: bool = False,
 ) -> FoundWal:
     """Steps 5 and 6 of a start, but for what Postgres claims. When ``restoring``, Postgres may be older than the WAL,
-    and the WAL begin behind it.
+    and the WAL begin behind it. With ``may_end_early`` the WAL may lack the newest records that Postgres knows of:
+    the members that held them were given up.
 
     Raises:
         StartRefusedError, WalCorruptError: WAL and Postgres do not belong together, or records are gone.
@@ -141,7 +148,8 @@ async def find_wal(
         durable_lsn = max(durable_lsn, known.durable_lsn)
     if accept_lost_wal:
         ASIDE.store(folder, ASIDE.load(folder) | {CUT: Aside(chained_lsn, is_known=True)})
-    recover = partial(wal_recovery.recover, folder, node_id, durable_lsn, accept_lost=accept_lost_wal)
+    must_hold_lsn = BEFORE_FIRST if may_end_early else durable_lsn
+    recover = partial(wal_recovery.recover, folder, node_id, must_hold_lsn, accept_lost=accept_lost_wal)
     try:
         recovered = await to_its_end(recover)
     except OSError as error:

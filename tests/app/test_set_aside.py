@@ -214,5 +214,28 @@ async def test_a_failover_that_accepts_a_loss_says_so_until_somebody_acknowledge
         assert [each["accepted_loss"] for each in await epoch_starts(chains) if "accepted_loss" in each] == [True]
 
 
+async def test_a_failover_that_accepts_a_loss_goes_on_above_what_postgres_saw_and_the_members_left_lack(
+    keepers: Keepers, replicated: MakeReplicated, run_server: RunServer, database: Database, chains: Chains
+) -> None:
+    async with run_server(replicated()) as client:
+        await submit(client, "GLOBAL")
+        keepers.stop(2)
+        lost = [await submit(client, "GLOBAL") for _ in range(3)]
+    keepers.stop(0, 1)
+    keepers.start(2)
+    settings = replicated("elsewhere")
+    try:
+        async with running(settings, database.service_url, takeover=Takeover.ACCEPTS_LOSS) as (service, parts):
+            await until(parts.losses.fault, "readiness says so")
+            assert service.node.durable.lsn >= lost[-1]["lsn"]
+    finally:
+        keepers.start(0, 1)
+    async with run_server(settings) as client:
+        after = await submit(client, "GLOBAL")
+        assert after["lsn"] > lost[-1]["lsn"]
+        hlcs = {each["t_hlc"] for each in await chains.sound("acme")}
+        assert {each["hlc"] for each in [*lost, after]} <= hlcs
+
+
 async def epoch_starts(chains: Chains) -> list[dict[str, Any]]:
     return [json.loads(each["payload"]) for each in await chains.entries("_system") if each["action"] == "EPOCH_START"]
