@@ -60,6 +60,7 @@ from app.store.faults import DATABASE_FAULTS
 from app.store.node_connection import STATEMENT_TIMEOUT_S
 from app.store.node_pool import NodePool
 from app.store.privacy_chain import PrivacyEntry
+from app.store.promise_check import PromiseCheck
 from app.watch.watchers import Watchers, watchers_max
 from app.webhooks.registry import WebhookRegistry
 from ledger.errors import DatabaseUnavailableError
@@ -267,7 +268,7 @@ def _parts(
             answers=service.submitter.answers,
             record_bytes_max=settings.wal.record_bytes_max,
         ),
-        commitment_reader=CommitmentReader(copies),
+        commitment_reader=CommitmentReader(copies, service.entry_check, PromiseCheck(service.job_table.begin_again)),
         sealing=Sealing(knowledge),
         revealing=revealing,
         privacy_changes=PrivacyChanges(node, pool, knowledge, service.system_entries),

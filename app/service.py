@@ -163,6 +163,7 @@ class Service:
             heads=dict(started.heads),
             quarantine=self.quarantine,
             breaks=self.breaks,
+            entry_check=self.entry_check,
             metrics=self.metrics,
             on_chained=self._chained,
             on_failure=self.fail,

@@ -66,6 +66,7 @@ from app.pending.quarantine import Quarantine
 from app.store import chaining, idempotency
 from app.store.chaining import ChainHead, Step
 from app.store.chaining_at_once import AtOnce
+from app.store.entry_check import EntryCheck
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import head_of
 from ledger.chain import Linker
@@ -116,6 +117,7 @@ class Appender:
         heads: dict[str, ChainHead],
         quarantine: Quarantine,
         breaks: FoundBreaks,
+        entry_check: EntryCheck,
         metrics: Metrics,
         on_chained: ChainedCallback,
         on_failure: Callable[[LedgerError], None],
@@ -132,7 +134,7 @@ class Appender:
         self._on_failure = on_failure
         self._linkers: dict[str, Linker] = {}
         self._ahead = LinkingAhead(pool, self._linkers)
-        self.promised = Promised(lambda tenant_id, found: breaks.report(tenant_id, found, APPENDER))
+        self.promised = Promised(entry_check, lambda tenant_id, found: breaks.report(tenant_id, found, APPENDER))
         self._at_once = LinkingAtOnce(self.heads.known, self.promised, self._linkers)
         self._storing: StoringAhead | None = None
         """While ``run`` goes on."""
@@ -353,6 +355,9 @@ class Appender:
                 await self._drop_stored()
                 await self._quarantine.hold(batch)
                 connection = await self._connected()
+                await self.promised.prepare(
+                    connection, [name for name in tenants_decided_by(batch) if name not in self._quarantine]
+                )
                 transaction = connection.transaction()
                 await transaction.start()
                 try:

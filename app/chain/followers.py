@@ -164,6 +164,8 @@ class TableFollower:
         """Where this node left its position in each chain."""
         self._uncompared: set[str] = set()
         """Tenants whose positions were locked when they were to be followed: they may be moved meanwhile."""
+        self._again: set[str] = set()
+        """Tenants whose table is false, to be written from the first entry again."""
         self._is_first_look = True
         self._connect = connect
         self._chained_lsn = chained_lsn
@@ -232,6 +234,11 @@ class TableFollower:
     def doubt(self, tenant_id: str, job_id: str) -> None:
         """The row of this job is false: write it again."""
         self._table.doubt(tenant_id, job_id)
+        self.hurry(tenant_id)
+
+    def begin_again(self, tenant_id: str) -> None:
+        """The table of this tenant is false: write it from the first entry again."""
+        self._again.add(tenant_id)
         self.hurry(tenant_id)
 
     def hurry(self, tenant_id: str) -> None:
@@ -325,6 +332,7 @@ class TableFollower:
             raise
         self._table.taken(turn)
         self._left.update(turn.places)
+        self._again.difference_update(turn.after)
         self._observe(turn.entries)
         for name in names:
             (self._locks.ended if name in turn.after else self._locks.met)(name)
@@ -356,8 +364,10 @@ class TableFollower:
         chained_lsn, room = {name: self._chained_lsn(name) for name in names}, ENTRIES_A_TURN
         places = await store.lock_places(connection, self._table.name, names)
         for name, place in places.items():
-            if not place.is_begun and (found := await self._false_place(connection, name, place.seq)) is not None:
+            found = None if place.is_begun else await self._false_place(connection, name, place.seq)
+            if found is not None:
                 self._report(ChainDamagedError(name, found.detail, found), FOLLOWER)
+            if found is not None or (name in self._again and not place.is_begun):
                 await store.move(connection, self._table.name, {name: place.seq}, {name: 0})
                 places[name] = store.Place(0, place.head_seq, is_begun=True)
         if begun := [name for name, place in places.items() if place.is_begun]:

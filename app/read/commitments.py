@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from app.read.copies import Copies
     from app.read.replicas import Judge
     from app.store.commitments import PromiseEntry
+    from app.store.entry_check import EntryCheck
+    from app.store.promise_check import PromiseCheck
     from app.store.reading import Pool
 
 _STRONG = Promise(ReadLevel.STRONG, (), 0)
@@ -32,8 +34,10 @@ class PromisedPage(NamedTuple):
 class CommitmentReader:
     """Reads the primary, where this node proves that it is not fenced and all its own entries are chained."""
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: Copies, check: EntryCheck, promise_check: PromiseCheck) -> None:
         self._copies = copies
+        self._check = check
+        self._promise_check = promise_check
 
     async def page(
         self, tenant_id: str, as_of_seq: int | None, after_seq: int, limit: int, *, capacities: bool
@@ -44,7 +48,7 @@ class CommitmentReader:
         Raises:
             TenantNotFoundError: there is no such tenant.
             SeqOutOfRangeError: the chain has no entry ``as_of_seq``.
-            ChainDamagedError: the table of commitments names an entry that promises nothing.
+            ChainDamagedError: an entry is not what was chained, or the table of commitments is false.
             FencedError, TooStaleError: as STRONG reads.
         """
 
@@ -55,8 +59,9 @@ class CommitmentReader:
                 as_of = head_seq if as_of_seq is None else as_of_seq
                 if as_of > head_seq:
                     raise SeqOutOfRangeError(f"as_of_seq: the chain of {tenant_id} ends at {head_seq}")
+                await self._promise_check.require(connection, tenant_id)
                 found = await commitments.page(
-                    connection, tenant_id, as_of, after_seq, limit + 1, capacities=capacities
+                    connection, self._check, tenant_id, as_of, after_seq, limit + 1, capacities=capacities
                 )
                 return as_of, found
 
@@ -67,7 +72,7 @@ class CommitmentReader:
 
 def _item(tenant_id: str, entry: PromiseEntry, is_capacity: bool) -> dict[str, Any]:
     try:
-        facts = orjson.loads(entry.payload or "")
+        facts = orjson.loads(entry.payload)
         if is_capacity:
             return {"index": entry.seq, "node": facts["node"], "capacity": facts["capacity"]}
         return {"index": entry.seq, "commitment": facts["commitment"]}

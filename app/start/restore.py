@@ -50,6 +50,7 @@ from app.start.wal import find_wal
 from app.store import chaining, sessions
 from app.store import node as node_store
 from app.store.chaining import ChainHead
+from app.store.entry_check import EntryCheck
 from app.store.node_connection import CONNECT_TIMEOUT_S
 from ledger.errors import StartRefusedError
 from ledger.hlc import Clock
@@ -171,6 +172,7 @@ async def _chain_wal(
             heads={},
             quarantine=_NoQuarantine(locked.folder, node.damaged, {}),
             breaks=FoundBreaks(locked.folder),
+            entry_check=EntryCheck(CheckpointJournal(locked.folder).newest),
             metrics=Metrics(),
             on_chained=lambda _: None,
             on_failure=lambda _: None,

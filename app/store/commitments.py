@@ -1,24 +1,33 @@
 """SQL of commitments: which entries say what is promised, now and at any earlier seq.
 
-The table is an index that a follower keeps; what is promised = what its rows name, as far as it has followed, and the
-entries beyond that. Both are read in one statement, so the answer is that of the chain in that snapshot. Imported
-entries, those with an origin, are history and never count.
+The appender folds the entries themselves. Lists use the table, an index that a follower keeps: what is promised = what
+its rows name, as far as it has followed, and the entries beyond that. Both are read in one statement, so the answer is
+that of the chain in that snapshot. ``first_false`` compares the table with the entries. Imported entries, those with an
+origin, are history and never count.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from app.store.entry_check import not_as_chained
 from app.store.following import FollowedEntry
-from app.store.job_table import PLACES
+from app.store.job_table import ENTRY, PLACES
+from app.store.rows import ENTRIES
 from ledger.machines.events import CommitmentAction
 from ledger.machines.promises import INDEX_PREFIX, NODE_PREFIX
+from ledger.verification import ENTRY_COLUMNS
+from ledger.verification.verdict import Break
 
 if TYPE_CHECKING:
     from app.store import Connection
+    from app.store.entry_check import EntryCheck
 
-ROWS_AT_ONCE = 2000
+ENTRIES_AT_ONCE = 500
+COMPARED_AT_ONCE = 20_000
+"""Entries whose rows one statement compares."""
+_SEQ, _ACTION, _PAYLOAD = map(ENTRY_COLUMNS.index, ("seq", "action", "payload"))
 _PROMISES = frozenset({CommitmentAction.PROPOSE_ACCEPTED, CommitmentAction.CAPACITY_SET})
 
 _SAYS = "action IN ('PROPOSE_ACCEPTED', 'CAPACITY_SET') AND origin IS NULL"
@@ -50,20 +59,8 @@ UPDATE scheduler.commitments AS c SET ended_seq = r.ended_seq
 _EMPTY = "DELETE FROM scheduler.commitments WHERE tenant_id = ANY($1::text[])"
 
 _FOLLOWED = f"SELECT coalesce(seq, 0) AS seq FROM ({PLACES}) AS place WHERE tenant_id = $1"
-_LIVE = f"""
-WITH followed AS ({_FOLLOWED})
-SELECT c.seq, l.action, l.payload
-  FROM followed JOIN scheduler.commitments c ON c.tenant_id = $1 AND c.seq <= followed.seq AND c.ended_seq IS NULL
-  LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = c.tenant_id AND l.seq = c.seq AND {_SAYS}
- UNION ALL
-SELECT l.seq, l.action, l.payload FROM followed
-  JOIN scheduler.scheduler_log l ON l.tenant_id = $1 AND l.seq > followed.seq AND l.seq <= $2
- WHERE {_SAYS}
- ORDER BY 1
-"""
-_SINCE = f"""
-SELECT seq, action, payload FROM scheduler.scheduler_log
- WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS} ORDER BY seq
+_ENTRIES = f"""
+{ENTRIES} WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS} ORDER BY seq
 """
 _PAGE = f"""
 WITH followed AS ({_FOLLOWED}), unfollowed AS (
@@ -87,19 +84,42 @@ WITH followed AS ({_FOLLOWED}), unfollowed AS (
     SELECT seq FROM unfollowed
      WHERE seq > $3 AND NOT starts_with(job_id, '{INDEX_PREFIX}') AND starts_with(job_id, '{NODE_PREFIX}') = $4
 )
-SELECT w.seq, l.action, l.payload FROM wanted w
+SELECT w.seq, {ENTRY} FROM wanted w
   LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = $1 AND l.seq = w.seq AND {_SAYS}
  WHERE w.seq NOT IN (SELECT seq FROM ended WHERE seq IS NOT NULL)
  ORDER BY w.seq LIMIT $5
 """
+_RANGE_END = f"""
+SELECT seq FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS}
+ ORDER BY seq OFFSET $4 LIMIT 1
+"""
+_FIRST_FALSE = f"""
+WITH said AS (
+    SELECT seq, job_id,
+           CASE action WHEN 'CAPACITY_SET' THEN job_id ELSE '{INDEX_PREFIX}' || seq END AS ended_by, action::text
+      FROM scheduler.scheduler_log
+     WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS} AND NOT starts_with(job_id, '{INDEX_PREFIX}')
+), due AS (
+    SELECT s.seq, s.job_id, ended.seq AS ended_seq FROM said s LEFT JOIN LATERAL (
+        SELECT e.seq FROM scheduler.scheduler_log e
+         WHERE e.tenant_id = $1 AND e.job_id = s.ended_by AND e.seq > s.seq AND e.seq <= $4
+           AND e.action = s.action AND e.origin IS NULL
+         ORDER BY e.seq LIMIT 1) AS ended ON true
+)
+SELECT coalesce(d.seq, c.seq) AS seq, d.seq IS NOT NULL, c.seq IS NOT NULL
+  FROM due d FULL JOIN
+       (SELECT * FROM scheduler.commitments WHERE tenant_id = $1 AND seq > $2 AND seq <= $3) AS c ON c.seq = d.seq
+ WHERE (d.job_id, d.ended_seq) IS DISTINCT FROM (c.subject, c.ended_seq) OR d.seq IS NULL
+ ORDER BY 1 LIMIT 1
+"""
 
 
 class PromiseEntry(NamedTuple):
-    """One entry that says what is promised. Without an action the table names an entry that does not."""
+    """One entry that says what is promised."""
 
     seq: int
-    action: str | None
-    payload: str | None
+    action: str
+    payload: str
 
 
 async def take(connection: Connection, followed: Mapping[str, Sequence[FollowedEntry]]) -> None:
@@ -146,22 +166,76 @@ async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:
     await connection.execute(_EMPTY, tenant_ids)
 
 
-async def live(connection: Connection, tenant_id: str, head_seq: int) -> AsyncIterator[PromiseEntry]:
-    """All entries that make up what is promised at the head, in seq order, and revocations that were not followed yet;
-    the transaction holds the head locked."""
-    async for row in connection.cursor(_LIVE, tenant_id, head_seq, prefetch=ROWS_AT_ONCE):
-        yield PromiseEntry(*row)
+async def entries(
+    connection: Connection, check: EntryCheck, tenant_id: str, after_seq: int, upto_seq: int
+) -> AsyncIterator[PromiseEntry]:
+    """The entries of a range of seqs that change what is promised, in order, each recomputed. In a transaction.
+
+    Raises:
+        ChainDamagedError: one is not what was chained.
+    """
+    cursor = await connection.cursor(_ENTRIES, tenant_id, after_seq, upto_seq)
+    while rows := [tuple(row) for row in await cursor.fetch(ENTRIES_AT_ONCE)]:
+        await check.require(connection, tenant_id, rows)
+        for row in rows:
+            yield _promise_of(row)
 
 
-async def since(connection: Connection, tenant_id: str, after_seq: int, head_seq: int) -> AsyncIterator[PromiseEntry]:
-    """The entries after one seq that change what is promised."""
-    async for row in connection.cursor(_SINCE, tenant_id, after_seq, head_seq, prefetch=ROWS_AT_ONCE):
-        yield PromiseEntry(*row)
+async def head_seq(connection: Connection, tenant_id: str) -> int:
+    """Where the chain of the tenant ends, 0 where it has none."""
+    query = "SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1"
+    return await connection.fetchval(query, tenant_id) or 0
 
 
 async def page(
-    connection: Connection, tenant_id: str, as_of_seq: int, after_seq: int, limit: int, *, capacities: bool
+    connection: Connection,
+    check: EntryCheck,
+    tenant_id: str,
+    as_of_seq: int,
+    after_seq: int,
+    limit: int,
+    *,
+    capacities: bool,
 ) -> list[PromiseEntry]:
-    """What was promised once the entry ``as_of_seq`` was there, or what nodes had, by seq from above ``after_seq``."""
+    """What was promised once the entry ``as_of_seq`` was there, or what nodes had, by seq from above ``after_seq``.
+
+    Raises:
+        ChainDamagedError: an entry is not what was chained, or the table names one that promises nothing.
+    """
     rows = await connection.fetch(_PAGE, tenant_id, as_of_seq, after_seq, capacities, limit)
-    return [PromiseEntry(*row) for row in rows]
+    for row in rows:
+        if row[1] is None:
+            raise not_as_chained(tenant_id, _false(row[0], "names an entry that promises nothing"))
+    entries = [tuple(row)[1:] for row in rows]
+    await check.require(connection, tenant_id, entries)
+    return list(map(_promise_of, entries))
+
+
+async def followed_seq(connection: Connection, tenant_id: str) -> int:
+    """How far the table has followed the chain."""
+    return await connection.fetchval(_FOLLOWED, tenant_id) or 0
+
+
+async def first_false(connection: Connection, tenant_id: str, to_seq: int) -> Break | None:
+    """The first row of the table that is not what the entries up to ``to_seq`` say, or is missing; the table has
+    followed them. In a transaction that shows one state. Entries are taken as they are stored."""
+    after_seq = 0
+    while after_seq < to_seq:
+        asked = (tenant_id, after_seq, to_seq, COMPARED_AT_ONCE - 1)
+        upto_seq = await connection.fetchval(_RANGE_END, *asked) or to_seq
+        found = await connection.fetchrow(_FIRST_FALSE, tenant_id, after_seq, upto_seq, to_seq)
+        if found is not None:
+            seq, is_said, is_named = found
+            if not is_named:
+                return _false(seq, "lacks what this entry promises")
+            return _false(seq, "says something else of this entry" if is_said else "names what promises nothing")
+        after_seq = upto_seq
+    return None
+
+
+def _false(seq: int, what: str) -> Break:
+    return Break(seq, "projection", f"scheduler.commitments {what}", None, what)
+
+
+def _promise_of(row: Sequence[Any]) -> PromiseEntry:
+    return PromiseEntry(row[_SEQ], row[_ACTION], row[_PAYLOAD])

@@ -21,6 +21,7 @@ from tests.app.chains import until
 from tests.app.client import Client
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.shared import Shared, sharing
+from tests.app.test_commitments import free, placement, propose
 from tests.app.test_damaged_rows import assert_damage_told
 from tests.conftest import Database, connected_to
 
@@ -326,6 +327,84 @@ async def test_a_lowered_position_is_followed_from_the_first_entry_again(ledger:
     await until(lambda: ledger.breaks("projection"), "the position is compared")
     await ledger.followed()
     assert await ledger.statuses() == {"job-1": "FAILED"}
+
+
+# --- the table of commitments ---------------------------------------------------------------------
+
+FALSE_ROWS = [
+    "DELETE FROM scheduler.commitments WHERE tenant_id = $1 AND seq = 2",
+    "UPDATE scheduler.commitments SET ended_seq = 3 WHERE tenant_id = $1 AND seq = 2",
+    "UPDATE scheduler.commitments SET ended_seq = NULL WHERE tenant_id = $1 AND seq = 3",
+    "UPDATE scheduler.commitments SET subject = 'node:n1' WHERE tenant_id = $1 AND seq = 2",
+    "INSERT INTO scheduler.commitments VALUES ($1, 4, NULL, 'capsule:c')",
+    "DELETE FROM scheduler.commitments WHERE tenant_id = $1 AND seq = 1",
+    "UPDATE scheduler.commitments SET ended_seq = 2 WHERE tenant_id = $1 AND seq = 1",
+]
+
+
+async def promise(ledger: Ledger) -> None:
+    """What node ``n1`` has, capsule ``a`` on it, and ``b``, which is revoked: seqs 1 to 4 of a new tenant."""
+    has = {"tenant_id": ledger.tenant_id, "capacity": {"cpu_millis": 6000}}
+    (await ledger.client.put("/v1/nodes/n1/capacity", json=has)).raise_for_status()
+    for proposed in (placement("a", "n1"), placement("b", "n2"), {"kind": "Revocation", "index": 3}):
+        (await propose(ledger.client, proposed)).raise_for_status()
+    await ledger.followed()
+
+
+@pytest.mark.parametrize("edit", FALSE_ROWS[:2])
+async def test_no_capsule_is_placed_twice_whatever_the_table_says(
+    run_server: RunServer, superuser: asyncpg.Connection, edit: str
+) -> None:
+    async with run_server() as client:
+        await promise(ledger := Ledger(client, superuser))
+    await ledger.edit(edit)
+    async with run_server() as client:
+        again = (await propose(client, placement("a", "n3"))).json()
+        assert (again["reason"], again["blocking_index"]) == ("capsule-placed", 2)
+        full = (await propose(client, placement("d", "n1"), free("n1"))).json()
+        assert (full["reason"], full["free"]) == ("node-not-free", {"cpu_millis": 2000})
+
+
+async def test_a_forged_promise_keeps_its_tenant_from_being_judged(
+    run_server: RunServer, superuser: asyncpg.Connection
+) -> None:
+    async with run_server() as client:
+        await promise(ledger := Ledger(client, superuser))
+    await ledger.edit(
+        "UPDATE scheduler.scheduler_log SET payload = replace(payload::text, '4000', '4')::json"
+        " WHERE tenant_id = $1 AND seq = 2"
+    )
+    async with run_server() as client:
+        assert_damage_told(await propose(client, placement("d", "n1"), free("n1")))
+        assert "payload-digest at seq 2" in (await client.get("/readyz")).json()["checks"]["breaks"]["detail"]
+
+
+@pytest.mark.parametrize("edit", FALSE_ROWS)
+async def test_no_list_of_promises_believes_a_false_row(ledger: SharedLedger, edit: str) -> None:
+    await promise(ledger)
+    await ledger.edit(edit)
+    assert_damage_told(await ledger.get("/v1/commitments"), ledger.tenant_id)
+    assert ledger.breaks("projection")
+
+    async def is_listed() -> bool:
+        listed = [
+            (await ledger.get(path, **at)) for path in ("/v1/commitments", "/v1/nodes") for at in ({}, {"as_of_seq": 3})
+        ]
+        found = [[item["index"] for item in answer.json().get("items", ())] for answer in listed]
+        return found == [[2], [2, 3], [1], [1]]
+
+    await until(is_listed, "the table is written again")
+
+
+async def test_no_list_of_promises_serves_a_forged_entry(ledger: SharedLedger) -> None:
+    await promise(ledger)
+    await ledger.edit(
+        "UPDATE scheduler.scheduler_log SET payload = replace(payload::text, '000', '001')::json"
+        " WHERE tenant_id = $1 AND seq <= 2"
+    )
+    for path in ("/v1/commitments", "/v1/nodes"):
+        assert_damage_told(await ledger.get(path), ledger.tenant_id)
+    assert ledger.breaks("payload-digest") == [2, 1]
 
 
 # --- rows of Idempotency-Keys ---------------------------------------------------------------------

@@ -16,6 +16,7 @@ from app.service import Service
 from app.store import chaining
 from app.store.chaining import ChainHead, Step
 from app.store.chaining_at_once import AtOnce
+from app.store.entry_check import EntryCheck
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import IdempotencyReusedError
 from ledger.hlc import Hlc
@@ -40,11 +41,12 @@ def event(number: int, tenant_id: str, key: IdempotencyKey | None = None, kind: 
     return Pending(Lsn(number), Epoch(3), Hlc(2, number, "n"), kind, tenant_id, f"j{number}", payload, key, None)
 
 
+PROMISED = Promised(EntryCheck(lambda tenant_id: None))
 BATCH = (event(11, "acme"), event(12, "beta", KEY), event(13, "acme"))
 
 
 def linked(known: Mapping[str, ChainHead] | None = None) -> LinkedAtOnce:
-    at_once = LinkingAtOnce(known or {"acme": EMPTY, "beta": EMPTY}, Promised(), {}).link(BATCH)
+    at_once = LinkingAtOnce(known or {"acme": EMPTY, "beta": EMPTY}, PROMISED, {}).link(BATCH)
     assert at_once is not None
     return at_once
 
@@ -83,7 +85,7 @@ async def test_a_text_that_would_be_read_as_another_is_not_sent(
 ) -> None:
     odd = event(12, "beta", KEY)
     odd.job_id = job_id
-    at_once = LinkingAtOnce({"acme": EMPTY, "beta": EMPTY}, Promised(), {}).link((BATCH[0], odd, BATCH[2]))
+    at_once = LinkingAtOnce({"acme": EMPTY, "beta": EMPTY}, PROMISED, {}).link((BATCH[0], odd, BATCH[2]))
     assert at_once is not None
     assert await at_once.commit(connection, STEP) is AtOnce.UNSENT
     assert await committed(superuser) == NOTHING
@@ -92,7 +94,7 @@ async def test_a_text_that_would_be_read_as_another_is_not_sent(
 async def test_a_batch_of_one_has_no_values_but_its_own(
     connection: asyncpg.Connection[asyncpg.Record], superuser: asyncpg.Connection
 ) -> None:
-    at_once = LinkingAtOnce({"acme": EMPTY}, Promised(), {}).link(BATCH[:1])
+    at_once = LinkingAtOnce({"acme": EMPTY}, PROMISED, {}).link(BATCH[:1])
     assert at_once is not None
     assert await at_once.commit(connection, STEP) is AtOnce.CHAINED
     rows = await superuser.fetch(f"SELECT {', '.join(chaining.LOG_COLUMNS)} FROM scheduler.scheduler_log")
@@ -188,7 +190,7 @@ async def test_who_waits_for_a_head_sees_it_as_it_was_left(
 
 def test_what_is_to_be_asked_first_is_not_linked() -> None:
     known = {"acme": EMPTY, "odd": ChainHead(3, None, None)}
-    linking = LinkingAtOnce(known, Promised(), {})
+    linking = LinkingAtOnce(known, PROMISED, {})
     assert linking.link([event(1, "acme")] * ENTRIES_MAX) is not None
     assert linking.link([event(1, "acme")] * (ENTRIES_MAX + 1)) is None
     assert linking.link([event(1, "acme"), event(2, "beta")]) is None, "a head that is not known"

@@ -14,6 +14,7 @@ from app.read import checking, full_walk
 from app.store.chain_reader import consistent_reader
 from ledger.verification import ASPECTS, PROMISED_COLUMNS, Break, Verdict, verify
 from tests.app import test_tamper as tamper
+from tests.app.chain_builder import edit as edit_rows
 from tests.app.chain_builder import insert, unguarded
 from tests.app.chain_builder import replace as put
 from tests.app.chains import followed, until
@@ -178,7 +179,7 @@ async def test_the_service_judges_its_own_chain_and_names_an_edited_table(
     assert found["first_break"]["seq"] == first  # type: ignore[index]
 
 
-async def test_a_node_that_knows_better_names_what_another_accepts_by_an_edited_table(
+async def test_a_node_that_knows_better_names_what_another_accepts_by_an_edited_log(
     run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection
 ) -> None:
     async with run_server(make_settings("one")) as one:
@@ -187,11 +188,12 @@ async def test_a_node_that_knows_better_names_what_another_accepts_by_an_edited_
         first, *_ = [(await propose(one, placement(name, "n1"), free("n1"))).json()["index"] for name in "abd"]
         (await one.put("/v1/nodes/n1/capacity", json=has)).raise_for_status()
         await until(lambda: followed(superuser), "the table follows")
-        async with unguarded(superuser):
-            await superuser.execute("DELETE FROM scheduler.commitments WHERE seq = $1", first)
+        called = "UPDATE scheduler.scheduler_log SET action = $2 WHERE tenant_id = 'acme' AND seq = $1"
         async with run_server(make_settings("two")) as two:
+            await edit_rows(superuser, called, first, "JOB_PROGRESS")
             assert (await propose(two, placement("c", "n2"))).status_code == 201
             again = (await propose(two, placement("a", "n2"))).json()
+            await edit_rows(superuser, called, first, "PROPOSE_ACCEPTED")
             assert (await two.get("/readyz")).json()["checks"]["breaks"]["ok"]
         assert again["verdict"] == "accepted"
 
