@@ -197,6 +197,17 @@ class Metrics:
         )
         gauge.set_function(open_breaks)
 
+    def watch_unsigned(self, interval_s: float, age_s: Callable[[], float]) -> None:
+        """Report how long entries have waited for a snapshot, and after how long one is due."""
+        interval = Gauge("scheduler_batch_interval_seconds", "A snapshot is due after so long", registry=self.registry)
+        interval.set(interval_s)
+        age = Gauge(
+            "scheduler_unsigned_age_seconds",
+            "How long the oldest entry without a snapshot has waited, 0 where snapshots are off",
+            registry=self.registry,
+        )
+        age.set_function(age_s)
+
     def watch_webhooks(self, state: Callable[[], tuple[int, float]]) -> None:
         """Report how many webhooks this node delivers to, and for how long the one that fails longest has."""
         held = Gauge("webhooks_held", "Webhooks that this node delivers to", registry=self.registry)

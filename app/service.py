@@ -144,6 +144,7 @@ class Service:
         self.keys = KeyInUse(started.key_chain, self.metrics)
         self.keys.not_admitted = started.not_admitted
         self.notary = self._make_notary(started)
+        self.metrics.watch_unsigned(settings.chain.batch_interval.total_seconds(), self.notary.unsigned_age_s)
         self.upkeep = Upkeep(started, pool, self.writer, self.quarantine, lambda: self.notary.signed_lsn)
         scrub_interval_s = settings.wal.scrub_interval.total_seconds()
         self.scrub = LogScrub(

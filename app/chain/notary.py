@@ -539,6 +539,14 @@ class Notary:
         self._is_more_due = few != overdue
         return few
 
+    def unsigned_age_s(self) -> float:
+        """How long the oldest entry without a snapshot has waited; 0 where there is none, or snapshots are off."""
+        if not self.sign_snapshots:
+            return 0.0
+        now_s = time.monotonic()
+        since_s = (tenant.unsigned_since_s for tenant in tuple(self._tenants.values()))
+        return now_s - min((each for each in since_s if each is not None), default=now_s)
+
     def _move_mark(self) -> None:
         """Raise ``signed_lsn`` once every tenant that was unsigned at the mark has been signed that far."""
         lsn, waiting = self._mark

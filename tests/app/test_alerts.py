@@ -82,6 +82,8 @@ class Measured:
     )
     waiting: int = 0
     breaks: int = 0
+    batch_interval_s: float = 10.0
+    unsigned_age_s: float = 0.0
     lease_reached: bool = True
     scrub_ended_s: float = BEGAN_S
     webhook_failing_s: float = 0.0
@@ -97,6 +99,7 @@ class Measured:
         metrics = self.metrics
         metrics.watch(self.node, lambda: self.waiting, 1000)
         metrics.watch_breaks(lambda: self.breaks)
+        metrics.watch_unsigned(self.batch_interval_s, lambda: self.unsigned_age_s)
         metrics.watch_lease(lambda: self.lease_reached)
         metrics.watch_scrub(7 * DAY_S, lambda: self.scrub_ended_s, lambda: 0)
         metrics.watch_webhooks(lambda: (1, self.webhook_failing_s))
@@ -125,10 +128,6 @@ def _refuse_times(measured: Measured) -> None:
 def _sync_slowly(measured: Measured) -> None:
     for _ in range(10):
         measured.metrics.wal_sync_seconds.observe(0.3)
-
-
-def _chain_unsigned(measured: Measured) -> None:
-    measured.metrics.chain_entries.inc(100)
 
 
 def _changed(**values: Any) -> Callable[[Measured], None]:
@@ -160,14 +159,14 @@ FAULTS: Mapping[str, Callable[[Measured], object]] = {
     "WebhookDeadLetters": lambda measured: measured.metrics.webhook_dead_letters.inc(),
     "RequestsFail": lambda measured: measured.metrics.observe_request("POST", "/v1/jobs", 503, 0.01),
     "SlowFsync": _sync_slowly,
-    "SnapshotsMissing": _chain_unsigned,
+    "SnapshotsMissing": _changed(unsigned_age_s=911.0),
     "TimestampsFailing": lambda measured: measured.metrics.timestamp_failures.inc(),
     "StatsNotWritten": lambda measured: measured.metrics.stats_write_failures.inc(),
     "SignerFails": lambda measured: measured.metrics.signing_failures.inc(2),
     "ClockSkewRefused": _refuse_times,
     "UnsignedGrowth": _fails("signing"),
 }
-IDLE = {"ChainingStalled", "SnapshotsMissing", "TimestampsFailing"}
+IDLE = {"ChainingStalled", "TimestampsFailing"}
 """Alerts on what is not done: nothing else is done beside their fault."""
 
 
@@ -186,6 +185,14 @@ def test_an_alert_fires_on_its_fault_and_not_before(alert: str) -> None:
     every_s = 1500.0 if alert == "TimestampsFailing" else EVERY_S
     scrapes = times(measured.text, 16, scrapes, fail, every_s)
     assert alert in firing(scrapes)
+
+
+def test_snapshots_that_are_due_after_an_hour_are_not_missed_before() -> None:
+    measured = Measured(batch_interval_s=3600.0, unsigned_age_s=3600.0)
+    scrapes = times(measured.text, 1, [])
+    assert firing(scrapes) == set()
+    measured.unsigned_age_s = 4501.0
+    assert firing(times(measured.text, 1, scrapes)) == {"SnapshotsMissing"}
 
 
 def test_a_node_that_does_not_answer_is_missed() -> None:

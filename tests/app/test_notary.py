@@ -364,6 +364,7 @@ async def test_a_node_that_signs_no_snapshots_still_signs_checkpoints_and_may_fo
         with pytest.raises(SigningUnavailableError):
             await service.notary.sign_now("acme")
         assert await snapshots_of(superuser, "acme") == []
+        assert service.notary.unsigned_age_s() == 0, "none is due"
         await until(lambda: service.notary.signed_lsn == service.node.chained.lsn, "the WAL is covered")
 
 
@@ -373,6 +374,7 @@ async def test_snapshots_go_on_from_those_of_an_earlier_process(
     for count in (7, 1, 25):
         async with run_node(rarely) as service:
             await write(service, "acme", count)
+            await until(lambda service=service: service.notary.unsigned_age_s() > 0, "entries wait")
             await service.notary.sign_now("acme")
     snapshots = await snapshots_of(superuser, "acme")
     assert snapshots[-1]["to_seq"] == 33
