@@ -1,7 +1,7 @@
 """Files as they are opened, those that appear under their name only once they are whole, and those with a secret.
 
-Every file that somebody names, or that stands in a folder, is opened by ``open_regular``: reading a FIFO or a device in
-its place would wait for ever.
+Keys, tokens, certificates, bundles, receipts, and what stands in a folder of ours are opened by ``open_regular``:
+reading a FIFO or a device in their place would wait for ever. Output may go to either (``whole_file``).
 
 Written and fsynced under another name, then renamed, folder fsynced. A file with a secret has mode 0600 and is linked
 into place, which never overwrites; where group or others can reach it, it is refused, and no rights are ever changed.

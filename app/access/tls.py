@@ -118,7 +118,7 @@ def _expires_at(path: Path, setting: str) -> datetime:
         ConfigurationError: it cannot be read, or holds none.
     """
     try:
-        return min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(path.read_bytes()))
+        return min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(files.read_regular(path)))
     except OSError as error:
         raise ConfigurationError(f"{setting} {path} cannot be read: {error.strerror}") from None
     except ValueError:

@@ -13,9 +13,11 @@ import typer
 
 from ledger.errors import ConfigurationError
 from ledger.secret_text import token_in, token_text
+from signing import files
 
 VARIABLE = "TALLY_TOKEN"
 _of_file: str | None = None
+_REMEDY = f"What a command prints can be given as {VARIABLE}"
 
 
 def option() -> Any:
@@ -41,9 +43,9 @@ def _read(_context: object, _parameter: object, path: str | Path | None) -> None
     if path is None:
         return
     try:
-        _of_file = token_in(Path(path).read_bytes(), f"--token-file {path}")
+        _of_file = token_in(files.read_regular(path), f"--token-file {path}")
     except OSError as error:
-        raise ConfigurationError(f"--token-file {path} cannot be read: {error.strerror}") from None
+        raise ConfigurationError(f"--token-file {path} cannot be read: {error.strerror}. {_REMEDY}") from None
     if not _of_file:
         raise ConfigurationError(f"--token-file {path} is empty: it should hold a token, as tally token new prints it")
 

@@ -39,6 +39,7 @@ from ledger.errors import LedgerError, ProofError, SignatureError
 from ledger.machines.events import SYSTEM_TENANT
 from ledger.merkle import verify_consistency
 from ledger.secret_text import token_in
+from signing import files
 from signing.checkpoint import Checkpoint, open_checkpoint, read, signer_of
 from signing.keys import Keyring, PublicKey
 from signing.note import is_signed_by
@@ -149,7 +150,7 @@ class Peer:
         ca, token_file = self.settings.ca, self.settings.token_file
         if self._context is None:
             # It reads the certificate authorities, which takes longer than a turn of the event loop may.
-            self._context = await asyncio.to_thread(ssl.create_default_context, cafile=ca)
+            self._context = await asyncio.to_thread(_context_of, ca)
         token = None if token_file is None else await asyncio.to_thread(_token_in, token_file)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         return client_of(self._context, timeout_s=TIMEOUT_S, base_url=self.settings.url, headers=headers)
@@ -332,11 +333,22 @@ async def _admit(chain: _Chain, from_seq: int, to_seq: int, proof: Sequence[byte
         ) from error
 
 
+def _context_of(ca: Path | None) -> ssl.SSLContext:
+    """What connections to the peer are made with.
+
+    Raises:
+        OSError: the file of certificate authorities cannot be read, or is no regular file.
+    """
+    if ca is not None:
+        files.open_regular(ca).close()
+    return ssl.create_default_context(cafile=ca)
+
+
 def _token_in(file: Path) -> str:
     """The token that is shown to the peer; an empty one is not.
 
     Raises:
         ConfigurationError: what the file holds is none.
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is no regular file.
     """
-    return token_in(file.read_bytes(), str(file))
+    return token_in(files.read_regular(file), str(file))

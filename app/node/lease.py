@@ -16,7 +16,8 @@ from typing import Protocol
 import structlog
 
 from app.store.leases import Held
-from ledger.errors import FencedError, LedgerError
+from ledger.errors import FencedError, LedgerError, StartRefusedError
+from signing.files import read_regular
 from wal.segment import store_file
 
 LOOKS_A_TTL = 5
@@ -31,11 +32,21 @@ log = structlog.get_logger()
 
 
 def holder_of(folder: Path) -> str:
-    """The holder that every run on this WAL folder is, made once."""
+    """The holder that every run on this WAL folder is, made once.
+
+    Raises:
+        StartRefusedError: the file with its name cannot be read.
+    """
     path = folder / HOLDER_NAME
     if not path.exists():
         store_file(path, secrets.token_hex(8).encode())
-    return path.read_text()
+    try:
+        return read_regular(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartRefusedError(
+            f"the name of this node as a holder of leases cannot be read from {path}: {error}. Remove it: the next "
+            "start makes another one, and waits until the lease has run out"
+        ) from error
 
 
 class Leases(Protocol):

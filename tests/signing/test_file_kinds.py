@@ -12,7 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import ArchiveInvalidError, ConfigurationError, NotABundleError, WalCorruptError, WalError
+from app.access.tls import _expires_at
+from app.cli import bearer
+from app.exchange.peer import _context_of, _token_in
+from app.node.lease import HOLDER_NAME, holder_of
+from ledger.errors import (
+    ArchiveInvalidError,
+    ConfigurationError,
+    NotABundleError,
+    StartRefusedError,
+    WalCorruptError,
+    WalError,
+)
 from objects.store import ArchiveStore
 from signing import files
 from signing.anchors import Outsiders
@@ -29,6 +40,7 @@ from tests.ledger.ledger_in_memory import SIGNER, build
 from tests.wal.logs import naive_segment
 from wal import control
 from wal import inspect as wal_inspect
+from wal.replication.tls import PeerTls, TlsFiles
 
 
 def tar_of_text() -> bytes:
@@ -113,9 +125,21 @@ def test_what_is_no_regular_file_is_refused_at_once(irregular: tuple[Path, str])
         load_authorities(path)
     with pytest.raises(ConfigurationError, match=name):
         files.read(path)
+    for reading in (_token_in, _context_of):
+        with pytest.raises(OSError, match=name):
+            reading(path)
+    with pytest.raises(ConfigurationError, match=rf"{name}\. What a command prints can be given as TALLY_TOKEN"):
+        bearer._read(None, None, path)
+    with pytest.raises(ConfigurationError, match=f"tls.cert .* {name}"):
+        _expires_at(path, "tls.cert")
+    with pytest.raises(ConfigurationError, match="is not a regular file"):
+        PeerTls(TlsFiles(None, None, path), server_side=False)
     if name != "a folder":
         with pytest.raises(ConfigurationError, match=name):
             Keyring.load(path)
+    path.rename(path.with_name(HOLDER_NAME))
+    with pytest.raises(StartRefusedError, match=f"{name}.* Remove it"):
+        holder_of(path.parent)
 
 
 def test_a_fifo_in_an_archive_is_named_and_not_waited_for(tmp_path: Path) -> None:

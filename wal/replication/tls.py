@@ -64,6 +64,10 @@ class PeerTls:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         cert, key, ca = self._files
+        for path in self._files.paths:
+            # What is not there is named below.
+            if path.exists() and not path.is_file():
+                raise ConfigurationError(f"{path} is not a regular file, and is not waited for")
         try:
             if key is not None and key.stat().st_mode & OTHERS:
                 raise ConfigurationError(
