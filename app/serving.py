@@ -20,10 +20,10 @@ from collections.abc import Callable
 
 import structlog
 
-from app.background import stop_signals
 from app.config import Settings
 from app.http.listener import listening
 from app.main import running
+from terminal import stop_signals
 
 GC_ALLOCATIONS = 250_000
 """Allocations between collections of the young generation: the events under way are many, and none is a cycle."""
@@ -43,7 +43,8 @@ async def serve(
     on_ready: Callable[[str], None] | None = None,
     on_stop: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run the service until SIGINT, SIGTERM or a failure of the node; returns the exit code.
+    """Run the service until a signal that stops a process (docs/runbook.md, Stopping) or a failure of the node; returns
+    the exit code.
 
     With ``own_port`` the port is shared with other nodes, and this one listens there on loopback too. ``on_ready`` is
     called with the base URL once requests are answered, ``on_stop`` when it is time to stop.

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import structlog
 
-from app.background import stop_signals
 from app.config import Settings
 from ledger.errors import ConfigurationError, StartRefusedError
 from ledger.exit_code import ExitCode
+from terminal import stop_signals
 
 PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 30.0
 """Before a node that ended is started again; twice as long each time it was not ready."""
@@ -31,7 +31,8 @@ log = structlog.get_logger()
 
 
 async def run(settings: Settings, count: int) -> int:
-    """Keep ``count`` nodes running until SIGINT or SIGTERM, or until the first start of one is refused; the exit code.
+    """Keep ``count`` nodes running until a signal that stops a process (docs/runbook.md, Stopping), or until the first
+    start of one is refused; the exit code.
 
     The first begins alone, so that it is its key with which a new ledger begins.
 

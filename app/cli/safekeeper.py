@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import structlog
 import typer
 
-from app.background import stop_signals
 from app.cli.safekeeper_metrics import KeeperMetrics, listen_for_scrapes, serve_metrics
 from app.logs import DRAIN_S, configure_logs
 from app.setting_types import Bounds, parse_duration
@@ -23,6 +22,7 @@ from ledger.errors import ArchiveUnavailableError, ConfigurationError, LedgerErr
 from ledger.exit_code import ExitCode
 from ledger.names import GATE
 from ledger.secret_text import secret_text
+from terminal import stop_signals
 from terminal.options import Json
 from terminal.outcome import CommandExit, err, tell
 from wal.replication import archived, server
@@ -75,7 +75,7 @@ def serve(
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Keep the WALs of nodes, until SIGTERM, SIGINT, SIGHUP or SIGQUIT.
+    """Keep the WALs of nodes, until a signal that stops a process (docs/runbook.md, Stopping).
 
     A node may write the log that its certificate names (common name, or a DNS
     name among the alternative ones). Without certificates every node on this

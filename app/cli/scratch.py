@@ -17,9 +17,9 @@ from typing import NoReturn
 
 import httpx
 
-from app.background import stop_signals
 from app.cli.serve import embedded_postgres
 from ledger.errors import StartRefusedError
+from terminal import stop_signals
 from terminal.outcome import CommandExit
 
 START_TIMEOUT_S = 120.0

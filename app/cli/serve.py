@@ -19,13 +19,13 @@ import structlog
 import typer
 import uvloop
 
-from app.background import stop_signals
 from app.background.stop_deadline import StopDeadline
 from app.cli import nodes
 from app.config import Settings, load_settings
 from app.logs import DRAIN_S, configure_logs, drain_logs, write_line
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
+from terminal import stop_signals
 from terminal.options import Json
 from terminal.outcome import CommandExit, err, tell
 

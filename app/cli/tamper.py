@@ -19,7 +19,6 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from app.background import stop_signals
 from app.cli.client import LedgerClient
 from app.cli.scratch import scratch_folder, scratch_service
 from app.cli.serve import embedded_postgres
@@ -27,6 +26,7 @@ from app.cli.verify_against import Request
 from ledger.exit_code import ExitCode
 from signing.anchors import NOBODY
 from signing.keys import Keyring
+from terminal import stop_signals
 from terminal.options import Json
 from terminal.outcome import CommandExit, err, fail, out, print_json
 

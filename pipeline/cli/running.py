@@ -19,6 +19,7 @@ from ledger.errors import LedgerError
 from pipeline.gateway import is_submitted, told
 from pipeline.masters import is_local
 from pipeline.spark import spark_session
+from terminal import stop_signals
 from terminal.outcome import CommandExit, err, fail
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ LOOK_INTERVAL_S: Final = 0.5
 FOLDER_VARIABLE: Final = "TALLY_PIPELINE_LOGS"
 LOG_FILES_MAX: Final = 50
 """How many there are at most, that of the run which begins included."""
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class InterruptedBySignalError(CommandExit):
@@ -62,9 +62,8 @@ class _Interruption:
 
     def install(self) -> None:
         """From now on the signals that ask to stop end the command; one that it was started to ignore it ignores."""
-        for number in STOP_SIGNALS:
-            if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._unwind)
+        for number in stop_signals.handled_signals():
+            signal.signal(number, self._unwind)
         signal.signal(signal.SIGALRM, self._unwind)
 
     def end(self) -> None:
@@ -92,7 +91,8 @@ _interruption = _Interruption()
 
 
 def unwind_on_signals() -> None:
-    """From now on ``STOP_SIGNALS`` end the command in order: jobs are cancelled, Spark stops, files are whole."""
+    """From now on the signals that stop a process end the command in order: jobs are cancelled, Spark stops, files are
+    whole."""
     _interruption.install()
 
 

@@ -19,9 +19,9 @@ import psutil
 import pytest
 import uvloop
 
-from app.background import stop_signals
 from app.cli.serve import StopWhileStarting
 from app.dev.embedded import EmbeddedPostgres
+from terminal import stop_signals
 from terminal.outcome import CommandExit
 from tests.app.chains import until
 from tests.conftest import Database

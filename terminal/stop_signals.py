@@ -33,14 +33,14 @@ _IGNORED: Final = _known("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF"
 _REAL_TIME: Final = range(getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", -1) + 1)
 
 
-def heeded() -> tuple[signal.Signals, ...]:
+def handled_signals() -> tuple[signal.Signals, ...]:
     """Those of ``STOP_SIGNALS`` that this process was not started to ignore."""
     return tuple(each for each in STOP_SIGNALS if each in _ALWAYS or signal.getsignal(each) is not signal.SIG_IGN)
 
 
 def take(handler: Handler) -> None:
     """Have ``handler`` called at each of those from now on, and ignore what is not meant to end a process."""
-    for number in heeded():
+    for number in handled_signals():
         signal.signal(number, handler)
     for other in (*_IGNORED, *_REAL_TIME):
         if signal.getsignal(other) is signal.SIG_DFL:
@@ -49,13 +49,13 @@ def take(handler: Handler) -> None:
 
 def hold() -> None:
     """Let the signals wait until they are handled: an exception raised by one inside an event loop would break it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, heeded())
+    signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())
 
 
 def handle(stop: Callable[[], object]) -> None:
     """Call ``stop`` from the running loop at each signal, also at one that was held."""
     loop = asyncio.get_running_loop()
-    numbers = heeded()
+    numbers = handled_signals()
     for number in numbers:
         loop.add_signal_handler(number, stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
