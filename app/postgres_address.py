@@ -116,7 +116,7 @@ def parse_address(url: str) -> Address:
     """The address that ``url`` is.
 
     Raises:
-        ConfigurationError: it names what is no parameter, or one that cannot be heeded. Its values are not repeated.
+        ConfigurationError: it names what is no parameter, or one that is not supported. Its values are not repeated.
     """
     if "://" not in url:
         raise ConfigurationError("the address of PostgreSQL must be like postgresql://user:password@host:5432/database")
@@ -160,17 +160,17 @@ def _parameters(query: str) -> dict[str, str]:
 
 
 def _check(name: str, value: str) -> None:
-    """Raises ConfigurationError unless the parameter is one that can be heeded."""
+    """Raises ConfigurationError unless the parameter is supported."""
     if name not in NAMES:
         near = get_close_matches(name, NAMES, n=1)
         meant = f"did you mean {near[0]}?" if near else "a setting of the session is options=-c%20NAME%3DVALUE"
         raise ConfigurationError(f"{name!r} is no parameter of an address of PostgreSQL: {meant}")
     if name in _REFUSED:
-        raise ConfigurationError(f"the parameter {name} of the address cannot be heeded: {_REFUSED[name]}")
+        raise ConfigurationError(f"the parameter {name} of the address is not supported: {_REFUSED[name]}")
     allowed = _AS_IT_IS.get(name)
     if allowed is not None and value.lower() not in allowed:
         raise ConfigurationError(
-            f"the parameter {name} of the address cannot be heeded, unless it is {' or '.join(allowed)}"
+            f"the parameter {name} of the address is not supported, unless it is {' or '.join(allowed)}"
         )
     if (name == "connect_timeout" or name in _KEEPALIVE) and not re.fullmatch("[0-9]{1,9}", value):
         raise ConfigurationError(f"the parameter {name} of the address must be a whole number, 0 or more")

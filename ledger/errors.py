@@ -89,7 +89,8 @@ class WalFilesError(WalError):
 
 NODE_REMEDY = (
     "On a node: where safekeepers vote, start it again, and it takes the log from them. Else restore the WAL folder "
-    "from a copy, or start once with --accept-lost-wal to give up the records that cannot be read"
+    "from a copy, or start once with --accept-lost-wal: what is sound in this folder is appended again, what is not is "
+    "given up and named in _system"
 )
 
 

@@ -229,7 +229,7 @@ class SnapshotAnswer(ListedSnapshot):
 
 
 class AcknowledgedBreak(TypedDict):
-    """A break that verification found and somebody has seen."""
+    """A break that a part of the node met and somebody has seen."""
 
     kind: str
     seq: int

@@ -77,7 +77,7 @@ async def verify_chain(
 async def acknowledge_breaks(
     parts: PartsDep, caller: CallerDep, wanted: Annotated[AcknowledgeRequest, json_body(AcknowledgeRequest)]
 ) -> Response:
-    """Say that somebody has seen breaks that this node's verification found: of one kind and seq, or all of the tenant.
+    """Say that somebody has seen breaks that this node met: of one kind and seq, or all of the tenant.
     Those of `_system` include records of this node's WAL that are lost, kind `wal-lost`.
 
     Each is an entry of `_system`. `/readyz` and the metrics report it until it is mended too: a whole verification

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.http.unknown_fields import meant_by, told_of
+from app.http.unknown_fields import first_error, nearest_field
 from app.validation_words import words_of
 from ledger import errors
 
@@ -222,7 +222,7 @@ def invalid(
         # A tag is chosen before any field is looked at.
         path, message = _wrong_tag(first, error.errors(include_url=False)[0]["input"])
     else:
-        path, message = told_of(items, form)
+        path, message = first_error(items, form)
     # A tag stands first, or behind the field whose value it is of.
     return _wrong(tuple(part for at, part in enumerate(path) if at > 1 or part not in tags), message)
 
@@ -230,7 +230,7 @@ def invalid(
 def _wrong_tag(item: Mapping[str, Any], given: object) -> tuple[tuple[str | int, ...], str]:
     name = item["ctx"]["discriminator"].strip("'") if "ctx" in item else "type"
     if item["type"] == "union_tag_not_found":
-        meant = meant_by(given, name)
+        meant = nearest_field(given, name)
         if meant is not None:
             return (*item["loc"], meant), f"there is no such field; the nearest is {name}, which is required"
         return (*item["loc"], name), "is required"

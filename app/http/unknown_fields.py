@@ -14,7 +14,7 @@ LISTED_MAX: Final = 16
 """Fields that are listed where none is near; of more it is said how many."""
 
 
-def told_of(items: Sequence[Mapping[str, Any]], form: TypeAdapter[Any] | None) -> tuple[tuple[str | int, ...], str]:
+def first_error(items: Sequence[Mapping[str, Any]], form: TypeAdapter[Any] | None) -> tuple[tuple[str | int, ...], str]:
     """Where the first thing is that ``items``, errors of pydantic, found wrong, and what. An unknown field comes before
     a missing one beside it, which it may stand for. ``form`` is what was not met, None where it is not known."""
     first = items[0]
@@ -31,7 +31,7 @@ def told_of(items: Sequence[Mapping[str, Any]], form: TypeAdapter[Any] | None) -
     return (*parent, name), _unknown(name, missing, known)
 
 
-def meant_by(given: object, name: str) -> str | None:
+def nearest_field(given: object, name: str) -> str | None:
     """The member of ``given`` that may stand for the one called ``name``, which it lacks."""
     return nearest(name, [key for key in given if isinstance(key, str)]) if isinstance(given, dict) else None
 

@@ -137,8 +137,8 @@ def judge_wal(
             raise StartRefusedError(
                 f"Postgres knows node {node_id} by WAL {position.wal_id}, the folder holds {found}: the disk was "
                 f"lost or swapped. Put the right folder where {node_id} is now in wal.dir, choose another node_id, or "
-                "start once with --accept-lost-wal to give up whatever was not chained above LSN "
-                f"{position.chained_lsn}, and what {quarantine.NAME} lists below it"
+                "start once with --accept-lost-wal: what is sound in this folder is appended again, what is not is "
+                f"given up and named in _system, and so is what {quarantine.NAME} lists"
             )
         return True
     if known.epoch < position.epoch:
@@ -148,8 +148,8 @@ def judge_wal(
                 "another copy of it has been written since, or somebody raised the epoch in scheduler.wal_positions. "
                 "Start that copy. If there is none, set the epoch in that row back to "
                 f"{known.epoch}: then nothing is lost. Only where there was one and it is lost, start this one once "
-                f"with --accept-lost-wal to give up whatever was not chained above LSN {position.chained_lsn}, "
-                f"and what {quarantine.NAME} lists below it"
+                "with --accept-lost-wal: what is sound in this folder is appended again, what is not is given up and "
+                f"named in _system, and so is what {quarantine.NAME} lists"
             )
         return True
     if known.chained_lsn > position.chained_lsn and not restoring:

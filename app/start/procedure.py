@@ -156,8 +156,8 @@ async def start_node(
             if members is not None and settings.wal.ack_mode.is_replicated:
                 lease = lease_of(settings, database_url, folder, who.node_id, members.run)
             # 2. the lease  3. the database
-            tell = partial(_tell_whether_it_could_sign, settings, folder, database_url)
-            async with _held(lease, takeover, tell), connected_to_keep(database_url) as connection:
+            check_keys = partial(_check_standby_keys, settings, folder, database_url)
+            async with _held(lease, takeover, check_keys), connected_to_keep(database_url) as connection:
                 started = await _start_locked(
                     settings, who, folder, lock, connection, members, accept_lost_wal, takeover
                 )
@@ -195,7 +195,7 @@ async def _held(
         keeping.cancel()
 
 
-async def _tell_whether_it_could_sign(settings: Settings, folder: Path, database_url: str) -> None:
+async def _check_standby_keys(settings: Settings, folder: Path, database_url: str) -> None:
     """A standby waits, perhaps for months: say now that its keys do not count, not once it is needed."""
     try:
         async with asyncio.timeout(STANDBY_CHECK_TIMEOUT_S), connected_for_now(database_url) as connection:

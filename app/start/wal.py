@@ -169,7 +169,7 @@ async def find_wal(
             raise StartRefusedError(
                 f"Postgres has chained up to LSN {chained_lsn}, but the WAL of node {node_id} begins with "
                 f"{recovered.first_lsn}: segments were removed, or the database went back. Bring them or the newer "
-                "database back, or start once with --accept-lost-wal to give up what is between"
+                "database back, or start once with --accept-lost-wal: what is between is given up and named in _system"
             )
         if not restoring:
             lost.append((chained_lsn + 1, recovered.first_lsn - 1))
@@ -228,7 +228,7 @@ def _give_up_held(
         raise StartRefusedError(
             f"{quarantine.NAME} lists LSN {gone[0][0]}, which is not chained yet, but the WAL of node {node_id} goes "
             f"from {recovered.first_lsn} to {recovered.last_lsn}: segments were removed. Bring them back, or start "
-            "once with --accept-lost-wal to give up what they held"
+            "once with --accept-lost-wal: what they held is given up and named in _system"
         )
     for damage in held.values():
         damage.lsns = {lsn for lsn in damage.lsns if lsn in found}

@@ -1,12 +1,13 @@
 """Entries are recomputed when they are read, before anything of them is shown.
 
-Each entry is compared with three things, none of which is a row that can be edited together with it::
+Each entry is checked in four ways, none of which rests on a row that can be edited together with it::
 
-    payload_digest == SHA-256(payload)        the row by itself
-    chain_link == link over its columns       the row by itself
+    payload_digest == SHA-256(payload)            the row by itself
+    chain_link == link over its columns           the row by itself
+    its form is that of an entry of a ledger      the row by itself (``ledger.chain.form``)
     leaf hash of the link == that of the tree     where the checkpoint that this node keeps beside its WAL covers it
 
-The third needs a tile of the tree. A tile is itself a row, so it counts once the proof that is made of it leads to the
+The fourth needs a tile of the tree. A tile is itself a row, so it counts once the proof that is made of it leads to the
 root of the kept checkpoint. It is remembered then: hashes of leaves that a checkpoint covers never change.
 """
 

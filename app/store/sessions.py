@@ -45,7 +45,7 @@ async def connect(
     ``timeout_s`` bounds the wait for the server unless the address has a ``connect_timeout``.
 
     Raises:
-        ConfigurationError: the address names what cannot be heeded.
+        ConfigurationError: the address names what is not supported.
         DATABASE_FAULTS: there is none now, or this login may not set a setting, which is named.
     """
     address = parse_address(url)

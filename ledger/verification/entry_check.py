@@ -396,7 +396,7 @@ def first_break_in(
 
 def leaves_of(tenant_id: str, rows: Sequence[tuple[Any, ...]]) -> list[bytes] | Break:
     """Leaf hashes of rows of ``ENTRY_COLUMNS``, in any order, each recomputed from the columns of its row; or what is
-    wrong with the first row whose payload digest, HLC or link is not that of its columns."""
+    wrong with the first row whose payload digest, HLC or link is not that of its columns, or that no ledger writes."""
     leaves = native.leaves_of_entries(Linker(tenant_id).prefix, rows)
     return _leaves_one_by_one(tenant_id, rows) if leaves is None else leaves
 

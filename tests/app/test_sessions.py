@@ -167,7 +167,7 @@ def test_every_parameter_of_libpq_is_taken_or_refused_by_name() -> None:
         ("sslmode", "'sslmode' of the address has no value"),
     ],
 )
-def test_a_parameter_that_cannot_be_heeded_is_refused_by_name(query: str, said: str) -> None:
+def test_a_parameter_that_is_not_supported_is_refused_by_name(query: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         parse_address(f"postgresql://user:secret@host/db?{query}")
 

@@ -64,7 +64,7 @@ export const CHECKS = {
   ],
   breaks: [
     "Breaks in chains",
-    "Verification found entries that were changed, removed or added behind the ledger's back. Keep the database as it is, verify the tenant here, and compare with a bundle or a backup. It stays red until the rows are restored, a whole verification is valid, and somebody has acknowledged the break; the detail says which is missing.",
+    "Stored rows are not what was chained; the detail says which part of the node met them. Keep the database as it is, verify the tenant here, and compare with a bundle or a backup. It stays red until the rows are restored, a whole verification is valid, and somebody has acknowledged the break; the detail says which is missing.",
   ],
   lost: [
     "Lost records",
