@@ -288,7 +288,7 @@ STRAYS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a journal of checkpoints that is none": (NAME, _noise, "checkpoints.journal is no journal of checkpoints"),
     "a folder in the place of the checkpoints": (NAME, _folder, "checkpoints.journal cannot be read"),
     "a folder in the place of the lock": ("LOCK", _folder, "cannot be used: .*LOCK.* move away what stands"),
-    "a folder in the place of the keys": ("keys", _folder, "keys, which says with what key .* is damaged .*directory"),
+    "a folder in the place of the keys": ("keys", _folder, "keys, which says with what key .* .*not a regular file"),
     "a folder in the place of the control file": ("control", _folder, "control cannot be read"),
     "a segment that leads nowhere": (
         f"{99:020d}-9.wal",
