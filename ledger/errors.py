@@ -337,13 +337,16 @@ class ChainDamagedError(LedgerError):
     """Stored rows of one tenant are not what they must be: what hangs on them is neither extended nor shown.
 
     Every other tenant goes on. ``found`` is the break where its place is known; the node reports it, whatever it was
-    doing (``app.node.found_breaks``).
+    doing (``app.node.found_breaks``). A restart of the node is needed only where the tenant is quarantined.
     """
+
+    next_step = "then verify it again. A restart is needed only where /readyz names the tenant under tenants"
+    """What the operator does once the rows are restored."""
 
     def __init__(self, tenant_id: str, reason: str, found: Break | None = None) -> None:
         super().__init__(
             f"the chain of tenant {tenant_id} is damaged: {reason}. tally verify --tenant {tenant_id} names what is "
-            "wrong; mend the rows from a backup, then start the node again"
+            f"wrong; restore the rows from a backup, {self.next_step}"
         )
         self.tenant_id = tenant_id
         self.reason = reason
@@ -354,10 +357,16 @@ class KnownDamageError(ChainDamagedError):
     """As its base, because of a break that was reported before: the tenant is quarantined, or a break is open."""
 
 
-class HeldBackError(KnownDamageError):
+class QuarantinedError(KnownDamageError):
+    """As its base: the tenant is quarantined until the node is restarted."""
+
+    next_step = "then restart the node"
+
+
+class HeldBackError(QuarantinedError):
     """The event is durable in this node's WAL, but the chain of its tenant is damaged and cannot take it.
 
-    It stays in the WAL whatever its age, and is chained once the rows are mended and the node is started again.
+    It stays in the WAL whatever its age, and is chained once the rows are restored and the node is restarted.
     """
 
     def __init__(self, tenant_id: str, reason: str, *, job_id: str, hlc: str, epoch: int, lsn: int) -> None:

@@ -35,7 +35,7 @@ from msgspec import Meta
 
 from app.pending.backlog import Pending
 from app.store.chaining import ChainHead
-from ledger.errors import HeldBackError, KnownDamageError, StartRefusedError
+from ledger.errors import HeldBackError, QuarantinedError, StartRefusedError
 from ledger.positions import Lsn
 from signing.files import read_regular
 from wal.segment import store_file, sync_folder
@@ -127,11 +127,11 @@ class Quarantine:
         """Return when the tenant's chain takes entries.
 
         Raises:
-            KnownDamageError: it is quarantined.
+            QuarantinedError: it is quarantined.
         """
         reason = self._damaged.get(tenant_id)
         if reason is not None:
-            raise KnownDamageError(tenant_id, reason)
+            raise QuarantinedError(tenant_id, reason)
 
     def check_chained(self, entered: Iterable[Pending]) -> None:
         """Return when none of these records, all at or below ``chained_lsn``, was passed over.

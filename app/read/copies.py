@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from app.read.consistency import Promise, ReadLevel, UnfitError
 from app.read.replicas import Judge, Look, Replicas, Source
 from app.store import reads
-from ledger.errors import DatabaseUnavailableError, KnownDamageError, SessionNotCaughtUpError, TooStaleError
+from ledger.errors import DatabaseUnavailableError, QuarantinedError, SessionNotCaughtUpError, TooStaleError
 from ledger.positions import Epoch
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Copies:
         if tenant_id is None or not (level is ReadLevel.STRONG or (promise.tokens and level is ReadLevel.SESSION)):
             return
         if (reason := self._node.damaged.get(tenant_id)) is not None:
-            raise KnownDamageError(tenant_id, reason)
+            raise QuarantinedError(tenant_id, reason)
         if (reason := self._node.locked.get(tenant_id)) is not None:
             raise SessionNotCaughtUpError(
                 f"tenant {tenant_id} has writes that are not chained yet: {reason}; try again"

@@ -77,6 +77,8 @@ async def test_a_request_that_meets_a_forged_row_raises_the_alarm_until_it_is_me
         answer = await client.request(method, path, **sent)
         assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (409, "chain-damaged")
 
+        assert "A restart is needed only where /readyz names the tenant under tenants" in answer.json()["detail"]
+
         said = await check_of(client, "breaks")
         assert not said["ok"]
         assert f"payload-digest at seq 2 of acme (met by {met_by})" in said["detail"]
