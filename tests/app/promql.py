@@ -19,7 +19,7 @@ Vector = dict[Labels, float]
 Value = float | Vector
 
 _TOKEN = re.compile(
-    r'\s*(?:(?P<text>"[^"]*")|(?P<span>\[\d+[smhd]\])|(?P<number>\d+(?:\.\d+)?)|(?P<name>[a-zA-Z_][\w:]*)|'
+    r'\s*(?:(?P<text>"[^"]*")|(?P<span>\[\d+[smhd]\])|(?P<duration>\d+[smhd]\b)|(?P<number>\d+(?:\.\d+)?)|(?P<name>[a-zA-Z_][\w:]*)|'
     r"(?P<sign>=~|!~|!=|==|<=|>=|[-+*/<>=(){},]))"
 )
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -60,9 +60,14 @@ def scrape(time_s: float, text: str, instance: str = "node", job: str = "tallyst
 def evaluate(expression: str, scrapes: Sequence[Scrape], recorded: Mapping[str, str] | None = None) -> Value:
     """The value at the time of the last scrape; ``recorded`` are recording rules by name."""
     parser = _Parser(expression, scrapes, recorded or {})
-    value = parser.both()
+    value = parser.either()
     assert parser.is_at_end, f"{expression}: not understood from {parser.token!r} on"
     return value
+
+
+def seconds_of(duration: str) -> int:
+    """Of a duration as rules write it, such as ``5m``."""
+    return int(duration[:-1]) * _SECONDS[duration[-1]]
 
 
 class _Parser:
@@ -88,6 +93,16 @@ class _Parser:
     def _take(self, *expected: str) -> str:
         assert not expected or self.token in expected, f"{self.token!r} where {expected} should be"
         return self._tokens.pop(0)
+
+    def either(self) -> Value:
+        left = self.both()
+        while self.token == "or":
+            self._take()
+            right = self.both()
+            assert isinstance(left, dict)
+            assert isinstance(right, dict)
+            left = {**right, **left}
+        return left
 
     def both(self) -> Value:
         left = self._compared()
@@ -157,7 +172,7 @@ class _Parser:
         if token[0].isdigit():
             return float(token)
         if token == "(":
-            value = self.both()
+            value = self.either()
             self._take(")")
             return value
         if token in _AGGREGATES:
@@ -192,11 +207,15 @@ class _Parser:
     def _range(self, name: str) -> dict[Labels, list[tuple[float, float]]]:
         wanted = self._wanted()
         span = self._take()
-        since_s = self._scrapes[-1].time_s - int(span[1:-2]) * _SECONDS[span[-2]]
+        until_s = self._scrapes[-1].time_s
+        if self.token == "offset":
+            self._take()
+            until_s -= seconds_of(self._take())
+        since_s = until_s - seconds_of(span[1:-1])
         series: dict[Labels, list[tuple[float, float]]] = {}
         for each in self._scrapes:
             for labels, value in each.samples.get(name, {}).items():
-                if each.time_s >= since_s and wanted(labels):
+                if since_s <= each.time_s <= until_s and wanted(labels):
                     series.setdefault(labels, []).append((each.time_s, value))
         return series
 
@@ -271,5 +290,6 @@ _OVER_TIME: dict[str, Callable[[list[tuple[float, float]]], float | None]] = {
     "increase": _increase,
     "rate": _rate,
     "changes": lambda series: float(sum(a != b for (_, a), (_, b) in pairwise(series))),
+    "last_over_time": lambda series: series[-1][1],
     "min_over_time": lambda series: min(value for _, value in series),
 }
