@@ -38,7 +38,7 @@ from app.intake.keyed import KeyedRequests
 from app.intake.returning import Returning
 from app.intake.submit import Submitter
 from app.intake.system_entries import SystemEntries
-from app.keys.changes import KeyChanges
+from app.keys.changes import FOLLOW_INTERVAL_S, KeyChanges
 from app.keys.in_use import KeyInUse
 from app.keys.tokens import Tokens
 from app.keys.trust import Trust
@@ -428,8 +428,19 @@ class Service:
         if (lease := self._started.lease) is not None:
             self.metrics.watch_lease(lambda: lease.is_reached)
             self.spawn(lease.keep(self.fail))
+        self.keep(self._report_key_faults)
         self.keep(self._record_losses)
         self.keep(self.other_logs.run)
+
+    async def _report_key_faults(self) -> None:
+        """Report a fault in the history of keys as a break of ``_system``, once for each fault; for ever."""
+        reported: str | None = None
+        while True:
+            fault = self.trust.fault()
+            if fault is not None and fault != reported:
+                self.breaks.report(SYSTEM_TENANT, Break(0, DAMAGED, fault, None, fault), "keys")
+            reported = fault
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
 
     async def _record_losses(self) -> None:
         started = self._started

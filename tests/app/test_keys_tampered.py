@@ -111,6 +111,12 @@ async def test_a_key_that_a_rewritten_entry_introduces_is_not_trusted_and_no_sig
         assert "_system" in verdict["first_break"]["detail"]
         assert not (await client.get("/readyz")).json()["checks"]["keys"]["ok"]
 
+        async def is_reported() -> bool:
+            said = (await client.get("/readyz")).json()["checks"]["breaks"]
+            return "of _system (met by keys)" in (said["detail"] or "")
+
+        await until(is_reported, "the fault is a break of _system")
+
 
 @pytest.mark.parametrize("is_memory_lost", [False, True])
 async def test_a_revocation_that_is_taken_out_of_chain_and_table_holds(
