@@ -98,7 +98,10 @@ class FoldedJobs:
             if large > LARGE_JOBS_A_PAGE_MAX:
                 return states, met, number
             try:
-                state, last_seq = await self._folded(connection, span, of_job, are_checked=are_checked)
+                if are_checked and len(of_job) <= ENTRIES_MAX:
+                    state, last_seq = self._merged(span, of_job)
+                else:
+                    state, last_seq = await self._folded(connection, span, of_job, are_checked=are_checked)
                 if last_seq <= to_seq:
                     self._compare(tenant_id, row.job_id, row.claim, state)
             except ChainDamagedError as error:
@@ -146,21 +149,23 @@ class FoldedJobs:
         self, connection: Connection, span: JobSpan, entries: Sequence[EntryRow], *, are_checked: bool = False
     ) -> tuple[JobState | None, int]:
         """The fold of what is known of the job and of ``entries``, and the seq of the last of them."""
-        key = (span.tenant_id, span.job_id)
-        known = self._large.get(key)
-        state, last_seq = (None, 0) if known is None else known
         if not are_checked:
             await self._check.require(connection, span.tenant_id, entries)
-        state = job_table.folded(span.tenant_id, span.job_id, state, entries)
-        if entries:
-            last_seq = entries[-1][0]
+        state, last_seq = self._merged(span, entries)
         if len(entries) > ENTRIES_MAX:
             rest = span._replace(after_seq=last_seq)
             state = await job_table.fold(connection, self._check, rest, state)
             last_seq = max(last_seq, state.last_seq if state is not None else 0)
             if state is not None:
-                self._remember(key, _Known(state._replace(workflow={}), last_seq))
+                self._remember((span.tenant_id, span.job_id), _Known(state._replace(workflow={}), last_seq))
         return state, last_seq
+
+    def _merged(self, span: JobSpan, entries: Sequence[EntryRow]) -> tuple[JobState | None, int]:
+        """As ``_folded``, of entries that were checked, and none of those behind them."""
+        known = self._large.get((span.tenant_id, span.job_id))
+        state, last_seq = (None, 0) if known is None else known
+        state = job_table.folded(span.tenant_id, span.job_id, state, entries)
+        return state, entries[-1][0] if entries else last_seq
 
     def _remember(self, key: JobKey, known: _Known) -> None:
         self._large[key] = known

@@ -225,8 +225,8 @@ class JobReader:
 
         async def look(pool: Pool, judge: Judge) -> tuple[_Found, Place, int] | None:
             async with reading(pool, snapshot=True) as connection:
-                await self._copies.judged(connection, promise, judge)
-                place = await job_table.place(connection, tenant_id)
+                place, seen = await reads.place_and_seen(connection, tenant_id, *self._copies.asked_of(promise))
+                judge(seen)
                 if place is None:
                     return None
                 if not awaited.is_reached(place):

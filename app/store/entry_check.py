@@ -69,9 +69,12 @@ class EntryCheck:
         self, connection: Connection, tenant_id: str, indexes: Sequence[int], leaves: Sequence[bytes]
     ) -> Break | None:
         unknown: dict[int, list[_Leaf]] = defaultdict(list)
+        tile_number, tile = -1, b""
         for index, leaf in zip(indexes, leaves, strict=True):
             number, at = divmod(index, TILE_WIDTH)
-            known = self._tiles.get((tenant_id, number), b"")[at * HASH_BYTES : (at + 1) * HASH_BYTES]
+            if number != tile_number:
+                tile_number, tile = number, self._tiles.get((tenant_id, number), b"")
+            known = tile[at * HASH_BYTES : (at + 1) * HASH_BYTES]
             if not known:
                 unknown[number].append((index, leaf))
             elif known != leaf:

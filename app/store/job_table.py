@@ -180,11 +180,11 @@ class JobClaim(NamedTuple):
             return _not_of_entries(job_id, self.last_seq, None, None)
         physical, logical, node = (None, None, None) if state.created is None else state.created.order[:3]
         creator, seqs = jobs.creator_of(state), jobs.seqs_of(state)
-        expected = JobClaim(jobs.status(state), physical, logical, node, creator, state.last_seq, seqs)
+        expected = (jobs.status(state), physical, logical, node, creator, state.last_seq, seqs)
         if self == expected:
             return None
-        name = next(name for name in self._fields if getattr(self, name) != getattr(expected, name))
-        return _not_of_entries(job_id, state.last_seq, name, (getattr(expected, name), getattr(self, name)))
+        at = next(at for at, value in enumerate(self) if value != expected[at])
+        return _not_of_entries(job_id, state.last_seq, self._fields[at], (expected[at], self[at]))
 
 
 def _not_of_entries(job_id: str, seq: int | None, column: str | None, values: tuple[object, object] | None) -> Break:
@@ -257,11 +257,18 @@ def _hlc_of(row: EntryRow) -> tuple[int, int, str]:
 async def place(connection: Connection, tenant_id: str) -> Place | None:
     """How far the table is in the tenant's chain; None when there is no such tenant."""
     row = await connection.fetchrow(_PLACE, tenant_id)
-    if row is None:
-        return None
-    if row["head_seq"] is None:
+    return None if row is None else place_of(tenant_id, row["seq"], row["head_seq"])
+
+
+def place_of(tenant_id: str, seq: int | None, head_seq: int | None) -> Place:
+    """The place that a row of ``PLACES`` tells.
+
+    Raises:
+        ChainDamagedError: the chain has no head.
+    """
+    if head_seq is None:
         raise ChainDamagedError(tenant_id, "its head stands nowhere")
-    return Place(row["seq"] or 0, row["head_seq"], row["seq"] is None)
+    return Place(seq or 0, head_seq, seq is None)
 
 
 async def first_unfollowed(

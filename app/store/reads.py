@@ -18,6 +18,7 @@ from app.store.job_table import (
     JobClaim,
     claimed,
     entries_of_job,
+    place_of,
 )
 from app.store.pages import PAYLOAD_BYTES, page_of
 from app.store.rows import ENTRIES, columns, fetch_as, fetch_tuples, like
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from app.store import Connection
     from app.store.entry_check import EntryCheck
+    from app.store.following import Place
 
 _SEQ, _T_HLC, _PAYLOAD = map(ENTRY_COLUMNS.index, ("seq", "t_hlc", "payload"))
 
@@ -126,6 +128,10 @@ _SEEN = f"""
        (SELECT beat_at FROM scheduler.heartbeat) AS beat_at
 """
 _ONLY_SEEN = f"SELECT {_SEEN}"
+_PLACE_AND_SEEN = f"""
+SELECT {_SEEN}, place.tenant_id, place.seq, place.head_seq
+  FROM (SELECT) AS asked LEFT JOIN ({PLACES}) AS place ON place.tenant_id = $4
+"""
 REFUSALS_MAX = 20
 """Entries that are looked at of the events of one job that PostgreSQL refused: the first ones."""
 _REFUSALS = f"""
@@ -242,6 +248,20 @@ async def seen(connection: Connection, tokens: Sequence[tuple[str, Epoch]], node
     row = await connection.fetchrow(_ONLY_SEEN, *_columns(tokens), node_id)
     assert row is not None
     return _seen_in(row)
+
+
+async def place_and_seen(
+    connection: Connection, tenant_id: str, tokens: Sequence[tuple[str, Epoch]], node_id: str
+) -> tuple[Place | None, Seen]:
+    """``job_table.place`` and ``seen`` of the same snapshot: one statement.
+
+    Raises:
+        ChainDamagedError: as ``job_table.place``.
+    """
+    row = await connection.fetchrow(_PLACE_AND_SEEN, *_columns(tokens), node_id, tenant_id)
+    assert row is not None
+    place = None if row["tenant_id"] is None else place_of(tenant_id, row["seq"], row["head_seq"])
+    return place, _seen_in(row)
 
 
 async def job_and_seen(

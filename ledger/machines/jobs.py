@@ -126,15 +126,17 @@ def folded(job_id: str, state: JobState | None, entries: Iterable[Sequence[Any]]
     """
     fold = JobFold(job_id, state)
     for seq, physical, logical, node, action, digest, payload in entries:
-        if (*map(type, (seq, physical, logical, node, digest)),) != _ENTRY_TYPES or not isinstance(payload, dict):
+        is_entry = (
+            seq.__class__ is physical.__class__ is logical.__class__ is int
+            and node.__class__ is digest.__class__ is str
+            and isinstance(payload, dict)
+        )
+        if not is_entry:
             raise InvalidInputError(f"what stands at seq {seq} is no entry")
         said = said_of_job(action, payload, (physical, logical, node), digest, job_id)
         if said is not None:
             fold.add(*said, seq)
     return None if fold.is_empty else fold.state()
-
-
-_ENTRY_TYPES: Final = (int, int, int, str, str)
 
 
 # --- what a state means ---------------------------------------------------------------------------
