@@ -30,6 +30,7 @@ from app.read.heartbeat import INTERVAL_S, Heartbeat
 from app.store import node as node_store
 from app.store import sessions
 from app.store.faults import DATABASE_FAULTS, text_of
+from app.store.node_connection import PLANNED_ONCE
 from app.store.reading import READ_TIMEOUT_S, reading
 from ledger.errors import DatabaseUnavailableError
 
@@ -83,7 +84,10 @@ async def replicas_at(urls: Sequence[str], primary_url: str, log_origin: str) ->
         return
     # The beat has a connection of its own, so that it never waits behind reads.
     to_primary = await sessions.pool(primary_url, connections_max=1, timeout_s=READ_TIMEOUT_S)
-    pools = [await sessions.pool(url, connections_max=CONNECTIONS_MAX, timeout_s=READ_TIMEOUT_S) for url in urls]
+    pools = [
+        await sessions.pool(url, PLANNED_ONCE, connections_max=CONNECTIONS_MAX, timeout_s=READ_TIMEOUT_S)
+        for url in urls
+    ]
     try:
         yield Replicas(list(zip(map(_place_of, urls), pools, strict=True)), Heartbeat(to_primary), log_origin)
     finally:

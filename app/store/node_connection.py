@@ -31,7 +31,10 @@ else:
 CONNECT_TIMEOUT_S: Final = 5.0
 STATEMENT_TIMEOUT_S: Final = 60.0
 """A statement of a node that takes longer counts as a lost connection, unless it says so itself."""
-AT_A_NODE: Final = {"lock_timeout": "10s"}
+PLANNED_ONCE: Final = {"plan_cache_mode": "force_generic_plan"}
+"""Settings of sessions for reads: PostgreSQL plans a prepared statement once a session. What is read is found by key,
+so values change no plan; to plan a page of jobs for its values took PostgreSQL as long as to read it."""
+AT_A_NODE: Final = {"lock_timeout": "10s", **PLANNED_ONCE}
 """Settings of sessions for what a node asks beside chaining and following: a session that keeps a table locked is
 reported, and not waited for as long as a statement may take."""
 OF_THE_SESSION: Final = (asyncpg.ReadOnlySQLTransactionError, asyncpg.QueryCanceledError)

@@ -14,7 +14,7 @@ import app
 from app.dev.account import find_package
 from app.postgres_address import NAMES, RELIED_UPON, parse_address
 from app.read import checking
-from app.store import chaining, following, sessions
+from app.store import chaining, following, reads, sessions
 from app.store.node_connection import AT_A_NODE
 from ledger.errors import ConfigurationError, StartRefusedError
 from tests.app.chains import Chains, numbers
@@ -94,6 +94,17 @@ async def test_a_node_works_whatever_its_database_or_login_sets(
     assert commits == ["on", "on", "on", "off"], "what is followed is followed again after a crash"
     for connection in opened:
         await connection.close()
+
+
+async def test_a_session_of_a_node_plans_what_it_reads_once_and_not_for_each_value(database: Database) -> None:
+    connection = await sessions.connect(database.service_url, AT_A_NODE)
+    for number in range(3):
+        await reads.list_jobs(connection, f"tenant-{number}", (), None, None, None, 100)
+        await reads.job_and_seen(connection, f"tenant-{number}", "job", 0, [], "node")
+        await reads.place_and_seen(connection, f"tenant-{number}", [], "node")
+    counted = "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE generic_plans + custom_plans >= 3"
+    assert [tuple(row) for row in await connection.fetch(counted)] == [(3, 0)] * 3
+    await connection.close()
 
 
 async def test_a_setting_that_the_login_may_not_set_is_named_at_once(
