@@ -95,10 +95,11 @@ NODE_REMEDY = (
 
 
 class WalCorruptError(WalFilesError):
-    """Damage that is not a torn tail. Nothing was changed; names segment, offset and reason."""
+    """Damage that is not a torn tail, or of another file of a log. Nothing was changed; ``segment`` names the file."""
 
     def __init__(self, segment: str, offset: int, reason: str, remedy: str = NODE_REMEDY) -> None:
-        super().__init__(f"WAL segment {segment} is corrupt at byte {offset}: {reason}. Nothing was changed", remedy)
+        kind = "segment" if segment.endswith(".wal") else "file"
+        super().__init__(f"WAL {kind} {segment} is damaged at byte {offset}: {reason}. Nothing was changed", remedy)
         self.segment = segment
         self.offset = offset
         self.reason = reason

@@ -126,8 +126,9 @@ def load(folder: Path) -> Control | None:
     except FileNotFoundError:
         return None
     except (OSError, WalCorruptError) as error:
+        reason = error.damage if isinstance(error, WalCorruptError) else error
         raise WalError(
-            f"the control file {path} cannot be read: {error}. Put the file of this WAL back there"
+            f"the control file {path} cannot be read: {reason}. Put the file of this WAL back there"
         ) from error
     if len(data) < _FIELDS.size + _CRC.size:
         raise _corrupt(f"it is {len(data)} bytes long, {_FIELDS.size + _CRC.size} at least were written")

@@ -168,5 +168,9 @@ def test_a_fifo_in_a_log_is_damage_that_is_named(tmp_path: Path) -> None:
         with pytest.raises(WalCorruptError, match="is not a regular file"):
             look(tmp_path)
     os.mkfifo(tmp_path / control.CONTROL_NAME)
-    with pytest.raises(WalError, match="is not a regular file"):
+    with pytest.raises(WalError, match="is not a regular file") as refused:
         control.load(tmp_path)
+    said = str(refused.value)
+    assert "WAL file control is damaged" in said
+    assert said.endswith("is not a regular file. Nothing was changed. Put the file of this WAL back there")
+    assert "--accept-lost-wal" not in said
