@@ -77,7 +77,8 @@ SELECT set_config(name, setting, false)
   FROM (VALUES ('client_encoding', 'UTF8'), ('standard_conforming_strings', 'on'), ('jit', 'off'),
                ('enable_sort', 'off'), ('bytea_output', 'hex'), ('search_path', 'pg_catalog'), ('row_security', 'off'),
                ('DateStyle', 'ISO, MDY'), ('IntervalStyle', 'postgres'), ('TimeZone', 'UTC'),
-               ('extra_float_digits', '1'), ('quote_all_identifiers', 'off'),
+               ('extra_float_digits', '1'), ('quote_all_identifiers', 'off'), ('array_nulls', 'on'),
+               ('transform_null_equals', 'off'), ('lock_timeout', '0'),
                ('statement_timeout', '0'), ('transaction_timeout', '0'), ('idle_session_timeout', '0'),
                ('idle_in_transaction_session_timeout', '0')) AS wanted(name, setting)
  WHERE name IN (SELECT s.name FROM pg_catalog.pg_settings s)

@@ -17,6 +17,7 @@ from app.read import checking
 from app.store import chaining, following, reads, sessions
 from app.store.node_connection import AT_A_NODE
 from ledger.errors import ConfigurationError, StartRefusedError
+from pipeline.places import statements
 from tests.app.chains import Chains, numbers
 from tests.app.conftest import RunNode
 from tests.app.starting import assert_no_start, write
@@ -199,3 +200,12 @@ def test_the_page_adds_up_how_many_connections_a_node_needs() -> None:
     assert checking.PROCESSES_MAX in rows
     assert f"at most {sum(rows)} connections to the primary" in page
     assert f"{sum(rows)} connections to it for each node" in (root / "docs/install.md").read_text()
+
+
+def test_sessions_of_the_pipeline_set_what_those_of_the_service_do() -> None:
+    wanted = dict(re.findall(r"\('(\w+)', '([^']*)'\)", statements.PREPARE_SESSION))
+    own = {"client_encoding", "jit", "enable_sort"}
+    # Its one transaction names its isolation and only reads, and only a superuser may set a replication role.
+    service_alone = {"session_replication_role", "default_transaction_isolation", "default_transaction_deferrable"}
+    assert {*RELIED_UPON} - service_alone == {*wanted} - own
+    assert {name for name in {*RELIED_UPON} & {*wanted} if RELIED_UPON[name] != wanted[name]} == {"search_path"}
