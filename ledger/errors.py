@@ -134,6 +134,8 @@ class DatabaseWentBackError(LedgerError):
 
 NO_QUORUM = "no-quorum"
 """Why a level was not reached: too few safekeepers follow."""
+COPIES_REMOVED = "copies-removed"
+"""Why a level cannot be shown: safekeepers have removed the record, so the same request is never answered otherwise."""
 
 
 class DurabilityTimeoutError(LedgerError):
@@ -141,7 +143,9 @@ class DurabilityTimeoutError(LedgerError):
     chain and may still reach it.
 
     The attributes name the event, the last one if there were several; None where nothing is known. ``reason`` is
-    ``NO_QUORUM`` where too few safekeepers follow; ``members_away`` are the addresses of those that do not.
+    ``NO_QUORUM`` where too few safekeepers follow, ``COPIES_REMOVED`` where they have removed the record.
+    ``members_away`` are the addresses of those that do not follow, or, for an event that was chained before, of those
+    that do not hold the record, or did not answer.
     """
 
     def __init__(

@@ -4,7 +4,8 @@
 
 ``type`` is ``https://tallystick.dev/problems/`` and one of the names below; clients compare it and may show
 ``title`` and ``detail``. ``detail`` is the text of an error raised on purpose. Any other exception becomes
-``internal-error`` without a word about its cause, which goes to the log. Every 503 has Retry-After.
+``internal-error`` without a word about its cause, which goes to the log. Every 503 has Retry-After, but one that stays
+as it is.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
     errors.DatabaseUnavailableError: NOT_READY,
     errors.DatabaseWentBackError: NOT_READY,
     errors.DurabilityTimeoutError: ProblemType(
-        "durability-timeout", 503, "The level asked for was not reached in time"
+        "durability-timeout", 503, "The level asked for was not reached, or cannot be shown now"
     ),
     errors.EventRefusedError: ProblemType("event-refused", 422, "The event was recorded as REFUSED"),
     errors.ForbiddenError: ProblemType("forbidden", 403, "The caller may not do this"),
@@ -158,7 +159,7 @@ def problem_response(
     }
     # A 404 may be kept by caches like any answer, and what is not there yet may come.
     all_headers = {"Cache-Control": "no-store", **(headers or {})}
-    if kind.status == 503:
+    if kind.status == 503 and (members or {}).get("reason") != errors.COPIES_REMOVED:
         all_headers.setdefault("Retry-After", RETRY_AFTER_S)
     return Response(orjson.dumps(body, default=str), kind.status, all_headers, media_type=PROBLEM_MEDIA_TYPE)
 

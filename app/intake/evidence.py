@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from app.background.turns import Turn
 from app.node.member_copies import MemberCopies, Stretch
-from ledger.errors import NO_QUORUM, DurabilityTimeoutError
+from ledger.errors import COPIES_REMOVED, NO_QUORUM, DurabilityTimeoutError
 from ledger.machines.events import Durability
 from ledger.positions import Epoch, Lsn
 
@@ -92,18 +92,20 @@ class Evidence:
                 self._asking.add(limit)
                 if copies is not None:
                     is_spread = self._spreads and level is Durability.GLOBAL
-                    await copies.hold(stretches, in_regions=is_spread, timeout_s=timeout_s, is_once=not has_quorum)
+                    try:
+                        await copies.hold(stretches, in_regions=is_spread, timeout_s=timeout_s, is_once=not has_quorum)
+                    except DurabilityTimeoutError as error:
+                        # What GLOBAL claims on the word of the chain, REGIONAL may.
+                        if error.reason != COPIES_REMOVED or not self._chain_is_enough:
+                            raise _not_held(level, error, last, has_quorum=has_quorum) from None
                     achieved = Durability.REGIONAL
                 if asks_regions and in_regions is not None:
-                    await in_regions(seqs, ends_s - loop.time())
+                    try:
+                        await in_regions(seqs, ends_s - loop.time())
+                    except DurabilityTimeoutError as error:
+                        raise _not_shown(level, str(error), last, achieved) from None
         except TimeoutError:
             raise _not_shown(level, "the service stops", last, achieved) from None
-        except DurabilityTimeoutError as error:
-            achieved = error.achieved if error.achieved is not None else achieved
-            late = _not_shown(level, str(error), last, achieved)
-            late.members_away = error.members_away
-            late.reason = None if has_quorum else NO_QUORUM
-            raise late from None
         finally:
             self._asking.discard(limit)
 
@@ -113,15 +115,40 @@ class Evidence:
             limit.reschedule(asyncio.get_running_loop().time())
 
 
-def _not_shown(level: Durability, why: str, last: AtChain, achieved: Durability) -> DurabilityTimeoutError:
+def _not_held(
+    level: Durability, error: DurabilityTimeoutError, last: AtChain, *, has_quorum: bool
+) -> DurabilityTimeoutError:
+    """The answer where members do not show what ``error`` is about."""
+    reason = error.reason if error.reason is not None or has_quorum else NO_QUORUM
+    achieved = Durability.LOCAL if error.achieved is None else error.achieved
+    return _not_shown(level, str(error), last, achieved, reason=reason, members_away=error.members_away)
+
+
+def _not_shown(
+    level: Durability,
+    why: str,
+    last: AtChain,
+    achieved: Durability,
+    *,
+    reason: str | None = None,
+    members_away: Sequence[str] | None = None,
+) -> DurabilityTimeoutError:
+    do = (
+        "and stays there; the same Idempotency-Key is answered so again"
+        if reason == COPIES_REMOVED
+        else "send the same Idempotency-Key again once that is mended"
+    )
+    when = "any more" if reason == COPIES_REMOVED else "now"
+    joined = " " if reason == COPIES_REMOVED else "; "
     return DurabilityTimeoutError(
-        f"{level.name} cannot be shown now: {why}. The event is chained at seq {last.seq}; send the same "
-        "Idempotency-Key again once that is mended",
+        f"{level.name} cannot be shown {when}: {why}. The event is chained at seq {last.seq}{joined}{do}",
         job_id=last.job_id,
         hlc=last.t_hlc,
         epoch=last.epoch,
         lsn=last.lsn,
         achieved=achieved,
+        reason=reason,
+        members_away=members_away,
     )
 
 

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ledger.errors import ConfigurationError, DurabilityTimeoutError, InvalidInputError
+from ledger.errors import COPIES_REMOVED, ConfigurationError, DurabilityTimeoutError, InvalidInputError
 from ledger.machines.events import Durability
 from ledger.positions import Epoch, Lsn
 from wal.replication.configuration import NO_MEMBERS, Configuration
@@ -88,7 +88,8 @@ class MemberCopies:
         majority of the regions do as well. With ``is_once`` each member is asked once alone.
 
         Raises:
-            DurabilityTimeoutError: they do not say so in time; ``achieved`` is what they do.
+            DurabilityTimeoutError: they do not say so in time; ``achieved`` is what they do. With ``reason``
+                ``COPIES_REMOVED`` they never will.
         """
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + timeout_s
@@ -107,6 +108,7 @@ class MemberCopies:
                     "the safekeepers have removed it, since wal.retain is shorter than an Idempotency-Key is kept; "
                     "PostgreSQL alone holds it",
                     achieved=Durability.LOCAL,
+                    reason=COPIES_REMOVED,
                 )
             if in_regions:
                 regional.update(each for each, answered in late if self._is_shown(each, answered, in_regions=False))

@@ -537,6 +537,46 @@ async def test_a_repeat_claims_no_level_that_does_not_hold_now_however_it_was_an
         keepers.stop(*keepers.running)
 
 
+@pytest.mark.parametrize("regions", [{}, {1: "eu1", 3: "ap1", 4: "ap1"}], ids=["one region", "three regions"])
+async def test_a_repeat_after_the_members_removed_the_record_rests_on_the_chain_or_is_refused_for_good(
+    tmp_path: Path, make_settings: MakeSettings, run_server: RunServer, regions: dict[int, str]
+) -> None:
+    keepers = Keepers(tmp_path / "regions", 5 if regions else 3, regions)
+    settings = make_settings(
+        node_id=NODE,
+        wal={"ack_mode": "REPLICATED_QUORUM", "retain": "0s"},
+        chain={"batch_interval": "100ms"},
+        replication={"members": keepers.addresses, "timeout": "2s"},
+        lease={"ttl": "2s"},
+    )
+    job, headers = JOB | {"durability": "REGIONAL"}, keyed("one")
+    try:
+        async with run_server(settings) as client:
+            first = await client.post("/v1/jobs", json=job, headers=headers)
+            assert first.status_code == 201, first.text
+        async with run_server(settings) as client:  # in an epoch, hence a segment, of its own
+
+            async def are_gone() -> bool:
+                await submit(client, "REGIONAL")
+                for keeper in keepers.running.values():
+                    keeper.safekeeper.tend()
+                return all(list_segments(keeper.folder / NODE)[0].base_lsn > 2 for keeper in keepers.running.values())
+
+            await until(are_gone, "all have removed it")
+            again = await client.post("/v1/jobs", json=job, headers=headers)
+            if not regions:
+                assert (again.status_code, again.content) == (201, first.content)
+                return
+            told = again.json()
+            assert (again.status_code, told["reason"], told["achieved"]) == (503, "copies-removed", "LOCAL")
+            assert "members_away" not in told
+            assert "Retry-After" not in again.headers, "it is never answered otherwise"
+            assert "the same Idempotency-Key is answered so again" in told["detail"]
+            assert (await client.get(f"/v1/jobs/{told['job_id']}?tenant_id=acme")).status_code == 200
+    finally:
+        keepers.stop(*keepers.running)
+
+
 @asynccontextmanager
 async def waiting_for_regions(
     tmp_path: Path, make_settings: MakeSettings, run_node: RunNode
