@@ -334,6 +334,7 @@ def _webhooks(service: Service, pool: asyncpg.Pool[asyncpg.Record], knowledge: P
 
     return WebhookRegistry(
         pool=pool,
+        check=service.entry_check,
         keys=knowledge.keys,
         note=service.system_entries.note,
         follow=follow,

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.store.chain_reads import ListedEntry
 from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
 from app.store.rows import clamped, clamped_columns, columns, fetch_as, fetch_one_as, tellable, told
+from ledger.verification.verdict import damaged
 
 if TYPE_CHECKING:
     from app.store import Connection
+    from app.store.entry_check import EntryCheck
 
 BATCH_BYTES_MAX = 1 << 20
 """A batch ends after the entry that brings its payloads to this many bytes."""
@@ -127,6 +129,7 @@ _ENTRIES = f"""
 SELECT {columns(ListedEntry)}, found FROM {page_of(_WANTED, "seq", limit="$4", bytes_max=BATCH_BYTES_MAX)} AS page
  ORDER BY number
 """
+_STORED = "SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2 AND seq <= $3"
 _SENDING = f"UPDATE scheduler.webhooks SET sending_seq = $3 WHERE {_HELD} RETURNING true"
 _PASS = f"UPDATE scheduler.webhooks SET delivered_seq = greatest(delivered_seq, $3) WHERE {_HELD} RETURNING true"
 _CONFIRM = f"""
@@ -210,20 +213,26 @@ async def place(connection: Connection, webhook_id: str, holder: str) -> Place |
 
 
 async def entries(
-    connection: Connection, webhook: Webhook, after_seq: int, upto_seq: int, limit: int
+    connection: Connection, check: EntryCheck, webhook: Webhook, after_seq: int, upto_seq: int, limit: int
 ) -> tuple[list[ListedEntry], int]:
-    """Entries that the receiver asks for, behind ``after_seq`` and up to ``upto_seq``, in seq order; and the seq up to
-    which there are no others.
+    """Entries that the receiver asks for, behind ``after_seq`` and up to ``upto_seq``, in seq order, each recomputed;
+    and the seq up to which there are no others.
 
     Raises:
-        ChainDamagedError: a column of one is NULL.
+        ChainDamagedError: one is not what was chained, or an entry up to that seq is missing from the log.
     """
     upto_seq = min(upto_seq, after_seq + SCANNED_MAX)
     asked = (after_seq, upto_seq, limit, webhook.actions, webhook.job)
     page, more = await fetch_page(
         connection, ListedEntry, _ENTRIES, webhook.tenant_id, *asked, nullable=("prev_chain_link", "origin")
     )
-    return page, page[-1].seq if more else upto_seq
+    await check.require(connection, webhook.tenant_id, [entry.columns for entry in page])
+    end_seq = page[-1].seq if more else upto_seq
+    stored = await connection.fetchval(_STORED, webhook.tenant_id, after_seq, end_seq)
+    if stored != max(0, end_seq - after_seq):
+        detail = f"of the entries from seq {after_seq + 1} to {end_seq} the log has {stored}"
+        raise damaged(webhook.tenant_id, "gap", after_seq + 1, detail)
+    return page, end_seq
 
 
 async def begin_batch(connection: Connection, webhook_id: str, holder: str, sending_seq: int) -> bool:

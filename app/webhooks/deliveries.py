@@ -22,6 +22,7 @@ from app.metrics import Metrics
 from app.node.kept_running import kept_running
 from app.setting_types import IpNetwork
 from app.store import webhooks as store
+from app.store.entry_check import EntryCheck
 from app.store.faults import DATABASE_FAULTS
 from app.store.reading import Pool, reading
 from app.store.webhooks import Webhook
@@ -49,6 +50,7 @@ class Deliveries:
     """Holds webhooks and delivers to them. Belongs to one event loop."""
 
     pool: Pool
+    check: EntryCheck
     may_hold: Callable[[], bool]
     """Whether this node could sign: one that could not leaves webhooks to others."""
     secret: Callable[[Webhook], bytes]
@@ -119,6 +121,7 @@ class Deliveries:
             webhook=webhook,
             holder=self._holder,
             pool=self.pool,
+            check=self.check,
             secret=self.secret,
             bury=self.bury,
             follow=self.follow,

@@ -37,6 +37,7 @@ from app.metrics import Metrics
 from app.setting_types import IpNetwork
 from app.store import webhooks as store
 from app.store.chain_reads import ListedEntry
+from app.store.entry_check import EntryCheck
 from app.store.reading import Pool, reading
 from app.store.webhooks import Place, Webhook
 from app.webhooks.messages import message_of
@@ -79,6 +80,7 @@ class Delivery:
     webhook: Webhook
     holder: str
     pool: Pool
+    check: EntryCheck
     secret: Callable[[Webhook], bytes]
     bury: Bury
     follow: Follow
@@ -147,7 +149,7 @@ class Delivery:
 
     async def _read(self, after_seq: int, upto_seq: int, limit: int) -> tuple[list[ListedEntry], int]:
         async with reading(self.pool) as connection:
-            return await store.entries(connection, self.webhook, after_seq, upto_seq, limit)
+            return await store.entries(connection, self.check, self.webhook, after_seq, upto_seq, limit)
 
     async def _begin(self, to_seq: int) -> None:
         async with reading(self.pool) as connection:
@@ -172,7 +174,7 @@ class Delivery:
         """Whether the receiver takes an entry after all, or one of those behind it; those that it refused before that
         one come once more. The first is tried again before each: whoever just came back takes that one first."""
         refused = [entry.seq]
-        behind, _ = await self._read(entry.seq, entry.seq + store.SCANNED_MAX, BEHIND_MAX)
+        behind, _ = await self._read(entry.seq, (await self._place()).head_seq, BEHIND_MAX)
         for other in behind:
             tried = await self._try([other])
             if tried.outcome is Outcome.TAKEN:

@@ -14,6 +14,7 @@ from app.metrics import Metrics
 from app.privacy.keys import SubjectKeys
 from app.setting_types import IpNetwork
 from app.store import webhooks as store
+from app.store.entry_check import EntryCheck
 from app.store.reading import Pool, reading
 from app.store.webhooks import DeadLetter, ListedWebhook, Webhook
 from app.webhooks.deliveries import Deliveries
@@ -44,6 +45,7 @@ class WebhookRegistry:
     ``_system``, ``follow`` is as ``Delivery`` has it."""
 
     pool: Pool
+    check: EntryCheck
     keys: SubjectKeys
     note: Note
     follow: Follow
@@ -55,6 +57,7 @@ class WebhookRegistry:
     def __post_init__(self) -> None:
         self.deliveries = Deliveries(
             pool=self.pool,
+            check=self.check,
             may_hold=lambda: self.keys.is_usable,
             secret=self.secret,
             bury=self.bury,

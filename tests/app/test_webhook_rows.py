@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import asyncpg
 import pytest
 
-from tests.app.chains import until
+from tests.app.chain_builder import edit
+from tests.app.chains import followed, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.receiver import Receiver
 from tests.app.test_webhooks import LOOPBACK, add, receiver, shown, soon, until_taken, write
@@ -56,6 +59,39 @@ async def test_a_message_that_would_end_behind_the_chain_is_told_and_passes_noth
         await superuser.execute("UPDATE scheduler.webhooks SET sending_seq = 3")
         await write(client, 1)
         await until_taken(receiver, 4)
+
+
+FALSE_ENTRIES = [
+    (
+        "UPDATE scheduler.scheduler_log SET payload = replace(payload::text, '\"a\"', '\"b\"')::json WHERE seq = 4",
+        "payload-digest",
+    ),
+    ("DELETE FROM scheduler.scheduler_log WHERE seq = 4", "gap"),
+]
+
+
+@pytest.mark.parametrize(("edited", "kind"), FALSE_ENTRIES)
+@pytest.mark.parametrize("asked", [{}, {"actions": ["ENQUEUE"]}])
+async def test_no_entry_is_sent_that_was_not_chained_and_none_that_was_removed_is_passed_over(
+    run_server: RunServer,
+    make_settings: MakeSettings,
+    superuser: asyncpg.Connection,
+    receiver: Receiver,
+    edited: str,
+    kind: str,
+    asked: dict[str, Any],
+) -> None:
+    async with run_server(make_settings(**LOOPBACK)) as client:
+        await write(client, 6)
+        await until(lambda: followed(superuser), "the job table has followed")
+        await edit(superuser, f"{edited} AND tenant_id = 'acme'")
+        await add(client, receiver, from_seq=1, **asked)
+
+        async def named() -> bool:
+            return f"{kind} at seq" in ((await client.get("/readyz")).json()["checks"]["breaks"]["detail"] or "")
+
+        await until(named, "the break is reported")
+        assert not receiver.taken
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "http://127.0.0.1:99999/", "https://[1:2]/", "https://xn--a/", ""])
