@@ -225,9 +225,11 @@ def _positions(dsn: str) -> tuple[dict[str, WalPosition], str | None]:
 
 
 def _unchained(wal: WalStatus, positions: Mapping[str, WalPosition]) -> int | None:
-    """How many of its records are not chained, None where nobody says."""
+    """How many of its records are not chained, None where nobody says or the log cannot be read."""
     position = positions.get(wal.node_id)
-    return None if position is None else unchained_in(wal, position.wal_id, position.chained_lsn)
+    return (
+        None if position is None or wal.state == "failed" else unchained_in(wal, position.wal_id, position.chained_lsn)
+    )
 
 
 def _json_of(keeper: Keeper, positions: Mapping[str, WalPosition]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from app.start.quorum import members_of
 from app.store import node as node_store
 from app.store.chaining import WalPosition
 from app.store.reading import Pool, reading
-from ledger.errors import InvalidInputError, LedgerError
+from ledger.errors import InvalidInputError, LedgerError, WalFilesError
 from ledger.positions import BEFORE_FIRST, Lsn
 from wal import control as wal_control
 from wal.replication.address import split_address
@@ -111,6 +111,22 @@ class LeftLog(NamedTuple):
         )
 
 
+class UnreadLog(NamedTuple):
+    """A log of another node that cannot be read, so that nobody knows whether it was left."""
+
+    node_id: str
+    where: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """What is wrong with it, and where."""
+        return (
+            f"the log of node {self.node_id}, kept at {self.where}, cannot be read, and may hold records that are not "
+            f"chained: {self.reason}"
+        )
+
+
 class OtherLogs:
     """Looks for logs of other nodes than ``node_id`` that were left, at ``members`` and in the folders of ``wal_dir``.
 
@@ -119,15 +135,15 @@ class OtherLogs:
 
     def __init__(self, node_id: str, wal_dir: Path, members: Members | None, pool: Pool) -> None:
         self._node_id, self._wal_dir, self._members, self._pool = node_id, wal_dir, members, pool
-        self._left: frozenset[LeftLog] = frozenset()
+        self._left: frozenset[LeftLog | UnreadLog] = frozenset()
 
     def fault(self) -> str | None:
         """What ``/readyz`` says, None where no log was left."""
         if not self._left:
             return None
-        named = sorted(self._left)[:NAMED_MAX]
+        named = sorted(each.text for each in self._left)[:NAMED_MAX]
         more = f"; and {len(self._left) - NAMED_MAX} more" if len(self._left) > NAMED_MAX else ""
-        return "; ".join(each.text for each in named) + more
+        return "; ".join(named) + more
 
     async def run(self) -> None:
         """Look at start, and then now and then, for ever."""
@@ -136,30 +152,33 @@ class OtherLogs:
             if first - self._left:
                 await asyncio.sleep(CONFIRM_S)
                 first &= await self._look()
-            for each in sorted(first - self._left):
+            for each in sorted(first - self._left, key=lambda each: each.text):
                 log.warning("wal_left_unchained", node_id=each.node_id, what=each.text)
             self._left = first
             await asyncio.sleep(LOOK_AGAIN_S if first else LOOK_INTERVAL_S)
 
-    async def _look(self) -> frozenset[LeftLog]:
+    async def _look(self) -> frozenset[LeftLog | UnreadLog]:
         async with reading(self._pool) as connection:
             positions = await node_store.positions(connection)
         positions.pop(self._node_id, None)
         if not positions:
             return frozenset()
-        left = set(await asyncio.to_thread(lambda: list(self._in_folders(positions))))
+        left: set[LeftLog | UnreadLog] = set(await asyncio.to_thread(lambda: list(self._in_folders(positions))))
         if self._members is not None:
-            left |= set(_at_members(await ask_members(self._members), positions))
+            asked = await ask_members(self._members)
+            left |= {*_at_members(asked, positions), *_unread_at_members(asked, positions)}
         return frozenset(left)
 
-    def _in_folders(self, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
+    def _in_folders(self, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog | UnreadLog]:
         for node_id, position in positions.items():
             folder = self._wal_dir / node_id
             try:
                 control = wal_control.load(folder) if folder.is_dir() else None
                 last_lsn = _end_of(folder, node_id) if control is not None else BEFORE_FIRST
-            except (OSError, LedgerError):
-                continue  # the start of that node says what is wrong with it
+            except (OSError, LedgerError) as error:
+                reason = error.damage if isinstance(error, WalFilesError) else str(error)
+                yield UnreadLog(node_id, str(folder), f"{reason}. The start of that node says what to do")
+                continue
             if control is not None and control.wal_id == position.wal_id and last_lsn > position.chained_lsn:
                 remedy = f"start it once more, TALLY_NODE_ID={node_id} tally serve, with this wal.dir"
                 yield LeftLog(node_id, str(folder), last_lsn, position.chained_lsn, remedy)
@@ -179,6 +198,17 @@ def _at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[
         if not wal.configuration.is_quorum:
             remedy = f"bring its records in by a bundle: tally bundle export --from-wal, in the folder {node_id} there"
         yield LeftLog(node_id, address, Lsn(last_lsn), positions[node_id].chained_lsn, remedy)
+
+
+def _unread_at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[UnreadLog]:
+    """The logs of which members keep no more copies that can be read than others: these need not be up to the end."""
+    copies = [
+        (wal, address) for address, keeper in asked.keepers.items() for wal in keeper.wals if wal.node_id in positions
+    ]
+    for node_id in {wal.node_id for wal, _ in copies}:
+        failed = [(address, wal.detail) for wal, address in copies if wal.node_id == node_id and wal.state == "failed"]
+        if 2 * len(failed) >= sum(wal.node_id == node_id for wal, _ in copies):
+            yield UnreadLog(node_id, ", ".join(address for address, _ in failed), "; ".join(why for _, why in failed))
 
 
 def _end_of(folder: Path, node_id: str) -> Lsn:

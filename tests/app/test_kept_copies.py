@@ -11,12 +11,18 @@ import httpx
 import pytest
 
 from app.start import kept_copies
+from app.start.kept_copies import Asked
+from app.store.chaining import WalPosition
+from ledger.positions import Epoch, Lsn
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.postgres_proxy import PostgresProxy
 from tests.app.test_replication import NODE, Keepers, MakeReplicated, keepers, replicated, submit
 from tests.conftest import Database
 from tests.tally import run_tally
+from wal.control import CONTROL_NAME
+from wal.replication.inquiry import Keeper
+from wal.replication.messages import WalStatus
 
 __all__ = ["keepers", "replicated"]
 
@@ -101,9 +107,14 @@ async def test_a_node_that_begins_in_the_place_of_a_lost_one_says_whose_log_the_
 
 
 async def test_a_node_of_another_name_says_whose_log_its_folder_holds_unchained(
-    run_server: RunServer, make_settings: MakeSettings, proxy: PostgresProxy, monkeypatch: pytest.MonkeyPatch
+    run_server: RunServer,
+    make_settings: MakeSettings,
+    proxy: PostgresProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(kept_copies, "CONFIRM_S", 0.1)
+    monkeypatch.setattr(kept_copies, "LOOK_AGAIN_S", 0.1)
     async with run_server(make_settings("disk", node_id=NODE, shutdown_grace="1s"), url=proxy.url) as client:
         await submit(client, "GLOBAL")
         await proxy.refuse()
@@ -112,3 +123,28 @@ async def test_a_node_of_another_name_says_whose_log_its_folder_holds_unchained(
     async with run_server(make_settings("disk", node_id="node-b")) as client:
         said = await until(lambda: left_logs(client), "it says that a log was left")
         assert f"TALLY_NODE_ID={NODE} tally serve" in said
+        (control,) = tmp_path.glob(f"**/wal/{NODE}/{CONTROL_NAME}")
+        control.write_bytes(b"damaged")
+
+        async def is_unread() -> bool:
+            said = await left_logs(client) or ""
+            return f"kept at {control.parent}, cannot be read" in said and "WAL file control is damaged" in said
+
+        await until(is_unread, "it says that the log cannot be read")
+
+
+def test_a_log_whose_copies_failed_is_said_not_to_be_read() -> None:
+    failed, whole = WalStatus(NODE, "failed", "its CRC does not match"), WalStatus(NODE, "open", "")
+    positions = {NODE: WalPosition("0" * 32, Epoch(1), Lsn(7), Lsn(7))}
+
+    def unread(*copies: WalStatus) -> list[str]:
+        asked = Asked({f"keeper-{number}:1": Keeper("local", (copy,)) for number, copy in enumerate(copies)}, {})
+        return [each.text for each in kept_copies._unread_at_members(asked, positions)]
+
+    assert unread(whole, whole, failed) == []
+    (said,) = unread(failed, failed, whole)
+    assert said == (
+        f"the log of node {NODE}, kept at keeper-0:1, keeper-1:1, cannot be read, and may hold records that are not "
+        "chained: its CRC does not match; its CRC does not match"
+    )
+    assert unread(failed)
