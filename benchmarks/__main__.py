@@ -51,6 +51,8 @@ ROWS: tuple[Row, ...] = (
     submit.QUORUM_ETCD,
     submit.GLOBAL,
     propose.ETCD,
+    read_jobs.READ,
+    read_jobs.LIST,
     verify.RATE,
     verify.SERVICE,
     verify.GROWTH,
@@ -67,8 +69,6 @@ BY_NAME: tuple[Row, ...] = (
     exchange.LAG,
     flood.ROW,
     herds.ROW,
-    read_jobs.READ,
-    read_jobs.LIST,
     spark_verify.SCALING_ARCHIVE,
     spark_verify.SCALING_POSTGRES,
 )

@@ -118,6 +118,12 @@ class Bench:
         """Let what earlier work left in PostgreSQL's buffers go to disk before the clock starts."""
         execute(self.postgres.superuser_url("postgres"), "CHECKPOINT")
 
+    def postgres_pid(self) -> int:
+        """The process that all others of the server are below."""
+        data = find_data(self.postgres.data_dir)
+        assert data is not None
+        return int((data / "postmaster.pid").read_text().split()[0])
+
     def postgres_version(self) -> str | None:
         """Version of the server, None when no row needed one."""
         if self._postgres is None:

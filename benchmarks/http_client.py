@@ -1,6 +1,7 @@
 """A client that costs little beside the service it measures: keep-alive connections, one request at a time each.
 
-It reads what uvicorn answers and no more of HTTP: a status line, ``content-length``, a body.
+It reads what uvicorn and etcd answer and no more of HTTP: a status line, ``content-length`` or chunks, a body, which
+keeps the sizes of its chunks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from benchmarks.row import BenchmarkError
 CONTENT_TYPES = {"json": "application/json", "ndjson": "application/x-ndjson"}
 _STATUS = slice(9, 12)
 _LENGTH = b"content-length: "
+_CHUNKED = b"transfer-encoding: chunked\r\n"
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 class Target(NamedTuple):
@@ -70,9 +73,14 @@ class Connection(asyncio.Protocol):
             if head_end < 0:
                 return
             head = received[: head_end + 2].lower()
-            at = head.index(_LENGTH) + len(_LENGTH)
-            self._body_at = head_end + 4
-            self._end = self._body_at + int(head[at : head.index(b"\r", at)])
+            if _CHUNKED in head:
+                if not received.endswith(_LAST_CHUNK):
+                    return
+                self._body_at, self._end = head_end + 4, len(received)
+            else:
+                at = head.index(_LENGTH) + len(_LENGTH)
+                self._body_at = head_end + 4
+                self._end = self._body_at + int(head[at : head.index(b"\r", at)])
         if len(received) < self._end:
             return
         answer = Answer(int(received[_STATUS]), received[self._body_at : self._end], self._end)

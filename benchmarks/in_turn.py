@@ -30,6 +30,8 @@ class Compared(NamedTuple):
     Raises:
         BenchmarkError: it is not.
     """
+    taken_s: Callable[[], float] = lambda: 0.0
+    """Processor time that its processes took so far."""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,8 @@ class InTurn:
     """What the runs saw, ours and what it was compared with."""
 
     loads: list[tuple[Load, Load]] = field(default_factory=list)
+    taken_s: list[tuple[float, float]] = field(default_factory=list)
+    """Processor time of both sides' processes meanwhile."""
 
     def outcome(self) -> Outcome:
         """Medians of the rates, and that of the ratios of the runs: both sides of a run had the same seconds."""
@@ -48,6 +52,18 @@ class InTurn:
             f"{against.p99_ms:.1f} ms, client at {ours.client_cpu:.0%} and {against.client_cpu:.0%} of a core"
         )
         return outcome._replace(ratio=ratio)
+
+    def outcome_by_processor_time(self) -> Outcome:
+        """As ``outcome``, of requests for each second of processor time that the side's processes took."""
+        rates = [
+            (ours.answered / ours_s, against.answered / against_s)
+            for (ours, against), (ours_s, against_s) in zip(self.loads, self.taken_s, strict=True)
+        ]
+        by_clock = statistics.median(ours.rate / against.rate for ours, against in self.loads)
+        outcome = Rates([ours for ours, _ in rates], [against for _, against in rates]).outcome(
+            f"requests for each second of processor time; ratio by the clock {by_clock:.2f}"
+        )
+        return outcome._replace(ratio=statistics.median(ours / against for ours, against in rates))
 
 
 Starting = Callable[[], AbstractContextManager[Compared]]
@@ -68,7 +84,9 @@ def compare(bench: Bench, ours: Starting, against: Starting, runs: int = RUNS_OF
     found = InTurn()
     for run in range(1, runs + 1):
         with both_up(bench, ours, against) as (mine, other):
+            before_s = mine.taken_s(), other.taken_s()
             mine_load, other_load = apart(drive_in_turn, (mine.side, other.side))
+            found.taken_s.append((mine.taken_s() - before_s[0], other.taken_s() - before_s[1]))
             for compared, load in ((mine, mine_load), (other, other_load)):
                 says = compared.check(load)
                 bench.say(f"{compared.name}: {load}{says and '; '}{says}")
