@@ -220,7 +220,7 @@ def _parts(
     if replicas is not None:
         service.metrics.watch_replicas(replicas.fitness)
     last_verified = LastVerified(started.folder)
-    folded = FoldedJobs(service.entry_check, service.job_table.doubt, service.breaks.report_error)
+    folded = FoldedJobs(service.entry_check, service.large_jobs, service.job_table.doubt, service.breaks.report_error)
     verifier = _verifier(service, started, pool, given.authorities, last_verified)
     importer = _importer(service, pool)
     staging = Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)

@@ -67,6 +67,7 @@ from app.store import node as node_store
 from app.store.edge import EdgeLookups
 from app.store.entry_check import EntryCheck
 from app.store.growth import Growth
+from app.store.large_jobs import LargeJobs
 from app.store.node_connection import STATEMENT_TIMEOUT_S, NodeConnection
 from app.store.reading import reading
 from app.upkeep import Upkeep
@@ -129,7 +130,8 @@ class Service:
         self._stats_writer = self._make_stats_writer()
         self.job_index = JobIndex()
         self.entry_check = EntryCheck(started.checkpoints.newest, lambda tenant_id: self.notary.mend(tenant_id))
-        lookups = EdgeLookups(pool, self.entry_check, self.breaks.report_error)
+        self.large_jobs = LargeJobs()
+        lookups = EdgeLookups(pool, self.entry_check, self.large_jobs, self.breaks.report_error)
         keyed_entries = KeyedEntries(lookups.newest_keyed, self.node.wall.now_ms)
         self.keyed = KeyedRequests(self.node, lookups.find_lines, keyed_entries, self.breaks.report_error)
         members = None if started.lead is None else started.lead.members

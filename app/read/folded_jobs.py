@@ -7,13 +7,12 @@ fold: a row that leaves an entry out, or names one that is not there, answers fo
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from app.store import job_table
 from app.store.entry_check import not_as_chained
-from app.store.job_table import ENTRIES_MAX, JobKey, JobSpan
+from app.store.job_table import ENTRIES_MAX, JobSpan
 from ledger.errors import ChainDamagedError
 from ledger.machines.jobs import JobState
 from ledger.verification.verdict import Break
@@ -22,10 +21,9 @@ if TYPE_CHECKING:
     from app.store import Connection
     from app.store.entry_check import EntryCheck
     from app.store.job_table import EntryRow, JobClaim
+    from app.store.large_jobs import Folded, LargeJobs
     from app.store.reads import JobRows, ListedRow
 
-LARGE_JOBS_MAX: Final = 1000
-"""Jobs of more than ``ENTRIES_MAX`` entries whose states are remembered; the oldest is evicted first."""
 LARGE_JOBS_A_PAGE_MAX: Final = 5
 """Most jobs of a page that are folded in parts: behind them the page ends, and another follows."""
 
@@ -41,12 +39,6 @@ class DamagedJob(NamedTuple):
         return {"job_id": self.job_id, "detail": str(self.error)}
 
 
-class _Known(NamedTuple):
-    state: JobState
-    seq: int
-    """Of the last entry that is part of the state."""
-
-
 class FoldedJobs:
     """Folds the entries of jobs. ``doubt`` takes jobs whose rows in the job table are false, ``report`` the damage that
     the answer does not name."""
@@ -54,26 +46,28 @@ class FoldedJobs:
     def __init__(
         self,
         check: EntryCheck,
+        large: LargeJobs,
         doubt: Callable[[str, str], None],
         report: Callable[[ChainDamagedError, str], object],
     ) -> None:
         self._check = check
         self._doubt = doubt
         self._report = report
-        self._large: OrderedDict[JobKey, _Known] = OrderedDict()
+        self._large = large
 
-    def known_seq(self, tenant_id: str, job_id: str) -> int:
-        """Up to which seq the entries of the job need not be read: 0 of most."""
-        known = self._large.get((tenant_id, job_id))
-        return 0 if known is None else known.seq
+    def remembered(self, tenant_id: str, job_id: str) -> Folded:
+        """What need not be read again of the job: nothing of most."""
+        return self._large.remembered(tenant_id, job_id)
 
-    async def state_of(self, connection: Connection, tenant_id: str, job_id: str, rows: JobRows) -> JobState | None:
-        """What the job is; None where there is none. ``rows`` begin behind ``known_seq``.
+    async def state_of(
+        self, connection: Connection, tenant_id: str, job_id: str, known: Folded, rows: JobRows
+    ) -> JobState | None:
+        """What the job is; None where there is none. ``rows`` begin behind ``known``.
 
         Raises:
             ChainDamagedError: an entry is not what was chained, or the row in the job table is false.
         """
-        state, last_seq = await self._folded(connection, JobSpan(tenant_id, job_id), rows.entries)
+        state, last_seq = await self._folded(connection, JobSpan(tenant_id, job_id), known, rows.entries)
         if rows.followed_seq is None or last_seq > rows.followed_seq:
             return state
         if rows.claim is not None:
@@ -89,19 +83,20 @@ class FoldedJobs:
     ) -> tuple[list[JobState], list[DamagedJob], int]:
         """What the jobs of these rows of the job table were once it had followed to ``to_seq``, those that are damaged,
         and how many of the rows that is: at least one, all but for a page of large jobs."""
-        spans, entries, are_checked = await self._entries(connection, tenant_id, [row.job_id for row in rows], to_seq)
+        job_ids = [row.job_id for row in rows]
+        parts, are_checked = await self._entries(connection, tenant_id, job_ids, to_seq)
         states: list[JobState] = []
         met: list[DamagedJob] = []
         large = 0
-        for number, (row, span, of_job) in enumerate(zip(rows, spans, entries, strict=True)):
+        for number, (row, (span, known, of_job)) in enumerate(zip(rows, parts, strict=True)):
             large += len(of_job) > ENTRIES_MAX
             if large > LARGE_JOBS_A_PAGE_MAX:
                 return states, met, number
             try:
                 if are_checked and len(of_job) <= ENTRIES_MAX:
-                    state, last_seq = self._merged(span, of_job)
+                    state, last_seq = known.onto(span, of_job)
                 else:
-                    state, last_seq = await self._folded(connection, span, of_job, are_checked=are_checked)
+                    state, last_seq = await self._folded(connection, span, known, of_job, are_checked=are_checked)
                 if last_seq <= to_seq:
                     self._compare(tenant_id, row.job_id, row.claim, state)
             except ChainDamagedError as error:
@@ -116,11 +111,12 @@ class FoldedJobs:
     ) -> list[ChainDamagedError]:
         """What is wrong with these jobs, each with its row in the job table, None where it has none, once that has
         followed to ``to_seq``."""
-        spans, entries, are_checked = await self._entries(connection, tenant_id, [job_id for job_id, _ in rows], to_seq)
+        job_ids = [job_id for job_id, _ in rows]
+        parts, are_checked = await self._entries(connection, tenant_id, job_ids, to_seq)
         met: list[ChainDamagedError] = []
-        for (job_id, claim), span, of_job in zip(rows, spans, entries, strict=True):
+        for (job_id, claim), (span, known, of_job) in zip(rows, parts, strict=True):
             try:
-                state, last_seq = await self._folded(connection, span, of_job, are_checked=are_checked)
+                state, last_seq = await self._folded(connection, span, known, of_job, are_checked=are_checked)
                 if last_seq > to_seq:
                     continue
                 if claim is not None:
@@ -134,43 +130,35 @@ class FoldedJobs:
 
     async def _entries(
         self, connection: Connection, tenant_id: str, job_ids: Sequence[str], to_seq: int
-    ) -> tuple[list[JobSpan], list[list[EntryRow]], bool]:
-        """What is to be read of each job, its entries, and whether all of them are what was chained: of a page that is
-        whole, as nearly all are, no job is looked at by itself."""
-        spans = [JobSpan(tenant_id, job_id, self.known_seq(tenant_id, job_id), to_seq) for job_id in job_ids]
+    ) -> tuple[list[tuple[JobSpan, Folded, list[EntryRow]]], bool]:
+        """What is to be read of each job, what it is folded onto, and its entries; and whether all entries are what was
+        chained: of a page that is whole, as nearly all are, no job is looked at by itself."""
+        known = [self.remembered(tenant_id, job_id) for job_id in job_ids]
+        spans = [JobSpan(tenant_id, job_id, each.seq, to_seq) for job_id, each in zip(job_ids, known, strict=True)]
         entries = await job_table.entries_of(connection, spans) if spans else []
+        parts = list(zip(spans, known, entries, strict=True))
         try:
             await self._check.require(connection, tenant_id, [entry for of_job in entries for entry in of_job])
         except ChainDamagedError:
-            return spans, entries, False
-        return spans, entries, True
+            return parts, False
+        return parts, True
 
     async def _folded(
-        self, connection: Connection, span: JobSpan, entries: Sequence[EntryRow], *, are_checked: bool = False
-    ) -> tuple[JobState | None, int]:
-        """The fold of what is known of the job and of ``entries``, and the seq of the last of them."""
+        self,
+        connection: Connection,
+        span: JobSpan,
+        known: Folded,
+        entries: Sequence[EntryRow],
+        *,
+        are_checked: bool = False,
+    ) -> Folded:
+        """The fold of what is ``known`` of the job, of ``entries`` and of those behind them."""
         if not are_checked:
             await self._check.require(connection, span.tenant_id, entries)
-        state, last_seq = self._merged(span, entries)
-        if len(entries) > ENTRIES_MAX:
-            rest = span._replace(after_seq=last_seq)
-            state = await job_table.fold(connection, self._check, rest, state)
-            last_seq = max(last_seq, state.last_seq if state is not None else 0)
-            if state is not None:
-                self._remember((span.tenant_id, span.job_id), _Known(state._replace(workflow={}), last_seq))
-        return state, last_seq
-
-    def _merged(self, span: JobSpan, entries: Sequence[EntryRow]) -> tuple[JobState | None, int]:
-        """As ``_folded``, of entries that were checked, and none of those behind them."""
-        known = self._large.get((span.tenant_id, span.job_id))
-        state, last_seq = (None, 0) if known is None else known
-        state = job_table.folded(span.tenant_id, span.job_id, state, entries)
-        return state, entries[-1][0] if entries else last_seq
-
-    def _remember(self, key: JobKey, known: _Known) -> None:
-        self._large[key] = known
-        if len(self._large) > LARGE_JOBS_MAX:
-            self._large.popitem(last=False)
+        folded = known.onto(span, entries)
+        if len(entries) <= ENTRIES_MAX:
+            return folded
+        return await self._large.fold(connection, self._check, span, folded)
 
     def _compare(self, tenant_id: str, job_id: str, claim: JobClaim, state: JobState | None) -> None:
         found = claim.break_in(job_id, state)

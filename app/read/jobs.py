@@ -120,10 +120,10 @@ class JobReader:
                         refusal = None
                 else:
                     asked = self._copies.asked_of(promise)
-                    after_seq = self._folded.known_seq(of_tenant, job_id)
-                    rows, seen = await reads.job_and_seen(connection, of_tenant, job_id, after_seq, *asked)
+                    known = self._folded.remembered(of_tenant, job_id)
+                    rows, seen = await reads.job_and_seen(connection, of_tenant, job_id, known.seq, *asked)
                     judge(seen)
-                    state = await self._folded.state_of(connection, of_tenant, job_id, rows)
+                    state = await self._folded.state_of(connection, of_tenant, job_id, known, rows)
                     refusal = (
                         await reads.find_refusal(connection, self._check, of_tenant, job_id)
                         if rows.has_refusals

@@ -12,6 +12,7 @@ from app.store import Connection, idempotency, job_table
 from app.store.entry_check import EntryCheck
 from app.store.idempotency import ChainedLine, KeyedEntry
 from app.store.job_table import ENTRIES_MAX, EntryRow, JobKey, JobSpan
+from app.store.large_jobs import Folded, LargeJobs
 from app.store.reading import reading
 from app.store.reads import find_refusal
 from app.store.rows import whole
@@ -50,10 +51,11 @@ class ChainedJob(NamedTuple):
 class EdgeLookups:
     """Which jobs exist, and which keyed lines are chained. All raise DatabaseUnavailableError."""
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], check: EntryCheck, report: Report) -> None:
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], check: EntryCheck, large: LargeJobs, report: Report) -> None:
         """``report`` is told of each entry that is not what was chained."""
         self._pool = pool
         self._check = check
+        self._large = large
         self._report = report
         self._waiting: list[tuple[Sequence[JobKey], asyncio.Future[dict[JobKey, ChainedJob]]]] = []
         self._lookups: set[asyncio.Task[None] | None] = set()
@@ -102,11 +104,12 @@ class EdgeLookups:
     async def _find_jobs(self, connection: Connection, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
         found, created = {}, set()
         mentioned, refused = await job_table.mentioned(connection, wanted)
-        spans = [JobSpan(*job) for job in mentioned]
+        known = [self._large.remembered(*job) for job in mentioned]
+        spans = [JobSpan(*job, after_seq=each.seq) for job, each in zip(mentioned, known, strict=True)]
         entries = await job_table.entries_of(connection, spans) if spans else []
-        for span, rows in zip(spans, entries, strict=True):
+        for span, folded, rows in zip(spans, known, entries, strict=True):
             try:
-                state = await self._state_of(connection, span, rows)
+                state = await self._state_of(connection, span, folded, rows)
             except ChainDamagedError as error:
                 self._report(error, "job_lookup")
                 state = JobState(span.job_id, (0, 0, ""), 0, 0)
@@ -119,13 +122,16 @@ class EdgeLookups:
                 found[tenant_id, job_id] = ChainedJob(0, refusal.text(), None, is_made=False)
         return found
 
-    async def _state_of(self, connection: Connection, span: JobSpan, rows: Sequence[EntryRow]) -> JobState | None:
-        if not rows:
+    async def _state_of(
+        self, connection: Connection, span: JobSpan, known: Folded, rows: Sequence[EntryRow]
+    ) -> JobState | None:
+        if not rows and known.state is None:
             raise ChainDamagedError(span.tenant_id, f"job {span.job_id} is in the job table and has no entries")
-        if len(rows) > ENTRIES_MAX:
-            return await job_table.fold(connection, self._check, span)
         await self._check.require(connection, span.tenant_id, rows)
-        return job_table.folded(span.tenant_id, span.job_id, None, rows)
+        folded = known.onto(span, rows)
+        if len(rows) > ENTRIES_MAX:
+            folded = await self._large.fold(connection, self._check, span, folded)
+        return folded.state
 
     async def find_lines(self, tenants: Sequence[str], route: int, key: str) -> list[ChainedLine]:
         """Chained lines of a keyed request, in line order.

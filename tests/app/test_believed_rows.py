@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import asyncpg
@@ -12,6 +13,10 @@ import httpx
 import pytest
 
 from app.read import job_table_walk
+from app.store import Connection
+from app.store.entry_check import EntryCheck
+from app.store.job_table import EntryRow, JobSpan
+from app.store.large_jobs import LargeJobs
 from ledger import merkle
 from ledger.chain import Linker
 from ledger.merkle import HASH_BYTES
@@ -25,6 +30,8 @@ from tests.app.test_commitments import free, placement, propose
 from tests.app.test_damaged_rows import assert_damage_told
 from tests.conftest import Database, connected_to
 
+LIMITED = ("app.store.job_table", "app.store.large_jobs", "app.read.folded_jobs", "app.store.edge", "app.watch.tail")
+"""Modules that know how many entries of a job are read at once."""
 FORGED = '{"error":"a forged one","failed_dc":"dc1","fence_token":1,"type":"JobFailed"}'
 
 
@@ -268,7 +275,7 @@ async def test_a_job_that_failed_takes_no_event_whatever_its_row_says(
 async def test_a_job_of_many_entries_is_folded_once_and_its_row_compared(
     ledger: SharedLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("app.store.job_table", "app.read.folded_jobs", "app.store.edge", "app.watch.tail"):
+    for module in LIMITED:
         monkeypatch.setattr(f"{module}.ENTRIES_MAX", 3)
     assert (await ledger.create("job-1")).status_code == 201
     for done in range(1, 9):
@@ -281,6 +288,48 @@ async def test_a_job_of_many_entries_is_folded_once_and_its_row_compared(
         assert await ledger.statuses(status="RUNNING") == {"job-1": "RUNNING"}
     await ledger.edit("UPDATE scheduler.jobs SET seqs = '{1,2}' WHERE tenant_id = $1")
     assert_damage_told(await ledger.get("/v1/jobs/job-1"), ledger.tenant_id)
+
+
+async def test_jobs_of_many_entries_are_whole_while_others_take_their_place_in_memory(
+    ledger: SharedLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in LIMITED:
+        monkeypatch.setattr(f"{module}.ENTRIES_MAX", 3)
+    monkeypatch.setattr("app.store.large_jobs.LARGE_JOBS_MAX", 1)
+    jobs = ("job-1", "job-2")
+    for job_id in jobs:
+        assert (await ledger.create(job_id)).status_code == 201
+        for done in range(1, 6):
+            event = {"type": "JobProgressReported", "dc_id": "dc1", "completed": done, "failed": 0}
+            assert (await ledger.report(job_id, **event)).status_code == 201
+    await ledger.followed()
+    answers = await asyncio.gather(*(ledger.get(f"/v1/jobs/{job_id}") for job_id in jobs * 20))
+    assert {(answer.status_code, answer.json().get("completed")) for answer in answers} == {(200, 5)}
+
+
+async def test_a_fold_that_is_ended_goes_on_where_it_was(ledger: SharedLedger, shared_database: Database) -> None:
+    assert (await ledger.create("job-1")).status_code == 201
+    event = {"tenant_id": ledger.tenant_id, "type": "JobProgressReported", "job_id": "job-1", "dc_id": "dc1"}
+    lines = "\n".join(json.dumps(event | {"completed": done, "failed": 0}) for done in range(1199))
+    headers = {"Content-Type": "application/x-ndjson"}
+    answer = await ledger.client.post("/v1/events?durability=GLOBAL", content=lines, headers=headers)
+    assert answer.status_code == 200, answer.text
+    large, span, read = LargeJobs(), JobSpan(ledger.tenant_id, "job-1"), []
+
+    class Ended(EntryCheck):
+        async def require(self, connection: Connection, tenant_id: str, entries: Sequence[EntryRow]) -> None:
+            read.append(len(entries))
+            if len(read) == 3:
+                raise TimeoutError
+
+    check = Ended(lambda _: None, lambda _: None)
+    async with connected_to(shared_database.service_url) as connection:
+        with pytest.raises(TimeoutError):
+            await large.fold(connection, check, span, large.remembered(*span[:2]))
+        known = large.remembered(*span[:2])
+        assert known.seq == sum(read[:2])
+        folded = await large.fold(connection, check, span, known)
+    assert (sum(read) - read[2], folded.seq) == (1200, 1200)
 
 
 # --- how far the job table has come ---------------------------------------------------------------

@@ -20,6 +20,7 @@ from app.read.folded_jobs import FoldedJobs
 from app.read.jobs import JobReader, Page
 from app.read.revealing import Revealing
 from app.store.entry_check import EntryCheck
+from app.store.large_jobs import LargeJobs
 from app.store.reads import TokenPosition
 from ledger import canonical
 from ledger.chain import Linker
@@ -58,7 +59,7 @@ class World:
     def reader(self, wait_s: float) -> JobReader:
         revealing = Revealing(PrivacyKnowledge(self.pool, SubjectKeys(self.pool, "file:/no/master.key")))
         check = EntryCheck(lambda _: None)
-        folded = FoldedJobs(check, lambda *_: None, lambda *_: None)
+        folded = FoldedJobs(check, LargeJobs(), lambda *_: None, lambda *_: None)
         return JobReader(self.copies(wait_s), revealing, check, folded, self.hurried.append, lambda *_: None)
 
     def copies(self, wait_s: float) -> Copies:
