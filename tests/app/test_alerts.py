@@ -289,6 +289,7 @@ def test_alerts_on_a_safekeeper_fire_when_its_log_its_archive_or_a_peer_fail(tmp
     archive = tmp_path / "archive"
     metrics = KeeperMetrics()
     with closing(Keeper(tmp_path / "keeper", archive=ArchiveStore(str(archive)))) as keeper:
+        keeper.scrub_by_hand()
         metrics.watch(keeper.safekeeper, keeper._server, 7 * DAY_S)
         with talking(keeper.port) as peer:
             peer.elect(1)

@@ -126,6 +126,6 @@ async def test_a_command_that_asks_postgresql_itself_refuses_such_a_pool(pooler:
 async def test_a_pool_of_too_few_sessions_is_refused_with_how_many_a_node_needs(
     run_node: RunNode, pooler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.store.sessions.CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("app.store.sessions.CONNECT_TIMEOUT_S", 3.0)
     said = "gave no more than 2 sessions.*as many as a node needs"
     await assert_no_start(run_node(url=f"{pooler}/small?sslmode=disable"), StartRefusedError, match=said)

@@ -40,6 +40,7 @@ from wal.replication.messages import (
 )
 from wal.replication.safekeeper import Safekeeper
 from wal.replication.tls import PeerTls
+from wal.scrub import INTERVAL_DEFAULT_S, Scrubber
 
 WAIT_S = 60.0
 
@@ -91,6 +92,12 @@ class Keeper:
         known = Path("/proc/net/tcp").read_text()
         unread = re.search(rf":{self.port:04X} \w+:{port:04X} \w+ \w+:(\w+)", known)
         return unread is not None and int(unread[1], 16) == 0
+
+    def scrub_by_hand(self) -> None:
+        """Let the test take the steps of the scrubber, at times of its own, and no thread."""
+        kept = self.safekeeper
+        kept.scrubber.close()
+        kept.scrubber = Scrubber(kept._copies, INTERVAL_DEFAULT_S, kept._scrubbed, self._told)
 
     def close(self) -> None:
         self._server.stop()

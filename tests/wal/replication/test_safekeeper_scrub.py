@@ -25,6 +25,7 @@ ROUND_S = 7 * 86400.0
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[Keeper]:
     with closing(Keeper(tmp_path / "keeper")) as keeper:
+        keeper.scrub_by_hand()
         yield keeper
 
 
