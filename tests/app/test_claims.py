@@ -163,10 +163,14 @@ class Claims(RuleBasedStateMachine):
         """All that was asked for reaches its level once everything is there."""
         try:
             await self.heal()
+            await self.be_patient()
             for request in sorted(self.sent):
                 await until(lambda request=request: self.send(request), f"{request} reaches its level")
         finally:
             await self.stop()
+
+    async def be_patient(self) -> None:
+        """Wait for a level for longer than a busy machine takes, where writes gave up soon."""
 
     async def stop(self) -> None:
         await self.stop_node()
@@ -174,6 +178,9 @@ class Claims(RuleBasedStateMachine):
 
 class ClaimsOfMembers(Claims):
     """A node with safekeepers in three regions: three at home, one in each of the others."""
+
+    timeout = "400ms"
+    """Of a write: short while members are away, long once all are there and each write must reach its level."""
 
     def __init__(self, postgres: EmbeddedPostgres) -> None:
         super().__init__(postgres)
@@ -189,12 +196,17 @@ class ClaimsOfMembers(Claims):
             wal={"ack_mode": "REPLICATED_QUORUM"},
             replication={"members": self.keepers.addresses, "timeout": "1s"},
             lease={"ttl": "60s"},
-            write={"timeout": "400ms"},
+            write={"timeout": self.timeout},
         )
         self.service, self.parts = await self.node.enter_async_context(running(settings, self.database.service_url))
 
     async def heal(self) -> None:
         self.keepers.start(*({*HOME, *REMOTE} - self.keepers.running.keys()))
+
+    async def be_patient(self) -> None:
+        self.timeout = "20s"
+        await self.stop_node()
+        await self.start_node()
 
     async def check_elsewhere(self, claim: Claim, hlc: str) -> None:
         holds = {number: hlc in hlcs_in(self.folder / f"keeper-{number}" / NODE) for number in (*HOME, *REMOTE)}
