@@ -159,7 +159,8 @@ class KeyedRequests:
             said = [key_digest_of(tenant_id, key, line, digest) for digest in digests]
             try:
                 seq = await self._entries.seq_of(tenant_id, said)
-            except DatabaseUnavailableError:
+            except DatabaseUnavailableError as error:
+                log.warning("idempotency_rows_not_compared", tenant_id=tenant_id, error=str(error))
                 return
             if seq is not None:
                 raise row_gone(tenant_id, key, line, seq)

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 RETENTION_DAYS = 7
 ENTRIES_READ = 20_000
-"""Last entries of a tenant among which keyed ones are read."""
+"""Last entries of a tenant among which keyed ones are read, where their payloads have so few bytes as follows."""
+ENTRIES_READ_BYTES = 16 << 20
+"""Payloads of those entries, together: a tenth of a second of PostgreSQL."""
 
 
 class KeyedEntry(NamedTuple):
@@ -23,7 +25,8 @@ class KeyedEntry(NamedTuple):
 
     seq: int
     hlc_physical: int
-    payload: str
+    digest: str | None
+    """What its payload says of the key (``ledger.keyed``)."""
 
 
 class ChainedLine(NamedTuple):
@@ -49,10 +52,17 @@ SELECT {_LINE} FROM scheduler.idempotency i LEFT JOIN scheduler.scheduler_log l 
  WHERE i.tenant_id = ANY($1::text[]) AND i.route = $2 AND i.key = $3
  ORDER BY i.line
 """
+# The length of a payload is known without reading it, where it is stored apart.
 _KEYED = f"""
-SELECT seq, hlc_physical, payload FROM scheduler.scheduler_log
- WHERE tenant_id = $1 AND origin IS NULL AND strpos(payload::text, '"{keyed.MEMBER}":"') > 0
-   AND seq > (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1) - {ENTRIES_READ}
+SELECT seq, hlc_physical, payload ->> '{keyed.MEMBER}'
+  FROM (SELECT seq, hlc_physical, created_at, payload,
+               sum(octet_length(payload::text)) OVER (ORDER BY seq DESC) AS bytes
+          FROM scheduler.scheduler_log
+         WHERE tenant_id = $1 AND origin IS NULL
+           AND seq > (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1) - {ENTRIES_READ}) AS newest
+ WHERE bytes <= {ENTRIES_READ_BYTES}
+   AND created_at < to_timestamp(hlc_physical / 1000.0) + interval '1 hour'
+   AND strpos(payload::text, '"{keyed.MEMBER}":"') > 0
  ORDER BY seq
 """
 _CLAIMS = f"""
@@ -85,7 +95,8 @@ async def find_claims(
 
 
 async def newest_keyed(connection: Connection, tenant_id: str) -> list[KeyedEntry]:
-    """The keyed ones among the last ``ENTRIES_READ`` entries of the tenant, in seq order."""
+    """The keyed ones among the last ``ENTRIES_READ`` entries of the tenant, or ``ENTRIES_READ_BYTES``, in seq order.
+    None was chained more than an hour after it was written, as a restore does."""
     return await fetch_as(connection, KeyedEntry, _KEYED, tenant_id)
 
 
