@@ -151,12 +151,13 @@ class FoundBreaks:
         one that is known is counted and not logged again."""
         self._count(met_by)
         with self._changing:
-            if not self._note(tenant_id, found, met_by):
+            noted = self._note(tenant_id, found, met_by)
+            if noted is None:
                 return
             if not self._is_closed:
                 self._writer.submit(self._store_reported)
         log.error("chain_break_found", tenant_id=tenant_id, first_break=found._asdict(), found_by=met_by)
-        self._on_new(self._by_place[tenant_id, found.kind, found.seq])
+        self._on_new(noted)
 
     def report_error(self, error: BaseException, met_by: str) -> None:
         """Report the break that ``error`` is about; other errors are passed over, and so is damage known before."""
@@ -184,25 +185,26 @@ class FoundBreaks:
         """
         with self._changing:
             # No break is left out because another one is.
-            noted = [each for each in breaks if self._note(tenant_id, each, VERIFICATION)]
-        for each in noted:
+            noted = [new for each in breaks if (new := self._note(tenant_id, each, VERIFICATION)) is not None]
+        for new in noted:
             self._count(VERIFICATION)
-            self._on_new(self._by_place[tenant_id, each.kind, each.seq])
+            self._on_new(new)
         if noted:
             self._store()
 
-    def _note(self, tenant_id: str, found: Break, met_by: str) -> bool:
-        """Whether it is a new one, or one that was mended and is back, and kept."""
+    def _note(self, tenant_id: str, found: Break, met_by: str) -> FoundBreak | None:
+        """The break as it is kept; None unless it is a new one, or one that was mended and is back."""
         place, actual = (tenant_id, found.kind, found.seq), _actual(found)
         known = self._by_place.get(place)
         if known is not None and not known.is_settled and (known.actual == actual or not known.acknowledged):
             is_back, known.mended_at = known.mended_at is not None, None
-            return is_back
+            return known if is_back else None
         if known is None and len(self._by_place) >= BREAKS_MAX and not self._forget_acknowledged():
             log.error("chain_break_not_kept", tenant_id=tenant_id, kind=found.kind, seq=found.seq)
-            return False
-        self._by_place[place] = FoundBreak(tenant_id, *place[1:], found.detail, actual, _now(), met_by=met_by)
-        return True
+            return None
+        new = FoundBreak(tenant_id, *place[1:], found.detail, actual, _now(), met_by=met_by)
+        self._by_place[place] = new
+        return new
 
     def _forget_acknowledged(self) -> bool:
         """Make room for a new break. A settled one goes first, then an acknowledged one, which verification finds
