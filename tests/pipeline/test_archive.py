@@ -486,7 +486,7 @@ async def test_entries_that_were_relinked_are_not_those_of_the_signed_snapshot(
     database: Database, tmp_path: Path
 ) -> None:
     ledger = ledger_of("acme", days(20))
-    ledger.entry(4)["payload"] = "{}"
+    ledger.entry(4)["payload"] = ledger.entry(4)["payload"][:-1] + ',"zz":"forged"}'
     ledger.relink()
     ledger.store_tree()
     await store(database, ledger)

@@ -282,7 +282,7 @@ async def test_rows_that_were_changed_and_signed_again_are_found_as_in_any_ledge
 
 async def test_a_history_made_up_anew_is_not_the_one_of_the_tree_heads(ledger: Ledger, tmp_path: Path) -> None:
     forged = ledger.copy()
-    forged.entry(8)["payload"] = "{}"
+    forged.entry(8)["payload"] = forged.entry(8)["payload"][:-1] + ',"zz":"forged"}'
     forged.relink()
     by_seq = {row["seq"]: {name: row[name] for name in ENTRY_COLUMNS} for row in forged.entries}
     for number in range(len(entry_files(tmp_path))):

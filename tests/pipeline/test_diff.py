@@ -140,7 +140,7 @@ def test_a_rewritten_history_is_found_with_the_seq_at_which_it_begins(
 ) -> None:
     path = store(tmp_path, bundle_of(build(700)), "kept.tar")
     rewritten = build(720)
-    rewritten.entry(seq)["payload"] = '{"type":"Rewritten"}'
+    rewritten.entry(seq)["payload"] = rewritten.entry(seq)["payload"][:-1] + ',"zz":"rewritten"}'
     rewritten.relink()
     rewritten.store_head()
     rewritten.store_tree()
@@ -291,7 +291,7 @@ def test_a_history_made_to_fit_under_an_old_tree_leaves_nowhere(
     spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     forged = build(40)
-    forged.entry(40)["payload"] = '{"type":"Forged"}'
+    forged.entry(40)["payload"] = forged.entry(40)["payload"][:-1] + ',"zz":"forged"}'
     forged.relink()
     fitting = forged.copy()
     fitting.store_tree()

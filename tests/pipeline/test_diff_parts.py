@@ -37,7 +37,7 @@ def test_the_first_entry_in_which_two_chains_differ_is_found_by_halving(
 ) -> None:
     monkeypatch.setattr("pipeline.diff.chains.LINKS_AT_ONCE", links_at_once)
     rewritten = build(120)
-    rewritten.entry(seq)["payload"] = '{"type":"Rewritten"}'
+    rewritten.entry(seq)["payload"] = rewritten.entry(seq)["payload"][:-1] + ',"zz":"rewritten"}'
     rewritten.relink()
     rewritten.store_head()
     rewritten.store_tree()
