@@ -150,10 +150,10 @@ async def test_a_member_whose_copy_is_damaged_is_named_with_its_folder_and_the_r
 
         async def fault() -> str | None:
             said: str | None = (await client.get("/v1/node")).json()["members"][1]["fault"]
-            return said if said is not None and "corrupt" in said else None
+            return said if said is not None and "damaged" in said else None
 
         advice = await until(fault, "the member refuses with its reason")
-        assert f"{segment.name} is corrupt" in advice
+        assert f"{segment.name} is damaged" in advice
         assert f"stop this safekeeper, remove the folder {segment.parent}, start it again" in advice
         assert "--accept-lost-wal" not in advice
 

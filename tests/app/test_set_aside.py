@@ -130,7 +130,7 @@ async def test_an_accepted_loss_brings_back_what_is_sound_and_names_the_rest(
         damage_record(wal_folder(settings), jobs[DAMAGED])
     if "control" in damage:
         damage_control(wal_folder(settings))
-    await assert_refused(run_node, settings, WalCorruptError, "is corrupt")
+    await assert_refused(run_node, settings, WalCorruptError, "is damaged")
     sound = [job for n, job in enumerate(jobs) if "record" not in damage or n != DAMAGED]
     async with run_server(settings, accept_lost_wal=True) as client:
         await come_back(client, chains, sound)

@@ -22,6 +22,7 @@ from ledger.errors import (
     BundleRefusedError,
     InvalidInputError,
     MergeRefusedError,
+    NotABundleError,
     SigningUnavailableError,
     UntrustedKeyError,
 )
@@ -241,7 +242,13 @@ def test_every_bundle_gets_the_verdict_that_the_service_gives_and_is_refused_as_
         path = store(tmp_path, case.bundle)
         *_, last = _taken(str(path), 0, keyring, None)
         taken = TakenBundle(**json.loads(last.to_pylist()[0]["about"]))
-        expected = asyncio.run(verify_file(path, keyring))
+        count += 1
+        try:
+            expected = asyncio.run(verify_file(path, keyring))
+        except NotABundleError:
+            assert taken.refusal, case.name
+            assert taken.exit_code == case.code, case.name
+            continue
         assert timeless(taken.told) == timeless(expected.to_json()), case.name
         assert taken.exit_code == case.code or taken.refusal, case.name
         try:
@@ -249,7 +256,6 @@ def test_every_bundle_gets_the_verdict_that_the_service_gives_and_is_refused_as_
         except (BundleRefusedError, UntrustedKeyError):
             assert taken.refusal, case.name
             assert taken.exit_code == case.code, case.name
-        count += 1
     assert count > 150
 
 
