@@ -196,7 +196,7 @@ def test_the_unit_of_the_service_sets_what_is_a_setting(monkeypatch: pytest.Monk
     (given,) = re.findall(r"^Environment=(.*)$", unit, re.MULTILINE)
     settings = dict(each.split("=", 1) for each in shlex.split(given))
     config = settings.pop("TALLY_CONFIG")
-    assert f"install -m 0640 -g tallystick /dev/null {config}\n" in INSTALL
+    assert f"install -m 0640 -g tallystick /dev/stdin {config}\n" in INSTALL
     assert f"install -d -m 0700 -o tallystick -g tallystick {settings['TALLY_DATA_DIR']}\n" in INSTALL
     for name, value in (*settings.items(), *environment_of("tallystick").items()):
         monkeypatch.setenv(name, value)
