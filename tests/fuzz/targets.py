@@ -135,10 +135,8 @@ JSON = [b'{"a":1,"b":[true,null,"x"],"c":{"d":-5}}', b'{"\\u0007":"\xc3\xa9","k"
 
 
 def check_json(data: bytes) -> None:
-    """A text that C calls canonical is what RFC 8785 makes of its value; a value that C encodes, Python encodes so."""
+    """A value that C encodes, Python encodes to the same bytes."""
     text = data.decode("utf-8", "surrogatepass") if b"\xed" not in data else data.decode("latin-1")
-    if native.are_canonical_objects([text]):
-        assert canonical.encode(json.loads(text)) == text.encode()
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(text)
         written = native.canonical(value)

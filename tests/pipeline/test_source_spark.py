@@ -171,7 +171,7 @@ def test_a_bundle_is_read_too_and_several_at_once(tmp_path: Path) -> None:
             "database postgresql://tallystick@127.0.0.1:1/none",
         ),
         ({"bundle": "/none.tar"}, "'/none.tar' is none"),
-        ({"bundle": __file__}, "not one of a plain file"),
+        ({"bundle": __file__}, "it is no bundle"),
         ({"bundle": __file__, "from_seq": "0"}, "option from_seq must be a number, at least 1"),
         ({"bundle": __file__, "from_seq": "٣"}, "option from_seq must be a number, at least 1"),
         ({"bundle": __file__, "from_sequence": "7"}, "no option 'from_sequence'; there are .* from_seq,"),
