@@ -40,6 +40,7 @@ FALSIFY = (
     "SET session_replication_role = replica; UPDATE scheduler.scheduler_log SET payload = "
     "replace(payload::text, 'disk full', 'no fault')::json WHERE tenant_id = 'broken' AND action = 'FAIL'"
 )
+MEND = FALSIFY.replace("'disk full', 'no fault'", "'no fault', 'disk full'")
 SCRIPTS = {name: file.content.decode() for name, file in read_folder("console").items() if name.endswith(".js")}
 OF_VERIFY = {name: file.content.decode() for name, file in read_folder("verify").items() if name.endswith(".js")}
 
@@ -373,6 +374,12 @@ def test_a_falsified_row_is_named_with_what_it_should_be_and_what_to_do(console:
     page.get_by_label("Reason").fill("falsified on purpose")
     page.get_by_role("button", name="Acknowledge").click()
     expect(page.get_by_text("Acknowledged, and recorded in _system")).to_be_visible()
+    expect(console.go("").locator("[data-check=breaks]")).to_contain_text("not mended")
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, execute(superuser_url, MEND)).result()
+    page = console.go("verify/broken")
+    page.get_by_role("button", name="Verify", exact=True).click()
+    expect(page.get_by_role("heading", name="The chain holds")).to_be_visible()
     expect(console.go("").get_by_role("heading", name="Everything holds")).to_be_visible()
 
 

@@ -634,12 +634,19 @@ def test_what_is_no_key_is_refused_with_what_is_wrong(page: Page) -> None:
     expect(page.locator("#subject-given")).to_be_hidden()
 
 
-def test_whatever_else_is_dropped_gets_a_verdict(page: Page) -> None:
-    for content in (b"", b"text", b"\x89PNG\r\n\x1a\n" * 200, b'{"receipt":'):
+def test_whatever_else_is_dropped_is_named_or_gets_a_verdict(page: Page) -> None:
+    dropped = {b"": "an empty file", b"text": "text", b"\x89PNG\r\n\x1a\n" * 200: "a picture"}
+    for content, looks_like in dropped.items():
         page.reload()
         drop(page, ("signer.pem", SIGNER.public_key_pem.encode()), ("holiday.png", content))
-        page.locator("#outcome").wait_for()
-        assert page.locator("#outcome").inner_text() == "TAMPERED WITH OR CORRUPT"
+        expect(page.locator("#problem")).to_have_text(
+            f"COULD NOT BE READ: holiday.png is no bundle and no receipt; it looks like {looks_like}"
+        )
+        assert page.locator("#outcome").count() == 0
+    page.reload()
+    drop(page, ("signer.pem", SIGNER.public_key_pem.encode()), ("holiday.png", b'{"receipt":'))
+    page.locator("#outcome").wait_for()
+    assert page.locator("#outcome").inner_text() == "TAMPERED WITH OR CORRUPT"
 
 
 def test_it_can_be_used_by_keyboard(page: Page, tmp_path: Path) -> None:
