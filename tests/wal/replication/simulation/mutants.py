@@ -83,9 +83,9 @@ MUTANTS = {
         "proposer",
         (
             (
-                "        voters = self.configuration.voters\n        if not self._ack_mode",
+                "        voters = self.configuration.voters\n        if not self._ack_mode.is_replicated and",
                 "        voters = frozenset(each.member_id for each in self.configuration.members)\n"
-                "        if not self._ack_mode",
+                "        if not self._ack_mode.is_replicated and",
             ),
         ),
         (8,),
