@@ -86,9 +86,9 @@ class Leadership:
         if not self._ack_mode.is_replicated:
             return None
         proposer = self.shipper.proposer
-        needed = proposer.needed()
-        if 0 < needed <= proposer.in_sync():
+        if proposer.has_quorum():
             return None
+        needed = proposer.needed()
         reports = self.shipper.reports()
         faults = [f"{report.address}: {report.fault}" for report in reports if report.fault]
         found = f"{proposer.in_sync()} of {needed} safekeepers needed follow" if needed else "no safekeeper votes yet"

@@ -481,8 +481,7 @@ class Shipper:
             self._watcher.acknowledged(address, time.perf_counter() - since_s)
 
     def _look_at_quorum(self) -> None:
-        following, needed = self.proposer.in_sync(), self.proposer.needed()
-        is_there = 0 < needed <= following
+        following, needed, is_there = self.proposer.in_sync(), self.proposer.needed(), self.proposer.has_quorum()
         if is_there != self._had_quorum and (is_there or self._had_quorum) and needed:
             if self._had_quorum is not None:
                 self._watcher.quorum_changed(is_there, following, needed)

@@ -168,6 +168,10 @@ class Proposer:
             return 0
         return len(voters) if self._ack_mode is AckMode.REPLICATED_ALL else len(voters) // 2 + 1
 
+    def has_quorum(self) -> bool:
+        """Whether members enough follow so that records are committed; not where none votes."""
+        return 0 < self.needed() <= self.in_sync()
+
     # --- what happens here ------------------------------------------------------------------------
 
     def written(self, lsn: Lsn) -> None:
