@@ -37,6 +37,7 @@ import structlog
 
 from app.chain.long_locks import LongLocks
 from app.store import following as store
+from app.store.entry_check import Report
 from app.store.faults import DATABASE_FAULTS, text_of
 from app.store.following import FollowedEntry
 from app.store.growth import Growth
@@ -74,8 +75,6 @@ log = structlog.get_logger()
 
 Connect = Callable[[], Awaitable[NodeConnection]]
 Observe = Callable[[Mapping[str, Sequence[FollowedEntry]]], object]
-Report = Callable[[BaseException, str], object]
-"""Is told of damage that was met, and by which part of the node."""
 
 
 class Follower(Protocol):

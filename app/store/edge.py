@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import asyncpg
 
 from app.store import Connection, idempotency, job_table
-from app.store.entry_check import EntryCheck
+from app.store.entry_check import EntryCheck, Report
 from app.store.idempotency import ChainedLine, KeyedEntry
 from app.store.job_table import ENTRIES_MAX, EntryRow, JobKey, JobSpan
 from app.store.large_jobs import Folded, LargeJobs
@@ -28,9 +28,6 @@ LOOKUP_TIMEOUT_S = 5.0
 LOOKUPS_AT_ONCE = 2
 """Lookups of jobs under way together: who comes meanwhile asks with the next one. More would open more connections,
 each of which plans the statements anew; a single one could be kept long by a large request."""
-
-Report = Callable[[ChainDamagedError, str], object]
-"""Is told of damage that was met, and by which part of the node."""
 
 
 class ChainedJob(NamedTuple):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 TILES_MAX: Final = 4096
 """Tiles that are remembered, of 8 KiB each: those of a million entries. The oldest is evicted first."""
 
+Report = Callable[[BaseException, str], object]
+"""Takes damage that was met, and by which part of the node."""
 _Leaf = tuple[int, bytes]
 """Index and hash of one leaf."""
 

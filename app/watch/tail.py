@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, Protocol
@@ -29,7 +29,7 @@ from app.background.share import Share
 from app.node.kept_running import kept_running
 from app.store import Connection, chain_reads, job_table, tailing
 from app.store.chain_reads import ListedEntry
-from app.store.entry_check import EntryCheck
+from app.store.entry_check import EntryCheck, Report
 from app.store.growth import Growth
 from app.store.job_table import ENTRIES_MAX, JobSpan
 from app.store.log_rows import LOG_COLUMNS, Piece, RecentRows, Row
@@ -69,9 +69,6 @@ DCS_READ_S: Final = 30e-6
 _SEQ = LOG_COLUMNS.index("seq")
 
 log = structlog.get_logger()
-
-Report = Callable[[ChainDamagedError, str], object]
-"""Is told of damage that was met, and by which part of the node."""
 
 
 class Waiter(Protocol):
