@@ -15,6 +15,7 @@ from app.read.replicas import Replicas
 from app.service import Service
 from app.start.procedure import StartedNode
 from ledger import rfc3339
+from ledger.enumeration import first_of
 from ledger.machines.events import SYSTEM_TENANT
 
 TENANTS_NAMED_MAX = 10
@@ -121,7 +122,4 @@ def _tls_fault(settings: Settings, tls: ServerTls | None) -> str | None:
 
 def _named(what: str, tenants: Collection[str]) -> str | None:
     """The tenants of which ``what`` is so, None when there are none."""
-    if not tenants:
-        return None
-    more = f" and {len(tenants) - TENANTS_NAMED_MAX} more" if len(tenants) > TENANTS_NAMED_MAX else ""
-    return f"{what}: {', '.join(sorted(tenants)[:TENANTS_NAMED_MAX])}{more}"
+    return f"{what}: {first_of(sorted(tenants), TENANTS_NAMED_MAX)}" if tenants else None

@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from app.validation_words import nearest, words_of
+from ledger.enumeration import first_of
 
 LISTED_MAX: Final = 16
 """Fields that are listed where none is near; of more it is said how many."""
@@ -43,8 +44,7 @@ def _unknown(name: str, missing: Sequence[str], known: Sequence[str]) -> str:
         return f"there is no such field; the nearest is {near}{required}"
     if not known:
         return "there is no such field"
-    more = f" and {len(known) - LISTED_MAX} more" if len(known) > LISTED_MAX else ""
-    return f"there is no such field; there are {', '.join(known[:LISTED_MAX])}{more}"
+    return f"there is no such field; there are {first_of(known, LISTED_MAX)}"
 
 
 def fields_at(schema: Mapping[str, Any], path: Sequence[str | int]) -> list[str]:

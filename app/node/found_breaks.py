@@ -27,6 +27,7 @@ import msgspec
 import structlog
 
 from app.node.kept_file import KeptFile
+from ledger.enumeration import first_of
 from ledger.errors import ChainBrokenError, ChainDamagedError, KnownDamageError, NotFoundError
 from ledger.verification.verdict import Break
 
@@ -270,14 +271,13 @@ def _missing(found: FoundBreak) -> str:
 def _fault(waiting: Sequence[FoundBreak]) -> str | None:
     if not waiting:
         return None
-    named = "; ".join(map(_named, waiting[:NAMED_MAX]))
-    more = f"; and {len(waiting) - NAMED_MAX} more" if len(waiting) > NAMED_MAX else ""
+    named = first_of([*map(_named, waiting)], NAMED_MAX, "; ")
     steps = []
     if any(each.mended_at is None for each in waiting):
         steps.append("to mend, restore the rows, then run tally verify --tenant T on the whole chain")
     if not all(each.acknowledged for each in waiting):
         steps.append("to acknowledge, run tally verify --tenant T --acknowledge REASON")
-    return f"found: {named}{more}. What to do: {'; '.join(steps)}"
+    return f"found: {named}. What to do: {'; '.join(steps)}"
 
 
 def _now() -> str:

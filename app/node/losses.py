@@ -21,6 +21,7 @@ import msgspec
 from app.node.kept_file import KeptFile
 from app.node.lsn_ranges import LsnRange
 from ledger.chain import record
+from ledger.enumeration import first_of
 from ledger.errors import InvalidInputError
 from ledger.machines.events import SYSTEM_TENANT
 
@@ -57,9 +58,8 @@ class Loss(msgspec.Struct, frozen=True):
             what = f"from LSN {self.first_lsn} on, nobody knows how many"
         else:
             what = f"LSN {self.first_lsn}" + (f" to {self.last_lsn}" if self.last_lsn > self.first_lsn else "")
-        named = ", ".join(f"{each.tenant_id}/{each.job_id}" for each in self.jobs[:NAMED_MAX])
-        more = f" and {len(self.jobs) - NAMED_MAX} more" if len(self.jobs) > NAMED_MAX else ""
-        return what + (f" ({named}{more})" if named else "")
+        named = first_of([f"{each.tenant_id}/{each.job_id}" for each in self.jobs], NAMED_MAX)
+        return what + (f" ({named})" if named else "")
 
 
 _FILE: Final = KeptFile[list[Loss]](
@@ -82,10 +82,9 @@ class Losses:
             return f"what was set aside of the log of node {self._node_id} cannot be read yet: {self.unread}"
         if not self._open:
             return None
-        named = "; ".join(each.text for each in self._open[:NAMED_MAX])
-        more = f"; and {len(self._open) - NAMED_MAX} more" if len(self._open) > NAMED_MAX else ""
+        named = first_of([each.text for each in self._open], NAMED_MAX, "; ")
         return (
-            f"records of node {self._node_id} that were answered are lost: {named}{more}. The entries WAL_LOST of "
+            f"records of node {self._node_id} that were answered are lost: {named}. The entries WAL_LOST of "
             f"{SYSTEM_TENANT} name them; tally verify --tenant {SYSTEM_TENANT} --acknowledge REASON records that "
             "somebody has seen it"
         )

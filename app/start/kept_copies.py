@@ -17,6 +17,7 @@ from app.start.quorum import members_of
 from app.store import node as node_store
 from app.store.chaining import WalPosition
 from app.store.reading import Pool, reading
+from ledger.enumeration import first_of
 from ledger.errors import InvalidInputError, LedgerError, WalFilesError
 from ledger.positions import BEFORE_FIRST, Lsn
 from wal import control as wal_control
@@ -83,12 +84,11 @@ async def refuse_unknown(settings: Settings, database_url: str, node_id: str) ->
     known |= asked.node_ids()
     if node_id in known:
         return
-    named = ", ".join(sorted(known)[:NAMED_MAX]) or "none"
-    more = f" and {len(known) - NAMED_MAX} more" if len(known) > NAMED_MAX else ""
+    named = first_of(sorted(known), NAMED_MAX) or "none"
     silent = f". {', '.join(sorted(asked.faults))} did not answer" if asked.faults else ""
     raise InvalidInputError(
         f"there is no node {node_id}: neither wal_positions in PostgreSQL nor a safekeeper of replication.members "
-        f"knows it. The nodes there are: {named}{more}{silent}. Nothing was changed"
+        f"knows it. The nodes there are: {named}{silent}. Nothing was changed"
     )
 
 
@@ -139,11 +139,7 @@ class OtherLogs:
 
     def fault(self) -> str | None:
         """What ``/readyz`` says, None where no log was left."""
-        if not self._left:
-            return None
-        named = sorted(each.text for each in self._left)[:NAMED_MAX]
-        more = f"; and {len(self._left) - NAMED_MAX} more" if len(self._left) > NAMED_MAX else ""
-        return "; ".join(named) + more
+        return first_of(sorted(each.text for each in self._left), NAMED_MAX, "; ") or None
 
     async def run(self) -> None:
         """Look at start, and then now and then, for ever."""
