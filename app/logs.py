@@ -7,7 +7,7 @@ Of one event at most ``LINES_A_SECOND_MAX`` lines a second are written; how many
 later (``log_lines_left_out``). So nobody fills the disk of the log by asking for the same thing again and again.
 
 Lines wait in a bounded queue for a thread that writes them. A line that finds no room there, as a reader does not read,
-or that cannot be written, on a disk that is full or to a reader that is gone, is lost, and whoever logs goes on; the
+or that cannot be written, on a disk that is full or to a reader that is gone, is lost, and the caller goes on; the
 next line that can be written says how many there were (``log_lines_lost``).
 """
 
@@ -124,7 +124,7 @@ class QueuedStream(io.TextIOBase):
         return self._out.isatty()
 
     def write(self, text: str) -> int:
-        """MUST NOT fail, nor wait: whoever logs may be about to say why the node ends, and has to end it."""
+        """MUST NOT fail, nor wait: the caller may be about to log why the node ends, and has to end it."""
         count, self._reported.count = getattr(self._reported, "count", 0), 0
         if self._descriptor is None:
             self._settle(count, is_written=self._is_taken(text))

@@ -33,7 +33,7 @@ JOBS_A_STEP = 50
 """Jobs whose entries are folded between two turns."""
 
 DOUBTED_MAX = 10_000
-"""Jobs whose false rows wait to be written again; others are found again by whoever reads them."""
+"""Jobs whose false rows wait to be written again; others are found again when they are read."""
 
 _STORED = len(JOB_COLUMNS)
 _SAID = itemgetter(
