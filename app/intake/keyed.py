@@ -148,13 +148,16 @@ class KeyedRequests:
             self._check_body(key, line.body_digest)
         return chained
 
-    async def refuse_gone(self, lines: Iterable[tuple[str, int]], key: RequestKey) -> None:
-        """Return when none of these lines, (tenant, number) each, is known to be chained: the table has no row of them.
+    async def look_again(self, request: KeyedRequest, lines: Iterable[tuple[str, int]], key: RequestKey) -> None:
+        """Look the request up again when the chain is known to hold one of these lines, (tenant, number) each, of which
+        no row was found: it was chained meanwhile, or the rows could not be read.
 
         Raises:
-            ChainDamagedError: one is.
+            ChainDamagedError: the row of one is not in the table.
+            DatabaseUnavailableError: whether it is cannot be told.
         """
         digests = [each for each in (key.body_digest, key.other_digest) if each is not None]
+        found: set[tuple[str, int]] | None = None
         for tenant_id, line in lines:
             said = [key_digest_of(tenant_id, key, line, digest) for digest in digests]
             try:
@@ -162,7 +165,12 @@ class KeyedRequests:
             except DatabaseUnavailableError as error:
                 log.warning("idempotency_rows_not_compared", tenant_id=tenant_id, error=str(error))
                 return
-            if seq is not None:
+            if seq is None:
+                continue
+            if found is None:
+                request.chained = await self.find([name[0] for name in request.names], key)
+                found = {(each.tenant_id, each.line) for each in request.chained}
+            if (tenant_id, line) not in found:
                 raise row_gone(tenant_id, key, line, seq)
 
     async def _look_up(self, tenants: tuple[str, ...], key: RequestKey, level: Durability) -> list[ChainedLine]:

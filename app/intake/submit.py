@@ -114,7 +114,8 @@ class Submitter:
                 request.entered(request.recovered[0])
                 seen = True
             if not seen and not request.chained:
-                await self.keyed.refuse_gone([(draft.tenant_id, 0)], key)
+                await self.keyed.look_again(request, [(draft.tenant_id, 0)], key)
+            if not seen and not request.chained:
                 await self._checks.check(EventLines.of((draft,)), draft.durability, in_lines=False)
                 request.entered(self._enter_one(draft, _line_key(key, 0))[0])
         if request.chained:
@@ -173,10 +174,12 @@ class Submitter:
         async with self.keyed.begin(tenants, key, requested) as (request, seen):
             present = request.present()
             if not seen and len(present) < len(lines):
-                await check_lines(request.chained, lines, key)
                 # Of a request that is there in part each line may be; of another one, the first tells.
                 missing = [number for number in range(len(lines)) if number not in present] if present else [0]
-                await self.keyed.refuse_gone([(lines.jobs[number][0], number) for number in missing], key)
+                await self.keyed.look_again(request, [(lines.jobs[number][0], number) for number in missing], key)
+                present = request.present()
+            if not seen and len(present) < len(lines):
+                await check_lines(request.chained, lines, key)
                 if not present:
                     await self._checks.check(lines, requested, in_lines=True)
                 line_key = key._replace(body_digest=request.body_digest)

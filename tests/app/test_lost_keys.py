@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import asyncpg
@@ -9,11 +10,13 @@ import httpx
 import pytest
 
 from app.pending.backlog import Pending
+from app.pending.event_lines import EventLines
 from app.pending.keyed_entry import is_bound
+from app.service import Service
 from app.store.idempotency import ChainedLine
 from ledger import canonical
 from ledger.chain.record import IdempotencyKey
-from ledger.errors import DurabilityTimeoutError
+from ledger.errors import DatabaseUnavailableError, DurabilityTimeoutError
 from ledger.hlc import Hlc
 from ledger.keyed import MEMBER, key_digest
 from ledger.machines.events import ACTIONS
@@ -138,6 +141,55 @@ async def test_a_global_request_that_another_node_answered_leaves_nothing_after_
         async with run_node(settings) as two:
             await until(lambda: two.node.chained.lsn >= two._started.next_lsn - 1, "the backlog drains")
         assert await chains.sound("acme") == before
+
+
+async def test_a_key_whose_rows_cannot_be_read_is_no_damage(
+    run_node: RunNode, proxy: PostgresProxy, chains: Chains
+) -> None:
+    async with run_node(url=proxy.url) as service:
+        first = await service.submitter.submit(created("acme", 1), key=key("k"))
+        await until(lambda: bool(service.keyed._entries._places), "the node follows what it chained")
+        await proxy.refuse()
+        with pytest.raises(DatabaseUnavailableError):
+            await service.submitter.submit(created("acme", 1, durability=LOCAL), key=key("k"))
+        assert not service.breaks.open()
+        await proxy.accept()
+
+        async def answered() -> Any:
+            try:
+                return await service.submitter.submit(created("acme", 1, durability=LOCAL), key=key("k"))
+            except DatabaseUnavailableError:
+                return None
+
+        again = await until(answered, "the database answers again")
+        assert again.replayed
+        assert (again.job_id, again.hlc) == (first.job_id, first.hlc)
+    assert len(await chains.sound("acme")) == 1
+
+
+@pytest.mark.parametrize("lines", [1, 3])
+async def test_a_key_that_another_node_chains_between_two_looks_is_no_damage(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, lines: int
+) -> None:
+    def send(service: Service) -> asyncio.Task[Any]:
+        draft = created("acme", 1)
+        if lines == 1:
+            return asyncio.ensure_future(service.submitter.submit(draft, key=key("k")))
+        drafts = EventLines.of([created("acme", n) for n in range(lines)])
+        return asyncio.ensure_future(service.submitter.submit_lines(drafts, key=key("k"), durability=None))
+
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        looking = two.keyed._entries._loading
+        async with looking:
+            # Node two has found no row, and waits to look into the chain.
+            later = send(two)
+            await until(lambda: bool(looking._waiters), "node two looks into the chain")
+            first = await send(one)
+        again = await later
+        assert again.replayed
+        assert again._replace(replayed=False) == first
+        assert not two.breaks.open()
+    assert len(await chains.sound("acme")) == lines
 
 
 # --- rows of the table of keys that somebody copied -----------------------------------------------
