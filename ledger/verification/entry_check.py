@@ -195,6 +195,8 @@ class EntryChecker:
 
     def check_packed(self, packed: Packed, stop_seq: int, to_mark: Sequence[int]) -> Passed | None:
         """As ``check``, of packed entries up to ``stop_seq``; None, with nothing changed, where that must be asked."""
+        if self._is_prev_no_link:
+            return None
         raw, link = (self._prev_raw, self.last_link) if self._is_prev_known else (None, None)
         passed = packed.passed(Known(self._linker.prefix, self.next_seq, raw, link, stop_seq, to_mark))
         if passed is not None and passed.leaves:
@@ -204,7 +206,14 @@ class EntryChecker:
             self.may_be_v1 = False
         return passed
 
+    @property
+    def _is_prev_no_link(self) -> bool:
+        """Whether the entry before is said to have a link that is none, so that nothing can follow it in order."""
+        return self.last_link is not None and not self._prev_raw
+
     def _run_when_in_order(self, columns: EntryColumns) -> list[EntryRun] | None:
+        if self._is_prev_no_link:
+            return None
         try:
             known = (self._linker.prefix, self.next_seq, self._prev_raw, self.last_link)
             links = native.links_in_order(*known, columns) if self._is_prev_known else None

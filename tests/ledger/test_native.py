@@ -159,6 +159,7 @@ def test_entries_by_themselves_have_the_leaves_of_their_links() -> None:
 
 
 @given(st.integers(0, len(ENTRY_COLUMNS) - 2), st.integers(0, 39), st.integers(0, 2000))
+@example(ENTRY_COLUMNS.index("prev_chain_link") - 1, 0, 0)
 def test_an_edited_entry_by_itself_is_left_to_python_which_names_it(column: int, at: int, how: int) -> None:
     ledger = WHOLE.copy()
     row, name = ledger.entries[at], ENTRY_COLUMNS[1:][column]
@@ -170,6 +171,7 @@ def test_an_edited_entry_by_itself_is_left_to_python_which_names_it(column: int,
     assert found is None
     assert isinstance(expected, Break)
     assert expected.seq == row["seq"]
+    assert not entry_check.holds_together("acme", tuple(row[name] for name in ENTRY_COLUMNS))
 
 
 @given(st.integers(0, len(DAMAGE) - 1), st.integers(0, 39), st.integers(0, 2000))
