@@ -345,17 +345,29 @@ class ChainDamagedError(LedgerError):
     doing (``app.node.found_breaks``). A restart of the node is needed only where the tenant is quarantined.
     """
 
-    next_step = "then verify it again. A restart is needed only where /readyz names the tenant under tenants"
-    """What the operator does once the rows are restored."""
+    damaged = "the chain"
+    what_to_do = (
+        "tally verify --tenant {tenant_id} names what is wrong; restore the rows from a backup, then verify it again. "
+        "A restart is needed only where /readyz names the tenant under tenants"
+    )
 
     def __init__(self, tenant_id: str, reason: str, found: Break | None = None) -> None:
-        super().__init__(
-            f"the chain of tenant {tenant_id} is damaged: {reason}. tally verify --tenant {tenant_id} names what is "
-            f"wrong; restore the rows from a backup, {self.next_step}"
-        )
+        what_to_do = self.what_to_do.format(tenant_id=tenant_id)
+        super().__init__(f"{self.damaged} of tenant {tenant_id} is damaged: {reason}. {what_to_do}")
         self.tenant_id = tenant_id
         self.reason = reason
         self.found = found
+
+
+class KeyRowError(ChainDamagedError):
+    """As its base, of a row of the table of keys, which is no part of the chain: a verification compares none but those
+    that were met."""
+
+    damaged = "the table scheduler.idempotency"
+    what_to_do = (
+        "Restore the row from a backup, or remove one that somebody put there; then tally verify --tenant {tenant_id}, "
+        "which looks at it again. A restart is needed only where /readyz names the tenant under tenants"
+    )
 
 
 class KnownDamageError(ChainDamagedError):
@@ -365,7 +377,9 @@ class KnownDamageError(ChainDamagedError):
 class QuarantinedError(KnownDamageError):
     """As its base: the tenant is quarantined until the node is restarted."""
 
-    next_step = "then restart the node"
+    what_to_do = (
+        "tally verify --tenant {tenant_id} names what is wrong; restore the rows from a backup, then restart the node"
+    )
 
 
 class HeldBackError(QuarantinedError):

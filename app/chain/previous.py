@@ -22,7 +22,6 @@ from app.store import Connection, idempotency, node
 from app.store.standing import Chained, find_standing
 from ledger.chain.conflict import Event
 from ledger.chain.standing import Standing, place_of
-from ledger.errors import ChainDamagedError
 from ledger.machines.events import SystemAction
 
 
@@ -30,7 +29,7 @@ async def chained_keys(connection: Connection, batch: Sequence[Pending]) -> Chai
     """By chained line, what each keyed request in the batch has in the chain.
 
     Raises:
-        ChainDamagedError: a row of the table of keys names an entry that came with another key, or none.
+        KeyRowError: a row of the table of keys names an entry that came with another key, or none.
     """
     requests: dict[RequestName, dict[int, Pending]] = {}
     for pending in batch:
@@ -39,11 +38,8 @@ async def chained_keys(connection: Connection, batch: Sequence[Pending]) -> Chai
     found: ChainedKeys = {}
     for name, line in await idempotency.find_claims(connection, sorted(requests)) if requests else ():
         if not is_bound(line, name, requests[name]):
-            raise ChainDamagedError(
-                line.tenant_id,
-                f"the row of Idempotency-Key {name[2]!r} in scheduler.idempotency names seq {line.seq}, whose entry "
-                "did not come with that key: somebody put the row there. Remove it",
-            )
+            what = f"names seq {line.seq}, whose entry did not come with that key: somebody put the row there"
+            raise idempotency.key_row_error(line.tenant_id, name[2], line.seq, what)
         found.setdefault(name, {})[line.line] = KeyWinner(line.body_digest, line.t_hlc, line.job_id)
     return found
 

@@ -23,11 +23,10 @@ from app.pending.backlog import Pending
 from app.pending.keyed_entries import KeyedEntries
 from app.pending.keyed_entry import key_digest_of, proven, row_gone
 from app.pending.requests import BatchReceipt, RequestKey, RequestName
-from app.store.idempotency import ChainedLine
+from app.store.idempotency import ChainedLine, key_row_error
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, IdempotencyReusedError
 from ledger.machines.events import Durability
 from ledger.positions import BEFORE_FIRST, Lsn
-from ledger.verification.verdict import Break
 
 log = structlog.get_logger()
 
@@ -153,7 +152,7 @@ class KeyedRequests:
         no row was found: it was chained meanwhile, or the rows could not be read.
 
         Raises:
-            ChainDamagedError: the row of one is not in the table.
+            KeyRowError: the row of one is not in the table.
             DatabaseUnavailableError: whether it is cannot be told.
         """
         digests = [each for each in (key.body_digest, key.other_digest) if each is not None]
@@ -171,7 +170,7 @@ class KeyedRequests:
                 request.chained = await self.find([name[0] for name in request.names], key)
                 found = {(each.tenant_id, each.line) for each in request.chained}
             if (tenant_id, line) not in found:
-                raise row_gone(tenant_id, key, line, seq)
+                raise row_gone(tenant_id, key, seq)
 
     async def _look_up(self, tenants: tuple[str, ...], key: RequestKey, level: Durability) -> list[ChainedLine]:
         try:
@@ -189,10 +188,8 @@ class KeyedRequests:
         for line in lines:
             found.append(proven(line, key))
             if found[-1].body_digest != line.body_digest:
-                detail = f"the row of Idempotency-Key {key.key!r} in scheduler.idempotency says another body than seq "
-                detail += f"{line.seq}, which came with it"
-                error = ChainDamagedError(line.tenant_id, detail, Break(line.seq, "projection", detail))
-                self._report(error, "idempotency")
+                what = f"says another body than seq {line.seq}, which came with it"
+                self._report(key_row_error(line.tenant_id, key.key, line.seq, what), "idempotency")
         return found
 
     def _check_body(self, key: RequestKey, body_digest: bytes) -> None:

@@ -20,10 +20,10 @@ from app.pending.backlog import Pending
 from app.pending.keyed_entry import gone
 from app.pending.linking import DuplicateLineError, conflict_of
 from app.pending.requests import RequestKey
-from app.store.idempotency import ChainedLine
+from app.store.idempotency import ChainedLine, key_row_error
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
-from ledger.errors import ChainDamagedError, InvalidInputError, RecordTooLargeError
+from ledger.errors import InvalidInputError, RecordTooLargeError
 from ledger.machines.events import (
     ACTOR,
     CAPACITY_RECORD_TYPE,
@@ -165,8 +165,8 @@ def _first_answer(chained: list[ChainedLine], pending: Pending, key: RequestKey)
     except (InvalidInputError, ValueError, TypeError, KeyError):
         rejection = None
     if rejection is None:
-        named = f"the row of Idempotency-Key {key.key!r} in scheduler.idempotency names seq {line.seq}"
-        raise ChainDamagedError(pending.tenant_id, f"{named}, whose entry is not the proposal of this request")
+        what = f"names seq {line.seq}, whose entry is not the proposal of this request"
+        raise key_row_error(pending.tenant_id, key.key, line.seq, what)
     conflict = conflict_of(rejection, line.seq, line.t_hlc)
     conflict.replayed = True
     raise conflict

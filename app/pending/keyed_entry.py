@@ -15,13 +15,12 @@ import orjson
 from app.background.turns import Turn
 from app.pending.backlog import Pending
 from app.pending.requests import LEDGER_ROUTE, Draft, Drafts, RequestKey, RequestName
-from app.store.idempotency import ChainedLine
+from app.store.idempotency import ChainedLine, key_row_error
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
-from ledger.errors import ChainDamagedError, KeyUnprovenError, LedgerError
+from ledger.errors import KeyRowError, KeyUnprovenError, LedgerError
 from ledger.hlc import Hlc
 from ledger.machines.events import ACTIONS, ACTOR
-from ledger.verification.verdict import Break
 
 
 def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
@@ -29,18 +28,15 @@ def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
 
     Raises:
         KeyUnprovenError: it may be, but does not say with which key it came.
-        ChainDamagedError: it is another, or the row says what no row of this service can.
+        KeyRowError: it is another, or the row says what no row of this service can.
     """
     try:
         event = _event_of(line, draft, key)
     except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
         event = None
     if event is None:
-        raise ChainDamagedError(
-            line.tenant_id,
-            f"the row of Idempotency-Key {key.key!r} in scheduler.idempotency names seq {line.seq}, whose entry is not "
-            "the event of this request",
-        )
+        what = f"names seq {line.seq}, whose entry is not the event of this request"
+        raise key_row_error(line.tenant_id, key.key, line.seq, what)
     if keyed.digest_in(orjson.loads(event.payload)) is None:
         raise KeyUnprovenError(
             f"Idempotency-Key {key.key!r} was used before, it seems for seq {line.seq}, job {event.job_id}: that entry "
@@ -53,18 +49,15 @@ async def check_lines(chained: Sequence[ChainedLine], drafts: Drafts, key: Reque
     """Return when the entry of each line is the event of its draft.
 
     Raises:
-        ChainDamagedError: names the first that is not, or that the request does not have.
+        KeyRowError: names the first that is not, or that the request does not have.
     """
     turn = Turn()
     for line in chained:
         if turn.is_over():
             await turn.pause()
         if not 0 <= line.line < len(drafts):
-            raise ChainDamagedError(
-                line.tenant_id,
-                f"scheduler.idempotency has a line {line.line} of Idempotency-Key {key.key!r}, whose request has "
-                f"{len(drafts)} lines",
-            )
+            what = f"is of line {line.line}, and the request has {len(drafts)} lines"
+            raise key_row_error(line.tenant_id, key.key, line.seq, what)
         _check_fits(line, drafts[line.line], key)
 
 
@@ -119,7 +112,7 @@ def proven(line: ChainedLine, key: RequestKey) -> ChainedLine:
     before entries did, is taken as it is.
 
     Raises:
-        ChainDamagedError: the entry came with another key.
+        KeyRowError: the entry came with another key.
     """
     try:
         event = keyed.kept_event(line.job_id, line.action, line.payload)
@@ -131,12 +124,8 @@ def proven(line: ChainedLine, key: RequestKey) -> ChainedLine:
     for body_digest in (line.body_digest, key.body_digest, key.other_digest):
         if body_digest is not None and said == key_digest_of(line.tenant_id, key, line.line, body_digest):
             return line._replace(body_digest=body_digest)
-    reason = f"the row of Idempotency-Key {key.key!r} in scheduler.idempotency names seq {line.seq}, whose entry came"
-    raise ChainDamagedError(
-        line.tenant_id,
-        f"{reason} with another key or body than the row says",
-        Break(line.seq, "projection", f"{reason} with another key or body"),
-    )
+    what = f"names seq {line.seq}, whose entry came with another key or body than the row says"
+    raise key_row_error(line.tenant_id, key.key, line.seq, what)
 
 
 def key_digest_of(tenant_id: str, key: RequestKey, line: int, body_digest: bytes) -> str:
@@ -144,16 +133,16 @@ def key_digest_of(tenant_id: str, key: RequestKey, line: int, body_digest: bytes
     return keyed.key_digest(tenant_id, IdempotencyKey(key.route, key.key, line, body_digest))
 
 
-def row_gone(tenant_id: str, key: RequestKey, line: int, seq: int) -> ChainDamagedError:
-    """The error when the chain holds the event of a line of which the table has no row."""
-    detail = f"the entry at seq {seq} came with line {line} of Idempotency-Key {key.key!r}"
-    detail = f"{detail}, and its row in scheduler.idempotency is gone"
-    return ChainDamagedError(tenant_id, f"{detail}; nothing was stored now", Break(seq, "projection", detail))
+def row_gone(tenant_id: str, key: RequestKey, seq: int) -> KeyRowError:
+    """The error when the chain holds the event of a new request's line, and the table has no row of it."""
+    return key_row_error(
+        tenant_id, key.key, seq, f"that the entry at seq {seq} came with is gone", "; nothing was stored now"
+    )
 
 
-def gone(tenant_id: str, key: RequestKey) -> ChainDamagedError:
+def gone(tenant_id: str, key: RequestKey) -> KeyRowError:
     """The error when lines that were chained are not in the table any more."""
-    return ChainDamagedError(tenant_id, f"the rows of Idempotency-Key {key.key!r} in scheduler.idempotency are gone")
+    return key_row_error(tenant_id, key.key, 0, "is gone")
 
 
 def _event_of(line: ChainedLine, draft: Draft, key: RequestKey) -> keyed.KeptEvent | None:

@@ -11,23 +11,25 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 
 from app.background.slots import Slots
 from app.node.found_breaks import DAMAGED, VERIFICATION
 from app.node.last_verified import NODE, LastVerified, Verified
+from app.pending.keyed_entries import are_rows_whole
 from app.read.checking import KeptProcesses, verified
 from app.read.verified_positions import Position, VerifiedPositions
 from app.store.chain_reader import consistent_reader
 from app.store.chain_reads import list_tenants
 from app.store.faults import DATABASE_FAULTS
+from app.store.idempotency import KEY_ROW, named_entries
 from app.store.reading import reading
 from ledger.errors import DatabaseUnavailableError, LedgerError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from ledger.verification.commitment_check import judge_commitments
-from ledger.verification.verdict import ASPECT_OF_KIND, Break
+from ledger.verification.verdict import ASPECT_OF_KIND, KINDS, Break
 from signing.snapshot import OpenedSnapshot, open_snapshot
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 VERIFICATIONS_AT_ONCE_MAX = 2
 """Those that were asked for; each holds a connection and a snapshot of the database for as long as it runs."""
+READ_WHOLE: Final = frozenset({*KINDS, DAMAGED})
+"""Kinds of break that a chain which a whole verification finds valid does not have."""
 VERIFICATION_TIMEOUT_S = 6 * 3600.0
 """Longest that one verification may take."""
 
@@ -231,17 +235,27 @@ class ChainVerifier:
         return verification
 
     async def verified_whole(
-        self, tenant_id: str, verified: Verified, *, is_valid: bool, kinds: Collection[str] | None = None
+        self, tenant_id: str, verified: Verified, *, is_valid: bool, kinds: Collection[str] = READ_WHOLE
     ) -> None:
         """A chain was verified from its first entry to its end, in one go or in ranges: keep when and by whom. One that
-        is valid has no break of ``kinds``, which are all where None."""
+        is valid has no break of ``kinds``. Rows of the table of keys that were met are looked at again."""
         self._last_verified.note(tenant_id, verified)
         if is_valid:
             self._breaks.mended(tenant_id, kinds=kinds)
+        await self._look_at_keys(tenant_id)
         try:
             await asyncio.to_thread(self._last_verified.store)
         except OSError as error:
             log.warning("last_verified_not_stored", error=str(error))
+
+    async def _look_at_keys(self, tenant_id: str) -> None:
+        seqs = [each.seq for each in self._breaks.of_tenant(tenant_id) if each.kind == KEY_ROW]
+        if not seqs:
+            return
+        async with reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection:
+            named = await named_entries(connection, tenant_id, seqs)
+        if are_rows_whole(tenant_id, named, int(time.time() * 1000)):
+            self._breaks.mended(tenant_id, kinds=(KEY_ROW,))
 
     async def judge_commitments(self, tenant_id: str) -> None:
         """Judge the verdicts of a chain that was verified in ranges, and the table of what is promised. Where a break

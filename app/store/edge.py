@@ -140,10 +140,8 @@ class EdgeLookups:
             lines = await idempotency.find_lines(connection, tenants, route, key)
         for line in lines:
             if line[_ENTRY_COLUMN:] == (None,) * (len(line) - _ENTRY_COLUMN):
-                reason = (
-                    f"the row of Idempotency-Key {key!r} in scheduler.idempotency names seq {line.seq}, and no entry"
-                )
-                raise ChainDamagedError(line.tenant_id, f"{reason} stands there")
+                what = f"names seq {line.seq}, and no entry stands there"
+                raise idempotency.key_row_error(line.tenant_id, key, line.seq, what)
         return [whole(line.tenant_id, line, ("prev_chain_link",)) for line in lines]
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.store.chaining import copied, dropped
 from app.store.rows import fetch_as
 from ledger import keyed
+from ledger.errors import KeyRowError
 from ledger.positions import Epoch, Lsn
+from ledger.verification.verdict import Break
 
 if TYPE_CHECKING:
     from app.store import Connection
 
+KEY_ROW: Final = "idempotency"
+"""Kind of a break of this table, at the seq of an entry: a row that names it falsely, or the one that should and is
+gone. A verification that finds the chain valid says nothing about it."""
 RETENTION_DAYS = 7
 ENTRIES_READ = 20_000
 """Last entries of a tenant among which keyed ones are read, where their payloads have so few bytes as follows."""
@@ -78,6 +83,40 @@ SELECT n.tenant_id, count(*) AS sent, count(i.seq) AS stored
  GROUP BY n.tenant_id ORDER BY count(*) = count(i.seq), n.tenant_id LIMIT 1
 """
 _STORED_COLUMNS = ("tenant_id", "route", "key", "line", "body_digest", "seq", "epoch", "lsn")
+
+
+class NamedEntry(NamedTuple):
+    """An entry, where one stands at the seq, and a row that names it, where there is one."""
+
+    seq: int
+    hlc_physical: int | None
+    job_id: str | None
+    action: str | None
+    payload: str | None
+    route: int | None
+    key: str | None
+    line: int | None
+    body_digest: bytes | None
+
+
+_NAMED = f"""
+SELECT seq, {", ".join(NamedEntry._fields[1:])}
+  FROM unnest($2::bigint[]) AS wanted(seq)
+  LEFT JOIN (SELECT * FROM scheduler.scheduler_log WHERE tenant_id = $1) AS l USING (seq)
+  LEFT JOIN (SELECT seq, route, key, line, body_digest FROM scheduler.idempotency WHERE tenant_id = $1) AS i USING (seq)
+"""
+
+
+def key_row_error(tenant_id: str, key: str, seq: int, what: str, meanwhile: str = "") -> KeyRowError:
+    """The error of a row of this key, at the entry ``seq``: ``what`` is the rest of a sentence about the row, and
+    ``meanwhile`` what became of the request that met it."""
+    detail = f"the row of Idempotency-Key {key!r} in scheduler.idempotency {what}"
+    return KeyRowError(tenant_id, detail + meanwhile, Break(seq, KEY_ROW, detail, None, detail))
+
+
+async def named_entries(connection: Connection, tenant_id: str, seqs: Sequence[int]) -> list[NamedEntry]:
+    """The entries of the tenant at ``seqs``, each with every row that names it. Reads all rows of the tenant."""
+    return await fetch_as(connection, NamedEntry, _NAMED, tenant_id, seqs)
 
 
 async def find_lines(connection: Connection, tenant_ids: Sequence[str], route: int, key: str) -> list[ChainedLine]:

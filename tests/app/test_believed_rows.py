@@ -98,6 +98,10 @@ class SharedLedger(Ledger):
         """Seqs of the breaks of this kind that the node keeps of the tenant."""
         return [each.seq for each in self._node.breaks.open(self.tenant_id) if each.kind == kind]
 
+    def fault(self) -> str:
+        """What the node says of the breaks of the tenant."""
+        return str(self._node.breaks.fault(self.tenant_id))
+
 
 @pytest.fixture(scope="module")
 async def shared(make_shared_settings: MakeSettings, shared_database: Database) -> AsyncIterator[Shared]:
@@ -468,8 +472,37 @@ async def test_a_request_whose_row_was_removed_is_recorded_no_second_time(ledger
     assert_damage_told(again, ledger.tenant_id)
     assert "nothing was stored now" in again.json()["detail"]
     assert (await ledger.get("/v1/chain/head")).json()["seq"] == 1
-    assert ledger.breaks("projection") == [1]
+    assert ledger.breaks("idempotency") == [1]
     assert (await ledger.create("job-2", key="other")).status_code == 201
+
+
+async def test_a_chain_that_is_valid_mends_no_row_of_keys(ledger: SharedLedger) -> None:
+    first = await ledger.create("job-1", key="k")
+    await ledger.followed()
+    of_tenant = "FROM scheduler.idempotency WHERE tenant_id = $1"
+    row = await ledger.superuser.fetchval(f"SELECT to_json(idempotency)::text {of_tenant}", ledger.tenant_id)
+
+    async def verified() -> str:
+        assert (await ledger.get("/v1/chain/verify")).json()["valid"]
+        seen = await ledger.client.post(
+            "/v1/chain/acknowledge", json={"tenant_id": ledger.tenant_id, "reason": "ticket 7"}
+        )
+        assert seen.status_code in (200, 404)
+        return ledger.fault()
+
+    for damage in (f"DELETE {of_tenant}", "UPDATE scheduler.idempotency SET seq = 7 WHERE tenant_id = $1"):
+        await ledger.edit(damage)
+        told = await ledger.create("job-1", key="k")
+        assert_damage_told(told, ledger.tenant_id)
+        assert "Restore the row" in told.json()["detail"]
+        assert "idempotency at seq" in await verified()
+        assert "not mended" in await verified()
+        await ledger.edit(f"DELETE {of_tenant}")
+        await ledger.superuser.execute(
+            "INSERT INTO scheduler.idempotency SELECT * FROM json_populate_record(NULL::scheduler.idempotency, $1)", row
+        )
+        assert await verified() == "None"
+    assert (await ledger.create("job-1", key="k")).content == first.content
 
 
 async def test_lines_whose_rows_were_removed_are_recorded_no_second_time(ledger: SharedLedger) -> None:
@@ -508,6 +541,6 @@ async def test_a_row_with_another_body_does_not_refuse_the_request_that_it_is_ab
     again = await ledger.create("job-1", key="k")
     assert (again.status_code, again.headers["Idempotent-Replay"]) == (201, "true")
     assert again.json()["chain"] == made.json()["chain"]
-    assert ledger.breaks("projection") == [1]
+    assert ledger.breaks("idempotency") == [1]
     other = await ledger.create("job-2", key="k")
     assert_damage_told(other, ledger.tenant_id)
