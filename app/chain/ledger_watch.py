@@ -157,7 +157,7 @@ class LedgerWatch:
                     doubtful = await self._unproved(connection, changed)
                 for tenant_id in doubtful:
                     await self._settle(tenant_id)
-                self._take_own(changed)
+                self._take_own([*changed, *self._kept_since(chains)])
                 await self._follow([chain for chain in chains if self._is_behind(chain)])
                 self._tell_unfollowed(chains)
 
@@ -199,6 +199,12 @@ class LedgerWatch:
     def _is_known(self, tenant_id: str, link: str | None) -> bool:
         known = self._of(tenant_id).link
         return known is not None and known == link
+
+    def _kept_since(self, chains: Sequence[SeenChain]) -> list[str]:
+        """The chains of which this node has kept a longer checkpoint since the watch took one. Such a chain may look
+        unchanged: its new entries came and were lost again between two rounds."""
+        names = [chain.tenant_id for chain in chains]
+        return [name for name in names if self.checkpoints.size(name) > self._of(name).kept_size]
 
     def _take_own(self, changed: Sequence[str]) -> None:
         """Hold chains to what this node has kept of them meanwhile, from the next round on: then the database is looked

@@ -165,6 +165,45 @@ async def test_a_tenant_that_came_and_vanished_between_two_rounds_is_missed(
             await look_twice()
 
 
+async def test_a_chain_that_went_back_to_just_what_the_watch_saw_last_is_missed(
+    database: Database, both: tuple[Settings, Settings], superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.chain.ledger_watch.ROUND_INTERVAL_S", 3600.0)
+    writer, _ = both
+    async with running(writer, database.service_url) as (service, parts):
+        await write(service, *range(3))
+        await until(lambda: kept_size(writer) == 3, "the checkpoint is kept")
+        for _ in range(2):
+            await parts.ledger_watch._round()
+        for table in _ENDS:
+            await superuser.execute(f"CREATE TABLE public.{table} AS TABLE scheduler.{table}")
+        await write(service, *range(3, ENTRIES))
+        await followed(writer)
+        await job_table_followed(superuser)
+        await put_ends_back(superuser, seq=3)
+
+        async def look_twice() -> None:
+            for _ in range(2):
+                await parts.ledger_watch._round()
+
+        with pytest.raises(DatabaseWentBackError, match="tenant acme ends at seq 3"):
+            await look_twice()
+
+
+_ENDS = ("chain_heads", "merkle_head")
+
+
+async def put_ends_back(superuser: asyncpg.Connection, seq: int) -> None:
+    """Leave head and tree of every chain as they were when ``_ENDS`` were copied, and acme's entries up to ``seq``."""
+    async with chain_builder.unguarded(superuser):
+        await superuser.execute("DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq > $1", seq)
+        for table in _ENDS:
+            await superuser.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = 'acme'")
+            await superuser.execute(
+                f"INSERT INTO scheduler.{table} SELECT * FROM public.{table} WHERE tenant_id = 'acme'"
+            )
+
+
 async def test_however_long_a_page_took_the_next_is_looked_at_soon(
     database: Database,
     both: tuple[Settings, Settings],
