@@ -93,11 +93,11 @@ async def running(
                 first=started.connection,
             )
             held.callback(pool.terminate)
-            knowledge = await _private_fields(pool, settings.privacy_master_key_uri, started)
+            service = Service(settings, started, pool, database_url)
+            held.callback(service.close_unstarted)
+            knowledge = await _private_fields(pool, settings.privacy_master_key_uri, started, service)
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
             raise went_away(error) from error
-        service = Service(settings, started, pool, database_url)
-        held.callback(service.close_unstarted)
         replicas = await held.enter_async_context(
             replicas_at(settings.database_replica_urls, database_url, started.log_origin)
         )
@@ -147,10 +147,11 @@ async def running(
 
 
 async def _private_fields(
-    pool: asyncpg.Pool[asyncpg.Record], master_key_uri: str, started: StartedNode
+    pool: asyncpg.Pool[asyncpg.Record], master_key_uri: str, started: StartedNode, service: Service
 ) -> PrivacyKnowledge:
     """What the ledger's private fields are, known before the first event is taken."""
-    knowledge = PrivacyKnowledge(pool, SubjectKeys(pool, master_key_uri), started.node.node_id)
+    keys, node_id = SubjectKeys(pool, master_key_uri), started.node.node_id
+    knowledge = PrivacyKnowledge(pool, keys, node_id, service.entry_check, service.breaks.report_error)
     said = {
         action: [
             PrivacyEntry(each.tenant_id, None, each.job_id, each.payload, each.hlc.physical_ms)

@@ -23,8 +23,9 @@ import structlog
 from app.intake.system_entries import SystemEntries
 from app.node.state import Node
 from app.pending.linking import DuplicateLineError
+from app.privacy.agreement import says
 from app.privacy.knowledge import PrivacyKnowledge
-from app.store import Connection
+from app.store import Connection, privacy_chain
 from app.store import privacy as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.privacy import DeclaredFields, PrivacyRecord
@@ -89,7 +90,8 @@ class PrivacyChanges:
                     raise PrivacyDamagedError(f"the row of tenant {tenant_id} in private_fields is gone")
                 return None
             record = await _noted(connection, tenant_id, declared.revision)
-        return Declared(declared.fields, declared.subject, record.seq, record.created_at)
+            await store.check_noted(connection, declared)
+        return Declared(declared.fields, declared.subject, await self._seq_of(record), record.created_at)
 
     async def declare(self, tenant_id: str, declaration: Declaration) -> Declared:
         """Have these fields private from now on, instead of those before. Saying the same again changes nothing.
@@ -194,25 +196,37 @@ class PrivacyChanges:
 
     async def _said(self, record: PrivacyRecord) -> int:
         """Seq of the entry that says ``record``, written if the chain does not have it."""
-        if record.seq is not None:
-            return record.seq
         action = SystemAction(record.action)
         name = name_of(action, record.facts["id"])
-        seq = await self._find_chained(record.tenant_id, action, name)
+        seq = await self._seq_of(record)
         if seq is None:
             try:
                 seq = (await self.system_entries.record_once(record.tenant_id, action, name, record.facts)).seq
             except DuplicateLineError:
-                seq = await self._find_chained(record.tenant_id, action, name)
+                seq = await self._seq_of(record)
         if seq is None:
             raise PrivacyDamagedError(f"the chain of tenant {record.tenant_id} lost its entry {name}")
-        async with reading(self.pool) as connection:
-            await store.close_record(connection, record, seq)
+        if seq != record.seq:
+            async with reading(self.pool) as connection:
+                await store.close_record(connection, record, seq)
         return seq
 
-    async def _find_chained(self, tenant_id: str, action: SystemAction, name: str) -> int | None:
+    async def _seq_of(self, record: PrivacyRecord) -> int | None:
+        """Where the chain says what was noted, whatever seq the note has; None where it does not.
+
+        Raises:
+            ChainDamagedError: the entry is not what was chained.
+            PrivacyDamagedError: it says something else than the note.
+        """
+        action, facts_id = SystemAction(record.action), record.facts["id"]
         async with reading(self.pool) as connection:
-            return await store.find_chained(connection, tenant_id, action, name)
+            entry = await privacy_chain.find(connection, self.knowledge.check, record.tenant_id, action, facts_id)
+        if entry is not None and not says(entry, record):
+            raise PrivacyDamagedError(
+                f"the row of tenant {record.tenant_id} at revision {record.revision} in privacy_records says another "
+                f"thing than its entry, seq {entry.seq}"
+            )
+        return None if entry is None else entry.seq
 
 
 async def _noted(connection: Connection, tenant_id: str, revision: int) -> PrivacyRecord:

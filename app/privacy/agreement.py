@@ -12,6 +12,9 @@ One that the tables do not know of counts before them, unless the chain has it b
 Whichever that is, what the chain says last is private beside it: who notes an old declaration again frees nothing.
 
 A declaration that is chained again is not a new one: it is noted with the entry that the chain has.
+
+Entries are recomputed before anything is done on their word. One that is not what was chained declares and destroys
+nothing, and its tenant is in doubt.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from app.store import privacy as store
 from app.store import privacy_chain as chain
 from app.store.privacy import DeclaredFields, PrivacyRecord, RowFault
 from app.store.privacy_chain import PrivacyEntry
-from ledger.errors import InvalidInputError, PrivacyUnavailableError
+from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyUnavailableError
 from ledger.machines.events import SystemAction
 from ledger.privacy_facts import facts_of, name_of
 from ledger.private_fields import Declaration, declaration_of
@@ -37,6 +40,7 @@ from ledger.private_fields import Declaration, declaration_of
 if TYPE_CHECKING:
     from app.privacy.keys import SubjectKeys
     from app.store import Connection
+    from app.store.entry_check import EntryCheck
 
 NO_REVISION = 0
 """Revision of what is destroyed while the ledger has none to give: below all others."""
@@ -66,48 +70,56 @@ class _Newest(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """Tenants whose tables cannot be made to agree, and why; and what the chains of the others say last."""
+    """Tenants whose tables cannot be made to agree, and why; what the chains of the others say last; and what was met
+    of entries that are not what was chained, one or two of each tenant."""
 
     doubts: Doubts
     said_last: dict[str, Declaration]
+    damaged: list[ChainDamagedError]
 
 
-async def agree(connection: Connection, keys: SubjectKeys, node_id: str, unchained: Unchained) -> Agreed:
+async def agree(
+    connection: Connection, check: EntryCheck, keys: SubjectKeys, node_id: str, unchained: Unchained
+) -> Agreed:
     """Have the tables agree with the chains, as far as that can be done.
 
     Raises:
         one of DATABASE_FAULTS: Postgres does not say, or does not take it.
     """
-    doubts: Doubts = {}
+    agreed = Agreed({}, {}, [])
     try:
         if await store.read_state(connection) is None:
-            if not await _is_anything_said(connection, unchained):
-                return Agreed(doubts, {})
+            if not await _is_anything_said(connection, check, unchained):
+                return agreed
             await keys.begin(connection)
     except PrivacyUnavailableError as error:
         log.error("privacy_without_state", error=str(error))
     async with connection.transaction():
-        await _destroy(connection, unchained.erasures, node_id, doubts)
-        async for entries in chain.erasures(connection):
-            await _destroy(connection, entries, node_id, doubts)
-    behind, in_doubt, said_last = await _behind(connection, unchained.declarations)
-    if behind:
+        agreed.doubts.update(await _destroy(connection, keys, unchained.erasures, node_id))
+        async for erasures in chain.erasures(connection, check):
+            agreed.doubts.update(await _destroy(connection, keys, erasures.said, node_id))
+            agreed.damaged.extend(erasures.damaged)
+    # One state of the database: a declaration that is chained meanwhile is noted as chained too.
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        compared = await _compared(connection, check, unchained.declarations)
+    if compared.behind:
         try:
             async with connection.transaction():
                 await store.lock_state(connection)
-                behind, in_doubt, said_last = await _behind(connection, unchained.declarations)
-                for newest in behind:
+                compared = await _compared(connection, check, unchained.declarations)
+                for newest in compared.behind:
                     await _declare_again(connection, newest, node_id)
         except PrivacyUnavailableError as error:
-            in_doubt |= {each.tenant_id: f"its table is behind its chain: {error}" for each in behind}
-    return Agreed(doubts | in_doubt, said_last)
+            for each in compared.behind:
+                compared.doubts[each.tenant_id] = f"its table is behind its chain: {error}"
+    return Agreed(agreed.doubts | compared.doubts, compared.said_last, [*agreed.damaged, *compared.damaged])
 
 
-async def _is_anything_said(connection: Connection, unchained: Unchained) -> bool:
-    if unchained.declarations or unchained.erasures or await chain.declarations(connection):
+async def _is_anything_said(connection: Connection, check: EntryCheck, unchained: Unchained) -> bool:
+    if unchained.declarations or unchained.erasures or any(await chain.declarations(connection, check)):
         return True
     async with connection.transaction():
-        async for _ in chain.erasures(connection):
+        async for _ in chain.erasures(connection, check):
             return True
     return False
 
@@ -115,17 +127,17 @@ async def _is_anything_said(connection: Connection, unchained: Unchained) -> boo
 # --- erasures -------------------------------------------------------------------------------------
 
 
-async def _destroy(connection: Connection, entries: Iterable[PrivacyEntry], node_id: str, doubts: Doubts) -> None:
+async def _destroy(connection: Connection, keys: SubjectKeys, entries: Iterable[PrivacyEntry], node_id: str) -> Doubts:
     """Destroy what these entries name, each with the note that its entry is there."""
-    erased = []
+    erased, doubts = [], Doubts()
     for entry in entries:
         try:
             erased.append((entry, _facts(entry, SystemAction.SUBJECT_ERASED), _time(entry)))
         except InvalidInputError as error:
             doubts[entry.tenant_id] = f"its entry {entry.name} (seq {entry.seq}) does not say who was erased: {error}"
-    left = await chain.not_destroyed(
-        connection, [(entry.tenant_id, key_id) for entry, facts, _ in erased for key_id in facts["key_ids"]]
-    )
+    named = [(entry.tenant_id, key_id) for entry, facts, _ in erased for key_id in facts["key_ids"]]
+    keys.destroyed(named)
+    left = await chain.not_destroyed(connection, named)
     for entry, facts, at in erased if left else ():
         tenant_id = entry.tenant_id
         key_ids = [key_id for key_id in facts["key_ids"] if (tenant_id, key_id) in left]
@@ -136,6 +148,7 @@ async def _destroy(connection: Connection, entries: Iterable[PrivacyEntry], node
                 record = PrivacyRecord(tenant_id, revision, SystemAction.SUBJECT_ERASED, facts, entry.seq, at)
                 await _note(connection, record, node_id)
             log.warning("erased_keys_destroyed_again", tenant_id=tenant_id, seq=entry.seq, key_ids=key_ids)
+    return doubts
 
 
 async def _revision(connection: Connection) -> int:
@@ -149,37 +162,46 @@ async def _revision(connection: Connection) -> int:
 # --- declarations ---------------------------------------------------------------------------------
 
 
-async def _behind(
-    connection: Connection, unchained: Sequence[PrivacyEntry]
-) -> tuple[list[_Newest], Doubts, dict[str, Declaration]]:
-    """What counts for tenants whose table has something else, the tenants of which it cannot be told, and what the
-    chains of the others say last.
+class _Compared(NamedTuple):
+    """What counts for tenants whose table has something else, the tenants of which it cannot be told, what the chains
+    of the others say last, and what was met of entries that are not what was chained."""
 
-    The chains are read first: what they have was noted before.
+    behind: list[_Newest]
+    doubts: Doubts
+    said_last: dict[str, Declaration]
+    damaged: list[ChainDamagedError]
+
+
+async def _compared(connection: Connection, check: EntryCheck, unchained: Sequence[PrivacyEntry]) -> _Compared:
+    """The tables compared with the chains: in one state of the database, or while nothing can be noted.
+
+    The chains are read last: what is noted by then as chained is in them.
     """
-    chained: dict[str, list[PrivacyEntry]] = defaultdict(list)
-    for entry in (*await chain.declarations(connection), *unchained):
-        chained[entry.tenant_id].append(entry)
     noted: dict[str, list[PrivacyRecord]] = defaultdict(list)
     records, faults = await store.declaration_records(connection)
     for record in records:
         noted[record.tenant_id].append(record)
     rows, _ = await store.declared_since(connection, 0)
     declared = {row.tenant_id: row for row in rows}
-    behind, doubts, said_last = [], Doubts(), {}
-    for tenant_id in {*chained, *noted, *(fault.tenant_id for fault in faults)}:
+    chained: dict[str, list[PrivacyEntry]] = defaultdict(list)
+    declarations = await chain.declarations(connection, check)
+    for entry in (*declarations.said, *unchained):
+        chained[entry.tenant_id].append(entry)
+    compared = _Compared([], {}, {}, declarations.damaged)
+    damaged = {error.tenant_id for error in declarations.damaged}
+    for tenant_id in {*chained, *noted, *(fault.tenant_id for fault in faults)} - damaged:
         try:
             broken = [fault for fault in faults if fault.tenant_id == tenant_id]
             newest = _newest(tenant_id, chained[tenant_id], noted[tenant_id], broken)
             said = _said_last(chained[tenant_id])
         except InvalidInputError as error:
-            doubts[tenant_id] = str(error)
+            compared.doubts[tenant_id] = str(error)
             continue
         if newest is not None and not _says(declared.get(tenant_id), newest):
-            behind.append(newest)
+            compared.behind.append(newest)
         if said is not None:
-            said_last[tenant_id] = said
-    return behind, doubts, said_last
+            compared.said_last[tenant_id] = said
+    return compared
 
 
 def _newest(
@@ -270,11 +292,22 @@ def _facts_or_none(entry: PrivacyEntry) -> dict[str, Any] | None:
     return None
 
 
-async def is_said_last(connection: Connection, declared: DeclaredFields) -> bool:
-    """Whether what was declared is what the tenant's chain says last."""
-    entry = await chain.last_declaration(connection, declared.tenant_id)
+async def is_said_last(connection: Connection, check: EntryCheck, declared: DeclaredFields) -> bool:
+    """Whether what was declared is what the tenant's chain says last.
+
+    Raises:
+        ChainDamagedError: its last declaration is not what was chained.
+    """
+    entry = await chain.last_declaration(connection, check, declared.tenant_id)
     facts = None if entry is None else _facts_or_none(entry)
     return facts is not None and _fields_and_subject(facts) == (declared.fields, declared.subject)
+
+
+def says(entry: PrivacyEntry, record: PrivacyRecord) -> bool:
+    """Whether the entry says what was noted."""
+    with suppress(InvalidInputError):
+        return _facts(entry, SystemAction(record.action)) == record.facts
+    return False
 
 
 def _time(entry: PrivacyEntry) -> datetime:

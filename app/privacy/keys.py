@@ -4,6 +4,7 @@ Invariants::
 
     a key is durable in Postgres before anything is sealed with it
     a key that is held was living TRUSTED_S seconds ago or later
+    a key that this node knows to be destroyed is not used again, whatever its row says
     no secret leaves this module but inside a DataKey
 
 A key read before it was destroyed must not be held after that was learned: whatever is read while the ledger's erasures
@@ -41,6 +42,8 @@ LOOKUP_TIMEOUT_S = 5.0
 """Longest that finding or making keys for one request may take."""
 ATTEMPTS_MAX = 3
 """Turns to find or make a key while others erase it again."""
+DESTROYED_MAX = 50_000
+"""Destroyed keys that are remembered, some 200 bytes each; the oldest is evicted first."""
 SUBJECTS_AT_ONCE = 5000
 """Keys found or made in one statement."""
 
@@ -68,6 +71,8 @@ class SubjectKeys:
         self._by_tag: OrderedDict[tuple[str, Tag], DataKey] = OrderedDict()
         self._by_id: OrderedDict[tuple[str, str], DataKey | None] = OrderedDict()
         """None: the key was destroyed."""
+        self._destroyed: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """Keys that a chain or their rows said are destroyed: a backup may bring such a row back."""
         self._erasures = 0
         self._trusted_until_s = 0.0
 
@@ -197,6 +202,10 @@ class SubjectKeys:
         async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
             for _ in range(ATTEMPTS_MAX):
                 for row in await store.living_keys(connection, tenant_id, tags):
+                    if self._is_back(tenant_id, row):
+                        raise PrivacyDamagedError(
+                            f"{_back(tenant_id, row.key_id)}; restart the node, which destroys it"
+                        )
                     key = self._opened(tenant_id, row)
                     if key is None:
                         raise PrivacyUnavailableError("the key of a subject cannot be opened on this node")
@@ -242,8 +251,9 @@ class SubjectKeys:
             async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
                 rows = await store.find_keys(connection, tenant_id, missing)
             for row in rows:
-                key = self._opened(tenant_id, row)
-                if key is None and row.wrapped_key is not None:
+                is_back = self._is_back(tenant_id, row)
+                key = None if is_back else self._opened(tenant_id, row)
+                if key is None and row.wrapped_key is not None and not is_back:
                     continue
                 found[row.key_id] = key
                 if key is None or erasures == self._erasures:
@@ -266,8 +276,21 @@ class SubjectKeys:
         """All erasures that Postgres knew at ``asked_s`` (monotonic) have been taken in."""
         self._trusted_until_s = asked_s + TRUSTED_S
 
+    def destroyed(self, keys: Iterable[tuple[str, str]]) -> None:
+        """A chain says that these keys (tenant, key id) are destroyed."""
+        for key in keys:
+            _remember(self._destroyed, key, None, DESTROYED_MAX)
+
+    def _is_back(self, tenant_id: str, row: SubjectKey) -> bool:
+        """Whether the key was destroyed, and somebody brought its row back."""
+        if row.wrapped_key is None or (tenant_id, row.key_id) not in self._destroyed:
+            return False
+        log.error("erased_key_is_back", tenant_id=tenant_id, key_id=row.key_id, error=_back(tenant_id, row.key_id))
+        return True
+
     def forget(self, tenant_id: str, key_id: str, tag: Tag) -> None:
         """The key was destroyed."""
+        self.destroyed([(tenant_id, key_id)])
         self._erasures += 1
         self._by_tag.pop((tenant_id, tag), None)
         self._by_id.pop((tenant_id, key_id), None)
@@ -294,7 +317,15 @@ def context_of_secret() -> bytes:
     return canonical.encode(["tallystick.ledger-secret.v1"])
 
 
+def _back(tenant_id: str, key_id: str) -> str:
+    return f"key {key_id} of tenant {tenant_id} was destroyed, and somebody brought its row in subject_keys back"
+
+
 def _hold(held: OrderedDict[Name, Held], name: Name, key: Held) -> None:
-    held[name] = key
-    if len(held) > KEYS_HELD_MAX:
+    _remember(held, name, key, KEYS_HELD_MAX)
+
+
+def _remember(held: OrderedDict[Name, Held], name: Name, value: Held, most: int) -> None:
+    held[name] = value
+    if len(held) > most:
         held.popitem(last=False)

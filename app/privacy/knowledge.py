@@ -12,12 +12,13 @@ Nothing that Postgres shows makes a field public that was private, but a declara
     the revision went back              all is read again; of two declarations both are in force
     rows are damaged, or behind         the tenant is in doubt: what may be private is refused
     their chain
+    an entry is not what was chained    the same, and no private value of the tenant is shown
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -26,13 +27,21 @@ import structlog
 from app.privacy.agreement import Unchained, agree, is_said_last
 from app.privacy.keys import SubjectKeys
 from app.store import privacy as store
+from app.store.entry_check import EntryCheck
 from app.store.faults import DATABASE_FAULTS
 from app.store.reading import reading
-from ledger.errors import InvalidInputError, LedgerError, PrivacyDamagedError, PrivacyUnavailableError
+from ledger.errors import (
+    ChainDamagedError,
+    InvalidInputError,
+    LedgerError,
+    PrivacyDamagedError,
+    PrivacyUnavailableError,
+)
 from ledger.private_fields import Declaration, declaration_of, private_in_either
 
 if TYPE_CHECKING:
     from app.store import Connection
+    from app.store.entry_check import Report
     from app.store.reading import Pool
 
 REFRESH_S = 1.0
@@ -48,14 +57,28 @@ log = structlog.get_logger()
 class PrivacyKnowledge:
     """Declarations by tenant, and the keys. Belongs to one event loop."""
 
-    def __init__(self, pool: Pool, keys: SubjectKeys, node_id: str = "") -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        keys: SubjectKeys,
+        node_id: str = "",
+        check: EntryCheck | None = None,
+        report: Report = lambda error, met_by: None,
+    ) -> None:
+        """``report`` takes entries that are not what was chained, while ``run`` runs."""
         self._pool = pool
+        self.check = check or EntryCheck(lambda tenant_id: None)
+        self._report = report
+        self._met: list[ChainDamagedError] = []
+        """What ``report`` was not told yet."""
         self._node_id = node_id
         self.keys = keys
         self._declarations: dict[str, Declaration] = {}
         self._learned: dict[str, int] = {}
         """Revision of each declaration: an answer that was overtaken must not bring an older one back."""
         self._doubts: dict[str, str] = {}
+        self._damaged: dict[str, str] = {}
+        """Tenants of which an entry that says what is private, or who was erased, is not what was chained."""
         self._logged: dict[str, str] = {}
         """The doubt of each tenant that was logged last."""
         self._unsaid: dict[str, store.DeclaredFields] = {}
@@ -80,7 +103,11 @@ class PrivacyKnowledge:
     @property
     def doubts(self) -> Mapping[str, str]:
         """Tenants of which it is not certain what they declared, and why."""
-        return self._doubts
+        return {**self._doubts, **self._damaged}
+
+    def may_show(self, tenant_id: str) -> bool:
+        """Whether it is known which keys of the tenant its chain says are destroyed."""
+        return tenant_id not in self._damaged
 
     def check_certain(self, tenant_id: str) -> None:
         """Return if it is certain what the tenant declared.
@@ -88,10 +115,10 @@ class PrivacyKnowledge:
         Raises:
             PrivacyUnavailableError: it is not; nothing that may be private is taken.
         """
-        if tenant_id in self._doubts:
+        why = self._damaged.get(tenant_id) or self._doubts.get(tenant_id)
+        if why is not None:
             raise PrivacyUnavailableError(
-                f"it is not certain what tenant {tenant_id} declared private, so nothing that may be is taken: "
-                f"{self._doubts[tenant_id]}"
+                f"it is not certain what tenant {tenant_id} declared private, so nothing that may be is taken: {why}"
             )
 
     async def start(self, unchained: Unchained) -> None:
@@ -109,6 +136,7 @@ class PrivacyKnowledge:
 
     async def run(self) -> None:
         """Follow the ledger until cancelled, whatever becomes of Postgres and of what it holds."""
+        self._tell()
         async with asyncio.TaskGroup() as tasks:
             # Side by side: to read the chains may take minutes.
             tasks.create_task(self._repeat(self.refresh))
@@ -125,6 +153,7 @@ class PrivacyKnowledge:
                 if not missed:
                     log.warning("privacy_not_refreshed", error=str(error))
                 missed = True
+            self._tell()
 
     async def refresh(self) -> None:
         """Take in what is new.
@@ -149,13 +178,20 @@ class PrivacyKnowledge:
                 await self._read_new(connection)
             for declared in [*self._unsaid.values()]:
                 is_newest = self._learned.get(declared.tenant_id) == declared.revision
-                if is_newest and not await is_said_last(connection, declared):
+                if is_newest and not await self._is_said_last(connection, declared):
                     continue
                 del self._unsaid[declared.tenant_id]
                 if is_newest:
                     self._declarations[declared.tenant_id] = declaration_of(declared.fields, declared.subject)
             self._revision = state.revision
             self.keys.trust(asked_s)
+
+    async def _is_said_last(self, connection: Connection, declared: store.DeclaredFields) -> bool:
+        try:
+            return await is_said_last(connection, self.check, declared)
+        except ChainDamagedError as error:
+            self._take_damage([error])
+            return False
 
     async def _read_new(self, connection: Connection) -> None:
         declared, faults = await store.declared_since(connection, self._revision)
@@ -191,29 +227,31 @@ class PrivacyKnowledge:
         self.keys.forget_all()
 
     async def _settle_doubts(self) -> None:
-        if self._doubts and monotonic() > self._agreed_s + DOUBTS_S:
+        if self.doubts and monotonic() > self._agreed_s + DOUBTS_S:
             await self._agree()
 
     async def _agree(self) -> None:
         self._new_doubts.clear()
         try:
             async with reading(self._pool, timeout_s=AGREEMENT_TIMEOUT_S) as connection:
-                doubts, said_last = await agree(connection, self.keys, self._node_id, self._unchained)
+                agreed = await agree(connection, self.check, self.keys, self._node_id, self._unchained)
         finally:
             self._agreed_s = monotonic()
         async with self._turn, reading(self._pool) as connection:
             declared, faults = await store.declared_since(connection, 0)
+            self._damaged.clear()
+            self._take_damage(agreed.damaged)
             # Of those that came into doubt meanwhile the chains may have been read before.
             self._doubts = {name: why for name, why in self._doubts.items() if name in self._new_doubts}
             for each in declared:
                 self.learn(each)
-                said = said_last.get(each.tenant_id)
+                said = agreed.said_last.get(each.tenant_id)
                 is_newest = self._learned.get(each.tenant_id) == each.revision
                 if is_newest and said not in (None, self._declarations[each.tenant_id]):
                     self._keep_until_said(each, said)
             for fault in faults:
                 self._doubt(fault.tenant_id, fault.reason)
-            for tenant_id, reason in doubts.items():
+            for tenant_id, reason in agreed.doubts.items():
                 self._doubt(tenant_id, reason)
 
     def learn(self, declared: store.DeclaredFields) -> None:
@@ -236,8 +274,23 @@ class PrivacyKnowledge:
         self._declarations[tenant_id] = private_in_either(self._declarations[tenant_id], before)
         self._unsaid[tenant_id] = declared
 
+    def _take_damage(self, met: Sequence[ChainDamagedError]) -> None:
+        for error in met:
+            self._damaged[error.tenant_id] = error.reason
+            self._log_doubt(error.tenant_id, error.reason)
+            self._met.append(error)
+
+    def _tell(self) -> None:
+        met, self._met = self._met, []
+        for error in met:
+            self._report(error, "privacy")
+
     def _doubt(self, tenant_id: str, reason: str) -> None:
+        self._log_doubt(tenant_id, reason)
+        self._doubts[tenant_id] = reason
+        self._new_doubts.add(tenant_id)
+
+    def _log_doubt(self, tenant_id: str, reason: str) -> None:
         if self._logged.get(tenant_id) != reason:
             log.error("privacy_in_doubt", tenant_id=tenant_id, error=reason)
-        self._doubts[tenant_id] = self._logged[tenant_id] = reason
-        self._new_doubts.add(tenant_id)
+        self._logged[tenant_id] = reason

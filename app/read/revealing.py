@@ -1,6 +1,7 @@
 """Private fields on their way out: shown as they were submitted while their key lives, as erased once it is gone.
 
-What was sealed elsewhere (an imported bundle), or cannot be opened here and now, is shown as it is stored.
+What was sealed elsewhere (an imported bundle), or cannot be opened here and now, is shown as it is stored; so is all of
+a tenant whose entries about erasures are damaged.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Revealing:
 
     async def _keys(self, tenant_id: str, values: Sequence[Any]) -> Keys:
         wanted = {sealed.key_id for value in values for sealed in private_fields.sealed_values(value)}
-        if not wanted:
+        if not wanted or not self._knowledge.may_show(tenant_id):
             return {}
         try:
             return await self._knowledge.keys.by_id(tenant_id, wanted)

@@ -135,9 +135,6 @@ INSERT INTO scheduler.privacy_records (tenant_id, revision, action, facts, node_
 VALUES ($1, $2, $3, $4, $5, $6)
 """
 _CLOSE_RECORD = "UPDATE scheduler.privacy_records SET seq = $3 WHERE tenant_id = $1 AND revision = $2"
-_FIND_CHAINED = """
-SELECT seq FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = $3 LIMIT 1
-"""
 
 # --- the ledger's own row -------------------------------------------------------------------------
 
@@ -330,12 +327,6 @@ def _record(row: asyncpg.Record) -> PrivacyRecord:
     if row["revision"] is None or row["created_at"] is None:
         raise PrivacyDamagedError(f"{where} is not as it was written")
     return PrivacyRecord(row["tenant_id"], row["revision"], row["action"], facts, row["seq"], row["created_at"])
-
-
-async def find_chained(connection: Connection, tenant_id: str, action: str, name: str) -> int | None:
-    """Seq of the tenant's entry of this action about ``name``."""
-    seq: int | None = await connection.fetchval(_FIND_CHAINED, tenant_id, name, action)
-    return seq
 
 
 async def close_record(connection: Connection, record: PrivacyRecord, seq: int) -> None:

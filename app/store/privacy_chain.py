@@ -1,18 +1,26 @@
 """SQL of what the chains say of private fields, and of having the tables follow it.
 
-Entries that were imported count where they were made, and are left out.
+Entries that were imported count where they were made, and are left out. All others are recomputed before anything is
+declared or destroyed on their word.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.store.rows import fetch_as, fetch_one_as, fetch_tuples
+from app.store.job_table import ENTRY
+from app.store.rows import fetch_tuples
+from ledger.errors import ChainDamagedError
 from ledger.machines.events import SystemAction
+from ledger.privacy_facts import name_of
+from ledger.verification import ENTRY_COLUMNS
 
 if TYPE_CHECKING:
     from app.store import Connection
+    from app.store.entry_check import EntryCheck
 
 ENTRIES_AT_ONCE = 1000
 UNKNOWN_TAG = b""
@@ -20,7 +28,7 @@ UNKNOWN_TAG = b""
 
 
 class PrivacyEntry(NamedTuple):
-    """An entry as it is stored, unchecked; ``seq`` is None while only the WAL has it, and ``at_ms`` is its HLC's."""
+    """An entry, recomputed; ``seq`` is None while only the WAL has it, and ``at_ms`` is its HLC's."""
 
     tenant_id: str
     seq: int | None
@@ -29,19 +37,34 @@ class PrivacyEntry(NamedTuple):
     at_ms: int
 
 
-_ENTRIES = """
-    SELECT l.tenant_id, l.seq, l.job_id, l.payload, l.hlc_physical
+class PrivacyEntries(NamedTuple):
+    """What the chains say, and what was met of entries that are not what was chained, one of each tenant."""
+
+    said: list[PrivacyEntry]
+    damaged: list[ChainDamagedError]
+
+
+_SEQ, _NAME, _PAYLOAD, _AT_MS = map(ENTRY_COLUMNS.index, ("seq", "job_id", "payload", "hlc_physical"))
+_ENTRIES = f"""
+    SELECT l.tenant_id, {ENTRY}
       FROM scheduler.chain_heads AS h
      CROSS JOIN LATERAL (
-           SELECT tenant_id, seq, job_id, payload, hlc_physical FROM scheduler.scheduler_log
+           SELECT * FROM scheduler.scheduler_log
             WHERE tenant_id = h.tenant_id AND job_id >= $2 AND job_id < $3 AND action = $1 AND origin IS NULL
+              AND seq <= h.head_seq
            OFFSET 0
            ) AS l
 """
 """One look into the index of job ids a tenant, as what these entries are about begins alike. OFFSET keeps the planner
 from reading the whole log instead."""
 
+_IN_ORDER = f"{_ENTRIES} ORDER BY l.tenant_id, l.seq"
 _LAST_OF_TENANT = f"{_ENTRIES} WHERE h.tenant_id = $4 ORDER BY l.seq DESC LIMIT 1"
+_NAMED = f"""
+SELECT l.tenant_id, {ENTRY} FROM scheduler.scheduler_log AS l
+ WHERE tenant_id = $1 AND job_id = $2 AND action = $3 AND origin IS NULL
+   AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1) ORDER BY seq LIMIT 1
+"""
 _NOT_DESTROYED = """
 SELECT n.tenant_id, n.key_id FROM unnest($1::text[], $2::text[]) AS n(tenant_id, key_id)
   LEFT JOIN scheduler.subject_keys AS k ON k.tenant_id = n.tenant_id AND k.key_id = n.key_id
@@ -59,21 +82,71 @@ _DECLARED = (SystemAction.PRIVACY_DECLARED, "privacy:", "privacy;")
 _ERASED = (SystemAction.SUBJECT_ERASED, "erasure:", "erasure;")
 
 
-async def declarations(connection: Connection) -> list[PrivacyEntry]:
+async def declarations(connection: Connection, check: EntryCheck) -> PrivacyEntries:
     """Every declaration that a chain holds, of all tenants."""
-    return await fetch_as(connection, PrivacyEntry, f"{_ENTRIES} ORDER BY l.tenant_id, l.seq", *_DECLARED)
+    return await _recomputed(connection, check, await fetch_tuples(connection, _IN_ORDER, *_DECLARED))
 
 
-async def last_declaration(connection: Connection, tenant_id: str) -> PrivacyEntry | None:
-    """The last declaration of the tenant's chain; None where that has none."""
-    return await fetch_one_as(connection, PrivacyEntry, _LAST_OF_TENANT, *_DECLARED, tenant_id)
+async def last_declaration(connection: Connection, check: EntryCheck, tenant_id: str) -> PrivacyEntry | None:
+    """The last declaration of the tenant's chain; None where that has none.
+
+    Raises:
+        ChainDamagedError: it is not what was chained.
+    """
+    return await _first(connection, check, _LAST_OF_TENANT, *_DECLARED, tenant_id)
 
 
-async def erasures(connection: Connection) -> AsyncIterator[list[PrivacyEntry]]:
+async def find(
+    connection: Connection, check: EntryCheck, tenant_id: str, action: SystemAction, facts_id: str
+) -> PrivacyEntry | None:
+    """The tenant's entry of this action and id; None where its chain has none.
+
+    Raises:
+        ChainDamagedError: it is not what was chained.
+    """
+    return await _first(connection, check, _NAMED, tenant_id, name_of(action, facts_id), action)
+
+
+async def erasures(connection: Connection, check: EntryCheck) -> AsyncIterator[PrivacyEntries]:
     """Every erasure that a chain holds, ``ENTRIES_AT_ONCE`` at a time; within a transaction."""
     cursor = await connection.cursor(_ENTRIES, *_ERASED)
     while rows := await cursor.fetch(ENTRIES_AT_ONCE):
-        yield [PrivacyEntry(*row) for row in rows]
+        yield await _recomputed(connection, check, list(map(tuple, rows)))
+
+
+async def _recomputed(connection: Connection, check: EntryCheck, rows: Sequence[tuple[Any, ...]]) -> PrivacyEntries:
+    """Those of these rows of (tenant, ``*ENTRY_COLUMNS``) that are what was chained, in their order."""
+    found = PrivacyEntries([], [])
+    for tenant_id, of_tenant in groupby(rows, itemgetter(0)):
+        entries = [row[1:] for row in of_tenant]
+        damage = await _damage(connection, check, tenant_id, entries)
+        if damage is not None:
+            found.damaged.append(damage)
+            entries = [row for row in entries if await _damage(connection, check, tenant_id, [row]) is None]
+        found.said.extend(_entry_of(tenant_id, row) for row in entries)
+    return found
+
+
+async def _damage(
+    connection: Connection, check: EntryCheck, tenant_id: str, entries: Sequence[tuple[Any, ...]]
+) -> ChainDamagedError | None:
+    try:
+        await check.require(connection, tenant_id, entries)
+    except ChainDamagedError as error:
+        return error
+    return None
+
+
+async def _first(connection: Connection, check: EntryCheck, query: str, *asked: object) -> PrivacyEntry | None:
+    rows = await fetch_tuples(connection, query, *asked)
+    for tenant_id, *row in rows:
+        await check.require(connection, tenant_id, [tuple(row)])
+        return _entry_of(tenant_id, row)
+    return None
+
+
+def _entry_of(tenant_id: str, row: Sequence[Any]) -> PrivacyEntry:
+    return PrivacyEntry(tenant_id, row[_SEQ], row[_NAME], row[_PAYLOAD], row[_AT_MS])
 
 
 async def not_destroyed(connection: Connection, keys: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
