@@ -46,6 +46,13 @@ def restore(
         bool, typer.Option("--fork", help="Go on without what is lost, as a new log; recorded in _system.")
     ] = False,
     reason: Annotated[str | None, typer.Option("--reason", help="With --fork: why, for whoever audits.")] = None,
+    accept_lost_wal: Annotated[
+        bool,
+        typer.Option(
+            "--accept-lost-wal",
+            help="With --from wal or --fork: although the WAL is lost, short or damaged. Gives up what cannot be read.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Bring back rows that PostgreSQL lost, the same rows with the same links; the service must not run.
@@ -59,7 +66,8 @@ def restore(
     --from archive brings back what tally pipeline archive put there, by
     default at archive.url, also into a new database. What is lost for good can
     only be given up: --fork begins a new log origin and records that, with the
-    reason and what had been signed, in _system.
+    reason and what had been signed, in _system. Where the WAL is damaged as
+    well, both go on with --accept-lost-wal.
 
     \b
     Examples:
@@ -78,16 +86,18 @@ def restore(
         raise InvalidInputError("files go with --from bundle, and it needs some")
     if fork != bool(reason and reason.strip()):
         raise InvalidInputError("--reason goes with --fork, and it needs one")
+    if accept_lost_wal and not fork and source is not RestoreSource.WAL:
+        raise InvalidInputError("--accept-lost-wal goes with --from wal or --fork")
     configure_logs()
     with _database(settings, may_be_new=source is RestoreSource.ARCHIVE) as url:
         if source is RestoreSource.WAL:
-            _from_wal(settings, url, as_json)
+            _from_wal(settings, url, as_json, accept_lost_wal=accept_lost_wal)
         elif source is RestoreSource.BUNDLE:
             _from_bundles(settings, url, [Path(file) for file in files], keys, as_json)
         elif source is RestoreSource.ARCHIVE:
             _from_archive(settings, url, files, keys, as_json)
         else:
-            _fork(settings, url, (reason or "").strip(), as_json)
+            _fork(settings, url, (reason or "").strip(), as_json, accept_lost_wal=accept_lost_wal)
 
 
 @contextmanager
@@ -105,13 +115,21 @@ def _database(settings: Settings, *, may_be_new: bool) -> Iterator[str]:
         yield postgres.service_url()
 
 
-def _from_wal(settings: Settings, url: str, as_json: bool) -> None:
+_START_ACCEPTING = "start the service once with --accept-lost-wal, which records what is lost in _system"
+
+
+def _from_wal(settings: Settings, url: str, as_json: bool, *, accept_lost_wal: bool) -> None:
     from app.start.restore import restore_from_wal
 
     with Progress(console=err, transient=True, disable=as_json) as progress:
         task = progress.add_task("records", total=None)
         grown, left_behind = asyncio.run(
-            restore_from_wal(settings, url, lambda records: progress.update(task, completed=records))
+            restore_from_wal(
+                settings,
+                url,
+                lambda records: progress.update(task, completed=records),
+                accept_lost_wal=accept_lost_wal,
+            )
         )
     ends = [
         f"{head.tenant_id}: this node signed up to seq {head.size}, and its WAL has none of what is missing: bring "
@@ -120,6 +138,8 @@ def _from_wal(settings: Settings, url: str, as_json: bool) -> None:
     ]
     if not ends:
         ends = ["every chain has all that this node signed; the service can start" if grown else "nothing was missing"]
+    if accept_lost_wal:
+        ends.append(_START_ACCEPTING)
     tell(
         {
             "tenants": [each._asdict() for each in grown],
@@ -180,13 +200,14 @@ def _from_bundles(
     )
 
 
-def _fork(settings: Settings, url: str, reason: str, as_json: bool) -> None:
+def _fork(settings: Settings, url: str, reason: str, as_json: bool, *, accept_lost_wal: bool) -> None:
     from app.start.restore import fork_log
 
-    forked = asyncio.run(fork_log(settings, url, reason))
+    forked = asyncio.run(fork_log(settings, url, reason, accept_lost_wal=accept_lost_wal))
     tell(
         forked.facts(),
         f"the log goes on as {forked.to_origin}; it was {forked.from_origin}. {forked.differing_count} tenants lack "
         "entries that had been signed. The next start records this in _system",
+        *([_START_ACCEPTING] if accept_lost_wal else []),
         as_json=as_json,
     )

@@ -106,6 +106,11 @@ def load_control(folder: Path, *, accept_lost_wal: bool) -> tuple[Control | None
         return None, True
 
 
+def accepting(*, restoring: bool) -> str:
+    """What an operator does who accepts that records of the WAL are lost, as a phrase of a remedy."""
+    return f"{'run this again' if restoring else 'start once'} with --accept-lost-wal"
+
+
 def judge_wal(
     node_id: str,
     known: Control | None,
@@ -137,7 +142,7 @@ def judge_wal(
             raise StartRefusedError(
                 f"Postgres knows node {node_id} by WAL {position.wal_id}, the folder holds {found}: the disk was "
                 f"lost or swapped. Put the right folder where {node_id} is now in wal.dir, choose another node_id, or "
-                "start once with --accept-lost-wal: what is sound in this folder is appended again, what is not is "
+                f"{accepting(restoring=restoring)}: what is sound in this folder is appended again, what is not is "
                 f"given up and named in _system, and so is what {quarantine.NAME} lists"
             )
         return True
@@ -147,9 +152,9 @@ def judge_wal(
                 f"Postgres knows node {node_id} in epoch {position.epoch}, this folder only epoch {known.epoch}: "
                 "another copy of it has been written since, or somebody raised the epoch in scheduler.wal_positions. "
                 "Start that copy. If there is none, set the epoch in that row back to "
-                f"{known.epoch}: then nothing is lost. Only where there was one and it is lost, start this one once "
-                "with --accept-lost-wal: what is sound in this folder is appended again, what is not is given up and "
-                f"named in _system, and so is what {quarantine.NAME} lists"
+                f"{known.epoch}: then nothing is lost. Only where there was one and it is lost, "
+                f"{accepting(restoring=restoring)}: what is sound in this folder is appended again, what is not is "
+                f"given up and named in _system, and so is what {quarantine.NAME} lists"
             )
         return True
     if known.chained_lsn > position.chained_lsn and not restoring:

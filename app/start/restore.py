@@ -43,16 +43,16 @@ from app.pending.backlog import Backlog, Pending
 from app.pending.quarantine import Quarantine
 from app.read import verified_positions
 from app.start import procedure
-from app.start.checks import check_chain, files_usable, kept_origin
+from app.start.checks import accepting, check_chain, files_usable, kept_origin
 from app.start.claims import check_chained
 from app.start.connecting import connected_for_now
-from app.start.wal import find_wal
+from app.start.wal import FoundWal, find_wal
 from app.store import chaining, sessions
 from app.store import node as node_store
-from app.store.chaining import ChainHead
+from app.store.chaining import ChainHead, WalPosition
 from app.store.entry_check import EntryCheck
 from app.store.node_connection import CONNECT_TIMEOUT_S
-from ledger.errors import StartRefusedError
+from ledger.errors import StartRefusedError, WalFilesError
 from ledger.hlc import Clock
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
 from ledger.positions import BEFORE_FIRST, Lsn
@@ -94,9 +94,16 @@ class _Locked(NamedTuple):
 
 
 async def restore_from_wal(
-    settings: Settings, database_url: str, on_progress: Callable[[int], None] = lambda _: None
+    settings: Settings,
+    database_url: str,
+    on_progress: Callable[[int], None] = lambda _: None,
+    *,
+    accept_lost_wal: bool = False,
 ) -> FromWal:
     """Chain again what the WAL holds and PostgreSQL does not know; ``on_progress`` gets the records so far.
+
+    With ``accept_lost_wal`` the WAL may be damaged or end early: its sound records are chained, and the next start,
+    which must accept the loss as well, records the others as lost.
 
     Raises:
         StartRefusedError: there is no such WAL, or what it holds does not bring back all that was signed. Nothing
@@ -106,7 +113,7 @@ async def restore_from_wal(
         before = await chaining.read_heads(locked.connection)
         origin = await node_store.read_log_origin(locked.connection)
         async with _transaction(locked.connection):
-            await _chain_wal(settings, database_url, locked, on_progress)
+            await _chain_wal(settings, database_url, locked, on_progress, accept_lost_wal=accept_lost_wal)
             after = await chaining.read_heads(locked.connection)
             grown, left_behind = _grown(before, after), []
             for head, error in await _lacking(settings, locked, origin):
@@ -120,6 +127,8 @@ async def restore_from_wal(
                     f"was stored: {error}. If other nodes wrote to that chain, or old segments were removed, bring "
                     "rows back with tally restore --from bundle first; tally restore --fork goes on without them"
                 ) from error
+        if accept_lost_wal:
+            await _lower_chained(locked)
     log.info("restored_from_wal", node_id=locked.who.node_id, entries=sum(each.entries for each in grown))
     return FromWal(grown, left_behind)
 
@@ -133,13 +142,50 @@ def _grown(before: dict[str, ChainHead], after: dict[str, ChainHead]) -> list[Gr
     return grown
 
 
+async def _lower_chained(locked: _Locked) -> None:
+    """Let the control file say no more than PostgreSQL does of what is chained: the rest is lost, and accepted as
+    lost. Else the next start takes PostgreSQL for older than the WAL."""
+    position = await chaining.read_position(locked.connection, locked.who.node_id)
+    known = wal_control.load(locked.folder)
+    if position is None or known is None:
+        return
+    chained_lsn = min(known.chained_lsn, position.chained_lsn)
+    signed_lsn = min(known.signed_lsn, chained_lsn)
+    wal_control.store(locked.folder, known._replace(chained_lsn=Lsn(chained_lsn), signed_lsn=Lsn(signed_lsn)))
+
+
+async def _find_wal(locked: _Locked, position: WalPosition | None, *, accept_lost_wal: bool) -> FoundWal:
+    """The WAL of the folder; PostgreSQL may be older than it.
+
+    Raises:
+        StartRefusedError: WAL and PostgreSQL do not belong together, or the WAL is damaged or ends early and that is
+            not accepted.
+    """
+    node_id = locked.who.node_id
+    try:
+        return await find_wal(locked.folder, node_id, position, accept_lost_wal=accept_lost_wal, restoring=True)
+    except WalFilesError as error:
+        raise StartRefusedError(
+            f"{error.damage}. Where safekeepers vote, start the node once: it takes the log from them. Else restore "
+            f"the WAL folder from a copy, or {accepting(restoring=True)}: what is sound in this folder comes back, "
+            "what is not is given up and named in _system"
+        ) from error
+
+
 async def _chain_wal(
-    settings: Settings, database_url: str, locked: _Locked, on_progress: Callable[[int], None] = lambda _: None
+    settings: Settings,
+    database_url: str,
+    locked: _Locked,
+    on_progress: Callable[[int], None] = lambda _: None,
+    *,
+    accept_lost_wal: bool,
 ) -> None:
     """Steps 1 to 3, in the transaction of the caller."""
     # 1. the WAL
     position = await chaining.read_position(locked.connection, locked.who.node_id)
-    wal = await find_wal(locked.folder, locked.who.node_id, position, accept_lost_wal=False, restoring=True)
+    wal = await _find_wal(locked, position, accept_lost_wal=accept_lost_wal)
+    if accept_lost_wal and (wal.known is None or wal.is_given_up):
+        return  # all of it was set aside: the next start appends its sound records again
     if wal.known is None:
         raise StartRefusedError(f"{locked.folder} holds no WAL that was in use; nothing can come back from it")
     await check_chained(locked.connection, wal, trusted_lsn=BEFORE_FIRST)
@@ -270,9 +316,9 @@ def own_keys(settings: Settings) -> tuple[str, str]:
 # --- a fork -------------------------------------------------------------------------------------------
 
 
-async def fork_log(settings: Settings, database_url: str, reason: str) -> Fork:
+async def fork_log(settings: Settings, database_url: str, reason: str, *, accept_lost_wal: bool = False) -> Fork:
     """Go on under a new log origin, without what is lost; on a ledger that another node has forked already, set this
-    node's checkpoints of the old origin aside.
+    node's checkpoints of the old origin aside. ``accept_lost_wal`` is that of ``restore_from_wal``.
 
     Raises:
         StartRefusedError: the WAL brings back all that was signed, or the new origin cannot be told from the old one.
@@ -281,18 +327,20 @@ async def fork_log(settings: Settings, database_url: str, reason: str) -> Fork:
         connection, folder = locked.connection, locked.folder
         fork = FORK.load(folder)
         if fork is None or fork.to_origin != await node_store.read_log_origin(connection):
-            fork = await _begin_fork(settings, database_url, locked, reason)
+            fork = await _begin_fork(settings, database_url, locked, reason, accept_lost_wal=accept_lost_wal)
         FORK.store(folder, fork)
         await node_store.fork_log(connection, fork.from_origin, fork.to_origin)
         CheckpointJournal(folder).set_aside()
         verified_positions.forget(folder)
         node_keys.forget_root(folder)
-        await _give_up_what_is_gone(locked)
+        await _give_up_what_is_gone(locked, accept_lost_wal=accept_lost_wal)
     log.warning("log_forked", from_origin=fork.from_origin, to_origin=fork.to_origin, reason=fork.reason)
     return fork
 
 
-async def _begin_fork(settings: Settings, database_url: str, locked: _Locked, reason: str) -> Fork:
+async def _begin_fork(
+    settings: Settings, database_url: str, locked: _Locked, reason: str, *, accept_lost_wal: bool
+) -> Fork:
     connection = locked.connection
     origin = await node_store.read_log_origin(connection)
     from_origin = kept_origin(CheckpointJournal(locked.folder)) or origin
@@ -305,7 +353,7 @@ async def _begin_fork(settings: Settings, database_url: str, locked: _Locked, re
         return Fork(from_origin, origin, reason, locked.who.node_id, [], 0)
     # What is lost is what the WAL does not bring back: it is chained, looked at, and undone.
     async with _transaction(connection, is_rehearsal=True):
-        await _chain_wal(settings, database_url, locked)
+        await _chain_wal(settings, database_url, locked, accept_lost_wal=accept_lost_wal)
         lacking = [head for head, _ in await _lacking(settings, locked, origin)]
     if not lacking:
         raise StartRefusedError(
@@ -319,11 +367,11 @@ async def _begin_fork(settings: Settings, database_url: str, locked: _Locked, re
     return Fork(origin, to_origin, reason, locked.who.node_id, listed, len(lacking))
 
 
-async def _give_up_what_is_gone(locked: _Locked) -> None:
+async def _give_up_what_is_gone(locked: _Locked, *, accept_lost_wal: bool) -> None:
     """Let the next start chain what the WAL holds behind PostgreSQL, and record what it does not hold any more."""
     connection, folder = locked.connection, locked.folder
     position = await chaining.read_position(connection, locked.who.node_id)
-    wal = await find_wal(folder, locked.who.node_id, position, accept_lost_wal=False, restoring=True)
+    wal = await _find_wal(locked, position, accept_lost_wal=accept_lost_wal)
     chained_lsn = position.chained_lsn if position else 0
     if wal.known is None:
         return

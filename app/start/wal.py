@@ -23,7 +23,7 @@ from app.node.unrecorded import ASIDE, CUT, LOST, Aside
 from app.pending import quarantine
 from app.pending.backlog import Pending, pending_of
 from app.pending.quarantine import TenantDamage
-from app.start.checks import judge_wal, load_control, set_aside
+from app.start.checks import accepting, judge_wal, load_control, set_aside
 from app.store.chaining import WalPosition
 from ledger.chain import record
 from ledger.errors import StartRefusedError, WalCorruptError
@@ -162,7 +162,8 @@ async def find_wal(
         log.warning("wal_recovery_cut_torn_tail", **asdict(recovered.cut))
 
     # 6. what is gone, and was accepted as gone
-    lost += _give_up_held(held, recovered, chained_lsn, node_id, accept_lost_wal=accept_lost_wal)
+    how_to_accept = None if accept_lost_wal else accepting(restoring=restoring)
+    lost += _give_up_held(held, recovered, chained_lsn, node_id, how_to_accept)
     _list_waiting(folder, node_id, held, recovered, chained_lsn)
     if recovered.first_lsn > chained_lsn + 1:
         if not accept_lost_wal and not restoring:
@@ -219,16 +220,17 @@ def _list_waiting(
 
 
 def _give_up_held(
-    held: dict[str, TenantDamage], recovered: Survey, chained_lsn: Lsn, node_id: str, *, accept_lost_wal: bool
+    held: dict[str, TenantDamage], recovered: Survey, chained_lsn: Lsn, node_id: str, how_to_accept: str | None
 ) -> list[LsnRange]:
-    """The ranges of records held back that are in the WAL no more, given up when the operator accepts that."""
+    """The ranges of records held back that are in the WAL no more, given up when the operator accepts that;
+    ``how_to_accept`` is None where he does."""
     found = range(recovered.first_lsn, recovered.last_lsn + 1)
     gone = _not_found(held, found, chained_lsn)
-    if gone and not accept_lost_wal:
+    if gone and how_to_accept is not None:
         raise StartRefusedError(
             f"{quarantine.NAME} lists LSN {gone[0][0]}, which is not chained yet, but the WAL of node {node_id} goes "
-            f"from {recovered.first_lsn} to {recovered.last_lsn}: segments were removed. Bring them back, or start "
-            "once with --accept-lost-wal: what they held is given up and named in _system"
+            f"from {recovered.first_lsn} to {recovered.last_lsn}: segments were removed. Bring them back, or "
+            f"{how_to_accept}: what they held is given up and named in _system"
         )
     for damage in held.values():
         damage.lsns = {lsn for lsn in damage.lsns if lsn in found}

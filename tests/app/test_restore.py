@@ -15,10 +15,12 @@ import httpx
 import pytest
 import structlog
 
+from app.chain import checkpoints
+from app.chain.checkpoints import CheckpointJournal
 from app.config import Settings
 from app.http.listener import listening
 from app.main import running
-from app.node.unrecorded import FORK, Fork
+from app.node.unrecorded import ASIDE, FORK, Fork
 from app.pending import quarantine
 from app.service import Service
 from app.start.restore import fork_log, restore_from_bundles, restore_from_wal
@@ -34,9 +36,11 @@ from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.app.starting import assert_no_start
 from tests.app.test_followers import halted
 from tests.app.test_locked_rows import HEAD
+from tests.app.test_start_refused import damage_control
 from tests.conftest import Database, connected_to
 from tests.ledger.ledger_in_memory import SIGNER, build
 from tests.tally import run_tally
+from wal.segment import list_segments
 
 ROWS = (
     "SELECT tenant_id, seq, t_hlc, job_id, action, link_version, prev_chain_link, chain_link, payload::text,"
@@ -523,6 +527,69 @@ async def test_a_fork_records_the_records_that_the_wal_holds_no_more_and_the_nex
         await write(service, 4)
     told = "SELECT action FROM scheduler.scheduler_log WHERE action IN ('LOG_FORKED', 'WAL_LOST') ORDER BY action"
     assert await query(older, told) == [("LOG_FORKED",), ("WAL_LOST",)]
+    await assert_sound(older, "acme", "_system")
+
+
+@pytest.mark.parametrize("lost", ["end", "control"])
+async def test_an_older_database_beside_a_damaged_wal_has_a_way_out(
+    run_node: RunNode, settings: Settings, back_up: BackUp, lost: str
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1)
+        folder = settings.wal_dir / service.node.node_id
+    older = await back_up()
+    for n in (2, 3):
+        async with run_node(settings) as service:
+            await write(service, n)
+    if lost == "end":
+        list_segments(folder)[-1].path.unlink()
+    else:
+        damage_control(folder)
+    url = older.service_url
+    await assert_no_start(run_node(settings, url=url, accept_lost_wal=True), LedgerError)
+    for refused in (restore_from_wal(settings, url), fork_log(settings, url, "both disks are damaged")):
+        with pytest.raises(StartRefusedError, match="run this again with --accept-lost-wal"):
+            await refused
+    with pytest.raises(StartRefusedError, match="--fork goes on without them"):
+        await restore_from_wal(settings, url, accept_lost_wal=True)
+    await fork_log(settings, url, "both disks are damaged", accept_lost_wal=True)
+    async with run_node(settings, url=url, accept_lost_wal=True) as service:
+        await write(service, 4)
+        await until(lambda: ASIDE.load(folder) == {}, "what was set aside is read")
+    async with run_node(settings, url=url) as service:
+        await write(service, 5)
+    told = "SELECT DISTINCT action FROM scheduler.scheduler_log WHERE action IN ('LOG_FORKED', 'WAL_LOST') ORDER BY 1"
+    assert await query(older, told) == [("LOG_FORKED",), ("WAL_LOST",)]
+    numbers = "SELECT (payload #>> '{spec,n}')::int FROM scheduler.scheduler_log WHERE action = 'ENQUEUE' ORDER BY 1"
+    # The records of a log that is set aside whole are sound, and come back.
+    assert await query(older, numbers) == [(n,) for n in ((1, 2, 4, 5) if lost == "end" else (1, 2, 3, 4, 5))]
+    await assert_sound(older, "acme", "_system")
+
+
+async def test_a_wal_that_lost_what_nobody_signed_brings_the_rest_back_once_that_is_accepted(
+    run_node: RunNode, settings: Settings, back_up: BackUp
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1)
+        folder = settings.wal_dir / service.node.node_id
+    older = await back_up()
+    async with run_node(settings) as service:
+        await write(service, 2)
+    signed = CheckpointJournal(folder).load_all()
+    async with run_node(settings) as service:
+        await write(service, 3)
+    list_segments(folder)[-1].path.unlink()
+    # As where the newest records were never signed.
+    (folder / checkpoints.NAME).unlink()
+    CheckpointJournal(folder).store(signed)
+    with pytest.raises(StartRefusedError, match="run this again with --accept-lost-wal"):
+        await restore_from_wal(settings, older.service_url)
+    restored = await restore_from_wal(settings, older.service_url, accept_lost_wal=True)
+    assert "acme" in {each.tenant_id for each in restored.grown}
+    async with run_node(settings, url=older.service_url, accept_lost_wal=True) as service:
+        await write(service, 4)
+    async with run_node(settings, url=older.service_url) as service:
+        await write(service, 5)
     await assert_sound(older, "acme", "_system")
 
 
