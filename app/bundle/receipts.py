@@ -31,6 +31,7 @@ from ledger.errors import (
     ChainDamagedError,
     InvalidInputError,
     JobNotFoundError,
+    KeyConflictError,
     KnownDamageError,
     ProofError,
     ReceiptInvalidError,
@@ -140,7 +141,11 @@ class ReceiptMaker:
         keys = await self.published(tenant_id)
         await self._covered(tenant_id, wanted.to_seq)
         async with self._slots.taken():
-            material, stored = await self._read(tenant_id, wanted, extends, keys)
+            try:
+                material, stored = await self._read(tenant_id, wanted, extends, keys)
+            except KeyConflictError:
+                # The key may have been admitted since.
+                material, stored = await self._read(tenant_id, wanted, extends, await self.published(tenant_id))
             file = await asyncio.to_thread(self._sign, material, stored)
         return Made(file, len(material.rows))
 

@@ -179,6 +179,36 @@ class ChainVerifier:
         Raises: as ``full``, but never because others verify as well.
         """
         began_s, began_at_s = time.perf_counter(), time.time()
+        wanted = (from_seq, to_seq, expected_prev, expected_snapshot, over)
+        keyring = await self._keyring()
+        verdict, found = await self._judged(keyring, tenant_id, *wanted)
+        if not verdict.is_valid and _has_more(newer := await self._keyring(), keyring):
+            # A key was admitted, and signed, before the chain was looked at.
+            verdict, found = await self._judged(newer, tenant_id, *wanted)
+        verification = Verification(verdict, (time.perf_counter() - began_s) * 1000)
+        self._count(verification)
+        broken = {aspect for aspect, said in verdict.verdicts.items() if said == "broken"}
+        await self.report(tenant_id, [each for each in found if ASPECT_OF_KIND[each.kind] in broken])
+        if verdict.is_valid and (verdict.from_seq == 1 or expected_prev is not None):
+            await self._remember(verdict)
+        if from_seq is None and to_seq is None:
+            await self.verified_whole(tenant_id, Verified(began_at_s, by), is_valid=verdict.is_valid)
+        return verification
+
+    async def _judged(
+        self,
+        keyring: Keyring,
+        tenant_id: str,
+        from_seq: int | None,
+        to_seq: int | None,
+        expected_prev: str | None,
+        expected_snapshot: str | None,
+        over: Callable[[PostgresChainReader], PostgresChainReader] | None,
+    ) -> tuple[Verdict, Sequence[Break]]:
+        """The verdict by the keys of ``keyring``, and the first break of each kind that nobody has acknowledged.
+
+        Raises: as ``again``.
+        """
         found: dict[str, Break] = {}
 
         def note(each: Break) -> None:
@@ -188,8 +218,8 @@ class ChainVerifier:
             if each.kind not in found or each.seq < found[each.kind].seq:
                 found[each.kind] = each
 
+        is_whole = from_seq is None and to_seq is None
         # 1. What is kept outside the database, before the database is looked at.
-        keyring = await self._keyring()
         checkpoints = self._checkpoints(tenant_id, keyring)
         opener = partial(_open_snapshot, keyring=keyring, keyring_fault=self._keyring_fault())
         anchors = await self._anchors(tenant_id, keyring) if from_seq in (None, 1) else ()
@@ -200,7 +230,7 @@ class ChainVerifier:
         ):
             is_known = await reader.head() is not None or await reader.last_entry() is not None
             if not is_known and expected_prev is None and not checkpoints:
-                if from_seq is None and to_seq is None:
+                if is_whole:
                     # Rows that somebody added under a name that is no tenant are gone, and nothing was there before.
                     self._breaks.mended(tenant_id)
                 raise TenantNotFoundError(f"there is no tenant {tenant_id}")
@@ -217,22 +247,12 @@ class ChainVerifier:
                 anchors=anchors,
                 on_break=note,
             )
-            is_whole = from_seq is None and to_seq is None
             verdict = await (
                 verified(self._database_url, reader, verify_rows, self._kept) if is_whole else verify_rows()
             )
-        verification = Verification(verdict, (time.perf_counter() - began_s) * 1000)
-        # 3. What came of it.
-        self._count(verification)
         if verdict.first_break is not None:
             note(verdict.first_break)
-        broken = {aspect for aspect, said in verdict.verdicts.items() if said == "broken"}
-        await self.report(tenant_id, [each for each in found.values() if ASPECT_OF_KIND[each.kind] in broken])
-        if verdict.is_valid and (verdict.from_seq == 1 or expected_prev is not None):
-            await self._remember(verdict)
-        if is_whole:
-            await self.verified_whole(tenant_id, Verified(began_at_s, by), is_valid=verdict.is_valid)
-        return verification
+        return verdict, [*found.values()]
 
     async def verified_whole(
         self, tenant_id: str, verified: Verified, *, is_valid: bool, kinds: Collection[str] = READ_WHOLE
@@ -311,6 +331,11 @@ class ChainVerifier:
             await asyncio.to_thread(self._positions.store)
         except OSError as error:
             log.warning("verified_positions_not_stored", error=str(error))
+
+
+def _has_more(newer: Keyring, older: Keyring) -> bool:
+    """Whether there are keys in ``newer`` that ``older`` did not have."""
+    return not {key.key_id for key in newer} <= {key.key_id for key in older}
 
 
 def _open_snapshot(text: str, keyring: Keyring, keyring_fault: str | None) -> OpenedSnapshot:

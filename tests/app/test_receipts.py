@@ -8,6 +8,7 @@ import json
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,21 @@ async def test_no_receipt_is_signed_on_a_checkpoint_that_the_ledger_did_not_sign
             return (await damageable.get(f"/v1/jobs/job-1/receipt?tenant_id={tenant}")).is_success
 
         await until(given, "the checkpoint is signed again because somebody asked")
+
+
+async def test_a_receipt_is_made_though_the_key_of_its_checkpoint_was_admitted_once_the_keys_were_asked_for(
+    client: Client, shared: Shared
+) -> None:
+    await write(client, "job-1")
+    now = shared.parts.receipts.published
+    rings = [Keyring([])]
+
+    async def published(tenant_id: str) -> Keyring:
+        return rings.pop() if rings else await now(tenant_id)
+
+    made = await replace(shared.parts.receipts, published=published).of_job(client.tenant, "job-1", None)
+    assert (rings, made.entries) == ([], 1)
+    assert exit_code_of_receipt(judged(made.file, await keys_of(client)).verdict) == 0
 
 
 async def test_a_job_that_is_more_than_a_receipt_holds_is_told_what_to_do(
