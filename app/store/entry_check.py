@@ -107,6 +107,10 @@ class EntryCheck:
                 if await tree_size(connection, tenant_id) < kept.size:
                     # A replica that is behind what this node keeps.
                     return None
+                # It may have come that far since its tiles were read.
+                stored |= await read_tiles(connection, tenant_id, _tiles_for(number, kept.size))
+                hashes = _proved(number, kept, stored)
+            if hashes is None:
                 self._tree_damaged(tenant_id)
                 # Where the tile was edited and not the log, the links of the log lead to the root.
                 links = await read_links(connection, tenant_id, number * TILE_WIDTH + 1, TILE_WIDTH)
