@@ -8,7 +8,7 @@ from app.access.oidc import OidcIssuer
 from app.access.tls import ServerTls
 from app.config import Settings
 from app.exchange.regions import Regions
-from app.node.state import Node
+from app.node.state import HISTORY_READ, ROWS_LOCKED, Node
 from app.parts import ReadinessCheck
 from app.privacy.knowledge import PrivacyKnowledge
 from app.read.replicas import Replicas
@@ -60,7 +60,8 @@ def reported_checks(
         "unchained": service.other_logs.fault,
         "tenants": lambda: _named("quarantined, their chains are damaged", service.node.damaged),
         "locks": lambda: (
-            _named("not chained, another session keeps their rows locked", service.node.locked)
+            _named("not chained, another session keeps their rows locked", _waiting_for(service.node, ROWS_LOCKED))
+            or _named("not chained yet, their commitments are being read", _waiting_for(service.node, HISTORY_READ))
             or _named("not signed, another session keeps their trees locked", service.notary.locked)
             or _named("not in lists, another session keeps their places locked", service.job_table.locked)
         ),
@@ -82,6 +83,11 @@ def reported_checks(
         ),
         **({} if issuer is None else {"issuer": lambda: issuer.keys.fault}),
     }
+
+
+def _waiting_for(node: Node, reason: str) -> list[str]:
+    """The tenants that are not chained for this reason."""
+    return [tenant_id for tenant_id, why in node.locked.items() if why == reason]
 
 
 def _system_fault(node: Node) -> str | None:

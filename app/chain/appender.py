@@ -59,7 +59,7 @@ from app.chain.seen_heads import SeenHeads
 from app.chain.storing_ahead import ENTRIES_MIN, StoringAhead
 from app.metrics import Metrics
 from app.node.found_breaks import FoundBreaks
-from app.node.state import Node
+from app.node.state import HISTORY_READ, Node
 from app.pending.backlog import Backlog, Pending
 from app.pending.linking import LinkedBatch, link_batch, tenants_begun_by, tenants_decided_by
 from app.pending.quarantine import Quarantine
@@ -134,7 +134,7 @@ class Appender:
         self._on_failure = on_failure
         self._linkers: dict[str, Linker] = {}
         self._ahead = LinkingAhead(pool, self._linkers)
-        self.promised = Promised(entry_check, lambda tenant_id, found: breaks.report(tenant_id, found, APPENDER))
+        self.promised = Promised(entry_check, pool, lambda tenant_id, found: breaks.report(tenant_id, found, APPENDER))
         self._at_once = LinkingAtOnce(self.heads.known, self.promised, self._linkers)
         self._storing: StoringAhead | None = None
         """While ``run`` goes on."""
@@ -145,7 +145,12 @@ class Appender:
         self._drained = asyncio.Event()
         self._collecting: asyncio.TimerHandle | None = None
         self._locked = LockedTenants(
-            quarantine, backlog, connected=self._connected, on_fault=self._retry_later, on_due=self._work.set
+            quarantine,
+            backlog,
+            is_reading=self.promised.is_reading,
+            connected=self._connected,
+            on_fault=self._retry_later,
+            on_due=self._work.set,
         )
         self._began_s: float | None = None
         """When the batch under way began, None while none is."""
@@ -206,6 +211,7 @@ class Appender:
         finally:
             self._drained.set()
             self._ahead.cancel()
+            self.promised.cancel()
             self._storing.cancel()
             self._storing = None
             if self._connection is not None:
@@ -355,9 +361,10 @@ class Appender:
                 await self._drop_stored()
                 await self._quarantine.hold(batch)
                 connection = await self._connected()
-                await self.promised.prepare(
-                    connection, [name for name in tenants_decided_by(batch) if name not in self._quarantine]
-                )
+                decided = [name for name in tenants_decided_by(batch) if name not in self._quarantine]
+                if waiting := await self.promised.prepare(connection, decided):
+                    self._locked.begin(waiting, HISTORY_READ)
+                    continue
                 transaction = connection.transaction()
                 await transaction.start()
                 try:

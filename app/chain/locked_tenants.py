@@ -1,4 +1,6 @@
-"""Tenants whose rows another session keeps locked: they are passed over, and chained as soon as the rows are free.
+"""Tenants that wait: they are passed over, and chained as soon as they need not.
+
+Another session keeps their rows locked, or what is promised to them is being read from a long history.
 
 The quarantine has them and where their records begin; the records wait in the backlog, beside those of all others.
 """
@@ -6,10 +8,11 @@ The quarantine has them and where their records begin; the records wait in the b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import asyncpg
 
+from app.node.state import ROWS_LOCKED
 from app.pending.backlog import Backlog, Pending
 from app.pending.linking import tenants_begun_by
 from app.pending.quarantine import Quarantine
@@ -17,11 +20,12 @@ from app.store import chaining
 from app.store.faults import DATABASE_FAULTS
 
 RETRY_S = 0.5
-"""How often it is looked whether locked rows are free again."""
+"""How often it is looked whether somebody still has to wait."""
 
 
 class LockedTenants:
-    """What the appender of ``backlog`` passes over. ``connected`` gives its connection, ``on_fault`` takes why asking
+    """What the appender of ``backlog`` passes over. ``is_reading`` says whether the history of a tenant is being read,
+    ``connected`` gives its connection, ``on_fault`` takes why asking
     failed, ``on_due`` is called when it is time to ``chain_free``."""
 
     def __init__(
@@ -29,17 +33,19 @@ class LockedTenants:
         quarantine: Quarantine,
         backlog: Backlog,
         *,
+        is_reading: Callable[[str], bool],
         connected: Callable[[], Awaitable[asyncpg.Connection[asyncpg.Record]]],
         on_fault: Callable[[Exception], None],
         on_due: Callable[[], None],
     ) -> None:
         self._quarantine = quarantine
         self._backlog = backlog
+        self._is_reading = is_reading
         self._connected = connected
         self._on_fault = on_fault
         self._on_due = on_due
         self._timer: asyncio.TimerHandle | None = None
-        """When it is looked again whether rows are free, None when that is due or none are locked."""
+        """When it is looked again, None when that is due or nobody waits."""
 
     async def found(self, batch: Sequence[Pending]) -> bool:
         """Whether another session keeps rows of some tenants of ``batch`` locked; they are passed over from now on."""
@@ -48,22 +54,26 @@ class LockedTenants:
         except DATABASE_FAULTS as error:
             self._on_fault(error)
             return False
-        for tenant_id in sorted(locked):
-            reason = "another session keeps its row of scheduler.chain_heads locked (see pg_locks)"
+        self.begin(locked, ROWS_LOCKED)
+        return bool(locked)
+
+    def begin(self, tenant_ids: Iterable[str], reason: str) -> None:
+        """Pass these tenants over from now on."""
+        for tenant_id in sorted(tenant_ids):
             self._quarantine.begin_wait(tenant_id, reason, self._backlog)
             self._look_soon()
-        return bool(locked)
 
     async def chain_free(
         self, waiting: Callable[[str], Sequence[Pending]], chain: Callable[[Sequence[Pending]], Awaitable[None]]
     ) -> None:
-        """``chain`` what is ``waiting`` of the tenants whose rows are free, in batches; nothing before it is due."""
+        """``chain`` what is ``waiting`` of the tenants that need not wait any more, in batches; nothing before it is
+        due."""
         if not self._quarantine.locked or self._timer is not None:
             return
         for tenant_id in sorted(self._quarantine.locked):
             batch = waiting(tenant_id)
             try:
-                if await self._of(batch):
+                if self._is_reading(tenant_id) or await self._of(batch):
                     continue
             except DATABASE_FAULTS as error:
                 self._on_fault(error)

@@ -3,7 +3,8 @@
 Built from the log when something is first proposed to a tenant here, and caught up with what other nodes chained
 whenever its head is not where this node left it. A batch is judged on a copy that counts once the batch is committed.
 Every entry that is read is recomputed, and the table of commitments is not asked: a row that somebody removed would
-have a capsule placed twice.
+have a capsule placed twice. A history of more than ``AT_ONCE_MAX`` entries, some 35 us each, is read by a task of its
+own: its tenant waits meanwhile, and the others are chained.
 
 What another node accepted counts as the chain says, and is judged here too: where it was not to be accepted, one of the
 two was told something else of the entries before, by a table that somebody changed. That is for people to look at.
@@ -11,30 +12,41 @@ two was told something else of the entries before, by a table that somebody chan
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import structlog
+
+from app.background.turns import Turn
 from app.pending.linking import LinkedBatch
 from app.store import Connection
 from app.store import commitments as store
 from app.store.chaining import ChainHead
 from app.store.commitments import PromiseEntry
 from app.store.entry_check import EntryCheck
-from ledger.errors import ChainDamagedError, InvalidInputError
+from app.store.reading import Pool, reading
+from ledger.errors import ChainDamagedError, DatabaseUnavailableError, InvalidInputError
 from ledger.machines.commitments import Commitments, commit, overlaid
 from ledger.machines.events import CommitmentAction
 from ledger.machines.promises import Revocation, read_proposal
 from ledger.verification.verdict import Break
 
+AT_ONCE_MAX = 1000
+"""Entries of a tenant that the appender reads itself; behind more, a task reads the rest."""
+READ_TIMEOUT_S = 3600.0
+"""Longest that reading a history may take."""
 LIVE_MAX = 2_000_000
 """Commitments that are kept for tenants to whom nothing is proposed just now: some 1.5 KiB each."""
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class _Known:
-    machine: Commitments
-    seq: int
+    machine: Commitments = field(default_factory=Commitments)
+    seq: int = 0
     """Of the head that it stands for."""
 
 
@@ -42,27 +54,53 @@ class Promised:
     """What is promised to the tenants that something was proposed to, of one appender."""
 
     def __init__(
-        self, check: EntryCheck, on_break: Callable[[str, Break], object] = lambda tenant_id, found: None
+        self, check: EntryCheck, pool: Pool, on_break: Callable[[str, Break], object] = lambda tenant_id, found: None
     ) -> None:
-        """``on_break`` is told of each entry that another node accepted and that, by what is known here, was to be
-        rejected."""
+        """``pool`` lends a connection for long histories, one at a time. ``on_break`` is told of each entry that
+        another node accepted and that, by what is known here, was to be rejected."""
         self._check = check
+        self._pool = pool
         self._known: OrderedDict[str, _Known] = OrderedDict()
         """The one that was asked for last stands last."""
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        self._reading_one = asyncio.Lock()
+        self._unreadable: dict[str, ChainDamagedError] = {}
+        """Of tenants whose history was read to no end, until that is told."""
         self._on_break = on_break
 
-    async def prepare(self, connection: Connection, tenant_ids: Iterable[str]) -> None:
-        """Load those of the tenants that are not known, before the transaction that locks their heads: a long history
-        is read while other nodes go on.
+    async def prepare(self, connection: Connection, tenant_ids: Iterable[str]) -> list[str]:
+        """Load those of the tenants that are not known, before the transaction that locks their heads; returns those
+        whose history is long: it is being read, and the tenant has to wait while ``is_reading``.
 
         Raises:
             ChainDamagedError: entries do not hold together.
         """
+        waiting = []
         for tenant_id in tenant_ids:
-            if tenant_id not in self._known:
+            if (error := self._unreadable.pop(tenant_id, None)) is not None:
+                raise error
+            if tenant_id in self._known:
+                continue
+            if tenant_id not in self._reading:
+                known = _Known()
                 async with connection.transaction():
                     head_seq = await store.head_seq(connection, tenant_id)
-                    self._known[tenant_id] = await self._load(connection, tenant_id, head_seq)
+                    is_whole = await self._read(connection, tenant_id, known, head_seq, AT_ONCE_MAX)
+                if is_whole:
+                    self._known[tenant_id] = known
+                    continue
+                self._reading[tenant_id] = asyncio.create_task(self._read_rest(tenant_id, known))
+            waiting.append(tenant_id)
+        return waiting
+
+    def is_reading(self, tenant_id: str) -> bool:
+        """Whether the history of the tenant is being read."""
+        return tenant_id in self._reading
+
+    def cancel(self) -> None:
+        """Read no further."""
+        for task in self._reading.values():
+            task.cancel()
 
     async def at(self, connection: Connection, heads: Mapping[str, ChainHead]) -> dict[str, Commitments]:
         """What is promised at these heads, which the transaction holds locked; changes count once ``chained`` was told.
@@ -74,7 +112,8 @@ class Promised:
         for tenant_id, head in heads.items():
             known = self._known.get(tenant_id)
             if known is None or known.seq > head.seq:
-                known = await self._load(connection, tenant_id, head.seq)
+                known = _Known()
+                await self._read(connection, tenant_id, known, head.seq)
             elif known.seq < head.seq:
                 async for entry in store.entries(connection, self._check, tenant_id, known.seq, head.seq):
                     self._fold(tenant_id, known.machine, entry, is_judged=True)
@@ -96,12 +135,37 @@ class Promised:
             machines[tenant_id] = Commitments(overlaid(known.machine.state))
         return machines
 
-    async def _load(self, connection: Connection, tenant_id: str, head_seq: int) -> _Known:
+    async def _read(
+        self, connection: Connection, tenant_id: str, known: _Known, head_seq: int, entries_max: int | None = None
+    ) -> bool:
+        """Take the entries behind ``known`` up to the head; False where there are more than ``entries_max``."""
         self._known.pop(tenant_id, None)
-        machine = Commitments()
-        async for entry in store.entries(connection, self._check, tenant_id, 0, head_seq):
-            self._fold(tenant_id, machine, entry)
-        return _Known(machine, head_seq)
+        turn, taken = Turn(), 0
+        async for entry in store.entries(connection, self._check, tenant_id, known.seq, head_seq):
+            if taken == entries_max:
+                return False
+            self._fold(tenant_id, known.machine, entry)
+            known.seq, taken = entry.seq, taken + 1
+            if turn.is_over():
+                await turn.pause()
+        known.seq = head_seq
+        return True
+
+    async def _read_rest(self, tenant_id: str, known: _Known) -> None:
+        """Take the entries behind ``known``, all that there are."""
+        try:
+            async with self._reading_one, reading(self._pool, timeout_s=READ_TIMEOUT_S) as connection:
+                log.info("commitments_read_from_log", tenant_id=tenant_id)
+                async with connection.transaction():
+                    await self._read(connection, tenant_id, known, await store.head_seq(connection, tenant_id))
+            self._known[tenant_id] = known
+        except ChainDamagedError as error:
+            self._unreadable[tenant_id] = error
+        except DatabaseUnavailableError as error:
+            # Whoever proposes something next has it read again.
+            log.warning("commitments_not_read", tenant_id=tenant_id, error=str(error))
+        finally:
+            del self._reading[tenant_id]
 
     def _fold(self, tenant_id: str, machine: Commitments, entry: PromiseEntry, *, is_judged: bool = False) -> None:
         """Take one entry, or forget the tenant. What was accepted is judged where it is new to this node."""

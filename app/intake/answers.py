@@ -256,7 +256,7 @@ class Answers:
             raise self.late(Durability.GLOBAL, why, recovered[-1].lsn, recovered[-1])
 
     async def unlocked(self, quarantine: Quarantine, tenant_ids: Iterable[str], last: Pending | None) -> None:
-        """Return once none of these tenants waits for a lock: records of theirs were passed over when others were
+        """Return once none of these tenants is passed over: records of theirs were passed over when others were
         chained, and are chained by then.
 
         Raises:
@@ -264,7 +264,7 @@ class Answers:
         """
         if not await quarantine.unlocked(tenant_ids, self._write_timeout_s):
             lsn = last.lsn if last else self._node.durable.lsn
-            why = "another session keeps rows of the tenant locked"
+            why = next((quarantine.locked[each] for each in tenant_ids if each in quarantine.locked), "it had to wait")
             raise self.late(Durability.GLOBAL, why, lsn, last, tenant_ids)
 
     async def spread(self, tenant_ids: Iterable[str], level: Durability, last: Pending | None) -> None:

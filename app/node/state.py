@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from app.node.places import Places
 from app.node.wall_clock import WallClock
@@ -54,6 +54,10 @@ def expire(future: asyncio.Future[Any], message: str) -> None:
         future.set_exception(DurabilityTimeoutError(message))
 
 
+ROWS_LOCKED: Final = "another session keeps its row of scheduler.chain_heads locked (see pg_locks)"
+HISTORY_READ: Final = "its commitments are being read from the log, as once after each start"
+
+
 @dataclass(slots=True)
 class Node:
     """One running service process with its own WAL."""
@@ -78,7 +82,8 @@ class Node:
     damaged: dict[str, str] = field(default_factory=dict)
     """Tenants whose chain this node cannot extend, and why (``app.pending.quarantine``)."""
     locked: dict[str, str] = field(default_factory=dict)
-    """Tenants whose rows another session keeps locked, and why they wait (``app.pending.quarantine``)."""
+    """Tenants that are not chained for a while, and why: ``ROWS_LOCKED`` or ``HISTORY_READ``
+    (``app.pending.quarantine``)."""
     unsigned: dict[str, str] = field(default_factory=dict)
     """Tenants whose rows this node does not sign any further, and why."""
     unfollowed: dict[str, str] = field(default_factory=dict)

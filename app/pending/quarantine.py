@@ -1,8 +1,8 @@
 """Tenants whose chain this node cannot extend, and the events of theirs that wait in its WAL until it can.
 
-A tenant whose rows another session keeps locked is not damaged: its records wait in memory as well, in their order, and
-are chained once the lock is gone, by this process. Only where they begin is listed, as ``from_lsn``: from there on
-every record of the tenant is looked up by a start.
+A tenant that waits for a lock, or until its commitments are read, is not damaged: its records wait in memory as well,
+in their order, and are chained by this process once it need not wait. Only where they begin is listed, as
+``from_lsn``: from there on every record of the tenant is looked up by a start.
 
 A damaged tenant must stop neither the node nor any other tenant. Its records are passed over when the rest of the
 log is chained, and listed in ``<wal folder>/held.json``, replaced by temp file, fsync, rename and directory fsync::
@@ -164,8 +164,8 @@ class Quarantine:
         return min(kept, default=None)
 
     def begin_wait(self, tenant_id: str, reason: str, waiting: Iterable[Pending]) -> None:
-        """The tenant's rows are locked: its records among ``waiting``, and those that follow, are passed over."""
-        log.warning("tenant_locked", tenant_id=tenant_id, reason=reason)
+        """The tenant has to wait: its records among ``waiting``, and those that follow, are passed over."""
+        log.warning("tenant_waits", tenant_id=tenant_id, reason=reason)
         self.locked[tenant_id] = reason
         self._unlocked.setdefault(tenant_id, asyncio.Event())
         first_lsn = min(pending.lsn for pending in waiting if pending.tenant_id == tenant_id)
@@ -175,8 +175,8 @@ class Quarantine:
             self._is_stored = False
 
     async def end_wait(self, tenant_id: str) -> None:
-        """All records of the tenant that waited for its lock are chained."""
-        log.info("tenant_unlocked", tenant_id=tenant_id)
+        """All records of the tenant that waited are chained."""
+        log.info("tenant_chained_again", tenant_id=tenant_id)
         self._unlocked.pop(tenant_id).set()
         self._listed[tenant_id].from_lsn = None
         self._is_stored = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from typing import cast
 
 import asyncpg
 import httpx
@@ -17,6 +18,7 @@ from app.store import chaining
 from app.store.chaining import ChainHead, Step
 from app.store.chaining_at_once import AtOnce
 from app.store.entry_check import EntryCheck
+from app.store.reading import Pool
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import IdempotencyReusedError
 from ledger.hlc import Hlc
@@ -41,7 +43,7 @@ def event(number: int, tenant_id: str, key: IdempotencyKey | None = None, kind: 
     return Pending(Lsn(number), Epoch(3), Hlc(2, number, "n"), kind, tenant_id, f"j{number}", payload, key, None)
 
 
-PROMISED = Promised(EntryCheck(lambda tenant_id: None))
+PROMISED = Promised(EntryCheck(lambda tenant_id: None), cast(Pool, None))
 BATCH = (event(11, "acme"), event(12, "beta", KEY), event(13, "acme"))
 
 

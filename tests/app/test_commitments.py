@@ -21,11 +21,12 @@ from app.config import Settings
 from app.store import Connection, job_table
 from ledger.positions import BEFORE_FIRST
 from signing import key_file
+from tests.app.chain_builder import edit
 from tests.app.chains import followed, until
 from tests.app.client import Client
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.postgres_proxy import PostgresProxy
-from tests.app.shared import Shared
+from tests.app.shared import Shared, sharing
 from tests.conftest import Database
 
 _KEYS = count(1)
@@ -147,6 +148,34 @@ async def test_a_restarted_node_judges_from_what_was_promised_before(run_server:
         assert (lost.status_code, lost.json()["blocking_index"]) == (409, index)
         placed = await propose(client, placement("a", "n9"))
         assert (placed.status_code, placed.json()["reason"]) == (409, "capsule-placed")
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+async def test_a_long_history_is_read_while_other_tenants_are_chained(
+    database: Database, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, *, is_damaged: bool
+) -> None:
+    monkeypatch.setattr("app.chain.promised.AT_ONCE_MAX", 2)
+    monkeypatch.setattr("app.store.commitments.ENTRIES_AT_ONCE", 1)
+    async with sharing(make_settings(), database) as shared, Client(base_url=shared.url, timeout=30) as client:
+        placed = [(await propose(client, placement(f"c{n}", f"n{n}"), tenant="acme")).json()["index"] for n in range(5)]
+        if is_damaged:
+            changed = "UPDATE scheduler.scheduler_log SET job_id = 'x' WHERE tenant_id = 'acme' AND seq = 4"
+            await edit(shared.superuser, changed)
+    async with sharing(make_settings(), database) as shared, Client(base_url=shared.url, timeout=30) as client:
+        service = shared.service
+        async with service.appender.promised._reading_one:
+            proposed = asyncio.ensure_future(propose(client, placement("other", "n4"), free("n4"), tenant="acme"))
+            await until(lambda: "acme" in service.node.locked, "the tenant waits")
+            assert (await propose(client, placement("c0", "n0"), tenant="other")).status_code == 201
+            assert "commitments are being read" in (await client.get("/readyz")).json()["checks"]["locks"]["detail"]
+            assert not proposed.done()
+        answer = await proposed
+        assert answer.status_code == 409, answer.text
+        if is_damaged:
+            assert answer.json()["type"].endswith("/chain-damaged")
+        else:
+            assert answer.json()["blocking_index"] == placed[4]
+        assert not service.node.locked
 
 
 NO_PROPOSALS: list[tuple[dict[str, Any], str]] = [
