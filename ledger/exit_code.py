@@ -98,8 +98,10 @@ def _unchecked_aspects(verdict: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def exit_code_of_verdict(verdict: Mapping[str, Any]) -> ExitCode:
-    """What a verdict object of ``/v1/chain/verify`` means for the exit code; see ``unchecked`` for INCOMPLETE."""
-    return _exit_code(verdict, is_incomplete=any(unchecked(verdict)))
+    """What a verdict object of ``/v1/chain/verify`` means for the exit code; see ``unchecked`` for INCOMPLETE. Breaks
+    beside the chain that are not mended count as those in it."""
+    found = _exit_code(verdict, is_incomplete=any(unchecked(verdict)))
+    return gravest([ExitCode.TAMPERED, found]) if verdict.get("not_mended") else found
 
 
 def exit_code_of_receipt(verdict: Mapping[str, Any]) -> ExitCode:

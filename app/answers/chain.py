@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -159,6 +159,14 @@ class TimestampList(TypedDict):
     next_cursor: str | None
 
 
+class NotMendedAnswer(TypedDict):
+    """A break beside the chain, such as a row of the table of keys, that this node met and that still stands."""
+
+    seq: int
+    kind: str
+    detail: str
+
+
 class VerdictAnswer(TypedDict):
     """What verification found."""
 
@@ -176,6 +184,7 @@ class VerdictAnswer(TypedDict):
     signed_to_seq: int
     unsigned_entries: int
     duration_ms: float
+    not_mended: NotRequired[list[NotMendedAnswer]]
 
 
 class TenantAnswer(TypedDict):

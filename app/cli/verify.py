@@ -60,7 +60,9 @@ def verify(
 
     Exit codes: 0 whole; 2 tampered; 3 nothing wrong found but not everything
     checked, such as an end that no snapshot signs yet; 4 a key is unknown,
-    expired or revoked; 1 could not run.
+    expired or revoked; 1 could not run. A row beside the chain that the node
+    found damaged, as of the table of keys, is named and is 2 until it is
+    mended; --dsn does not know of it.
 
     With --dsn everything is computed here from the rows, and signatures are
     good by --keys only. Without it the service verifies; --keys then
@@ -287,6 +289,9 @@ def _print(verdict: dict[str, Any]) -> None:
     state = "[bold green]valid[/]" if verdict["valid"] else "[bold red]NOT VALID[/]"
     if exit_code_of_verdict(verdict) is ExitCode.INCOMPLETE:
         state = "[bold yellow]incomplete[/], nothing wrong found"
+    not_mended = verdict.get("not_mended", [])
+    if not_mended:
+        state = "[bold red]the chain is valid, rows beside it are damaged[/]"
     out.print(
         f"tenant {verdict['tenant_id']}: {state}, {counted(verdict['entries_checked'], 'entry', 'entries')} "
         f"(seq {verdict['from_seq']} to {verdict['to_seq']}) in {verdict['duration_ms']:.0f} ms"
@@ -302,3 +307,5 @@ def _print(verdict: dict[str, Any]) -> None:
     else:
         out.print(f"compared with the checkpoint kept by: {verdict['compared_with']}", markup=False)
     print_findings(verdict, verdict.get("memory"))
+    for each in not_mended:
+        out.print(f"not mended: {each['kind']} at seq {each['seq']}: {each['detail']}", markup=False)

@@ -61,7 +61,11 @@ async def verify_chain(
     to_seq: Annotated[SeqNumber | None, Query(description="Last entry to verify.")] = None,
 ) -> Response:
     """Verify a tenant's chain, all of it when no range is given. 200 whenever it could run. It stops when nobody waits
-    for it any more."""
+    for it any more.
+
+    `not_mended` are breaks beside the chain, such as rows of the table of keys, that this node met and that stand after
+    a verification of the whole chain that finds it valid.
+    """
     given = [tenant for tenant in (tenant_id, tenant_id_in_camel_case) if tenant is not None]
     if len(given) != 1:
         raise InvalidInputError("tenant_id: needed once, as tenant_id or tenantId", ("tenant_id",))
@@ -70,7 +74,11 @@ async def verify_chain(
     with parts.quotas.verifications.one(caller.id):
         async with while_connected(request):
             verification = await parts.verifier.full(given[0], from_seq, to_seq, by=caller.id or UNKNOWN_CALLER)
-    return json_answer(verification.to_json())
+    verdict = verification.verdict
+    is_whole = from_seq is None and to_seq is None
+    standing = parts.breaks.of_tenant(verdict.tenant_id) if is_whole and verdict.is_valid else []
+    not_mended = [{"seq": each.seq, "kind": each.kind, "detail": each.detail} for each in standing]
+    return json_answer(verification.to_json() | {"not_mended": not_mended})
 
 
 @router.post("/v1/chain/acknowledge", responses=answered(AcknowledgeAnswer))

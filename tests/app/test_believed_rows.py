@@ -482,8 +482,10 @@ async def test_a_chain_that_is_valid_mends_no_row_of_keys(ledger: SharedLedger) 
     of_tenant = "FROM scheduler.idempotency WHERE tenant_id = $1"
     row = await ledger.superuser.fetchval(f"SELECT to_json(idempotency)::text {of_tenant}", ledger.tenant_id)
 
-    async def verified() -> str:
-        assert (await ledger.get("/v1/chain/verify")).json()["valid"]
+    async def verified(*not_mended: str) -> str:
+        verdict = (await ledger.get("/v1/chain/verify")).json()
+        assert verdict["valid"]
+        assert [each["kind"] for each in verdict["not_mended"]] == [*not_mended]
         seen = await ledger.client.post(
             "/v1/chain/acknowledge", json={"tenant_id": ledger.tenant_id, "reason": "ticket 7"}
         )
@@ -495,8 +497,8 @@ async def test_a_chain_that_is_valid_mends_no_row_of_keys(ledger: SharedLedger) 
         told = await ledger.create("job-1", key="k")
         assert_damage_told(told, ledger.tenant_id)
         assert "Restore the row" in told.json()["detail"]
-        assert "idempotency at seq" in await verified()
-        assert "not mended" in await verified()
+        assert "idempotency at seq" in await verified("idempotency")
+        assert "not mended" in await verified("idempotency")
         await ledger.edit(f"DELETE {of_tenant}")
         await ledger.superuser.execute(
             "INSERT INTO scheduler.idempotency SELECT * FROM json_populate_record(NULL::scheduler.idempotency, $1)", row

@@ -55,6 +55,8 @@ def run_cold(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         (verdict(from_seq=2), ExitCode.INCOMPLETE),
         (verdict(payloads="broken", signatures="unknown_key", unsigned_entries=3), ExitCode.TAMPERED),
         (verdict(signatures="unknown_key", unsigned_entries=3), ExitCode.UNKNOWN_KEY),
+        (verdict() | {"not_mended": []}, ExitCode.FINE),
+        (verdict(unsigned_entries=1) | {"not_mended": [{"kind": "idempotency"}]}, ExitCode.TAMPERED),
     ],
 )
 def test_a_verdict_has_the_gravest_exit_code_that_holds(found: Mapping[str, object], code: ExitCode) -> None:

@@ -28,7 +28,7 @@ from app.dev.cluster import find_data
 from app.dev.embedded import EmbeddedPostgres
 from app.store import tampering
 from terminal.outcome import CommandExit
-from tests.app.chains import until
+from tests.app.chains import places, until
 from tests.app.service_thread import serving
 from tests.conftest import connected_to
 from tests.processes import runs
@@ -289,6 +289,38 @@ def test_a_break_is_acknowledged_with_a_reason_once_somebody_has_seen_it(service
     assert "row 6 edited by mistake" in str(service.get("/v1/chain/entries", tenant_id="_system", limit=1000))
     assert "not acknowledged yet" in service.tally(*acknowledge).stderr
     assert service.tally(*acknowledge, "--dsn", service.superuser_url).returncode == 1
+
+
+def test_a_row_of_keys_that_is_gone_is_named_until_it_is_back_though_the_chain_is_valid(service: Service) -> None:
+    body = {"tenant_id": "gone", "job_id": "gone-1", "spec": {}}
+
+    def create() -> int:
+        return httpx.post(f"{service.url}/v1/jobs", json=body, headers={"Idempotency-Key": "k"}).status_code
+
+    async def run(statement: str, *values: str) -> str | None:
+        async with tampering.superuser(service.superuser_url) as connection:
+
+            async def is_followed() -> bool:
+                at_seq, head_seq = (await places(connection))["gone"]
+                return at_seq == head_seq
+
+            await until(is_followed, "the node knows of the key")
+            found: str | None = await connection.fetchval(statement, *values)
+            return found
+
+    assert create() == 201
+    row = asyncio.run(run("SELECT to_json(i)::text FROM scheduler.idempotency AS i WHERE tenant_id = 'gone'"))
+    asyncio.run(run("DELETE FROM scheduler.idempotency WHERE tenant_id = 'gone'"))
+    assert create() == 409
+    found = service.tally("verify", "-t", "gone")
+    assert found.returncode == 2
+    assert "the chain is valid, rows beside it are damaged" in found.stdout
+    assert "not mended: idempotency at seq 1" in found.stdout
+    put_back = "INSERT INTO scheduler.idempotency SELECT * FROM json_populate_record(NULL::scheduler.idempotency, $1)"
+    asyncio.run(run(put_back, row or ""))
+    found = service.tally("verify", "-t", "gone")
+    assert found.returncode in (0, 3)
+    assert "not mended" not in found.stdout
 
 
 async def cut(superuser_url: str, tenant: str, last_seq: int) -> None:
