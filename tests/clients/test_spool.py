@@ -182,6 +182,16 @@ def test_a_ledger_that_is_away_is_not_asked_at_every_call(way: Way, folder: Path
     assert len(waiting(folder)) == 20
 
 
+def test_what_is_recorded_and_never_shown_to_be_safe_leaves_the_spool(way: Way, folder: Path) -> None:
+    ran(AWAY, folder, "unshown")
+    way.instead = [problem(503, "durability-timeout", "copies-removed")] * 10
+    with Client(way.url, spool=folder) as client:
+        assert client.flush() == 0
+        assert len(way.seen) == len(WHOLE)
+        client.job("unshown").begin()
+    assert not waiting(folder)
+
+
 def test_flushing_waits_for_a_ledger_as_long_as_there_is_patience(way: Way, folder: Path) -> None:
     job_id = ran(AWAY, folder, "patience")
     way.instead = [problem(503, "not-ready")] * 2

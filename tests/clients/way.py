@@ -33,9 +33,11 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def problem(status: int, kind: str, **headers: str) -> Answer:
+def problem(status: int, kind: str, reason: str | None = None, **headers: str) -> Answer:
     """A problem as the service tells it."""
     body = {"type": f"https://tallystick.dev/problems/{kind}", "title": kind, "status": status, "detail": "as it is"}
+    if reason is not None:
+        body["reason"] = reason
     return Answer(status, {"Content-Type": "application/problem+json", **headers}, json.dumps(body).encode())
 
 

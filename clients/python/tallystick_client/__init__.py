@@ -14,6 +14,7 @@ from tallystick_client.answers import (
 from tallystick_client.client import AsyncClient, Client
 from tallystick_client.errors import (
     ConflictError,
+    CopiesRemovedError,
     InvalidError,
     JobEndedError,
     JobExistsError,
@@ -39,6 +40,7 @@ __all__ = [
     "BatchRecorded",
     "Client",
     "ConflictError",
+    "CopiesRemovedError",
     "Entry",
     "InvalidError",
     "Job",

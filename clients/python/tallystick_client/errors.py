@@ -83,6 +83,11 @@ class OtherRegionError(ProblemError):
     """The job is of another region, whose ledger ``location`` names."""
 
 
+class CopiesRemovedError(ProblemError):
+    """The event is in the chain, and that it reached the level asked for can never be shown: those that held copies of
+    it have removed them. No repetition is answered otherwise."""
+
+
 class TransientError(ProblemError):
     """The same request may succeed later; the client has tried for as long as it has patience."""
 
@@ -128,6 +133,9 @@ def problem(status: int, document: Mapping[str, Any], location: str | None) -> P
     detail = str(document.get("detail") or document.get("title") or f"status {status}")
     if "line" in document:
         detail = f"line {document['line']}: {detail}"
-    is_transient = status in TRANSIENT_STATUS or kind in TRANSIENT_KINDS
-    known = TransientError if is_transient else _BY_KIND.get(kind, ProblemError)
+    known = _BY_KIND.get(kind, ProblemError)
+    if document.get("reason") == "copies-removed":
+        known = CopiesRemovedError
+    elif status in TRANSIENT_STATUS or kind in TRANSIENT_KINDS:
+        known = TransientError
     return known(status, kind, detail, document, location)

@@ -23,6 +23,7 @@ from typing import Any
 from tallystick_client.core import BACKOFF_MAX_S, BACKOFF_MIN_S, Core, value_of
 from tallystick_client.errors import (
     REFUSALS,
+    CopiesRemovedError,
     JobNotFoundError,
     NotAllowedError,
     ProblemError,
@@ -51,7 +52,7 @@ class Outbox:
         self._quiet_until = 0.0
 
     def record(self, tenant_id: str, job_id: str, part: Part, requests: Sequence[Request]) -> Flow[list[Reply] | None]:
-        """Record one part of a job: the answers, None when the spool keeps it, [] when another sender had it taken.
+        """Record one part of a job: the answers, None when the spool keeps it, [] when it was recorded before.
 
         Raises:
             ProblemError: the ledger refused it.
@@ -173,6 +174,11 @@ class Outbox:
             if is_own and kept is not None and kept["part"] == "begin":
                 yield Work(partial(spool.remove, path))  # nothing was begun, so there is nothing to record
             raise
+        except CopiesRemovedError as error:
+            # All of it is recorded.
+            yield Work(partial(spool.remove, path))
+            log.warning("recorded, and how safely cannot be shown: %s", error)
+            return []
         except (SpoolError, *REFUSALS) as error:
             if is_own and kept is not None and kept["part"] == "begin":
                 yield Work(partial(spool.remove, path))
@@ -189,10 +195,15 @@ class Outbox:
 
     def _post(self, requests: Sequence[Request], session: str | None, **waits: float | None) -> Flow[list[Reply]]:
         """Send requests in order; ``waits`` are those of ``Core.ask``."""
-        replies = []
+        replies, unshown = [], None
         for each in requests:
             how = {"body": each["body"], "key": each["key"], "session": session, **waits}
-            replies.append((yield from self._core.ask("POST", each["path"], **how)))  # type: ignore[arg-type]
+            try:
+                replies.append((yield from self._core.ask("POST", each["path"], **how)))  # type: ignore[arg-type]
+            except CopiesRemovedError as error:
+                unshown = error
+        if unshown is not None:
+            raise unshown
         return replies
 
     def _not_there(self, kept: Kept) -> Flow[list[Request]]:
