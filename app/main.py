@@ -240,6 +240,7 @@ def _parts(
         notary=service.notary,
         verifier=verifier,
         breaks=service.breaks,
+        entry_check=service.entry_check,
         losses=service.losses,
         last_verified=last_verified,
         full_walk=_full_walk(service, started, pool, verifier),

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from app.read.revealing import Revealing
     from app.read.verification import ChainVerifier
     from app.stats.intake import StatsIntake
+    from app.store.entry_check import EntryCheck
     from app.watch.watchers import Watchers
     from app.webhooks.registry import WebhookRegistry
     from signing.cosignature import WitnessKey
@@ -79,6 +80,7 @@ class Parts:
     full_walk: FullWalk
     job_table_walk: JobTableWalk
     breaks: FoundBreaks
+    entry_check: EntryCheck
     losses: Losses
     last_verified: LastVerified
     system_entries: SystemEntries

@@ -24,18 +24,20 @@ from app.http.body import json_body
 from app.http.disconnect import while_connected
 from app.http.fields import CursorQuery, CursorText, Limit, ReadableTenantId, SeqNumber
 from app.http.lists import Cursors, number_position, page, text_position
-from app.http.recording import record_read
+from app.http.recording import record_read, report_break
 from app.http.requests import AcknowledgeRequest
 from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.node.losses import KIND as WAL_LOST
 from app.parts import Parts, PartsDep
 from app.read import proofs
 from app.store import chain_reads
+from app.store.notary import read_link
 from app.store.reading import reading
 from app.store.rows import whole
 from ledger import rfc3339
-from ledger.errors import DatabaseUnavailableError, InvalidInputError, NotFoundError
+from ledger.errors import ChainDamagedError, DatabaseUnavailableError, InvalidInputError, NotFoundError
 from ledger.machines.events import SystemAction
+from ledger.verification.verdict import damaged
 
 router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RESPONSE)
 
@@ -136,9 +138,12 @@ router.add_api_route("/chain/verify", verify_chain, include_in_schema=False)
 @router.get("/v1/chain/head", responses=answered(HeadAnswer))
 async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
     """End of the tenant's chain, and of its Merkle tree."""
-    async with reading(parts.pool) as connection:
+    async with reading(parts.pool, snapshot=True) as connection:
         head = await chain_reads.head(connection, tenant_id)
-    whole(tenant_id, head, ("head_chain_link", "head_hlc", "root_hash", "checkpoint"))
+        whole(tenant_id, head, ("head_chain_link", "head_hlc", "root_hash", "checkpoint"))
+        link = await read_link(connection, tenant_id, head.head_seq)
+    if head.head_chain_link != link:
+        raise damaged(tenant_id, "head", head.head_seq, f"its head at seq {head.head_seq} is not the entry there")
     tree: TreeAnswer | None = None
     if head.root_hash is not None:
         size = proofs.checkpoint_size(tenant_id, head.checkpoint)
@@ -166,12 +171,16 @@ async def list_entries(
     limit: Annotated[Limit, Query()] = 100,
     cursor: Annotated[CursorText | None, Query(description="Goes on where a page ended; wins over from_seq.")] = None,
 ) -> Response:
-    """Entries in seq order, every column as stored."""
+    """Entries in seq order, every column as stored: what stands at a break is seen here, and reported."""
     (start,) = _ENTRIES.at(tenant_id, cursor) or (from_seq,)
     async with reading(parts.pool) as connection:
         entries, more = await chain_reads.list_entries(connection, tenant_id, start, limit)
         if not entries:
             await chain_reads.require_tenant(connection, tenant_id)
+        try:
+            await parts.entry_check.require(connection, tenant_id, [entry.columns for entry in entries])
+        except ChainDamagedError as error:
+            report_break(parts, request.scope, error)
     await record_read(request, tenant_id, from_seq=start, entries=len(entries))
     return page(
         [entry.as_listed() for entry in entries], _ENTRIES.next(tenant_id, (entries[-1].seq + 1,)) if more else None

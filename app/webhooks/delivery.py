@@ -129,12 +129,13 @@ class Delivery:
 
     async def _go_on(self, place: Place) -> bool:
         """Send one message until the receiver has answered it; False where there is nothing to send yet."""
+        ends_seq = place.sending_seq if place.again_seq is None else place.again_seq
+        if ends_seq > place.head_seq:
+            ends = f"a message to webhook {self.webhook.webhook_id} would end at seq {ends_seq}"
+            raise ChainDamagedError(self.webhook.tenant_id, f"{ends}, and the chain ends at {place.head_seq}")
         if place.again_seq is not None:
             await self._send_again(place.again_seq)
             return True
-        if place.sending_seq > place.head_seq:
-            ends = f"a message to webhook {self.webhook.webhook_id} would end at seq {place.sending_seq}"
-            raise ChainDamagedError(self.webhook.tenant_id, f"{ends}, and the chain ends at {place.head_seq}")
         is_begun = place.sending_seq > place.delivered_seq
         upto_seq = place.sending_seq if is_begun else place.head_seq
         entries, end_seq = await self._read(place.delivered_seq, upto_seq, self._entries_max)

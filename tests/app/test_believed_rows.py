@@ -168,6 +168,23 @@ async def test_no_read_serves_a_forged_entry_as_true(ledger: SharedLedger, forge
     assert ledger.breaks("payload-digest" if forge is forge_text else "tree")
 
 
+async def test_a_list_of_rows_as_they_are_stored_reports_a_forged_one(ledger: SharedLedger) -> None:
+    await ledger.failed_job()
+    await forge_text(ledger)
+    assert (await ledger.get("/v1/chain/entries", from_seq=3)).json()["items"][0]["payload"] == FORGED
+    assert ledger.breaks("payload-digest") == [3]
+
+
+@pytest.mark.parametrize("head", ["head_seq = 7", "head_chain_link = repeat('0', 64)"])
+async def test_no_head_is_shown_that_is_not_the_entry_there(ledger: SharedLedger, head: str) -> None:
+    await ledger.failed_job()
+    await ledger.followed()
+    await ledger.edit(f"UPDATE scheduler.chain_heads SET {head} WHERE tenant_id = $1")
+    answer = await ledger.get("/v1/chain/head")
+    assert_damage_told(answer, ledger.tenant_id)
+    assert ledger.breaks("head")
+
+
 async def test_a_list_of_cancellations_names_a_forged_job(ledger: SharedLedger) -> None:
     for job_id in ("job-1", "job-2"):
         assert (await ledger.create(job_id, assigned_dcs=["dc1"])).status_code == 201

@@ -61,6 +61,28 @@ async def test_a_message_that_would_end_behind_the_chain_is_told_and_passes_noth
         await until_taken(receiver, 4)
 
 
+async def test_a_dead_letter_behind_the_chain_is_told_and_is_no_gap_in_the_chain(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, receiver: Receiver
+) -> None:
+    async with run_server(make_settings(**LOOPBACK)) as client:
+        await write(client, 3)
+        await add(client, receiver, from_seq=1)
+        await until_taken(receiver, 3)
+        await superuser.execute(
+            "INSERT INTO scheduler.webhook_dead_letters (webhook_id, seq, reason, is_again)"
+            " SELECT webhook_id, 1000, '', true FROM scheduler.webhooks"
+        )
+
+        async def told() -> str:
+            return (await shown(client))["last_error"] or ""
+
+        await until(told, "the list says what is wrong")
+        assert "would end at seq 1000, and the chain ends at 3" in await told()
+        await superuser.execute("DELETE FROM scheduler.webhook_dead_letters")
+        await write(client, 1)
+        await until_taken(receiver, 4)
+
+
 FALSE_ENTRIES = [
     (
         "UPDATE scheduler.scheduler_log SET payload = replace(payload::text, '\"a\"', '\"b\"')::json WHERE seq = 4",
