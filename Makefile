@@ -38,9 +38,9 @@ run: $(RUNTIME)
 
 pipeline: $(CLASSES)
 
-# What is in C is tested, too: where the environment is older than the compiler, it is built now.
-$(NATIVE): $(RUNTIME) | debian-tools
-	@$(BIN)/python -c 'import app.node._native, ledger._native, wal._native' 2>/dev/null || $(SELF)
+# What is in C is tested, too: where the environment is older than the compiler, or than the sources, it is built now.
+$(NATIVE): $(RUNTIME) $(wildcard app/node/*.c ledger/*.[ch] wal/*.[ch]) | debian-tools
+	@[ ! -e $@ ] && $(BIN)/python -c 'import app.node._native, ledger._native, wal._native' 2>/dev/null || $(SELF)
 	@touch $@
 
 # Six at once on two cores: much of a test is waiting for a disk, a process or a deadline. Files go out as
