@@ -246,6 +246,9 @@ async def check_chain(
         # As after a restore: the rows are back, the tree that was made of them is not.
         log.info("stored_tree_behind", tenant_id=tenant_id, done="it is made again from the chain")
         return StoredTree.BEHIND
+    if await tree_agrees(connection, tenant_id, checkpoint):
+        # Another node has made it again since it was read.
+        return StoredTree.WHOLE
     log.error("stored_tree_damaged", tenant_id=tenant_id, done="it is made again from the chain")
     return StoredTree.DAMAGED
 
