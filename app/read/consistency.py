@@ -8,6 +8,8 @@ is read from::
     epoch <  present epoch, lsn >  end     lost: never seen, and never taken for seen
     anything else                          not yet known here: wait
 
+Where an epoch ended is a row that can be edited: a write that it says is lost is looked for in the chains first.
+
 ``chained_lsn`` only rises, so what was seen once stays seen in every later snapshot of the same copy. A copy that
 lags says the same of an earlier time: it may not know a write yet, but what it calls seen or lost is so.
 One exception: ``chained_lsn`` passes over what a node holds back of a quarantined or locked tenant (decision 0008), so
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,8 +66,9 @@ class Promise(NamedTuple):
     tokens: Sequence[Token]
     max_staleness_ms: int
 
-    def check(self, seen: reads.Seen, staleness_ms: int) -> None:
-        """Return if a snapshot that shows ``seen`` and is at most ``staleness_ms`` old keeps the promise.
+    def check(self, seen: reads.Seen, staleness_ms: int, chained: Collection[Token] = ()) -> None:
+        """Return if a snapshot that shows ``seen`` and is at most ``staleness_ms`` old keeps the promise; of tokens, it
+        has the writes of ``chained``.
 
         Raises:
             UnfitError: it does not.
@@ -73,19 +76,22 @@ class Promise(NamedTuple):
         """
         if self.level is ReadLevel.BOUNDED_STALENESS and staleness_ms > self.max_staleness_ms:
             raise UnfitError
-        if self.level in (ReadLevel.SESSION, ReadLevel.STRONG) and not all_seen(self.tokens, seen.positions):
+        if self.level in (ReadLevel.SESSION, ReadLevel.STRONG) and not all_seen(self.tokens, seen.positions, chained):
             raise UnfitError
 
 
-def all_seen(tokens: Sequence[Token], positions: Sequence[reads.TokenPosition]) -> bool:
-    """Whether a snapshot in which the tokens' nodes stand at ``positions`` has every write of ``tokens``.
+def all_seen(
+    tokens: Sequence[Token], positions: Sequence[reads.TokenPosition], chained: Collection[Token] = ()
+) -> bool:
+    """Whether a snapshot in which the tokens' nodes stand at ``positions`` has every write of ``tokens``; those of
+    ``chained`` it has.
 
     Raises:
         WriteLostError: a token names a write beyond the end of its epoch.
     """
     seen = True
     for token, position in zip(tokens, positions, strict=True):
-        seen = _is_seen(token, position) and seen
+        seen = (token in chained or _is_seen(token, position)) and seen
     return seen
 
 
@@ -131,11 +137,25 @@ class Consistency:
         others = await self.wait_here(tokens)
         if not others:
             return
+        chained: set[Token] = set()
         pairs = [(token.node_id, token.epoch) for token in others]
         async for _ in self.attempts():
             async with reading(self._pool) as connection:
-                if all_seen(others, await reads.positions(connection, pairs)):
-                    return
+                positions = await reads.positions(connection, pairs)
+            try:
+                is_seen = all_seen(others, positions, chained)
+            except WriteLostError:
+                chained = await self.chained(others)
+                is_seen = all_seen(others, positions, chained)
+            if is_seen:
+                return
+
+    async def chained(self, tokens: Sequence[Token]) -> set[Token]:
+        """Those of the tokens whose writes a chain has: an end of an epoch that calls one of them lost is false."""
+        hlcs = {token: Hlc.parse(token.hlc) for token in tokens}
+        async with reading(self._pool) as connection:
+            found = await reads.chained(connection, [*hlcs.values()])
+        return {token for token, hlc in hlcs.items() if hlc in found}
 
     async def wait_here(self, tokens: Sequence[Token]) -> list[Token]:
         """Wait for the writes of this node's present epoch; returns the tokens Postgres must judge."""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from app.read.consistency import Promise, ReadLevel, UnfitError
 from app.read.replicas import Judge, Look, Replicas, Source
 from app.store import reads
-from ledger.errors import DatabaseUnavailableError, QuarantinedError, SessionNotCaughtUpError, TooStaleError
+from ledger.errors import (
+    DatabaseUnavailableError,
+    QuarantinedError,
+    SessionNotCaughtUpError,
+    TooStaleError,
+    WriteLostError,
+)
 from ledger.positions import Epoch
 
 if TYPE_CHECKING:
+    from app.node.session import Token
     from app.node.state import Node
     from app.read.consistency import Consistency
     from app.store import Connection
@@ -65,7 +72,15 @@ class Copies:
             ChainDamagedError: the tenant is quarantined, and the promise covers writes that may be held back.
         """
         self._check_whole(tenant_id, promise)
-        found = await self._read(look, promise)
+        try:
+            found = await self._read(look, promise)
+        except WriteLostError as lost:
+            # What says so is a row that can be edited.
+            try:
+                chained = await self._consistency.chained(promise.tokens)
+            except DatabaseUnavailableError:
+                raise lost from None
+            found = await self._read_primary(look, promise, chained), PRIMARY
         self._check_whole(tenant_id, promise)  # Again: it waited for what is promised.
         return found
 
@@ -82,9 +97,9 @@ class Copies:
                 return answer
         return await self._read_primary(look, promise), PRIMARY
 
-    async def _read_primary(self, look: Look[Value], promise: Promise) -> Value:
+    async def _read_primary(self, look: Look[Value], promise: Promise, chained: Collection[Token] = ()) -> Value:
         def judge(seen: reads.Seen) -> None:
-            promise.check(seen, PRIMARY.staleness_ms)
+            promise.check(seen, PRIMARY.staleness_ms, chained)
             if promise.level is ReadLevel.STRONG:
                 self._consistency.check_not_fenced(seen.epoch)
 

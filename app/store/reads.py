@@ -21,7 +21,8 @@ from app.store.job_table import (
     place_of,
 )
 from app.store.pages import PAYLOAD_BYTES, page_of
-from app.store.rows import ENTRIES, columns, fetch_as, fetch_tuples, like
+from app.store.rows import ENTRIES, columns, fetch_as, fetch_tuples, like, turned
+from ledger.hlc import Hlc
 from ledger.machines.jobs import ABOUT_JOBS, STATUSES
 from ledger.machines.refusals import Refusal, refusal_of, refused_job_id
 from ledger.positions import Epoch, Lsn
@@ -122,6 +123,16 @@ SELECT p.epoch, p.chained_lsn, e.end_lsn
  ORDER BY token.number
 """
 
+_CHAINED = """
+SELECT DISTINCT w.physical, w.logical, w.node
+  FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS w(physical, logical, node)
+ CROSS JOIN scheduler.chain_heads h
+ CROSS JOIN LATERAL (
+       SELECT FROM scheduler.scheduler_log AS e
+        WHERE e.tenant_id = h.tenant_id
+          AND (e.hlc_physical, e.hlc_logical, e.hlc_node) = (w.physical, w.logical, w.node) LIMIT 1
+       ) AS l
+"""
 _SEEN = f"""
 (SELECT json_agg(json_build_array(epoch, chained_lsn, end_lsn)) FROM ({_POSITIONS}) AS p) AS positions,
        (SELECT epoch FROM scheduler.wal_positions WHERE node_id = $3) AS epoch,
@@ -241,6 +252,11 @@ SELECT {_EVENT} FROM scheduler.scheduler_log
 async def positions(connection: Connection, tokens: Sequence[tuple[str, Epoch]]) -> list[TokenPosition]:
     """How far the chain has come for each (node, epoch), in their order."""
     return await fetch_as(connection, TokenPosition, _POSITIONS, *_columns(tokens))
+
+
+async def chained(connection: Connection, hlcs: Sequence[Hlc]) -> set[Hlc]:
+    """Those of these HLCs at which an entry of any chain stands: a look into the index of each tenant."""
+    return {Hlc(*row) for row in await fetch_tuples(connection, _CHAINED, *turned(hlcs, len(Hlc._fields)))}
 
 
 async def seen(connection: Connection, tokens: Sequence[tuple[str, Epoch]], node_id: str) -> Seen:

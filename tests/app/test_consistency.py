@@ -292,6 +292,20 @@ async def test_a_session_read_tells_that_a_write_was_lost(world: World) -> None:
         await read(world, ReadLevel.SESSION, token(HERE, EPOCH - 1, 31))
 
 
+async def test_a_write_that_a_chain_has_is_not_called_lost_whatever_is_stored_of_its_epoch(world: World) -> None:
+    await world.store_job("job")
+    await world.node_stands(HERE, EPOCH, 40)
+    await world.epoch_ended(HERE, EPOCH - 1, 30)
+    chained = Token(HERE, EPOCH - 1, 31, "7:0:here")
+    assert (await read(world, ReadLevel.SESSION, chained))["job_id"] == "job"
+    consistency = Consistency(world.node, world.pool, SHORT_S)
+    await consistency.wait_for_session([chained])
+    with pytest.raises(WriteLostError):
+        await read(world, ReadLevel.SESSION, chained, token(HERE, EPOCH - 1, 32))
+    with pytest.raises(WriteLostError):
+        await consistency.wait_for_session([chained, token(HERE, EPOCH - 1, 32)])
+
+
 async def test_an_eventual_read_never_waits(world: World) -> None:
     await world.store_job("job")
     answer = await read(world, ReadLevel.EVENTUAL, token(THERE, 1, 1), wait_s=LONG_S)
