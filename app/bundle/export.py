@@ -116,7 +116,6 @@ class BundleExporter:
         async with reading(self._pool) as connection:
             await chain_reads.require_tenant(connection, tenant_id)
         await self._sign_now(tenant_id)
-        keys = await self._keyring(tenant_id)
         writer = BundleWriter(tenant_id=tenant_id, node_id=self._node.node_id, log_origin=self._log_origin)
         with closing(writer):
             async with (
@@ -124,6 +123,8 @@ class BundleExporter:
                 reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection,
             ):
                 chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq)
+                # Behind what is signed in this state: whichever key signed that is among them.
+                keys = await self._keyring(tenant_id)
                 end = await _end(connection, tenant_id, chosen, keys)
                 async with aclosing(self._entries(connection, tenant_id, chosen, writer)) as pieces:
                     # A row of the first part that is broken, or snapshots that cannot be kept until the end, are

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import subprocess
 import tarfile
@@ -23,7 +24,11 @@ from signing.bundle.judging import BundleVerdict
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from tests.app.bundles import exit_code, store
+from tests.app.client import Client
+from tests.app.conftest import MakeSettings
 from tests.app.service_thread import serving
+from tests.app.shared import sharing
+from tests.conftest import Database
 from tests.tally import run_tally
 
 DATABASE = "bundle_export"
@@ -95,6 +100,28 @@ def test_entries_snapshots_and_keys_leave_as_they_are_stored(client: httpx.Clien
     answer = client.get("/v1/keys?tenant_id=stored").json()
     assert [key["key_id"] for key in held["keys"]] == [key["key_id"] for key in answer["keys"]]
     assert held["log_verifier_keys"] == answer["log_verifier_keys"]
+
+
+async def test_the_keys_of_a_bundle_are_asked_for_once_it_is_settled_what_leaves(
+    make_settings: MakeSettings, database: Database, tmp_path: Path
+) -> None:
+    async with sharing(make_settings(), database) as shared, Client(base_url=shared.url, trust_env=False) as client:
+
+        async def sign(job_id: str) -> None:
+            body = {"tenant_id": "acme", "job_id": job_id, "durability": "GLOBAL"}
+            (await client.post("/v1/jobs", json=body)).raise_for_status()
+            (await client.post("/v1/snapshots", json={"tenant_id": "acme"})).raise_for_status()
+
+        async def keyring(tenant_id: str) -> Keyring:
+            await sign("job-2")
+            return await shared.service.trust.keys_of(tenant_id)
+
+        await sign("job-1")
+        exporter = copy.copy(shared.parts.exporter)
+        exporter._keyring = keyring
+        path = store(tmp_path, b"".join([piece async for piece in exporter.export("acme")]), "acme.tar")
+    with BundleReader.open(path) as bundle:
+        assert bundle.manifest.to_seq == 1, "a key that was admitted for the next one is missing in no bundle"
 
 
 def test_the_chain_of_the_ledger_itself_can_be_exported(client: httpx.Client, tmp_path: Path) -> None:
