@@ -33,7 +33,24 @@ def is_moved(position: WalPosition | None, node: Node, new_lsn: Lsn) -> bool:
             return False
         if position.chained_lsn == new_lsn:
             return True
-    raise DatabaseWentBackError(
-        f"Postgres says {position} for {node.node_id}, but this node had chained up to LSN {old_lsn} "
+    raise _went_back(position, node, old_lsn)
+
+
+def refuse_older(position: WalPosition | None, node: Node, chained_lsn: Lsn) -> None:
+    """Refuse a database that knows less of the WAL of ``node`` than ``chained_lsn``, up to which it was chained before
+    ``position`` was read. Another WAL or a higher epoch is left to the fence.
+
+    Raises:
+        DatabaseWentBackError: it does.
+    """
+    if position is None or (
+        position.wal_id == node.wal_id and (position.epoch, position.chained_lsn) < (node.epoch, chained_lsn)
+    ):
+        raise _went_back(position, node, chained_lsn)
+
+
+def _went_back(position: WalPosition | None, node: Node, chained_lsn: Lsn) -> DatabaseWentBackError:
+    return DatabaseWentBackError(
+        f"Postgres says {position} for {node.node_id}, but this node had chained up to LSN {chained_lsn} "
         f"in epoch {node.epoch}; the database was restored or failed over to an older copy"
     )

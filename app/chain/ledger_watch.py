@@ -2,6 +2,7 @@
 
 Round after round over all tenants, page by page, in one snapshot of the database each::
 
+    0. with the first page: the database knows of all that this node has chained, signed or not   (app.chain.fence)
     1. of the chains whose head, tree or last entry changed: the entry at the newest checkpoint that this node keeps of
        the chain is still the one that was signed
     2. a newer checkpoint of another node, signed by a key that counts and proved to extend the one that is kept, takes
@@ -29,6 +30,7 @@ import structlog
 
 from app.background.paced import paced
 from app.chain.checkpoints import CheckpointJournal
+from app.chain.fence import refuse_older
 from app.chain.notary import Notary
 from app.chain.signed_chain import is_in_tree, root_of_chain, tree_agrees
 from app.node.found_breaks import FoundBreaks
@@ -137,7 +139,7 @@ class LedgerWatch:
         """Look at every chain once.
 
         Raises:
-            DatabaseWentBackError: one is not the one that was signed.
+            DatabaseWentBackError: one is not the one that was signed, or lacks what this node chained.
             DatabaseUnavailableError: Postgres does not answer.
         """
         # One without a checkpoint too: what this node keeps itself may be kept a moment after its chain was looked at,
@@ -146,7 +148,10 @@ class LedgerWatch:
         after: str | None = ""
         while after is not None:
             async with paced(SHARE, rest_max_s=REST_MAX_S):
+                chained_lsn = self.node.chained.lsn
                 async with reading(self.pool, snapshot=True) as connection:
+                    if after == "":
+                        refuse_older(await store.read_position(connection, self.node.node_id), self.node, chained_lsn)
                     page = await store.read_page(connection, after, PAGE_TENANTS)
                     after = page[-1].tenant_id if len(page) == PAGE_TENANTS else None
                     unseen.difference_update(chain.tenant_id for chain in page)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.rows import fetch_as
+from app.store.chaining import WalPosition
+from app.store.rows import fetch_as, fetch_one_as
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -32,11 +33,19 @@ SELECT h.tenant_id, h.head_seq, h.head_chain_link, l.chain_link, m.tree_size, m.
   LEFT JOIN scheduler.merkle_head m ON m.tenant_id = h.tenant_id
  WHERE h.tenant_id > $1 ORDER BY h.tenant_id LIMIT $2
 """
+_POSITION = """
+SELECT wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions WHERE node_id = $1
+"""
 _LINKS = """
 SELECT w.tenant_id, l.chain_link
   FROM unnest($1::text[], $2::bigint[]) AS w(tenant_id, seq)
   JOIN scheduler.scheduler_log l ON l.tenant_id = w.tenant_id AND l.seq = w.seq
 """
+
+
+async def read_position(connection: Connection, node_id: str) -> WalPosition | None:
+    """What Postgres knows of the node's WAL, without a lock."""
+    return await fetch_one_as(connection, WalPosition, _POSITION, node_id)
 
 
 async def read_page(connection: Connection, after: str, limit: int) -> list[SeenChain]:

@@ -204,6 +204,24 @@ async def put_ends_back(superuser: asyncpg.Connection, seq: int) -> None:
             )
 
 
+async def test_a_database_that_lost_what_nobody_had_signed_stops_an_idle_node(
+    database: Database, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings(chain={"checkpoint_interval": "1h"})
+    async with running(settings, database.service_url) as (service, _parts):
+        await write(service, 1)
+        await superuser.execute("CREATE TABLE public.wal_positions AS TABLE scheduler.wal_positions")
+        await write(service, 2)
+        await job_table_followed(superuser)
+        async with chain_builder.unguarded(superuser):
+            await cut_tail(superuser, "acme", 1)
+            await superuser.execute(
+                "UPDATE scheduler.wal_positions AS p SET chained_lsn = o.chained_lsn"
+                " FROM public.wal_positions AS o WHERE o.node_id = p.node_id"
+            )
+        await assert_stopped(service, match="but this node had chained up to LSN")
+
+
 async def test_however_long_a_page_took_the_next_is_looked_at_soon(
     database: Database,
     both: tuple[Settings, Settings],
