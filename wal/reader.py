@@ -55,6 +55,9 @@ def read(folder: Path, from_lsn: Lsn, node_id: str, upto_lsn: Lsn | None = None)
     last_lsn = before = None
     for segment in segments[begun:]:
         before = _header(segment, node_id, before, last_lsn)
+        if last_lsn is not None:
+            # A segment may begin above it, behind records that were given up, and hold none itself.
+            last_lsn = Lsn(segment.base_lsn - 1)
         for batch in batches(segment, node_id, from_lsn):
             for record in records_of(batch.body, segment.epoch, node_id):
                 if record.lsn >= from_lsn:

@@ -68,6 +68,13 @@ def test_a_missing_segment_is_not_skipped(tmp_path: Path) -> None:
         list(read(tmp_path, 1, NODE))
 
 
+def test_a_segment_without_records_behind_records_that_were_given_up_is_read_past(tmp_path: Path) -> None:
+    naive_segment(tmp_path, [[1, 2]])
+    naive_segment(tmp_path, [], base_lsn=10, epoch=2, previous_lsn=2)
+    naive_segment(tmp_path, [[10, 11]], base_lsn=10, epoch=3, previous_lsn=9)
+    assert [record.lsn for record in read(tmp_path, 1, NODE)] == [1, 2, 10, 11]
+
+
 def test_the_log_of_another_node_is_refused(tmp_path: Path) -> None:
     three_segments(tmp_path)
     with pytest.raises(WalCorruptError, match="belongs to node"):
