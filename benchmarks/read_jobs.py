@@ -137,7 +137,7 @@ READ = Row(
 LIST = Row(
     "list_jobs",
     "requests/CPU-s",
-    0.22,
+    0.19,
     "GET /v1/jobs of one status, pages of 100 of 100,000 jobs, 64 connections, each entry recomputed, against etcd, "
     "one member: a range read of 100 keys through its JSON gateway, with an answer as long; processor time, "
     "PostgreSQL's included",
