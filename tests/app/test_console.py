@@ -20,6 +20,7 @@ from app.http.problems import KINDS as PROBLEM_KINDS
 from app.node.found_breaks import DAMAGED
 from app.pages import read_folder
 from app.pages.verify_page import verify_page
+from app.store.idempotency import KEY_ROW
 from ledger.machines.events import EVENTS_BY_ACTION, JOB_EVENTS
 from ledger.machines.jobs import STATUSES
 from ledger.verification import ASPECTS, KINDS
@@ -42,6 +43,7 @@ FALSIFY = (
 )
 MEND = FALSIFY.replace("'disk full', 'no fault'", "'no fault', 'disk full'")
 SCRIPTS = {name: file.content.decode() for name, file in read_folder("console").items() if name.endswith(".js")}
+ALERTS = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"
 OF_VERIFY = {name: file.content.decode() for name, file in read_folder("verify").items() if name.endswith(".js")}
 
 
@@ -383,6 +385,33 @@ def test_a_falsified_row_is_named_with_what_it_should_be_and_what_to_do(console:
     expect(console.go("").get_by_role("heading", name="Everything holds")).to_be_visible()
 
 
+def test_a_row_beside_the_chain_that_is_false_is_told_though_the_chain_holds(
+    console: Console, superuser_url: str
+) -> None:
+    def change(by: int) -> None:
+        statement = f"UPDATE scheduler.idempotency SET seq = seq + {by} WHERE key = 'beside'"
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, execute(superuser_url, statement)).result()
+
+    def send() -> int:
+        body = {**job("other", "beside"), "durability": "GLOBAL"}
+        return int(console.api.post("/v1/jobs", json=body, headers={"Idempotency-Key": "beside"}).status_code)
+
+    assert send() == 201
+    change(-1)
+    assert send() == 409
+    for heading in ("The chain holds, and a table beside it does not", "The chain holds"):
+        page = console.go("verify/other")
+        page.get_by_role("button", name="Verify", exact=True).click()
+        expect(page.get_by_role("heading", name=heading, exact=True)).to_be_visible()
+        if heading != "The chain holds":
+            expect(page.get_by_text("The table of Idempotency-Keys, which is no part")).to_be_visible()
+            change(1)
+    seen = console.api.post("/v1/chain/acknowledge", json={"tenant_id": "other", "reason": "changed on purpose"})
+    assert seen.status_code == 200
+    expect(console.go("").get_by_role("heading", name="Everything holds")).to_be_visible()
+
+
 def test_a_range_is_verified_and_says_what_that_leaves_open(console: Console) -> None:
     page = console.go("verify/other")
     page.get_by_label("From entry").fill("2")
@@ -512,7 +541,12 @@ def names_in(script: str, constant: str, scripts: Mapping[str, str] = SCRIPTS) -
 def test_there_is_something_to_do_about_every_check_and_words_for_every_break(console: Console) -> None:
     checks = console.api.get("/readyz").json()["checks"].keys()
     assert checks <= names_in("advice.js", "CHECKS")
-    assert names_in("advice.js", "BREAKS") == {*KINDS, DAMAGED}
+    assert names_in("advice.js", "BREAKS") == {*KINDS, DAMAGED, KEY_ROW}
+    alert = re.search(r'readyz_check_failing\{check=~"([a-z|]+)"\} > 0\n +for: 1m', ALERTS.read_text())
+    stopping = re.search(r"const STOPPING = new Set\(\[(.*?)\]\);", SCRIPTS["advice.js"])
+    assert alert is not None
+    assert stopping is not None
+    assert set(re.findall("[a-z]+", stopping[1])) == {"accepting", "writer", *alert[1].split("|")}
     assert names_in("advice.js", "VERDICTS") == set(ASPECTS)
     runbook = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text()
     assert set(re.findall("^### ([a-z_]+)$", runbook, re.MULTILINE)) == names_in("advice.js", "CHECKS")

@@ -36,7 +36,7 @@ export const CHECKS = {
   ],
   signing: [
     "Signing",
-    "Nothing is signed now. Events are taken and chained; signatures follow when the signer is back. Look at the key file, or at the KMS that signing.key_uri names; at what keeps PostgreSQL from storing checkpoints, where that is said.",
+    "Snapshots are not signed now. Events are taken and chained; signatures follow when the signer is back. Look at the key file, or at the KMS that signing.key_uri names; at what keeps PostgreSQL from storing checkpoints, where that is said.",
   ],
   admission: [
     "Admission",
@@ -117,7 +117,7 @@ export const CHECKS = {
 };
 
 /** Checks without which the node is not ready; the others are told of while it is. */
-export const STOPPING = new Set(["accepting", "writer", "database", "chaining", "backlog", "quorum", "checkpoints"]);
+export const STOPPING = new Set(["accepting", "writer", "database", "chaining", "backlog", "quorum", "system", "checkpoints"]);
 
 /** Of these, those without which it takes no event whatever its level. */
 export const NO_WRITES = new Set(["accepting", "writer", "backlog"]);
@@ -145,6 +145,7 @@ export const BREAKS = {
   tree: "The stored Merkle tree is not that of the entries.",
   projection: "The table of jobs, or what was decided, is not what the entries say.",
   rollback: "The chain is shorter than, or another than, a checkpoint that was kept outside.",
+  idempotency: "The table of Idempotency-Keys, which is no part of the chain, is not what the entries say.",
   damaged: "Stored rows contradict each other. Verify the tenant: that shows where.",
 };
 

@@ -89,7 +89,7 @@ async function run(ctx, name, from, to, button, result) {
       details(verdict),
     );
     const what = isWhole ? name : `${name} ${first}–${last}`;
-    document.title = `${verdict.valid ? "✓" : "✕"} ${what} · Tallystick`;
+    document.title = `${holds(verdict) ? "✓" : "✕"} ${what} · Tallystick`;
   } catch (error) {
     if (error.name !== "AbortError") ctx.fail(error, result);
   } finally {
@@ -140,20 +140,26 @@ function folded(parts) {
   }));
 }
 
+/** Whether the chain holds, and all beside it of which the node knows. */
+function holds(verdict) {
+  return verdict.valid && !verdict.not_mended?.length;
+}
+
 function saidOf(verdict, isWhole) {
+  if (verdict.valid && !holds(verdict)) return "The chain holds, and a table beside it does not";
   if (verdict.valid) return isWhole ? "The chain holds" : "What was verified holds";
   const first = verdict.first_break;
   return first ? `The chain is broken at entry ${count(first.seq)}` : "The chain does not hold";
 }
 
 function conclusion(name, verdict, isWhole) {
-  const kind = verdict.valid ? (isWhole ? "ok" : "warn") : "bad";
-  const first = verdict.first_break;
+  const kind = holds(verdict) ? (isWhole ? "ok" : "warn") : "bad";
+  const first = verdict.first_break ?? verdict.not_mended?.[0];
   const more = `${plural(verdict.entries_checked, "entry", "entries")} of ${name}, ${count(verdict.from_seq)} to ${count(verdict.to_seq)}, in ${(verdict.duration_ms / 1000).toFixed(2)} s.`;
   return h(
     "div",
     { class: `banner ${kind}`, role: "status" },
-    h("span", { class: "mark", "aria-hidden": "true" }, verdict.valid ? "✓" : "✕"),
+    h("span", { class: "mark", "aria-hidden": "true" }, holds(verdict) ? "✓" : "✕"),
     h("div", {}, h("h2", {}, saidOf(verdict, isWhole)), h("p", {}, first ? `${BREAKS[first.kind] ?? first.kind} ${more}` : more)),
   );
 }
