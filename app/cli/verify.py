@@ -50,7 +50,7 @@ def verify(
     to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None,
     acknowledge: Annotated[
         str | None,
-        typer.Option("--acknowledge", help="Record why what the node found needs no alarm.", metavar="REASON"),
+        typer.Option("--acknowledge", help="Record that somebody has seen what the node found.", metavar="REASON"),
     ] = None,
     state: State = None,
     no_state: NoState = False,
@@ -77,8 +77,9 @@ def verify(
     judged here, and what holds is held against the log.
 
     With --acknowledge the breaks of this tenant that the node has found, now
-    or earlier, are recorded in _system with your reason, and /readyz and the
-    alert tell of them no longer, unless they change.
+    or earlier, are recorded in _system with your reason. /readyz and the
+    alert report each until it is mended too: until a whole verification at
+    that node finds the chain valid.
 
     \b
     Examples:
