@@ -141,6 +141,12 @@ def test_the_image_asks_the_service_whether_it_is_ready(
     assert subprocess.run(asked, env=there, capture_output=True).returncode == 1
 
 
+def test_every_alert_is_in_the_runbook_by_its_name() -> None:
+    alerts = re.findall(r"- alert: (\w+)", (ROOT / "deploy/prometheus/alerts.yml").read_text())
+    table = (ROOT / "docs/runbook.md").read_text().partition("## Alerts by name")[2]
+    assert sorted(re.findall(r"`([A-Z][a-z]\w+)`", table)) == sorted(alerts)
+
+
 def test_every_check_that_can_fail_is_in_the_runbook_and_wakes_someone(
     postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
