@@ -103,7 +103,8 @@ def test_a_log_that_cannot_be_written_stops_nobody_and_what_was_lost_is_told(tmp
             structlog.get_logger().error(event)
         drain_logs()
     *_, first, second = map(json.loads, file.read_text().splitlines())
-    assert (first["event"], first["log_lines_lost"]) == ("written", 6)
+    # Those of this test; what others left behind in this process may have a word too.
+    assert (first["event"], first["log_lines_lost"] >= 6) == ("written", True)
     assert (second["event"], "log_lines_lost" in second) == ("written too", False)
 
 
@@ -129,8 +130,8 @@ def test_a_log_that_nobody_reads_holds_up_nobody_and_what_was_lost_is_told() -> 
             drain_logs(0.01)
     lines = [json.loads(each) for each in read.splitlines() if each.endswith(b"}")]
     written = [each["number"] for each in lines if each["event"] == "unread"]
-    assert written == list(range(len(written))), "the first ones, in order"
-    (lost,) = [each["log_lines_lost"] for each in lines if "log_lines_lost" in each]
+    assert written == sorted({*written}), "in order; the pipe makes room once, for some that come later"
+    lost = sum(each.get("log_lines_lost", 0) for each in lines)
     assert lost >= count - len(written) > 0, "those that were lost, and what was then lost behind them"
 
 
