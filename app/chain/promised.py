@@ -111,14 +111,12 @@ class Promised:
         machines = {}
         for tenant_id, head in heads.items():
             known = self._known.get(tenant_id)
-            if known is None or known.seq > head.seq:
+            is_judged = known is not None and known.seq <= head.seq
+            if known is None or not is_judged:
+                self._known.pop(tenant_id, None)
                 known = _Known()
-                await self._read(connection, tenant_id, known, head.seq)
-            elif known.seq < head.seq:
-                async for entry in store.entries(connection, self._check, tenant_id, known.seq, head.seq):
-                    self._fold(tenant_id, known.machine, entry, is_judged=True)
-                    known.seq = entry.seq
-                known.seq = head.seq
+            if known.seq < head.seq:
+                await self._read(connection, tenant_id, known, head.seq, is_judged=is_judged)
             self._known[tenant_id] = known
             self._known.move_to_end(tenant_id)
             machines[tenant_id] = Commitments(overlaid(known.machine.state))
@@ -136,15 +134,21 @@ class Promised:
         return machines
 
     async def _read(
-        self, connection: Connection, tenant_id: str, known: _Known, head_seq: int, entries_max: int | None = None
+        self,
+        connection: Connection,
+        tenant_id: str,
+        known: _Known,
+        head_seq: int,
+        entries_max: int | None = None,
+        *,
+        is_judged: bool = False,
     ) -> bool:
         """Take the entries behind ``known`` up to the head; False where there are more than ``entries_max``."""
-        self._known.pop(tenant_id, None)
         turn, taken = Turn(), 0
         async for entry in store.entries(connection, self._check, tenant_id, known.seq, head_seq):
             if taken == entries_max:
                 return False
-            self._fold(tenant_id, known.machine, entry)
+            self._fold(tenant_id, known.machine, entry, is_judged=is_judged)
             known.seq, taken = entry.seq, taken + 1
             if turn.is_over():
                 await turn.pause()
