@@ -20,10 +20,8 @@ from typing import Final, NamedTuple
 import orjson
 
 from app.store.following import FollowedEntry
-from app.store.idempotency import ENTRIES_READ, RETENTION_DAYS, KeyedEntry, NamedEntry
+from app.store.idempotency import ENTRIES_READ, RETENTION_DAYS, KeyedEntry
 from ledger import keyed
-from ledger.chain.record import IdempotencyKey
-from ledger.errors import LedgerError
 
 KEYED_MAX: Final = 50_000
 """Keyed entries that are remembered, some 200 bytes each; the oldest is evicted first."""
@@ -94,36 +92,6 @@ class KeyedEntries:
         self._places[digest] = _Place(seq, physical_ms)
         if len(self._places) > KEYED_MAX:
             self._places.popitem(last=False)
-
-
-def are_rows_whole(tenant_id: str, named: Iterable[NamedEntry], now_ms: int) -> bool:
-    """Whether each row names the entry that came with it, and each entry whose row must be in the table has one."""
-    for each in named:
-        said = _said_by(each)
-        if each.key is not None and said != _digest_of_row(tenant_id, each):
-            return False
-        if each.key is None and said is not None and (each.hlc_physical or 0) > now_ms - KEPT_MS:
-            return False
-    return True
-
-
-def _said_by(entry: NamedEntry) -> str | None:
-    """What an entry says of its key; None where it says nothing, or is none."""
-    if entry.job_id is None or entry.action is None or entry.payload is None:
-        return None
-    try:
-        event = keyed.kept_event(entry.job_id, entry.action, entry.payload)
-    except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return None if event is None else _digest_in(event.payload)
-
-
-def _digest_of_row(tenant_id: str, row: NamedEntry) -> str:
-    assert row.route is not None
-    assert row.key is not None
-    assert row.line is not None
-    assert row.body_digest is not None
-    return keyed.key_digest(tenant_id, IdempotencyKey(row.route, row.key, row.line, row.body_digest))
 
 
 def _digest_in(payload: object) -> str | None:

@@ -7,15 +7,16 @@ itself what its event is; where its private fields were encrypted, only type and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
 import orjson
 
 from app.background.turns import Turn
 from app.pending.backlog import Pending
+from app.pending.keyed_entries import KEPT_MS
 from app.pending.requests import LEDGER_ROUTE, Draft, Drafts, RequestKey, RequestName
-from app.store.idempotency import ChainedLine, key_row_error
+from app.store.idempotency import ChainedLine, NamedEntry, key_row_error
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import KeyRowError, KeyUnprovenError, LedgerError
@@ -114,11 +115,7 @@ def proven(line: ChainedLine, key: RequestKey) -> ChainedLine:
     Raises:
         KeyRowError: the entry came with another key.
     """
-    try:
-        event = keyed.kept_event(line.job_id, line.action, line.payload)
-        said = None if event is None else keyed.digest_in(orjson.loads(event.payload))
-    except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
-        return line
+    said = _said_by(line)
     if said is None:
         return line
     for body_digest in (line.body_digest, key.body_digest, key.other_digest):
@@ -126,6 +123,26 @@ def proven(line: ChainedLine, key: RequestKey) -> ChainedLine:
             return line._replace(body_digest=body_digest)
     what = f"names seq {line.seq}, whose entry came with another key or body than the row says"
     raise key_row_error(line.tenant_id, key.key, line.seq, what)
+
+
+def are_rows_whole(tenant_id: str, named: Iterable[NamedEntry], now_ms: int) -> bool:
+    """Whether each row names the entry that came with it, and each entry whose row must be in the table has one."""
+    for each in named:
+        said = _said_by(each)
+        if each.key is not None and said != keyed.key_digest(tenant_id, each.key):
+            return False
+        if each.key is None and said is not None and (each.hlc_physical or 0) > now_ms - KEPT_MS:
+            return False
+    return True
+
+
+def _said_by(entry: ChainedLine | NamedEntry) -> str | None:
+    """What an entry says of its key; None where it says nothing, or is none."""
+    try:
+        event = keyed.kept_event(entry.job_id, entry.action, entry.payload)
+        return None if event is None else keyed.digest_in(orjson.loads(event.payload))
+    except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def key_digest_of(tenant_id: str, key: RequestKey, line: int, body_digest: bytes) -> str:

@@ -18,7 +18,7 @@ import structlog
 from app.background.slots import Slots
 from app.node.found_breaks import DAMAGED, VERIFICATION
 from app.node.last_verified import NODE, LastVerified, Verified
-from app.pending.keyed_entries import are_rows_whole
+from app.pending.keyed_entry import are_rows_whole
 from app.read.checking import KeptProcesses, verified
 from app.read.verified_positions import Position, VerifiedPositions
 from app.store.chain_reader import consistent_reader

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from app.store.chaining import copied, dropped
 from app.store.rows import fetch_as
 from ledger import keyed
+from ledger.chain.record import IdempotencyKey
 from ledger.errors import KeyRowError
 from ledger.positions import Epoch, Lsn
 from ledger.verification.verdict import Break
@@ -88,19 +89,17 @@ _STORED_COLUMNS = ("tenant_id", "route", "key", "line", "body_digest", "seq", "e
 class NamedEntry(NamedTuple):
     """An entry, where one stands at the seq, and a row that names it, where there is one."""
 
-    seq: int
     hlc_physical: int | None
-    job_id: str | None
-    action: str | None
-    payload: str | None
-    route: int | None
-    key: str | None
-    line: int | None
-    body_digest: bytes | None
+    job_id: str
+    """This, action and payload are None where no entry stands at the seq."""
+    action: str
+    payload: str
+    key: IdempotencyKey | None
+    """What the row says."""
 
 
-_NAMED = f"""
-SELECT seq, {", ".join(NamedEntry._fields[1:])}
+_NAMED = """
+SELECT hlc_physical, job_id, action, payload, route, key, line, body_digest
   FROM unnest($2::bigint[]) AS wanted(seq)
   LEFT JOIN (SELECT * FROM scheduler.scheduler_log WHERE tenant_id = $1) AS l USING (seq)
   LEFT JOIN (SELECT seq, route, key, line, body_digest FROM scheduler.idempotency WHERE tenant_id = $1) AS i USING (seq)
@@ -116,7 +115,8 @@ def key_row_error(tenant_id: str, key: str, seq: int, what: str, meanwhile: str 
 
 async def named_entries(connection: Connection, tenant_id: str, seqs: Sequence[int]) -> list[NamedEntry]:
     """The entries of the tenant at ``seqs``, each with every row that names it. Reads all rows of the tenant."""
-    return await fetch_as(connection, NamedEntry, _NAMED, tenant_id, seqs)
+    rows = await connection.fetch(_NAMED, tenant_id, seqs)
+    return [NamedEntry._make((*row[:4], None if row["key"] is None else IdempotencyKey(*row[4:]))) for row in rows]
 
 
 async def find_lines(connection: Connection, tenant_ids: Sequence[str], route: int, key: str) -> list[ChainedLine]:
