@@ -39,8 +39,8 @@ run: $(RUNTIME)
 pipeline: $(CLASSES)
 
 # What is in C is tested, too: where the environment is older than the compiler, or than the sources, it is built now.
-$(NATIVE): $(RUNTIME) $(wildcard app/node/*.c ledger/*.[ch] wal/*.[ch]) | debian-tools
-	@[ ! -e $@ ] && $(BIN)/python -c 'import app.node._native, ledger._native, wal._native' 2>/dev/null || $(SELF)
+$(NATIVE): $(RUNTIME) $(wildcard app/runtime/state/*.c ledger/*.[ch] wal/*.[ch]) | debian-tools
+	@[ ! -e $@ ] && $(BIN)/python -c 'import app.runtime.state._native, ledger._native, wal._native' 2>/dev/null || $(SELF)
 	@touch $@
 
 # Six at once on two cores: much of a test is waiting for a disk, a process or a deadline. Files go out as
@@ -113,7 +113,7 @@ $(BIN)/python:
 	  { echo "Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(RUNTIME): requirements.lock pyproject.toml hatch_build.py app/node/_native.c ledger/_entry_form.h ledger/_native.c ledger/_native.h wal/_native.c wal/_shipping.h wal/_stream.h | $(BIN)/python
+$(RUNTIME): requirements.lock pyproject.toml hatch_build.py app/runtime/state/_native.c ledger/_entry_form.h ledger/_native.c ledger/_native.h wal/_native.c wal/_shipping.h wal/_stream.h | $(BIN)/python
 	@echo "Installing what the service needs into $(VENV) ..."
 	@$(PIP) install --require-hashes -r requirements.lock
 	@$(SELF)

@@ -9,7 +9,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 
 BUILT_IN = "build/native"
-IN_C = ("app/node", "ledger", "wal")
+IN_C = ("app/runtime/state", "ledger", "wal")
 """Folders of packages with a module ``_native``."""
 
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import asyncpg
 import uvloop
 
-from app.bundle.export import BundleExporter
-from app.bundle.verify import verify_file
-from app.node.state import Node
+from app.runtime.state.node import Node
+from app.share.bundle.export import BundleExporter
+from app.share.bundle.verify import verify_file
 from benchmarks.apart import apart
 from benchmarks.bench import Bench, Database, wait_for
 from benchmarks.chains import build_chain

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import asyncpg
 import uvloop
 
-from app.bundle.importer import BundleImporter
-from app.bundle.staging import StagedFile
-from app.metrics import Metrics
-from app.node.state import Node
+from app.runtime.metrics import Metrics
+from app.runtime.state.node import Node
+from app.share.bundle.importer import BundleImporter
+from app.share.bundle.staging import StagedFile
 from app.store import chaining
 from benchmarks.apart import apart
 from benchmarks.bench import Bench

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from app.node.session import unverified
+from app.runtime.state.session import unverified
 from benchmarks.apart import apart
 from benchmarks.bench import Bench, expect_fsyncs, wait_for
 from benchmarks.copied_rows import SEED_COLUMNS, copy, count_rows, read_back

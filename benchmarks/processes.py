@@ -84,7 +84,7 @@ def tally_serve(database_url: str, data_dir: Path, settings: Mapping[str, str] |
     """The base URL of ``tally serve`` with every setting at its default but where database, data and port are, and
     ``settings``."""
     environment = {"TALLY_DATABASE_URL": database_url, "TALLY_DATA_DIR": str(data_dir), "TALLY_PORT": "0"}
-    with served("app.cli serve", {**environment, **(settings or {})}) as url:
+    with served("cli serve", {**environment, **(settings or {})}) as url:
         yield url
 
 
@@ -94,7 +94,7 @@ def safekeepers(folder: Path) -> Iterator[list[str]]:
     with ExitStack() as stack:
         addresses = []
         for number in range(SAFEKEEPERS):
-            command = [sys.executable, "-m", "app.cli", "safekeeper", "serve", "--listen", "127.0.0.1:0"]
+            command = [sys.executable, "-m", "cli", "safekeeper", "serve", "--listen", "127.0.0.1:0"]
             process = stack.enter_context(
                 subprocess.Popen(
                     [*command, "--dir", str(folder / f"keeper-{number}")], cwd=_HERE, stderr=subprocess.PIPE, text=True

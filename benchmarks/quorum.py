@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from app.node.state import Watermark
+from app.runtime.state.node import Watermark
 from benchmarks.bench import Bench
 from benchmarks.processes import safekeepers
 from benchmarks.row import Outcome, Row, expect, interleave

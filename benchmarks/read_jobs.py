@@ -99,7 +99,7 @@ def _service(bench: Bench, kind: _Kind) -> Iterator[Compared]:
         def check(_: Load) -> str:
             return wait_for(check_service(url, {TENANT: JOBS}))
 
-        processes = [*children_with("app.cli"), bench.postgres_pid()]
+        processes = [*children_with("cli"), bench.postgres_pid()]
         yield Compared(
             "ours", Side(url, partial(_requests, kind), status=200), check, taken_s=partial(taken_s, processes)
         )

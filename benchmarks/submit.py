@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from app.access import tokens
-from app.node.kept_tokens import FIRST_TOKEN, FirstToken
+from app.runtime.state.kept_tokens import FIRST_TOKEN, FirstToken
+from app.trust.access import tokens
 from benchmarks.bench import Bench, expect_fsyncs, wait_for
 from benchmarks.copied_rows import count_rows
 from benchmarks.events import job_requests

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import uvloop
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
-from app.node.state import Watermark
+from app.runtime.state.node import Watermark
 from benchmarks.bench import Bench
 from benchmarks.row import Outcome, Row, expect, interleave
 from benchmarks.service_process import as_in_the_service

@@ -3,7 +3,7 @@
  *
  * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.chain, ledger.merkle,
  * ledger.canonical, ledger.chain.form, ledger.chain.record, ledger.verification.entry_check, app.store.growth,
- * app.pending.backlog; for the lines of events, app.http.requests with app.pending.event_lines; for COPY, the driver.
+ * app.write.pending.backlog; for the lines of events, app.edge.forms.requests with app.write.pending.event_lines; for COPY, the driver.
  * A function here answers what its twin answers, byte for byte, or None, and then the twin is asked: so it may give up
  * on whatever is unusual, and need not name what is wrong.
  *
@@ -692,7 +692,7 @@ static PyObject *copy_rows(PyObject *Py_UNUSED(module), PyObject *const *args, P
     return answer_of(found, found != NULL);
 }
 
-/* --- what waits to be chained: app.pending.backlog ---------------------------------------------------------------- */
+/* --- what waits to be chained: app.write.pending.backlog ---------------------------------------------------------------- */
 
 typedef struct {
     PyObject *tenant; /* borrowed: ``places`` holds it */
@@ -752,7 +752,7 @@ static PyObject *tallied(PyObject *Py_UNUSED(module), PyObject *events)
     return answer_of(found, found != NULL);
 }
 
-/* --- lines of events: app.pending.event_lines -------------------------------------------------------------------- */
+/* --- lines of events: app.write.pending.event_lines -------------------------------------------------------------------- */
 
 #define DEPTH_MAX 32
 #define MEMBERS_MAX 64

@@ -342,7 +342,7 @@ class ChainDamagedError(LedgerError):
     """Stored rows of one tenant are not what they must be: what hangs on them is neither extended nor shown.
 
     Every other tenant goes on. ``found`` is the break where its place is known; the node reports it, whatever it was
-    doing (``app.node.found_breaks``). A restart of the node is needed only where the tenant is quarantined.
+    doing (``app.runtime.state.found_breaks``). A restart of the node is needed only where the tenant is quarantined.
     """
 
     damaged = "the chain"

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.forked import Forked, run_forked
 
-COLD = (sys.executable, "-m", "app.cli")
+COLD = (sys.executable, "-m", "cli")
 """``tally`` that imports by itself."""
 IMPORTED = "from tests.tally import import_all; import_all()"
 """What has run where ``tally`` is forked from; it serves other programs that use the service as well."""
@@ -23,7 +23,7 @@ IMPORTED = "from tests.tally import import_all; import_all()"
 _LAZY = (
     "alembic.command",
     "app.dev.embedded",
-    "app.serving",
+    "app.node.serving",
     "app.store.migrate",
     "asyncpg",
     "certifi",
@@ -60,7 +60,7 @@ def bare_environment() -> dict[str, str]:
 
 def import_all() -> None:
     """Import what commands are, and what they import."""
-    from app.cli import Commands
+    from cli import Commands
 
     for name in (*(entry.module for entry in Commands.ENTRY_POINTS.values()), *_LAZY):
         importlib.import_module(name)

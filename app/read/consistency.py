@@ -37,8 +37,8 @@ from ledger.hlc import Hlc
 from ledger.positions import Epoch
 
 if TYPE_CHECKING:
-    from app.node.session import Token
-    from app.node.state import Node
+    from app.runtime.state.node import Node
+    from app.runtime.state.session import Token
     from app.store.reading import Pool
 
 POLL_FIRST_S = 0.005

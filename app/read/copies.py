@@ -18,9 +18,9 @@ from ledger.errors import (
 from ledger.positions import Epoch
 
 if TYPE_CHECKING:
-    from app.node.session import Token
-    from app.node.state import Node
     from app.read.consistency import Consistency
+    from app.runtime.state.node import Node
+    from app.runtime.state.session import Token
     from app.store import Connection
     from app.store.reading import Pool
 

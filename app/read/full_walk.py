@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 import structlog
 
-from app.background.paced import paced
-from app.node.found_breaks import DAMAGED
-from app.node.kept_file import KeptFile
-from app.node.last_verified import WALK, Verified
+from app.runtime.state.found_breaks import DAMAGED
+from app.runtime.state.kept_file import KeptFile
+from app.runtime.state.last_verified import WALK, Verified
+from app.runtime.tasks.paced import paced
 from app.store.chain_reads import list_tenants
 from app.store.reading import reading
 from app.store.watching import read_end, read_next

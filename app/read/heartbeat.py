@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from app.store.faults import DATABASE_FAULTS
+from app.runtime.database_faults import DATABASE_FAULTS
 from app.store.node import beat
 from app.store.reading import reading
 from ledger.errors import DatabaseUnavailableError

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 import structlog
 
-from app.background.paced import paced
 from app.read.folded_jobs import FoldedJobs
+from app.runtime.tasks.paced import paced
 from app.store import job_table
 from app.store.chain_reads import list_tenants
 from app.store.reading import reading

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from app.answers.chain import ConsistencyProofAnswer, InclusionAnswer
+from app.runtime.answers.chain import ConsistencyProofAnswer, InclusionAnswer
 from app.store import chain_reads
 from app.store.notary import read_tiles
 from app.store.reading import reading

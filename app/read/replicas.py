@@ -27,9 +27,9 @@ import structlog
 
 from app.read.consistency import POLL_FIRST_S, POLL_LONGEST_S, Promise, UnfitError
 from app.read.heartbeat import INTERVAL_S, Heartbeat
+from app.runtime.database_faults import DATABASE_FAULTS, text_of
 from app.store import node as node_store
 from app.store import sessions
-from app.store.faults import DATABASE_FAULTS, text_of
 from app.store.node_connection import PLANNED_ONCE
 from app.store.reading import READ_TIMEOUT_S, reading
 from ledger.errors import DatabaseUnavailableError

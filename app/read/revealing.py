@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 import structlog
 
-from app.privacy.knowledge import PrivacyKnowledge
 from app.store.reads import EventRow
 from app.store.rows import json_in
+from app.trust.privacy.knowledge import PrivacyKnowledge
 from ledger import private_fields
 from ledger.errors import DatabaseUnavailableError, PrivateValueError
 from ledger.machines.events import ACTOR

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 
-from app.background.slots import Slots
-from app.node.found_breaks import DAMAGED, VERIFICATION
-from app.node.last_verified import NODE, LastVerified, Verified
-from app.pending.keyed_entry import are_rows_whole
 from app.read.checking import KeptProcesses, verified
 from app.read.verified_positions import Position, VerifiedPositions
+from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.state.found_breaks import DAMAGED, VERIFICATION
+from app.runtime.state.last_verified import NODE, LastVerified, Verified
+from app.runtime.tasks.slots import Slots
 from app.store.chain_reader import consistent_reader
 from app.store.chain_reads import list_tenants
-from app.store.faults import DATABASE_FAULTS
-from app.store.idempotency import KEY_ROW, named_entries
+from app.store.idempotency import KEY_ROW, NamedEntry, named_entries
 from app.store.reading import reading
 from ledger.errors import DatabaseUnavailableError, LedgerError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
@@ -35,8 +34,8 @@ from signing.snapshot import OpenedSnapshot, open_snapshot
 if TYPE_CHECKING:
     import asyncpg
 
-    from app.metrics import Metrics
-    from app.node.found_breaks import FoundBreaks
+    from app.runtime.metrics import Metrics
+    from app.runtime.state.found_breaks import FoundBreaks
     from app.store.chain_reader import PostgresChainReader
     from signing.keys import Keyring
 
@@ -68,6 +67,10 @@ class Verification(NamedTuple):
         return self.verdict.to_json(self.duration_ms)
 
 
+KeyRowsCheck = Callable[[str, Sequence[NamedEntry], int], bool]
+"""Whether the rows of keys of a tenant prove themselves by the entries that they name, at a time in ms."""
+
+
 class ChainVerifier:
     """Verifies the chains of one database for one node."""
 
@@ -84,7 +87,9 @@ class ChainVerifier:
         breaks: FoundBreaks,
         last_verified: LastVerified,
         metrics: Metrics,
+        are_key_rows_whole: KeyRowsCheck,
     ) -> None:
+        self._are_key_rows_whole = are_key_rows_whole
         self._pool = pool
         self._database_url = database_url
         self._keyring = keyring
@@ -274,7 +279,7 @@ class ChainVerifier:
             return
         async with reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection:
             named = await named_entries(connection, tenant_id, seqs)
-        if are_rows_whole(tenant_id, named, int(time.time() * 1000)):
+        if self._are_key_rows_whole(tenant_id, named, int(time.time() * 1000)):
             self._breaks.mended(tenant_id, kinds=(KEY_ROW,))
 
     async def judge_commitments(self, tenant_id: str) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 import structlog
 
-from app.node.kept_file import KeptFile
+from app.runtime.state.kept_file import KeptFile
 from ledger.errors import StartRefusedError
 
 FILE_NAME = "verified.json"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import asyncpg
 
+from app.runtime.database_faults import is_of_a_value
 from app.store import sessions
-from app.store.faults import is_of_a_value
 from app.store.log_rows import LOG_COLUMNS, LogRows, Row
 from app.store.rows import fetch_one_as
 from ledger.errors import ChainDamagedError

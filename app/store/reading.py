@@ -14,8 +14,8 @@ from typing import TypeAlias
 import asyncpg
 import structlog
 
+from app.runtime.database_faults import DATABASE_FAULTS, is_of_a_value, text_of
 from app.store import Connection
-from app.store.faults import DATABASE_FAULTS, is_of_a_value, text_of
 from ledger.errors import DatabaseUnavailableError
 
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"

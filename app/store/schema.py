@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 import app
+from app.runtime.database_faults import DATABASE_FAULTS
 from app.store import sessions
-from app.store.faults import DATABASE_FAULTS
 from ledger.errors import StartRefusedError
 
 if TYPE_CHECKING:

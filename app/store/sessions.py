@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from app.postgres_address import RELIED_UPON, parse_address
+from app.runtime.settings.postgres_address import RELIED_UPON, parse_address
 from app.store.node_connection import CONNECT_TIMEOUT_S, NodeConnection
 from ledger.errors import StartRefusedError
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from app.config import Settings
-from app.service import Service
+from app.node.service import Service
+from app.runtime.settings.config import Settings
 from signing import key_statement
 from signing.key_file import FileSigner
 from tests.app.chains import until

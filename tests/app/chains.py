@@ -12,8 +12,8 @@ from typing import Any
 
 import asyncpg
 
-from app.config import Settings
-from app.service import Service
+from app.node.service import Service
+from app.runtime.settings.config import Settings
 from ledger import chain
 from ledger.hlc import Hlc
 from ledger.machines import jobs

@@ -11,11 +11,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.config import Settings, load_settings
 from app.dev.embedded import EmbeddedPostgres
-from app.http.listener import listening
-from app.main import running
-from app.service import Service
+from app.edge.connection.listener import listening
+from app.node.service import Service
+from app.node.wiring import running
+from app.runtime.settings.config import Settings, load_settings
 from tests.app.chains import Chains
 from tests.app.client import Client
 from tests.app.oidc_issuer import Checked, Issuer, issuing
@@ -38,7 +38,7 @@ _tenants = itertools.count(1)
 def few_connections() -> Iterator[None]:
     """A node in this process takes no more connections than a test needs: each is a process, of 5 ms at the least."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("app.main.POOL_CONNECTIONS_MAX", CONNECTIONS_MAX)
+        patched.setattr("app.node.wiring.POOL_CONNECTIONS_MAX", CONNECTIONS_MAX)
         yield
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect
 
-from app.access import tokens
 from app.dev.embedded import EmbeddedPostgres
-from app.node.kept_tokens import FIRST_TOKEN, FirstToken
+from app.runtime.state.kept_tokens import FIRST_TOKEN, FirstToken
+from app.trust.access import tokens
 from tests.app.service_thread import serving
 from tests.browser import browsing, violations
 

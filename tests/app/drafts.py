@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from app.pending.requests import Draft, RequestKey
+from app.write.pending.requests import Draft, RequestKey
 from ledger.machines.events import JOB_EVENTS, Durability
 
 LOCAL = Durability.LOCAL

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from app.intake.answers import Deadlines
-from app.service import Service
+from app.node.service import Service
+from app.write.intake.answers import Deadlines
 
 
 @contextmanager

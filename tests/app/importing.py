@@ -12,11 +12,11 @@ from typing import Any
 
 import asyncpg
 
-from app.bundle.importer import BundleImporter, Imported
-from app.bundle.staging import StagedFile
 from app.dev.embedded import EmbeddedPostgres
-from app.metrics import Metrics
-from app.node.state import Node
+from app.runtime.metrics import Metrics
+from app.runtime.state.node import Node
+from app.share.bundle.importer import BundleImporter, Imported
+from app.share.bundle.staging import StagedFile
 from app.store import chaining
 from ledger.hlc import Clock
 from ledger.machines import jobs

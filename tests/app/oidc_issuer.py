@@ -27,10 +27,10 @@ from cryptography.x509.oid import NameOID
 from joserfc import jws
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
-from app.access.auth_settings import OidcSettings
-from app.access.issuer_keys import IssuerKeys
-from app.access.oidc import OidcIssuer
-from app.access.principals import Principal
+from app.runtime.principals import Principal
+from app.runtime.settings.auth import OidcSettings
+from app.trust.access.issuer_keys import IssuerKeys
+from app.trust.access.oidc import OidcIssuer
 from ledger.errors import UnauthenticatedError
 
 AUDIENCE = "tallystick"

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from app.access import tokens
-from app.config import Settings
-from app.http.listener import listening
-from app.main import running
-from app.node.kept_tokens import FIRST_TOKEN, FirstToken
-from app.parts import Parts
+from app.edge.connection.listener import listening
+from app.edge.parts import Parts
+from app.node.wiring import running
+from app.runtime.settings.config import Settings
+from app.runtime.state.kept_tokens import FIRST_TOKEN, FirstToken
+from app.trust.access import tokens
 from tests.app.client import Client
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import structlog
 
-from app.config import load_settings
 from app.dev.embedded import DATABASE, EmbeddedPostgres
-from app.http.listener import listening
-from app.main import running
+from app.edge.connection.listener import listening
+from app.node.wiring import running
+from app.runtime.settings.config import load_settings
 from tests.conftest import copy_of, execute
 
 

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
-from app.config import Settings
-from app.http.listener import listening
-from app.main import running
-from app.parts import Parts
-from app.service import Service
+from app.edge.connection.listener import listening
+from app.edge.parts import Parts
+from app.node.service import Service
+from app.node.wiring import running
+from app.runtime.settings.config import Settings
 from tests.app.chains import Chains
 from tests.conftest import Database, connected_to
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from app.chain import checkpoints
-from app.chain.checkpoints import CheckpointJournal
-from app.config import Settings
-from app.service import Service
+from app.node.service import Service
+from app.runtime.settings.config import Settings
+from app.write.followers import checkpoints
+from app.write.followers.checkpoints import CheckpointJournal
 from ledger.errors import LedgerError
 from tests.app.conftest import RunNode
 from tests.app.drafts import created

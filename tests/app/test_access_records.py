@@ -11,9 +11,9 @@ import asyncpg
 import httpx
 import pytest
 
-from app.access import access_log
-from app.access.access_log import AccessLog
-from app.intake import access_records
+from app.trust.access import access_log
+from app.trust.access.access_log import AccessLog
+from app.write.intake import access_records
 from ledger.errors import ChainDamagedError, NotReadyError
 from ledger.machines.events import SystemAction
 from tests.app.chains import Chains, until

@@ -35,7 +35,7 @@ async def test_in_a_clean_checkout_the_documented_revision_is_a_file_and_its_sql
     tmp_path: Path, database: Database, superuser: asyncpg.Connection
 ) -> None:
     # And what Python has made of it, which takes a second to be made again.
-    for folder in ("app", "ledger", "migrations", "signing", "terminal", "wal"):
+    for folder in ("app", "cli", "ledger", "migrations", "signing", "terminal", "wal"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "alembic.ini", tmp_path)
 

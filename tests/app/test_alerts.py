@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from app.cli.safekeeper_metrics import KeeperMetrics
-from app.metrics import Metrics
-from app.node.state import Node
-from app.service import Service
+from app.node.service import Service
+from app.runtime.metrics import Metrics
+from app.runtime.state.node import Node
+from cli.safekeeper_metrics import KeeperMetrics
 from ledger.errors import ClockSkewError, FencedError
 from ledger.hlc import Clock, Hlc
 from ledger.positions import Epoch

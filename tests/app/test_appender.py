@@ -14,11 +14,11 @@ import asyncpg
 import httpx
 import pytest
 
-from app.main import running
-from app.pending.event_lines import EventLines
-from app.pending.requests import Receipt
-from app.readiness import readiness_checks
-from app.service import Service
+from app.node.readiness import readiness_checks
+from app.node.service import Service
+from app.node.wiring import running
+from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import Receipt
 from ledger import canonical
 from ledger.errors import DatabaseWentBackError, EventRefusedError, FencedError, LedgerError
 from ledger.hlc import Hlc
@@ -115,7 +115,7 @@ async def test_while_postgres_stalls_local_writes_go_on_and_nothing_is_said_to_b
 async def test_a_batch_that_postgres_does_not_take_makes_the_node_not_ready(
     behind_proxy: Service, proxy: PostgresProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chain.appender.OVERDUE_S", 0.2)
+    monkeypatch.setattr("app.write.chain.appender.OVERDUE_S", 0.2)
     chaining_fault = readiness_checks(behind_proxy)["chaining"]
     await behind_proxy.submitter.submit(created("acme", 0), key=None)
     proxy.stall()
@@ -129,7 +129,7 @@ async def test_a_batch_that_postgres_does_not_take_makes_the_node_not_ready(
 async def test_a_stalled_connection_is_given_up_and_the_batch_goes_another_way(
     run_node: RunNode, proxy: PostgresProxy, chains: Chains, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.STATEMENT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("app.node.service.STATEMENT_TIMEOUT_S", 0.2)
     async with run_node(url=proxy.url) as service:
         await service.submitter.submit(created("acme", 0), key=None)
         proxy.stall()

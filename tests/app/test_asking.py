@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import asking, bounded_transport
-from app.asking import NoAnswerError, client_of, read_answer, stream_answer
+from app.runtime.outgoing import asking, bounded_transport
+from app.runtime.outgoing.asking import NoAnswerError, client_of, read_answer, stream_answer
+from app.share.webhooks.messages import message_of
+from app.share.webhooks.names import Names
+from app.share.webhooks.sending import Outcome, attempt
 from app.store.webhooks import Webhook
-from app.webhooks.messages import message_of
-from app.webhooks.names import Names
-from app.webhooks.sending import Outcome, attempt
 from tallystick_client.core import _seconds
 from tests.app.test_webhooks import ENTRY
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.pending import backlog as backlog_module
-from app.pending.backlog import BYTES_AROUND_PAYLOAD, Backlog, Pending, record_bytes_of
+from app.write.pending import backlog as backlog_module
+from app.write.pending.backlog import BYTES_AROUND_PAYLOAD, Backlog, Pending, record_bytes_of
 from ledger import native
 from ledger.errors import RequestTooLargeError, WalFullError
 from ledger.hlc import Hlc

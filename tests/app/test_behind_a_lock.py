@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import asyncpg
 import pytest
 
-from app.chain.appender import Appender
-from app.pending.backlog import Pending
-from app.pending.event_lines import EventLines
-from app.pending.linking import LinkedBatch
+from app.write.chain.appender import Appender
+from app.write.pending.backlog import Pending
+from app.write.pending.event_lines import EventLines
+from app.write.pending.linking import LinkedBatch
 from ledger.errors import DurabilityTimeoutError, IdempotencyReusedError, JobEndedError
 from tests.app.chains import Chains, followed, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
@@ -23,7 +23,7 @@ from tests.conftest import Database
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.store.chaining.LOCK_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("app.chain.followers.LOOK_INTERVAL_S", 0.1)
+    monkeypatch.setattr("app.write.followers.followers.LOOK_INTERVAL_S", 0.1)
 
 
 async def test_an_end_that_waits_is_not_forgotten_for_older_entries_that_are_followed(

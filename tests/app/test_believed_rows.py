@@ -30,7 +30,13 @@ from tests.app.test_commitments import free, placement, propose
 from tests.app.test_damaged_rows import assert_damage_told
 from tests.conftest import Database, connected_to
 
-LIMITED = ("app.store.job_table", "app.store.large_jobs", "app.read.folded_jobs", "app.store.edge", "app.watch.tail")
+LIMITED = (
+    "app.store.job_table",
+    "app.store.large_jobs",
+    "app.read.folded_jobs",
+    "app.store.edge",
+    "app.share.watch.tail",
+)
 """Modules that know how many entries of a job are read at once."""
 FORGED = '{"error":"a forged one","failed_dc":"dc1","fence_token":1,"type":"JobFailed"}'
 
@@ -107,7 +113,7 @@ class SharedLedger(Ledger):
 async def shared(make_shared_settings: MakeSettings, shared_database: Database) -> AsyncIterator[Shared]:
     with pytest.MonkeyPatch.context() as patched:
         # A node whose watch meets a signed row that was replaced stops.
-        patched.setattr("app.chain.ledger_watch.ROUND_INTERVAL_S", 3600.0)
+        patched.setattr("app.write.followers.ledger_watch.ROUND_INTERVAL_S", 3600.0)
         async with sharing(make_shared_settings(), shared_database) as shared:
             yield shared
 

@@ -14,7 +14,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.node.found_breaks import FoundBreaks
+from app.runtime.state.found_breaks import FoundBreaks
 from ledger.errors import BundleInvalidError, ChainDamagedError, HeldBackError
 from ledger.verification.verdict import Break
 from signing.bundle.reader import BundleReader

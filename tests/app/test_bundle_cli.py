@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.bundle.counting import ACTORS_MAX
+from app.share.bundle.counting import ACTORS_MAX
 from ledger import canonical
 from ledger.chain.form import TYPE_OF_ACTION
 from ledger.hlc import Hlc
@@ -47,7 +47,7 @@ def test_it_needs_no_database_package(keys: str, tmp_path: Path) -> None:
     script = f"""
         import sys
         sys.argv = ["tally", "verify-bundle", {str(path)!r}, "--keys", {keys!r}]
-        from app.cli import main
+        from cli import main
         try:
             main()
         except SystemExit as ended:

@@ -17,8 +17,8 @@ import asyncpg
 import httpx
 import pytest
 
-from app.bundle.verify import verify_file
 from app.dev.embedded import EmbeddedPostgres
+from app.share.bundle.verify import verify_file
 from signing.bundle import writer
 from signing.bundle.judging import BundleVerdict
 from signing.bundle.reader import BundleReader

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.bundle.from_wal import export_from_wal, survey
-from app.bundle.verify import verify_file
 from app.dev.embedded import EmbeddedPostgres
+from app.share.bundle.from_wal import export_from_wal, survey
+from app.share.bundle.verify import verify_file
 from ledger.chain import record
 from ledger.chain.record import EventRecord, IdempotencyKey
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError

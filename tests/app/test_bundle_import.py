@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from app.bundle import sorting
-from app.bundle.staging import Upload
-from app.bundle.verify import verify_file
 from app.dev.embedded import EmbeddedPostgres
-from app.http.multipart import FRAMING_BYTES_MAX
+from app.edge.forms.multipart import FRAMING_BYTES_MAX
+from app.share.bundle import sorting
+from app.share.bundle.staging import Upload
+from app.share.bundle.verify import verify_file
 from ledger import canonical
 from ledger.bundle.format import PAYLOAD_BYTES_MAX
 from ledger.chain.form import ORIGIN_BYTES_MAX

@@ -12,9 +12,9 @@ import asyncpg
 import httpx
 import pytest
 
-from app.bundle.counting import counts_of
-from app.bundle.importer import Imported
 from app.dev.embedded import EmbeddedPostgres
+from app.share.bundle.counting import counts_of
+from app.share.bundle.importer import Imported
 from ledger import canonical
 from ledger.chain.conflict import Event, conflict_hlc, held_event
 from ledger.errors import ClockSkewError, InvalidInputError
@@ -115,7 +115,7 @@ def test_sets_that_overlap_and_are_imported_at_once_give_every_event_once(
     postgres: EmbeddedPostgres, apart: tuple[list[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundles, keys = apart
-    monkeypatch.setattr("app.bundle.importer.ENTRIES_A_TRANSACTION", 5)
+    monkeypatch.setattr("app.share.bundle.importer.ENTRIES_A_TRANSACTION", 5)
 
     async def import_at_once(url: str) -> list[Imported]:
         async with asyncpg.create_pool(url, min_size=1, max_size=6) as pool:
@@ -142,7 +142,7 @@ SELECT EXISTS (SELECT FROM pg_stat_activity AS storing JOIN pg_stat_activity AS 
 def test_the_next_batch_is_looked_up_while_postgresql_stores_one(
     postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.bundle.importer.ENTRIES_A_TRANSACTION", 4)
+    monkeypatch.setattr("app.share.bundle.importer.ENTRIES_A_TRANSACTION", 4)
     path = store(tmp_path, bundle_of(build(12, snapshots_to=(12,))))
 
     async def import_held_at_the_first(database: Database) -> Imported:
@@ -184,7 +184,7 @@ def forked(seq: int, **changed: Any) -> Ledger:
 def test_two_events_with_one_hlc_are_both_kept_in_any_order_and_only_once(
     postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_transaction: int
 ) -> None:
-    monkeypatch.setattr("app.bundle.importer.ENTRIES_A_TRANSACTION", a_transaction)
+    monkeypatch.setattr("app.share.bundle.importer.ENTRIES_A_TRANSACTION", a_transaction)
     first = store(tmp_path, bundle_of(build(12, snapshots_to=(12,))), "a.tar")
     other = store(tmp_path, bundle_of(forked(9, fence_token=5)), "b.tar")
     third = store(tmp_path, bundle_of(forked(9, fence_token=6)), "c.tar")

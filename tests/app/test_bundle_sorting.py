@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.bundle import sorting
-from app.bundle.sorting import Sorter
-from app.bundle.staging import check_disk_room
+from app.share.bundle import sorting
+from app.share.bundle.sorting import Sorter
+from app.share.bundle.staging import check_disk_room
 from ledger.bundle.incoming import Incoming, MergeKey
 from ledger.errors import InvalidInputError, NotReadyError
 

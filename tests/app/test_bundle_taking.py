@@ -11,11 +11,11 @@ from typing import Any, BinaryIO, cast
 
 import pytest
 
-from app.bundle import sorting
-from app.bundle.births import Born
-from app.bundle.sorting import Sorter
-from app.bundle.taking import TakenBundle, Terms, _Taking, take_verified
-from app.bundle.verify import ReadingAhead
+from app.share.bundle import sorting
+from app.share.bundle.births import Born
+from app.share.bundle.sorting import Sorter
+from app.share.bundle.taking import TakenBundle, Terms, _Taking, take_verified
+from app.share.bundle.verify import ReadingAhead
 from ledger.bundle.incoming import ClockBounds, Incoming, incoming_entries
 from ledger.errors import BundleInvalidError, BundleRefusedError, ClockSkewError, NotReadyError, UntrustedKeyError
 from ledger.hlc import Hlc

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from app.bundle.verify import verify_file
+from app.share.bundle.verify import verify_file
 from ledger import canonical
 from ledger.errors import NotABundleError, SignatureError
 from ledger.hlc import Hlc

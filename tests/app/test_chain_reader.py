@@ -10,10 +10,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.background.turns import BYTES_PER_TURN
-from app.pending.event_lines import EventLines
-from app.pending.requests import Draft
+from app.runtime.tasks.turns import BYTES_PER_TURN
 from app.store.chain_reader import ALL_JOBS, FETCH_BYTES, JobRange, PostgresChainReader, consistent_reader
+from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import Draft
 from ledger import native
 from ledger.machines.events import JOB_EVENTS
 from tests.app.chain_builder import insert

@@ -10,11 +10,12 @@ import asyncpg
 import pytest
 import structlog
 
-from app.metrics import Metrics
-from app.node.found_breaks import FoundBreaks
-from app.node.last_verified import LastVerified
 from app.read.verification import ChainVerifier
 from app.read.verified_positions import FILE_NAME, Position, VerifiedPositions
+from app.runtime.metrics import Metrics
+from app.runtime.state.found_breaks import FoundBreaks
+from app.runtime.state.last_verified import LastVerified
+from app.write.pending.keyed_entry import are_rows_whole
 from ledger.errors import TenantNotFoundError
 from ledger.verification import Anchor, TreeHead
 from ledger.verification.range_check import SEQ_MAX
@@ -50,6 +51,7 @@ class Setting:
             breaks=self.breaks,
             last_verified=LastVerified(folder),
             metrics=self.metrics,
+            are_key_rows_whole=are_rows_whole,
         )
 
     async def anchors(self, _tenant_id: str, _keyring: object) -> list[Anchor]:

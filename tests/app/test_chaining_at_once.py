@@ -10,15 +10,15 @@ import asyncpg
 import httpx
 import pytest
 
-from app.chain.at_once import ENTRIES_MAX, LinkedAtOnce, LinkingAtOnce
-from app.chain.promised import Promised
-from app.pending.backlog import Pending
-from app.service import Service
+from app.node.service import Service
 from app.store import chaining
 from app.store.chaining import ChainHead, Step
 from app.store.chaining_at_once import AtOnce
 from app.store.entry_check import EntryCheck
 from app.store.reading import Pool
+from app.write.chain.at_once import ENTRIES_MAX, LinkedAtOnce, LinkingAtOnce
+from app.write.chain.promised import Promised
+from app.write.pending.backlog import Pending
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import IdempotencyReusedError
 from ledger.hlc import Hlc
@@ -222,7 +222,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[AtOnce | None]:
         return outcome
 
     monkeypatch.setattr(LinkedAtOnce, "commit", counted)
-    monkeypatch.setattr("app.chain.at_once.PAUSE_S", 0)
+    monkeypatch.setattr("app.write.chain.at_once.PAUSE_S", 0)
     return results
 
 
@@ -264,7 +264,7 @@ async def test_a_key_that_another_node_chained_is_found_in_the_usual_way(
 async def test_a_key_that_comes_again_keeps_no_other_batch_from_being_chained_at_once(
     run_server: RunServer, at_once: list[AtOnce | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chain.at_once.PAUSE_S", 3600)
+    monkeypatch.setattr("app.write.chain.at_once.PAUSE_S", 3600)
     async with run_server() as client:
         first, again = [await propose(client, placement("c1", "n1"), key="same") for _ in range(2)]
         assert again.headers["Idempotent-Replay"] == "true"
@@ -276,7 +276,7 @@ async def test_a_key_that_comes_again_keeps_no_other_batch_from_being_chained_at
 async def test_where_a_head_was_moved_by_another_node_nothing_is_tried_at_once_for_a_while(
     run_node: RunNode, make_settings: MakeSettings, at_once: list[AtOnce | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chain.at_once.PAUSE_S", 3600)
+    monkeypatch.setattr("app.write.chain.at_once.PAUSE_S", 3600)
     async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
         for service in (one, two):
             await service.key_changes.recorded.wait()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.chain import checkpoints
-from app.chain.checkpoints import NAME, CheckpointJournal
+from app.write.followers import checkpoints
+from app.write.followers.checkpoints import NAME, CheckpointJournal
 from ledger.errors import InvalidInputError, SignatureError, StartRefusedError
 
 OLD = {f"tenant-{number}": f"log/tenant-{number}\n1\nroot=\n\n— someone\n" for number in range(3)}

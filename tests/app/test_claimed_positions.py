@@ -6,9 +6,9 @@ import asyncpg
 import pytest
 import structlog
 
-from app.config import Settings
-from app.pending.requests import Receipt
-from app.service import Service
+from app.node.service import Service
+from app.runtime.settings.config import Settings
+from app.write.pending.requests import Receipt
 from ledger.errors import StartRefusedError, WalCorruptError
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode

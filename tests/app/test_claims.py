@@ -20,15 +20,15 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from app.config import Settings, load_settings
 from app.dev.embedded import EmbeddedPostgres
-from app.http.listener import listening
-from app.http.writing import Route
-from app.main import running
-from app.parts import Parts
-from app.pending.event_lines import EventLines
-from app.pending.requests import RequestKey
-from app.service import Service
+from app.edge.connection.listener import listening
+from app.edge.parts import Parts
+from app.edge.writing import Route
+from app.node.service import Service
+from app.node.wiring import running
+from app.runtime.settings.config import Settings, load_settings
+from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import RequestKey
 from ledger.errors import DurabilityTimeoutError, NotFoundError, StartRefusedError
 from ledger.machines.events import Durability
 from tests.app.chains import until

@@ -7,8 +7,8 @@ from threading import Thread
 
 import pytest
 
-from app.cli.bearer import VARIABLE
-from app.cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError, UnreachableError, wait_s
+from cli.bearer import VARIABLE
+from cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError, UnreachableError, wait_s
 
 Answer = tuple[int, dict[str, str], bytes]
 PATIENCE_S = 60.0

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from app.http.listener import listening
-from app.main import running
+from app.edge.connection.listener import listening
+from app.node.wiring import running
 from app.store import tampering
 from tests.app.conftest import MakeSettings
 from tests.app.test_cli_service import Service, saved_checkpoint, submit

@@ -5,8 +5,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from app.cli import event_files
-from app.cli.event_files import EventFile
+from cli import event_files
+from cli.event_files import EventFile
 from ledger.errors import InvalidInputError
 
 

@@ -14,11 +14,11 @@ import msgspec
 import orjson
 import pytest
 
-from app.answers.chain import ListedSnapshot
-from app.cli import client, main
-from app.cli.client import LedgerClient, NotTheLedgerError, UnreachableError
-from app.cli.prove import _is_asked
-from app.config import load_settings
+from app.runtime.answers.chain import ListedSnapshot
+from app.runtime.settings.config import load_settings
+from cli import client, main
+from cli.client import LedgerClient, NotTheLedgerError, UnreachableError
+from cli.prove import _is_asked
 from ledger.errors import ConfigurationError
 from ledger.verification.verdict import ASPECTS
 from signing.receipt import form

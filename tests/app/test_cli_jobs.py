@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from app.cli import jobs
 from app.dev.embedded import EmbeddedPostgres
-from app.http import tables
+from app.edge.forms import tables
+from cli import jobs
 from tests.app.service_thread import serving
 from tests.tally import run_tally
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from app.cli import tally as command_line
-from app.cli.client import NotTheLedgerError
+from cli import tally as command_line
+from cli.client import NotTheLedgerError
 from ledger.hlc import Hlc
 from signing import key_file
 from signing.key_history import added_facts, rotated_facts

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.cli import openb
+from cli import openb
 from ledger.errors import InvalidInputError
 
 CANCELLED = ("JobCancellationRequested", "JobCancellationAcked")

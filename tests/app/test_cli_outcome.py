@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from app.cli import Commands
-from app.cli import tally as command_line
+from cli import Commands
+from cli import tally as command_line
 from ledger.exit_code import ExitCode, exit_code_of_verdict, gravest
 from ledger.verification.comparison import with_checkpoint
 from tests.forked import run_forked
@@ -161,7 +161,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 def test_a_shell_is_told_how_a_command_may_go_on() -> None:
     # By its name: the shell completes what is called so.
-    completing = "import sys; sys.argv = ['tally']; from app.cli import main; main()"
+    completing = "import sys; sys.argv = ['tally']; from cli import main; main()"
     for typed, offered in (
         (["ver"], {"verify", "verify-bundle"}),
         (["keys", "r"], {"rotate", "revoke"}),
@@ -187,10 +187,12 @@ def test_a_misspelt_command_is_answered_with_the_one_it_is_near_to() -> None:
 
 
 def test_a_command_does_not_load_what_only_others_need() -> None:
-    looks = "import sys, app.cli, app.cli.snapshot; print(*sys.modules)"
+    looks = "import sys, cli, cli.snapshot; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", looks], capture_output=True, text=True, check=True)
 
-    assert not {"app.config", "app.main", "asyncpg", "sqlalchemy", "uvloop"} & set(done.stdout.split())
+    assert not {"app.runtime.settings.config", "app.node.wiring", "asyncpg", "sqlalchemy", "uvloop"} & set(
+        done.stdout.split()
+    )
 
 
 def test_a_checkpoint_that_the_chain_does_not_extend_makes_the_verdict_broken() -> None:

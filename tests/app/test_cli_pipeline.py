@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.pipeline import prepared
-from app.config import Settings
-from app.keys import node_keys, uris
-from app.node import identity
-from app.start.restore import own_keys
+from app.node.start.restore import own_keys
+from app.runtime.settings.config import Settings
+from app.runtime.state import identity
+from app.trust.keys import node_keys, uris
+from cli.pipeline import prepared
 from signing import key_file
 
 

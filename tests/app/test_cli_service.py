@@ -20,13 +20,13 @@ import asyncpg
 import httpx
 import pytest
 
-from app.cli import openb, scratch, tamper
-from app.cli.replay import request_key
-from app.cli.scratch import scratch_folder
-from app.cli.serve import embedded_postgres
 from app.dev.cluster import find_data
 from app.dev.embedded import EmbeddedPostgres
 from app.store import tampering
+from cli import openb, scratch, tamper
+from cli.replay import request_key
+from cli.scratch import scratch_folder
+from cli.serve import embedded_postgres
 from terminal.outcome import CommandExit
 from tests.app.chains import places, until
 from tests.app.service_thread import serving

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.cli import main, snapshot
-from app.cli.client import LedgerClient
 from app.dev.embedded import EmbeddedPostgres
+from cli import main, snapshot
+from cli.client import LedgerClient
 from tests.app.service_thread import serving
 from tests.conftest import execute
 from tests.tally import run_tally

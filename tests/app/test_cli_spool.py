@@ -16,13 +16,13 @@ from typing import Any
 import httpx
 import pytest
 
-from app.cli import recorded_job, spool
-from app.cli.client import RequestRefusedError
-from app.cli.flush import flush
-from app.cli.process import Ended
-from app.cli.recorded_job import RecordedJob
-from app.cli.spool import Spool, SpoolError
 from app.dev.embedded import EmbeddedPostgres
+from cli import recorded_job, spool
+from cli.client import RequestRefusedError
+from cli.flush import flush
+from cli.process import Ended
+from cli.recorded_job import RecordedJob
+from cli.spool import Spool, SpoolError
 from tests.app.service_thread import serving
 from tests.app.test_cli_hostile import PAGE, PATIENCE_S, answering
 from tests.forked import ROOT
@@ -325,7 +325,7 @@ def test_a_flush_that_was_cut_short_is_finished_by_the_next(ledger: str, way: Lo
 
 def flush_quickly(url: str, folder: Path) -> bool:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.cli.flush.PATIENCE_S", 0.0)
+        patch.setattr("cli.flush.PATIENCE_S", 0.0)
         return flush(url, folder, as_json=True)
 
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.cli.client import NotTheLedgerError
-from app.cli.watch import _events
 from app.dev.cluster import free_port
+from cli.client import NotTheLedgerError
+from cli.watch import _events
 from tests.app.test_cli_hostile import answering, sized
 from tests.app.test_watch import GLOBAL, RunWatched, jobs, run_watched, write
 from tests.tally import Tally, bare_environment, run_tally

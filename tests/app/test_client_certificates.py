@@ -16,9 +16,9 @@ import httpx
 import pytest
 from cryptography import x509
 
-from app.access import tokens
-from app.access.certificates import CallerCertificate
-from app.config import load_settings
+from app.runtime.settings.config import load_settings
+from app.trust.access import tokens
+from app.trust.access.certificates import CallerCertificate
 from ledger.errors import ConfigurationError
 from tests.app.certificates import Authority, Pair
 from tests.app.chains import until

@@ -14,11 +14,11 @@ import asyncpg
 import httpx
 import pytest
 
-from app.bundle.from_wal import export_from_wal, survey
-from app.chain.followers import TableFollower, Turn
-from app.chain.job_table import JobTable
-from app.config import Settings
+from app.runtime.settings.config import Settings
+from app.share.bundle.from_wal import export_from_wal, survey
 from app.store import Connection, job_table
+from app.write.followers.followers import TableFollower, Turn
+from app.write.followers.job_table import JobTable
 from ledger.positions import BEFORE_FIRST
 from signing import key_file
 from tests.app.chain_builder import edit
@@ -154,7 +154,7 @@ async def test_a_restarted_node_judges_from_what_was_promised_before(run_server:
 async def test_a_long_history_is_read_while_other_tenants_are_chained(
     database: Database, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, *, is_damaged: bool
 ) -> None:
-    monkeypatch.setattr("app.chain.promised.AT_ONCE_MAX", 2)
+    monkeypatch.setattr("app.write.chain.promised.AT_ONCE_MAX", 2)
     monkeypatch.setattr("app.store.commitments.ENTRIES_AT_ONCE", 1)
     async with sharing(make_settings(), database) as shared, Client(base_url=shared.url, timeout=30) as client:
         placed = [(await propose(client, placement(f"c{n}", f"n{n}"), tenant="acme")).json()["index"] for n in range(5)]

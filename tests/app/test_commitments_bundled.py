@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.bundle.verify import verify_file
+from app.share.bundle.verify import verify_file
 from ledger.errors import BundleRefusedError
 from ledger.exit_code import ExitCode, unchecked, without_jobs
 from signing.bundle.judging import BundleVerdict, refuse_unless_trusted

@@ -8,8 +8,8 @@ import asyncpg
 import httpx
 import pytest
 
-from app.http.listener import listening
-from app.main import running
+from app.edge.connection.listener import listening
+from app.node.wiring import running
 from app.read import checking, full_walk
 from app.store.chain_reader import consistent_reader
 from ledger.verification import ASPECTS, PROMISED_COLUMNS, Break, Verdict, verify

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.access.principals import Grant
-from app.access.rights import Right
-from app.config import load_settings
-from app.setting_names import ENV_OF_PIPELINE
+from app.runtime.principals import Grant
+from app.runtime.rights import Right
+from app.runtime.settings.config import load_settings
+from app.runtime.settings.names import ENV_OF_PIPELINE
 from ledger.errors import ConfigurationError
 from pipeline import keys
 from pipeline.cli import options, running

@@ -10,18 +10,18 @@ from hashlib import sha256
 import asyncpg
 import pytest
 
-from app.node.session import Token
-from app.node.state import Node
-from app.privacy.keys import SubjectKeys
-from app.privacy.knowledge import PrivacyKnowledge
 from app.read.consistency import Consistency, Promise, ReadLevel, all_seen
 from app.read.copies import Copies
 from app.read.folded_jobs import FoldedJobs
 from app.read.jobs import JobReader, Page
 from app.read.revealing import Revealing
+from app.runtime.state.node import Node
+from app.runtime.state.session import Token
 from app.store.entry_check import EntryCheck
 from app.store.large_jobs import LargeJobs
 from app.store.reads import TokenPosition
+from app.trust.privacy.keys import SubjectKeys
+from app.trust.privacy.knowledge import PrivacyKnowledge
 from ledger import canonical
 from ledger.chain import Linker
 from ledger.errors import (

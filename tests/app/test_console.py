@@ -16,10 +16,10 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from app.dev.embedded import EmbeddedPostgres
-from app.http.problems import KINDS as PROBLEM_KINDS
-from app.node.found_breaks import DAMAGED
+from app.edge.problems import KINDS as PROBLEM_KINDS
 from app.pages import read_folder
 from app.pages.verify_page import verify_page
+from app.runtime.state.found_breaks import DAMAGED
 from app.store.idempotency import KEY_ROW
 from ledger.machines.events import EVENTS_BY_ACTION, JOB_EVENTS
 from ledger.machines.jobs import STATUSES

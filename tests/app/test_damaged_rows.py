@@ -13,11 +13,11 @@ import httpx
 import pytest
 import structlog
 
-from app.chain.checkpoints import CheckpointJournal
 from app.dev.embedded import EmbeddedPostgres
-from app.main import running
-from app.service import Service
+from app.node.service import Service
+from app.node.wiring import running
 from app.store.schema import check_schema
+from app.write.followers.checkpoints import CheckpointJournal
 from ledger.errors import StartRefusedError
 from tests.app.chain_builder import edit
 from tests.app.chains import Chains, until
@@ -97,7 +97,7 @@ async def ledger_alone(
     run_server: RunServer, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Ledger]:
     # The watch may be the first to look at what it has not seen yet, and has a damaged tree made again.
-    monkeypatch.setattr("app.chain.ledger_watch.ROUND_INTERVAL_S", 3600.0)
+    monkeypatch.setattr("app.write.followers.ledger_watch.ROUND_INTERVAL_S", 3600.0)
     async with run_server() as client:
         ledger = Ledger(client, superuser)
         await ledger.begin()
@@ -108,7 +108,7 @@ async def ledger_alone(
 async def shared(make_shared_settings: MakeSettings, shared_database: Database) -> AsyncIterator[Shared]:
     """A node for those tests that damage one tenant of many."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("app.chain.ledger_watch.ROUND_INTERVAL_S", 3600.0)
+        patched.setattr("app.write.followers.ledger_watch.ROUND_INTERVAL_S", 3600.0)
         async with sharing(make_shared_settings(), shared_database) as shared:
             yield shared
 

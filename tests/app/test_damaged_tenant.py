@@ -17,12 +17,12 @@ import asyncpg
 import pytest
 from asyncpg.transaction import Transaction
 
-from app.pending import quarantine
-from app.pending.backlog import Pending
-from app.pending.event_lines import EventLines
-from app.pending.requests import Receipt
-from app.service import Service
-from app.start.procedure import start_node
+from app.node.service import Service
+from app.node.start.procedure import start_node
+from app.write.pending import quarantine
+from app.write.pending.backlog import Pending
+from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import Receipt
 from ledger.errors import ChainDamagedError, HeldBackError, StartRefusedError
 from ledger.hlc import Hlc
 from tests.app.chain_builder import edit

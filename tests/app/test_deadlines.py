@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from app.intake.answers import Deadlines
+from app.write.intake.answers import Deadlines
 from ledger.errors import DurabilityTimeoutError
 from ledger.positions import Lsn
 

@@ -15,10 +15,10 @@ import httpx
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from app.access.rights import RULES
-from app.config import load_settings
 from app.dev.embedded import EmbeddedPostgres
-from app.setting_names import ENV_NOT_SETTINGS
+from app.runtime.rights import RULES
+from app.runtime.settings.config import load_settings
+from app.runtime.settings.names import ENV_NOT_SETTINGS
 from tests.app.certificates import Authority
 from tests.app.service_thread import serving
 from tests.tally import Tally, bare_environment, run_tally
@@ -110,7 +110,7 @@ def test_certificates_are_made_that_safekeepers_and_nodes_take(tmp_path: Path) -
 
 
 def test_what_alerts_and_dashboards_ask_for_is_measured() -> None:
-    known = (ROOT / "app/metrics.py").read_text() + (ROOT / "app/cli/safekeeper_metrics.py").read_text()
+    known = (ROOT / "app/runtime/metrics.py").read_text() + (ROOT / "cli/safekeeper_metrics.py").read_text()
     each = [*ALERTS, *RULES_OF["rules"]]
     recorded = {rule["record"] for rule in each if "record" in rule}
     board = json.loads((ROOT / "deploy/grafana/dashboards/tallystick.json").read_text())

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import asyncpg
 import pytest
 
-from app.start.checks import StoredTree, check_chain
+from app.node.start.checks import StoredTree, check_chain
 from app.store.chaining import ChainHead
 from app.store.entry_check import EntryCheck
 from app.store.notary import read_entry

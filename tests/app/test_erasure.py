@@ -12,13 +12,13 @@ import asyncpg
 import httpx
 import pytest
 
-from app.bundle.counting import counts_of
-from app.bundle.verify import verify_file
-from app.config import Settings
 from app.dev.embedded import EmbeddedPostgres
-from app.privacy import rotation
-from app.privacy.keys import SubjectKeys
+from app.runtime.settings.config import Settings
+from app.share.bundle.counting import counts_of
+from app.share.bundle.verify import verify_file
 from app.store import privacy as store
+from app.trust.privacy import rotation
+from app.trust.privacy.keys import SubjectKeys
 from ledger.errors import PrivacyUnavailableError
 from signing import data_keys
 from signing.bundle.reader import BundleReader

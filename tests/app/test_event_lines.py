@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.background.turns import BYTES_PER_TURN, LINES_PER_TURN, turns
-from app.http.events import _EVENTS, LINES_MAX, lines_of
-from app.http.problems import PAYLOAD_TOO_LARGE, ProblemError
-from app.http.requests import EVENT_FORMS
-from app.pending.event_lines import EventLines
-from app.pending.requests import draft_of
+from app.edge.forms.requests import EVENT_FORMS
+from app.edge.problems import PAYLOAD_TOO_LARGE, ProblemError
+from app.edge.routes.events import _EVENTS, LINES_MAX, lines_of
+from app.runtime.tasks.turns import BYTES_PER_TURN, LINES_PER_TURN, turns
+from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import draft_of
 from ledger import canonical, native
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import CanonicalError, InvalidEventError

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from app.http import requests
+from app.edge.forms import requests
 from app.read.consistency import ReadLevel
 from ledger.machines import jobs
 from ledger.machines.events import JOB_EVENTS

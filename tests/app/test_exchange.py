@@ -19,13 +19,13 @@ import httpx
 import pytest
 import structlog
 
-from app.asking import NoAnswerError
-from app.bundle import importer, taking
 from app.dev.cluster import free_port
 from app.dev.embedded import EmbeddedPostgres
-from app.exchange.turns import Turns
-from app.http.listener import listening
-from app.main import running
+from app.edge.connection.listener import listening
+from app.node.wiring import running
+from app.runtime.outgoing.asking import NoAnswerError
+from app.share.bundle import importer, taking
+from app.share.exchange.turns import Turns
 from app.store import exchange
 from signing.key_file import generate
 from tests.app.chains import until
@@ -521,7 +521,7 @@ async def test_tenants_that_fail_so_slowly_that_a_round_ends_with_them_come_last
 ) -> None:
     us, eu, proxy, _ = pair
     with monkeypatch.context() as patched:
-        patched.setattr("app.exchange.peer.FAILING_S_MAX", 0.0)
+        patched.setattr("app.share.exchange.peer.FAILING_S_MAX", 0.0)
         proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/log/a-slow-one/checkpoint" else None
         await submit(eu, "a-slow-one")
         await until(lambda: tells(us, "tenant a-slow-one", "500"), "the first tenant fails")
@@ -537,7 +537,7 @@ async def test_a_tenant_that_failed_is_tried_again_though_another_takes_all_the_
     proxy.judge = lambda asked: (500, b"") if asked.path in (slow, other) else None
     await until(lambda: tells(us, "tenant a-slow-one", "tenant failed-once"), "both fail")
     with monkeypatch.context() as patched:
-        patched.setattr("app.exchange.peer.FAILING_S_MAX", 0.0)
+        patched.setattr("app.share.exchange.peer.FAILING_S_MAX", 0.0)
         proxy.judge = lambda asked: (500, b"") if asked.path == slow else None
         await until_known(us, [await submit(eu, "failed-once")])
 
@@ -564,8 +564,8 @@ async def test_answers_that_are_not_understood_and_lists_without_end_are_told_as
         await until_known(us, [job])
         await until(lambda: is_faultless(us), "it goes on")
     with monkeypatch.context() as patched:
-        patched.setattr("app.exchange.peer_client.PAGES_MAX", 3)
-        patched.setattr("app.exchange.peer_client.PAGE", 1)
+        patched.setattr("app.share.exchange.peer_client.PAGES_MAX", 3)
+        patched.setattr("app.share.exchange.peer_client.PAGE", 1)
         for path in ("/v1/tenants", "/v1/exchange/held"):
             proxy.judge = partial(answered_without_end, path)
             await until(lambda path=path: tells(us, f"{path} has more than 3 pages"), "it is told")
@@ -636,7 +636,7 @@ async def test_of_the_fault_of_a_tenant_only_the_words_are_kept_and_not_many(
     await until(lambda: tells(us, "tenant failing-for-long: NoAnswerError"), "it is told")
     await until(lambda: not errors_kept(), "the error is gone")
     with monkeypatch.context() as patched:
-        patched.setattr("app.exchange.peer.FAULT_CHARACTERS_MAX", 10)
+        patched.setattr("app.share.exchange.peer.FAULT_CHARACTERS_MAX", 10)
         proxy.judge = lambda asked: (501, b"") if asked.path == "/v1/log/failing-for-long/checkpoint" else None
         await until(lambda: is_told("tenant failing-for-long: NoAnswerEr"), "no more than the first characters are")
 
@@ -652,10 +652,10 @@ async def test_an_answer_that_does_not_come_to_its_end_is_told_as_a_fault(
 
     here, there = ledgers
     with monkeypatch.context() as patched:
-        patched.setattr("app.exchange.peer_client.BUNDLE_S_MAX", -1.0)
+        patched.setattr("app.share.exchange.peer_client.BUNDLE_S_MAX", -1.0)
         await submit(pair.eu)
         await until(lambda: tells(pair.us, f"{pair.proxy.url}/v1/bundles/export has not sent all within"), "it is told")
-    monkeypatch.setattr("app.exchange.peer_client.ANSWER_S_MAX", 0.3)
+    monkeypatch.setattr("app.share.exchange.peer_client.ANSWER_S_MAX", 0.3)
     async with await asyncio.start_server(begin, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with here.running(**here.peers(there, tmp_path / "trusted", {"url": url})) as us:
@@ -738,7 +738,7 @@ async def test_the_turns_of_all_peers_hold_one_connection_and_end_though_their_r
 async def test_peers_that_send_slowly_hold_up_no_other_import_and_are_named(
     ledgers: tuple[Ledger, Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.asking.RATE_WINDOW_S", 1.0)
+    monkeypatch.setattr("app.runtime.outgoing.asking.RATE_WINDOW_S", 1.0)
     here, there = ledgers
     stalled: list[bytes] = []
 

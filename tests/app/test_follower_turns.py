@@ -7,11 +7,11 @@ from collections.abc import Callable
 import asyncpg
 import pytest
 
-from app.chain.followers import TableFollower
-from app.chain.job_table import JobTable
 from app.store import following
 from app.store.growth import Growth
 from app.store.log_rows import _ROW_BYTES, LOG_COLUMNS, LogRows, Piece
+from app.write.followers.followers import TableFollower
+from app.write.followers.job_table import JobTable
 from ledger.positions import BEFORE_FIRST
 from tests.app.chains import until
 from tests.app.conftest import RunNode
@@ -44,13 +44,13 @@ async def test_what_is_chained_while_others_are_followed_comes_together_first(
     async def stands_at(tenant_id: str, seq: int) -> bool:
         return bool(await superuser.fetchval(followed_to, tenant_id) == seq)
 
-    monkeypatch.setattr("app.chain.followers.LOOK_INTERVAL_S", 3600)
+    monkeypatch.setattr("app.write.followers.followers.LOOK_INTERVAL_S", 3600)
     async with run_node() as service:
         for tenant_id in ("acme", "globex"):
             await service.submitter.submit(created(tenant_id, 1), key=None)
             await until(lambda tenant_id=tenant_id: stands_at(tenant_id, 1), "the first entry is followed")
         await until(lambda: service.job_table._idle.is_set(), "all is followed")
-        monkeypatch.setattr("app.chain.followers.COLLECT_S", 3600)
+        monkeypatch.setattr("app.write.followers.followers.COLLECT_S", 3600)
         for tenant_id in ("acme", "globex"):
             await service.submitter.submit(created(tenant_id, 2), key=None)
         service.job_table.hurry("globex")
@@ -67,8 +67,8 @@ async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enoug
         await service.submitter.submit(created("acme", 1), key=None)
     await superuser.execute("DELETE FROM scheduler.follower_positions WHERE tenant_id = 'acme'")
     # Nobody but the test says when the time to come together is over.
-    monkeypatch.setattr("app.chain.followers.COLLECT_S", 3600)
-    monkeypatch.setattr("app.chain.followers.RUSH_ENTRIES", 3)
+    monkeypatch.setattr("app.write.followers.followers.COLLECT_S", 3600)
+    monkeypatch.setattr("app.write.followers.followers.RUSH_ENTRIES", 3)
 
     async def is_followed(*came: int, looked: bool = False, waiting: int = 0) -> bool:
         """Whether the tenant is to be followed once so many entries have come together each time, and others wait."""
@@ -91,11 +91,11 @@ async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enoug
     assert await is_followed(2, waiting=2)
     assert not await is_followed(2, waiting=3)
     with monkeypatch.context() as patched:
-        patched.setattr("app.chain.followers.RUSH_BYTES_MAX", 7 * (_ROW_BYTES + 2))
+        patched.setattr("app.write.followers.followers.RUSH_BYTES_MAX", 7 * (_ROW_BYTES + 2))
         assert not await is_followed(3, 3)
         assert await is_followed(3, 3, 3)
     with monkeypatch.context() as patched:
-        patched.setattr("app.chain.followers.RUSH_S", 0)
+        patched.setattr("app.write.followers.followers.RUSH_S", 0)
         assert await is_followed(3)
 
 
@@ -103,7 +103,7 @@ async def test_a_place_that_moves_while_it_is_locked_time_and_again_is_being_fol
     run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await chain_jobs(run_node, 4)
-    monkeypatch.setattr("app.chain.long_locks.TOLD_S", 0)
+    monkeypatch.setattr("app.write.followers.long_locks.TOLD_S", 0)
     place = "scheduler.follower_positions {} WHERE tenant_id = 'acme'"
     await superuser.execute("UPDATE " + place.format("SET seq = 1"))
     follower = job_follower(database)
@@ -130,9 +130,9 @@ async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
     run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await chain_jobs(run_node, 6)
-    monkeypatch.setattr("app.chain.followers.COLLECT_S", 3600)
-    monkeypatch.setattr("app.chain.followers.RUSH_ENTRIES", 3)
-    monkeypatch.setattr("app.chain.followers.ENTRIES_A_TURN", 2)
+    monkeypatch.setattr("app.write.followers.followers.COLLECT_S", 3600)
+    monkeypatch.setattr("app.write.followers.followers.RUSH_ENTRIES", 3)
+    monkeypatch.setattr("app.write.followers.followers.ENTRIES_A_TURN", 2)
 
     async def is_followed_on(first: int, meanwhile: int, *, hurries: bool = False) -> bool:
         """Whether the next turn comes at once when so many entries came meanwhile, behind ``first`` that had come."""
@@ -154,10 +154,10 @@ async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
     assert not await is_followed_on(2, 3)
     assert await is_followed_on(2, 3, hurries=True)
     with monkeypatch.context() as patched:
-        patched.setattr("app.chain.followers.RUSH_BYTES_MAX", 3 * (_ROW_BYTES + 2))
+        patched.setattr("app.write.followers.followers.RUSH_BYTES_MAX", 3 * (_ROW_BYTES + 2))
         assert await is_followed_on(2, 3)
     with monkeypatch.context() as patched:
-        patched.setattr("app.chain.followers.RUSH_S", 0)
+        patched.setattr("app.write.followers.followers.RUSH_S", 0)
         assert await is_followed_on(3, 3), "it has lasted"
 
 

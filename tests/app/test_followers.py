@@ -11,12 +11,12 @@ import asyncpg
 import httpx
 import pytest
 
-from app.chain.followers import TableFollower, Turn
-from app.chain.job_table import JobTable
-from app.pending.event_lines import EventLines
 from app.store import following, job_table
 from app.store.chain_reader import consistent_reader
 from app.store.migrate import migrate
+from app.write.followers.followers import TableFollower, Turn
+from app.write.followers.job_table import JobTable
+from app.write.pending.event_lines import EventLines
 from ledger.errors import ChainDamagedError, JobEndedError, JobExistsError
 from ledger.positions import BEFORE_FIRST
 from ledger.verification import verify
@@ -390,7 +390,7 @@ async def test_a_locked_job_row_keeps_nothing_from_being_chained(
     run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.store.following.LOCK_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("app.chain.followers.LOOK_INTERVAL_S", 0.2)
+    monkeypatch.setattr("app.write.followers.followers.LOOK_INTERVAL_S", 0.2)
     said: list[str | None] = []
     """What is told of the table, each time behind a look who is behind."""
     find_behind = TableFollower._find_behind

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from app.pending.event_lines import EventLines
-from app.service import Service
+from app.node.service import Service
 from app.store.notary import GrownTree, store_trees
+from app.write.pending.event_lines import EventLines
 from ledger.errors import SigningUnavailableError
 from ledger.merkle import leaf_hash
 from ledger.merkle.tiles import TileTree

@@ -14,12 +14,12 @@ import asyncpg
 import httpx
 import pytest
 
-from app.config import Settings
-from app.main import running
-from app.node.found_breaks import FoundBreaks
-from app.parts import Parts
+from app.edge.parts import Parts
+from app.node.wiring import running
 from app.read import full_walk
 from app.read.verified_positions import Position, VerifiedPositions
+from app.runtime.settings.config import Settings
+from app.runtime.state.found_breaks import FoundBreaks
 from ledger.verification.verdict import Break
 from tests.app.chain_builder import edit
 from tests.app.chains import Chains, followed, until

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.intake import gathering
-from app.intake.gathering import Gathering
-from app.service import Service
+from app.node.service import Service
+from app.write.intake import gathering
+from app.write.intake.gathering import Gathering
 from ledger.errors import DurabilityTimeoutError, LedgerError, WalPoisonedError
 from ledger.positions import Lsn
 from tests.app.chains import Chains, until

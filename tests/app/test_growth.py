@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.http.requests import EVENT_LINE
-from app.pending.requests import draft_of
+from app.edge.forms.requests import EVENT_LINE
 from app.store.chaining import ChainHead
 from app.store.growth import ChainPosition, Grower, Growth, _new_rows, new_rows
 from app.store.log_rows import _HEADER, _TRAILER, _WIDTHS, LOG_COLUMNS, Piece
 from app.store.notary import LinkRow
+from app.write.pending.requests import draft_of
 from ledger import canonical, chain, native
 from ledger.chain import Linker
 from ledger.hlc import Hlc

@@ -10,15 +10,15 @@ import asyncpg
 import httpx
 import pytest
 
-from app.intake.job_checks import JobChecks
-from app.intake.job_index import JobIndex
-from app.pending.event_lines import EventLines
-from app.pending.requests import Draft
-from app.service import Service
+from app.node.service import Service
 from app.store import edge, job_table
 from app.store.edge import ChainedJob, EdgeLookups
 from app.store.entry_check import EntryCheck
 from app.store.large_jobs import LargeJobs
+from app.write.intake.job_checks import JobChecks
+from app.write.intake.job_index import JobIndex
+from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import Draft
 from ledger.errors import (
     DatabaseUnavailableError,
     DurabilityTimeoutError,
@@ -152,7 +152,7 @@ async def test_without_postgres_a_creation_is_taken_as_before(run_node: RunNode,
 async def test_others_get_their_turn_while_large_creations_are_compared(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.background.turns.TURN_S", -1.0)
+    monkeypatch.setattr("app.runtime.tasks.turns.TURN_S", -1.0)
 
     async def find_none(_wanted: object) -> dict[tuple[str, str], ChainedJob]:
         return {}

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.http import job_lists, tables
+from app.edge.forms import tables
+from app.edge.routes import job_lists
 from app.read import jobs
 from ledger.machines.job_search import ELEMENTS_MAX
 from tests.app.service_thread import serving

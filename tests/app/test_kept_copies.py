@@ -10,8 +10,8 @@ import asyncpg
 import httpx
 import pytest
 
-from app.start import kept_copies
-from app.start.kept_copies import Asked
+from app.node.start import kept_copies
+from app.node.start.kept_copies import Asked
 from app.store.chaining import WalPosition
 from ledger.positions import Epoch, Lsn
 from tests.app.chains import until

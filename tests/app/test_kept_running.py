@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncpg
 import structlog
 
-from app.node.kept_running import kept_running
-from app.service import Service
+from app.node.service import Service
+from app.runtime.tasks.kept_running import kept_running
 from ledger.errors import DatabaseUnavailableError
 from tests.app.chains import until
 from tests.app.drafts import created

@@ -12,9 +12,9 @@ import asyncpg
 import httpx
 import pytest
 
-from app.config import Settings
-from app.keys import node_keys
-from app.service import Service
+from app.node.service import Service
+from app.runtime.settings.config import Settings
+from app.trust.keys import node_keys
 from ledger import canonical
 from ledger.errors import ConfigurationError, DatabaseWentBackError, KeyConflictError, StartRefusedError
 from ledger.hlc import Hlc

@@ -18,11 +18,11 @@ import httpx
 import pytest
 import structlog
 
-from app.config import Settings
-from app.keys import node_keys
-from app.keys.node_keys import Retired
-from app.pending.event_lines import EventLines
-from app.service import Service
+from app.node.service import Service
+from app.runtime.settings.config import Settings
+from app.trust.keys import node_keys
+from app.trust.keys.node_keys import Retired
+from app.write.pending.event_lines import EventLines
 from ledger.errors import UnknownKeyError
 from signing import key_file
 from signing.checkpoint import open_checkpoint

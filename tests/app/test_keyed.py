@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import asyncpg
 import pytest
 
-from app.config import Settings
-from app.pending.event_lines import EventLines
-from app.pending.requests import Draft
-from app.service import Service
+from app.node.service import Service
+from app.runtime.settings.config import Settings
 from app.store import idempotency
+from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import Draft
 from ledger import canonical
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import (
@@ -298,7 +298,7 @@ async def test_lines_of_one_request_are_in_each_chain_in_their_order(shared: Sha
 async def test_of_concurrent_requests_that_share_a_key_and_a_tenant_one_is_taken_whole_and_the_other_leaves_nothing(
     run_node: RunNode, make_settings: MakeSettings, chains: Chains, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.intake.submit.LINES_PER_TURN", 2)
+    monkeypatch.setattr("app.write.intake.submit.LINES_PER_TURN", 2)
     async with run_node(make_settings()) as service:
         for level in (LOCAL, GLOBAL):
             for round_ in range(5):
@@ -376,7 +376,7 @@ async def test_one_key_with_two_bodies_of_many_lines_on_two_nodes_adds_the_lines
 async def test_long_keyed_requests_of_two_nodes_are_chained_once_in_many_overlapping_batches(
     run_node: RunNode, make_settings: MakeSettings, chains: Chains, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chain.appender.BATCH_ENTRIES_MAX", 20)
+    monkeypatch.setattr("app.write.chain.appender.BATCH_ENTRIES_MAX", 20)
     drafts = lines(300, ["acme", "beta"])
     async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
         receipts = await asyncio.gather(
@@ -398,8 +398,8 @@ async def test_long_keyed_requests_of_two_nodes_are_chained_once_in_many_overlap
 async def test_lines_entered_twice_because_their_request_was_torn_are_chained_once(
     service: Service, superuser: asyncpg.Connection, chains: Chains, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chain.appender.BATCH_ENTRIES_MAX", 10)
-    monkeypatch.setattr("app.intake.submit.LINES_PER_TURN", 5)
+    monkeypatch.setattr("app.write.chain.appender.BATCH_ENTRIES_MAX", 10)
+    monkeypatch.setattr("app.write.intake.submit.LINES_PER_TURN", 5)
     await service.submitter.submit(created("acme", 1000), key=None)
     await until(chains.key_recorded, "the node has recorded its key")
     drafts = lines(100)
@@ -426,7 +426,7 @@ async def test_lines_entered_twice_because_their_request_was_torn_are_chained_on
 async def test_states_of_jobs_whose_events_come_in_many_batches_are_the_fold_of_all(
     shared: Shared, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chain.appender.BATCH_ENTRIES_MAX", 10)
+    monkeypatch.setattr("app.write.chain.appender.BATCH_ENTRIES_MAX", 10)
     jobs = [await shared.service.submitter.submit(created(tenant, n), key=None) for n in range(5)]
     reports = [accepted(tenant, jobs[n % 5].job_id, f"dc{n}") for n in range(200)]
     await shared.service.submitter.submit_lines(EventLines.of(reports), durability=GLOBAL, key=None)

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import asyncpg
 import pytest
 
-from app.config import Settings
 from app.dev.embedded import EmbeddedPostgres
-from app.main import running
-from app.pending.event_lines import EventLines
-from app.pending.requests import Draft
+from app.node.wiring import running
+from app.runtime.settings.config import Settings
+from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import Draft
 from ledger.errors import DurabilityTimeoutError, IdempotencyReusedError
 from ledger.machines.events import BATCH_RECORD_TYPE
 from tests.app.chains import Chains, held, numbers, until

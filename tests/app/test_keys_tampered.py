@@ -9,9 +9,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from app.chain.checkpoints import CheckpointJournal
-from app.keys import node_keys
-from app.keys.trust import KeyChain
+from app.trust.keys import node_keys
+from app.trust.keys.trust import KeyChain
+from app.write.followers.checkpoints import CheckpointJournal
 from ledger import canonical, chain, merkle
 from ledger.errors import ConfigurationError
 from signing import key_file

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from app.http.known_heads import BLOCK_BYTES_MAX, BLOCKS_MAX, KnownHeads
-from app.http.protocol import ProblemProtocol
-from app.http.routing import BEGUN
-from app.parts import Parts
+from app.edge.connection.known_heads import BLOCK_BYTES_MAX, BLOCKS_MAX, KnownHeads
+from app.edge.connection.protocol import ProblemProtocol
+from app.edge.parts import Parts
+from app.edge.routing import BEGUN
 from tests.app.shared import Shared
 from tests.app.test_plain_writes import CREATE, PROMISE, answered, connected, post
 from tests.app.test_protocol import Pieces, until

@@ -15,8 +15,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from typer.main import get_command
 
-from app.cli import safekeeper
-from app.config import load_settings
+from app.runtime.settings.config import load_settings
+from cli import safekeeper
 from signing.data_keys import load as load_master_key
 from tests.app.test_deploy import REPLICATED, environment_of
 

@@ -14,10 +14,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.dev.cluster import free_port
-from app.metrics import Metrics
 from app.node.etcd_leases import EtcdLeases
 from app.node.lease import Lease, Leases, holder_of
-from app.store.faults import DATABASE_FAULTS
+from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.metrics import Metrics
 from app.store.leases import PostgresLeases
 from ledger.errors import LedgerError
 from tests.app.chains import until

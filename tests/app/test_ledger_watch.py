@@ -11,12 +11,12 @@ import asyncpg
 import httpx
 import pytest
 
-from app.chain.checkpoints import CheckpointJournal
-from app.config import Settings
-from app.main import running
-from app.service import Service
-from app.start.restore import restore_from_wal
+from app.node.service import Service
+from app.node.start.restore import restore_from_wal
+from app.node.wiring import running
+from app.runtime.settings.config import Settings
 from app.store.tampering import cut_tail
+from app.write.followers.checkpoints import CheckpointJournal
 from ledger import canonical
 from ledger.errors import DatabaseWentBackError, StartRefusedError
 from ledger.verification.entry_check import ENTRY_COLUMNS
@@ -150,7 +150,7 @@ async def test_a_tenant_that_vanished_is_missed_though_its_checkpoint_was_kept_a
 async def test_a_tenant_that_came_and_vanished_between_two_rounds_is_missed(
     database: Database, both: tuple[Settings, Settings], superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chain.ledger_watch.ROUND_INTERVAL_S", 3600.0)
+    monkeypatch.setattr("app.write.followers.ledger_watch.ROUND_INTERVAL_S", 3600.0)
     writer, _ = both
     async with running(writer, database.service_url) as (service, parts):
         await write(service, *range(ENTRIES))
@@ -168,7 +168,7 @@ async def test_a_tenant_that_came_and_vanished_between_two_rounds_is_missed(
 async def test_a_chain_that_went_back_to_just_what_the_watch_saw_last_is_missed(
     database: Database, both: tuple[Settings, Settings], superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chain.ledger_watch.ROUND_INTERVAL_S", 3600.0)
+    monkeypatch.setattr("app.write.followers.ledger_watch.ROUND_INTERVAL_S", 3600.0)
     writer, _ = both
     async with running(writer, database.service_url) as (service, parts):
         await write(service, *range(3))
@@ -229,8 +229,8 @@ async def test_however_long_a_page_took_the_next_is_looked_at_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # As where the database took a thousand times as long: by its share alone the watch would rest for many minutes.
-    monkeypatch.setattr("app.chain.ledger_watch.SHARE", 1e-6)
-    monkeypatch.setattr("app.chain.ledger_watch.REST_MAX_S", 0.1)
+    monkeypatch.setattr("app.write.followers.ledger_watch.SHARE", 1e-6)
+    monkeypatch.setattr("app.write.followers.ledger_watch.REST_MAX_S", 0.1)
     writer, _ = both
     async with running(writer, database.service_url) as (service, parts):
         await write(service, *range(ENTRIES))
@@ -265,7 +265,7 @@ async def test_a_checkpoint_by_a_key_that_is_not_admitted_is_neither_kept_nor_be
     superuser: asyncpg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.chain.ledger_watch.FOLLOW_INTERVAL_S", 0.0)
+    monkeypatch.setattr("app.write.followers.ledger_watch.FOLLOW_INTERVAL_S", 0.0)
     writer, other = both
     own = key_file.load_or_generate(other.signing_key_uri)
     forge = "UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = 'acme'"
@@ -358,8 +358,8 @@ async def test_a_checkpoint_that_the_database_garbles_is_told_until_one_opens_ag
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("app.chain.ledger_watch.UNFOLLOWED_AFTER_S", 4.0)
-    monkeypatch.setattr("app.chain.ledger_watch.FOLLOW_INTERVAL_S", 0.2)
+    monkeypatch.setattr("app.write.followers.ledger_watch.UNFOLLOWED_AFTER_S", 4.0)
+    monkeypatch.setattr("app.write.followers.ledger_watch.FOLLOW_INTERVAL_S", 0.2)
     writer, other = both
 
     async def all_kept(size: int) -> None:
@@ -403,7 +403,7 @@ async def test_a_checkpoint_that_the_database_garbles_is_told_until_one_opens_ag
 async def test_entries_that_only_a_node_that_is_not_admitted_wrote_are_told_until_it_is(
     run_server: RunServer, both: tuple[Settings, Settings], chains: Chains, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chain.ledger_watch.UNFOLLOWED_AFTER_S", 2.0)
+    monkeypatch.setattr("app.write.followers.ledger_watch.UNFOLLOWED_AFTER_S", 2.0)
     writer, other = both
     async with run_server(writer) as first:
         await system_is_kept(writer, chains)

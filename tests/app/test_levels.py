@@ -11,9 +11,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from app.chain import checkpoints
-from app.service import Service
-from app.start.quorum import quorum_survives
+from app.node.service import Service
+from app.node.start.quorum import quorum_survives
+from app.write.followers import checkpoints
 from ledger.errors import (
     DurabilityTimeoutError,
     WalPoisonedError,
@@ -162,7 +162,7 @@ async def test_what_nobody_waits_for_is_chained_together_and_at_once_when_somebo
 ) -> None:
     await service.submitter.submit(created("acme", 0), key=None)
     await until(chains.key_recorded, "the node has recorded its key")
-    monkeypatch.setattr("app.chain.appender.COLLECT_S", 3600)
+    monkeypatch.setattr("app.write.chain.appender.COLLECT_S", 3600)
     for numbered in (range(1, 4), range(5, 8)):
         before = service.node.chained.lsn
         receipts = [await service.submitter.submit(created("acme", n, durability=LOCAL), key=None) for n in numbered]
@@ -176,8 +176,8 @@ async def test_what_nobody_waits_for_is_chained_together_and_at_once_when_somebo
 
 async def test_a_full_batch_is_chained_though_nobody_waits(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     await service.submitter.submit(created("acme", 0), key=None)
-    monkeypatch.setattr("app.chain.appender.COLLECT_S", 3600)
-    monkeypatch.setattr("app.chain.appender.BATCH_ENTRIES_MAX", 3)
+    monkeypatch.setattr("app.write.chain.appender.COLLECT_S", 3600)
+    monkeypatch.setattr("app.write.chain.appender.BATCH_ENTRIES_MAX", 3)
     for n in range(1, 7):
         await service.submitter.submit(created("acme", n, durability=LOCAL), key=None)
     # What the ledger writes about itself may have filled up the first batch.
@@ -191,7 +191,7 @@ async def test_half_a_backlog_is_chained_though_nobody_waits(
         await service.submitter.submit(created("acme", 0), key=None)
         await service.key_changes.recorded.wait()
         await until(lambda: not len(service.backlog), "the backlog is empty")
-        monkeypatch.setattr("app.chain.appender.COLLECT_S", 3600)
+        monkeypatch.setattr("app.write.chain.appender.COLLECT_S", 3600)
         for n in range(1, 9):
             await service.submitter.submit(created("acme", n, durability=LOCAL), key=None)
         await until(lambda: len(service.backlog) < 4, "what waits is chained")

@@ -32,11 +32,11 @@ from openlineage.client.facet_v2 import (
     tags_job,
 )
 
-from app.access import tokens
 from app.dev.embedded import EmbeddedPostgres
-from app.http import lineage, openlineage
-from app.http.openlineage import NAMES_MAX, TEXT_CHARACTERS_MAX
-from app.node.kept_tokens import FIRST_TOKEN, FirstToken
+from app.edge.routes import lineage, openlineage
+from app.edge.routes.openlineage import NAMES_MAX, TEXT_CHARACTERS_MAX
+from app.runtime.state.kept_tokens import FIRST_TOKEN, FirstToken
+from app.trust.access import tokens
 from tests.app.service_thread import serving
 
 AT = "2026-11-21T13:40:00.250Z"

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Sequence
 import asyncpg
 import pytest
 
-from app.chain.linking_ahead import Ahead, LinkingAhead
-from app.pending.backlog import Pending
-from app.pending.linking import _TENANT_CREATED, LinkedBatch, link_batch
 from app.store.chaining import ChainHead
 from app.store.log_rows import _WIDTHS, LOG_COLUMNS
+from app.write.chain.linking_ahead import Ahead, LinkingAhead
+from app.write.pending.backlog import Pending
+from app.write.pending.linking import _TENANT_CREATED, LinkedBatch, link_batch
 from ledger import native
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import LedgerError

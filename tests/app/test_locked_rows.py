@@ -13,11 +13,11 @@ import asyncpg
 import httpx
 import pytest
 
-from app.node.unrecorded import ASIDE
-from app.pending import quarantine
-from app.pending.event_lines import EventLines
-from app.service import Service
+from app.node.service import Service
+from app.runtime.state.unrecorded import ASIDE
 from app.store.node_connection import AT_A_NODE
+from app.write.pending import quarantine
+from app.write.pending.event_lines import EventLines
 from ledger.errors import DurabilityTimeoutError
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
@@ -43,7 +43,7 @@ of_trees = pytest.mark.parametrize("how", OF_TREES.values(), ids=OF_TREES)
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.store.chaining.LOCK_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("app.chain.long_locks.TOLD_S", 0.3)
+    monkeypatch.setattr("app.write.followers.long_locks.TOLD_S", 0.3)
 
 
 async def local(service: Service, *ns: int) -> None:
@@ -118,7 +118,7 @@ async def test_readyz_names_the_tenant_and_a_session_waits_for_its_writes(
 async def test_readyz_names_the_tenant_that_the_job_table_cannot_follow(
     run_server: RunServer, make_settings: MakeSettings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chain.followers.LOOK_INTERVAL_S", 0.1)
+    monkeypatch.setattr("app.write.followers.followers.LOOK_INTERVAL_S", 0.1)
     place = "SELECT FROM scheduler.follower_positions WHERE tenant_id = 'acme' FOR UPDATE"
     async with run_server(make_settings(read={"wait": "300ms"})) as client:
 
@@ -160,7 +160,7 @@ async def test_a_node_is_not_ready_while_a_table_is_locked_that_a_write_asks(
     monkeypatch: pytest.MonkeyPatch,
     table: str,
 ) -> None:
-    monkeypatch.setattr("app.http.service.DATABASE_CHECK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("app.edge.routes.service.DATABASE_CHECK_TIMEOUT_S", 0.3)
     async with run_server(make_settings()) as client:
         async with halted(database, f"LOCK TABLE scheduler.{table}"):
             answer = await client.get("/readyz")

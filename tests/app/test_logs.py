@@ -20,7 +20,7 @@ from typing import TextIO
 import pytest
 import structlog
 
-from app.logs import LINES_A_SECOND_MAX, WAITING_BYTES_MAX, LineBudget, configure_logs, drain_logs
+from app.runtime.logs import LINES_A_SECOND_MAX, WAITING_BYTES_MAX, LineBudget, configure_logs, drain_logs
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.postgres_proxy import PostgresProxy

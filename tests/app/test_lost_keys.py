@@ -9,11 +9,11 @@ import asyncpg
 import httpx
 import pytest
 
-from app.pending.backlog import Pending
-from app.pending.event_lines import EventLines
-from app.pending.keyed_entry import is_bound
-from app.service import Service
+from app.node.service import Service
 from app.store.idempotency import ChainedLine
+from app.write.pending.backlog import Pending
+from app.write.pending.event_lines import EventLines
+from app.write.pending.keyed_entry import is_bound
 from ledger import canonical
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import DatabaseUnavailableError, DurabilityTimeoutError

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from app.http.body import parse
-from app.http.events import lines_of
-from app.http.members import check_unique
-from app.http.requests import JOB_REQUEST
+from app.edge.forms.body import parse
+from app.edge.forms.requests import JOB_REQUEST
+from app.edge.routes.events import lines_of
+from app.edge.routes.members import check_unique
 from ledger.errors import InvalidEventError, InvalidInputError
 
 NAMES = st.text(st.sampled_from('a:"\\ é\n\U0001f4a9'), max_size=2)

@@ -15,12 +15,12 @@ import pytest
 from alembic.script import ScriptDirectory
 from structlog.testing import capture_logs
 
-from app.config import load_settings
 from app.dev.cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
 from app.dev.embedded import EmbeddedPostgres
-from app.http.listener import listening
-from app.main import running
-from app.start.connecting import connected_for_now
+from app.edge.connection.listener import listening
+from app.node.start.connecting import connected_for_now
+from app.node.wiring import running
+from app.runtime.settings.config import load_settings
 from app.store.migrate import _LOCK, downgrade, migrate
 from app.store.schema import MIGRATIONS, check_schema, check_server, is_newest, newest_revision
 from ledger.errors import StartRefusedError
@@ -248,7 +248,7 @@ async def test_the_roles_file_gives_owner_and_service_what_they_need_and_an_audi
 
     dsn = f"postgresql://auditor:auditor@{address}"
     verified = ("--dsn", dsn, "--keys", keys, "--json")
-    assert json.loads(await asyncio.to_thread(ran, tmp_path, "app.cli", "verify", "-t", "acme", *verified))["valid"]
+    assert json.loads(await asyncio.to_thread(ran, tmp_path, "cli", "verify", "-t", "acme", *verified))["valid"]
 
     auditor = await asyncpg.connect(dsn)
     await auditor.execute("SET default_transaction_read_only = off")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Settings
-from app.keys import node_keys
-from app.keys.node_keys import KeyBounds
+from app.runtime.settings.config import Settings
+from app.trust.keys import node_keys
+from app.trust.keys.node_keys import KeyBounds
 from ledger.hlc import Hlc
 from signing import key_file
 from signing.keys import PublicKey

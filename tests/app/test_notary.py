@@ -15,11 +15,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.chain import notary as notary_module
-from app.chain.checkpoints import NAME, CheckpointJournal
-from app.chain.notary import TURNS_AT_ONCE_MAX, Notary
-from app.pending.event_lines import EventLines
-from app.service import Service
+from app.node.service import Service
+from app.write.followers import notary as notary_module
+from app.write.followers.checkpoints import NAME, CheckpointJournal
+from app.write.followers.notary import TURNS_AT_ONCE_MAX, Notary
+from app.write.pending.event_lines import EventLines
 from ledger.errors import SigningUnavailableError
 from signing.checkpoint import Checkpoint, open_checkpoint, parse
 from signing.keys import Keyring, PublicKey
@@ -311,7 +311,7 @@ async def test_an_entry_chained_while_the_others_are_being_signed_is_signed_afte
     run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is not remembered is proved by tiles, and waits for them here.
-    monkeypatch.setattr("app.chain.tenant_memory.RECENT_LINKS_MAX", 0)
+    monkeypatch.setattr("app.write.followers.tenant_memory.RECENT_LINKS_MAX", 0)
     async with run_node(make_settings(chain={"batch_interval": "1h"})) as service:
         await write(service, "acme", 1)
         await until(lambda: covered(superuser, "acme", 1), "a checkpoint covers it")
@@ -464,8 +464,8 @@ def trees_in_memory(service: Service) -> int:
 async def test_tenants_beyond_those_whose_trees_are_in_memory_are_followed_and_signed_all_the_same(
     run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chain.tenant_memory.TREES_CACHED_MAX", 5)
-    monkeypatch.setattr("app.chain.notary.TENANTS_PER_TRANSACTION_MAX", 4)
+    monkeypatch.setattr("app.write.followers.tenant_memory.TREES_CACHED_MAX", 5)
+    monkeypatch.setattr("app.write.followers.notary.TENANTS_PER_TRANSACTION_MAX", 4)
     tenants = [f"tenant-{n:02d}" for n in range(30)]
     async with run_node(make_settings(chain={"batch_size": 2})) as service:
         for round_ in range(4):
@@ -486,7 +486,7 @@ async def test_tenants_beyond_those_whose_trees_are_in_memory_are_followed_and_s
 async def test_what_keeps_checkpoints_from_being_stored_is_told_as_long_as_it_lasts(
     run_server: RunServer, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.main.STATEMENT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("app.node.wiring.STATEMENT_TIMEOUT_S", 0.5)
     async with run_server() as client:
 
         async def said() -> str:
@@ -508,7 +508,7 @@ async def test_what_keeps_checkpoints_from_being_stored_is_told_as_long_as_it_la
 async def test_a_tenant_with_a_long_backlog_keeps_no_other_waiting(
     service: Service, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chain.tree_follower.LINKS_PER_TURN", 5)
+    monkeypatch.setattr("app.write.followers.tree_follower.LINKS_PER_TURN", 5)
     async with superuser.transaction():
         await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
         await write(service, "acme", 150)

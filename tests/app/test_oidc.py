@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from joserfc import jws
 
-from app.access.issuer_keys import ASK_PAUSE_S
-from app.access.oidc import TOKENS_KNOWN_MAX
-from app.access.principals import Grant, Principal
+from app.runtime.principals import Grant, Principal
+from app.trust.access.issuer_keys import ASK_PAUSE_S
+from app.trust.access.oidc import TOKENS_KNOWN_MAX
 from tests.app.oidc_issuer import AUDIENCE, DISCOVERY, GRANTS, JWKS, Checked, Issuer, make_key, segment
 
 pytestmark = pytest.mark.filterwarnings("ignore::joserfc.errors.SecurityWarning")
@@ -126,7 +126,7 @@ async def test_no_more_tokens_are_kept_than_there_is_room_for(
     checked: Checked, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert TOKENS_KNOWN_MAX < 10_000
-    monkeypatch.setattr("app.access.oidc.TOKENS_KNOWN_MAX", 3)
+    monkeypatch.setattr("app.trust.access.oidc.TOKENS_KNOWN_MAX", 3)
     made = [issuer.token("ed", "EdDSA", sub=f"user-{number}") for number in range(5)]
     for token in made:
         await checked.caller(token)

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from app.access.oidc import NAME_CHARACTERS_MAX
-from app.access.rights import Right
-from app.watch import watchers
+from app.runtime.rights import Right
+from app.share.watch import watchers
+from app.trust.access.oidc import NAME_CHARACTERS_MAX
 from tests.app.chains import until
 from tests.app.event_streams import watching
 from tests.app.oidc_issuer import AUDIENCE, GRANTS, JWKS, Issuer, make_key, segment

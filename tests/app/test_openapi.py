@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from app.dev.embedded import EmbeddedPostgres
-from app.http.application import ROUTERS
+from app.edge.application import ROUTERS
 from tests.app.service_thread import serving
 from tests.conftest import EXAMPLES
 

@@ -15,9 +15,9 @@ import httpx2
 import pytest
 from aiopenapi3.plugin import Document, Message
 
-from app.config import load_settings
 from app.dev.embedded import EmbeddedPostgres
-from app.main import running
+from app.node.wiring import running
+from app.runtime.settings.config import load_settings
 from tests.app.bundles import bundle_of
 from tests.app.chains import until
 from tests.app.service_thread import serving

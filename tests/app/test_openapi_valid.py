@@ -10,7 +10,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from app.dev.embedded import EmbeddedPostgres
-from app.http import problems
+from app.edge import problems
 from tests.app.service_thread import serving
 from tests.app.test_openapi import OPERATIONS
 

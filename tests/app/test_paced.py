@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from app.background.paced import paced
+from app.runtime.tasks.paced import paced
 from tests.app.clock_loop import Clock, ClockLoop
 
 

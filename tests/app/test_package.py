@@ -48,13 +48,15 @@ def test_the_wheel_holds_every_file_of_every_package(wheel: zipfile.ZipFile) -> 
 
 def test_the_wheel_has_what_is_in_c_built(wheel: zipfile.ZipFile) -> None:
     built = {name.partition(".")[0] for name in wheel.namelist() if name.endswith(".so")}
-    assert built == {"app/node/_native", "ledger/_native", "wal/_native"}
+    assert built == {"app/runtime/state/_native", "ledger/_native", "wal/_native"}
 
 
 def test_commands_run_from_the_wheel_alone(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path)
     there = bare_environment() | {"PYTHONPATH": str(tmp_path)}
-    looks = "import app.main, pipeline, ledger.native as native; print(app.__file__, pipeline.__file__, native.NAME)"
+    looks = (
+        "import app.node.wiring, pipeline, ledger.native as native; print(app.__file__, pipeline.__file__, native.NAME)"
+    )
     asked = subprocess.run(
         [sys.executable, "-c", looks], cwd=tmp_path, env=there, capture_output=True, text=True, check=True
     )

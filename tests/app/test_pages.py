@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.http.pages import CONSOLE
+from app.edge.routes.pages import CONSOLE
 from tests.app.service_thread import serving
 from tests.app.test_docs import Page
 

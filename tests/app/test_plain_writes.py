@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
-from app.access.quotas import Quotas
 from app.dev.embedded import EmbeddedPostgres
-from app.http.application import create_app
-from app.http.body import FREE_BYTES
-from app.http.plain import PlainWrites
-from app.http.protocol import ProblemProtocol
-from app.main import running
-from app.parts import Parts
+from app.edge.application import create_app
+from app.edge.connection.protocol import ProblemProtocol
+from app.edge.forms.body import FREE_BYTES
+from app.edge.parts import Parts
+from app.edge.plain import PlainWrites
+from app.node.wiring import running
+from app.trust.access.quotas import Quotas
 from tests.app.conftest import MakeSettings
 from tests.app.postgres_proxy import PostgresProxy
 from tests.app.service_thread import serving

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from app.cli import wal
+from cli import wal
 from ledger.exit_code import ExitCode
 from terminal import outcome
 

@@ -12,16 +12,16 @@ import asyncpg
 import httpx
 import pytest
 
-from app.chain.checkpoints import CheckpointJournal
-from app.config import Settings
-from app.privacy import knowledge as knowledge_module
-from app.privacy.agreement import Unchained
-from app.privacy.keys import SubjectKeys
-from app.privacy.knowledge import PrivacyKnowledge
-from app.start.restore import restore_from_wal
+from app.node.start.restore import restore_from_wal
+from app.runtime.settings.config import Settings
 from app.store import privacy as store
 from app.store.privacy import DeclaredFields, PrivacyRecord
 from app.store.privacy_chain import PrivacyEntry
+from app.trust.privacy import knowledge as knowledge_module
+from app.trust.privacy.agreement import Unchained
+from app.trust.privacy.keys import SubjectKeys
+from app.trust.privacy.knowledge import PrivacyKnowledge
+from app.write.followers.checkpoints import CheckpointJournal
 from ledger.errors import PrivacyUnavailableError
 from tests.app.chains import Chains, until
 from tests.app.conftest import BackUp, MakeSettings, RunServer

@@ -10,10 +10,10 @@ import asyncpg
 import httpx
 import pytest
 
-from app.config import Settings
-from app.privacy.agreement import Unchained
-from app.privacy.keys import SubjectKeys
-from app.privacy.knowledge import PrivacyKnowledge
+from app.runtime.settings.config import Settings
+from app.trust.privacy.agreement import Unchained
+from app.trust.privacy.keys import SubjectKeys
+from app.trust.privacy.knowledge import PrivacyKnowledge
 from tests.app.chain_builder import edit, unguarded
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer

@@ -15,8 +15,8 @@ import asyncpg
 import httpx
 import pytest
 
-from app.config import Settings
-from app.privacy import keys as subject_keys
+from app.runtime.settings.config import Settings
+from app.trust.privacy import keys as subject_keys
 from tests.app.admitting import start_recorded
 from tests.app.chains import Chains, until
 from tests.app.client import Client

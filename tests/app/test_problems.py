@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.http import problems
-from app.node.session import SECRET_BYTES, SessionTokens, Token
+from app.edge import problems
+from app.runtime.state.session import SECRET_BYTES, SessionTokens, Token
 from tests.app.service_thread import serving
 from tests.conftest import connected_to
 

@@ -13,9 +13,9 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
-from app.http.deadlines import ConnectionBounds
-from app.http.heads import ServedNames
-from app.http.protocol import ProblemProtocol
+from app.edge.connection.deadlines import ConnectionBounds
+from app.edge.connection.heads import ServedNames
+from app.edge.connection.protocol import ProblemProtocol
 from tests.app import chains
 
 NAMES = ServedNames("127.0.0.1", ())

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.config import load_settings
 from app.dev.embedded import EmbeddedPostgres
-from app.http.proxies import TrustedProxies
+from app.edge.connection.proxies import TrustedProxies
+from app.runtime.settings.config import load_settings
 from ledger.errors import ConfigurationError
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.served import Serve

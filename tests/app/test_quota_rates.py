@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.access import quotas
-from app.access.quotas import NAMES, AtOnce, Quotas, Rate
-from app.background.slots import Room
-from app.background.turns import TURNS_IN_A_ROW, FairTurns
-from app.config import QuotaSettings
+from app.runtime.settings.config import QUOTAS, QuotaSettings
+from app.runtime.tasks.slots import Room
+from app.runtime.tasks.turns import TURNS_IN_A_ROW, FairTurns
+from app.trust.access import quotas
+from app.trust.access.quotas import AtOnce, Quotas, Rate
 from ledger.errors import NotReadyError, QuotaExceededError, RequestTooLargeError
 
 SECOND_NS = 1_000_000_000
@@ -42,7 +42,7 @@ def takes(rate: Rate, key: str | None, amount: int = 1) -> bool:
 
 
 def test_quotas_and_settings_have_the_same_names() -> None:
-    assert set(NAMES) == QuotaSettings.model_fields.keys() - {"burst"}
+    assert set(QUOTAS) == QuotaSettings.model_fields.keys() - {"burst"}
 
 
 @pytest.mark.parametrize(("count", "burst"), [(1, 1), (3, 30), (7, 70), (1_000_000, 10), (64 << 30, 64 << 30)])

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.cli.openb_commitments import Step, capacities, steps
-from app.cli.racing import Proposed, Race, RaceSummary, Verdict
+from cli.openb_commitments import Step, capacities, steps
+from cli.racing import Proposed, Race, RaceSummary, Verdict
 from ledger import canonical
 from ledger.errors import InvalidInputError
 from ledger.machines.commitments import Commitments

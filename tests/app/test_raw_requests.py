@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.http.heads import ServedNames
+from app.edge.connection.heads import ServedNames
 from tests.app.service_thread import serving
 
 DEADLINE_S = 60

@@ -258,7 +258,7 @@ async def test_a_job_that_is_more_than_a_receipt_holds_is_told_what_to_do(
 ) -> None:
     session = await write(client, "job-1", "JobAccepted", "JobProgressReported")
     await receipt_of(client, "job-1", session)
-    monkeypatch.setattr("app.bundle.receipts.ENTRIES_MAX", 2)
+    monkeypatch.setattr("app.share.bundle.receipts.ENTRIES_MAX", 2)
     answer = await client.get(f"/v1/jobs/job-1/receipt?tenant_id={client.tenant}")
     assert refusal(answer) == (422, "receipt-too-large")
     assert "--seq" in answer.json()["detail"]
@@ -456,7 +456,7 @@ def test_verify_proof_loads_no_database_package(tmp_path: Path) -> None:
     script = f"""
 import sys
 sys.argv = ["tally", "verify-proof", {str(example)!r}, "--no-state"]
-from app.cli import main
+from cli import main
 try:
     main()
 except SystemExit as ended:

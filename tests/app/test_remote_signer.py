@@ -18,8 +18,8 @@ from pkcs11.util.ec import encode_named_curve_parameters
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
-from app.config import Settings
-from app.keys import in_use
+from app.runtime.settings.config import Settings
+from app.trust.keys import in_use
 from ledger.errors import ConfigurationError, SignerAwayError, SigningUnavailableError
 from signing import remote_signer
 from signing.keys import Keyring, material_of

@@ -16,11 +16,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.dev.embedded import EmbeddedPostgres
-from app.main import running
-from app.node.session import SessionTokens, Token
+from app.node.wiring import running
 from app.read.consistency import Promise, ReadLevel
 from app.read.heartbeat import BEAT_TIMEOUT_S, Heartbeat
 from app.read.replicas import Replicas, Source, replicas_at
+from app.runtime.state.session import SessionTokens, Token
 from app.store import reads
 from app.store.reading import READ_TIMEOUT_S, reading
 from ledger.errors import StartRefusedError
@@ -522,7 +522,7 @@ async def test_a_replica_that_never_worked_is_in_the_log_the_checks_and_the_metr
 async def test_a_start_while_no_host_is_the_primary_says_what_it_waited_for(
     make_settings: MakeSettings, standby: Standby, postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.start.connecting.CONNECT_WAIT_S", 0.2)
+    monkeypatch.setattr("app.node.start.connecting.CONNECT_WAIT_S", 0.2)
     url = f"{standby.url(postgres.service_url('postgres'))}&target_session_attrs=read-write"
     start = running(make_settings(), url)
     await assert_no_start(start, StartRefusedError, match="no host of database_url .*target_session_attrs.*switchover")

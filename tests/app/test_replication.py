@@ -17,9 +17,9 @@ import pytest
 import structlog
 from cryptography.x509 import DNSName
 
-from app.config import Settings
-from app.pending.requests import Receipt
-from app.service import Service
+from app.node.service import Service
+from app.runtime.settings.config import Settings
+from app.write.pending.requests import Receipt
 from ledger.errors import DurabilityTimeoutError, FencedError, StartRefusedError
 from ledger.machines.events import Durability
 from tests.app.certificates import Authority

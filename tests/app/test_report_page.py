@@ -18,10 +18,10 @@ from playwright.sync_api import Page
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
-from app.bundle.counting import Actors, counts_of
-from app.bundle.report import Against, VerifiedFile
-from app.bundle.report_page import HEADLINES, SignedWith, to_html
-from app.bundle.verify import verify_file
+from app.share.bundle.counting import Actors, counts_of
+from app.share.bundle.report import Against, VerifiedFile
+from app.share.bundle.report_page import HEADLINES, SignedWith, to_html
+from app.share.bundle.verify import verify_file
 from ledger import canonical
 from ledger.exit_code import ExitCode, exit_code_of_bundle
 from signing import key_file

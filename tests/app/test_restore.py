@@ -15,16 +15,16 @@ import httpx
 import pytest
 import structlog
 
-from app.chain import checkpoints
-from app.chain.checkpoints import CheckpointJournal
-from app.config import Settings
-from app.http.listener import listening
-from app.main import running
-from app.node.unrecorded import ASIDE, FORK, Fork
-from app.pending import quarantine
-from app.service import Service
-from app.start.restore import fork_log, restore_from_bundles, restore_from_wal
+from app.edge.connection.listener import listening
+from app.node.service import Service
+from app.node.start.restore import fork_log, restore_from_bundles, restore_from_wal
+from app.node.wiring import running
+from app.runtime.settings.config import Settings
+from app.runtime.state.unrecorded import ASIDE, FORK, Fork
 from app.store import keys as key_store
+from app.write.followers import checkpoints
+from app.write.followers.checkpoints import CheckpointJournal
+from app.write.pending import quarantine
 from ledger.errors import BundleInvalidError, LedgerError, StartRefusedError, UntrustedKeyError
 from signing import key_file
 from signing.key_history import event_of
@@ -203,7 +203,7 @@ async def test_a_database_from_before_the_node_was_first_started_gets_all_of_it_
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A restore waits for a lock no longer than a moment."""
-    monkeypatch.setattr("app.start.connecting.LOCK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("app.node.start.connecting.LOCK_TIMEOUT_S", 0.3)
 
 
 LOCKS = (

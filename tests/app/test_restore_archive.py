@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Settings
 from app.dev.embedded import EmbeddedPostgres
-from app.start.restore import restore_from_wal
+from app.node.start.restore import restore_from_wal
+from app.runtime.settings.config import Settings
 from ledger.exit_code import ExitCode
 from objects.store import ArchiveStore
 from pipeline.archiving.postgres import Ledger

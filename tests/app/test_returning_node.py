@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from app.bundle.from_wal import export_from_wal, survey
-from app.config import HlcSettings, Settings
-from app.pending.requests import Receipt
+from app.runtime.settings.config import HlcSettings, Settings
+from app.share.bundle.from_wal import export_from_wal, survey
+from app.write.pending.requests import Receipt
 from ledger.hlc import Hlc
 from signing.key_file import load
 from tests.app.bundles import bundle_of, rows_of, store

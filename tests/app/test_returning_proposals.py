@@ -6,11 +6,11 @@ import hashlib
 
 import pytest
 
-from app.pending.backlog import Pending
-from app.pending.linking import LinkedBatch, link_batch
 from app.store.chaining import ChainHead
 from app.store.log_rows import LOG_COLUMNS
 from app.store.standing import ChainedEntry
+from app.write.pending.backlog import Pending
+from app.write.pending.linking import LinkedBatch, link_batch
 from ledger import canonical
 from ledger.chain.conflict import Event
 from ledger.chain.record import IdempotencyKey

@@ -13,14 +13,14 @@ import pytest
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
 
-from app.access.callers import OpenToAll
-from app.access.principals import EVERYBODY, Principal
-from app.access.rights import RULES, UNLISTED, Needs, Right
-from app.http.application import ROUTERS
-from app.http.jobs import submissions
-from app.http.listener import listening
-from app.http.routing import LeanRoute, RightedRoute
-from app.main import running
+from app.edge.application import ROUTERS
+from app.edge.connection.listener import listening
+from app.edge.routes.jobs import submissions
+from app.edge.routing import LeanRoute, RightedRoute
+from app.node.wiring import running
+from app.runtime.principals import EVERYBODY, Principal
+from app.runtime.rights import RULES, UNLISTED, Needs, Right
+from app.trust.access.callers import OpenToAll
 from tests.app.conftest import MakeSettings
 from tests.app.served import Serve
 from tests.conftest import Database

@@ -12,9 +12,9 @@ import httpx
 import orjson
 import pytest
 
-from app.chain import job_terms
 from app.read import jobs as read_jobs
 from app.store import job_search
+from app.write.followers import job_terms
 from tests.app.chains import until
 from tests.app.conftest import RunServer
 

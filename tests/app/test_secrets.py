@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel, SecretStr
 from typer.testing import CliRunner
 
-from app.access.code_flow import _client_secret_in
-from app.cli import Commands, bearer
-from app.cli import tally as command_line
-from app.config import Settings, load_settings
-from app.exchange.peer import _token_in
+from app.runtime.settings.config import Settings, load_settings
+from app.share.exchange.peer import _token_in
+from app.trust.access.code_flow import _client_secret_in
+from cli import Commands, bearer
+from cli import tally as command_line
 from ledger.errors import ConfigurationError
 from ledger.secret_text import without_login
 from pipeline.keys import PIN_VARIABLE, _pin

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.node.session import MAC_BYTES, SECRET_BYTES, SESSION_TOKENS_MAX, SessionTokens, Token, unverified
+from app.runtime.state.session import MAC_BYTES, SECRET_BYTES, SESSION_TOKENS_MAX, SessionTokens, Token, unverified
 from ledger.errors import InvalidInputError
 
 node_ids = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)

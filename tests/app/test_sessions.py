@@ -12,8 +12,8 @@ import pytest
 
 import app
 from app.dev.account import find_package
-from app.postgres_address import NAMES, RELIED_UPON, parse_address
 from app.read import checking
+from app.runtime.settings.postgres_address import NAMES, RELIED_UPON, parse_address
 from app.store import chaining, following, reads, sessions
 from app.store.node_connection import AT_A_NODE
 from ledger.errors import ConfigurationError, StartRefusedError
@@ -53,7 +53,7 @@ ROOT = Path(app.__file__).parents[1]
 def test_nothing_but_the_module_of_sessions_opens_a_connection() -> None:
     opening = {
         str(path.relative_to(ROOT))
-        for package in ("app", "objects", "pipeline", "signing", "terminal", "wal")
+        for package in ("app", "cli", "objects", "pipeline", "signing", "terminal", "wal")
         for path in (ROOT / package).rglob("*.py")
         if "asyncpg" in (text := path.read_text())
         for node in ast.walk(ast.parse(text))
@@ -195,7 +195,7 @@ def test_the_page_adds_up_how_many_connections_a_node_needs() -> None:
     root = Path(app.__file__).parents[1]
     page = (root / "docs/poolers.md").read_text()
     rows = [int(count) for count in re.findall(r"^\| (\d+) \| ", page, re.MULTILINE)]
-    (pooled,) = re.findall(r"^POOL_CONNECTIONS_MAX = (\d+)$", (root / "app/main.py").read_text(), re.MULTILINE)
+    (pooled,) = re.findall(r"^POOL_CONNECTIONS_MAX = (\d+)$", (root / "app/node/wiring.py").read_text(), re.MULTILINE)
     assert rows[0] == int(pooled)
     assert checking.PROCESSES_MAX in rows
     assert f"at most {sum(rows)} connections to the primary" in page

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.main import running
-from app.node.unrecorded import ASIDE
-from app.start.quorum import Takeover
+from app.node.start.quorum import Takeover
+from app.node.wiring import running
+from app.runtime.state.unrecorded import ASIDE
 from ledger.errors import WalCorruptError
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer

@@ -12,9 +12,9 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from app.config import Settings
-from app.setting_names import ENV_NOT_SETTINGS, unknown_variables
-from app.setting_types import Bounds
+from app.runtime.settings.config import Settings
+from app.runtime.settings.names import ENV_NOT_SETTINGS, unknown_variables
+from app.runtime.settings.types import Bounds
 from wal.group_commit import GroupCommit
 from wal.log import Log
 

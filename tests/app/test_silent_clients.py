@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.http.deadlines import PROGRESS_BYTES, Progress, connections_allowed
+from app.edge.connection.deadlines import PROGRESS_BYTES, Progress, connections_allowed
 from ledger.errors import StartRefusedError
 from tests.app.chains import followed, until
 from tests.app.service_thread import serving

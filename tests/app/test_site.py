@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.cli import Commands
+from cli import Commands
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -13,11 +13,11 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from app.config import Settings
-from app.pending.event_lines import EventLines
-from app.service import Service
+from app.node.service import Service
+from app.runtime.settings.config import Settings
 from app.store import node as node_store
 from app.store.chaining import WalPosition
+from app.write.pending.event_lines import EventLines
 from ledger.errors import LedgerError, StartRefusedError, WalLockedError
 from ledger.hlc import Hlc
 from ledger.positions import Epoch, Lsn

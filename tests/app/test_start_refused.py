@@ -12,11 +12,11 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from app.chain.checkpoints import NAME, CheckpointJournal
-from app.config import Settings
-from app.node.unrecorded import LOST
-from app.start.procedure import start_node
+from app.node.start.procedure import start_node
+from app.runtime.settings.config import Settings
+from app.runtime.state.unrecorded import LOST
 from app.store.node_connection import AT_A_NODE
+from app.write.followers.checkpoints import NAME, CheckpointJournal
 from ledger.errors import LedgerError, StartRefusedError, WalCorruptError
 from signing import key_file
 from tests.app.chain_builder import unguarded
@@ -186,7 +186,7 @@ async def test_a_wal_whose_oldest_unchained_segment_was_removed_is_refused_until
 async def test_a_start_does_not_wait_for_ever_for_what_another_session_keeps_locked(
     run_node: RunNode, make_settings: MakeSettings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.start.connecting.LOCK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("app.node.start.connecting.LOCK_TIMEOUT_S", 0.3)
     async with run_node() as service:
         await write(service, 1)
     async with halted(database, "SELECT FROM scheduler.wal_positions FOR UPDATE"), asyncio.timeout(20):

@@ -14,11 +14,11 @@ import asyncpg
 import httpx
 import pytest
 
-from app.http.stats import LINES_PER_TURN, take
-from app.metrics import Metrics
-from app.stats import intake as stats_intake
-from app.stats.intake import StatsIntake
-from app.stats.share import LoopShare
+from app.edge.routes.stats import LINES_PER_TURN, take
+from app.runtime.metrics import Metrics
+from app.write.stats import intake as stats_intake
+from app.write.stats.intake import StatsIntake
+from app.write.stats.share import LoopShare
 from tests.app.conftest import MakeSettings, RunServer
 
 
@@ -70,7 +70,7 @@ async def client(
     run_server: RunServer, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Of a node that checks whatever comes, however long the machine was at other things meanwhile."""
-    monkeypatch.setattr("app.stats.intake.CHECKING_BURST_S", 60.0)
+    monkeypatch.setattr("app.write.stats.intake.CHECKING_BURST_S", 60.0)
     async with run_server(make_settings(**SETTINGS)) as client:
         yield client
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.stats import files as stats_files
-from app.stats.files import StatsFiles
+from app.write.stats import files as stats_files
+from app.write.stats.files import StatsFiles
 
 LINE = b'{"n":%d}\n'
 PAGE = (Path(__file__).parents[2] / "docs" / "formats" / "stats.md").read_text()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.stats import intake as stats_intake
-from app.stats.intake import Chunk, StatsIntake
+from app.write.stats import intake as stats_intake
+from app.write.stats.intake import Chunk, StatsIntake
 
 KIB = Chunk(b"x" * 1023 + b"\n", 1)
 

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from app.chain.linking_ahead import Ahead
-from app.chain.storing_ahead import Stored, StoringAhead
-from app.pending.backlog import Pending
-from app.pending.linking import LinkedBatch
-from app.service import Service
+from app.node.service import Service
 from app.store import chaining
 from app.store.chaining import ChainHead, Step
+from app.write.chain.linking_ahead import Ahead
+from app.write.chain.storing_ahead import Stored, StoringAhead
+from app.write.pending.backlog import Pending
+from app.write.pending.linking import LinkedBatch
 from ledger.chain.record import IdempotencyKey
 from ledger.hlc import Hlc
 from ledger.machines.events import JOB_EVENTS
@@ -176,7 +176,7 @@ async def test_after_work_in_vain_nothing_is_stored_ahead_for_a_while(
     storing: StoringAhead, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     for pause_s in (60.0, 0.0):
-        monkeypatch.setattr("app.chain.storing_ahead.PAUSE_S", pause_s)
+        monkeypatch.setattr("app.write.chain.storing_ahead.PAUSE_S", pause_s)
         assert storing.may_start
         storing.start(
             linked_ahead(event(1, "acme"), onto=ChainHead(-1, None, None)) if how == "not stored" else to_store()
@@ -204,10 +204,10 @@ def committed_ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return is_moved
 
     monkeypatch.setattr(Stored, "move", counted)
-    monkeypatch.setattr("app.chain.appender.BATCH_ENTRIES_MAX", BATCH)
-    monkeypatch.setattr("app.chain.at_once.ENTRIES_MAX", 0)
-    monkeypatch.setattr("app.chain.appender.ENTRIES_MIN", 1)
-    monkeypatch.setattr("app.chain.storing_ahead.PAUSE_S", 0)
+    monkeypatch.setattr("app.write.chain.appender.BATCH_ENTRIES_MAX", BATCH)
+    monkeypatch.setattr("app.write.chain.at_once.ENTRIES_MAX", 0)
+    monkeypatch.setattr("app.write.chain.appender.ENTRIES_MIN", 1)
+    monkeypatch.setattr("app.write.chain.storing_ahead.PAUSE_S", 0)
     return sizes
 
 

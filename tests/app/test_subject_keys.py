@@ -9,10 +9,10 @@ from time import monotonic
 import asyncpg
 import pytest
 
-from app.privacy.keys import SubjectKeys
-from app.privacy.knowledge import PrivacyKnowledge
 from app.store import privacy as store
 from app.store.privacy import DeclaredFields
+from app.trust.privacy.keys import SubjectKeys
+from app.trust.privacy.knowledge import PrivacyKnowledge
 from tests.app.chains import until
 
 SUBJECTS = 7

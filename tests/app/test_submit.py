@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from app.background.turns import LINES_PER_TURN
-from app.http.events import lines_of
-from app.pending.event_lines import EventLines
-from app.pending.requests import Draft, Receipt
-from app.service import Service
+from app.edge.routes.events import lines_of
+from app.node.service import Service
+from app.runtime.tasks.turns import LINES_PER_TURN
+from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import Draft, Receipt
 from ledger.chain import record
 from ledger.errors import (
     DatabaseUnavailableError,
@@ -263,7 +263,7 @@ async def test_requests_that_are_entered_in_turns_never_take_each_others_room(
     chains: Chains,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.intake.submit.LINES_PER_TURN", 3)
+    monkeypatch.setattr("app.write.intake.submit.LINES_PER_TURN", 3)
     async with run_node(make_settings(wal={"backlog_max_entries": 100}), url=proxy.url) as service:
         await service.submitter.submit(created("acme", 0), key=None)
         await until(chains.key_recorded, "the node has recorded its key")
@@ -291,8 +291,8 @@ async def test_the_bytes_of_the_backlog_have_a_bound_too(
     chains: Chains,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.pending.backlog.BYTES_MAX_MIN", 200_000)
-    monkeypatch.setattr("app.intake.submit.LINES_PER_TURN", 2)
+    monkeypatch.setattr("app.write.pending.backlog.BYTES_MAX_MIN", 200_000)
+    monkeypatch.setattr("app.write.intake.submit.LINES_PER_TURN", 2)
 
     def large(n: int) -> Draft:
         fields: dict[str, object] = {"spec": {"n": n, "text": "x" * 9_000}}
@@ -350,7 +350,7 @@ async def test_a_request_larger_than_the_whole_backlog_is_too_large_instead_of_e
 async def test_events_larger_than_all_bytes_that_may_wait_are_too_large(
     run_node: RunNode, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.pending.backlog.BYTES_MAX_MIN", 100_000)
+    monkeypatch.setattr("app.write.pending.backlog.BYTES_MAX_MIN", 100_000)
     text = "x" * 9_000
     drafts = [Draft("acme", None, JOB_EVENTS["JobCreated"], {"spec": {"text": text}}, None, LOCAL)] * 12
     small = {"backlog_max_entries": 90, "record_bytes_max": 65_536}

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 import orjson
 import pytest
 
-from app.answers import json_bytes
-from app.background.share import BUSY, IDLE, Share
-from app.service import Service
+from app.node.service import Service
+from app.runtime.answers import json_bytes
+from app.runtime.tasks.share import BUSY, IDLE, Share
+from app.share.watch import tail as tail_module
+from app.share.watch.blocks import WatchedEntry
 from app.store import chain_reads
 from app.store.reading import reading
-from app.watch import tail as tail_module
-from app.watch.blocks import WatchedEntry
 from ledger.errors import ChainDamagedError, TenantNotFoundError
 from tests.app.chain_builder import edit
 from tests.app.chains import Chains, until
@@ -101,7 +101,7 @@ async def test_what_the_tail_no_longer_keeps_is_read_from_the_log(
     shared: Shared, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tail_module, "TAIL_BYTES_MAX", 4000)
-    monkeypatch.setattr("app.watch.blocks.BLOCK_BYTES_MAX", 2000)
+    monkeypatch.setattr("app.share.watch.blocks.BLOCK_BYTES_MAX", 2000)
     await write(shared.service, tenant, range(1))
     async with shared.service.tails.watching(tenant) as tail:
         await write(shared.service, tenant, range(1, 200))

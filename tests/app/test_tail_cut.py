@@ -13,13 +13,13 @@ import asyncpg
 import httpx
 import pytest
 
-from app.chain import checkpoints
-from app.cli.verify import FILE, verify_by_service
-from app.cli.verify_against import Request
-from app.cli.verify_database import kept_head, verify_database
-from app.config import Settings
 from app.dev.embedded import EmbeddedPostgres
+from app.runtime.settings.config import Settings
 from app.store.tampering import cut_tail
+from app.write.followers import checkpoints
+from cli.verify import FILE, verify_by_service
+from cli.verify_against import Request
+from cli.verify_database import kept_head, verify_database
 from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead
 from pipeline.cli.looks import Looks

@@ -20,12 +20,12 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from app.access import tokens
-from app.access.principals import Principal, covers, grant_of
-from app.access.rights import Right
-from app.keys import tokens as keys_tokens
-from app.node.kept_file import KeptFile
-from app.node.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, FirstToken
+from app.runtime.principals import Principal, covers, grant_of
+from app.runtime.rights import Right
+from app.runtime.state.kept_file import KeptFile
+from app.runtime.state.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, FirstToken
+from app.trust.access import tokens
+from app.trust.keys import tokens as keys_tokens
 from ledger import canonical
 from ledger.errors import ChainDamagedError, UnauthenticatedError
 from ledger.machines.events import SystemAction

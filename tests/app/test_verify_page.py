@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Browser, Error, Page, Request, expect
 
-from app.bundle.report import OUTCOMES
-from app.bundle.verify import verify_file
-from app.cli.verify_proof import OUTCOMES as RECEIPT_OUTCOMES
+from app.share.bundle.report import OUTCOMES
+from app.share.bundle.verify import verify_file
+from cli.verify_proof import OUTCOMES as RECEIPT_OUTCOMES
 from ledger import canonical
 from ledger.errors import NotABundleError, SignatureError
 from ledger.exit_code import exit_code_of_bundle, exit_code_of_receipt

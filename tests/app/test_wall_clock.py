@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from app.node.wall_clock import Reading, WallClock, read_clocks
+from app.runtime.state.wall_clock import Reading, WallClock, read_clocks
 from ledger.hlc import Hlc
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from app.parts import Parts
-from app.watch import watchers as watchers_module
-from app.watch.blocks import Wanted
-from app.watch.tail import ENTRIES_BEFORE, PAGE_ENTRIES
+from app.edge.parts import Parts
+from app.share.watch import watchers as watchers_module
+from app.share.watch.blocks import Wanted
+from app.share.watch.tail import ENTRIES_BEFORE, PAGE_ENTRIES
 from ledger.errors import ChainDamagedError
 from tests.app.chain_builder import edit
 from tests.app.chains import UNTIL_S, until
@@ -365,7 +365,7 @@ async def test_a_client_that_falls_behind_is_told_where_to_start_over_and_costs_
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it stands still others go on; no more than some buffers of the system hold what it does not take."""
-    monkeypatch.setattr("app.watch.tail.TAIL_BYTES_MAX", 200_000)
+    monkeypatch.setattr("app.share.watch.tail.TAIL_BYTES_MAX", 200_000)
     lagged_before = node.counted("watch_lagged_total")
     await node.write(*jobs([0]))
     with node.stalled() as stalled:

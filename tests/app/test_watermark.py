@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import uvloop
 
-from app.node.state import Watermark
+from app.runtime.state.node import Watermark
 from ledger.errors import DurabilityTimeoutError, WalPoisonedError
 
 

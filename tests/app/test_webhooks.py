@@ -25,12 +25,12 @@ import structlog
 from cryptography import x509
 
 from app.dev.cluster import free_port
+from app.share.webhooks import deliveries, delivery, sending
+from app.share.webhooks.messages import message_of, secret_text
+from app.share.webhooks.names import Names
+from app.share.webhooks.sending import Outcome
 from app.store.chain_reads import ListedEntry
 from app.store.webhooks import Webhook
-from app.webhooks import deliveries, delivery, sending
-from app.webhooks.messages import message_of, secret_text
-from app.webhooks.names import Names
-from app.webhooks.sending import Outcome
 from ledger.machines.events import SystemAction
 from tests.app.certificates import Authority
 from tests.app.chains import until

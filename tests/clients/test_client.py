@@ -24,8 +24,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.cli import recorded_job
-from app.node.session import SECRET_BYTES, SessionTokens, Token
+from app.runtime.state.session import SECRET_BYTES, SessionTokens, Token
+from cli import recorded_job
 from tallystick_client import (
     AsyncClient,
     Client,
@@ -77,7 +77,19 @@ def test_the_client_needs_httpx_and_nothing_of_the_service() -> None:
     environment = {"PYTHONPATH": str(PACKAGE), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    ours = {"app", "ledger", "objects", "pipeline", "signing", "terminal", "wal", "orjson", "msgspec", "pydantic"}
+    ours = {
+        "app",
+        "cli",
+        "ledger",
+        "objects",
+        "pipeline",
+        "signing",
+        "terminal",
+        "wal",
+        "orjson",
+        "msgspec",
+        "pydantic",
+    }
     assert ours & set(done.stdout.split()) == set()
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
     assert project["dependencies"] == ["httpx>=0.28"]

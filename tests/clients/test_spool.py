@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from app.cli.flush import flush as flush_by_command
-from app.cli.spool import Kept as KeptByCommand
-from app.cli.spool import Spool as CommandSpool
-from app.cli.spool import SpoolError as CommandSpoolError
+from cli.flush import flush as flush_by_command
+from cli.spool import Kept as KeptByCommand
+from cli.spool import Spool as CommandSpool
+from cli.spool import SpoolError as CommandSpoolError
 from tallystick_client import (
     AsyncClient,
     Client,

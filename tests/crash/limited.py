@@ -16,6 +16,6 @@ PROGRAM = Path(__file__)
 if __name__ == "__main__":
     name, most = sys.argv.pop(1), int(sys.argv.pop(1))
     resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
-    from app.cli import main
+    from cli import main
 
     main()

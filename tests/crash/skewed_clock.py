@@ -43,6 +43,6 @@ def set_clock(path: Path, *, ahead_s: float = 0.0, frozen_s: float = 0.0) -> Non
 
 if __name__ == "__main__":
     skew(Path(sys.argv.pop(1)))
-    from app.cli import main
+    from cli import main
 
     main()

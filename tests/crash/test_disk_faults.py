@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.node.session import unverified
+from app.runtime.state.session import unverified
 from tests.conftest import Database
 from tests.crash import limited
 from tests.crash.conftest import Launch

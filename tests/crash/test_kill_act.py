@@ -11,8 +11,8 @@ from pathlib import Path
 import asyncpg
 import httpx
 
-from app.access import tokens
-from app.node.kept_tokens import FIRST_TOKEN, FirstToken
+from app.runtime.state.kept_tokens import FIRST_TOKEN, FirstToken
+from app.trust.access import tokens
 from ledger.chain import record
 from ledger.machines.events import SystemAction
 from tests.app.chains import Chains, until

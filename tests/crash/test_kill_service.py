@@ -13,7 +13,7 @@ import aiohttp
 import asyncpg
 import pytest
 
-from app.chain.checkpoints import CheckpointJournal
+from app.write.followers.checkpoints import CheckpointJournal
 from tests.app.starting import forget_checkpoint
 from tests.conftest import Database
 from tests.crash import operations

@@ -19,8 +19,8 @@ import psutil
 import pytest
 import uvloop
 
-from app.cli.serve import StopWhileStarting
 from app.dev.embedded import EmbeddedPostgres
+from cli.serve import StopWhileStarting
 from terminal import stop_signals
 from terminal.outcome import CommandExit
 from tests.app.chains import until

@@ -19,7 +19,7 @@ from typing import Final
 VARIABLE: Final = "SANITIZED_MODULES"
 """Names the folder that the modules were built into."""
 IS_USED: Final = VARIABLE in os.environ
-MODULES: Final = ("app.node._native", "ledger._native", "wal._native")
+MODULES: Final = ("app.runtime.state._native", "ledger._native", "wal._native")
 SUFFIX: Final = str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 

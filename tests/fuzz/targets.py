@@ -20,8 +20,8 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from app.http.requests import EVENT_FORMS
-from app.pending.event_lines import EventLines
+from app.edge.forms.requests import EVENT_FORMS
+from app.write.pending.event_lines import EventLines
 from ledger import canonical, hlc, native, rfc3339
 from ledger.bundle.rows import EntryLines
 from ledger.errors import CanonicalError, InvalidInputError, LedgerError

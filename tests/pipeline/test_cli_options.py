@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from app.cli.bundle import bundle
+from cli.bundle import bundle
 from pipeline.cli import commands, running
 from pipeline.cli.options import NO_DSN_VARIABLE, load_keys, no_dsn
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER

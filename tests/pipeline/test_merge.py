@@ -16,8 +16,8 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from pyspark.sql import SparkSession, functions
 
-from app.bundle.verify import verify_file
 from app.dev.embedded import EmbeddedPostgres
+from app.share.bundle.verify import verify_file
 from ledger.errors import (
     BundleRefusedError,
     InvalidInputError,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from app.bundle.verify import verify_file
+from app.share.bundle.verify import verify_file
 from ledger.errors import InvalidInputError, SignatureError
 from objects.store import ArchiveStore
 from pipeline.archive.judging import verify_tenant

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from app.access.tls import _expires_at
-from app.cli import bearer
-from app.exchange.peer import _context_of, _token_in
 from app.node.lease import HOLDER_NAME, holder_of
+from app.share.exchange.peer import _context_of, _token_in
+from app.trust.access.tls import _expires_at
+from cli import bearer
 from ledger.errors import (
     ArchiveInvalidError,
     ConfigurationError,

@@ -1,5 +1,0 @@
-"""``python -m app.cli`` is ``tally``."""
-
-from app.cli import main
-
-main()

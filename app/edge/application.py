@@ -1,0 +1,193 @@
+"""The web application: routers, the middleware around them, errors as problems, the description of it all."""
+
+from __future__ import annotations
+
+from inspect import cleandoc
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from typing_extensions import is_typeddict
+
+from app.edge.forms.body import SCHEMA_REF
+from app.edge.forms.requests import EVENT_LINE, EVENT_REQUEST, PROPOSAL, STATS_REPORT
+from app.edge.middleware import Observed
+from app.edge.parts import Parts
+from app.edge.problems import (
+    KINDS,
+    respond_to_http_exception,
+    respond_to_invalid_parameters,
+)
+from app.edge.routes import (
+    access,
+    bundles,
+    chain,
+    commitments,
+    docs,
+    events,
+    exchange,
+    job_lists,
+    jobs,
+    keys,
+    lineage,
+    log,
+    pages,
+    privacy,
+    receipts,
+    search_fields,
+    service,
+    sign_in,
+    snapshots,
+    stats,
+    watch,
+    webhooks,
+)
+from app.edge.routing import RightedRoute
+from app.runtime import answers
+from app.runtime.answers import chain as chain_answers
+from app.runtime.answers import commitments as commitment_answers
+from app.runtime.answers import jobs as job_answers
+from app.runtime.answers import node as node_answers
+from app.runtime.rights import Rule
+
+TITLE = "Tallystick"
+ROUTERS = (
+    jobs,
+    job_lists,
+    events,
+    lineage,
+    commitments,
+    stats,
+    chain,
+    watch,
+    snapshots,
+    bundles,
+    receipts,
+    privacy,
+    search_fields,
+    keys,
+    access,
+    webhooks,
+    exchange,
+    log,
+    service,
+    docs,
+    sign_in,
+    pages,
+)
+"""Those that are asked most stand first: a path is looked for in one route after the other."""
+
+
+def create_app(parts: Parts) -> FastAPI:
+    """The application over ``parts``; the caller serves it."""
+    app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.parts = parts
+    routes: list[APIRoute] = []
+    for module in ROUTERS:
+        routes += [route for route in module.router.routes if isinstance(route, APIRoute)]
+    app.router.routes.extend(routes)
+    app.add_middleware(Observed, parts=parts)
+    app.add_exception_handler(RequestValidationError, respond_to_invalid_parameters)
+
+    async def respond_to_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            error.headers = {"Allow": ", ".join(_methods_at(request.url.path, routes))}
+        return await respond_to_http_exception(request, error)
+
+    app.add_exception_handler(HTTPException, respond_to_http)
+    app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
+    return app
+
+
+def _methods_at(path: str, routes: list[APIRoute]) -> list[str]:
+    """Every method that the path takes: the framework only knows those of the first route that has it."""
+    found = {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
+    return sorted(found | {"HEAD"} if "GET" in found else found) or ["GET"]
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, with the models that endpoints read by themselves."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version="1", routes=app.routes, description=_DESCRIPTION, servers=[{"url": "/"}]
+        )
+        models = document.setdefault("components", {}).setdefault("schemas", {})
+        models |= _shapes_of_answers()
+        for name, adapter in _READ_BY_ENDPOINTS.items():
+            schema = adapter.json_schema(ref_template=SCHEMA_REF)
+            models.update(schema.pop("$defs", {}))
+            models[name] = schema
+        models["Problem"]["description"] = f"{models['Problem'].get('description', '')}\n\n{_problems()}"
+        for operation in _operations(document):
+            for answer in operation["responses"].values():
+                _say_what_it_is(answer, models)
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            body.pop("$defs", None)
+        for route in app.routes:
+            if isinstance(route, RightedRoute) and route.include_in_schema:
+                (method,) = route.methods or {"GET"}
+                operation = document["paths"][route.path_format][method.lower()]
+                operation["description"] = f"{operation['description']}\n\n{_needed(route.rule)}"
+        if app.state.parts.settings.auth.mode != "none":
+            document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"token": []}]
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _needed(rule: Rule) -> str:
+    """What a caller needs, for who reads the description."""
+    needed = rule.needs.value if rule.right is None else f"the right `{rule.right}` for {rule.needs.value}"
+    return f"Needs {needed}."
+
+
+def _shapes_of_answers() -> dict[str, Any]:
+    """Every shape of an answer, by name. An answer has its members and no others; a problem may have more."""
+    shapes = [
+        shape
+        for module in (answers, chain_answers, commitment_answers, job_answers, node_answers)
+        for shape in vars(module).values()
+    ]
+    _, described = msgspec.json.schema_components(
+        filter(is_typeddict, shapes), ref_template=SCHEMA_REF.format(model="{name}")
+    )
+    for name, shape in described.items():
+        shape["additionalProperties"] = name == "Problem"
+        shape["description"] = cleandoc(shape["description"])
+    return described
+
+
+def _say_what_it_is(answer: dict[str, Any], models: dict[str, Any]) -> None:
+    """Describe an answer that says nothing of itself by the model of its body."""
+    if answer["description"] != _NO_DESCRIPTION:
+        return
+    for content in answer.get("content", {}).values():
+        name = content["schema"].get("$ref", "").rpartition("/")[2]
+        answer["description"] = models.get(name, {}).get("description", _NO_DESCRIPTION)
+
+
+def _problems() -> str:
+    """Every problem, as a list in Markdown."""
+    lines = [f"- `{kind.name}` ({kind.status}): {kind.title}" for kind in KINDS]
+    return "\n".join(lines)
+
+
+def _operations(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [operation for path in document["paths"].values() for operation in path.values()]
+
+
+_NO_DESCRIPTION = "Successful Response"
+"""What the framework writes where a route says nothing."""
+_READ_BY_ENDPOINTS = {
+    "EventRequest": EVENT_REQUEST,
+    "EventLine": EVENT_LINE,
+    "StatsReport": STATS_REPORT,
+    "ProposalRequest": PROPOSAL,
+}
+_DESCRIPTION = """A tamper-evident job ledger. Errors are problems (RFC 9457); every list takes `limit` and `cursor`.
+Writes answer with a session token in `Tally-Session`; show it to read your own writes."""

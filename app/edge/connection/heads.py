@@ -1,0 +1,120 @@
+"""What the head of a request must be before anything looks at it: the parser takes more than HTTP/1.1 allows.
+
+Two readers of one connection must agree where a request ends (RFC 9112, section 6), so a head that a proxy might
+read in another way is refused. And a page that somebody's browser shows must not reach a service that the browser can
+reach and its author cannot, neither by a name that was bound again to our address nor from its own origin::
+
+    version              HTTP/1.1, or HTTP/1.0 without Transfer-Encoding
+    Host                 exactly one, and a name of ours; HTTP/1.0 may have none, as health checks of load balancers do
+    Transfer-Encoding    chunked, once
+    Origin               on what changes something: none, that of the Host, or one whose host http.hosts names
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from app.edge.problems import (
+    HOST_NOT_ALLOWED,
+    MALFORMED_HTTP,
+    ORIGIN_NOT_ALLOWED,
+    TRANSFER_CODING_UNSUPPORTED,
+    ProblemError,
+)
+
+SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+HOSTS_REMEMBERED = 256
+_DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
+_HOST = re.compile(rb"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(:[0-9]{1,5})?")
+
+
+class ServedNames:
+    """The names that the service answers to; ports are not looked at.
+
+    Loopback addresses and ``localhost``, the host that it listens on, and those that ``http.hosts`` names. A service
+    that others can reach takes any address too: only a name can be bound to another address while a page is shown.
+    """
+
+    def __init__(self, listen_host: str, named: Iterable[str]) -> None:
+        self._named = frozenset(name.lower() for name in named)
+        self._own = self._named | {"localhost", listen_host.lower()}
+        self._takes_any_address = not _is_loopback(listen_host)
+        self.has_host = lru_cache(HOSTS_REMEMBERED)(self._has_host)
+
+    def _has_host(self, value: bytes) -> bool:
+        """Whether the header ``Host`` may have this value."""
+        name = _name_of(value)
+        return name is not None and (name in self._own or _is_loopback(name) or self._takes(name))
+
+    def has_origin(self, value: bytes, host: bytes) -> bool:
+        """Whether a page of this ``Origin`` may change something here, in a request to ``host``."""
+        scheme, separator, authority = value.lower().partition(b"://")
+        if not separator:
+            return False
+        port = _DEFAULT_PORTS.get(scheme, b"")
+        same = authority.removesuffix(port) == host.strip().lower().removesuffix(port)
+        return same or _name_of(authority) in self._named
+
+    def _takes(self, name: str) -> bool:
+        return self._takes_any_address and _address_of(name) is not None
+
+
+def check_head(version: str, method: bytes, headers: Iterable[tuple[bytes, bytes]], names: ServedNames) -> None:
+    """Return if a head of this HTTP version, with these headers in small letters, may be served.
+
+    Raises:
+        ProblemError: it may not.
+    """
+    hosts = 0
+    host = b""
+    coding = None
+    origins: list[bytes] = []
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+            host = value
+        elif name == b"transfer-encoding":
+            coding = value
+        elif name == b"origin":
+            origins.append(value)
+    if version not in ("1.1", "1.0"):
+        raise ProblemError(MALFORMED_HTTP, f"HTTP/{version} is not spoken here; send HTTP/1.1")
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        raise ProblemError(MALFORMED_HTTP, f"the request has {hosts or 'no'} Host headers; send one")
+    if hosts and not names.has_host(host):
+        raise ProblemError(HOST_NOT_ALLOWED, f"Host {_shown(host)} is no name of this service; http.hosts names others")
+    if origins and method not in SAFE_METHODS and not all(names.has_origin(origin, host) for origin in origins):
+        raise ProblemError(ORIGIN_NOT_ALLOWED, f"a page of {_shown(origins[-1])} may change nothing here")
+    if coding is None:
+        return
+    if version == "1.0":
+        raise ProblemError(MALFORMED_HTTP, "HTTP/1.0 has no Transfer-Encoding; send Content-Length, or HTTP/1.1")
+    if coding.strip().lower() != b"chunked":
+        raise ProblemError(
+            TRANSFER_CODING_UNSUPPORTED, f"Transfer-Encoding {_shown(coding)} is not taken; send chunked"
+        )
+
+
+def _name_of(value: bytes) -> str | None:
+    """The name or address in ``host`` or ``host:port``, None when it is neither."""
+    match = _HOST.fullmatch(value.strip().lower())
+    return match[1].decode().removesuffix(".").strip("[]") if match else None
+
+
+def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
+def _is_loopback(name: str) -> bool:
+    address = _address_of(name)
+    return name == "localhost" if address is None else address.is_loopback
+
+
+def _shown(value: bytes) -> str:
+    return repr(value[:100].decode("latin-1"))

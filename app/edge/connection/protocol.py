@@ -1,0 +1,525 @@
+"""HTTP/1.1 as uvicorn speaks it, but what its parser refuses is answered with a problem, heads, trailers, connections
+and silences have bounds, an answer leaves in one system call where uvicorn makes two, and a write in its common form
+is answered from here (``app.edge.plain``).
+
+0 <= bytes of request line and headers <= HEAD_BYTES_MAX
+0 <= connections <= http.connections_max, but for those that are just being refused or ended
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+import struct
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from app.edge.connection.answer_transport import AnswerTransport
+from app.edge.connection.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress, end_longest_waiting
+from app.edge.connection.heads import ServedNames, check_head
+from app.edge.connection.proxies import TrustedProxies
+from app.edge.problems import (
+    HEADERS_TOO_LARGE,
+    MALFORMED_HTTP,
+    NOT_READY,
+    REQUEST_TIMEOUT,
+    ProblemError,
+    problem_response,
+)
+from app.trust.access.callers import AUTHORIZATION, CERTIFICATE
+from app.trust.access.certificates import CallerCertificate, shown
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application, HTTPScope
+
+    from app.edge.connection.known_heads import Fields, KnownRequest
+    from app.edge.plain import PlainAnswer, PlainWrite, PlainWrites, Settling
+
+HEAD_BYTES_MAX = 64 * 1024
+"""Longest request line and headers together."""
+TRAILER_BYTES_MAX = 64 * 1024
+"""Most bytes of a chunked body that may follow each other without a byte of content: extensions and trailers."""
+LINGER_S = 2.0
+"""How long what the client still sends is thrown away, so that it gets to read why it was refused."""
+_NO_LINGER = struct.pack("ii", 1, 0)
+STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
+"""What browsers are told with each answer that goes over TLS: never to ask in the clear again."""
+_OF_EACH_REQUEST: Final = (
+    "type",
+    "asgi",
+    "http_version",
+    "server",
+    "client",
+    "scheme",
+    "root_path",
+    "state",
+    "method",
+    "query_string",
+)
+"""What the scopes of a connection's plain writes have in common."""
+CUT_OFF: Final = "tally.cut_off"
+"""Where the scope of a request has what ends its connection now, whatever the client has not taken yet."""
+_FIELD_BYTES = len(b": \r\n")
+
+
+class ProblemProtocol(HttpToolsProtocol):
+    """One connection. Without ``plain`` all requests are the framework's; without ``proxies`` none is believed."""
+
+    def __init__(
+        self,
+        *given: Any,
+        bounds: ConnectionBounds,
+        names: ServedNames,
+        plain: PlainWrites | None = None,
+        proxies: TrustedProxies | None = None,
+        **named: Any,
+    ) -> None:
+        super().__init__(*given, **named)
+        self._plain = plain
+        self._first: bytes | None = None
+        """What is being parsed, if an idle connection got it."""
+        self._kept: RequestResponseCycle | None = None
+        """One that was answered and never was the framework's: the next request with a known head is put into it."""
+        self._begun: PlainWrite | None = None
+        """The running request, while it is plain and its body is still to come."""
+        self._names = names
+        self._proxies = proxies
+        """None as well where the client of the connection is no proxy that is believed."""
+        self._certificate: CallerCertificate | None = None
+        self._bounds = bounds
+        self._progress = Progress()
+        self.waiting_since_s = 0.0
+        """When the client could begin a head, or began it."""
+        self._body_is_open = False
+        self._received_bytes = 0
+        self.written_bytes = 0
+        """Bytes of answers, whether or not the client has taken them."""
+        self._chunk_bytes = 0
+        self._head_bytes = 0
+        self._head_chunks_bytes = 0
+        """Bytes of the chunks that hold a piece of this head: at least its size."""
+        self._head_is_open = False
+        self._empty_bytes = 0
+        """Bytes of the chunks, one after the other, that a body got without a byte of content."""
+        self._upgrades = False
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered; ``cycle`` is the newest."""
+        self._fault: ProblemError | None = None
+        """Why nothing more is read. Requests that came whole are answered first."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there; when there are too many, the one that has been silent for longest must go."""
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self)
+        self._certificate = shown(transport.get_extra_info("peercert"))
+        if self._proxies is not None and not self._proxies.has(self.client):
+            self._proxies = None
+        self.waiting_since_s = self.loop.time()
+        if len(self.connections) > self._bounds.connections_max:
+            self._make_room()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone: what is being answered hears of it, what waits is dropped."""
+        self._hand_over()
+        self.pipeline.clear()
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more. A write that came whole is answered all the same, where TCP can do that;
+        whoever waits for anything else is gone."""
+        running = self._running
+        if running is None or running.more_body or running.response_complete or self.pipeline:
+            return False
+        if self.scheme == "https" or self._plain is None or not self._plain.is_write(running.scope):
+            return False
+        running.keep_alive = False
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent, unless it is a head, or a trailer, without end."""
+        is_idle = self._plain is not None and self._is_idle()
+        if is_idle and self._takes_known(data):
+            return
+        self._first = data if is_idle else None
+        rest: bytes | memoryview | None = data
+        while rest is not None and self._fault is None:
+            rest = self._feed(rest)
+        self._first = None
+
+    def _is_idle(self) -> bool:
+        """Whether a request that comes now is the only one, and nothing but its head says whose it is."""
+        return (
+            not (self._head_is_open or self._body_is_open or self._fault is not None)
+            and self._is_answered()
+            and self._proxies is None
+            and self._certificate is None
+        )
+
+    def _takes_known(self, data: bytes) -> bool:
+        """Take ``data`` without the parser, if it is a request with a head that is known."""
+        assert self._plain is not None
+        cycle = self._kept
+        known = None if cycle is None else self._plain.known_heads.find(data)
+        if cycle is None or known is None:
+            return False
+        self._received_bytes += len(data)
+        self.cycle = self._running = cycle
+        cycle.default_headers = self._default_headers(cycle.scope)
+        cycle.response_started = cycle.response_complete = False
+        cycle.body = bytearray(known.body)
+        # Nothing of what was found out about the request before: who called, and what was charged.
+        self.scope = cycle.scope = cast("HTTPScope", {name: cycle.scope[name] for name in _OF_EACH_REQUEST})
+        self.scope["headers"] = self.headers = known.headers
+        self.scope["path"], self.scope["raw_path"] = known.path.decode(), known.path
+        self.scope[AUTHORIZATION] = known.authorization  # type: ignore[typeddict-unknown-key]
+        self._begin(cycle, self.app, known)
+        return True
+
+    def _feed(self, data: bytes | memoryview) -> memoryview | None:
+        """Parse ``data``, up to a request that offers another protocol; what follows that is still to be parsed."""
+        head = self.headers
+        self._chunk_bytes = len(data)
+        self._received_bytes += len(data)
+        if self._head_is_open:
+            self._head_chunks_bytes += len(data)
+        self._empty_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade()
+            return memoryview(data)[upgrade.args[0] :]
+        except httptools.HttpParserError as error:
+            refused = error.__context__
+            self._refuse(refused if isinstance(refused, ProblemError) else _malformed("it could not be parsed"))
+            return None
+        if not self._head_is_open:
+            if self._empty_bytes > TRAILER_BYTES_MAX:
+                self._refuse(_trailers_too_large())
+        elif self.headers is not head:
+            self.waiting_since_s = self.loop.time()
+        else:
+            # All of it belongs to a head that is not whole yet; the parser tells of a header only once that is.
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self._refuse(_head_too_large())
+        return None
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._head_bytes = 0
+        self._head_chunks_bytes = self._chunk_bytes
+        self._head_is_open = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; or a trailer, which nothing here asks for: it is dropped."""
+        if not self._head_is_open:
+            return
+        # Blanks around a value are no part of it (RFC 9110, 5.5); the parser takes off those before it.
+        name, value = name.lower(), value.strip(b" \t")
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """The head is whole.
+
+        Raises:
+            ProblemError: it is too large, or no head that is served; the parser gives up.
+        """
+        self._head_is_open = False
+        self._empty_bytes = 0
+        if self._head_chunks_bytes > HEAD_BYTES_MAX:
+            head_bytes = len(self.url) + sum(len(name) + len(value) + _FIELD_BYTES for name, value in self.headers)
+            if head_bytes > HEAD_BYTES_MAX:
+                raise _head_too_large()
+        check_head(self.parser.get_http_version(), self.parser.get_method(), self.headers, self._names)
+        self._upgrades = self.parser.should_upgrade()
+        if self._upgrades:
+            return
+        self._body_is_open = True
+        if self._proxies is not None:
+            self._proxies.believe(self.scope)
+        if self._certificate is not None:
+            self.scope[CERTIFICATE] = self._certificate.names_now()  # type: ignore[typeddict-unknown-key]
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Content of a body."""
+        self._empty_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._empty_bytes = 0
+        self._body_is_open = False
+        if not self._upgrades:
+            super().on_message_complete()
+            if self._begun is not None:
+                if self._first is not None and self._plain is not None:
+                    self._plain.known_heads.remember(self._first, self.headers)
+                self._take(self._begun)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        cycle.default_headers = self._default_headers(cycle.scope)
+        self._begin(cycle, app)
+
+    def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application, known: KnownRequest | None = None) -> None:
+        if self._plain is not None and not self.flow.write_paused:
+            self._begun = self._plain.begin(cycle.scope, known)
+        if self._begun is None:
+            self._start_framework(cycle, app)
+        elif not cycle.more_body:
+            self._take(self._begun)
+
+    def _default_headers(self, scope: HTTPScope) -> Fields:
+        """What every answer to such a request says."""
+        now = self.server_state.default_headers
+        return now if scope["scheme"] == "http" else [*now, STRICT_TRANSPORT]
+
+    def _start_framework(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if cycle is self._kept:
+            self._kept = None
+        if cycle.scope["method"] != "HEAD":
+            cycle.transport = AnswerTransport(self, cycle)
+        cycle.scope[CUT_OFF] = self.cut_off  # type: ignore[typeddict-unknown-key]
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """An answer is written: the next one, or why there is none."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._fault is not None:
+            self._answer_fault(self._fault)
+        self.waiting_since_s = self.loop.time()
+        self.flow.resume_reading()
+
+    def shutdown(self) -> None:
+        """The service stops: what is being answered is the connection's last."""
+        self._hand_over()
+        super().shutdown()
+
+    # --- plain writes -----------------------------------------------------------------------------
+
+    def _take(self, write: PlainWrite) -> None:
+        """Answer the running request, which is whole, once its event has reached its level."""
+        assert self._plain is not None
+        assert self._running is not None
+        entered = self._plain.enter(write, bytes(self._running.body))
+        if entered is None:
+            self._hand_over()
+            return
+        self._begun = None
+        entered.reached.add_done_callback(partial(self._settled, self._plain, write, entered, self._running))
+
+    def _hand_over(self) -> None:
+        """Let the framework have the running request, if it has not."""
+        if self._begun is not None:
+            assert self._running is not None
+            self._begun = None
+            self._start_framework(self._running, self.app)
+
+    def _settled(
+        self, plain: PlainWrites, write: PlainWrite, entered: Settling, cycle: RequestResponseCycle, _reached: object
+    ) -> None:
+        answer = plain.answer(write, entered)
+        if answer is None:
+            self._start_framework(cycle, self.app)
+            return
+        plain.answered(write, answer.status)
+        if not cycle.disconnected:
+            self._write(cycle, answer)
+
+    def _write(self, cycle: RequestResponseCycle, answer: PlainAnswer) -> None:
+        """Write a whole answer, as the framework and uvicorn do."""
+        first = [b"%b: %b\r\n" % field for field in cycle.default_headers]
+        last = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
+        data = b"".join((STATUS_LINE[answer.status], *first, answer.lines, last, answer.body))
+        cycle.response_started = cycle.response_complete = True
+        self.written_bytes += len(data)
+        self.transport.write(data)
+        if cycle.keep_alive:
+            self._kept = cycle
+        else:
+            self.transport.close()
+        self.on_response_complete()
+
+    def _go_on_without_upgrade(self) -> None:
+        """Take a request that offers another protocol as if it had not; its body is still to be parsed."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(_malformed("CONNECT is for proxies"))
+            return
+        line = b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode())
+        fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._feed(b"".join((line, *fields, b"\r\n")))
+
+    # --- bounds -----------------------------------------------------------------------------------
+
+    def look(self, now_s: float) -> None:
+        """End the connection if its client is gone, or has stood still for too long.
+
+        A body that has not come by now is not waited for here: the framework does.
+        """
+        self._hand_over()
+        unread_bytes = self.transport.get_write_buffer_size()
+        stage: object
+        if unread_bytes:
+            stage, moved_bytes = "writing", self.written_bytes - unread_bytes
+        elif self._body_is_open and self._fault is None and not self.flow.read_paused:
+            # Of a request that is answered already nothing more is wanted, however fast it comes.
+            is_answered = self.cycle.response_complete
+            stage, moved_bytes = (self.cycle, is_answered), 0 if is_answered else self._received_bytes
+        else:
+            stage, moved_bytes = None, 0
+        stalled_s = self._progress.stalled_s(stage, moved_bytes, now_s)
+        is_stalled = stage is not None and stalled_s > self._bounds.body_timeout_s
+        if unread_bytes and is_stalled:
+            self.cut_off()
+        elif unread_bytes or self.transport.is_closing():
+            return
+        elif self.pipeline:
+            if self._is_gone():
+                self.transport.abort()
+        elif self._fault is not None:
+            return
+        elif self._body_is_open:
+            if is_stalled:
+                self._end_reading()
+        elif self._is_answered() and now_s - self.waiting_since_s > self._bounds.header_timeout_s:
+            self._end_waiting()
+
+    def _is_gone(self) -> bool:
+        """Whether the client has ended its side: nothing tells of it while requests wait and no more are read."""
+        ended = select.poll()
+        ended.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(ended.poll(0))
+
+    def cut_off(self) -> None:
+        """End the connection, with all that the system still holds to send on it."""
+        with contextlib.suppress(OSError):  # The client may have ended it this moment.
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
+
+    def _end_reading(self) -> None:
+        if self.cycle.response_complete:
+            self.transport.close()
+            return
+        self._refuse(
+            _too_slow(
+                f"fewer than {PROGRESS_BYTES} bytes of the body came within http.body_timeout"
+                f" ({self._bounds.body_timeout_s:g} s)"
+            )
+        )
+
+    def _end_waiting(self) -> None:
+        if self._head_is_open:
+            self._refuse(
+                _too_slow(f"the head did not come within http.header_timeout ({self._bounds.header_timeout_s:g} s)")
+            )
+        else:
+            self.transport.close()
+
+    def _make_room(self) -> None:
+        if end_longest_waiting(self.connections, self):
+            return
+        self._fault = ProblemError(
+            NOT_READY, f"all {self._bounds.connections_max} connections of http.connections_max are busy; try again"
+        )
+        self._write_fault(self._fault)
+        self.transport.close()
+
+    def is_waiting(self) -> bool:
+        """Whether the client has nothing of ours, and we have no whole head of it."""
+        return (
+            not self._body_is_open and self._fault is None and self._is_answered() and not self.transport.is_closing()
+        )
+
+    # --- refusals ---------------------------------------------------------------------------------
+
+    def _refuse(self, fault: ProblemError) -> None:
+        """Read no further, and say why once the requests that came whole before are answered."""
+        self._fault = fault
+        cut_short = self.cycle
+        if cut_short is not None and cut_short.more_body and not cut_short.response_complete:
+            if cut_short is not self._running:
+                self.pipeline.popleft()
+            else:
+                cut_short.disconnected = True
+                cut_short.message_event.set()
+                if cut_short.response_started:
+                    self.transport.close()
+                else:
+                    self._answer_fault(fault)
+                return
+        if self._is_answered():
+            self._answer_fault(fault)
+
+    def _is_answered(self) -> bool:
+        return not self.pipeline and (self._running is None or self._running.response_complete)
+
+    def _answer_fault(self, fault: ProblemError) -> None:
+        """Answer what was refused, and end the connection once the client has read it, or soon."""
+        self._write_fault(fault)
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _write_fault(self, fault: ProblemError) -> None:
+        self.transport.write(fault_answer(fault, [STRICT_TRANSPORT] if self.scheme == "https" else ()))
+
+
+class _Flow(FlowControl):
+    """Reads nothing more while whole requests wait: whoever asks for more is answered out of what is there."""
+
+    def __init__(self, transport: asyncio.Transport, connection: ProblemProtocol) -> None:
+        super().__init__(transport)
+        self._connection = connection
+
+    def resume_reading(self) -> None:
+        """Read on, unless requests wait to be answered."""
+        if not self._connection.pipeline:
+            super().resume_reading()
+
+
+def fault_answer(fault: ProblemError, fields: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """The whole answer to what is refused before there is a request, after which the connection ends."""
+    answer = problem_response(fault.kind, str(fault), headers={"Connection": "close"})
+    head = b"".join(b"%b: %b\r\n" % field for field in (*answer.raw_headers, *fields))
+    return b"".join((STATUS_LINE[answer.status_code], head, b"\r\n", answer.body))
+
+
+def _malformed(why: str) -> ProblemError:
+    return ProblemError(MALFORMED_HTTP, f"the request is refused, {why}; the connection is closed")
+
+
+def _too_slow(what: str) -> ProblemError:
+    return ProblemError(REQUEST_TIMEOUT, f"{what}; the connection is closed")
+
+
+def _head_too_large() -> ProblemError:
+    return ProblemError(HEADERS_TOO_LARGE, f"request line and headers may have {HEAD_BYTES_MAX} bytes together")
+
+
+def _trailers_too_large() -> ProblemError:
+    return ProblemError(HEADERS_TOO_LARGE, f"chunk extensions and trailers may have {TRAILER_BYTES_MAX} bytes")

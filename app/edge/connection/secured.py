@@ -1,0 +1,208 @@
+"""TLS between a connection and what is served on it, the same on every event loop.
+
+    client  <-- records -->  TlsConnection  <-- bytes -->  ProblemProtocol
+
+A connection whose handshake runs is one like the others: it is counted, is among those that go first when there are too
+many, and has ``http.header_timeout``. Nothing is kept here but a record that is not whole: what the client has yet to
+take waits in the plain transport, whose bounds hold. The service ends a connection by saying so, and does not wait for
+an answer to that, which a client that is gone would never give (RFC 8446, section 6.1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from typing import Any
+
+import structlog
+
+from app.edge.connection.deadlines import ConnectionBounds, end_longest_waiting
+from app.edge.connection.protocol import ProblemProtocol, fault_answer
+from app.edge.problems import MALFORMED_HTTP, ProblemError
+
+READ_BYTES_MAX = 64 * 1024
+"""Most bytes that are handed on at once."""
+
+log = structlog.get_logger()
+
+
+class TlsConnection(asyncio.Protocol, asyncio.Transport):
+    """A protocol to the plain transport of a connection, and the transport of ``served``, which begins once the client
+    has shaken hands."""
+
+    def __init__(self, served: ProblemProtocol, context: ssl.SSLContext, bounds: ConnectionBounds) -> None:
+        super().__init__()
+        self._served = served
+        self._connections: set[Any] = served.connections
+        self._bounds = bounds
+        self._context = context
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._plain: asyncio.Transport
+        self._is_secured = False
+        self._is_closing = False
+        self._has_ended = False
+        """Whether the client was told that nothing more is written; what it still sends is thrown away."""
+        self.waiting_since_s = 0.0
+
+    # --- below: the plain transport ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there."""
+        self._plain = transport
+        self.waiting_since_s = asyncio.get_running_loop().time()
+        self._connections.add(self)
+        if len(self._connections) > self._bounds.connections_max:
+            # Where all are busy this one goes on, alone, to be told so; the next makes it go.
+            end_longest_waiting(self._connections, self)
+
+    def data_received(self, data: bytes) -> None:
+        """Records, or parts of them."""
+        if self._is_closing or self._has_ended:
+            return
+        self._incoming.write(data)
+        if self._is_secured or self._shake():
+            self._read()
+
+    def eof_received(self) -> None:
+        """The client sends nothing more."""
+        if self._is_secured:
+            self._served.eof_received()
+
+    def pause_writing(self) -> None:
+        """The client does not take what is written."""
+        if self._is_secured:
+            self._served.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        if self._is_secured:
+            self._served.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        self._is_closing = True
+        if self._is_secured:
+            self._served.connection_lost(exc)
+        else:
+            self._connections.discard(self)
+
+    def _shake(self) -> bool:
+        """Go on with the handshake; whether it is done."""
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return False
+        except ssl.SSLError as error:
+            log.debug("tls_handshake_refused", client=self.get_extra_info("peername"), error=str(error))
+            self._refuse(error)
+            return False
+        self._flush()
+        self._is_secured = True
+        self._connections.discard(self)
+        self._served.connection_made(self)
+        return True
+
+    def _refuse(self, error: ssl.SSLError) -> None:
+        """End a handshake that cannot be, and say why: an alert, or to who speaks plain HTTP, that."""
+        self._is_closing = True
+        self._flush()
+        if error.reason == "HTTP_REQUEST":
+            told = ProblemError(MALFORMED_HTTP, "this port takes HTTPS: ask https:// here; the connection is closed")
+            self._plain.write(fault_answer(told))
+        self._plain.close()
+
+    def _read(self) -> None:
+        """Hand on what the records hold."""
+        while not (self._is_closing or self._has_ended):
+            try:
+                data = self._tls.read(READ_BYTES_MAX)
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLError as error:
+                log.debug("tls_connection_broken", client=self.get_extra_info("peername"), error=str(error))
+                self._flush()
+                self.abort()
+                return
+            if not data:
+                self._served.eof_received()
+                self.close()
+                return
+            self._served.data_received(data)
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._outgoing.pending:
+            self._plain.write(self._outgoing.read())
+
+    # --- above: the transport of what is served ---------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """Write it, in as few records as it fits in."""
+        if data and not self._has_ended:
+            self._tls.write(data)
+            self._flush()
+
+    def write_eof(self) -> None:
+        """Tell the client that nothing more is written; nothing more of it is handed on."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        # It raises whenever the client has not said the same before.
+        with contextlib.suppress(ssl.SSLError):
+            self._tls.unwrap()
+        self._flush()
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that the system has not taken, as they are sent."""
+        return self._plain.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        """Read nothing more; what came is handed on whole, as by a plain transport."""
+        self._plain.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        self._plain.resume_reading()
+
+    def close(self) -> None:
+        """Close the connection once all is written."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self.write_eof()
+        self._plain.close()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self._is_closing = True
+        self._plain.abort()
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closing or closed."""
+        return self._is_closing or self._plain.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """As asyncio's own transports for TLS, else as the plain one."""
+        if name == "sslcontext":
+            return self._context
+        if name == "peercert":
+            return self._tls.getpeercert()
+        return self._plain.get_extra_info(name, default)
+
+    # --- as all connections are asked, while the handshake runs -----------------------------------
+
+    def look(self, now_s: float) -> None:
+        """End the connection if the handshake takes too long."""
+        if now_s - self.waiting_since_s > self._bounds.header_timeout_s:
+            self.abort()
+
+    def is_waiting(self) -> bool:
+        """Whether the client has nothing of ours."""
+        return not self.is_closing()
+
+    def shutdown(self) -> None:
+        """The service stops."""
+        self.abort()

@@ -1,0 +1,125 @@
+"""The kinds of value that requests are made of, each with its bound."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import Path, Query
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+
+from app.runtime.rights import Right
+from ledger import hlc, names, rfc3339
+from ledger.canonical import INTEGER_MAX
+from ledger.errors import InvalidInputError
+from ledger.hlc import Hlc
+from ledger.machines.job_state import CREATOR_CHARACTERS_MAX
+from ledger.private_fields import PATH_CHARACTERS_MAX
+
+NAME_CHARACTERS_MAX = 256
+TEXT_CHARACTERS_MAX = 65_536
+ASSIGNED_DCS_MAX = 1024
+STATS_NAMES_MAX = 32
+LIST_LIMIT_MAX = 1000
+TREE_SIZE_MAX = 2**63 - 1
+
+TENANT_PATTERN = names.anchored(names.TENANT_ID)
+READABLE_TENANT_PATTERN = names.anchored(names.READABLE_TENANT_ID)
+JOB_ID_PATTERN = names.anchored(names.JOB_ID)
+HLC_PATTERN = names.anchored(hlc.TEXT)
+TIME_PATTERN = names.anchored(rfc3339.TEXT)
+CURSOR_PATTERN = r"^[A-Za-z0-9_-]{1,2048}$"
+
+
+def _number(value: object) -> int | float:
+    if type(value) is int and abs(value) <= INTEGER_MAX:
+        return value
+    if type(value) is float and math.isfinite(value):
+        return value
+    raise ValueError("must be a number that binary64 holds exactly or nearly")
+
+
+TenantId = Annotated[str, Field(pattern=TENANT_PATTERN, examples=["acme"])]
+"""A tenant that may be written to."""
+ReadableTenantId = Annotated[
+    str, Field(pattern=READABLE_TENANT_PATTERN, description="Whose: a tenant, or _system.", examples=["acme"])
+]
+"""A tenant, or ``_system``, whose chain records what happens to the ledger itself."""
+ReadableTenantPath = Annotated[ReadableTenantId, Path()]
+RightName = Annotated[Right, WithJsonSchema({"type": "string", "enum": [str(right) for right in Right]})]
+PrincipalName = Annotated[str, Field(pattern=names.anchored(names.PRINCIPAL), examples=["ci-runner"])]
+ActorName = Annotated[
+    str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=CREATOR_CHARACTERS_MAX, examples=["ci-runner"])
+]
+JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN, examples=["use1-1704931200000-gate42-00001"])]
+HlcText = Annotated[str, Field(pattern=HLC_PATTERN, examples=["1704931200000:1:node-7f3a"])]
+Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]
+Text = Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]
+FieldName = Annotated[str, Field(min_length=1, max_length=PATH_CHARACTERS_MAX, examples=["spec.user"])]
+"""A field of payloads, its parts separated by dots."""
+Count = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
+Number = Annotated[int | float, PlainValidator(_number), WithJsonSchema({"type": "number"})]
+TimeText = Annotated[str, Field(pattern=TIME_PATTERN, examples=["2026-11-21T13:40:00.250Z"])]
+"""A time (RFC 3339); that it is one of the calendar is checked where it is used."""
+StatsName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$", examples=["requests"])]
+"""What is counted or measured."""
+StatsValue = Annotated[float, Field(allow_inf_nan=False)]
+JsonObject = dict[str, Any]
+"""Any JSON object; what it holds is checked when it becomes canonical bytes."""
+Level = Literal["LOCAL", "REGIONAL", "GLOBAL"]
+"""A level of durability that can be asked for."""
+
+
+def _digits(value: object) -> object:
+    """A whole number in a query or path has one spelling: no sign, space, underscore or zero in front."""
+    if isinstance(value, str) and _DIGITS.fullmatch(value) is None:
+        raise ValueError("must be a whole number")
+    return value
+
+
+_DIGITS = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+WholeNumber = Annotated[int, BeforeValidator(_digits)]
+Limit = Annotated[WholeNumber, Field(ge=1, le=LIST_LIMIT_MAX, description="Most items in the answer.")]
+CursorText = Annotated[str, Field(pattern=CURSOR_PATTERN)]
+CursorQuery = Annotated[
+    CursorText | None, Query(description="The next_cursor of the page before; left out, the list begins.")
+]
+SeqNumber = Annotated[WholeNumber, Field(ge=1, le=TREE_SIZE_MAX)]
+
+Moment = Annotated[
+    str,
+    Field(
+        max_length=128,
+        json_schema_extra={"pattern": rfc3339.MOMENT_PATTERN},
+        examples=["2026-11-21T13:40:00.250Z", "1704931200000:1:node-7f3a"],
+    ),
+]
+"""An HLC, or a time of RFC 3339; ``moment`` reads it."""
+
+
+def moment(name: str, text: str | None, read: Callable[[str], Hlc]) -> Hlc | None:
+    """What ``read``, a function of ``ledger.rfc3339``, makes of the parameter ``name``; None when it was not given.
+
+    Raises:
+        InvalidInputError: ``text`` is neither a time nor an HLC.
+    """
+    try:
+        return None if text is None else read(text)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{name}: {error}", (name,)) from None
+
+
+def in_upper_case(value: object) -> object:
+    """``value`` as filters are compared: they may be written in either case."""
+    return value.upper() if isinstance(value, str) else value
+
+
+def in_lower_case(value: object) -> object:
+    """As ``in_upper_case``, where names are in lower case."""
+    return value.lower() if isinstance(value, str) else value
+
+
+SESSION_PATTERN = r"^[A-Za-z0-9_-]+([ \t]*,[ \t]*[A-Za-z0-9_-]+)*$"
+IDEMPOTENCY_KEY_PATTERN = r"^[!-~]{1,255}$"

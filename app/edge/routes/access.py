@@ -1,0 +1,111 @@
+"""``/v1/tokens``, ``/v1/whoami``, ``/v1/access-log``: who may call, who calls, and who did what."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from app.edge.answers import json_answer
+from app.edge.forms.body import json_body
+from app.edge.forms.fields import TREE_SIZE_MAX, CursorQuery, Limit, ReadableTenantId
+from app.edge.forms.lists import Cursors, number_position, page
+from app.edge.forms.requests import TokenRequest
+from app.edge.parts import PartsDep
+from app.edge.recording import allow
+from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
+from app.runtime.answers.node import AccessList, NewTokenAnswer, TokenAnswer, TokenList, WhoamiAnswer
+from app.runtime.rights import Right
+from app.runtime.settings.types import parse_duration
+from ledger import rfc3339
+from ledger.errors import InvalidInputError
+from signing.issued_tokens import IssuedToken
+
+router = APIRouter(route_class=StrictRoute, tags=["access"], responses=PROBLEM_RESPONSE)
+
+LIFE_MAX = timedelta(days=3650)
+
+_LINES = Cursors("access", number_position)
+
+TokenId = Annotated[str, Path(min_length=1, max_length=64, description="As lists have it.")]
+
+
+@router.post("/v1/tokens", status_code=201, responses=answered(NewTokenAnswer, 201))
+async def issue_token(
+    parts: PartsDep, caller: CallerDep, wanted: Annotated[TokenRequest, json_body(TokenRequest)]
+) -> Response:
+    """Issue a token, with rights for tenants that the caller administers. The answer has it, and nothing else ever."""
+    expires_at = _end(wanted.get("expires_in"))
+    token, text = await parts.tokens.issue(wanted["name"], wanted["rights"], wanted["tenants"], expires_at, caller)
+    return json_answer({**_answer(token), "token": text}, 201, {"Cache-Control": "no-store"})
+
+
+@router.get("/v1/tokens", responses=answered(TokenList))
+async def list_tokens(parts: PartsDep, caller: CallerDep) -> Response:
+    """The tokens for tenants that the caller administers, newest first, those that count no more among them."""
+    return json_answer({"items": [_answer(each) for each in parts.tokens.issued(caller)], "next_cursor": None})
+
+
+@router.delete("/v1/tokens/{token_id}", responses=answered(TokenAnswer))
+async def revoke_token(request: Request, parts: PartsDep, caller: CallerDep, token_id: TokenId) -> Response:
+    """Let a token count no more: here at once, on other nodes within a second."""
+    parts.check_writable()
+    await allow(request)
+    return json_answer(_answer(await parts.tokens.revoke(token_id, caller)))
+
+
+@router.get("/v1/whoami", responses=answered(WhoamiAnswer))
+async def tell_caller(caller: CallerDep) -> Response:
+    """Who the service takes the caller for, and what he may do."""
+    grants = [
+        {"rights": [right for right in Right if right in grant.rights], "tenants": list(grant.tenants)}
+        for grant in caller.grants
+    ]
+    return json_answer(
+        {
+            "principal": caller.id,
+            "source": caller.source,
+            "token_id": caller.token_id,
+            "expires_at": caller.expires_at,
+            "grants": grants,
+        }
+    )
+
+
+@router.get("/v1/access-log", responses=answered(AccessList))
+async def list_access(
+    parts: PartsDep,
+    tenant_id: Annotated[ReadableTenantId, Query()],
+    limit: Annotated[Limit, Query()] = 100,
+    cursor: CursorQuery = None,
+) -> Response:
+    """Who read the tenant's payloads, acted on it or was refused, by this node's access log, newest first."""
+    (below,) = _LINES.at(tenant_id, cursor) or (TREE_SIZE_MAX,)
+    lines, following = await parts.access_records.log.newest(tenant_id, below, limit)
+    return page(lines, _LINES.next(tenant_id, (following,)) if following is not None else None)
+
+
+def _end(expires_in: str | None) -> datetime | None:
+    if expires_in is None:
+        return None
+    try:
+        life = parse_duration(expires_in)
+    except (ValueError, OverflowError) as error:
+        raise InvalidInputError(f"expires_in: {error}", ("expires_in",)) from None
+    if not timedelta() < life <= LIFE_MAX:
+        raise InvalidInputError(f"expires_in: a token lives at most {LIFE_MAX.days} days", ("expires_in",))
+    return (datetime.now(UTC) + life).replace(microsecond=0)
+
+
+def _answer(token: IssuedToken) -> dict[str, Any]:
+    return {
+        "token_id": token.token_id,
+        "name": token.name,
+        "rights": list(token.rights),
+        "tenants": list(token.tenants),
+        "issued_at": rfc3339.text_of(token.issued_hlc.physical_ms) if token.issued_hlc.physical_ms else None,
+        "issued_by": token.issued_by,
+        "expires_at": token.expires_at,
+        "revoked": token.is_revoked,
+    }

@@ -1,0 +1,143 @@
+"""``POST /v1/events``: many events in one request, one JSON object a line.
+
+All lines are checked before the first is taken; one that is wrong refuses the whole request.
+
+    1 <= lines <= LINES_MAX        len(line) <= wal.record_bytes_max
+
+Lines are checked in turns, few of long ones, so that other requests never wait for a whole body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from app.edge.answers import json_answer
+from app.edge.charging import LinesCharged
+from app.edge.forms.body import NDJSON_MEDIA_TYPE, read_body
+from app.edge.forms.fields import Level
+from app.edge.forms.lines import LineModel
+from app.edge.forms.requests import EVENT_FORMS, EVENT_LINE, EVENT_TAGS
+from app.edge.parts import parts_of
+from app.edge.routing import (
+    PROBLEM_RESPONSE,
+    WRITE_HEADERS,
+    WRITE_PARAMETERS,
+    StrictRoute,
+    answered,
+    caller_of,
+)
+from app.edge.writing import (
+    Route,
+    durability_answer,
+    request_key,
+    session_tokens,
+    token_of,
+    write_headers,
+)
+from app.runtime.answers.jobs import BatchAnswer
+from app.runtime.state.session import SessionTokens
+from app.runtime.tasks.turns import FairTurns, turns
+from app.trust.access.callers import check_tenant
+from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import BatchReceipt, draft_of
+from ledger import native, rfc3339
+from ledger.machines.events import Durability
+
+router = APIRouter(route_class=StrictRoute, tags=["events"], responses=PROBLEM_RESPONSE)
+
+LINES_MAX = 100_000
+"""Most events in one request."""
+
+_EVENTS = LineModel("event", EVENT_LINE, LINES_MAX, EVENT_TAGS)
+_LEVEL = "Of the whole request; left out, the highest default of its events."
+_BODY = {
+    "required": True,
+    "content": {
+        NDJSON_MEDIA_TYPE: {
+            "schema": {"type": "string", "description": "One EventLine a line."},
+            "x-item-schema": {"$ref": "#/components/schemas/EventLine"},
+        }
+    },
+}
+
+
+@router.post(
+    "/v1/events",
+    responses=answered(BatchAnswer, headers=WRITE_HEADERS),
+    openapi_extra={"requestBody": _BODY, "parameters": WRITE_PARAMETERS},
+)
+async def submit_events(
+    request: Request, durability: Annotated[Level | None, Query(description=_LEVEL)] = None
+) -> Response:
+    """Record many events, all or none."""
+    parts = parts_of(request)
+    parts.check_writable()
+    body = await read_body(request, NDJSON_MEDIA_TYPE, parts.settings.http.body_bytes_max)
+    charged = LinesCharged(parts.quotas) if parts.quotas.bounds_tenants else None
+
+    def admit(lines: EventLines) -> None:
+        for tenant_id in lines.tenants:
+            check_tenant(request.scope, tenant_id)
+        if charged is not None:
+            charged.read(lines)
+
+    caller = caller_of(request).id
+    lines = await lines_of(body, parts.settings.wal.record_bytes_max, caller, admit, parts.line_turns)
+    if charged is not None:
+        charged.charge()
+    is_sealed = await parts.sealing.prepare_lines(lines)
+    key = parts.sealing.key_of(request_key(request, Route.EVENTS, body, durability or ""), is_sealed)
+    tokens = session_tokens(request)
+    if tokens:
+        parts.consistency.receive(tokens)
+        await parts.consistency.wait_for_session(tokens)
+    level = None if durability is None else Durability[durability]
+    return _answer(parts.sessions, await parts.submitter.submit_lines(lines, durability=level, key=key))
+
+
+async def lines_of(
+    body: bytes,
+    line_bytes_max: int,
+    actor: str | None,
+    admit: Callable[[EventLines], None] = lambda _lines: None,
+    line_turns: FairTurns | None = None,
+) -> EventLines:
+    """The events of ``body``, which ``actor`` sent, all checked. ``admit`` is shown them as they are read, and refuses
+    what the caller may not send; without ``line_turns`` nobody else's lines are at work.
+
+    Raises:
+        InvalidEventError: a line is wrong; nothing else was looked at after it.
+        ProblemError: too many lines.
+    """
+    line_turns = line_turns or FairTurns()
+    sources = _EVENTS.split(body)
+    lines = EventLines(sources, actor)
+    for turn in turns(list(map(len, sources))):
+        await line_turns.next(actor)
+        here = sources[turn.start : turn.stop]
+        read = native.event_lines(here, EVENT_FORMS, line_bytes_max)
+        left = [at for at in range(len(here)) if read is None or read[0][at] is None]
+        numbers = [turn.start + at + 1 for at in left]
+        events = _EVENTS.check([here[at] for at in left], numbers, line_bytes_max) if left else []
+        drafts = {at: draft_of(event, None, None, actor) for at, event in zip(left, events, strict=True)}
+        lines.extend(len(here), read, drafts)
+        admit(lines)
+    return lines
+
+
+def _answer(sessions: SessionTokens, receipt: BatchReceipt) -> Response:
+    session = token_of(sessions, receipt.last_hlc, receipt.epoch, receipt.last_lsn)
+    body = {
+        "accepted": receipt.accepted,
+        "durability": durability_answer(receipt.requested, receipt.achieved, receipt.survives),
+        "first_hlc": receipt.first_hlc,
+        "first_at": rfc3339.time_of(receipt.first_hlc),
+        "last_hlc": receipt.last_hlc,
+        "last_at": rfc3339.time_of(receipt.last_hlc),
+        "job_ids": receipt.job_ids,
+        "session": session,
+    }
+    return json_answer(body, headers=write_headers(session, receipt.replayed))

@@ -1,0 +1,100 @@
+"""``/v1/keys``: public keys, for whoever wants to check signatures without us; rotating, admitting, revoking them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from app.edge.answers import json_answer
+from app.edge.forms.body import json_body
+from app.edge.forms.fields import ReadableTenantId
+from app.edge.forms.requests import AdmitRequest, RevokeRequest, RotateRequest
+from app.edge.parts import Parts, PartsDep
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, caller_if_known
+from app.runtime.answers.node import KeyAnswer, KeyList, RotationAnswer
+from app.runtime.rights import Right
+from app.store import chain_reads
+from app.store.reading import reading
+from app.trust.keys.trust import PublishedKey
+from ledger.hlc import Hlc
+from signing.key_history import WaitingKey
+
+router = APIRouter(route_class=StrictRoute, tags=["keys"], responses=PROBLEM_RESPONSE)
+
+TENANTS_MAX = 1000
+"""Most tenants whose log keys one answer lists; ask by ``tenant_id`` for others."""
+WAITING_MAX = 100
+"""Most keys listed that nobody has admitted, the newest."""
+
+KeyId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="First 16 hex of SHA-256 of the public key's SPKI.")]
+
+
+@router.get("/v1/keys", responses=answered(KeyList))
+async def list_keys(
+    request: Request,
+    parts: PartsDep,
+    tenant_id: Annotated[
+        ReadableTenantId | None, Query(description="Whose log keys; when left out, of all that the caller may audit.")
+    ] = None,
+) -> Response:
+    """Keys of snapshots, when they count and where they sign; and of checkpoints, of one tenant's log or of all."""
+    # The issuer may have to be asked who calls: not with a connection in hand, of which there are few.
+    caller = await caller_if_known(request)
+    patterns = [] if caller is None else caller.patterns(Right.AUDIT)
+    published = await parts.trust.published()
+    async with reading(parts.pool) as connection:
+        tenants = [tenant_id] if tenant_id else await chain_reads.list_tenants(connection, "", TENANTS_MAX, patterns)
+    ring = [item.key for item in published.admitted]
+    return json_answer(
+        {
+            "keys": [_answer(item) for item in published.admitted],
+            "not_admitted": [_waiting_answer(item) for item in published.waiting[-WAITING_MAX:]],
+            "root_key_id": published.root_key_id,
+            "log_verifier_keys": [text for tenant in tenants for text in parts.trust.log_verifier_keys(tenant, ring)],
+        }
+    )
+
+
+@router.post("/v1/keys/rotate", status_code=201, responses=answered(RotationAnswer, 201))
+async def rotate_key(parts: PartsDep, wanted: Annotated[RotateRequest, json_body(RotateRequest)]) -> Response:
+    """Let a new key of this node sign from now on. What the old one signed stays valid; it signs nothing later."""
+    new_id, old_id = await parts.key_changes.rotate(wanted.get("new_key_uri"), log_key=wanted.get("log_key", False))
+    found = await _by_id(parts)
+    return json_answer({"key": found[new_id], "previous": found[old_id]}, 201)
+
+
+@router.post("/v1/keys/{key_id}/revoke", responses=answered(KeyAnswer))
+async def revoke_key(
+    parts: PartsDep, key_id: KeyId, wanted: Annotated[RevokeRequest, json_body(RevokeRequest)]
+) -> Response:
+    """Let nothing count that the key signed from an HLC on, now when none is given. A key in use is rotated first."""
+    from_hlc = Hlc.parse(wanted["from_hlc"]) if "from_hlc" in wanted else None
+    await parts.key_changes.revoke(key_id, from_hlc, wanted.get("reason"), wanted.get("statement"))
+    return json_answer((await _by_id(parts))[key_id])
+
+
+@router.post("/v1/keys/{key_id}/admit", responses=answered(KeyAnswer))
+async def admit_key(
+    parts: PartsDep, key_id: KeyId, wanted: Annotated[AdmitRequest, json_body(AdmitRequest)]
+) -> Response:
+    """Let a key count that a node introduced, with the word of this node's key or with a statement made elsewhere."""
+    await parts.key_changes.admit(key_id, wanted.get("statement"))
+    return json_answer((await _by_id(parts))[key_id])
+
+
+async def _by_id(parts: Parts) -> dict[str, dict[str, Any]]:
+    published = await parts.trust.published()
+    waiting = {item.key.key_id: _waiting_answer(item) for item in published.waiting}
+    return waiting | {item.key.key_id: _answer(item) for item in published.admitted}
+
+
+def _answer(item: PublishedKey) -> dict[str, Any]:
+    said = item._asdict()
+    introduced = None if item.introduced_by is None else item.introduced_by._asdict()
+    return {**said.pop("key").to_json(), **said, "admitted": True, "introduced_by": introduced}
+
+
+def _waiting_answer(item: WaitingKey) -> dict[str, Any]:
+    key = PublishedKey(item.key, item.node_id, False, False, None, None, item.introduced.at)
+    return {**_answer(key), "admitted": False, "facts": item.facts, "is_old_form": item.is_old_form}

@@ -1,0 +1,184 @@
+"""``/v1/log/{tenant_id}``: a tenant's log as C2SP tlog-tiles has it. Checkpoint, hash tiles, entry bundles; and what
+witnesses and authorities said of its checkpoints.
+
+A tile path is ``tile/<level>/<index>[.p/<width>]``, one of a bundle ``tile/entries/<index>[.p/<width>]``; the index is
+written in groups of three digits, all but the last with an ``x`` in front: 1234067 is ``x001/x234/067``. What such a
+path names never changes, a partial tile being the beginning of the full one, so it may be kept for ever; a checkpoint
+and a refusal may not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from app.edge.answers import json_answer
+from app.edge.forms.body import TEXT_MEDIA_TYPE, read_body
+from app.edge.forms.fields import CursorQuery, Limit, ReadableTenantPath
+from app.edge.forms.lists import NewestFirst, page
+from app.edge.parts import Parts, PartsDep
+from app.edge.recording import allow
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.read import cosigned, log_tiles
+from app.runtime.answers.chain import CosignatureList, CosignedAnswer, TimestampList
+from app.store import anchors
+from app.trust.keys.trust import open_stored
+from ledger.errors import NotFoundError
+from ledger.merkle.tiles import TILE_WIDTH
+from signing.anchors import RFC_3161
+
+router = APIRouter(route_class=StrictRoute, tags=["log"], responses=PROBLEM_RESPONSE)
+
+TILE_LEVEL_MAX = 63
+NOTE_BYTES_MAX = 16 * 1024
+"""Longest note taken: room for every cosignature that a note may have."""
+_LEVEL = re.compile(r"(?P<level>0|[1-9][0-9]?)/(?P<rest>.*)", re.ASCII)
+_INDEX = re.compile(r"(?P<index>(?:x[0-9]{3}/){0,5}[0-9]{3})(?:\.p/(?P<width>[1-9][0-9]{0,2}))?", re.ASCII)
+_GZIP = re.compile(r"(?:x-)?gzip|\*", re.ASCII)
+_NO_WEIGHT = re.compile(r"q=0(?:\.0{0,3})?", re.ASCII)
+_NOT_KEPT = {"Cache-Control": "no-store"}
+_TEXT = {"description": "A signed note", "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}}}
+_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_HASHES = {"description": "Hashes of 32 bytes", "content": _BINARY}
+_ENTRIES = {"description": "Entries, each behind its length as u16 big-endian", "content": _BINARY}
+
+_NAME = (
+    "Which: its number in groups of three digits as C2SP tlog-tiles has it, with .p/ and a width where it is not full."
+)
+_TILE = "Which: its level, /, and its number in groups of three digits, with .p/ and a width where it is not full."
+_COSIGNATURES = NewestFirst("cosignatures", anchors.list_cosignatures, lambda row: row.id)
+_TIMESTAMPS = NewestFirst("anchors", anchors.list_timestamps, lambda row: row.id)
+
+
+@router.get("/v1/log/{tenant_id}/checkpoint", response_class=Response, responses={200: _TEXT})
+async def read_checkpoint(
+    parts: PartsDep,
+    tenant_id: ReadableTenantPath,
+    is_cosigned: Annotated[
+        Literal["true", "false"], Query(alias="cosigned", description="Only one that a witness has cosigned.")
+    ] = "false",
+) -> Response:
+    """The newest checkpoint: a C2SP signed note over size and root of the tree, with the cosignatures there are.
+
+    With ``cosigned`` the newest one that a registered witness has cosigned.
+    """
+    read = cosigned.newest_cosigned if is_cosigned == "true" else cosigned.newest
+    with parts.mending(tenant_id):
+        note = await read(parts.pool, tenant_id, parts.witnesses)
+        open_stored(tenant_id, note, await parts.trust.log_keys(tenant_id), parts.notary.origin(tenant_id))
+    return Response(note, headers=_NOT_KEPT, media_type=TEXT_MEDIA_TYPE)
+
+
+@router.get("/v1/log/{tenant_id}/tile/entries/{bundle:path}", response_class=Response, responses={200: _ENTRIES})
+async def read_entry_bundle(
+    request: Request, parts: PartsDep, tenant_id: ReadableTenantPath, bundle: Annotated[str, Path(description=_NAME)]
+) -> Response:
+    """The entries that hash to the level 0 tile of the same path: chain links, 32 bytes each."""
+    entries = await log_tiles.entry_bundle(parts.pool, tenant_id, *_parse_index(bundle))
+    headers = {**_kept_for_ever(parts), "Vary": "Accept-Encoding"}
+    if _takes_gzip(request.headers.getlist("accept-encoding")):
+        entries = gzip.compress(entries, compresslevel=1, mtime=0)
+        headers["Content-Encoding"] = "gzip"
+    return Response(entries, headers=headers, media_type="application/octet-stream")
+
+
+@router.get("/v1/log/{tenant_id}/tile/{tile:path}", response_class=Response, responses={200: _HASHES})
+async def read_tile(
+    parts: PartsDep, tenant_id: ReadableTenantPath, tile: Annotated[str, Path(description=_TILE)]
+) -> Response:
+    """One tile of hashes, full, or partial when its path ends in ``.p/<width>``."""
+    match = _LEVEL.fullmatch(tile)
+    if match is None or int(match["level"]) > TILE_LEVEL_MAX:
+        raise NotFoundError("not the path of a hash tile")
+    hashes = await log_tiles.hash_tile(parts.pool, tenant_id, int(match["level"]), *_parse_index(match["rest"]))
+    return Response(hashes, headers=_kept_for_ever(parts), media_type="application/octet-stream")
+
+
+@router.post(
+    "/v1/log/{tenant_id}/cosignatures",
+    status_code=201,
+    responses=answered(CosignedAnswer, 201),
+    openapi_extra={"requestBody": {"required": True, "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}}}},
+)
+async def add_cosignatures(request: Request, parts: PartsDep, tenant_id: ReadableTenantPath) -> Response:
+    """Take a checkpoint of this log, as C2SP signed note, that registered witnesses have cosigned."""
+    parts.check_writable()
+    note = await read_body(request, TEXT_MEDIA_TYPE, NOTE_BYTES_MAX)
+    await allow(request)
+    checkpoint, added = await parts.cosignatures.take(tenant_id, note, datetime.now(UTC))
+    items = [{"witness": each.witness.text(), "time": each.time} for each in added]
+    tree = {"tenant_id": tenant_id, "tree_size": checkpoint.size, "root_hash": checkpoint.root.hex()}
+    return json_answer({**tree, "added": items}, 201)
+
+
+@router.get("/v1/log/{tenant_id}/cosignatures", responses=answered(CosignatureList))
+async def list_cosignatures(
+    parts: PartsDep, tenant_id: ReadableTenantPath, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None
+) -> Response:
+    """Cosignatures on the tenant's checkpoints, newest first, each with whether it holds."""
+    rows, following = await _COSIGNATURES.read(parts.pool, tenant_id, cursor, limit)
+    statuses = await asyncio.to_thread(lambda: [cosigned.status_of(row, parts.witnesses) for row in rows])
+    items = [
+        {
+            "tree_size": row.tree_size,
+            "witness": row.witness,
+            "time": row.cosigned_at,
+            "status": status,
+            "note": row.note,
+        }
+        for row, status in zip(rows, statuses, strict=True)
+    ]
+    return page(items, following)
+
+
+@router.get("/v1/log/{tenant_id}/anchors", responses=answered(TimestampList))
+async def list_anchors(
+    parts: PartsDep, tenant_id: ReadableTenantPath, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None
+) -> Response:
+    """Time stamps (RFC 3161) on the tenant's checkpoints, newest first, as they came: whoever holds the CA judges."""
+    rows, following = await _TIMESTAMPS.read(parts.pool, tenant_id, cursor, limit)
+    items = [
+        {
+            "kind": RFC_3161,
+            "tree_size": row.tree_size,
+            "authority": row.authority,
+            "time": row.generated_at,
+            "checkpoint": row.note,
+            "response": base64.b64encode(row.response).decode(),
+        }
+        for row in rows
+    ]
+    return page(items, following)
+
+
+def _kept_for_ever(parts: Parts) -> dict[str, str]:
+    """Headers of what never changes; shared caches keep it where everybody may read it, and nowhere else."""
+    kept_by = "public" if parts.settings.auth.mode == "none" else "private"
+    return {"Cache-Control": f"{kept_by}, max-age=31536000, immutable"}
+
+
+def _parse_index(path: str) -> tuple[int, int]:
+    """(index, width) of the end of a tile path, which has one spelling only."""
+    match = _INDEX.fullmatch(path)
+    if match is None:
+        raise NotFoundError("not the path of a tile")
+    groups = match["index"].replace("x", "").split("/")
+    width = int(match["width"] or TILE_WIDTH)
+    if (len(groups) > 1 and groups[0] == "000") or (match["width"] and width >= TILE_WIDTH):
+        raise NotFoundError("not the path of a tile")
+    return int("".join(groups)), width
+
+
+def _takes_gzip(accepted: list[str]) -> bool:
+    """Whether an Accept-Encoding asks for gzip, by name or by ``*``, and does not give it the weight 0."""
+    for item in ",".join(accepted).lower().split(","):
+        name, _, weight = (part.strip() for part in item.partition(";"))
+        if _GZIP.fullmatch(name):
+            return _NO_WEIGHT.fullmatch(weight) is None
+    return False

@@ -1,0 +1,83 @@
+"""``/``, ``/console``, ``/verify``: pages for people, out of ``app.pages``. They hold no data: what the console shows
+it asks the API for, and what is verified a reader brings.
+
+A browser loads nothing for them from anywhere else, runs no script that stands in a page, and shows them in no frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path, Request, Response
+
+from app.edge.routing import StrictRoute
+from app.pages import PageFile, read_folder
+from app.pages.verify_page import verify_page
+from ledger.errors import NotFoundError
+
+router = APIRouter(route_class=StrictRoute, include_in_schema=False)
+
+HEADERS: Final[Mapping[str, str]] = {
+    "Cache-Control": "no-cache",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Of every page. A browser keeps a page and asks each time whether it is still that one."""
+CONSOLE_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' data:",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+"""No text becomes markup or script, whatever stands in a job: the last two take away what could make it so."""
+CONSOLE: Final = read_folder("console")
+INDEX: Final = "index.html"
+
+
+@router.get("/")
+async def read_root() -> Response:
+    """The way to the console."""
+    return Response(status_code=307, headers={**HEADERS, "Location": "/console"})
+
+
+@router.get("/console")
+async def read_console(request: Request) -> Response:
+    """The web console."""
+    return page_answer(request, CONSOLE[INDEX], CONSOLE_POLICY)
+
+
+@router.get("/console/{file}")
+async def read_console_file(request: Request, file: Annotated[str, Path()]) -> Response:
+    """What the console loads."""
+    found = CONSOLE.get(file)
+    if found is None or file == INDEX:
+        raise NotFoundError(f"there is no {file[:100]} here; the console is at /console")
+    return page_answer(request, found, CONSOLE_POLICY)
+
+
+@router.get("/verify")
+async def read_verify_page(request: Request) -> Response:
+    """The page that verifies bundles and receipts in a browser alone."""
+    page = verify_page()
+    return page_answer(request, page.file, page.policy)
+
+
+def page_answer(request: Request, page: PageFile, policy: str) -> Response:
+    """A file of a page under its Content-Security-Policy; 304 where the caller has it already."""
+    headers = {**HEADERS, "Content-Security-Policy": policy, "ETag": page.etag}
+    known = request.headers.get("If-None-Match", "")
+    if known == "*" or page.etag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
+        return Response(status_code=304, headers=headers)
+    return Response(page.content, headers={**headers, "Content-Type": page.media_type})

@@ -1,0 +1,67 @@
+"""``/v1/tenants/{tenant_id}``: private fields and erasures."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from app.edge.answers import json_answer
+from app.edge.forms.body import json_body
+from app.edge.forms.fields import TENANT_PATTERN, ReadableTenantPath
+from app.edge.forms.requests import ErasureRequest, PrivacyRequest
+from app.edge.parts import PartsDep
+from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
+from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer
+from app.store import chain_reads
+from app.store.reading import reading
+from app.trust.privacy.keys import TRUSTED_S
+from app.trust.privacy.knowledge import REFRESH_S
+from app.write.intake.privacy_changes import Declared
+from ledger.private_fields import declaration_of
+
+router = APIRouter(route_class=StrictRoute, tags=["privacy"], responses=PROBLEM_RESPONSE)
+
+COVERS = "events taken from now on; entries recorded before stay as they are"
+
+TenantPath = Annotated[str, Path(pattern=TENANT_PATTERN, description="Whose.")]
+_NOTHING: dict[str, object] = {"fields": [], "subject": None, "seq": None, "declared_at": None}
+"""What a tenant declares that never declared anything."""
+
+
+@router.put("/v1/tenants/{tenant_id}/privacy", responses=answered(PrivacyAnswer))
+async def declare_private_fields(
+    parts: PartsDep,
+    caller: CallerDep,
+    tenant_id: TenantPath,
+    wanted: Annotated[PrivacyRequest, json_body(PrivacyRequest)],
+) -> Response:
+    """Encrypt these fields of the tenant's events from now on, each under the key of the person it is about."""
+    declaration = declaration_of(wanted["fields"], wanted.get("subject"))
+    if tenant_id not in parts.system_entries.tenants:
+        parts.system_entries.charge_new(caller.id, 1)
+    return _answer(tenant_id, await parts.privacy_changes.declare(tenant_id, declaration))
+
+
+@router.get("/v1/tenants/{tenant_id}/privacy", responses=answered(PrivacyAnswer))
+async def read_private_fields(parts: PartsDep, tenant_id: ReadableTenantPath) -> Response:
+    """The tenant's private fields; none when it never declared any."""
+    declared = await parts.privacy_changes.declared(tenant_id)
+    if declared is None:
+        async with reading(parts.pool) as connection:
+            await chain_reads.require_tenant(connection, tenant_id)
+    return _answer(tenant_id, declared)
+
+
+@router.post("/v1/tenants/{tenant_id}/erasures", responses=answered(ErasureAnswer))
+async def erase_subject(
+    parts: PartsDep, tenant_id: TenantPath, wanted: Annotated[ErasureRequest, json_body(ErasureRequest)]
+) -> Response:
+    """Destroy the key of a person's private fields, for good. The chain stays whole, and says so."""
+    erased = await parts.privacy_changes.erase(tenant_id, wanted["subject"], wanted.get("reason"))
+    return json_answer({"tenant_id": tenant_id, **erased._asdict(), "other_nodes_within_s": TRUSTED_S})
+
+
+def _answer(tenant_id: str, declared: Declared | None) -> Response:
+    facts = _NOTHING if declared is None else declared._asdict()
+    return json_answer({"tenant_id": tenant_id, **facts, "covers": COVERS, "other_nodes_within_s": REFRESH_S})

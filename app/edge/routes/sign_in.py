@@ -1,0 +1,183 @@
+"""``/v1/console``: how people sign in to the web console, which is a cookie over the token that they have."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+from urllib.parse import parse_qs
+
+import structlog
+from fastapi import APIRouter, Request, Response
+
+from app.edge.answers import json_answer
+from app.edge.forms.body import JSON_MEDIA_TYPE, body_of, parse, read_body
+from app.edge.forms.requests import SIGN_IN
+from app.edge.parts import Parts, PartsDep, parts_of
+from app.edge.recording import record_refusal
+from app.edge.routing import PROBLEM_RESPONSE, OpenRoute, StrictRoute, answered, caller_if_known
+from app.runtime.answers.node import ConsoleSessionAnswer
+from app.runtime.outgoing.asking import NoAnswerError
+from app.runtime.principals import EVERYBODY, Principal
+from app.trust.access.callers import CALLER
+from app.trust.access.code_flow import COOKIE as SIGN_IN_COOKIE
+from app.trust.access.code_flow import COOKIE_LIFE_S
+from app.trust.access.console_sessions import TOKEN_BYTES_MAX, ConsoleSession, set_cookie, shown_cookie
+from ledger.errors import InvalidInputError, LedgerError, NotFoundError, UnauthenticatedError
+
+router = APIRouter(route_class=StrictRoute, tags=["console"], responses=PROBLEM_RESPONSE)
+callbacks = APIRouter(route_class=OpenRoute, include_in_schema=False)
+
+CALLBACK: Final = "/v1/console/oidc/callback"
+_BODY_BYTES_MAX: Final = TOKEN_BYTES_MAX + 1024
+_NOT_KEPT: Final = {"Cache-Control": "no-store"}
+_COOKIE: Final = {"Set-Cookie": {"schema": {"type": "string"}, "description": "The session, or its end."}}
+
+log = structlog.get_logger()
+
+
+@router.get("/v1/console/session", responses=answered(ConsoleSessionAnswer))
+async def read_console_session(request: Request, parts: PartsDep) -> Response:
+    """How one signs in here, and until when the caller is, by a cookie of the console."""
+    caller = await caller_if_known(request)
+    session = None if caller in (None, EVERYBODY) else _session_of(request)
+    return json_answer(_answer(parts, caller, session), headers=_NOT_KEPT)
+
+
+@router.post(
+    "/v1/console/session",
+    status_code=201,
+    responses=answered(ConsoleSessionAnswer, 201, headers=_COOKIE),
+    openapi_extra={"requestBody": body_of(SIGN_IN)},
+)
+async def sign_in(request: Request, parts: PartsDep) -> Response:
+    """Sign in with a token: the answer sets a cookie that counts as the token does, for the pages of this service."""
+    body = await read_body(request, JSON_MEDIA_TYPE, _BODY_BYTES_MAX)
+    token = parse(SIGN_IN, body)["token"].encode()
+    if parts.settings.auth.mode == "none":
+        return json_answer(_answer(parts, EVERYBODY, None), 201, _NOT_KEPT)
+    caller, session, cookie = await _begin(request, token)
+    return json_answer(_answer(parts, caller, session), 201, {**_NOT_KEPT, "Set-Cookie": cookie})
+
+
+@router.delete("/v1/console/session", responses=answered(ConsoleSessionAnswer, headers=_COOKIE))
+async def sign_out(request: Request, parts: PartsDep) -> Response:
+    """Sign out: the browser forgets the cookie, and this node takes no copy of it any more. The token goes on
+    counting."""
+    session = _session_of(request)
+    if session is not None:
+        parts.console_sessions.end(session, time.time())
+    forgotten = set_cookie(request.scope["scheme"], "", 0)
+    return json_answer(_answer(parts, None, None), headers={**_NOT_KEPT, "Set-Cookie": forgotten})
+
+
+@router.get("/v1/console/oidc", include_in_schema=False)
+async def begin_oidc(request: Request, parts: PartsDep) -> Response:
+    """The way to the issuer, who asks who it is."""
+    if parts.code_flow is None:
+        raise NotFoundError("people sign in with tokens here: auth.oidc.client_id is not set")
+    try:
+        departure = await parts.code_flow.begin(_redirect_uri(request))
+    except NoAnswerError as error:
+        log.warning("console_sign_in_failed", error=str(error))
+        return _to_console("unanswered")
+    return _to(departure.url, _sign_in_cookie(request, departure.cookie, COOKIE_LIFE_S))
+
+
+@callbacks.get(CALLBACK)
+async def finish_oidc(request: Request) -> Response:
+    """The way back from the issuer: with a session, or with why there is none."""
+    parts, asked = parts_of(request), parse_qs(request.scope["query_string"].decode("latin-1"))
+    if parts.code_flow is None:
+        raise NotFoundError("people sign in with tokens here: auth.oidc.client_id is not set")
+    state, code, refused = (asked.get(name, [""])[0] for name in ("state", "code", "error"))
+    forgotten = _sign_in_cookie(request, "", 0)
+    if refused or not code:
+        log.warning("console_sign_in_refused", error=refused[:100])
+        return _to_console("denied", forgotten)
+    try:
+        tokens = await parts.code_flow.finish(
+            request.cookies.get(_sign_in_name(request), ""), state, code, _redirect_uri(request)
+        )
+        for number, token in enumerate(tokens, 1):
+            try:
+                *_, cookie = await _begin(request, token)
+                return _to_console("", forgotten, cookie)
+            except UnauthenticatedError:
+                if number == len(tokens):
+                    raise
+        raise NoAnswerError("the issuer gives no token")
+    except (NoAnswerError, LedgerError) as error:
+        log.warning("console_sign_in_failed", error=str(error))
+        record_refusal(parts, request.scope, error)
+        why = "refused" if isinstance(error, UnauthenticatedError) else "unanswered"
+        return _to_console(why, forgotten)
+
+
+def _session_of(request: Request) -> ConsoleSession | None:
+    """The session that the request shows, None where that is none that counts."""
+    try:
+        cookie = shown_cookie(request.scope["headers"], request.scope["scheme"])
+        return None if cookie is None else parts_of(request).console_sessions.open(cookie, time.time())
+    except UnauthenticatedError:
+        return None
+
+
+async def _begin(request: Request, token: bytes) -> tuple[Principal, ConsoleSession, str]:
+    """Who ``token`` says signs in, his session, and its cookie.
+
+    Raises:
+        UnauthenticatedError: the token does not count.
+        NotReadyError: the issuer's keys cannot be had now.
+        InvalidInputError: the token is too long for a cookie.
+    """
+    parts, scheme = parts_of(request), request.scope["scheme"]
+    caller = await parts.callers.caller({"headers": [(b"authorization", b"Bearer " + token)]})
+    request.scope[CALLER] = caller
+    now_s = time.time()
+    session, value = parts.console_sessions.begin(token, caller.expires_at, now_s)
+    return caller, session, set_cookie(scheme, value, max(0, session.expires_s - int(now_s)))
+
+
+def _answer(parts: Parts, caller: Principal | None, session: ConsoleSession | None) -> dict[str, object]:
+    return {
+        "auth_mode": parts.settings.auth.mode,
+        "oidc_sign_in": parts.code_flow is not None,
+        "principal": None if caller is None else caller.id,
+        "expires_at": None if session is None else session.expires_at,
+    }
+
+
+def _redirect_uri(request: Request) -> str:
+    """Where the issuer is to send the browser.
+
+    Raises:
+        InvalidInputError: the request does not say what the service is called, as HTTP/1.0 allows.
+    """
+    host = request.headers.get("host")
+    if host is None:
+        raise InvalidInputError("send a Host header: the issuer must be told where to send the browser back to")
+    return f"{request.scope['scheme']}://{host}{CALLBACK}"
+
+
+def _sign_in_name(request: Request) -> str:
+    return f"__Host-{SIGN_IN_COOKIE}" if request.scope["scheme"] == "https" else SIGN_IN_COOKIE
+
+
+def _sign_in_cookie(request: Request, value: str, seconds: int) -> str:
+    """Lax, as the browser comes back from another site with it."""
+    secure = "; Secure" if request.scope["scheme"] == "https" else ""
+    return f"{_sign_in_name(request)}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Lax{secure}"
+
+
+def _to_console(why: str, *cookies: str) -> Response:
+    return _to(f"/console#/sign-in/{why}" if why else "/console#/signed-in", *cookies)
+
+
+def _to(url: str, *cookies: str) -> Response:
+    response = Response(status_code=303, headers={**_NOT_KEPT, "Location": url, "Referrer-Policy": "no-referrer"})
+    for cookie in cookies:
+        response.headers.append("Set-Cookie", cookie)
+    return response
+
+
+router.routes.extend(callbacks.routes)

@@ -1,0 +1,175 @@
+"""``POST /v1/stats``: reports about running jobs, one JSON object or one a line.
+
+Fire and forget: the answer says what was queued, never what was kept. The lines of a request take four steps:
+
+    1. it is admitted            later, when more requests come than the loop has time for beside its jobs
+    2. its body is dropped       unread, when more bodies come than there is room or time to check
+    3. its lines are sampled     before they are looked at, the fewer the fuller the queue or the shorter the time
+    4. all that are kept are checked before the first is queued, and one that is wrong refuses the request
+
+    1 <= lines <= LINES_MAX        len(line) <= LINE_BYTES_MAX        len(body) <= BODY_BYTES_MAX
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from app.edge.answers import json_answer
+from app.edge.forms.body import JSON_MEDIA_TYPE, NDJSON_MEDIA_TYPE, read_body
+from app.edge.forms.lines import LineModel, at_line
+from app.edge.forms.requests import STATS_REPORT
+from app.edge.parts import parts_of
+from app.edge.routing import PROBLEM_RESPONSE, LeanRoute, answered
+from app.runtime.answers.jobs import StatsAnswer
+from app.runtime.metrics import Metrics
+from app.trust.access.callers import check_tenant
+from app.write.stats.intake import Chunk, StatsIntake
+from app.write.stats.share import LoopShare
+from ledger import rfc3339
+from ledger.errors import ClockSkewError, InvalidInputError
+
+router = APIRouter(route_class=LeanRoute, tags=["stats"], responses=PROBLEM_RESPONSE)
+
+LINES_MAX = 10_000
+"""Most reports in one request."""
+LINE_BYTES_MAX = 8192
+"""Longest report."""
+BODY_BYTES_MAX = 1 << 20
+"""Longest request, where ``http.body_bytes_max`` allows as much."""
+LINES_PER_TURN = 50
+"""Lines checked and written out before others get as long as that took."""
+
+_REPORTS = LineModel("report", STATS_REPORT, LINES_MAX)
+_LINE = orjson.OPT_APPEND_NEWLINE
+_REPORT = {"$ref": "#/components/schemas/StatsReport"}
+_BODY = {
+    "required": True,
+    "content": {
+        JSON_MEDIA_TYPE: {"schema": _REPORT},
+        NDJSON_MEDIA_TYPE: {
+            "schema": {"type": "string", "description": "One StatsReport a line."},
+            "x-item-schema": _REPORT,
+        },
+    },
+}
+
+
+@router.post("/v1/stats", status_code=202, responses=answered(StatsAnswer, 202), openapi_extra={"requestBody": _BODY})
+async def report_stats(request: Request) -> Response:
+    """Report how jobs are doing. Never in the ledger: counted, sampled under pressure, kept for a while in files."""
+    parts = parts_of(request)
+    parts.check_accepting()
+    await parts.stats.admit()
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    one = media_type == JSON_MEDIA_TYPE
+    body_bytes_max = min(BODY_BYTES_MAX, parts.settings.http.body_bytes_max)
+    body = await read_body(request, JSON_MEDIA_TYPE if one else NDJSON_MEDIA_TYPE, body_bytes_max)
+    async with parts.stats.turn(len(body)) as is_mine:
+        if not is_mine:
+            dropped = 1 if one else body.count(b"\n") + (not body.endswith(b"\n"))
+            parts.metrics.stats_dropped("busy", dropped)
+            return json_answer(StatsAnswer(accepted=0, dropped=dropped, sample_rate=0.0), 202)
+        with parts.stats.checking.charged():
+            lines = [body] if one else _REPORTS.split(body)
+        check = partial(check_tenant, request.scope)
+        answer = await take(lines, one, parts.settings.hlc.max_clock_skew_ms, check, parts.stats, parts.metrics)
+    return json_answer(answer, 202)
+
+
+async def take(
+    lines: Sequence[bytes],
+    one: bool,
+    max_skew_ms: int,
+    check: Callable[[str], None],
+    intake: StatsIntake,
+    metrics: Metrics,
+) -> StatsAnswer:
+    """Sample ``lines``, check those that are kept, and queue them with their weight; ``check`` refuses tenants that the
+    caller may not report about.
+
+    Raises:
+        InvalidInputError: the first that is wrong; with its line unless it is the only ``one``.
+        ClockSkewError: the time of one lies too far ahead.
+    """
+    weight, now_ms = intake.weight(), time.time_ns() // 1_000_000
+    numbers = intake.sample(range(1, len(lines) + 1), weight)
+    chunks: list[Chunk] = []
+    for first in range(0, len(numbers), LINES_PER_TURN):
+        turn = numbers[first : first + LINES_PER_TURN]
+        async with _turn(intake.checking, first + len(turn) == len(numbers)):
+            kept = [lines[number - 1] for number in turn]
+            chunks.append(_checked(kept, [None] if one else turn, weight, now_ms, max_skew_ms, check))
+    accepted = sum(chunk.lines for chunk in chunks if intake.offer(chunk))
+    metrics.stats_reports.inc(len(lines))
+    metrics.stats_dropped("sampled", len(lines) - len(numbers))
+    metrics.stats_dropped("full", len(numbers) - accepted)
+    return StatsAnswer(accepted=accepted, dropped=len(lines) - accepted, sample_rate=1 / weight)
+
+
+def _checked(
+    lines: Sequence[bytes],
+    numbers: Sequence[int | None],
+    weight: int,
+    now_ms: int,
+    max_skew_ms: int,
+    check: Callable[[str], None],
+) -> Chunk:
+    """The reports in ``lines``, which have these numbers, as they are written: each with its times and its weight."""
+    data = bytearray()
+    for number, report in zip(numbers, _REPORTS.check(lines, numbers, LINE_BYTES_MAX), strict=True):
+        check(report["tenant_id"])
+        with at_line(number):
+            report["time"] = _time_of(report, now_ms, max_skew_ms)
+        data += orjson.dumps({**report, "received": rfc3339.text_of(now_ms), "weight": weight}, option=_LINE)
+    return Chunk(bytes(data), len(lines))
+
+
+@contextlib.asynccontextmanager
+async def _turn(checking: LoopShare, is_last: bool) -> AsyncIterator[None]:
+    """Work on a few lines, which is charged; behind it is a pause as long as it took, unless it was the last."""
+    began_s = time.perf_counter()
+    with checking.charged():
+        yield
+    if not is_last:
+        await asyncio.sleep(time.perf_counter() - began_s)
+
+
+def _time_of(report: dict[str, Any], now_ms: int, max_skew_ms: int) -> str:
+    """The time of ``report``, which said it in one of two ways or leaves it to us; ``time_ms`` is used up.
+
+    Raises:
+        InvalidInputError: both, or none of the calendar.
+        ClockSkewError: too far ahead: it would end windows that others still report for.
+    """
+    given_ms, text = report.pop("time_ms", None), report.get("time")
+    if text is None and given_ms is None:
+        given_ms = now_ms
+    elif text is not None:
+        if given_ms is not None:
+            raise InvalidInputError("time_ms: give it or time, not both", ("time_ms",))
+        given_ms = _parsed_ms(text)
+    if given_ms > now_ms + max_skew_ms:
+        raise ClockSkewError(
+            f"the time of the report is {given_ms - now_ms} ms ahead; at most {max_skew_ms} ms are taken"
+        )
+    text = rfc3339.text_of(given_ms)
+    assert text is not None, "it is not far from now"
+    return text
+
+
+def _parsed_ms(text: str) -> int:
+    try:
+        given_ms, _ = rfc3339.milliseconds_of(text)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"time: {error}", ("time",)) from None
+    if given_ms < 0:
+        raise InvalidInputError("time: lies before 1970", ("time",))
+    return given_ms

@@ -1,0 +1,197 @@
+"""``/v1/watch``: a tenant's chain as it grows, as server-sent events.
+
+The framework has such answers too (``fastapi.sse``). They encode each event for each client anew; here each entry is
+encoded once, whoever watches, and a client that takes nothing is not written to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, Final
+
+import structlog
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import Field
+from starlette.types import Receive, Scope, Send
+
+from app.edge.connection.protocol import CUT_OFF
+from app.edge.forms.fields import (
+    NAME_CHARACTERS_MAX,
+    TREE_SIZE_MAX,
+    ReadableTenantId,
+    SeqNumber,
+    WholeNumber,
+    in_upper_case,
+)
+from app.edge.middleware import IS_HEAD
+from app.edge.parts import Parts, PartsDep
+from app.edge.recording import record_read, report_break
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute
+from app.runtime.principals import Principal
+from app.runtime.rights import Right
+from app.share.watch.blocks import Wanted
+from app.share.watch.watchers import Watcher
+from app.trust.access.callers import CALLER
+from ledger.errors import ChainDamagedError, InvalidInputError, NotReadyError, UnauthenticatedError
+from ledger.machines.events import EVERY_ACTION
+
+router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RESPONSE)
+
+MEDIA_TYPE: Final = "text/event-stream"
+RETRY_MS: Final = 1000
+"""How long a client should wait before it comes back."""
+_ACTIONS_CHARACTERS_MAX = 1024
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_STREAM = {
+    "description": (
+        "Server-sent events: id is the seq, event the action, data the entry as the list of entries has it. An event "
+        "lagged, with from_seq to start over from, ends the stream of a client that fell behind."
+    ),
+    "content": {MEDIA_TYPE: {"schema": {}}},
+}
+
+log = structlog.get_logger()
+
+Subject = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+@router.get("/v1/watch", response_class=Response, responses={200: _STREAM})
+async def watch_chain(
+    request: Request,
+    parts: PartsDep,
+    tenant_id: Annotated[ReadableTenantId, Query()],
+    from_seq: Annotated[
+        SeqNumber | None, Query(description="First entry; left out, what comes from now on. It need not be there yet.")
+    ] = None,
+    to_seq: Annotated[SeqNumber | None, Query(description="Last entry, after which the stream ends.")] = None,
+    actions: Annotated[
+        str | None,
+        Query(max_length=_ACTIONS_CHARACTERS_MAX, description="Only entries of these actions, separated by commas."),
+    ] = None,
+    job: Annotated[Subject | None, Query(description="Only entries of this job, or other subject.")] = None,
+    dc: Annotated[Subject | None, Query(description="Only entries that concern this data centre.")] = None,
+    last_event_id: Annotated[
+        WholeNumber | None,
+        Header(
+            alias="Last-Event-ID",
+            ge=0,
+            le=TREE_SIZE_MAX,
+            description="Goes on behind this entry; wins over from_seq. Browsers send it by themselves.",
+        ),
+    ] = None,
+) -> Response:
+    """Entries of a tenant's chain in seq order, from one on or from now on, for as long as the client listens."""
+    if from_seq is not None and to_seq is not None and from_seq > to_seq:
+        raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
+    after_seq = last_event_id if last_event_id is not None else None if from_seq is None else from_seq - 1
+    wanted = Wanted(_actions(actions), job, dc)
+    return EventStream(parts, request, tenant_id, wanted, after_seq, to_seq)
+
+
+def _actions(text: str | None) -> frozenset[str] | None:
+    """The actions that a filter names.
+
+    Raises:
+        InvalidInputError: there is no such action.
+    """
+    if text is None:
+        return None
+    named = frozenset(str(in_upper_case(name.strip())) for name in text.split(","))
+    if unknown := named - EVERY_ACTION:
+        known = ", ".join(sorted(EVERY_ACTION))
+        raise InvalidInputError(f"actions: there is no action {min(unknown)[:100]!r}; there are {known}", ("actions",))
+    return named
+
+
+class EventStream(Response):
+    """A watch as an answer: it begins once the tenant is known and the read is on record."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(
+        self,
+        parts: Parts,
+        request: Request,
+        tenant_id: str,
+        wanted: Wanted,
+        after_seq: int | None,
+        to_seq: int | None,
+    ) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._parts = parts
+        self._request = request
+        self._tenant_id = tenant_id
+        self._wanted = wanted
+        self._after_seq = after_seq
+        self._to_seq = to_seq
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Tell the client what it wants to know, until it goes away, or its watch ends.
+
+        Raises:
+            LedgerError: the stream could not begin; nothing was sent.
+        """
+        parts, tenant_id, after_seq = self._parts, self._tenant_id, self._after_seq
+        caller: Principal = scope[CALLER]
+        may_watch = partial(_may_watch, parts, scope, tenant_id)
+        with parts.quotas.watches.one(caller.id):
+            async with parts.watchers.open(tenant_id, self._wanted, after_seq, self._to_seq, may_watch) as watcher:
+                await record_read(self._request, tenant_id, watched_from=watcher.seq + 1, **self._filters())
+                watcher.cut_off = scope[CUT_OFF]
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                if scope.get(IS_HEAD) is None:
+                    await send(_piece(_opening(watcher.seq if after_seq is None else None)))
+                    try:
+                        await _tell(watcher, receive, send)
+                    except ChainDamagedError as error:
+                        log.error("watch_ended", tenant_id=error.tenant_id, error=str(error))
+                        report_break(parts, scope, error)
+                await send({"type": "http.response.body", "body": b""})
+
+    def _filters(self) -> dict[str, object]:
+        actions, job_id, dc = self._wanted
+        return {"actions": actions and sorted(actions), "job_id": job_id, "dc": dc}
+
+
+async def _tell(watcher: Watcher, receive: Receive, send: Send) -> None:
+    """Send what the watcher has, as long as somebody listens."""
+    leaving = asyncio.get_running_loop().create_task(_gone(receive))
+    leaving.add_done_callback(lambda _: watcher.end())
+    try:
+        while piece := await watcher.next():
+            await send(_piece(piece))
+            watcher.sent()
+            # Nothing; but it waits until the client has taken what was written.
+            await send(_piece(b""))
+    finally:
+        leaving.cancel()
+        with suppress(asyncio.CancelledError):
+            await leaving
+
+
+async def _gone(receive: Receive) -> None:
+    """Return when the client has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _opening(seq: int | None) -> bytes:
+    """What every stream begins with: when to come back, and where it begins if the client did not say that itself."""
+    place = b"" if seq is None else b"id: %d\n" % seq
+    return b"retry: %d\n%b\n" % (RETRY_MS, place)
+
+
+def _piece(body: bytes) -> dict[str, object]:
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+async def _may_watch(parts: Parts, scope: Scope, tenant_id: str) -> bool:
+    """Whether what the request showed still counts; not where nobody can tell, as for a request that came now."""
+    try:
+        caller = await parts.callers.caller(scope)
+    except (UnauthenticatedError, NotReadyError):
+        return False
+    return caller.may(Right.READ, tenant_id)

@@ -1,0 +1,198 @@
+"""A node as the one writer of a log that safekeepers keep: what it writes is shipped to them, and what enough of them
+hold is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from app.node.start.procedure import StartedNode
+from app.node.start.quorum import Lead, regions_of
+from app.runtime.metrics import Metrics
+from app.runtime.settings.config import Settings
+from app.runtime.state.node import Node
+from app.runtime.tasks.loops import called_in
+from app.write.intake.answers import NoQuorum
+from app.write.intake.member_copies import MemberCopies
+from app.write.intake.system_entries import SystemEntries
+from ledger.errors import FencedError, LedgerError
+from ledger.positions import BEFORE_FIRST, Lsn
+from wal.control import Control
+from wal.group_commit import GroupCommit
+from wal.replication import configuration as configurations
+from wal.replication.ack_mode import AckMode
+from wal.replication.file_log import oldest_whole_lsn
+from wal.replication.leading import Reached, Shipper
+from wal.replication.proposer import Proposer
+from wal.replication.tail_reader import TailReader
+
+QUORUM_AWAY_S = 1.0
+"""For so long a quorum may be away, as when its members restart, before writes are told that there is none."""
+
+log = structlog.get_logger()
+
+
+class Leadership:
+    """The term that a start won. Belongs to one event loop, in which ``on_committed`` and ``on_over`` are called.
+
+    ``on_committed(lsn)`` whenever more is committed; ``on_over(error)`` once, when nothing more can be.
+    ``on_quorum_lost()`` when too few members have followed for ``QUORUM_AWAY_S``.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        started: StartedNode,
+        lead: Lead,
+        metrics: Metrics,
+        *,
+        on_committed: Callable[[Lsn], None],
+        on_over: Callable[[LedgerError], None],
+        on_quorum_lost: Callable[[], None],
+    ) -> None:
+        self._node: Node = started.node
+        self._first_lsn = started.next_lsn
+        self._lead = lead
+        self._ack_mode = settings.wal.ack_mode
+        self._regions = regions_of(settings)
+        self._metrics = metrics
+        self._on_committed = on_committed
+        self._on_over = on_over
+        self._on_quorum_lost = on_quorum_lost
+        self._home = settings.region
+        self.copies = self._ask_members()
+        """Asks the members what they hold; None where none votes."""
+        self.shipper = self._make_shipper(settings, started.folder, started.control)
+        metrics.watch_members(self.shipper, settings.replication.lag_threshold)
+
+    def start(self, writer: GroupCommit, system_entries: SystemEntries) -> None:
+        """Ship what ``writer`` writes; the first of it is the record with which the epoch begins."""
+        self.shipper.start(writer)
+        system_entries.enter_epoch_start(self._first_lsn, self._lead.accepted_loss)
+
+    def fault(self) -> str | None:
+        """Why nothing is committed now, None while members enough follow or none votes."""
+        away = self.no_quorum()
+        return None if away is None else away.why
+
+    def no_quorum(self) -> NoQuorum | None:
+        """As ``fault``, with the members that do not follow."""
+        if not self._ack_mode.is_replicated:
+            return None
+        proposer = self.shipper.proposer
+        if proposer.has_quorum():
+            return None
+        needed = proposer.needed()
+        reports = self.shipper.reports()
+        faults = [f"{report.address}: {report.fault}" for report in reports if report.fault]
+        found = f"{proposer.in_sync()} of {needed} safekeepers needed follow" if needed else "no safekeeper votes yet"
+        why = f"no quorum: {found}; {'; '.join(faults) or 'none yet'}"
+        counts = {self._home} if self._ack_mode is not AckMode.REPLICATED_ALL else self._regions
+        return NoQuorum(why, [each.address for each in reports if not each.is_streaming and each.region in counts])
+
+    def _member_lost(self, _address: str) -> None:
+        asyncio.get_running_loop().call_later(QUORUM_AWAY_S, self._look_at_quorum)
+
+    def _look_at_quorum(self) -> None:
+        if self.no_quorum() is not None:
+            self._on_quorum_lost()
+
+    def _ask_members(self) -> MemberCopies | None:
+        if not self._ack_mode.is_replicated:
+            return None
+        members = self._lead.members
+        return MemberCopies(
+            members.addresses,
+            node_id=self._node.node_id,
+            own=lambda: self.shipper.proposer.configuration,
+            regions=self._regions,
+            needs_all=self._ack_mode is AckMode.REPLICATED_ALL,
+            tls=members.tls,
+            timeout_s=members.timeout_s,
+        )
+
+    def _make_shipper(self, settings: Settings, folder: Path, control: Control) -> Shipper:
+        lead = self._lead
+
+        def make(shipper: Shipper) -> Proposer:
+            return Proposer(
+                node_id=control.node_id,
+                run=lead.members.run,
+                wal_id=control.wal_id,
+                epoch=control.epoch,
+                history=control.history,
+                configuration=lead.configuration,
+                home=settings.region,
+                ack_mode=self._ack_mode,
+                addresses=lead.members.addresses,
+                committed_lsn=control.committed_lsn,
+                read=shipper.tail.read,
+                oldest_lsn=partial(oldest_whole_lsn, folder),
+                send=shipper.send,
+                drop=shipper.drop,
+                on_fenced=shipper.on_fenced,
+                on_configured=partial(configurations.store, folder),
+            )
+
+        loop = asyncio.get_running_loop()
+        return Shipper(
+            lead.members,
+            make,
+            on_reached=called_in(loop, self._reached),
+            on_over=called_in(loop, self._over),
+            tail=TailReader(folder, control.node_id, control.history),
+            watcher=_MemberLog(self._metrics, called_in(loop, self._member_lost)),
+            lag_threshold=settings.replication.lag_threshold,
+            keeps_damaged=settings.replication.corruption_policy == "truncate",
+        )
+
+    def _reached(self, reached: Reached) -> None:
+        self._node.spread.advance(spread_lsn(self._regions, reached.region_lsns))
+        self._on_committed(reached.committed_lsn)
+
+    def _over(self, error: LedgerError) -> None:
+        if isinstance(error, FencedError):
+            log.error("wal_fencing_reject", epoch=self._node.epoch, error=str(error))
+        self._on_over(error)
+
+
+def spread_lsn(regions: Iterable[str], region_lsns: Mapping[str, Lsn]) -> Lsn:
+    """What a majority of ``regions`` holds, and of those besides that hold any of it, of what each of them does."""
+    names = region_lsns.keys() | regions
+    held = sorted((region_lsns.get(name, BEFORE_FIRST) for name in names), reverse=True)
+    return held[len(names) // 2]
+
+
+class _MemberLog(NamedTuple):
+    """Tells metrics and log what becomes of members."""
+
+    metrics: Metrics
+    on_lost: Callable[[str], None]
+
+    def acknowledged(self, address: str, seconds: float) -> None:
+        self.metrics.replication_ack_seconds.observe(seconds)
+
+    def lost(self, address: str, reason: str) -> None:
+        log.warning("wal_replication_member_lost", member=address, error=reason)
+        self.on_lost(address)
+
+    def back(self, address: str) -> None:
+        log.info("wal_replication_member_back", member=address)
+
+    def quorum_changed(self, is_there: bool, following: int, needed: int) -> None:
+        if is_there:
+            log.info("wal_quorum_back", following=following, needed=needed)
+        else:
+            log.error("wal_quorum_lost", following=following, needed=needed)
+
+    def refused(self, address: str, reason: str) -> None:
+        log.error("wal_replication_append_reject", member=address, error=reason)
+
+    def lags(self, address: str, lag_lsn: int) -> None:
+        log.warning("wal_replication_lag_threshold_exceeded", member=address, lag_lsn=lag_lsn)

@@ -1,0 +1,599 @@
+"""A node at work: the write path and its tasks in one event loop, from the recovered backlog to the last flush.
+
+Stopping keeps to ``shutdown_grace``: open requests end, the WAL is flushed, the backlog is drained as far as the time
+goes, the control file is written. A node that fails (poisoned WAL, fenced, database went back) acknowledges nothing
+more and asks for its own stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+import asyncpg
+import structlog
+
+from app.node.leadership import Leadership
+from app.node.log_scrub import LogScrub
+from app.node.start.checks import StoredTree
+from app.node.start.kept_copies import OtherLogs
+from app.node.start.procedure import StartedNode
+from app.node.start.quorum import quorum_survives, regions_of
+from app.node.start_entries import record_losses, record_start
+from app.node.upkeep import Upkeep
+from app.runtime.metrics import Metrics
+from app.runtime.settings.config import Settings
+from app.runtime.state import times_fenced
+from app.runtime.state.found_breaks import DAMAGED, FoundBreak, FoundBreaks
+from app.runtime.state.losses import Losses
+from app.runtime.state.node import Node, expire
+from app.runtime.tasks.kept_running import kept_running
+from app.runtime.tasks.loops import called_in
+from app.runtime.tasks.share import Share
+from app.runtime.tasks.turns import FairTurns
+from app.share.watch.tail import Tails
+from app.store import chaining, following
+from app.store import node as node_store
+from app.store.edge import EdgeLookups
+from app.store.entry_check import EntryCheck
+from app.store.growth import Growth
+from app.store.large_jobs import LargeJobs
+from app.store.node_connection import STATEMENT_TIMEOUT_S, NodeConnection
+from app.store.reading import reading
+from app.trust.access.access_log import AccessLog
+from app.trust.access.quotas import Quotas
+from app.trust.access.tokens import KnownTokens
+from app.trust.keys.changes import FOLLOW_INTERVAL_S, KeyChanges
+from app.trust.keys.in_use import KeyInUse
+from app.trust.keys.tokens import Tokens
+from app.trust.keys.trust import Trust
+from app.write.chain import previous
+from app.write.chain.appender import Appender
+from app.write.followers.followers import Follower, TableFollower
+from app.write.followers.job_table import JobTable
+from app.write.followers.notary import Notary
+from app.write.followers.own_entries import OwnEntries
+from app.write.intake.access_records import AccessRecords
+from app.write.intake.answers import Answers
+from app.write.intake.gathering import Gathering
+from app.write.intake.job_index import JobIndex
+from app.write.intake.keyed import KeyedRequests
+from app.write.intake.returning import Returning
+from app.write.intake.submit import Submitter
+from app.write.intake.system_entries import SystemEntries
+from app.write.pending.backlog import Backlog, Pending
+from app.write.pending.keyed_entries import KeyedEntries
+from app.write.pending.linking import LinkedBatch
+from app.write.pending.quarantine import Quarantine
+from app.write.stats.files import StatsFiles
+from app.write.stats.intake import StatsIntake
+from app.write.stats.writer import StatsWriter
+from ledger.errors import (
+    DurabilityTimeoutError,
+    FencedError,
+    LedgerError,
+    WalPoisonedError,
+)
+from ledger.machines.events import SYSTEM_TENANT, SystemAction
+from ledger.positions import Epoch, Lsn
+from ledger.verification.verdict import Break
+from wal.group_commit import GroupCommit
+from wal.log import Log
+from wal.queue import NO_BELL
+from wal.replication.ack_mode import AckMode
+
+WAL_CLOSE_TIMEOUT_S = 10.0
+WAITING_SHARE = 0.4
+"""Part of ``shutdown_grace`` after which writes that wait for their level are answered without it."""
+CLOSE_RESERVE_S = 1.5
+"""What is kept of ``shutdown_grace`` for tasks, connections and the process to end in; what hangs is cut off."""
+FOLLOW_AT_STOP_S = 2.0
+"""How long a stop waits for followers; what they have not followed then is followed by the next start."""
+FENCE_HELD_IDLE_MAX_S = 5.0
+"""How long a process that hangs inside a chaining transaction may keep its fence, and its successor, waiting."""
+
+log = structlog.get_logger()
+
+
+class Service:
+    """One node, wired and running inside one event loop."""
+
+    def __init__(self, settings: Settings, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record], url: str) -> None:
+        self.settings = settings
+        self.node: Node = started.node
+        self._started = started
+        self._pool = pool
+        self.database_url = url
+        self._loop = asyncio.get_running_loop()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._persisting: asyncio.Task[None] | None = None
+        """What stores the control file now and then."""
+        self._stop_by_s: float | None = None
+        self.stop_requested = asyncio.Event()
+        self.metrics = Metrics()
+        self.backlog = Backlog(settings.wal.backlog_max_entries)
+        self.metrics.watch(self.node, self.backlog.__len__, self.backlog.entries_max)
+        self.metrics.fencing_rejects.inc(times_fenced.load(started.folder))
+        self.breaks = FoundBreaks(started.folder, self.metrics.break_met, called_in(self._loop, self._record_break))
+        self.metrics.watch_breaks(lambda: len(self.breaks.open()))
+        self.quotas = Quotas.of(
+            settings.quota.model_dump(exclude={"burst"}),
+            settings.quota.burst.total_seconds(),
+            self.metrics.quota_refused,
+        )
+        self.line_turns = FairTurns()
+        self.stats = StatsIntake(settings.stats.queue_bytes)
+        self._stats_writer = self._make_stats_writer()
+        self.job_index = JobIndex()
+        self.entry_check = EntryCheck(started.checkpoints.newest, lambda tenant_id: self.notary.mend(tenant_id))
+        self.large_jobs = LargeJobs()
+        lookups = EdgeLookups(pool, self.entry_check, self.large_jobs, self.breaks.report_error)
+        keyed_entries = KeyedEntries(lookups.newest_keyed, self.node.wall.now_ms)
+        self.keyed = KeyedRequests(self.node, lookups.find_lines, keyed_entries, self.breaks.report_error)
+        members = None if started.lead is None else started.lead.members
+        self.other_logs = OtherLogs(self.node.node_id, settings.wal_dir, members, pool)
+        self.losses = Losses(started.folder, self.node.node_id)
+        self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.locked)
+        self.leadership = self._lead(started)
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.writer = self._open_writer(started)
+        self._loop.add_reader(self._bell, self._rung)
+        self.node.written_lsn = lambda: self.writer.written_lsn
+        self.keys = KeyInUse(started.key_chain, self.metrics)
+        self.keys.not_admitted = started.not_admitted
+        self.notary = self._make_notary(started)
+        self.metrics.watch_unsigned(settings.chain.batch_interval.total_seconds(), self.notary.unsigned_age_s)
+        self.upkeep = Upkeep(started, pool, self.writer, self.quarantine, lambda: self.notary.signed_lsn)
+        scrub_interval_s = settings.wal.scrub_interval.total_seconds()
+        self.scrub = LogScrub(
+            self.node.node_id,
+            started.folder,
+            durable_lsn=lambda: self.node.durable.lsn,
+            copies=1 + len(settings.replication.members),
+            interval_s=scrub_interval_s,
+        )
+        self.metrics.watch_scrub(scrub_interval_s, self.scrub.ended_s, self.scrub.damaged_segments)
+        self.trust = Trust(started.key_chain, pool, self.notary.origin)
+        self.appender = Appender(
+            node=self.node,
+            backlog=self.backlog,
+            connect=self._connect_appender,
+            pool=pool,
+            heads=dict(started.heads),
+            quarantine=self.quarantine,
+            breaks=self.breaks,
+            entry_check=self.entry_check,
+            metrics=self.metrics,
+            on_chained=self._chained,
+            on_failure=self.fail,
+        )
+        self.node.chained.on_wanted = self.appender.wake
+        self.gathering = Gathering(self.writer, lambda: self.appender.is_chaining, self.fail)
+        self.system_entries = SystemEntries(
+            node=self.node,
+            wal=self.gathering,
+            backlog=self.backlog,
+            quarantine=self.quarantine,
+            tenants=set(started.heads),
+            write_timeout_s=settings.write.timeout.total_seconds(),
+            new_tenants=self.quotas.new_tenants,
+        )
+        self.access_records = AccessRecords(
+            self.system_entries,
+            AccessLog(settings.data_dir, self.metrics.access_lines_dropped.inc),
+            settings.privacy.log_reads,
+            self.node.wall.now_ms,
+        )
+        self.submitter = self._make_submitter(lookups)
+        self.job_table = TableFollower(
+            JobTable(self.submitter.followed),
+            self._connect_follower,
+            chained_lsn=self.node.chained_lsn_of,
+            report=self.breaks.report_error,
+            observe=keyed_entries.followed,
+            waiting=lambda: self.node.committed.lsn - self.node.chained.lsn,
+        )
+        self._table_followers = (self.job_table,)
+        self.tails = Tails(pool, Share(), self.entry_check, self.breaks.report_error)
+        self._followers: tuple[Follower, ...] = (self.notary, *self._table_followers, self.tails)
+        self.key_changes = KeyChanges(
+            settings=settings,
+            node=self.node,
+            pool=pool,
+            keys=self.keys,
+            chain=started.key_chain,
+            write_entry=self.system_entries.record,
+            sign_checkpoints_again=self.notary.log_key_changed,
+            sign_uncounted_again=self.notary.keys_revoked,
+            spawn=self.spawn,
+        )
+
+        self.tokens = Tokens(known=KnownTokens(), keys=self.key_changes, folder=settings.data_dir)
+
+    # --- parts that need care ---------------------------------------------------------------------
+
+    def _make_notary(self, started: StartedNode) -> Notary:
+        chain = self.settings.chain
+        return Notary(
+            node=self.node,
+            pool=self._pool,
+            checkpoints=started.checkpoints,
+            own=OwnEntries(
+                started.folder,
+                self.node.node_id,
+                last_lsn=started.previous_lsn,
+                head_seqs={tenant_id: head.seq for tenant_id, head in started.heads.items()},
+                quarantined=tuple(self.node.damaged),
+                believes_earlier=started.accepted_loss,
+            ),
+            keys=self.keys,
+            breaks=self.breaks,
+            log_origin=started.log_origin,
+            batch_size=chain.batch_size,
+            batch_interval_s=chain.batch_interval.total_seconds(),
+            checkpoint_interval_s=chain.checkpoint_interval.total_seconds(),
+            sign_snapshots=chain.sign_snapshots,
+            metrics=self.metrics,
+        )
+
+    def _make_submitter(self, lookups: EdgeLookups) -> Submitter:
+        settings = self.settings
+        return Submitter(
+            node=self.node,
+            wal=self.gathering,
+            backlog=self.backlog,
+            keyed=self.keyed,
+            quarantine=self.quarantine,
+            job_index=self.job_index,
+            find_jobs=lookups.find_jobs,
+            system=self.system_entries,
+            answers=Answers(
+                node=self.node,
+                write_timeout_s=settings.write.timeout.total_seconds(),
+                acknowledge_before_fsync=settings.wal.ack_mode is AckMode.LOCAL_ASYNC,
+                postgres_survives=settings.topology.postgres_survives,
+                quorum_survives=quorum_survives(settings),
+                spreads=len(regions_of(settings)) > 1 and settings.wal.ack_mode.is_replicated,
+                copies=self.leadership.copies if self.leadership is not None else None,
+                no_quorum=self.leadership.no_quorum if self.leadership is not None else lambda: None,
+            ),
+            record_bytes_max=settings.wal.record_bytes_max,
+            line_turns=self.line_turns,
+            homes={peer.region: str(peer.url) for peer in settings.exchange.peers},
+        )
+
+    def _open_writer(self, started: StartedNode) -> GroupCommit:
+        wal = self.settings.wal
+        log = Log(
+            started.folder,
+            node_id=self.node.node_id,
+            wal_id=self.node.wal_id,
+            epoch=Epoch(self.node.epoch),
+            next_lsn=Lsn(started.next_lsn),
+            previous_lsn=Lsn(started.previous_lsn),
+            segment_bytes=wal.segment_bytes,
+        )
+        return GroupCommit(
+            log,
+            batch_timeout_us=wal.batch_timeout_microseconds,
+            batch_max_entries=1 if wal.ack_mode is AckMode.LOCAL_SYNC else wal.batch_max_entries,
+            batch_max_bytes=wal.batch_max_bytes,
+            record_bytes_max=wal.record_bytes_max,
+            queue_max_entries=self.backlog.entries_max + self.backlog.kept_entries,
+            queue_max_bytes=self.backlog.bytes_max + self.backlog.kept_bytes,
+            shipper_bell=self.leadership.shipper.bell if self.leadership else NO_BELL,
+            bell=self._bell,
+            on_failure=self._writer_failed,
+        )
+
+    def _lead(self, started: StartedNode) -> Leadership | None:
+        if started.lead is None:
+            return None
+        return Leadership(
+            self.settings,
+            started,
+            started.lead,
+            self.metrics,
+            on_committed=self._committed,
+            on_over=self.fail,
+            on_quorum_lost=lambda: self.submitter.answers.quorum_lost(),
+        )
+
+    def _make_stats_writer(self) -> StatsWriter:
+        stats = self.settings.stats
+        files = StatsFiles(
+            self.settings.stats_dir / self.node.node_id,
+            epoch=self.node.epoch,
+            file_bytes_max=stats.file_bytes,
+            file_age_max_s=stats.file_age.total_seconds(),
+            bytes_max=stats.bytes_max,
+            on_removed=self.metrics.stats_removed,
+        )
+        return StatsWriter(self.stats, files, self.metrics)
+
+    def _writer_failed(self, error: WalPoisonedError) -> None:
+        """Called on the writer thread."""
+
+        def take_in(error: WalPoisonedError) -> None:
+            self._hear_writer()  # what it made durable before
+            self.fail(error)
+
+        called_in(self._loop, take_in)(error)
+
+    def _rung(self) -> None:
+        os.eventfd_read(self._bell)
+        self._hear_writer()
+
+    def _hear_writer(self) -> None:
+        """Take in what the writer has made durable."""
+        for batch in self.writer.heard():
+            self.metrics.wal_sync_seconds.observe(batch.sync_s)
+            self.metrics.wal_batch_entries.observe(batch.entries)
+        if self.writer.durable_lsn > self.node.durable.lsn:
+            self._durable(self.writer.durable_lsn)
+
+    def _leave_writer(self) -> None:
+        """Listen no more, once. What a hanging writer rings stays open, lest it become another's."""
+        bell, self._bell = self._bell, NO_BELL
+        if bell == NO_BELL:
+            return
+        self._loop.remove_reader(bell)
+        if self.writer.has_ended:
+            os.close(bell)
+
+    def _chained(self, linked: LinkedBatch) -> None:
+        self.gathering.chained()
+        self.submitter.chained(linked)
+        self._follow(linked)
+
+    def imported(self, growth: Growth) -> None:
+        """Entries of bundles were chained by this node, past the appender."""
+        self.submitter.imported(growth)
+        self._follow(growth)
+
+    def _follow(self, growth: Growth) -> None:
+        for follower in self._followers:
+            follower.chained(growth)
+
+    def _durable(self, lsn: Lsn) -> None:
+        waited_s = self.submitter.became_durable(lsn)
+        if waited_s is not None:
+            self.metrics.wal_append_seconds.observe(waited_s)
+        self.node.durable.advance(lsn)
+        if self.leadership is None:
+            self._committed(lsn)
+
+    def _committed(self, lsn: Lsn) -> None:
+        self.node.committed.advance(lsn)
+        self.appender.wake()
+
+    async def _connect_appender(self) -> asyncpg.Connection[asyncpg.Record]:
+        return await chaining.connect(self.database_url, STATEMENT_TIMEOUT_S, FENCE_HELD_IDLE_MAX_S)
+
+    async def _connect_follower(self) -> NodeConnection:
+        return await following.connect(self.database_url, STATEMENT_TIMEOUT_S)
+
+    def fail(self, error: LedgerError) -> None:
+        """The node cannot go on: nothing more is acknowledged, and the process ends for a restart."""
+        if self.node.failure is not None:
+            return
+        self.node.failure = error
+        if isinstance(error, FencedError):
+            self.metrics.fencing_rejects.inc()
+            times_fenced.count(self._started.folder)
+        event = "wal_sync_failure" if isinstance(error, WalPoisonedError) else "node_failed"
+        log.critical(event, error=str(error), kind=type(error).__name__)
+        for watermark in self.node.watermarks:
+            watermark.fail(error)
+        for pending in self.backlog:
+            if pending.outcome is not None and not pending.outcome.done():
+                pending.outcome.set_exception(error)
+                pending.outcome.exception()
+        self.submitter.answers.give_up()
+        self.stop_requested.set()
+
+    def backlog_fault(self) -> str | None:
+        """Whether writes are refused because too much waits to be chained."""
+        waiting = len(self.backlog)
+        return None if waiting < self.backlog.entries_max else f"{waiting} events wait to be chained"
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Hand the recovered records on and start the tasks of the node."""
+        self._stats_writer.start()
+        self.scrub.start()
+        for pending in self._started.recovered:
+            self.backlog.add((pending,))
+            self._recovered(pending)
+        if self.leadership is not None:
+            self.leadership.start(self.writer, self.system_entries)
+        for tenant_id, reason in self.node.damaged.items():
+            self.breaks.report(tenant_id, Break(0, DAMAGED, reason, None, reason), "start")
+        for tenant_id, tree in self._started.faulty_trees.items():
+            if tree is StoredTree.DAMAGED:
+                detail = "the stored tree, read at the start, is not that of the checkpoint that this node keeps"
+                self.breaks.report(tenant_id, Break(0, "tree", detail), "start")
+            self.notary.mend(tenant_id)
+        self.appender.wake()
+        self.spawn(self.appender.run())
+        self._persisting = self.spawn(self.upkeep.persist_control(self.settings.hlc.persistence_interval))
+        followers = [follower.run for follower in self._followers]
+        for derived in (*followers, self.tails.share.run, self.key_changes.follow_admission):
+            self.keep(derived)
+        self.keep(partial(self.upkeep.clean_up, self.settings.wal.retain))
+        self.spawn(record_start(self._started, self.system_entries, self.key_changes))
+        if (lease := self._started.lease) is not None:
+            self.metrics.watch_lease(lambda: lease.is_reached)
+            self.spawn(lease.keep(self.fail))
+        self.keep(self._report_key_faults)
+        self.keep(self._record_losses)
+        self.keep(self.other_logs.run)
+
+    async def _report_key_faults(self) -> None:
+        """Report a fault in the history of keys as a break of ``_system``, once for each fault; for ever."""
+        reported: str | None = None
+        while True:
+            fault = self.trust.fault()
+            if fault is not None and fault != reported:
+                self.breaks.report(SYSTEM_TENANT, Break(0, DAMAGED, fault, None, fault), "keys")
+            reported = fault
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
+
+    async def _record_losses(self) -> None:
+        started = self._started
+
+        async def absent(events: Sequence[Pending]) -> list[Pending]:
+            async with reading(self._pool) as connection:
+                return await previous.absent(connection, events)
+
+        async def recorded() -> set[tuple[Lsn, Lsn]]:
+            async with reading(self._pool) as connection:
+                return await node_store.recorded_losses(connection, self.node.node_id)
+
+        returning = Returning(
+            node=self.node,
+            system=self.system_entries,
+            folder=started.folder,
+            recovered=self._recovered,
+            asides=started.asides,
+            kept=started.control.history,
+            kept_lsn=started.previous_lsn,
+            absent=absent,
+            waiting=started.recovered,
+        )
+        try:
+            await record_losses(started, returning, self.system_entries, self.losses, recorded)
+        except Exception as error:
+            self.losses.unread = str(error)
+            raise
+        self.losses.unread = None
+
+    def _recovered(self, pending: Pending) -> None:
+        pending.outcome = self._loop.create_future() if pending.idempotency else None
+        self.keyed.recover(pending)
+        self.submitter.recover(pending)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` until the service stops; its failure is the node's."""
+        task = self._loop.create_task(work)
+        task.add_done_callback(self._task_ended)
+        self._tasks.append(task)
+        return task
+
+    def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``work`` until the service stops, and again where it fails; a break that it meets is reported."""
+        self.spawn(kept_running(work, report=self.breaks.report_error))
+
+    def _record_break(self, found: FoundBreak) -> None:
+        """Write an entry of ``_system`` about a new break, which the webhooks of that tenant deliver."""
+        if self._stop_by_s is None and found.tenant_id != SYSTEM_TENANT:
+            self.spawn(self._write_break(found))
+
+    async def _write_break(self, found: FoundBreak) -> None:
+        facts: dict[str, object] = {
+            "tenant_id": found.tenant_id,
+            "kind": found.kind,
+            "seq": found.seq,
+            "detail": found.detail,
+            "found_at": found.found_at,
+            "met_by": found.met_by,
+            "node_id": self.node.node_id,
+        }
+        try:
+            await self.system_entries.note(SystemAction.BREAK_FOUND, found.subject, facts)
+        except LedgerError as error:
+            log.warning("chain_break_not_recorded", tenant_id=found.tenant_id, error=str(error))
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            if self._stop_by_s is None:
+                # Only a stop ends a task so: whatever else did, what the task was for is not done any more.
+                name = getattr(task.get_coro(), "__qualname__", task.get_name())
+                self.fail(LedgerError(f"internal error: {name} was cancelled, though nobody stops the node"))
+            return
+        if (error := task.exception()) is None or error is self.node.failure:
+            return
+        if self._stop_by_s is not None and isinstance(error, DurabilityTimeoutError | WalPoisonedError):
+            return  # it came too late for the stop; a WAL that really failed says so itself
+        log.error("task_failed", exc_info=error)
+        self.breaks.report_error(error, "node")
+        self.fail(error if isinstance(error, LedgerError) else LedgerError(f"internal error: {error!r}"))
+
+    def begin_stop(self) -> None:
+        """``shutdown_grace`` counts from the first call on."""
+        if self._stop_by_s is None:
+            grace_s = self.settings.shutdown_grace.total_seconds()
+            self._stop_by_s = self._loop.time() + grace_s
+            self._loop.call_later(grace_s * WAITING_SHARE, self._answer_waiting)
+
+    def _answer_waiting(self) -> None:
+        """Writes that still wait are told where they stand, while there is time to tell them."""
+        message = "the service stops"
+        for watermark in self.node.watermarks:
+            watermark.give_up(message)
+        for pending in self.backlog:
+            if pending.outcome is not None and not pending.outcome.done():
+                expire(pending.outcome, message)
+                pending.outcome.exception()
+        self.submitter.answers.give_up()
+
+    def _left_s(self) -> float:
+        """Seconds left for the stop."""
+        assert self._stop_by_s is not None
+        return max(0.0, self._stop_by_s - self._loop.time())
+
+    def close_unstarted(self) -> None:
+        """Close the writer of a service that was never started; one that was is closed by ``stop``."""
+        if not self._tasks:
+            with contextlib.suppress(LedgerError):
+                self.writer.close(WAL_CLOSE_TIMEOUT_S)
+            if self.leadership is not None:
+                self.leadership.shipper.close(0)
+            self._leave_writer()
+
+    async def stop(self) -> None:
+        """Flush the WAL, let the appender drain what the grace allows, write the control file, close."""
+        self.begin_stop()
+        self.gathering.flush()
+        with contextlib.suppress(LedgerError):
+            await asyncio.to_thread(self.writer.close, min(self._left_s(), WAL_CLOSE_TIMEOUT_S))
+        self._hear_writer()  # what it made durable at last
+        drain_s = max(0.0, self._left_s() - CLOSE_RESERVE_S)
+        flushing = asyncio.create_task(asyncio.to_thread(self._stats_writer.close, drain_s))
+        if self.node.failure is None:
+            with contextlib.suppress(LedgerError):
+                await self.node.chained.reached(self.writer.durable_lsn, drain_s)
+        elif isinstance(self.node.failure, WalPoisonedError):
+            # The file may be gone for good: what was acknowledged is in memory, and can still be chained.
+            await self.appender.drain(drain_s)
+        follow_s = min(FOLLOW_AT_STOP_S, max(0.0, self._left_s() - CLOSE_RESERVE_S))
+        await asyncio.gather(*(follower.drain(follow_s) for follower in self._table_followers))
+        await flushing
+        if self.leadership is not None:
+            await asyncio.to_thread(self.leadership.shipper.close, CLOSE_RESERVE_S / 3)
+        await asyncio.to_thread(self.scrub.close)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks, timeout=CLOSE_RESERVE_S / 3)
+        try:
+            async with asyncio.timeout(CLOSE_RESERVE_S / 3):
+                await self._pool.close()
+        except TimeoutError:
+            self._pool.terminate()
+        if self._persisting is not None:
+            # Else two would write the same file, and the older one may come last, when the lock is another's.
+            await asyncio.wait((self._persisting,))
+        try:
+            await asyncio.to_thread(self.upkeep.store_control)
+        except OSError as error:
+            log.error("control_file_not_written", error=str(error))
+        await asyncio.to_thread(self.breaks.close)
+        self._leave_writer()
+        if self._started.lease is not None:
+            await self._started.lease.release()
+        self._started.lock.release()

@@ -1,0 +1,84 @@
+"""A node from its start to its end, in one event loop.
+
+Start, serve, stop::
+
+    start    app.node.start.procedure brings the node up; parts are made; recovered records go to the appender
+    serve    uvicorn in this event loop, beside the tasks of the node
+    stop     not ready, no more appends; open requests end; the WAL is flushed and the backlog drained as far as
+             the budget goes; control file; exit code 0
+
+Exit code 1 when the node failed (poisoned WAL, fenced, database went back): a restart recovers or refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sys
+from collections.abc import Callable
+
+import structlog
+
+from app.edge.connection.listener import listening
+from app.node.wiring import running
+from app.runtime.settings.config import Settings
+from terminal import stop_signals
+
+GC_ALLOCATIONS = 250_000
+"""Allocations between collections of the young generation: the events under way are many, and none is a cycle."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""Longest that the WAL's writer thread waits for a busy event loop: a tenth of the default, about one fsync."""
+
+log = structlog.get_logger()
+
+
+async def serve(
+    settings: Settings,
+    database_url: str,
+    *,
+    accept_lost_wal: bool = False,
+    own_port: int | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    on_stop: Callable[[], None] = lambda: None,
+) -> int:
+    """Run the service until a signal that stops a process (docs/runbook.md, Stopping) or a failure of the node; returns
+    the exit code.
+
+    With ``own_port`` the port is shared with other nodes, and this one listens there on loopback too. ``on_ready`` is
+    called with the base URL once requests are answered, ``on_stop`` when it is time to stop.
+
+    Raises:
+        LedgerError: the start was refused.
+    """
+    # What lives now lives until the end; the collector need not look at it, nor run every few hundred objects.
+    gc.freeze()
+    gc.set_threshold(GC_ALLOCATIONS, 20, 50)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    loop = asyncio.get_running_loop()
+    signalled = asyncio.Event()
+
+    def asked_to_stop() -> None:
+        signalled.set()
+        on_stop()
+
+    stop_signals.handle(asked_to_stop)
+    async with contextlib.AsyncExitStack() as stack:
+        start = running(settings, database_url, accept_lost_wal=accept_lost_wal)
+        entered = await stop_signals.unless(signalled, stack.enter_async_context(start))
+        if entered is None:
+            log.info("stopped_while_starting")
+            return 0
+        service, parts = entered
+        url, serving = await stack.enter_async_context(listening(parts, own_port))
+        if on_ready is not None:
+            on_ready(url)
+        asked = [loop.create_task(event.wait()) for event in (signalled, service.stop_requested)]
+        await asyncio.wait((serving, *asked), return_when=asyncio.FIRST_COMPLETED)
+        on_stop()
+        service.begin_stop()
+        for waiting in asked:
+            waiting.cancel()
+        log.info("stopping", node_id=service.node.node_id)
+    return 0 if service.node.failure is None else 1

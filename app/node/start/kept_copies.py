@@ -1,0 +1,215 @@
+"""Logs of other nodes, at the safekeepers of this node and below its ``wal.dir``: whose they are, and whether they hold
+records that nobody has chained, as after a node was lost with its disk and another one began in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from app.node.start.connecting import connected_for_now
+from app.node.start.quorum import members_of
+from app.runtime.settings.config import Settings
+from app.store import node as node_store
+from app.store.chaining import WalPosition
+from app.store.reading import Pool, reading
+from ledger.enumeration import first_of
+from ledger.errors import InvalidInputError, LedgerError, WalFilesError
+from ledger.positions import BEFORE_FIRST, Lsn
+from wal import control as wal_control
+from wal.replication.address import split_address
+from wal.replication.inquiry import Keeper, status, unchained_in
+from wal.replication.leading import Members
+from wal.scan import scan_segment
+from wal.segment import list_segments, opened
+
+NAMED_MAX = 20
+"""Nodes that a refusal, or a readiness check, names."""
+CONFIRM_S = 10.0
+"""A log counts as left once neither its end nor its position in PostgreSQL moved for so long: a node at work chains."""
+LOOK_AGAIN_S = 60.0
+"""How often it is looked whether logs that were left are chained by now."""
+LOOK_INTERVAL_S = 600.0
+"""How often it is looked where none was."""
+
+log = structlog.get_logger()
+
+
+class Asked(NamedTuple):
+    """What members answered, by address, and why the others did not."""
+
+    keepers: Mapping[str, Keeper]
+    faults: Mapping[str, str]
+
+    def node_ids(self) -> set[str]:
+        """The nodes whose logs the members that answered keep."""
+        return {wal.node_id for keeper in self.keepers.values() for wal in keeper.wals}
+
+
+async def ask_members(members: Members) -> Asked:
+    """Ask every member which logs it keeps; each answer is waited for ``members.timeout_s``."""
+    answers = await asyncio.gather(*(asyncio.to_thread(_ask, members, address) for address in members.addresses))
+    pairs = dict(zip(members.addresses, answers, strict=True))
+    return Asked(
+        {address: answer for address, answer in pairs.items() if isinstance(answer, Keeper)},
+        {address: answer for address, answer in pairs.items() if isinstance(answer, str)},
+    )
+
+
+def _ask(members: Members, address: str) -> Keeper | str:
+    try:
+        return status(*split_address(address), members.tls, members.timeout_s)
+    except (OSError, LedgerError) as error:
+        return str(error)
+
+
+async def refuse_unknown(settings: Settings, database_url: str, node_id: str) -> None:
+    """Refuse a name that no member keeps a log of and that the ledger has no position of: a mistyped one would be made
+    a node, with a log on every member, for ever.
+
+    Raises:
+        InvalidInputError: it is such a name.
+        StartRefusedError: PostgreSQL does not answer.
+    """
+    async with connected_for_now(database_url) as connection:
+        known = set(await node_store.positions(connection))
+    if node_id in known:
+        return
+    members = members_of(settings)
+    asked = await ask_members(members) if members is not None else Asked({}, {})
+    known |= asked.node_ids()
+    if node_id in known:
+        return
+    named = first_of(sorted(known), NAMED_MAX) or "none"
+    silent = f". {', '.join(sorted(asked.faults))} did not answer" if asked.faults else ""
+    raise InvalidInputError(
+        f"there is no node {node_id}: neither wal_positions in PostgreSQL nor a safekeeper of replication.members "
+        f"knows it. The nodes there are: {named}{silent}. Nothing was changed"
+    )
+
+
+class LeftLog(NamedTuple):
+    """A log of another node with records above what is chained of it; ``remedy`` says how they come to the chain."""
+
+    node_id: str
+    where: str
+    last_lsn: Lsn
+    chained_lsn: Lsn
+    remedy: str
+
+    @property
+    def text(self) -> str:
+        """What it holds, and where."""
+        unchained = self.last_lsn - self.chained_lsn
+        return (
+            f"the log of node {self.node_id}, kept at {self.where}, ends with LSN {self.last_lsn}, {unchained} above "
+            f"what is chained of it: if that node does not run any more, {self.remedy}"
+        )
+
+
+class UnreadLog(NamedTuple):
+    """A log of another node that cannot be read, so that nobody knows whether it was left."""
+
+    node_id: str
+    where: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """What is wrong with it, and where."""
+        return (
+            f"the log of node {self.node_id}, kept at {self.where}, cannot be read, and may hold records that are not "
+            f"chained: {self.reason}"
+        )
+
+
+class OtherLogs:
+    """Looks for logs of other nodes than ``node_id`` that were left, at ``members`` and in the folders of ``wal_dir``.
+
+    Only logs count that this ledger has a position of: safekeepers may serve several ledgers.
+    """
+
+    def __init__(self, node_id: str, wal_dir: Path, members: Members | None, pool: Pool) -> None:
+        self._node_id, self._wal_dir, self._members, self._pool = node_id, wal_dir, members, pool
+        self._left: frozenset[LeftLog | UnreadLog] = frozenset()
+
+    def fault(self) -> str | None:
+        """What ``/readyz`` says, None where no log was left."""
+        return first_of(sorted(each.text for each in self._left), NAMED_MAX, "; ") or None
+
+    async def run(self) -> None:
+        """Look at start, and then now and then, for ever."""
+        while True:
+            first = await self._look()
+            if first - self._left:
+                await asyncio.sleep(CONFIRM_S)
+                first &= await self._look()
+            for each in sorted(first - self._left, key=lambda each: each.text):
+                log.warning("wal_left_unchained", node_id=each.node_id, what=each.text)
+            self._left = first
+            await asyncio.sleep(LOOK_AGAIN_S if first else LOOK_INTERVAL_S)
+
+    async def _look(self) -> frozenset[LeftLog | UnreadLog]:
+        async with reading(self._pool) as connection:
+            positions = await node_store.positions(connection)
+        positions.pop(self._node_id, None)
+        if not positions:
+            return frozenset()
+        left: set[LeftLog | UnreadLog] = set(await asyncio.to_thread(lambda: list(self._in_folders(positions))))
+        if self._members is not None:
+            asked = await ask_members(self._members)
+            left |= {*_at_members(asked, positions), *_unread_at_members(asked, positions)}
+        return frozenset(left)
+
+    def _in_folders(self, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog | UnreadLog]:
+        for node_id, position in positions.items():
+            folder = self._wal_dir / node_id
+            try:
+                control = wal_control.load(folder) if folder.is_dir() else None
+                last_lsn = _end_of(folder, node_id) if control is not None else BEFORE_FIRST
+            except (OSError, LedgerError) as error:
+                reason = error.damage if isinstance(error, WalFilesError) else str(error)
+                yield UnreadLog(node_id, str(folder), f"{reason}. The start of that node says what to do")
+                continue
+            if control is not None and control.wal_id == position.wal_id and last_lsn > position.chained_lsn:
+                remedy = f"start it once more, TALLY_NODE_ID={node_id} tally serve, with this wal.dir"
+                yield LeftLog(node_id, str(folder), last_lsn, position.chained_lsn, remedy)
+
+
+def _at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
+    """The logs at members that were left: of each node the longest copy."""
+    copies = [
+        (wal.node_id, max(wal.tail.lsn, wal.durable_lsn), address, wal)
+        for address, keeper in asked.keepers.items()
+        for wal in keeper.wals
+        if (position := positions.get(wal.node_id)) and unchained_in(wal, position.wal_id, position.chained_lsn)
+    ]
+    longest = {copy[0]: copy for copy in sorted(copies, key=lambda copy: copy[:3])}
+    for node_id, last_lsn, address, wal in longest.values():
+        remedy = f"take its log over: tally failover --node {node_id}"
+        if not wal.configuration.is_quorum:
+            remedy = f"bring its records in by a bundle: tally bundle export --from-wal, in the folder {node_id} there"
+        yield LeftLog(node_id, address, Lsn(last_lsn), positions[node_id].chained_lsn, remedy)
+
+
+def _unread_at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[UnreadLog]:
+    """The logs of which members keep no more copies that can be read than others: these need not be up to the end."""
+    copies = [
+        (wal, address) for address, keeper in asked.keepers.items() for wal in keeper.wals if wal.node_id in positions
+    ]
+    for node_id in {wal.node_id for wal, _ in copies}:
+        failed = [(address, wal.detail) for wal, address in copies if wal.node_id == node_id and wal.state == "failed"]
+        if 2 * len(failed) >= sum(wal.node_id == node_id for wal, _ in copies):
+            yield UnreadLog(node_id, ", ".join(address for address, _ in failed), "; ".join(why for _, why in failed))
+
+
+def _end_of(folder: Path, node_id: str) -> Lsn:
+    """The last LSN of the log in ``folder``."""
+    for segment in list_segments(folder)[-1:]:
+        with opened(segment.path) as descriptor:
+            return scan_segment(descriptor, segment.base_lsn, node_id).last_lsn
+    return BEFORE_FIRST

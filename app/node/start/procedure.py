@@ -1,0 +1,522 @@
+"""Starting a node: from a folder and a database to a WAL that may be written.
+
+In this order, each step refused with what to do when it does not hold::
+
+    1. the ids of the node; the lock on its WAL folder
+    2. where safekeepers vote on who writes, the lease on the log
+    3. Postgres answers and has the schema this version knows, with all that guards it  (node.start.connecting), and our
+       login cannot take that away; the job ids of this region and gate are those of this node
+    4. where safekeepers keep the WAL, too: an epoch is won, and the folder holds the log that counts  (take_lead)
+    5. the WAL is the one Postgres knows, and Postgres is not older than the WAL       (judge_wal); recovery: the torn
+       tail cut, the rest checked and fsynced
+    6. the WAL ends at or above all that is known durable; --accept-lost-wal records what is gone. What Postgres
+       claims to be chained is compared with WAL and chain (app.node.start.claims)
+    7. the origin is the ledger's, and that of the checkpoints beside the WAL; no chain is shorter than, or differs
+       from, its checkpoint there; the ledger began with the key that this node knows
+    8. the clock starts from the highest of wall clock, control file, WAL and Postgres, and learns from the heads
+       that nodes of this ledger left
+    9. a higher epoch, first in the control file, then in Postgres
+   10. what the WAL holds and the chain does not goes to the backlog
+   11. the keys of the node are published, before anything is signed with them; a change of keys that an earlier
+       process began is completed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from app.node import wall_clock
+from app.node.lease import Lease
+from app.node.start.checks import (
+    StoredTree,
+    chain_holds,
+    check_chain,
+    check_role,
+    files_usable,
+    kept_origin,
+    report_folders_of_others,
+)
+from app.node.start.claims import check_chained
+from app.node.start.connecting import connected_for_now, connected_to_keep, remedy
+from app.node.start.quorum import Lead, Takeover, lease_of, members_of, take_lead
+from app.node.start.wal import FoundWal, find_wal, to_its_end
+from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.settings.config import Settings
+from app.runtime.state import identity
+from app.runtime.state.identity import Identity
+from app.runtime.state.lsn_ranges import LsnRange
+from app.runtime.state.node import Node
+from app.runtime.state.session import SECRET_BYTES
+from app.runtime.state.unrecorded import ASIDE, FORK, LOST, Aside, Fork
+from app.store import chaining
+from app.store import node as node_store
+from app.store.chaining import ChainEnd, ChainHead, WalPosition
+from app.store.node_connection import NodeConnection
+from app.trust.keys import node_keys
+from app.trust.keys.changes import publish_at_start
+from app.trust.keys.trust import KeyChain
+from app.write.followers.checkpoints import CheckpointJournal
+from app.write.pending import quarantine
+from app.write.pending.backlog import Pending
+from app.write.pending.quarantine import TenantDamage
+from ledger.errors import ClockSkewError, InvalidInputError, LedgerError, StartRefusedError
+from ledger.hlc import Clock, Hlc
+from ledger.machines.events import ACTIONS, SystemAction
+from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after
+from wal import control as wal_control
+from wal import history as wal_history
+from wal import lock as wal_lock
+from wal.control import Control
+from wal.replication.leading import Members
+from wal.segment import sync_folder
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+STANDBY_CHECK_TIMEOUT_S = 10.0
+"""How long a standby looks at its keys, once: it does not ask for the lease meanwhile."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class StartedNode:
+    """What a start hands to the wiring."""
+
+    node: Node
+    folder: Path
+    lock: wal_lock.Lock
+    control: Control
+    """The control file as this start left it: what a running node moves in it are the positions."""
+    next_lsn: Lsn
+    previous_lsn: Lsn
+    """Last LSN that the WAL still holds; below ``next_lsn - 1`` when records were given up."""
+    recovered: list[Pending]
+    """What the WAL holds that is not chained."""
+    held: dict[str, TenantDamage]
+    """By tenant, records of those that an earlier process could not chain, and tenants that are damaged now."""
+    heads: dict[str, ChainHead]
+    faulty_trees: dict[str, StoredTree]
+    """By tenant, stored trees that are not those of their chains: the notary rebuilds them."""
+    checkpoints: CheckpointJournal
+    key_chain: KeyChain
+    not_admitted: str | None
+    """Why nothing that the node signs would count, None when its keys are admitted."""
+    role_fault: str | None
+    """What the database login could do that the service needs not, None when nothing."""
+    log_origin: str
+    session_secret: bytes
+    """What the session tokens of this ledger are bound with."""
+    lost: list[LsnRange]
+    """What was given up with ``--accept-lost-wal`` or ``--accept-loss`` and ``_system`` does not record yet."""
+    asides: dict[str, Aside]
+    """Logs that were set aside, and are not read yet."""
+    fork: Fork | None
+    """A fork of the log that ``_system`` does not record yet."""
+    lease: Lease | None
+    """The lease on the log, None where nobody else may write it."""
+    lead: Lead | None
+    """The epoch as the safekeepers know it, None where this node keeps its log alone."""
+    accepted_loss: bool
+    """Whether the operator accepted that records of the WAL are lost: then it does not tell what is of this node."""
+    connection: NodeConnection
+    """The one that this start used, still open."""
+
+
+async def start_node(
+    settings: Settings, database_url: str, *, accept_lost_wal: bool, takeover: Takeover = Takeover.WAITS
+) -> StartedNode:
+    """Bring this node up to the point where its WAL may be opened for append. Where safekeepers vote on that, a process
+    that holds the lease on it is waited for, unless ``takeover`` says otherwise.
+
+    The connection of what is returned is the caller's to close.
+
+    Raises:
+        StartRefusedError, WalLockedError, WalCorruptError, ConfigurationError: as the module says.
+    """
+    with files_usable(settings.wal_dir):
+        # 1. who, and alone
+        _make_durably(settings.wal_dir)
+        who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
+        folder = settings.wal_dir / who.node_id
+        lock = wal_lock.acquire(folder)
+        try:
+            report_folders_of_others(settings, folder)
+            members, lease = members_of(settings), None
+            if members is not None and settings.wal.ack_mode.is_replicated:
+                lease = lease_of(settings, database_url, folder, who.node_id, members.run)
+            # 2. the lease  3. the database
+            check_keys = partial(_check_standby_keys, settings, folder, database_url)
+            async with _held(lease, takeover, check_keys), connected_to_keep(database_url) as connection:
+                started = await _start_locked(
+                    settings, who, folder, lock, connection, members, accept_lost_wal, takeover
+                )
+                started.lease = lease
+                # 11. the keys
+                first_recovered_ms = next((pending.hlc.physical_ms for pending in started.recovered), None)
+                await publish_at_start(connection, started.node, started.key_chain, first_recovered_ms)
+                return started
+        except BaseException:
+            lock.release()
+            raise
+
+
+@contextlib.asynccontextmanager
+async def _held(
+    lease: Lease | None, takeover: Takeover, on_waiting: Callable[[], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Take the lease, if there is one, let it last however long the start does, and let it go where that fails."""
+    if lease is None:
+        yield
+        return
+    try:
+        await lease.take(seize=takeover is not Takeover.WAITS, on_waiting=on_waiting)
+    except DATABASE_FAULTS as error:
+        raise StartRefusedError(
+            f"the lease on this node's log cannot be asked for: {error}; {remedy(error)}"
+        ) from error
+    keeping = asyncio.create_task(lease.keep(lambda _: None))  # should another have it, the epoch decides
+    try:
+        yield
+    except BaseException:
+        await lease.release()
+        raise
+    finally:
+        keeping.cancel()
+
+
+async def _check_standby_keys(settings: Settings, folder: Path, database_url: str) -> None:
+    """A standby waits, perhaps for months: say now that its keys do not count, not once it is needed."""
+    try:
+        async with asyncio.timeout(STANDBY_CHECK_TIMEOUT_S), connected_for_now(database_url) as connection:
+            keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
+            keys.expect_root(node_keys.offline_root(settings))
+            key_chain = KeyChain(CheckpointJournal(folder).load, keys)
+            fault = key_chain.admission_fault(await key_chain.history(connection))
+    except (LedgerError, TimeoutError, *DATABASE_FAULTS) as error:
+        log.warning("standby_keys_not_checked", error=f"{type(error).__name__}: {error}")
+        return
+    if fault is not None:
+        log.warning(
+            "standby_could_not_sign",
+            error=fault,
+            do="give it the keys of the node that writes now, or have its own admitted before it is needed: "
+            "docs/replication-runbook.md, A node is dead",
+        )
+
+
+def _make_durably(folder: Path) -> None:
+    """Make ``folder`` and what is missing above it, so that the names outlive a power cut."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_folder(path.parent)
+
+
+async def _start_locked(
+    settings: Settings,
+    who: Identity,
+    folder: Path,
+    lock: wal_lock.Lock,
+    connection: NodeConnection,
+    members: Members | None,
+    accept_lost_wal: bool,
+    takeover: Takeover,
+) -> StartedNode:
+    # 3. our login, our job ids
+    role_fault = await check_role(connection, is_any_allowed=settings.database_allow_any_role)
+    who = await _claim_job_ids(connection, settings, who)
+    async with connection.transaction():
+        position = await chaining.read_position(connection, who.node_id)
+
+    # 4. the safekeepers
+    lead = None
+    if members is not None:
+        accept_loss = takeover is Takeover.ACCEPTS_LOSS
+        elect = partial(take_lead, settings, members, folder, who.node_id, position, lock, accept_loss=accept_loss)
+        lead = await to_its_end(elect, members.given_up.set)
+
+    # 5. the WAL  6. what is gone from it, what Postgres claims of it
+    accepted_loss = lead is not None and lead.accepted_loss
+    wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal, may_end_early=accepted_loss)
+    if accepted_loss:
+        wal.lost.append((after(wal.last_lsn), wal.last_lsn))
+    await check_chained(connection, wal, trusted_lsn=wal.known.chained_lsn if wal.known else BEFORE_FIRST)
+
+    # 7. chains and checkpoints
+    keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
+    keys.expect_root(node_keys.offline_root(settings))
+    checkpoints = CheckpointJournal(folder)
+    origin = await _log_origin(connection, settings, kept_origin(checkpoints))
+    key_chain = KeyChain(checkpoints.load, keys)
+    heads, damaged = await _read_heads(connection, wal.held)
+    faulty_trees: dict[str, StoredTree] = {}
+    for tenant_id, note in checkpoints.load_all().items():
+        head, name = heads.get(tenant_id), f"{origin}/{tenant_id}"
+        if tenant_id in damaged:
+            continue
+        tree = await check_chain(connection, tenant_id, head, note, name, keys.log_signer)
+        if tree is not StoredTree.WHOLE:
+            faulty_trees[tenant_id] = tree
+    ends = await chaining.read_ends(connection, heads)
+    astray = {name: fault for name, head in heads.items() if (fault := chaining.end_fault(head, ends.get(name)))}
+    damaged |= astray
+    _quarantine(astray, heads, wal.held)
+    not_admitted = await _check_keys(connection, key_chain)
+
+    # 8. the clock
+    await wall_clock.refuse_ahead(connection, settings.hlc.max_clock_skew_ms)
+    clock = await _start_clock(connection, settings, wal, heads, ends, accept_lost_wal=accept_lost_wal)
+
+    # 9. a higher epoch
+    control = await take_epoch(connection, wal, position, lead)
+
+    # 10. the backlog
+    pending = list(wal.unchained())
+    lost = await _unrecorded(connection, who.node_id, wal.lost, pending)
+    LOST.store(folder, lost)
+    quarantine.store(folder, wal.held)
+    node = Node(who.node_id, settings.region, who.gate, control.wal_id, control.epoch, clock, damaged=damaged)
+    node.durable.advance(wal.last_lsn)
+    node.committed.advance(max(control.committed_lsn, wal.chained_lsn))
+    node.chained.advance(wal.chained_lsn)
+    return StartedNode(
+        node=node,
+        folder=folder,
+        lock=lock,
+        control=control,
+        next_lsn=after(wal.last_lsn),
+        previous_lsn=wal.recovered.last_lsn,
+        recovered=pending,
+        held=wal.held,
+        heads=heads,
+        faulty_trees=faulty_trees,
+        checkpoints=checkpoints,
+        key_chain=key_chain,
+        not_admitted=not_admitted,
+        role_fault=role_fault,
+        log_origin=origin,
+        session_secret=await _session_secret(connection),
+        lost=lost,
+        asides=ASIDE.load(folder),
+        fork=await _unrecorded_fork(connection, folder, origin, pending),
+        lease=None,
+        lead=lead,
+        accepted_loss=accept_lost_wal,
+        connection=connection,
+    )
+
+
+async def _session_secret(connection: Connection) -> bytes:
+    """The secret of this ledger's session tokens, which the first start of any node made."""
+    secret = await node_store.settle_session_secret(connection, secrets.token_bytes(SECRET_BYTES))
+    if type(secret) is not bytes or len(secret) != SECRET_BYTES:
+        raise StartRefusedError(
+            "the row of scheduler.session_secret is not one that a start made: remove it, and the next start makes "
+            "another; the session tokens that clients hold are refused then"
+        )
+    return secret
+
+
+async def _check_keys(connection: Connection, key_chain: KeyChain) -> str | None:
+    """Why nothing that the node signs would count, None when its keys are admitted.
+
+    Raises:
+        StartRefusedError: the ledger began with another key than this node knows.
+    """
+    history = await key_chain.history(connection)
+    if key_chain.is_of_another_root:
+        raise StartRefusedError(
+            f"{key_chain.fault}. Nothing was written; point database_url to the right ledger, or bring the right "
+            "database back"
+        )
+    fault = key_chain.admission_fault(history)
+    if fault is not None:
+        log.warning("keys_not_admitted", error=fault)
+    return fault
+
+
+async def _log_origin(connection: Connection, settings: Settings, kept: str | None) -> str:
+    """The origin of this ledger's logs, which the first start of any node chose; ``kept`` is that of the checkpoints
+    beside the WAL, None when there is none.
+
+    Raises:
+        StartRefusedError: it is not the one that checkpoints or settings name.
+    """
+    if kept is not None and (found := await node_store.log_origin(connection)) != kept:
+        said = "has no row" if found is None else f"says {found}"
+        raise StartRefusedError(
+            f"this node signed the log {kept}, but scheduler.ledger_identity {said}: somebody changed it, or it is "
+            "another database. Nothing was written. Point database_url to the right one, bring that back, or put its "
+            f"one row back with log_origin {kept}. Leave the checkpoints beside the WAL: without them nothing shows "
+            "that entries were cut off. If another node has forked the log, run tally restore --fork here too"
+        )
+    origin = await node_store.settle_log_origin(
+        connection, settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
+    )
+    if settings.log.origin and origin != settings.log.origin:
+        raise StartRefusedError(
+            f"log.origin is {settings.log.origin}, but this ledger began as {origin}, and an origin never changes: "
+            "set log.origin to that or leave it out, or point database_url to the right ledger"
+        )
+    return origin
+
+
+async def _read_heads(
+    connection: Connection, held: dict[str, TenantDamage]
+) -> tuple[dict[str, ChainHead], dict[str, str]]:
+    """Head of every tenant that has a sound one, and why the others are damaged: their head cannot be one, or the
+    chain that an earlier process of this node found damaged is not repaired. Removes from ``held`` the repaired ones of
+    which no record is listed, and adds the damaged ones."""
+    heads = await chaining.read_heads(connection)
+    damaged = {name: fault for name, head in heads.items() if (fault := chaining.head_fault(head)) is not None}
+    for tenant_id, damage in held.items():
+        if tenant_id not in damaged and not await chain_holds(connection, tenant_id, heads.get(tenant_id), damage.seen):
+            damaged[tenant_id] = damage.reason
+    _quarantine(damaged, heads, held)
+    for tenant_id in [name for name, damage in held.items() if name not in damaged and not damage.lsns]:
+        del held[tenant_id]
+    return heads, damaged
+
+
+def _quarantine(damaged: dict[str, str], heads: dict[str, ChainHead], held: dict[str, TenantDamage]) -> None:
+    """Take ``damaged``, tenants and why, out of ``heads`` and add them to ``held``."""
+    for tenant_id, reason in damaged.items():
+        log.error("tenant_quarantined", tenant_id=tenant_id, reason=reason)
+        held.setdefault(tenant_id, TenantDamage(reason, None)).reason = reason
+        heads.pop(tenant_id, None)
+
+
+async def _start_clock(
+    connection: Connection,
+    settings: Settings,
+    wal: FoundWal,
+    heads: dict[str, ChainHead],
+    ends: dict[str, ChainEnd],
+    *,
+    accept_lost_wal: bool,
+) -> Clock:
+    """A clock that begins above all this node ever issued and has learnt from the heads of others.
+
+    Rows in Postgres say what this node issued only as far as a wall clock can have come, or its WAL vouches for
+    them: a forged row must not drive the clock ahead.
+    """
+    known = wal.highest_hlc()
+    now_ms = time.time_ns() // 1_000_000
+    # Where there is no chain nothing is read of one: on a new connection that alone costs Postgres some 4 ms.
+    in_chain = await node_store.highest_hlc(connection, wal.node_id, known) if heads or wal.held else None
+    if in_chain is not None and in_chain.physical_ms > now_ms + settings.hlc.max_clock_skew_ms and not accept_lost_wal:
+        raise StartRefusedError(
+            f"Postgres holds an entry {in_chain} of this node, {in_chain.physical_ms - now_ms} ms ahead of the wall "
+            f"clock, and neither WAL nor control file knows a time above {known}: the entry is forged, or this "
+            "machine's clock is wrong. Set the clock right; if it is, remove the entry once tally verify has named "
+            "it, or start once with --accept-lost-wal to go on above it"
+        )
+    clock = Clock(wal.node_id, settings.hlc.max_clock_skew_ms, last=max(known, in_chain or known))
+    for tenant_id, head in heads.items():
+        if head.hlc is not None and ends[tenant_id].is_by_node:
+            with contextlib.suppress(ClockSkewError, InvalidInputError):
+                clock.receive(Hlc.parse(head.hlc), now_ms)
+    if (ahead_ms := clock.offset_ms(now_ms)) > clock.max_clock_skew_ms:
+        log.warning("ledger_time_ahead", ahead_ms=ahead_ms, last=clock.last.text(), said_by="/readyz, clock")
+    return clock
+
+
+async def take_epoch(
+    connection: Connection, wal: FoundWal, position: WalPosition | None, lead: Lead | None = None
+) -> Control:
+    """Take a higher epoch, that of the ``lead`` where there is one, first in the control file, then in Postgres; the
+    control file as it is stored."""
+    known = wal.known
+    wal_id = None if wal.is_given_up else known.wal_id if known else wal.recovered.wal_id
+    wal_id = wal_id or (lead.wal_id if lead else None) or wal_control.new_wal_id()
+    epochs = (known.epoch if known else 0, position.epoch if position else 0, wal.recovered.last_epoch)
+    epoch = Epoch(1 + max(epochs)) if lead is None else lead.epoch
+    LOST.store(wal.folder, wal.lost)
+    control = Control(
+        wal_id=wal_id,
+        node_id=wal.node_id,
+        epoch=epoch,
+        highest_hlc=wal.highest_hlc(),
+        durable_lsn=wal.last_lsn,
+        # A restore that fails must leave the node knowing how far Postgres once was.
+        chained_lsn=Lsn(max(known.chained_lsn if known and not wal.is_given_up else 0, wal.chained_lsn)),
+        signed_lsn=Lsn(min(known.signed_lsn if known else 0, wal.chained_lsn)),
+        committed_lsn=max(min(lead.committed_lsn, wal.last_lsn), wal.chained_lsn) if lead else wal.last_lsn,
+        generation=known.generation if known and not wal.is_given_up else 0,
+        history=wal_history.begin(wal.history(), epoch, after(wal.last_lsn)),
+    )
+    wal_control.store(wal.folder, control)
+    ends = dict(wal.recovered.epoch_ends)
+    if position is not None:
+        ends[position.epoch] = wal.kept_lsn
+    async with connection.transaction():
+        if not await node_store.take_epoch(
+            connection,
+            node_id=wal.node_id,
+            wal_id=wal_id,
+            epoch=epoch,
+            chained_lsn=wal.chained_lsn,
+            ends=ends,
+            expected=position,
+        ):
+            raise StartRefusedError(
+                f"another process took over node {wal.node_id} while this one was starting; "
+                "only one may run: stop one, or give them different node ids"
+            )
+    log.info("wal_epoch_bump", node_id=wal.node_id, epoch=epoch, last_lsn=wal.last_lsn)
+    return control
+
+
+async def _claim_job_ids(connection: Connection, settings: Settings, who: Identity) -> Identity:
+    while not await node_store.claim_job_ids(connection, settings.region, who.gate, who.node_id):
+        if settings.gate is not None:
+            raise StartRefusedError(
+                f"gate {who.gate} in region {settings.region} makes job ids for another node; "
+                "give each node its own gate"
+            )
+        who = identity.with_new_gate(settings.wal_dir, who)
+    return who
+
+
+async def _unrecorded_fork(connection: Connection, folder: Path, origin: str, pending: list[Pending]) -> Fork | None:
+    """The fork to this ``origin`` that neither ``_system`` nor the backlog records. One that ended before the log got
+    its new origin never happened."""
+    fork = FORK.load(folder)
+    if fork is None:
+        return None
+    if fork.to_origin != origin:
+        log.warning("log_fork_given_up", to_origin=fork.to_origin, origin=origin)
+        FORK.store(folder, None)
+        return None
+    subject, action = fork.subject, SystemAction.LOG_FORKED
+    if any(event.job_id == subject for event in pending) or await node_store.is_recorded(connection, action, subject):
+        FORK.store(folder, None)
+        return None
+    return fork
+
+
+async def _unrecorded(
+    connection: Connection, node_id: str, lost: list[LsnRange], pending: list[Pending]
+) -> list[LsnRange]:
+    """Which of these ranges neither ``_system`` nor the backlog records; once each, as a start that ended between two
+    of its files finds again what it wrote down."""
+    if not lost:
+        return []
+    recorded = await node_store.recorded_losses(connection, node_id)
+    for event in pending:
+        if ACTIONS[event.record_type] == SystemAction.WAL_LOST:
+            facts = json.loads(event.payload)
+            recorded.add((facts["first_lsn"], facts["last_lsn"]))
+    return [each for each in dict.fromkeys(lost) if each not in recorded]

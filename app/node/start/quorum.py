@@ -1,0 +1,214 @@
+"""A starting node and the safekeepers of its WAL: it becomes the one writer, and its folder the log that counts.
+
+Done before the WAL is judged against Postgres: a folder that is empty, damaged or behind is brought up to what a
+majority holds. What stood in it and lost is set aside.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from app.node.etcd_leases import EtcdLeases
+from app.node.lease import Lease, Leases, holder_of
+from app.node.start.checks import set_aside
+from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.settings.config import Settings
+from app.store.chaining import WalPosition
+from app.store.leases import PostgresLeases
+from ledger.errors import StartRefusedError, WalCorruptError, WalError
+from ledger.positions import NO_EPOCH, Epoch, Lsn, after
+from wal import control as wal_control
+from wal import lock as wal_lock
+from wal.format import LSN_LIMIT, WAL_ID_BYTES
+from wal.replication.configuration import NO_MEMBERS, Configuration
+from wal.replication.election import Election, Held
+from wal.replication.file_log import FileLog
+from wal.replication.leading import Members, carry_out, elect, held_in
+from wal.replication.messages import Frame, Greet
+from wal.replication.tls import PeerTls, TlsFiles
+from wal.segment import list_segments
+
+ATTEMPTS_MAX = 3
+"""How often it is tried again when the member that gives the log goes away in the middle."""
+
+_OTHER_WAL = "it is another WAL than Postgres knows"
+
+log = structlog.get_logger()
+
+
+class Takeover(Enum):
+    """What a start does about another process that may write the same log."""
+
+    WAITS = "waits"
+    """Wait until its lease ran out."""
+    SEIZES = "seizes"
+    """Take the lease from it."""
+    ACCEPTS_LOSS = "accepts loss"
+    """That, and go on with those members who answer, without a quorum: what only the others held is given up."""
+
+
+class Lead(NamedTuple):
+    """An epoch of this node's WAL that was won, and by whom it is kept."""
+
+    members: Members
+    epoch: Epoch
+    wal_id: str
+    """Empty where neither this node nor a member has any of it."""
+    configuration: Configuration
+    committed_lsn: Lsn
+    """What is known to be committed before the first record of this epoch is; all of the log where nobody votes."""
+    accepted_loss: bool
+    """Whether members who did not answer were given up, with what only they held."""
+
+
+def members_of(settings: Settings) -> Members | None:
+    """The safekeepers of this node, None where it keeps its log alone.
+
+    Raises:
+        ConfigurationError: a certificate or key cannot be read.
+    """
+    replication = settings.replication
+    if not replication.members:
+        return None
+    addresses: Mapping[str, str] = {each.address: each.region or settings.region for each in replication.members}
+    timeout_s = replication.timeout.total_seconds()
+    tls = _tls(replication.tls_ca, replication.tls_cert, replication.tls_key)
+    return Members(addresses, secrets.token_hex(WAL_ID_BYTES), timeout_s, tls)
+
+
+def _tls(ca: Path | None, cert: Path | None, key: Path | None) -> PeerTls | None:
+    """How to speak TLS to servers that are traced to ``ca``, None without one; as whom, where ``cert`` and ``key`` say
+    so.
+
+    Raises:
+        ConfigurationError: one cannot be read, or is not what it should be, or others can read the key.
+    """
+    return None if ca is None else PeerTls(TlsFiles(cert, key, ca), server_side=False)
+
+
+def regions_of(settings: Settings) -> frozenset[str]:
+    """The regions that keep this node's log, its own among them."""
+    return frozenset({settings.region} | {each.region or settings.region for each in settings.replication.members})
+
+
+def quorum_survives(settings: Settings) -> str | None:
+    """What a record outlives once it is committed, None where no safekeeper votes: a node, where a majority of them
+    runs on other machines than this one, so that a quorum is left when the machine is lost."""
+    if not settings.wal.ack_mode.is_replicated:
+        return None
+    home = [each for each in settings.replication.members if each.region in (None, settings.region)]
+    elsewhere = sum(not each.is_on_loopback for each in home)
+    return "node" if elsewhere > len(home) // 2 else "process"
+
+
+def lease_of(settings: Settings, database_url: str, folder: Path, node_id: str, run: str) -> Lease:
+    """The lease on the log of ``node_id``, not taken yet.
+
+    Raises:
+        ConfigurationError: a certificate or key cannot be read.
+    """
+    lease = settings.lease
+    leases: Leases = PostgresLeases(database_url)
+    if lease.kind == "etcd":
+        leases = EtcdLeases(lease.etcd_urls, _tls(lease.etcd_ca, lease.etcd_cert, lease.etcd_key))
+    return Lease(leases, node_id, holder_of(folder), run, lease.ttl.total_seconds(), DATABASE_FAULTS)
+
+
+def take_lead(
+    settings: Settings,
+    members: Members,
+    folder: Path,
+    node_id: str,
+    position: WalPosition | None,
+    lock: wal_lock.Lock,
+    *,
+    accept_loss: bool = False,
+) -> Lead:
+    """Win an epoch, and let ``folder``, whose ``lock`` is held, hold the log that counts. Blocks.
+
+    Raises:
+        StartRefusedError: no quorum answers, or the log that counts cannot be had.
+    """
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        try:
+            return _take_lead(settings, members, folder, node_id, position, lock, accept_loss=accept_loss)
+        except WalError as error:
+            if attempt == ATTEMPTS_MAX or members.given_up.is_set():
+                raise StartRefusedError(
+                    f"{error}. Nothing was written. Start safekeepers until a majority answers (tally safekeeper "
+                    "status), or look whether another process has taken this node's log over"
+                ) from error
+            log.warning("election_lost", error=str(error))
+    raise AssertionError
+
+
+def _take_lead(
+    settings: Settings,
+    members: Members,
+    folder: Path,
+    node_id: str,
+    position: WalPosition | None,
+    lock: wal_lock.Lock,
+    *,
+    accept_loss: bool,
+) -> Lead:
+    own, fault = _open(folder, node_id, position, lock)
+    try:
+        known_wal_id = position.wal_id if position is not None else ""
+        election = Election(
+            node_id=node_id,
+            run=members.run,
+            wal_id=own.control.wal_id if own is not None else known_wal_id,
+            own=held_in(own) if own is not None else Held(),
+            configuration=own.configuration if own is not None else NO_MEMBERS,
+            above=max(own.control.epoch if own else NO_EPOCH, position.epoch if position else NO_EPOCH),
+            addresses=members.addresses,
+            wants_quorum=settings.wal.ack_mode.is_replicated,
+            accept_loss_in=settings.region if accept_loss else None,
+        )
+        plan = elect(members, election)
+        if own is None and plan.donor is not None:
+            if fault is not None:
+                set_aside(folder, position, is_replaced=fault != _OTHER_WAL)
+            own = FileLog(folder, node_id, plan.wal_id, segment_bytes=settings.wal.segment_bytes, lock=lock)
+        if own is not None:
+            last_lsn = own.tail.lsn
+            carry_out(members, plan, own, Frame(Greet(node_id, plan.wal_id, members.run)))
+            if plan.configuration.is_quorum:  # else nothing says that no other copy was written since
+                own.store(own.control._replace(epoch=plan.epoch))
+            if plan.donor is not None and last_lsn > plan.keep_lsn:
+                log.warning("wal_divergent_tail_cut", first_lsn=after(plan.keep_lsn), last_lsn=last_lsn)
+    finally:
+        if own is not None:
+            own.close()
+    log.info("wal_lead_won", epoch=plan.epoch, last_lsn=plan.tail.lsn, donor=plan.donor, kept_lsn=plan.keep_lsn)
+    if accept_loss:
+        log.error(
+            "wal_loss_accepted", epoch=plan.epoch, kept_lsn=plan.tail.lsn, members=len(plan.configuration.members)
+        )
+    votes = settings.wal.ack_mode.is_replicated or plan.configuration.is_quorum
+    committed_lsn = plan.committed_lsn if votes else Lsn(LSN_LIMIT)
+    return Lead(members, plan.epoch, plan.wal_id, plan.configuration, committed_lsn, accept_loss)
+
+
+def _open(
+    folder: Path, node_id: str, position: WalPosition | None, lock: wal_lock.Lock
+) -> tuple[FileLog | None, str | None]:
+    """The node's own copy; None where there is none, or with what is wrong with it: the start refuses that afterwards,
+    unless a member has given what counts."""
+    try:
+        control = wal_control.load(folder)
+        if control is None:
+            return None, "it holds segments and no control file" if list_segments(folder) else None
+        if position is not None and position.wal_id != control.wal_id:
+            return None, _OTHER_WAL
+        return FileLog(folder, node_id, "", lock=lock), None
+    except WalCorruptError as error:
+        log.warning("wal_recovery_damaged", error=str(error))
+        return None, str(error)

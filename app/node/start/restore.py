@@ -1,0 +1,419 @@
+"""Bringing back what PostgreSQL lost, and going on without it. The service does not run meanwhile: its lock is held.
+
+From the WAL, in one transaction that is kept only when all of it fits::
+
+    1. the WAL is judged and recovered as at a start, but PostgreSQL may be older than it; every record is looked up
+       in the chain by HLC and digest, whatever PostgreSQL says of positions
+    2. a higher epoch, so that no other process chains
+    3. every record that PostgreSQL does not know is chained, by the appender itself
+    4. every chain that got entries has what the checkpoints beside the WAL say was signed
+
+The appender decides the same again, so where no other node wrote to a chain its rows come back with the same links;
+step 4 tells. Where other nodes wrote, their rows come back first, from bundles (app.share.bundle.restore).
+
+A fork gives up what is lost: the log goes on under a new origin, the checkpoints of the old one are set aside, and the
+next start records it in ``_system``. Each step may be repeated after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import asyncpg
+import structlog
+
+from app.node.start import procedure
+from app.node.start.checks import accepting, check_chain, files_usable, kept_origin
+from app.node.start.claims import check_chained
+from app.node.start.connecting import connected_for_now
+from app.node.start.wal import FoundWal, find_wal
+from app.read import verified_positions
+from app.runtime.metrics import Metrics
+from app.runtime.settings.config import Settings
+from app.runtime.state import identity
+from app.runtime.state.found_breaks import FoundBreaks
+from app.runtime.state.identity import Identity
+from app.runtime.state.node import Node
+from app.runtime.state.unrecorded import DIFFERING_LISTED_MAX, FORK, Fork, SignedHead, fork_subject
+from app.share.bundle.restore import RestoredRange, restore_bundle
+from app.share.bundle.verify import verify_bundle
+from app.store import chaining, sessions
+from app.store import node as node_store
+from app.store.chaining import ChainHead, WalPosition
+from app.store.entry_check import EntryCheck
+from app.store.node_connection import CONNECT_TIMEOUT_S
+from app.trust.keys import node_keys
+from app.write.chain.appender import BATCH_ENTRIES_MAX, Appender
+from app.write.followers.checkpoints import CheckpointJournal
+from app.write.pending.backlog import Backlog, Pending
+from app.write.pending.quarantine import Quarantine
+from ledger.errors import StartRefusedError, WalFilesError
+from ledger.hlc import Clock
+from ledger.machines.events import SYSTEM_TENANT, SystemAction
+from ledger.positions import BEFORE_FIRST, Lsn
+from signing import checkpoint as checkpoints_format
+from signing.bundle.judging import refuse_unless_trusted
+from signing.bundle.reader import BundleReader
+from signing.keys import Keyring
+from wal import control as wal_control
+from wal import lock as wal_lock
+from wal.segment import FOLDER_MODE
+
+log = structlog.get_logger()
+
+
+class Grown(NamedTuple):
+    """Entries that came back to one chain, and where it ends now."""
+
+    tenant_id: str
+    entries: int
+    to_seq: int
+
+
+class FromWal(NamedTuple):
+    """What a WAL brought back, and what this node signed of other chains that they still lack."""
+
+    grown: list[Grown]
+    left_behind: list[SignedHead]
+
+
+class _Locked(NamedTuple):
+    """A locked WAL folder and a connection to the database it belongs to."""
+
+    who: Identity
+    folder: Path
+    connection: asyncpg.Connection[asyncpg.Record]
+
+
+# --- from the WAL -------------------------------------------------------------------------------------
+
+
+async def restore_from_wal(
+    settings: Settings,
+    database_url: str,
+    on_progress: Callable[[int], None] = lambda _: None,
+    *,
+    accept_lost_wal: bool = False,
+) -> FromWal:
+    """Chain again what the WAL holds and PostgreSQL does not know; ``on_progress`` gets the records so far.
+
+    With ``accept_lost_wal`` the WAL may be damaged or end early: its sound records are chained, and the next start,
+    which must accept the loss as well, records the others as lost.
+
+    Raises:
+        StartRefusedError: there is no such WAL, or what it holds does not bring back all that was signed. Nothing
+            was stored.
+    """
+    async with _alone(settings, database_url) as locked:
+        before = await chaining.read_heads(locked.connection)
+        origin = await node_store.read_log_origin(locked.connection)
+        async with _transaction(locked.connection):
+            await _chain_wal(settings, database_url, locked, on_progress, accept_lost_wal=accept_lost_wal)
+            after = await chaining.read_heads(locked.connection)
+            grown, left_behind = _grown(before, after), []
+            for head, error in await _lacking(settings, locked, origin):
+                if grown and head.tenant_id not in {each.tenant_id for each in grown}:
+                    # Other nodes wrote it: their WALs bring it back, and until then every start is refused.
+                    log.warning("restore_left_behind", tenant_id=head.tenant_id, error=str(error))
+                    left_behind.append(head)
+                    continue
+                raise StartRefusedError(
+                    f"the WAL of node {locked.who.node_id} alone does not bring back what this node signed, so nothing "
+                    f"was stored: {error}. If other nodes wrote to that chain, or old segments were removed, bring "
+                    "rows back with tally restore --from bundle first; tally restore --fork goes on without them"
+                ) from error
+        if accept_lost_wal:
+            await _lower_chained(locked)
+    log.info("restored_from_wal", node_id=locked.who.node_id, entries=sum(each.entries for each in grown))
+    return FromWal(grown, left_behind)
+
+
+def _grown(before: dict[str, ChainHead], after: dict[str, ChainHead]) -> list[Grown]:
+    grown = []
+    for tenant_id, head in sorted(after.items()):
+        entries = head.seq - (before[tenant_id].seq if tenant_id in before else 0)
+        if entries:
+            grown.append(Grown(tenant_id, entries, head.seq))
+    return grown
+
+
+async def _lower_chained(locked: _Locked) -> None:
+    """Let the control file say no more than PostgreSQL does of what is chained: the rest is lost, and accepted as
+    lost. Else the next start takes PostgreSQL for older than the WAL."""
+    position = await chaining.read_position(locked.connection, locked.who.node_id)
+    known = wal_control.load(locked.folder)
+    if position is None or known is None:
+        return
+    chained_lsn = min(known.chained_lsn, position.chained_lsn)
+    signed_lsn = min(known.signed_lsn, chained_lsn)
+    wal_control.store(locked.folder, known._replace(chained_lsn=Lsn(chained_lsn), signed_lsn=Lsn(signed_lsn)))
+
+
+async def _find_wal(locked: _Locked, position: WalPosition | None, *, accept_lost_wal: bool) -> FoundWal:
+    """The WAL of the folder; PostgreSQL may be older than it.
+
+    Raises:
+        StartRefusedError: WAL and PostgreSQL do not belong together, or the WAL is damaged or ends early and that is
+            not accepted.
+    """
+    node_id = locked.who.node_id
+    try:
+        return await find_wal(locked.folder, node_id, position, accept_lost_wal=accept_lost_wal, restoring=True)
+    except WalFilesError as error:
+        raise StartRefusedError(
+            f"{error.damage}. Where safekeepers vote, start the node once: it takes the log from them. Else restore "
+            f"the WAL folder from a copy, or {accepting(restoring=True)}: what is sound in this folder comes back, "
+            "what is not is given up and named in _system"
+        ) from error
+
+
+async def _chain_wal(
+    settings: Settings,
+    database_url: str,
+    locked: _Locked,
+    on_progress: Callable[[int], None] = lambda _: None,
+    *,
+    accept_lost_wal: bool,
+) -> None:
+    """Steps 1 to 3, in the transaction of the caller."""
+    # 1. the WAL
+    position = await chaining.read_position(locked.connection, locked.who.node_id)
+    wal = await _find_wal(locked, position, accept_lost_wal=accept_lost_wal)
+    if accept_lost_wal and (wal.known is None or wal.is_given_up):
+        return  # all of it was set aside: the next start appends its sound records again
+    if wal.known is None:
+        raise StartRefusedError(f"{locked.folder} holds no WAL that was in use; nothing can come back from it")
+    await check_chained(locked.connection, wal, trusted_lsn=BEFORE_FIRST)
+    # 2. a higher epoch
+    epoch = (await procedure.take_epoch(locked.connection, wal, position)).epoch
+    # 3. the records
+    clock = Clock(wal.node_id, settings.hlc.max_clock_skew_ms, last=wal.highest_hlc())
+    node = Node(wal.node_id, settings.region, locked.who.gate, wal.known.wal_id, epoch, clock)
+    for watermark in (node.durable, node.committed):
+        watermark.advance(wal.last_lsn)
+    node.chained.advance(wal.chained_lsn)
+    backlog = Backlog(settings.wal.backlog_max_entries)
+    connections = iter([locked.connection])
+
+    async def connect() -> asyncpg.Connection[asyncpg.Record]:
+        for connection in connections:
+            return connection
+        raise StartRefusedError(
+            f"PostgreSQL failed while the WAL was chained ({appender.database_error}); nothing was stored. If another "
+            "session keeps locked what is needed here (see pg_locks and pg_stat_activity), end it or wait for it. Run "
+            "this again"
+        )
+
+    async with sessions.pool(database_url, connections_max=1, timeout_s=CONNECT_TIMEOUT_S) as pool:
+        appender = Appender(
+            node=node,
+            backlog=backlog,
+            connect=connect,
+            pool=pool,
+            heads={},
+            quarantine=_NoQuarantine(locked.folder, node.damaged, {}),
+            breaks=FoundBreaks(locked.folder),
+            entry_check=EntryCheck(CheckpointJournal(locked.folder).newest),
+            metrics=Metrics(),
+            on_chained=lambda _: None,
+            on_failure=lambda _: None,
+        )
+        records, done = wal.unchained(), 0
+        while batch := list(islice(records, BATCH_ENTRIES_MAX)):
+            backlog.add(batch)
+            await appender.chain_committed()
+            done += len(batch)
+            on_progress(done)
+
+
+class _NoQuarantine(Quarantine):
+    """A damaged or a locked tenant ends the restore: no record is passed over, and nothing is listed beside the WAL."""
+
+    def begin(self, tenant_id: str, reason: str, seen: ChainHead | None, waiting: Iterable[Pending]) -> None:
+        raise StartRefusedError(
+            f"the chain of tenant {tenant_id} is damaged: {reason}. Nothing was stored; mend it first"
+        )
+
+    def begin_wait(self, tenant_id: str, reason: str, waiting: Iterable[Pending]) -> None:
+        raise StartRefusedError(
+            f"the chain of tenant {tenant_id} takes no entries: {reason}. Nothing was stored; end that session or wait "
+            "for it, and run this again"
+        )
+
+
+async def _lacking(settings: Settings, locked: _Locked, origin: str) -> list[tuple[SignedHead, StartRefusedError]]:
+    """Step 4: the checkpoints beside the WAL that the chains of the log ``origin`` do not reach or do not fit."""
+    log_signer = node_keys.open_keys(locked.folder, settings).log_signer
+    heads = await chaining.read_heads(locked.connection)
+    lacking = []
+    for tenant_id, text in CheckpointJournal(locked.folder).load_all().items():
+        name = f"{origin}/{tenant_id}"
+        try:
+            await check_chain(locked.connection, tenant_id, heads.get(tenant_id), text, name, log_signer)
+        except StartRefusedError as error:
+            kept = checkpoints_format.read(text)
+            lacking.append((SignedHead(tenant_id, kept.size, kept.root.hex()), error))
+    return lacking
+
+
+# --- from bundles -------------------------------------------------------------------------------------
+
+
+async def restore_from_bundles(
+    settings: Settings, database_url: str, files: Sequence[Path], keys: Path | None, *, may_begin_log: bool = False
+) -> list[tuple[Path, RestoredRange]]:
+    """Bring back what these bundles of this ledger hold, in the order of their ranges, each in one transaction.
+
+    ``keys`` are trusted beside this node's own; those of ``bundle.trusted_keys`` vouch for other ledgers. With
+    ``may_begin_log`` a database on which no node ever started takes the log that the bundles are of for its own.
+
+    Raises:
+        BundleRefusedError, UntrustedKeyError: a bundle does not hold; nothing was stored.
+        StartRefusedError: one does not fit; those before it are back.
+    """
+    async with _alone(settings, database_url) as locked:
+        keyring = _keyring(settings, locked, keys)
+        with contextlib.ExitStack() as stack:
+            readers = []
+            for file in files:
+                reader = stack.enter_context(BundleReader.open(file))
+                refuse_unless_trusted(str(file), await verify_bundle(reader, keyring))
+                readers.append((file, reader))
+            readers.sort(key=_in_order)
+            if may_begin_log and readers:
+                await node_store.settle_log_origin(locked.connection, readers[0][1].manifest.log_origin)
+            origin = await node_store.read_log_origin(locked.connection)
+            return [(file, await restore_bundle(locked.connection, reader, origin)) for file, reader in readers]
+
+
+def _in_order(each: tuple[Path, BundleReader]) -> tuple[bool, str, int]:
+    """``_system`` first, as it names the tenants; then range by range."""
+    manifest = each[1].manifest
+    return manifest.tenant_id != SYSTEM_TENANT, manifest.tenant_id, manifest.from_seq
+
+
+def _keyring(settings: Settings, locked: _Locked, keys: Path | None) -> Keyring:
+    own = [signer.public_key for signer in node_keys.open_keys(locked.folder, settings).signers()]
+    return Keyring([*own, *(Keyring.load(keys) if keys is not None else ())])
+
+
+def own_keys(settings: Settings) -> tuple[str, str]:
+    """The URI of the key that the node signs with now, made where there is none yet, and its public keys.
+
+    The folder of the WAL is made if it is gone with all else: the node that begins there is a new one.
+    """
+    settings.wal_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
+    keys = node_keys.open_keys(settings.wal_dir / who.node_id, settings)
+    return node_keys.uri_in_use(settings), "".join(signer.public_key.public_key_pem for signer in keys.signers())
+
+
+# --- a fork -------------------------------------------------------------------------------------------
+
+
+async def fork_log(settings: Settings, database_url: str, reason: str, *, accept_lost_wal: bool = False) -> Fork:
+    """Go on under a new log origin, without what is lost; on a ledger that another node has forked already, set this
+    node's checkpoints of the old origin aside. ``accept_lost_wal`` is that of ``restore_from_wal``.
+
+    Raises:
+        StartRefusedError: the WAL brings back all that was signed, or the new origin cannot be told from the old one.
+    """
+    async with _alone(settings, database_url) as locked:
+        connection, folder = locked.connection, locked.folder
+        fork = FORK.load(folder)
+        if fork is None or fork.to_origin != await node_store.read_log_origin(connection):
+            fork = await _begin_fork(settings, database_url, locked, reason, accept_lost_wal=accept_lost_wal)
+        FORK.store(folder, fork)
+        await node_store.fork_log(connection, fork.from_origin, fork.to_origin)
+        CheckpointJournal(folder).set_aside()
+        verified_positions.forget(folder)
+        node_keys.forget_root(folder)
+        await _give_up_what_is_gone(locked, accept_lost_wal=accept_lost_wal)
+    log.warning("log_forked", from_origin=fork.from_origin, to_origin=fork.to_origin, reason=fork.reason)
+    return fork
+
+
+async def _begin_fork(
+    settings: Settings, database_url: str, locked: _Locked, reason: str, *, accept_lost_wal: bool
+) -> Fork:
+    connection = locked.connection
+    origin = await node_store.read_log_origin(connection)
+    from_origin = kept_origin(CheckpointJournal(locked.folder)) or origin
+    if from_origin != origin:
+        if not await node_store.is_recorded(connection, SystemAction.LOG_FORKED, fork_subject(origin)):
+            raise StartRefusedError(
+                f"this node signed the log {from_origin}, the ledger is {origin}, and _system records no fork between "
+                "them: it is another ledger; point database_url to the right one"
+            )
+        return Fork(from_origin, origin, reason, locked.who.node_id, [], 0)
+    # What is lost is what the WAL does not bring back: it is chained, looked at, and undone.
+    async with _transaction(connection, is_rehearsal=True):
+        await _chain_wal(settings, database_url, locked, accept_lost_wal=accept_lost_wal)
+        lacking = [head for head, _ in await _lacking(settings, locked, origin)]
+    if not lacking:
+        raise StartRefusedError(
+            "nothing that this node signed is lost, so there is nothing to fork from: start the service, or run tally "
+            "restore --from wal first if the start is refused"
+        )
+    to_origin = settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
+    if to_origin == origin:
+        raise StartRefusedError(f"log.origin is {origin} as before; set it to the name that the log is to go on as")
+    listed = lacking[:DIFFERING_LISTED_MAX]
+    return Fork(origin, to_origin, reason, locked.who.node_id, listed, len(lacking))
+
+
+async def _give_up_what_is_gone(locked: _Locked, *, accept_lost_wal: bool) -> None:
+    """Let the next start chain what the WAL holds behind PostgreSQL, and record what it does not hold any more."""
+    connection, folder = locked.connection, locked.folder
+    position = await chaining.read_position(connection, locked.who.node_id)
+    wal = await _find_wal(locked, position, accept_lost_wal=accept_lost_wal)
+    chained_lsn = position.chained_lsn if position else 0
+    if wal.known is None:
+        return
+    if wal.chained_lsn > chained_lsn and wal.recovered.first_lsn > chained_lsn + 1:
+        gone = (chained_lsn + 1, wal.recovered.first_lsn - 1)
+        wal.lost = [*(each for each in wal.lost if each != gone), gone]
+    await check_chained(connection, wal, trusted_lsn=BEFORE_FIRST)
+    control = await procedure.take_epoch(connection, wal, position)
+    signed_lsn = min(control.signed_lsn, wal.chained_lsn)
+    wal_control.store(folder, control._replace(chained_lsn=Lsn(wal.chained_lsn), signed_lsn=Lsn(signed_lsn)))
+
+
+# --- the locked folder --------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _transaction(
+    connection: asyncpg.Connection[asyncpg.Record], *, is_rehearsal: bool = False
+) -> AsyncIterator[None]:
+    """A transaction, committed at its end unless it is a rehearsal. What fails in it is raised as it is, also when the
+    connection was closed because of it."""
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        yield
+    except BaseException:
+        if not connection.is_closed():
+            await transaction.rollback()
+        raise
+    await (transaction.rollback() if is_rehearsal else transaction.commit())
+
+
+@contextlib.asynccontextmanager
+async def _alone(settings: Settings, database_url: str) -> AsyncIterator[_Locked]:
+    """The WAL folder of the node that the settings name, locked, and a connection to its database."""
+    if not settings.wal_dir.is_dir():
+        raise StartRefusedError(f"{settings.wal_dir} is not there: wal.dir names the folder of the node's WAL")
+    with files_usable(settings.wal_dir):
+        who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
+        lock = wal_lock.acquire(settings.wal_dir / who.node_id)
+    try:
+        async with connected_for_now(database_url) as connection:
+            yield _Locked(who, settings.wal_dir / who.node_id, connection)
+    finally:
+        lock.release()

@@ -1,0 +1,265 @@
+"""The WAL of a starting node: judged against Postgres, recovered, and what is gone from it told: steps 5 and 6 of
+``app.node.start.procedure``.
+
+Ranges that are given up are kept in ``lost.json`` until ``_system`` records them (``state.unrecorded``). Records
+that an earlier process could not chain, because the chain of their tenant was damaged or its rows were locked, are
+listed in ``held.json`` (``app.write.pending.quarantine``) and stay in the WAL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from app.node.start.checks import accepting, judge_wal, load_control, set_aside
+from app.runtime.state.lsn_ranges import LsnRange, merged
+from app.runtime.state.unrecorded import ASIDE, CUT, LOST, Aside
+from app.store.chaining import WalPosition
+from app.write.pending import quarantine
+from app.write.pending.backlog import Pending, pending_of
+from app.write.pending.quarantine import TenantDamage
+from ledger.chain import record
+from ledger.errors import StartRefusedError, WalCorruptError
+from ledger.hlc import Hlc
+from ledger.positions import BEFORE_FIRST, Lsn, after, before
+from wal import control as wal_control
+from wal import history as histories
+from wal import lost_ends
+from wal import reader as wal_reader
+from wal import recovery as wal_recovery
+from wal.control import Control
+from wal.history import History
+from wal.survey import Survey
+
+Value = TypeVar("Value")
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class FoundWal:
+    """A WAL whose every record is sound and durable, and what is known of those it does not hold any more."""
+
+    folder: Path
+    node_id: str
+    known: Control | None
+    """The control file, None when there is none or it was given up."""
+    is_given_up: bool
+    """Whether the folder held another WAL than Postgres knows; it was set aside, and a new one begins."""
+    recovered: Survey
+    chained_lsn: Lsn
+    kept_lsn: Lsn
+    """Last LSN that is held here or chained."""
+    last_lsn: Lsn
+    """Last LSN that was ever known durable: new ones go on above."""
+    lost: list[LsnRange]
+    held: dict[str, TenantDamage]
+    """By tenant, what earlier processes could not chain."""
+    aside_hlc: Hlc | None = None
+    """The highest HLC of logs that were set aside and are not read yet."""
+
+    def highest_hlc(self) -> Hlc:
+        """The highest HLC that WAL, control file and logs that were set aside know of."""
+        hlcs = [self.known.highest_hlc if self.known else None, self.recovered.highest_hlc, self.aside_hlc]
+        return max((hlc for hlc in hlcs if hlc is not None), default=Hlc(0, 0, self.node_id))
+
+    def history(self) -> History:
+        """Which epoch wrote which of the records that are there; as the segments tell it where the control file is of
+        an earlier version, or gone."""
+        found = self.recovered
+        whole = self.known.history if self.known and self.known.history else found.history
+        return histories.up_to(histories.since(whole, before(found.first_lsn)), found.last_lsn)
+
+    def unchained(self) -> Iterator[Pending]:
+        """Every record that is not chained, in LSN order: those held back, then those beyond ``chained_lsn``.
+
+        Raises:
+            StartRefusedError: the list of those held back is not of this WAL.
+        """
+        tenant_of = {lsn: tenant_id for tenant_id, damage in self.held.items() for lsn in damage.lsns}
+        for pending in self.records(min([after(self.chained_lsn), *tenant_of]), self.last_lsn):
+            if pending.lsn <= self.chained_lsn and pending.lsn not in tenant_of:
+                continue
+            if tenant_of.pop(pending.lsn, pending.tenant_id) != pending.tenant_id:
+                raise StartRefusedError(
+                    f"{self.folder / quarantine.NAME} lists LSN {pending.lsn} under another tenant than "
+                    f"{pending.tenant_id}, whose event it is: it is not of this WAL; restore the right one"
+                )
+            yield pending
+
+    def records(self, from_lsn: Lsn, to_lsn: Lsn) -> Iterator[Pending]:
+        """The records from ``from_lsn`` on that the WAL holds up to ``to_lsn``."""
+        if from_lsn > to_lsn:
+            return
+        for entry in wal_reader.read(self.folder, from_lsn, self.node_id):
+            if entry.lsn > to_lsn:
+                return
+            yield pending_of(entry.lsn, entry.epoch, entry.hlc, entry.type, record.decode(entry.payload))
+
+
+async def find_wal(
+    folder: Path,
+    node_id: str,
+    position: WalPosition | None,
+    *,
+    accept_lost_wal: bool,
+    restoring: bool = False,
+    may_end_early: bool = False,
+) -> FoundWal:
+    """Steps 5 and 6 of a start, but for what Postgres claims. When ``restoring``, Postgres may be older than the WAL,
+    and the WAL begin behind it. With ``may_end_early`` the WAL may lack the newest records that Postgres knows of:
+    the members that held them were given up.
+
+    Raises:
+        StartRefusedError, WalCorruptError: WAL and Postgres do not belong together, or records are gone.
+    """
+    # 5. a. WAL and Postgres belong together
+    lost, held = LOST.load(folder), quarantine.load(folder)
+    known, is_damaged = load_control(folder, accept_lost_wal=accept_lost_wal)
+    is_given_up = is_damaged or judge_wal(
+        node_id, known, position, accept_lost_wal=accept_lost_wal, restoring=restoring
+    )
+    chained_lsn = position.chained_lsn if position else BEFORE_FIRST
+    for damage in held.values():
+        # Beyond the chain they are in the backlog anyway, unless a torn tail took them.
+        damage.lsns = {lsn for lsn in damage.lsns if lsn <= chained_lsn}
+    if is_given_up:
+        lost += _not_found(held, range(0), chained_lsn)
+        # Who was quarantined stays so, without records: a start refuses other chains that do not hold.
+        held = {
+            tenant_id: TenantDamage(damage.reason, damage.seen)
+            for tenant_id, damage in held.items()
+            if damage.from_lsn is None or damage.seen is not None
+        }
+        LOST.store(folder, lost)
+        set_aside(folder, position)
+        quarantine.store(folder, held)
+
+    # 5. b. recovery
+    durable_lsn = max(chained_lsn, position.seen_durable_lsn if position else BEFORE_FIRST)
+    if known is not None and not is_given_up:
+        durable_lsn = max(durable_lsn, known.durable_lsn)
+    if accept_lost_wal:
+        ASIDE.store(folder, ASIDE.load(folder) | {CUT: Aside(chained_lsn, is_known=True)})
+    must_hold_lsn = BEFORE_FIRST if may_end_early else durable_lsn
+    recover = partial(wal_recovery.recover, folder, node_id, must_hold_lsn, accept_lost=accept_lost_wal)
+    try:
+        recovered = await to_its_end(recover)
+    except OSError as error:
+        raise StartRefusedError(
+            f"the WAL in {folder} cannot be recovered: {error}. Free space where the disk is full, make that file "
+            "readable, or put it back; move it away only if it is no segment of this WAL. Nothing acknowledged "
+            "is lost by trying again"
+        ) from error
+    if recovered.cut is not None:
+        log.warning("wal_recovery_cut_torn_tail", **asdict(recovered.cut))
+
+    # 6. what is gone, and was accepted as gone
+    how_to_accept = None if accept_lost_wal else accepting(restoring=restoring)
+    lost += _give_up_held(held, recovered, chained_lsn, node_id, how_to_accept)
+    _list_waiting(folder, node_id, held, recovered, chained_lsn)
+    if recovered.first_lsn > chained_lsn + 1:
+        if not accept_lost_wal and not restoring:
+            raise StartRefusedError(
+                f"Postgres has chained up to LSN {chained_lsn}, but the WAL of node {node_id} begins with "
+                f"{recovered.first_lsn}: segments were removed, or the database went back. Bring them or the newer "
+                "database back, or start once with --accept-lost-wal: what is between is given up and named in _system"
+            )
+        if not restoring:
+            lost.append((chained_lsn + 1, recovered.first_lsn - 1))
+        chained_lsn = before(recovered.first_lsn)
+    kept_lsn = max(recovered.last_lsn, chained_lsn)
+    last_lsn = max(kept_lsn, durable_lsn)
+    if is_given_up or kept_lsn < durable_lsn:
+        lost.append((kept_lsn + 1, last_lsn))
+    if kept_lsn == chained_lsn:
+        chained_lsn = last_lsn
+    aside_hlc = await asyncio.to_thread(_aside_hlc, folder, node_id)
+    return FoundWal(
+        folder, node_id, known, is_given_up, recovered, chained_lsn, kept_lsn, last_lsn, lost, held, aside_hlc
+    )
+
+
+def _aside_hlc(folder: Path, node_id: str) -> Hlc | None:
+    """The highest HLC of the logs that were set aside and are not read yet: no event may get one of theirs again."""
+    found: list[Hlc | None] = []
+    for name in ASIDE.load(folder):
+        if name != CUT:
+            found.append(lost_ends.highest_hlc(folder / name, node_id))
+            with suppress(WalCorruptError):
+                control = wal_control.load(folder / name)
+                found.append(control.highest_hlc if control is not None and control.node_id == node_id else None)
+    return max((hlc for hlc in found if hlc is not None), default=None)
+
+
+def _list_waiting(
+    folder: Path, node_id: str, held: dict[str, TenantDamage], recovered: Survey, chained_lsn: Lsn
+) -> None:
+    """Name the records one by one that waited for a lock and are in the WAL; only the first of them is listed."""
+    waiting = {
+        tenant_id: (damage, damage.from_lsn) for tenant_id, damage in held.items() if damage.from_lsn is not None
+    }
+    first_lsn = max([recovered.first_lsn, min((from_lsn for _, from_lsn in waiting.values()), default=BEFORE_FIRST)])
+    last_lsn = min(chained_lsn, recovered.last_lsn)
+    for damage, from_lsn in waiting.values():
+        damage.from_lsn = None
+        if first_lsn <= from_lsn <= last_lsn:
+            damage.lsns.add(from_lsn)
+    if waiting and first_lsn <= last_lsn:
+        for entry in wal_reader.read(folder, first_lsn, node_id, last_lsn):
+            listed = waiting.get(record.decode(entry.payload).tenant_id)
+            if listed is not None and entry.lsn >= listed[1]:
+                listed[0].lsns.add(entry.lsn)
+
+
+def _give_up_held(
+    held: dict[str, TenantDamage], recovered: Survey, chained_lsn: Lsn, node_id: str, how_to_accept: str | None
+) -> list[LsnRange]:
+    """The ranges of records held back that are in the WAL no more, given up when the operator accepts that;
+    ``how_to_accept`` is None where he does."""
+    found = range(recovered.first_lsn, recovered.last_lsn + 1)
+    gone = _not_found(held, found, chained_lsn)
+    if gone and how_to_accept is not None:
+        raise StartRefusedError(
+            f"{quarantine.NAME} lists LSN {gone[0][0]}, which is not chained yet, but the WAL of node {node_id} goes "
+            f"from {recovered.first_lsn} to {recovered.last_lsn}: segments were removed. Bring them back, or "
+            f"{how_to_accept}: what they held is given up and named in _system"
+        )
+    for damage in held.values():
+        damage.lsns = {lsn for lsn in damage.lsns if lsn in found}
+    return gone
+
+
+def _not_found(held: dict[str, TenantDamage], found: range, chained_lsn: Lsn) -> list[LsnRange]:
+    """The ranges of records held back that are not among those ``found``.
+
+    Of a tenant that waits for a lock only the first LSN is known. So all from there to ``chained_lsn`` counts, though
+    some of it is of others and chained.
+    """
+    gone = [(lsn, lsn) for damage in held.values() for lsn in damage.lsns if lsn not in found]
+    first_lsns = [damage.from_lsn for damage in held.values() if damage.from_lsn is not None]
+    if first_lsns:
+        first_lsn = min(first_lsns)
+        before_found = (first_lsn, min(chained_lsn, Lsn(found.start - 1)))
+        behind_found = (max(first_lsn, Lsn(found.stop)), chained_lsn)
+        gone += [(first, last) for first, last in (before_found, behind_found) if first <= last]
+    return merged(gone)
+
+
+async def to_its_end(work: Callable[[], Value], give_up: Callable[[], object] = lambda: None) -> Value:
+    """What ``work`` returns, run in a thread. Whoever is cancelled calls ``give_up``, and waits for it, so that the
+    lock is held as long."""
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        give_up()
+        await asyncio.gather(working, return_exceptions=True)  # nobody is left to hear what became of it
+        raise

@@ -1,0 +1,116 @@
+"""What ``_system`` must say of a start: records of the WAL that are lost, a fork of the log, keys that it does not name
+yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from app.node.start.procedure import StartedNode
+from app.runtime.state import unrecorded
+from app.runtime.state.losses import JOBS_LISTED_MAX, Loss, Losses, jobs_of, losses_of
+from app.runtime.state.lsn_ranges import LsnRange, merged, without
+from app.runtime.state.node import Node
+from app.runtime.state.unrecorded import ASIDE, LOST
+from app.trust.keys.changes import KeyChanges
+from app.write.intake.returning import Returned, Returning
+from app.write.intake.system_entries import SystemEntries
+from ledger.errors import ChainDamagedError, EventRefusedError
+from ledger.machines.events import SystemAction
+from ledger.positions import Lsn, before
+from wal.lost_ends import mark_returned
+
+log = structlog.get_logger()
+
+
+async def record_start(started: StartedNode, system_entries: SystemEntries, key_changes: KeyChanges) -> None:
+    """Record it, as far as it is not there.
+
+    An earlier process may have ended at any point here, so the chain itself is asked, once it holds all
+    that process left; while Postgres does not answer, that waits.
+    """
+    node = started.node
+    try:
+        await node.chained.reached(before(started.next_lsn))
+        if started.fork is not None:
+            fork = started.fork
+            await _unless_refused(system_entries.record(SystemAction.LOG_FORKED, fork.subject, fork.facts()))
+            unrecorded.FORK.store(started.folder, None)
+        await _unless_refused(key_changes.record_start())
+    except ChainDamagedError as error:
+        log.error("start_not_recorded", error=str(error))
+
+
+async def record_losses(
+    started: StartedNode,
+    returning: Returning,
+    system_entries: SystemEntries,
+    losses: Losses,
+    recorded: Callable[[], Awaitable[set[tuple[Lsn, Lsn]]]],
+) -> None:
+    """Bring back what was set aside, then record what is lost for good; ``recorded()`` are the ranges that ``_system``
+    names already.
+
+    A process may end anywhere in here: the next one reads all again, finds in the chain what this one appended, and
+    records what is not recorded.
+    """
+    folder, node_id = started.folder, started.node.node_id
+    returned = await returning.run()
+    if started.lost or started.asides or returned.ends:
+        jobs = jobs_of(each for gap in returned.gaps for each in gap.payloads)
+        gaps: list[LsnRange] = [(gap.first_lsn, gap.last_lsn) for gap in returned.gaps]
+        missing = [*without(started.lost, returned.found), *gaps]
+        lost = losses_of(merged(missing), jobs)
+        for loss in lost:
+            log.error("wal_records_lost", node_id=node_id, what=loss.text)
+        # What was given up is on record also where all of it came back, or where nobody knows what it held.
+        unknown = [Loss(first, last, []) for first, last in started.lost if last < first]
+        whole = [each for each in started.lost if each[0] <= each[1] and not without([each], returned.found)]
+        needless = [Loss(first, first - 1, []) for first, _ in whole] + (unknown if returned.has_known else [])
+        known = await recorded()
+        for loss in [*lost, *(() if returned.has_known else unknown)]:
+            await asyncio.to_thread(losses.note, loss)
+            if (loss.first_lsn, loss.last_lsn) not in known:
+                await _record_loss(started.node, system_entries, losses, loss, returned.appended)
+        for loss in needless:
+            if (loss.first_lsn, loss.last_lsn) not in known:
+                await _record_loss(started.node, system_entries, losses, loss, returned.appended)
+        await asyncio.to_thread(_forget_set_aside, folder, returned)
+
+
+async def _record_loss(node: Node, system_entries: SystemEntries, losses: Losses, loss: Loss, appended: int) -> None:
+    facts: dict[str, object] = {
+        "first_lsn": loss.first_lsn,
+        "last_lsn": loss.last_lsn,
+        "epoch": node.epoch,
+        "node_id": node.node_id,
+        "appended": appended,
+    }
+    if loss.jobs:
+        facts["jobs"] = [msgspec.structs.asdict(each) for each in loss.jobs[:JOBS_LISTED_MAX]]
+    try:
+        position = await system_entries.record(SystemAction.WAL_LOST, f"wal:{node.node_id}", facts)
+    except (EventRefusedError, ChainDamagedError) as error:
+        log.error("start_not_recorded", error=str(error))
+    else:
+        await asyncio.to_thread(losses.recorded_at, loss, position.seq)
+
+
+def _forget_set_aside(folder: Path, returned: Returned) -> None:
+    for path in returned.ends:
+        mark_returned(path)
+    ASIDE.store(folder, {})
+    LOST.store(folder, [])
+
+
+async def _unless_refused(recording: Coroutine[Any, Any, object]) -> None:
+    """Record it; should Postgres refuse that very entry, the next start tries again, and this one goes on."""
+    try:
+        await recording
+    except EventRefusedError as error:
+        log.error("start_not_recorded", error=str(error))

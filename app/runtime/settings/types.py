@@ -1,0 +1,254 @@
+"""What the value of a setting may be: durations, sizes and addresses as a person writes them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, SecretStr
+from pydantic_settings import NoDecode
+
+from app.runtime.settings.postgres_address import parse_address
+from ledger.errors import ConfigurationError, InvalidInputError
+from ledger.names import GATE, NODE_ID, TENANTS, anchored
+from ledger.secret_text import secret_text
+from signing import remote_signer
+from signing.cosignature import WitnessKey
+from signing.files import path_of
+
+Item = TypeVar("Item")
+
+_UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?) ?(?P<unit>us|ms|s|m|h|d)")
+_CLOCK_DURATION = re.compile(r"(?:(?P<d>\d{1,5})\.)?(?P<h>\d{2}):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d{1,6})?)")
+_UNIT_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZE = re.compile(r"(?P<amount>\d{1,18}) ?(?P<unit>B|KiB|MiB|GiB)?")
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?", re.ASCII)
+_FETCHED_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>\d{1,5}))?(?:/[!-~]{0,2000})?",
+    re.ASCII,
+)
+_LOOPBACK_HOSTS = {"localhost", "127.0.0.1", "[::1]"}
+_DATABASE_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:(?P<port>\d{1,5}))?", re.ASCII)
+
+
+def parse_duration(value: object) -> timedelta:
+    """The span that ``5s``, ``500ms``, ``1.5h``, ``7d`` or ``[d.]hh:mm:ss`` stands for.
+
+    Raises:
+        ValueError: none of these.
+    """
+    if isinstance(value, timedelta):
+        return value
+    text = value.strip() if isinstance(value, str) else ""
+    if match := _DURATION.fullmatch(text):
+        return timedelta(seconds=float(match["amount"]) * _UNIT_SECONDS[match["unit"]])
+    if match := _CLOCK_DURATION.fullmatch(text):
+        return timedelta(
+            days=int(match["d"] or 0),
+            hours=int(match["h"]),
+            minutes=int(match["m"]),
+            seconds=float(match["s"]),
+        )
+    raise ValueError("a duration is a number with us, ms, s, m, h or d, such as 500ms, or hh:mm:ss")
+
+
+def parse_size(value: object) -> int:
+    """The bytes that ``64 MiB``, ``512 KiB`` or a plain number stand for.
+
+    Raises:
+        ValueError: none of these.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("a size is a whole number of bytes, or one with B, KiB, MiB or GiB, such as 64 MiB")
+    return int(match["amount"]) * _UNIT_BYTES[match["unit"] or "B"]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least and the most that a duration or a size may be, as a person writes them."""
+
+    low: str
+    high: str
+    parse: Callable[[object], Any]
+
+    def __call__(self, value: Any) -> Any:
+        """``value``, which lies between both.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if not self.parse(self.low) <= value <= self.parse(self.high):
+            raise ValueError(f"must lie between {self.low} and {self.high}")
+        return value
+
+
+def between(low: str, high: str) -> AfterValidator:
+    """A duration in these bounds."""
+    return AfterValidator(Bounds(low, high, parse_duration))
+
+
+def sized(low: str, high: str) -> AfterValidator:
+    """A size in these bounds."""
+    return AfterValidator(Bounds(low, high, parse_size))
+
+
+def _one_line(value: str) -> str:
+    """A secret as it is used; pydantic names the setting."""
+    try:
+        return secret_text(value, "what is set")
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from None
+
+
+def _secret(value: SecretStr) -> SecretStr:
+    return SecretStr(_one_line(value.get_secret_value()))
+
+
+def _database_url(value: str) -> str:
+    value = _one_line(value)
+    if not _is_database_url(value):
+        raise ValueError(
+            "must be like postgresql://user:password@host:5432/database; yours is not repeated here, as it may hold a "
+            "password"
+        )
+    try:
+        parse_address(value)
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+def _is_database_url(value: str) -> bool:
+    try:
+        address = urlsplit(value)
+    except ValueError:
+        return False
+    hosts = [_DATABASE_HOST.fullmatch(host) for host in address.netloc.rpartition("@")[2].split(",")]
+    return address.scheme in ("postgresql", "postgres") and all(
+        host is not None and int(host["port"] or 0) <= 65535 for host in hosts
+    )
+
+
+def _comma_separated(value: object) -> object:
+    """The list that text stands for in the environment; what is no text as it is."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _witness(value: object) -> WitnessKey:
+    try:
+        return WitnessKey.parse(value if isinstance(value, str) else "")
+    except InvalidInputError as error:
+        raise ValueError(f"must be a verifier key such as name+hash+base64 of type 4: {error}") from None
+
+
+def _network(value: object) -> IpNetwork:
+    try:
+        return ipaddress.ip_network(value if isinstance(value, str) else "")
+    except ValueError:
+        raise ValueError("must be an address or a network, such as 10.0.0.7 or 10.0.0.0/24") from None
+
+
+def _listen_address(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("must be host:port, such as 127.0.0.1:8080 or [::1]:8080")
+    return value
+
+
+def _host_name(value: str) -> str:
+    if _HOST_NAME.fullmatch(value) is None:
+        raise ValueError("must be a host name or an address without scheme and port, such as ledger.example.org")
+    return value.strip("[]")
+
+
+def is_fetched_url(value: str) -> bool:
+    """Whether what is behind this URL may be believed: it is one of https, or of http on this machine."""
+    url = _FETCHED_URL.fullmatch(value)
+    if url is None or int(url["port"] or 0) > 65535 or not _has_host(value):
+        return False
+    return url["scheme"] == "https" or url["host"].lower() in _LOOPBACK_HOSTS
+
+
+def _has_host(url: str) -> bool:
+    """Whether its host is an address or a name, also one that Punycode spells."""
+    # Imported here: it takes a while, and most settings have no such URL.
+    import httpx
+
+    try:
+        return bool(httpx.URL(url).host)
+    except (httpx.InvalidURL, UnicodeError, IndexError):
+        return False
+
+
+def _fetched_url(value: str) -> str:
+    if not is_fetched_url(value):
+        raise ValueError("must be an https:// URL without a user; http:// only of localhost, 127.0.0.1 or [::1]")
+    return value
+
+
+def _authority_url(value: str) -> str:
+    if re.fullmatch(r"https?://[!-?A-~]{1,2000}", value) is None:
+        raise ValueError("must be an http:// or https:// URL without a user: it is on record beside each time stamp")
+    return value
+
+
+def _tenants_pattern(value: str) -> str:
+    if re.fullmatch(TENANTS, value) is None:
+        raise ValueError("must be a tenant, the beginning of some and *, such as team-*, or * for all")
+    return value
+
+
+def _key_place(value: str) -> str:
+    if remote_signer.is_remote(value):
+        return value
+    try:
+        path_of(value)
+    except ConfigurationError:
+        raise ValueError(
+            "must be a folder, such as file:/etc/tallystick/keys, or the beginning of a key URI, such as awskms:"
+        ) from None
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+CommaSeparated = Annotated[list[Item], NoDecode, BeforeValidator(_comma_separated)]
+"""A list, in the environment separated by commas."""
+Size = Annotated[int, BeforeValidator(parse_size)]
+ListenAddress = Annotated[str, AfterValidator(_listen_address)]
+"""``host:port``."""
+HostName = Annotated[str, AfterValidator(_host_name)]
+"""A host as the header ``Host`` names it, without a port."""
+KeyPlace = Annotated[str, AfterValidator(_key_place)]
+"""A folder of key files, or the beginning of the URIs of keys outside of files."""
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+Network = Annotated[IpNetwork, PlainValidator(_network)]
+"""An address, or those that begin alike."""
+Witness = Annotated[WitnessKey, PlainValidator(_witness)]
+Secret = Annotated[SecretStr, AfterValidator(_secret)]
+"""Shown nowhere; the end of a line behind it is no part of it."""
+DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
+TenantsPattern = Annotated[
+    str,
+    AfterValidator(_tenants_pattern),
+    Field(json_schema_extra={"pattern": anchored(TENANTS), "examples": ["team-*"]}),
+]
+"""A tenant, the beginning of tenants and ``*``, or ``*`` for all."""
+PATTERNS_MAX = 100
+"""Patterns of tenants in one list."""
+FetchedUrl = Annotated[str, AfterValidator(_fetched_url)]
+"""Whence the service fetches what it then believes."""
+AuthorityUrl = Annotated[str, AfterValidator(_authority_url)]
+"""A time-stamping authority."""
+NodeId = Annotated[str, Field(pattern=anchored(NODE_ID))]
+JobIdPart = Annotated[str, Field(pattern=anchored(GATE))]

@@ -1,0 +1,298 @@
+"""Exporting a bundle from the ledger while it lives: signed first, read in one state, streamed in flat memory.
+
+In order::
+
+    1. everything chained is signed, so that what leaves is whole
+    2. one REPEATABLE READ, read-only transaction shows one state of rows, snapshots, tree and checkpoint
+       with what outsiders said of the log
+    3. snapshots, which stand behind the entries, go to a temporary file where they are many
+    4. entries pass through the same checks as in verification: a row that does not hold ends the export, and its
+       manifest is never signed
+    5. the manifest, last
+
+Without an end the range ends with the last snapshot: what was chained since is for the next bundle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, closing
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from app.runtime.state.found_breaks import break_of
+from app.runtime.tasks.slots import Slots
+from app.share.bundle.outsiders import ANCHORS_A_KIND_MAX, unproven
+from app.store import anchors as anchors_store
+from app.store import chain_reads
+from app.store.chain_reader import PostgresChainReader
+from app.store.notary import read_link, read_tiles
+from app.store.reading import reading
+from ledger.bundle.rows import encode_as_stored, encode_entry
+from ledger.errors import (
+    ChainDamagedError,
+    LedgerError,
+    NotFoundError,
+    NotReadyError,
+    ProofError,
+    SeqOutOfRangeError,
+    SigningUnavailableError,
+)
+from ledger.merkle import tiles
+from ledger.verification.entry_check import EntryChecker
+from ledger.verification.verdict import Findings, damaged
+from signing import checkpoint as checkpoints
+from signing.bundle.snapshot_rows import encode_as_stored as snapshot_as_stored
+from signing.bundle.writer import BundleEnd, BundleWriter
+from signing.keys import Keyring, Signer
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from app.runtime.state.node import Node
+    from app.store import Connection
+    from ledger.verification.verdict import Break
+
+EXPORTS_AT_ONCE_MAX = 2
+"""Each holds a connection, and an old state of the database, for as long as its reader takes; others wait a while."""
+EXPORT_TIMEOUT_S = 3600.0
+"""Longest that one export may take, its reader's pace included."""
+
+
+class _Range(NamedTuple):
+    from_seq: int
+    to_seq: int
+    checkpoint: str
+    checkpoint_size: int
+
+
+class BundleExporter:
+    """Exports bundles of one ledger for one node."""
+
+    def __init__(
+        self,
+        *,
+        pool: asyncpg.Pool[asyncpg.Record],
+        node: Node,
+        log_origin: str,
+        signer: Callable[[], Signer],
+        keyring: Callable[[str], Awaitable[Keyring]],
+        sign_now: Callable[[str], Awaitable[object]],
+        known_breaks: Callable[[str], Sequence[Break]] = lambda tenant_id: (),
+        report: Callable[[ChainDamagedError], object] = lambda error: None,
+    ) -> None:
+        """``signer`` gives the key that signs manifests now, ``keyring`` the published keys of a tenant's log,
+        ``known_breaks`` the breaks that were found in a tenant's chain. ``report`` is given a break that an export met
+        after its first piece."""
+        self._pool = pool
+        self._node = node
+        self._log_origin = log_origin
+        self._signer = signer
+        self._keyring = keyring
+        self._sign_now = sign_now
+        self._known_breaks = known_breaks
+        self._report = report
+        self._slots = Slots(EXPORTS_AT_ONCE_MAX, "exports")
+
+    async def export(
+        self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The pieces of a bundle. The first, which is empty, comes once all that can be refused was checked.
+
+        It MUST be closed in the task that began it. A file without its last pieces is no bundle. Where rows behind the
+        first piece do not hold, the pieces end as evidence of that (docs/formats/bundle.md), which is no bundle either.
+
+        Raises:
+            TenantNotFoundError: there is no such tenant.
+            NotFoundError: it has no entries.
+            SeqOutOfRangeError: the chain, as far as it is signed, does not have that range.
+            SigningUnavailableError: nothing can be signed now.
+            ChainDamagedError: snapshots, or rows of the first entry part, do not hold together.
+            NotReadyError: the service stops, too many exports are under way, or snapshots cannot be kept in a temporary
+                file.
+            DatabaseUnavailableError: Postgres does not answer, or the reader was too slow.
+        """
+        async with reading(self._pool) as connection:
+            await chain_reads.require_tenant(connection, tenant_id)
+        await self._sign_now(tenant_id)
+        writer = BundleWriter(tenant_id=tenant_id, node_id=self._node.node_id, log_origin=self._log_origin)
+        with closing(writer):
+            async with (
+                self._slots.taken(),
+                reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection,
+            ):
+                chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq)
+                # Behind what is signed in this state: whichever key signed that is among them.
+                keys = await self._keyring(tenant_id)
+                end = await _end(connection, tenant_id, chosen, keys)
+                async with aclosing(self._entries(connection, tenant_id, chosen, writer)) as pieces:
+                    # A row of the first part that is broken, or snapshots that cannot be kept until the end, are
+                    # answered with a problem, not with a bundle cut short.
+                    first = await anext(pieces, b"")
+                    await _add_snapshots(PostgresChainReader(connection, tenant_id), chosen, writer)
+                    yield b""
+                    yield first
+                    broken: Break | None = None
+                    try:
+                        async for piece in pieces:
+                            yield piece
+                    except ChainDamagedError as error:
+                        self._report(error)
+                        broken = break_of(error)
+            signer = self._signer()
+            rest = writer.finish(end, signer) if broken is None else writer.finish_as_evidence(end, [broken], signer)
+            async for last in _last_pieces(rest):
+                yield last
+
+    async def evidence(
+        self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The pieces of a file that holds what is stored of a tenant whose chain is broken, as it stands, and names the
+        breaks that this node knows and those of its rows. The first, which is empty, comes once all that can be refused
+        was checked. It MUST be closed in the task that began it.
+
+        Raises:
+            NotFoundError: this node knows of no break of the tenant.
+            NotReadyError, DatabaseUnavailableError: as ``export``.
+        """
+        known = self._known_breaks(tenant_id)
+        if not known:
+            raise NotFoundError(
+                f"this node knows of no break of tenant {tenant_id} that evidence could be about: verify it, or export "
+                "a bundle"
+            )
+        keys = await self._keyring(tenant_id)
+        findings = Findings()
+        writer = BundleWriter(tenant_id=tenant_id, node_id=self._node.node_id, log_origin=self._log_origin)
+        with closing(writer):
+            async with (
+                self._slots.taken(),
+                reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection,
+            ):
+                yield b""
+                checkpoint = await chain_reads.stored_checkpoint(connection, tenant_id)
+                reader = PostgresChainReader(connection, tenant_id)
+                checker = EntryChecker(tenant_id, findings, first_seq=from_seq or 1, prev_link=None)
+
+                def take(rows: Sequence[Sequence[Any]]) -> bytes:
+                    checker.check(rows)
+                    return writer.add_entries(rows, encode_as_stored)
+
+                async with aclosing(reader.entries(from_seq, to_seq)) as batches:
+                    async for rows in batches:
+                        if self._node.shutting_down:
+                            raise NotReadyError("the service stops; ask for the evidence again")
+                        yield await asyncio.to_thread(take, rows)
+                async with aclosing(reader.snapshots(from_seq or 1, to_seq)) as batches:
+                    async for rows in batches:
+                        writer.add_snapshots(rows, snapshot_as_stored)
+            breaks = list({(each.kind, each.seq): each for each in (*known, *findings.found.first.values())}.values())
+            end = BundleEnd("", checkpoint, (), keys)
+            async for last in _last_pieces(writer.finish_as_evidence(end, breaks, self._signer())):
+                yield last
+
+    async def _entries(
+        self, connection: Connection, tenant_id: str, chosen: _Range, writer: BundleWriter
+    ) -> AsyncGenerator[bytes, None]:
+        findings = Findings()
+        before = await read_link(connection, tenant_id, chosen.from_seq - 1)
+        checker = EntryChecker(tenant_id, findings, first_seq=chosen.from_seq, prev_link=before)
+
+        def take(rows: Sequence[Sequence[Any]]) -> bytes:
+            checker.check(rows)
+            is_whole = findings.first_break() is None
+            return writer.add_entries(rows, encode_entry if is_whole else encode_as_stored)
+
+        reader = PostgresChainReader(connection, tenant_id)
+        async with aclosing(reader.entries(chosen.from_seq, chosen.to_seq)) as batches:
+            async for rows in batches:
+                if self._node.shutting_down:
+                    raise NotReadyError("the service stops; ask for the bundle again")
+                piece = await asyncio.to_thread(take, rows)
+                if piece:
+                    yield piece
+                _refuse_broken(tenant_id, findings)
+        if checker.last_seq != chosen.to_seq:
+            findings.add("gap", checker.last_seq + 1, f"entries from seq {checker.last_seq + 1} on are missing")
+            _refuse_broken(tenant_id, findings)
+
+
+async def _add_snapshots(reader: PostgresChainReader, chosen: _Range, writer: BundleWriter) -> None:
+    """Those wholly in the range; one that says no range is in none."""
+    async with aclosing(reader.snapshots(chosen.from_seq, chosen.to_seq)) as batches:
+        async for rows in batches:
+            for row in rows:
+                from_seq, to_seq, *_ = row
+                if from_seq is None or to_seq is None:
+                    continue
+                try:
+                    writer.add_snapshots((row,))
+                except OSError as error:
+                    raise _unkept(error) from error
+                except (LedgerError, TypeError, ValueError) as error:
+                    reason = f"its snapshot from seq {from_seq} to {to_seq} cannot be read: {error}"
+                    raise ChainDamagedError(reader.tenant_id, f"it is exported no further, {reason}") from error
+
+
+async def _last_pieces(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    while (piece := await asyncio.to_thread(_next, pieces)) is not None:
+        yield piece
+
+
+def _next(pieces: Iterator[bytes]) -> bytes | None:
+    try:
+        return next(pieces, None)
+    except OSError as error:
+        raise _unkept(error) from error
+
+
+def _unkept(error: OSError) -> NotReadyError:
+    return NotReadyError(
+        f"snapshots of the bundle cannot be kept in a file of the temporary folder ({tempfile.tempdir or 'none'}): "
+        f"{error.strerror}; make room there, or name another in TMPDIR and start the service again"
+    )
+
+
+def _choose(head: chain_reads.HeadRow, tenant_id: str, from_seq: int | None, to_seq: int | None) -> _Range:
+    if head.head_seq == 0:
+        raise NotFoundError(f"tenant {tenant_id} has no entry that could be exported")
+    if head.checkpoint is None:
+        raise SigningUnavailableError(f"no checkpoint of {tenant_id} has been signed yet; try again")
+    size = checkpoints.read(head.checkpoint).size
+    first, last = from_seq or 1, to_seq if to_seq is not None else head.signed_seq
+    if not 1 <= last <= size:
+        raise SeqOutOfRangeError(f"to_seq {last} lies beyond the checkpoint, which covers {size} entries", ("to_seq",))
+    if first > last:
+        raise SeqOutOfRangeError(f"from_seq {first} lies behind the end of the range, {last}", ("from_seq",))
+    return _Range(first, last, head.checkpoint, size)
+
+
+async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Keyring) -> BundleEnd:
+    """Root and proof at the end of the range, out of the stored tiles."""
+    first, second = chosen.to_seq, chosen.checkpoint_size
+    cosigned = await anchors_store.newest_cosignatures(connection, tenant_id, limit=ANCHORS_A_KIND_MAX)
+    stamped = await anchors_store.newest_timestamps(connection, tenant_id, ANCHORS_A_KIND_MAX)
+    said = unproven(cosigned, stamped, second)
+    wanted = tiles.root_tiles(first) | tiles.consistency_tiles(first, second)
+    for each in said:
+        wanted |= tiles.consistency_tiles(each.size, second)
+    stored = await read_tiles(connection, tenant_id, wanted)
+
+    def get_tile(level: int, index: int) -> bytes:
+        return stored.get((level, index), b"")
+
+    try:
+        root = tiles.root_at(first, get_tile)
+        proof = tiles.consistency_proof(first, second, get_tile)
+        anchors = [each.made(tiles.consistency_proof(each.size, second, get_tile)) for each in said]
+    except ProofError as error:
+        raise damaged(tenant_id, "tree", second, f"the stored tree is incomplete: {error}") from error
+    return BundleEnd(root.hex(), chosen.checkpoint, proof, keys, anchors)
+
+
+def _refuse_broken(tenant_id: str, findings: Findings) -> None:
+    found = findings.first_break()
+    if found is not None:
+        reason = f"it is exported no further, {found.kind} at seq {found.seq}, {found.detail}"
+        raise ChainDamagedError(tenant_id, reason, found)

@@ -1,0 +1,502 @@
+"""Importing bundles: verified whole first, then merged into the chains of their tenants in bounded transactions.
+
+One import of some files, in order::
+
+    1. the keys that this ledger trusts are read; without any nothing is imported
+    2. every bundle is verified wholly against them; in the same pass its entries are taken and sorted into the order of
+       the merge: (HLC, log it was born in, seq there)
+    3. once all bundles hold: an entry that cannot stand in this ledger is refused
+    4. tenants that do not exist yet begin
+    5. batch by batch, each in one transaction that holds the heads: what stands in the chain already is a duplicate,
+       the rest is chained; with it the progress of this set of bundles is stored. While PostgreSQL stores the rows of
+       one the next is looked up, decided and linked; should the heads be others then, that is done again under their
+       locks
+
+Until 4 nothing is stored, so a bundle that does not hold leaves nothing. After that the import may end anywhere: the
+same set of bundles again, here or on another node of the ledger, goes on behind the last batch, and a set that was
+imported whole adds nothing. What the stored progress claims is looked up in the chains before it is believed. Imports
+bypass the WAL and leave the clock alone; appenders of this and other nodes meet them at the heads' locks, as they meet
+each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+import structlog
+
+from app.runtime.database_faults import DATABASE_FAULTS
+from app.share.bundle.births import Born, check_births
+from app.share.bundle.linking import ReadyBatch, decide_and_link, read_standing
+from app.share.bundle.sorting import Sorter
+from app.share.bundle.staging import StagedFile, check_disk_room
+from app.share.bundle.taking import TakenBundle, Terms, signed_manifest, take_verified
+from app.store import chaining, imports
+from app.store import node as node_store
+from app.store.chaining import ChainHead
+from app.store.growth import Growth
+from app.store.notary import read_link
+from app.store.standing import find_by_seq
+from ledger.bundle.incoming import ClockBounds, Incoming, set_digest
+from ledger.bundle.placing import decide, note_beginning
+from ledger.chain import Linker
+from ledger.errors import (
+    BundleInvalidError,
+    ChainDamagedError,
+    ClockSkewError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    InvalidInputError,
+    NotReadyError,
+    UntrustedKeyError,
+)
+from signing.files import close_for_good
+from signing.keys import Keyring
+from signing.range_manifest import RangeManifest
+
+if TYPE_CHECKING:
+    from app.runtime.metrics import Metrics
+    from app.runtime.state.node import Node
+    from app.store import Connection
+
+ENTRIES_A_TRANSACTION: Final = 1000
+BYTES_A_TRANSACTION: Final = 8 << 20
+"""Payload bytes in one transaction, but for an entry that is longer by itself."""
+CONFLICTS_LISTED_MAX: Final = 1000
+"""Conflicts that an answer lists; all are counted and chained."""
+BEGIN_TENANT_TIMEOUT_S: Final = 60.0
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Imported:
+    """What an import came to. ``imported + duplicates`` is ``entries``."""
+
+    bundles: int
+    entries: int
+    imported: int = 0
+    duplicates: int = 0
+    jobs_changed: int = 0
+    conflicts: list[Mapping[str, Any]] = field(default_factory=list)
+    heads: dict[str, ChainHead] = field(default_factory=dict)
+
+    def with_batch(self, batch: ReadyBatch, jobs_changed: int) -> Imported:
+        """This, and what ``batch`` came to."""
+        decided = batch.decided
+        if decided.conflicts:
+            log.error("hlc_conflict", count=len(decided.conflicts), first=decided.conflicts[0])
+        return replace(
+            self,
+            imported=self.imported + len(decided.placed),
+            duplicates=self.duplicates + decided.duplicates,
+            jobs_changed=self.jobs_changed + jobs_changed,
+            conflicts=[*self.conflicts, *decided.conflicts][:CONFLICTS_LISTED_MAX],
+            heads=self.heads | batch.heads_after,
+        )
+
+    def to_json(self, *, dry_run: bool) -> dict[str, Any]:
+        """The answer of the interfaces."""
+        heads = {tenant: _head_json(tenant, self.heads[tenant]) for tenant in sorted(self.heads)}
+        return {
+            "bundles": self.bundles,
+            "entries": self.entries,
+            "imported": self.imported,
+            "duplicates": self.duplicates,
+            "conflicts": self.conflicts,
+            "jobs_changed": self.jobs_changed,
+            "new_head": next(iter(heads.values())),
+            "new_heads": heads,
+            "dry_run": dry_run,
+        }
+
+
+def _head_json(tenant_id: str, head: ChainHead) -> dict[str, Any]:
+    return {"tenant_id": tenant_id, **head._asdict()}
+
+
+@dataclass(slots=True)
+class _Set:
+    """The bundles of one import, verified, and their entries in order."""
+
+    digest: str
+    """SHA-256 over the bundles' digests, sorted."""
+    tenants: frozenset[str]
+    beginnings: Mapping[str, str]
+    """First link of each chain of an older link version, by tenant."""
+    in_order: Iterator[Incoming]
+    outcome: Imported
+    """What came of it so far."""
+    from_seqs: Mapping[str, int] = field(default_factory=dict)
+    """Head seq of each tenant when the import began."""
+    position: int = 0
+    """Entries that were decided before, as its stored progress claims."""
+    is_tracked: bool = True
+    """Whether its progress is stored: no more once all of it was imported."""
+
+
+class BundleImporter:
+    """Imports bundles into one ledger for one node, one set at a time."""
+
+    def __init__(
+        self,
+        *,
+        pool: asyncpg.Pool[asyncpg.Record],
+        node: Node,
+        trusted_keys: Path | None,
+        begin_tenant: Callable[[str], Awaitable[None]],
+        check_heads: Callable[[Connection, dict[str, ChainHead]], Awaitable[object]],
+        on_imported: Callable[[Growth], None],
+        on_damaged: Callable[[ChainDamagedError], None],
+        metrics: Metrics,
+        disk_reserve_bytes: int = 0,
+    ) -> None:
+        """``check_heads`` refuses heads of a database that went back; ``on_imported`` runs after each commit,
+        ``on_damaged`` when the rows of a tenant turn out to be damaged. Sorting leaves ``disk_reserve_bytes`` of the
+        disk free that the files are on."""
+        self._pool = pool
+        self._node = node
+        self._trusted_keys = trusted_keys
+        self._begin_tenant = begin_tenant
+        self._check_heads = check_heads
+        self._on_imported = on_imported
+        self._on_damaged = on_damaged
+        self._metrics = metrics
+        self._disk_reserve_bytes = disk_reserve_bytes
+        self._turn = asyncio.Lock()
+        self._linkers: dict[str, Linker] = {}
+
+    async def log_unfinished(self) -> None:
+        """Say which imports an earlier process left unfinished; repeating the call finishes them."""
+        with contextlib.suppress(*DATABASE_FAULTS):
+            async with self._pool.acquire() as connection:
+                for digest, position, entries in await imports.unfinished(connection):
+                    log.warning("bundle_import_unfinished", set_digest=digest, position=position, entries=entries)
+
+    async def check_trusting(self) -> None:
+        """Return if there are keys whose bundles may be imported.
+
+        Raises:
+            UntrustedKeyError: there are none, so no upload needs to be read.
+        """
+        await asyncio.to_thread(self._keys)
+
+    async def check_asked_for(self, file: StagedFile, admit: Callable[[RangeManifest], Awaitable[None]]) -> None:
+        """Return if the bundle that another ledger sent may be what it was asked for: what is not costs no
+        verification, for which other imports would wait.
+
+        Raises:
+            UntrustedKeyError: no trusted keys are configured, or the bundle was signed by others.
+            BundleRefusedError: it is no whole bundle.
+            Exception: what ``admit`` raises of it.
+        """
+        keys = await asyncio.to_thread(self._keys)
+        await admit(await asyncio.to_thread(signed_manifest, file, keys))
+
+    async def run(
+        self,
+        files: Sequence[StagedFile],
+        *,
+        dry_run: bool,
+        admit: Callable[[RangeManifest], Awaitable[None]] | None = None,
+    ) -> Imported:
+        """Import the bundles in ``files``, or with ``dry_run`` do all but store. ``admit`` is shown what each is, once
+        all hold, and refuses what the caller may not import, or did not ask for.
+
+        Raises:
+            UntrustedKeyError: no trusted keys are configured, or a bundle was signed by others.
+            BundleRefusedError: a bundle does not hold, or an entry of it cannot stand in a ledger.
+            ClockSkewError: an entry lies further ahead than ``hlc.max_clock_skew``.
+            InvalidInputError: the bundle is of ``_system``, or begins a chain where there is one.
+            NotReadyError: the service stops, another node imports the same, or the disk is too full to sort on.
+            ChainDamagedError: PostgreSQL did not store all of a batch, or a chain is not as this node left it.
+            DatabaseUnavailableError, DatabaseWentBackError: what was stored stays; repeat the call.
+        """
+        async with self._turn, contextlib.AsyncExitStack() as stack:
+            began_s = time.perf_counter()
+            keys = await asyncio.to_thread(self._keys)
+            folder = files[0].path.parent
+            spill = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+            stack.callback(close_for_good, spill)
+            sorter = Sorter(spill, partial(check_disk_room, folder, self._disk_reserve_bytes))
+            with self._naming_faults():
+                terms = await self._terms(sorter)
+            taken = [await asyncio.to_thread(take_verified, file, keys, terms) for file in _by_digest(files)]
+            if admit is not None:
+                for each in taken:
+                    await admit(each.manifest)
+            with self._naming_faults():
+                bundles = await self._as_set(taken, sorter)
+                await (self._pretend if dry_run else self._store)(bundles)
+            outcome = bundles.outcome
+            log.info(
+                "bundles_imported",
+                set_digest=bundles.digest,
+                bundles=outcome.bundles,
+                entries=outcome.entries,
+                imported=outcome.imported,
+                duplicates=outcome.duplicates,
+                conflicts=len(outcome.conflicts),
+                dry_run=dry_run,
+                seconds=round(time.perf_counter() - began_s, 3),
+            )
+            return outcome
+
+    @contextlib.contextmanager
+    def _naming_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except ChainDamagedError as error:
+            self._on_damaged(error)
+            raise
+        except DATABASE_FAULTS as error:
+            if isinstance(error, asyncpg.PostgresError) and chaining.is_record_fault(error):
+                raise BundleInvalidError(f"PostgreSQL refuses an entry of these bundles: {error}") from error
+            raise DatabaseUnavailableError(
+                f"the database does not answer ({type(error).__name__}); import the same bundles again to go on"
+            ) from error
+
+    # --- before anything is stored ----------------------------------------------------------------
+
+    def _keys(self) -> Keyring:
+        if self._trusted_keys is None:
+            raise UntrustedKeyError(
+                "this ledger trusts no keys to import from: name a PEM file, a folder of them or saved /v1/keys JSON "
+                "in bundle.trusted_keys"
+            )
+        try:
+            return Keyring.load(self._trusted_keys)
+        except ConfigurationError as error:
+            raise UntrustedKeyError(f"bundle.trusted_keys: {error}") from error
+
+    async def _terms(self, sorter: Sorter) -> Terms:
+        latest_ms = self._node.wall.now_ms() + self._node.clock.max_clock_skew_ms
+        bounds = ClockBounds(latest_ms, self._node.clock.last)
+        async with self._pool.acquire() as connection:
+            log_origin = await node_store.log_origin(connection)
+        loop = asyncio.get_running_loop()
+
+        def check_born(tenant_id: str, born: Born) -> None:
+            asyncio.run_coroutine_threadsafe(self._check_born(tenant_id, born), loop).result()
+
+        return Terms(bounds, log_origin, check_born, sorter)
+
+    async def _as_set(self, taken: Sequence[TakenBundle], sorter: Sorter) -> _Set:
+        beginnings = dict[str, str]()
+        for each in taken:
+            try:
+                each.refuse_if_wrong()
+            except ClockSkewError:
+                self._node.clock.skew_rejections += 1
+                raise
+            if each.beginning is not None:
+                note_beginning(beginnings, each.beginning)
+        return _Set(
+            set_digest([each.digest for each in taken]),
+            frozenset(each.tenant_id for each in taken),
+            beginnings,
+            await asyncio.to_thread(sorter.entries),
+            Imported(len(taken), sum(each.count for each in taken)),
+        )
+
+    async def _check_born(self, tenant_id: str, born: Born) -> None:
+        async with self._pool.acquire() as connection:
+            check_births(born, await find_by_seq(connection, tenant_id, list(born)))
+
+    async def _check_beginnings(self, connection: Connection, beginnings: Mapping[str, str]) -> None:
+        for tenant_id, link in beginnings.items():
+            first = await read_link(connection, tenant_id, 1)
+            if first not in (None, link):
+                raise InvalidInputError(
+                    f"a chain of an older link version can only be imported as the beginning of an empty chain; tenant "
+                    f"{tenant_id} has entries"
+                )
+
+    # --- storing ----------------------------------------------------------------------------------
+
+    async def _store(self, bundles: _Set) -> None:
+        async with self._pool.acquire() as connection:
+            await self._check_beginnings(connection, bundles.beginnings)
+            heads = await chaining.read_heads(connection, sorted(bundles.tenants))
+        for tenant_id in sorted(bundles.tenants - heads.keys()):
+            await self._begin(tenant_id)
+        async with self._pool.acquire() as connection:
+            heads = await chaining.read_heads(connection, sorted(bundles.tenants))
+            if missing := bundles.tenants - heads.keys():
+                raise NotReadyError(f"tenant {min(missing)} has not begun yet; import the same bundles again")
+            await self._check_heads(connection, heads)
+            outcome = bundles.outcome
+            bundles.from_seqs = {tenant: head.seq for tenant, head in heads.items()}
+            progress = await imports.begin(
+                connection,
+                bundles.digest,
+                bundles=outcome.bundles,
+                entries=outcome.entries,
+                from_seqs=bundles.from_seqs,
+                node_id=self._node.node_id,
+            )
+        bundles.is_tracked = not progress.has_ended
+        if bundles.is_tracked:
+            bundles.from_seqs, bundles.position = progress.from_seqs, progress.position
+            outcome.imported, outcome.duplicates = progress.imported, progress.duplicates
+            outcome.jobs_changed, outcome.conflicts = progress.jobs_changed, list(progress.conflicts)
+        outcome.heads = heads
+        batches = self._unstored(bundles)
+        entries = await anext(batches, None)
+        ready = entries and await self._prepare(entries, heads)
+        while ready:
+            if self._node.shutting_down:
+                raise NotReadyError("the service stops; import the same bundles again to go on")
+            ready = await self._store_and_prepare(bundles, ready, batches)
+
+    async def _unstored(self, bundles: _Set) -> AsyncIterator[Sequence[Incoming]]:
+        """The entries behind ``position``, in batches. Each before it is looked up in the chains first; from the batch
+        on of which one is missing, the progress is what somebody made of it, and everything is decided again."""
+        seen, is_borne_out = 0, True
+        async for batch in _batches(islice(bundles.in_order, bundles.position)):
+            if is_borne_out and await self._is_chained(batch):
+                seen += len(batch)
+                continue
+            if is_borne_out:
+                is_borne_out = False
+                log.error("import_progress_not_borne_out", set_digest=bundles.digest, position=bundles.position)
+                async with self._pool.acquire() as connection:
+                    await imports.restart(connection, bundles.digest, seen)
+                outcome = bundles.outcome
+                outcome.imported, outcome.duplicates, outcome.jobs_changed, outcome.conflicts = 0, seen, 0, []
+            yield batch
+        async for batch in _batches(bundles.in_order):
+            yield batch
+
+    async def _is_chained(self, batch: Sequence[Incoming]) -> bool:
+        async with self._pool.acquire() as connection:
+            return not decide(batch, await read_standing(connection, batch)).placed
+
+    async def _begin(self, tenant_id: str) -> None:
+        try:
+            async with asyncio.timeout(BEGIN_TENANT_TIMEOUT_S):
+                await self._begin_tenant(tenant_id)
+        except TimeoutError as error:
+            raise NotReadyError(f"tenant {tenant_id} could not begin; import the same bundles again") from error
+
+    async def _store_and_prepare(
+        self, bundles: _Set, ready: ReadyBatch, batches: AsyncIterator[Sequence[Incoming]]
+    ) -> ReadyBatch | None:
+        """Store a batch, and make the next one ready while PostgreSQL does: the heads and entries that this one leaves
+        are known. None when there is no other."""
+        # Before its rows are sent a transaction is round trips, which would wait for the thread that makes the next.
+        sent = asyncio.Event()
+        storing = asyncio.create_task(self._store_batch(bundles, ready, sent.set))
+        storing.add_done_callback(lambda _: sent.set())
+        try:
+            await sent.wait()
+            entries = await anext(batches, None)
+            then = None if entries is None else await self._prepare(entries, ready.heads_after, ready)
+        except asyncio.CancelledError:
+            storing.cancel()
+            await asyncio.wait((storing,))
+            raise
+        except Exception:
+            await storing
+            raise
+        stored = await storing
+        if entries is None or stored is ready:
+            return then
+        return await self._prepare(entries, stored.heads_after, stored)
+
+    async def _prepare(
+        self, entries: Sequence[Incoming], heads: Mapping[str, ChainHead], before: ReadyBatch | None = None
+    ) -> ReadyBatch:
+        async with self._pool.acquire() as connection:
+            return await decide_and_link(connection, entries, heads, self._linkers, before)
+
+    async def _store_batch(self, bundles: _Set, ready: ReadyBatch, on_sent: Callable[[], None]) -> ReadyBatch:
+        """Store one batch in one transaction; what was stored, which is ``ready`` unless heads are others by now.
+        ``on_sent`` is called once its rows are on their way."""
+        before = bundles.outcome
+        async with self._pool.acquire() as connection, connection.transaction():
+            # 1. nobody else imports this set, and the heads
+            if bundles.is_tracked:
+                now = await imports.lock(connection, bundles.digest)
+                if (now.imported, now.duplicates) != (before.imported, before.duplicates):
+                    raise NotReadyError("another node imports the same bundles now; import them again later")
+            heads = await chaining.lock_heads(connection, sorted(ready.standing))
+            await self._check_heads(connection, heads)
+            # 2. somebody else appended: what the chains hold is another matter now
+            if any(head != ready.heads[tenant] for tenant, head in heads.items()):
+                ready = await decide_and_link(connection, ready.entries, {**ready.heads, **heads}, self._linkers)
+            decided, growth = ready.decided, ready.growth
+            changed = await imports.count_untouched(connection, decided.jobs(), bundles.from_seqs)
+            # 3. store
+            if decided.placed:
+                await chaining.copy_entries(connection, growth.log_rows, on_sent)
+                await chaining.move_heads(connection, growth.heads())
+            after = before.with_batch(ready, changed)
+            if bundles.is_tracked:
+                await imports.advance(
+                    connection,
+                    bundles.digest,
+                    imported=after.imported,
+                    duplicates=after.duplicates,
+                    jobs_changed=after.jobs_changed,
+                    conflicts=after.conflicts if len(after.conflicts) > len(before.conflicts) else None,
+                )
+        bundles.outcome = after
+        self._metrics.chain_entries.inc(len(decided.placed))
+        self._metrics.imported_entries.inc(len(decided.placed))
+        self._on_imported(growth)
+        return ready
+
+    # --- all but storing --------------------------------------------------------------------------
+
+    async def _pretend(self, bundles: _Set) -> None:
+        """As ``_store``, onto the heads as they are now, and none of it stored."""
+        touched: set[tuple[str, str]] = set()
+        ready: ReadyBatch | None = None
+        async with self._pool.acquire() as connection:
+            await self._check_beginnings(connection, bundles.beginnings)
+            heads = await chaining.read_heads(connection, sorted(bundles.tenants))
+            outcome = bundles.outcome
+            outcome.heads = {tenant: heads.get(tenant, ChainHead(0, None, None)) for tenant in bundles.tenants}
+            async for batch in _batches(bundles.in_order):
+                if self._node.shutting_down:
+                    raise NotReadyError("the service stops")
+                ready = await decide_and_link(connection, batch, outcome.heads, self._linkers, ready)
+                jobs = ready.decided.jobs()
+                outcome = outcome.with_batch(ready, len(jobs - touched))
+                touched |= jobs
+        bundles.outcome = outcome
+
+
+def _by_digest(files: Sequence[StagedFile]) -> list[StagedFile]:
+    """Each bundle once, in an order that is the same whatever they are called."""
+    return [file for _, file in sorted({file.digest: file for file in files}.items())]
+
+
+async def _batches(in_order: Iterator[Incoming]) -> AsyncIterator[Sequence[Incoming]]:
+    """Entries in order, bounded in number and bytes, read in a thread."""
+    held: list[Incoming] = []
+
+    def take() -> list[Incoming]:
+        batch, size = held[:], sum(len(entry.payload) for entry in held)
+        held.clear()
+        for entry in islice(in_order, ENTRIES_A_TRANSACTION - len(batch)):
+            size += len(entry.payload)
+            if batch and size > BYTES_A_TRANSACTION:
+                held.append(entry)
+                break
+            batch.append(entry)
+        return batch
+
+    while batch := await asyncio.to_thread(take):
+        yield batch

@@ -1,0 +1,222 @@
+"""Making receipts: what one job, or one entry, is, proved by a checkpoint, for whoever asks.
+
+In order::
+
+    1. a checkpoint covers the newest entry asked for, or does before long
+    2. one REPEATABLE READ, read-only transaction shows one state of entries, tiles, checkpoint and what outsiders said
+    3. every entry is held against its link and its leaf, every proof against the signed root: what does not hold
+       ends it, and nothing is signed
+    4. the statement is signed with the key of the node's checkpoints, which lies in a file: a receipt waits for no
+       key service
+
+The caller is told what the chain has; what waits to be chained is in no receipt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from app.runtime.tasks.slots import Slots
+from app.share.bundle.outsiders import ANCHORS_A_KIND_MAX, unproven
+from app.store import anchors, chain_reads
+from app.store.notary import read_tiles
+from app.store.reading import reading
+from app.trust.keys.trust import open_stored
+from ledger.bundle.rows import JOB_ID
+from ledger.errors import (
+    BrokenRangeError,
+    ChainDamagedError,
+    InvalidInputError,
+    JobNotFoundError,
+    KeyConflictError,
+    KnownDamageError,
+    ProofError,
+    ReceiptInvalidError,
+    ReceiptTooLargeError,
+    SeqOutOfRangeError,
+    SessionNotCaughtUpError,
+    SignatureError,
+    SigningUnavailableError,
+)
+from ledger.machines.refusals import refused_job_id
+from ledger.verification.verdict import damaged
+from signing.checkpoint import Checkpoint
+from signing.checkpoint import read as read_checkpoint
+from signing.receipt.form import ENTRIES_MAX, ENTRY, JOB
+from signing.receipt.making import Material, make
+
+if TYPE_CHECKING:
+    from app.store import Connection
+    from app.store.reading import Pool
+    from app.trust.keys.in_use import KeyInUse
+    from ledger.bundle.rows import Row
+    from signing.keys import Keyring
+
+RECEIPTS_AT_ONCE_MAX: Final = 4
+"""Each may hold some hundred megabytes for a moment; others wait a while."""
+
+
+class Made(NamedTuple):
+    """A receipt, and how many entries it holds."""
+
+    file: bytes
+    entries: int
+
+
+class _Wanted(NamedTuple):
+    """What a receipt is to prove: entries up to ``to_seq`` of a job, or the one entry that stands there."""
+
+    covers: Literal["job", "entry"]
+    job_id: str
+    to_seq: int
+
+
+@dataclass(kw_only=True, eq=False)
+class ReceiptMaker:
+    """Makes receipts of one ledger for one node."""
+
+    pool: Pool
+    node_id: str
+    log_origin: str
+    keys: KeyInUse
+    published: Callable[[str], Awaitable[Keyring]]
+    """The published keys of a tenant's log."""
+    known_break: Callable[[str], str | None]
+    """What was found broken in a tenant's chain, is not repaired and nobody has acknowledged; None where nothing."""
+    attempts: Callable[[], AsyncIterator[None]]
+    """Turns to look again, which end with SessionNotCaughtUpError once a reader has waited long enough."""
+
+    def __post_init__(self) -> None:
+        self._slots = Slots(RECEIPTS_AT_ONCE_MAX, "receipts")
+
+    async def of_job(self, tenant_id: str, job_id: str, extends: int | None) -> Made:
+        """The receipt of a job, or of what stands in for its events that PostgreSQL refused. With ``extends`` it also
+        proves that the log extends the tree of that size.
+
+        Raises:
+            TenantNotFoundError, JobNotFoundError: there is none.
+            ChainDamagedError: a break is known, so an entry of the job may have been taken from it.
+            ReceiptTooLargeError: it has more than one receipt holds.
+            Others as ``of_entry``.
+        """
+        async with reading(self.pool) as connection:
+            for name in (job_id, refused_job_id(job_id)):
+                last = await chain_reads.last_seq_of_job(connection, tenant_id, name)
+                if last is not None:
+                    break
+            else:
+                await chain_reads.require_tenant(connection, tenant_id)
+                raise JobNotFoundError(f"tenant {tenant_id} has no job {job_id}")
+        if (broken := self.known_break(tenant_id)) is not None:
+            raise KnownDamageError(tenant_id, f"{broken}, so nobody can sign that these are all entries of job {name}")
+        return await self._made(tenant_id, _Wanted(JOB, name, last), extends)
+
+    async def of_entry(self, tenant_id: str, seq: int, extends: int | None) -> Made:
+        """The receipt of one entry.
+
+        Raises:
+            TenantNotFoundError: there is none.
+            SeqOutOfRangeError: the chain, or for ``extends`` the checkpoint, does not reach that far.
+            SigningUnavailableError: no checkpoint covers it yet, or this node's key may not sign.
+            KeyConflictError: the checkpoint is signed by no key that counts.
+            ChainDamagedError: what is stored does not hold together.
+            NotReadyError: too many receipts are made just now.
+            DatabaseUnavailableError: Postgres does not answer.
+        """
+        async with reading(self.pool) as connection:
+            head = await chain_reads.head(connection, tenant_id)
+            rows = await chain_reads.entries_at(connection, tenant_id, seq)
+        if not rows:
+            if seq <= head.head_seq:
+                raise damaged(tenant_id, "gap", seq, f"no entry stands at seq {seq}")
+            raise SeqOutOfRangeError(f"seq {seq} lies beyond the chain, which ends at {head.head_seq}", ("seq",))
+        return await self._made(tenant_id, _Wanted(ENTRY, rows[0][JOB_ID], seq), extends)
+
+    async def _made(self, tenant_id: str, wanted: _Wanted, extends: int | None) -> Made:
+        if self.keys.not_admitted is not None:
+            raise SigningUnavailableError(f"this node signs no receipt: {self.keys.not_admitted}")
+        keys = await self.published(tenant_id)
+        await self._covered(tenant_id, wanted.to_seq)
+        async with self._slots.taken():
+            try:
+                material, stored = await self._read(tenant_id, wanted, extends, keys)
+            except KeyConflictError:
+                # The key may have been admitted since.
+                material, stored = await self._read(tenant_id, wanted, extends, await self.published(tenant_id))
+            file = await asyncio.to_thread(self._sign, material, stored)
+        return Made(file, len(material.rows))
+
+    async def _covered(self, tenant_id: str, seq: int) -> None:
+        """Return once a checkpoint covers ``seq``."""
+        try:
+            async for _ in self.attempts():
+                async with reading(self.pool) as connection:
+                    head = await chain_reads.head(connection, tenant_id)
+                if head.checkpoint is not None and _opened(tenant_id, head.checkpoint).size >= seq:
+                    return
+        except SessionNotCaughtUpError:
+            raise SigningUnavailableError(
+                f"no checkpoint of tenant {tenant_id} covers seq {seq} yet; ask again in a moment"
+            ) from None
+
+    async def _read(
+        self, tenant_id: str, wanted: _Wanted, extends: int | None, keys: Keyring
+    ) -> tuple[Material, dict[tuple[int, int], bytes]]:
+        """All that the receipt is made of, of one state of the database."""
+        async with reading(self.pool, snapshot=True) as connection:
+            head = await chain_reads.head(connection, tenant_id)
+            note = head.checkpoint or ""
+            signed = open_stored(tenant_id, note, keys, f"{self.log_origin}/{tenant_id}")
+            if extends is not None and extends > signed.size:
+                raise SeqOutOfRangeError(
+                    f"extends {extends} lies beyond the checkpoint, which covers {signed.size} entries", ("extends",)
+                )
+            rows = await _rows(connection, tenant_id, wanted, signed.size)
+            seqs = (rows[0][0], rows[-1][0])
+            limit = ANCHORS_A_KIND_MAX
+            cosigned = await anchors.covering_cosignatures(connection, tenant_id, seqs, signed.size, limit)
+            stamped = await anchors.covering_timestamps(connection, tenant_id, seqs, signed.size, limit)
+            material = Material(
+                tenant_id=tenant_id,
+                log_origin=self.log_origin,
+                node_id=self.node_id,
+                covers=wanted.covers,
+                job_id=wanted.job_id,
+                rows=rows,
+                checkpoint=note,
+                said=unproven(cosigned, stamped, signed.size),
+                keys=keys,
+                extends=extends,
+            )
+            return material, await read_tiles(connection, tenant_id, material.tiles)
+
+    def _sign(self, material: Material, stored: dict[tuple[int, int], bytes]) -> bytes:
+        tenant_id = material.tenant_id
+        try:
+            return make(material, lambda level, index: stored.get((level, index), b""), self.keys.log_signer)
+        except BrokenRangeError as error:
+            raise ChainDamagedError(tenant_id, f"no receipt is made, {error}", error.found) from error
+        except (ProofError, ReceiptInvalidError, InvalidInputError, TypeError, ValueError) as error:
+            raise damaged(tenant_id, "tree", 0, f"the stored tree is not the one that was signed: {error}") from error
+
+
+async def _rows(connection: Connection, tenant_id: str, wanted: _Wanted, size: int) -> Sequence[Row]:
+    if wanted.covers == ENTRY:
+        rows: Sequence[Any] | None = await chain_reads.entries_at(connection, tenant_id, wanted.to_seq)
+    else:
+        rows = await chain_reads.job_entries(connection, tenant_id, wanted.job_id, size, ENTRIES_MAX)
+    if rows is None:
+        raise ReceiptTooLargeError(f"job {wanted.job_id} has more entries, or longer ones, than one receipt holds")
+    if not rows or rows[-1][0] < wanted.to_seq:
+        raise damaged(tenant_id, "gap", wanted.to_seq, f"the entry at seq {wanted.to_seq} is there no more")
+    return rows
+
+
+def _opened(tenant_id: str, note: str) -> Checkpoint:
+    try:
+        return read_checkpoint(note)
+    except SignatureError as error:
+        raise damaged(tenant_id, "tree", 0, f"the stored checkpoint is none: {error}") from error

@@ -1,0 +1,151 @@
+"""Taking the entries of bundles while these are verified: one pass over each file.
+
+Every entry is looked at, what says that it was born in this ledger is compared with what stands there, and all go to be
+sorted. Invariants::
+
+    entries are taken             only from a bundle whose manifest a trusted key signed
+    entries taken from a bundle   those that its verification was shown, each once, and no others
+    what is wrong with an entry   is kept, and said only once every bundle of the set was found to hold
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from app.share.bundle.births import Born, born_in
+from app.share.bundle.sorting import Sorter
+from app.share.bundle.staging import StagedFile
+from app.share.bundle.verify import ReadingAhead
+from ledger.bundle.incoming import ClockBounds, EntryTaker, Incoming
+from ledger.bundle.rows import SEQ, Row
+from ledger.chain import LINK_VERSION
+from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputError, UntrustedKeyError
+from ledger.machines.events import SYSTEM_TENANT
+from ledger.verification import verify
+from signing.bundle.judging import judged, refuse_unless_trusted, refused
+from signing.bundle.manifest import FORM
+from signing.bundle.reader import BundleReader
+from signing.keys import Keyring
+from signing.range_manifest import RangeManifest
+
+CheckBorn = Callable[[str, Born], None]
+"""Refuses entries of a tenant that say falsely where in its log of this ledger they were born; waits for PostgreSQL."""
+
+
+class Terms(NamedTuple):
+    """What the entries of all bundles of a set are held to, and where they go."""
+
+    bounds: ClockBounds
+    log_origin: str | None
+    """Of the importing ledger."""
+    check_born: CheckBorn
+    sorter: Sorter
+
+
+class TakenBundle:
+    """A bundle that was verified wholly and holds, and what came of taking its entries."""
+
+    def __init__(self, file: StagedFile, reader: BundleReader) -> None:
+        self.file = file
+        self.digest = reader.digest
+        self.manifest = reader.manifest
+        self.tenant_id = reader.manifest.tenant_id
+        self.count = 0
+        """Entries taken."""
+        self.beginning: Incoming | None = None
+        """The first, where it is of an older link version."""
+        self.problem: Exception | None = None
+        """What was wrong with an entry, so that no more were taken."""
+
+    def refuse_if_wrong(self) -> None:
+        """Raise what was wrong with an entry.
+
+        Raises:
+            BundleRefusedError, ClockSkewError: an entry cannot stand in this ledger, or not yet.
+            Exception: the entries could not be sorted, or PostgreSQL not be asked.
+        """
+        if isinstance(self.problem, BundleInvalidError):
+            raise BundleRefusedError(str(self.problem), file=self.file.name) from self.problem
+        if self.problem is not None:
+            raise self.problem
+
+
+def take_verified(file: StagedFile, keys: Keyring, terms: Terms) -> TakenBundle:
+    """Verify a bundle wholly and take its entries; runs in a thread.
+
+    Raises:
+        UntrustedKeyError, BundleRefusedError: it does not hold; with the verdict.
+        InvalidInputError: it is of the chain that each ledger has of its own.
+    """
+    with _opened(file, keys) as reader:
+        taken = TakenBundle(file, reader)
+        is_trusted = FORM.judge(reader.envelope, keys).verdict == "ok"
+        rows = _Taking(reader, terms, taken) if is_trusted else ReadingAhead(reader)
+        found = asyncio.run(judged(reader, keys, None, partial(verify, rows)))
+        refuse_unless_trusted(file.name, found)
+        if taken.tenant_id == SYSTEM_TENANT:
+            raise InvalidInputError(
+                f"{file.name} is of {SYSTEM_TENANT}: each ledger has that chain of its own, it is never imported"
+            )
+        assert taken.problem is not None or taken.count == reader.manifest.entry_count
+    return taken
+
+
+def signed_manifest(file: StagedFile, keys: Keyring) -> RangeManifest:
+    """What a bundle says that it is, its entries unread; runs in a thread.
+
+    Raises:
+        BundleRefusedError: it is no whole bundle.
+        UntrustedKeyError: no trusted key signed that.
+    """
+    with _opened(file, keys) as reader:
+        signed = FORM.judge(reader.envelope, keys)
+        if signed.verdict != "ok":
+            raise UntrustedKeyError(f"{file.name}: {signed.detail}; bundle.trusted_keys names who is trusted")
+        return reader.manifest
+
+
+def _opened(file: StagedFile, keys: Keyring) -> BundleReader:
+    try:
+        return BundleReader.open(file.path, keys)
+    except BundleInvalidError as error:
+        verdict = refused(error, file.digest, file.path.stat().st_size).to_json()
+        raise BundleRefusedError(f"{file.name}: {error}", verdict, file.name) from error
+
+
+class _Taking(ReadingAhead):
+    """Shows a bundle to its verification, and takes what it shows."""
+
+    def __init__(self, bundle: BundleReader, terms: Terms, taken: TakenBundle) -> None:
+        super().__init__(bundle)
+        self._terms = terms
+        self._taken = taken
+        self._taker = EntryTaker(bundle.source, terms.bounds)
+        self._own_log = None if terms.log_origin is None else f"{terms.log_origin}/{taken.tenant_id}"
+        self._first_seq = bundle.manifest.from_seq
+
+    async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
+        """Batches of ``ENTRY_COLUMNS`` as they stand, of those parts that the range touches."""
+        async for rows in super().entries(from_seq, to_seq):
+            # None is shown twice, nor any behind one that could not be taken.
+            if rows[0][SEQ] == self._first_seq + self._taken.count:
+                self._take(rows)
+            yield rows
+
+    def _take(self, rows: Sequence[Row]) -> None:
+        terms, taken = self._terms, self._taken
+        try:
+            entries = self._taker.take(rows)
+            if self._own_log is not None and (born := born_in(self._own_log, entries)):
+                terms.check_born(taken.tenant_id, born)
+            terms.sorter.add(entries)
+        except Exception as error:
+            # Nobody knows yet whether the bundle holds, which comes first.
+            taken.problem = error
+            return
+        if taken.count == 0 and entries[0].link_version != LINK_VERSION:
+            taken.beginning = entries[0]
+        taken.count += len(entries)

@@ -1,0 +1,137 @@
+"""What is asked of a peer over HTTP, and the forms that its answers must have.
+
+An answer of another form is told like no answer: whoever runs the peer finds out what answers in its place.
+
+    tenants of a list <= TENANTS_MAX        each once, in the order of their names
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from itertools import pairwise
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import httpx
+from pydantic import BaseModel, Field, ValidationError
+
+from app.runtime.outgoing.asking import NoAnswerError, read_answer, stream_answer
+from app.runtime.settings.validation_words import words_of
+from ledger import names
+from signing.checkpoint import SIZE_MAX
+
+ANSWER_BYTES_MAX = 4 << 20
+ANSWER_S_MAX = 60.0
+"""An answer that takes longer is none: a peer that sends a byte now and then must not keep a round from its end."""
+BUNDLE_S_MAX = 900.0
+"""The same of a range, which besides has a least rate (``app.runtime.outgoing.asking``)."""
+BUNDLE_BYTES_MAX = 1 << 40
+"""The same in bytes; ``bundle.import_bytes_max`` and the disk bound the file that it is written to."""
+PAGE = 1000
+PAGES_MAX = 100
+TENANTS_MAX = PAGES_MAX * PAGE
+"""A peer with more tenants, or whose list has no end, is not imported from."""
+
+TenantId = Annotated[str, Field(pattern=names.anchored(names.READABLE_TENANT_ID))]
+
+
+class _Tenant(BaseModel):
+    tenant_id: TenantId
+
+
+class _Tenants(BaseModel):
+    items: Annotated[list[_Tenant], Field(max_length=PAGE)]
+    next_cursor: str | None
+
+
+class _Held(BaseModel):
+    tenant_id: TenantId
+    seq: Annotated[int, Field(ge=0, le=SIZE_MAX)]
+
+
+class _HeldPage(BaseModel):
+    items: Annotated[list[_Held], Field(max_length=PAGE)]
+
+
+class _Proof(BaseModel):
+    hashes: list[Annotated[str, Field(pattern=names.anchored("[0-9a-f]{64}"))]]
+
+
+_Answer = TypeVar("_Answer", bound=BaseModel)
+
+
+class PeerClient(NamedTuple):
+    """One peer, asked by ``http``. Each method raises NoAnswerError where it does not answer, or in another form."""
+
+    url: str
+    http: httpx.AsyncClient
+
+    async def tenants(self) -> list[str]:
+        """All tenants that it lets the caller see."""
+        found: list[str] = []
+        cursor = None
+        for _ in range(PAGES_MAX):
+            page = await self._get(_Tenants, "/v1/tenants", limit=PAGE, **({"cursor": cursor} if cursor else {}))
+            named = [item.tenant_id for item in page.items]
+            self._check_order("/v1/tenants", found[-1:] + named)
+            found += named
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+        raise self._endless("/v1/tenants")
+
+    async def checkpoint(self, tenant_id: str) -> bytes:
+        """The note of the newest checkpoint of a tenant, as it came."""
+        return await self._ask(f"/v1/log/{tenant_id}/checkpoint")
+
+    async def consistency(self, tenant_id: str, first: int, second: int) -> list[bytes]:
+        """What is to prove that the tree of ``second`` leaves goes on from that of ``first``."""
+        asked = {"tenant_id": tenant_id, "first": first, "second": second}
+        return [
+            bytes.fromhex(each) for each in (await self._get(_Proof, "/v1/chain/proof/consistency", **asked)).hashes
+        ]
+
+    async def held(self, origin: str) -> dict[str, int]:
+        """By tenant, up to which seq of the ledger ``origin`` it has imported."""
+        found: dict[str, int] = {}
+        after = ""
+        for _ in range(PAGES_MAX):
+            page = await self._get(_HeldPage, "/v1/exchange/held", origin=origin, after=after, limit=PAGE)
+            self._check_order("/v1/exchange/held", [after, *(item.tenant_id for item in page.items)])
+            found.update((item.tenant_id, item.seq) for item in page.items)
+            if len(page.items) < PAGE:
+                return found
+            after = page.items[-1].tenant_id
+        raise self._endless("/v1/exchange/held")
+
+    def bundle(self, tenant_id: str, from_seq: int, to_seq: int) -> AsyncGenerator[bytes, None]:
+        """A range as a bundle, in pieces."""
+        return stream_answer(
+            self.http,
+            "POST",
+            "/v1/bundles/export",
+            bytes_max=BUNDLE_BYTES_MAX,
+            within_s=ANSWER_S_MAX,
+            all_within_s=BUNDLE_S_MAX,
+            json={"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq},
+        )
+
+    def _check_order(self, path: str, tenant_ids: Sequence[str]) -> None:
+        """Refuse a page that does not go on behind the one before: its list might have no end."""
+        if any(one >= next_one for one, next_one in pairwise(tenant_ids)):
+            raise NoAnswerError(f"the answer of {self.url}{path} does not go on in the order of tenants")
+
+    def _endless(self, path: str) -> NoAnswerError:
+        return NoAnswerError(f"the answer of {self.url}{path} has more than {PAGES_MAX} pages of {PAGE}")
+
+    async def _get(self, form: type[_Answer], path: str, **asked: Any) -> _Answer:
+        body = await self._ask(path, params=asked)
+        try:
+            return form.model_validate_json(body)
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"])) or "the whole"
+            raise NoAnswerError(
+                f"the answer of {self.url}{path} is not understood: {where}: {words_of(error.errors()[0])}"
+            ) from error
+
+    async def _ask(self, path: str, **asked: Any) -> bytes:
+        return await read_answer(self.http, "GET", path, bytes_max=ANSWER_BYTES_MAX, within_s=ANSWER_S_MAX, **asked)

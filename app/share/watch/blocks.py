@@ -1,0 +1,177 @@
+"""Entries as they are watched: each encoded once, as a server-sent event, and chosen by what is known of it.
+
+    id: 17
+    event: CANCEL
+    data: {"id": 204, "tenant_id": "acme", "seq": 17, ...}
+
+``data`` is the entry as ``GET /v1/chain/entries`` lists it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import orjson
+
+from app.runtime.answers import json_bytes
+from app.store.chain_reads import ListedEntry
+from ledger.machines import job_dcs
+from ledger.machines.jobs import payload_of
+from ledger.verification.verdict import damaged
+
+BLOCK_BYTES_MAX: Final = 64 * 1024
+"""Bytes of the events of a block of several: a client that stands still holds about two blocks."""
+CHOICES_KEPT_MAX: Final = 32
+"""Choices that a block remembers."""
+_DATA: Final = b"\ndata: "
+
+DcsOfJobs = Mapping[str, frozenset[str] | None]
+"""The data centres of jobs by id; None where that cannot be told: the job's entries are for all."""
+
+
+class Wanted(NamedTuple):
+    """What somebody wants to see of a chain; None is everything."""
+
+    actions: frozenset[str] | None = None
+    job_id: str | None = None
+    dc: str | None = None
+
+    def takes(self, entry: WatchedEntry) -> bool:
+        """Whether the entry is to be seen."""
+        return (
+            (self.actions is None or entry.action in self.actions)
+            and (self.job_id is None or entry.job_id == self.job_id)
+            and (self.dc is None or entry.dcs is None or self.dc in entry.dcs)
+        )
+
+
+EVERYTHING: Final = Wanted()
+
+
+class WatchedEntry(NamedTuple):
+    """One entry, encoded."""
+
+    seq: int
+    action: str
+    job_id: str
+    event: bytes
+    """The server-sent event."""
+    dcs: frozenset[str] | None
+    """The data centres that it concerns; None where that is not known."""
+
+    @property
+    def data(self) -> bytes:
+        """The entry as JSON."""
+        return self.event[self.event.index(_DATA) + len(_DATA) : -2]
+
+
+class Chosen(NamedTuple):
+    """Events that follow each other, and how many."""
+
+    events: bytes
+    entries: int
+
+
+class Block:
+    """Entries that follow each other, one at least. What was chosen of it once is chosen for all who want the same."""
+
+    __slots__ = ("_chosen", "_of_jobs", "entries", "event_bytes", "first_seq", "has_dcs", "last_seq")
+
+    def __init__(self, entries: Sequence[WatchedEntry], *, has_dcs: bool) -> None:
+        self.entries = entries
+        self.first_seq = entries[0].seq
+        self.last_seq = entries[-1].seq
+        self.has_dcs = has_dcs
+        """Whether it was found out which data centres the entries concern."""
+        self.event_bytes = sum(len(entry.event) for entry in entries)
+        self._chosen: dict[Wanted, Chosen] = {}
+        self._of_jobs: dict[str, list[WatchedEntry]] | None = None
+
+    def chosen(self, wanted: Wanted) -> Chosen:
+        """The events of those that are ``wanted``."""
+        if wanted.job_id is not None:
+            return _joined(entry for entry in self._of_job(wanted.job_id) if wanted.takes(entry))
+        found = self._chosen.get(wanted)
+        if found is None:
+            found = _joined(entry for entry in self.entries if wanted.takes(entry))
+            if len(self._chosen) < CHOICES_KEPT_MAX:
+                self._chosen[wanted] = found
+        return found
+
+    def chosen_between(self, wanted: Wanted, after_seq: int, to_seq: int) -> Chosen:
+        """The events of those that are ``wanted`` and lie behind ``after_seq``, up to ``to_seq``."""
+        if after_seq < self.first_seq and to_seq >= self.last_seq:
+            return self.chosen(wanted)
+        return _joined(entry for entry in self.entries if after_seq < entry.seq <= to_seq and wanted.takes(entry))
+
+    def _of_job(self, job_id: str) -> Sequence[WatchedEntry]:
+        if self._of_jobs is None:
+            self._of_jobs = {}
+            for entry in self.entries:
+                self._of_jobs.setdefault(entry.job_id, []).append(entry)
+        return self._of_jobs.get(job_id, ())
+
+
+def blocks_of(
+    tenant_id: str, after_seq: int, listed: Sequence[ListedEntry], dcs_of_jobs: DcsOfJobs | None
+) -> list[Block]:
+    """The blocks of what follows ``after_seq``; without ``dcs_of_jobs`` they do not know which data centres they
+    concern.
+
+    Raises:
+        ChainDamagedError: an entry is missing between them.
+    """
+    blocks: list[Block] = []
+    entries: list[WatchedEntry] = []
+    size = 0
+    for expected_seq, each in enumerate(listed, after_seq + 1):
+        if each.seq != expected_seq:
+            raise damaged(tenant_id, "gap", expected_seq, f"the entry of seq {expected_seq} is missing")
+        entry = _watched(each, dcs_of_jobs)
+        if entries and size + len(entry.event) > BLOCK_BYTES_MAX:
+            blocks.append(Block(entries, has_dcs=dcs_of_jobs is not None))
+            entries, size = [], 0
+        entries.append(entry)
+        size += len(entry.event)
+    if entries:
+        blocks.append(Block(entries, has_dcs=dcs_of_jobs is not None))
+    return blocks
+
+
+def jobs_in_question(listed: Iterable[ListedEntry]) -> set[str]:
+    """The jobs whose data centres must be known to say which ones these entries concern."""
+    return {
+        entry.job_id
+        for entry in listed
+        if job_dcs.is_about_job(entry.action) and job_dcs.reporting_dc(payload_of(entry.payload)) is None
+    }
+
+
+def _joined(entries: Iterable[WatchedEntry]) -> Chosen:
+    events = [entry.event for entry in entries]
+    return Chosen(b"".join(events), len(events))
+
+
+def _watched(entry: ListedEntry, dcs_of_jobs: DcsOfJobs | None) -> WatchedEntry:
+    data = json_bytes(entry.as_listed())
+    event = b"id: %d\nevent: %b\ndata: %b\n\n" % (entry.seq, _one_line(entry.action), data)
+    dcs = None if dcs_of_jobs is None else _dcs_of(entry, dcs_of_jobs)
+    return WatchedEntry(entry.seq, entry.action, entry.job_id, event, dcs)
+
+
+def _one_line(action: str) -> bytes:
+    """An action as the name of an event, also one that somebody edited into several lines."""
+    return action.encode() if action.isprintable() else orjson.dumps(action)
+
+
+def _dcs_of(entry: ListedEntry, dcs_of_jobs: DcsOfJobs) -> frozenset[str] | None:
+    payload = payload_of(entry.payload)
+    reporting = job_dcs.reporting_dc(payload)
+    if reporting is not None:
+        return frozenset((reporting,))
+    named = job_dcs.named_dcs(payload)
+    if not job_dcs.is_about_job(entry.action):
+        return named
+    of_job = dcs_of_jobs.get(entry.job_id, frozenset())
+    return None if of_job is None else named | of_job

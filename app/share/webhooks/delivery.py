@@ -1,0 +1,267 @@
+"""Delivery to one receiver: what it asks for, in the order of ``seq``, each entry until it is taken.
+
+Invariants::
+
+    delivered_seq moves only behind entries that the receiver confirmed, does not ask for, or is known to have refused
+    a batch is sent again with the same bytes until it is confirmed or refused, by whichever node
+    nothing is sent by a node whose hold of the webhook is over
+
+What the answer means::
+
+    200 to 299                      taken: the position is stored, then comes the next batch
+    none, 300 to 399, 501 to 599,   away: the same batch again, after longer and longer pauses, for ever
+    408, 425, 429
+    410                             gone: nothing is sent until somebody says so
+    500, other 400 to 499           refused: the entries are sent one by one. One that is refused REFUSALS_MIN times is
+                                    passed over once the receiver takes one behind it, comes once more then, and refused
+                                    again is a dead letter; a receiver that refuses everything loses nothing
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from time import monotonic
+from typing import TypeVar
+
+import httpx
+import structlog
+
+from app.runtime.metrics import Metrics
+from app.runtime.outgoing.asking import client_of
+from app.runtime.settings.types import IpNetwork
+from app.share.webhooks.messages import message_of
+from app.share.webhooks.names import Names
+from app.share.webhooks.sending import Answer, Outcome, attempt
+from app.store import webhooks as store
+from app.store.chain_reads import ListedEntry
+from app.store.entry_check import EntryCheck
+from app.store.reading import Pool, reading
+from app.store.webhooks import Place, Webhook
+from ledger.errors import ChainDamagedError, DatabaseUnavailableError, LedgerError
+
+BATCH_ENTRIES_MAX = 500
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 60.0
+IDLE_S = 1.0
+"""Longest without a look at what was said of the webhook meanwhile."""
+COLLECT_S = 0.1
+"""How long the first new entry waits for others to come with."""
+REFUSALS_MIN = 3
+"""How often an entry must be refused before it is asked whether the receiver takes others."""
+BEHIND_MAX = 10
+"""How many entries behind one that is refused are tried."""
+
+Value = TypeVar("Value")
+
+log = structlog.get_logger()
+
+Bury = Callable[[Webhook, int, str], Awaitable[None]]
+"""Puts on record that the receiver refused the entry of a seq, and how."""
+Beyond = Callable[[int], Awaitable[None]]
+"""Returns once the chain goes beyond a seq."""
+Follow = Callable[[str], AbstractAsyncContextManager[Beyond]]
+"""Follows the chain of a tenant that has one."""
+
+
+class NotHeldError(LedgerError):
+    """The webhook is not this node's to deliver to any more."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Delivery:
+    """One webhook, delivered to while this node holds it."""
+
+    webhook: Webhook
+    holder: str
+    pool: Pool
+    check: EntryCheck
+    secret: Callable[[Webhook], bytes]
+    bury: Bury
+    follow: Follow
+    names: Names
+    networks: Sequence[IpNetwork]
+    context: ssl.SSLContext
+    metrics: Metrics
+    report: Callable[[BaseException, str], object]
+    held_until_s: float
+    """By ``time.monotonic``: nothing is sent from then on."""
+    failing_since: datetime | None = None
+    _entries_max: int = BATCH_ENTRIES_MAX
+    _failures: int = 0
+    _refusals: int = 0
+    _client: httpx.AsyncClient = field(init=False, repr=False)
+
+    async def run(self) -> None:
+        """Deliver until the webhook is another's, stopped or gone, or PostgreSQL is away."""
+        async with client_of(self.context, timeout_s=None) as self._client:
+            try:
+                while True:
+                    try:
+                        await self._deliver()
+                    except ChainDamagedError as error:
+                        self.report(error, "webhook")
+                        await self._failed(Answer(Outcome.AWAY, str(error)))
+            except (NotHeldError, DatabaseUnavailableError) as error:
+                log.info("webhook_left", webhook_id=self.webhook.webhook_id, reason=str(error))
+
+    async def _deliver(self) -> None:
+        while not (await self._place()).head_seq:  # noqa: ASYNC110 (nobody tells of a chain that begins)
+            await asyncio.sleep(IDLE_S)
+        async with self.follow(self.webhook.tenant_id) as beyond:
+            while True:
+                place = await self._place()
+                if not await self._go_on(place):
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(IDLE_S):
+                            await beyond(place.head_seq)
+                            await asyncio.sleep(COLLECT_S)
+
+    async def _place(self) -> Place:
+        async with reading(self.pool) as connection:
+            place = await store.place(connection, self.webhook.webhook_id, self.holder)
+        return _held(place)
+
+    async def _go_on(self, place: Place) -> bool:
+        """Send one message until the receiver has answered it; False where there is nothing to send yet."""
+        ends_seq = place.sending_seq if place.again_seq is None else place.again_seq
+        if ends_seq > place.head_seq:
+            ends = f"a message to webhook {self.webhook.webhook_id} would end at seq {ends_seq}"
+            raise ChainDamagedError(self.webhook.tenant_id, f"{ends}, and the chain ends at {place.head_seq}")
+        if place.again_seq is not None:
+            await self._send_again(place.again_seq)
+            return True
+        is_begun = place.sending_seq > place.delivered_seq
+        upto_seq = place.sending_seq if is_begun else place.head_seq
+        entries, end_seq = await self._read(place.delivered_seq, upto_seq, self._entries_max)
+        if entries:
+            if not is_begun:
+                await self._begin(entries[-1].seq)
+            await self._send(entries)
+        elif end_seq > place.delivered_seq:
+            async with reading(self.pool) as connection:
+                _held(await store.pass_over(connection, self.webhook.webhook_id, self.holder, end_seq))
+        return bool(entries) or end_seq < place.head_seq
+
+    async def _read(self, after_seq: int, upto_seq: int, limit: int) -> tuple[list[ListedEntry], int]:
+        async with reading(self.pool) as connection:
+            return await store.entries(connection, self.check, self.webhook, after_seq, upto_seq, limit)
+
+    async def _begin(self, to_seq: int) -> None:
+        async with reading(self.pool) as connection:
+            _held(await store.begin_batch(connection, self.webhook.webhook_id, self.holder, to_seq))
+
+    async def _send(self, entries: Sequence[ListedEntry]) -> None:
+        answer = await self._answer(entries)
+        if answer.outcome is Outcome.TAKEN:
+            await self._confirm(entries[-1].seq, len(entries))
+            self._entries_max = min(2 * self._entries_max, BATCH_ENTRIES_MAX)
+        elif answer.outcome is Outcome.GONE:
+            await self._stop(answer)
+        elif len(entries) > 1:
+            self._entries_max = 1
+            await self._begin(entries[0].seq)
+        else:
+            self._refusals += 1
+            if self._refusals < REFUSALS_MIN or not await self._passes(entries[0], answer):
+                await self._failed(answer)
+
+    async def _passes(self, entry: ListedEntry, answer: Answer) -> bool:
+        """Whether the receiver takes an entry after all, or one of those behind it; those that it refused before that
+        one come once more. The first is tried again before each: whoever just came back takes that one first."""
+        refused = [entry.seq]
+        behind, _ = await self._read(entry.seq, (await self._place()).head_seq, BEHIND_MAX)
+        for other in behind:
+            tried = await self._try([other])
+            if tried.outcome is Outcome.TAKEN:
+                await self._confirm(other.seq, 1, refused, answer.said)
+                return True
+            if tried.outcome is Outcome.REFUSED:
+                refused.append(other.seq)
+                tried = await self._try([entry])
+            if tried.outcome is Outcome.TAKEN:
+                await self._confirm(entry.seq, 1)
+                return True
+            if tried.outcome is not Outcome.REFUSED:
+                break
+        return False
+
+    async def _send_again(self, seq: int) -> None:
+        """Send an entry that was refused before; refused again it is a dead letter."""
+        entries, _ = await self._read(seq - 1, seq, 1)
+        if not entries:
+            raise ChainDamagedError(self.webhook.tenant_id, f"seq {seq}, which a webhook is to be sent again, is gone")
+        answer = await self._answer(entries, redelivered=True)
+        if answer.outcome is Outcome.GONE:
+            await self._stop(answer)
+            return
+        refusal = answer.said if answer.outcome is Outcome.REFUSED else None
+        if refusal is not None:
+            await self.bury(self.webhook, seq, refusal)
+        async with reading(self.pool) as connection:
+            _held(await store.settle(connection, self.webhook.webhook_id, self.holder, seq, refusal))
+        self.metrics.webhook_dead_letters.inc(refusal is not None)
+        self._succeeded(refusal is None)
+
+    async def _answer(self, entries: Sequence[ListedEntry], *, redelivered: bool = False) -> Answer:
+        """What the receiver says of the entries; asked again while it is away."""
+        while True:
+            answer = await self._try(entries, redelivered=redelivered)
+            if answer.outcome is not Outcome.AWAY:
+                return answer
+            await self._failed(answer)
+
+    async def _try(self, entries: Sequence[ListedEntry], *, redelivered: bool = False) -> Answer:
+        message = message_of(self.webhook, entries, redelivered=redelivered)
+        if monotonic() >= self.held_until_s:
+            raise NotHeldError(f"webhook {self.webhook.webhook_id} may be another node's by now")
+        try:
+            secret = self.secret(self.webhook)
+        except LedgerError as error:
+            return Answer(Outcome.AWAY, str(error))
+        return await attempt(self._client, self.webhook.url, message, secret, self.names, self.networks)
+
+    async def _confirm(self, seq: int, taken: int, refused: Sequence[int] = (), reason: str = "") -> None:
+        async with reading(self.pool) as connection:
+            _held(await store.confirm(connection, self.webhook.webhook_id, self.holder, seq, refused, reason))
+        self._succeeded(taken)
+
+    def _succeeded(self, taken: int) -> None:
+        self.metrics.webhook_entries.inc(taken)
+        if self.failing_since is not None:
+            log.info("webhook_resumed", webhook_id=self.webhook.webhook_id)
+        self.failing_since, self._failures, self._refusals = None, 0, 0
+
+    async def _failed(self, answer: Answer) -> None:
+        """Say so, and wait before the next attempt."""
+        async with reading(self.pool) as connection:
+            since = _held(await store.fail(connection, self.webhook.webhook_id, self.holder, answer.said))
+        if self.failing_since is None:
+            log.warning("webhook_interrupted", webhook_id=self.webhook.webhook_id, error=answer.said)
+        self.failing_since = since
+        self.metrics.webhook_failures.inc()
+        pause_s = min(PAUSE_FIRST_S * 2.0 ** min(self._failures, 30), PAUSE_MAX_S)
+        self._failures += 1
+        await asyncio.sleep(max(answer.retry_after_s, pause_s * random.uniform(0.5, 1)))  # noqa: S311 (spreads retries)
+
+    async def _stop(self, answer: Answer) -> None:
+        async with reading(self.pool) as connection:
+            _held(await store.stop(connection, self.webhook.webhook_id, self.holder, answer.said))
+        log.warning("webhook_stopped", webhook_id=self.webhook.webhook_id, error=answer.said)
+        raise NotHeldError(f"webhook {self.webhook.webhook_id} is stopped")
+
+
+def _held(stored: Value | None) -> Value:
+    """What was stored.
+
+    Raises:
+        NotHeldError: nothing was, as the webhook is not this node's to deliver to.
+    """
+    if stored is None or stored is False:
+        raise NotHeldError("the webhook was removed, or another node delivers to it")
+    return stored

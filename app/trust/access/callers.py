@@ -1,0 +1,233 @@
+"""Who calls, by what a request shows, and whether its route is for him. Asked before a body is read, by every route.
+
+``Authorization: Bearer`` with a token of the ledger, or one of the issuer of ``auth.oidc``; else the cookie of a
+session of the console, which holds such a token; else the certificate that the connection was made with. What a request
+shows is believed or refused, never passed over: a wrong token is not mended by a certificate.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qsl
+
+from app.runtime.principals import EVERY_TENANT, EVERYBODY, Principal
+from app.runtime.rights import Needs, Rule
+from app.trust.access.console_sessions import ConsoleSessions, shown_cookie
+from app.trust.access.tokens import KnownTokens
+from ledger.errors import UnauthenticatedError
+
+Scope = MutableMapping[str, Any]
+
+CALLER: Final = "tally.caller"
+"""Where the scope of a request holds its ``Principal``."""
+CERTIFICATE: Final = "tally.certificate"
+"""Where the scope of a request holds the names in the certificate that its connection was made with, if it was."""
+ASKED_S: Final = "tally.asked_s"
+"""Where the scope of a request says when its caller was asked who he is, by ``time.perf_counter``."""
+ASK_AGAIN_S: Final = 1.0
+"""A request that takes longer is asked again, as its token may have expired; where one was revoked meanwhile, at once:
+whoever held it open must not be let in by that."""
+AUTHORIZATION: Final = "tally.authorization"
+"""Where the scope of a request with a head that is known holds its one ``Authorization``, or None where it has none."""
+TENANT_PARAMETERS: Final = frozenset({"tenant_id", "tenantId"})
+"""What a query calls the tenant that it is about."""
+CREDENTIALS_BYTES_MAX: Final = 16 * 1024
+BEARERS_REMEMBERED: Final = 256
+_SEND_BEARER = "Authorization: send it once, as Bearer and a token"
+_BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+)", re.IGNORECASE)
+
+
+class Issuer(Protocol):
+    """Who signs tokens that say who calls."""
+
+    def known(self, credentials: bytes, now_s: float) -> Principal | None:
+        """Who the token says is calling; None when that is yet to be found out."""
+        ...
+
+    async def caller(self, credentials: bytes, now_s: float) -> Principal:
+        """Who the token says is calling.
+
+        Raises:
+            UnauthenticatedError: nobody.
+            NotReadyError: the keys that it must be checked with cannot be had now.
+        """
+        ...
+
+
+class CallerSource(Protocol):
+    """Says who calls."""
+
+    @property
+    def narrowed_s(self) -> float:
+        """When something that counted ceased to, by ``time.perf_counter``: who was asked before is asked again."""
+        ...
+
+    def known(self, scope: Scope) -> Principal | None:
+        """Who calls; None when somebody must be asked for it.
+
+        Raises:
+            UnauthenticatedError: nothing that the request shows says it.
+        """
+        ...
+
+    async def caller(self, scope: Scope) -> Principal:
+        """Who calls.
+
+        Raises:
+            UnauthenticatedError: nothing that the request shows says it.
+            NotReadyError: whoever must be asked does not answer.
+        """
+        ...
+
+
+class OpenToAll:
+    """Asks nobody who he is: ``auth.mode`` is ``none``."""
+
+    narrowed_s = float("-inf")
+
+    def known(self, _scope: Scope) -> Principal:
+        """Whoever calls."""
+        return EVERYBODY
+
+    async def caller(self, _scope: Scope) -> Principal:
+        """Whoever calls."""
+        return EVERYBODY
+
+
+@dataclass(kw_only=True, eq=False)
+class Callers:
+    """Knows callers by tokens, by an issuer's tokens, and by certificates."""
+
+    tokens: KnownTokens
+    issuer: Issuer | None = None
+    by_certificate: Callable[[Sequence[str]], Principal | None] = lambda _names: None
+    """The principal that a certificate of these names is, None where that is nobody."""
+    sessions: ConsoleSessions | None = None
+    now_s: Callable[[], float] = time.time
+
+    @property
+    def narrowed_s(self) -> float:
+        """As ``CallerSource.narrowed_s``."""
+        return self.tokens.narrowed_s
+
+    def known(self, scope: Scope) -> Principal | None:
+        """As ``CallerSource.known``."""
+        credentials = self._credentials(scope)
+        if credentials is None:
+            names = scope.get(CERTIFICATE)
+            if names is None:
+                raise UnauthenticatedError("say who calls: Authorization: Bearer and a token")
+            principal = self.by_certificate(names)
+            if principal is None:
+                raise UnauthenticatedError("the certificate of the connection has no name in auth.certificates")
+            return principal
+        if self.issuer is not None and credentials.count(b".") == 2:
+            return self.issuer.known(credentials, self.now_s())
+        return self.tokens.caller(credentials, self.now_s())
+
+    async def caller(self, scope: Scope) -> Principal:
+        """As ``CallerSource.caller``."""
+        principal = self.known(scope)
+        if principal is None:
+            assert self.issuer is not None
+            principal = await self.issuer.caller(self._credentials(scope) or b"", self.now_s())
+        return principal
+
+    def _credentials(self, scope: Scope) -> bytes | None:
+        """The token that a request shows, by itself or in a session of the console; None where there is neither."""
+        credentials = _credentials(scope)
+        if credentials is None and self.sessions is not None:
+            cookie = shown_cookie(scope["headers"], scope.get("scheme", "http"))
+            if cookie is not None:
+                return self.sessions.open(cookie, self.now_s()).token
+        return credentials
+
+
+def check_again(source: CallerSource, scope: Scope) -> None:
+    """Ask again who calls, where that was asked a while ago, or before a token was revoked; what an issuer signed
+    counts for all of a request.
+
+    Raises:
+        UnauthenticatedError: what the request shows counts no more.
+    """
+    now_s = time.perf_counter()
+    if is_outdated(source, scope.get(ASKED_S, now_s), now_s):
+        source.known(scope)
+        scope[ASKED_S] = now_s
+
+
+def is_outdated(source: CallerSource, asked_s: float, now_s: float) -> bool:
+    """Whether what was said then of who calls must be asked again."""
+    return asked_s <= source.narrowed_s or now_s - asked_s > ASK_AGAIN_S
+
+
+def check(principal: Principal, rule: Rule, scope: Scope) -> None:
+    """Return if the route of ``scope``, which needs ``rule``, is for the caller, as far as its head tells.
+
+    Raises:
+        ForbiddenError: it is not.
+    """
+    if rule.right is None or principal is EVERYBODY:
+        return
+    if rule.needs is Needs.EVERY:
+        principal.check(rule.right, EVERY_TENANT)
+        return
+    named = [*named_tenants(scope)]
+    for tenant_id in named:
+        principal.check(rule.right, tenant_id)
+    if not named:
+        principal.check_any(rule.right)
+
+
+def check_tenant(scope: Scope, tenant_id: str) -> None:
+    """Return if the caller has the right that the route needs, for a tenant that the body of the request names.
+
+    Raises:
+        ForbiddenError: he has not.
+    """
+    caller: Principal = scope[CALLER]
+    caller.check(scope["route"].rule.right, tenant_id)
+
+
+def named_tenants(scope: Scope) -> Iterator[str]:
+    """Every tenant that path or query names, whatever the route makes of it."""
+    named = scope.get("path_params", {}).get("tenant_id")
+    if named is not None:
+        yield named
+    if scope["query_string"]:
+        for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+            if name in TENANT_PARAMETERS:
+                yield value
+
+
+def _credentials(scope: Scope) -> bytes | None:
+    """What ``Authorization`` says, None when there is none.
+
+    Raises:
+        UnauthenticatedError: it comes twice, is too long, or says something else than Bearer.
+    """
+    if AUTHORIZATION in scope:
+        shown: bytes | None = scope[AUTHORIZATION]
+        return None if shown is None else _bearer(shown)
+    found = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(found) > 1:
+        raise UnauthenticatedError(_SEND_BEARER)
+    return _bearer(found[0]) if found else None
+
+
+@lru_cache(BEARERS_REMEMBERED)
+def _bearer(authorization: bytes) -> bytes:
+    """The token in such a header.
+
+    Raises:
+        UnauthenticatedError: it is too long, or says something else.
+    """
+    match = None if len(authorization) > CREDENTIALS_BYTES_MAX else _BEARER.fullmatch(authorization)
+    if match is None:
+        raise UnauthenticatedError(_SEND_BEARER)
+    return match[1]

@@ -1,0 +1,190 @@
+"""Tokens that an OpenID Connect issuer signs: whom they name, and what their claims allow here.
+
+A token is a JWT (RFC 7519) in the compact form of JWS (RFC 7515). In order, until one of these does not hold::
+
+    1. form        three parts; of an access token or an ID token, where it says of what it is; nothing critical
+    2. algorithm   one of ``auth.oidc.algorithms``, none of which has a secret
+    3. key         one that the issuer publishes, of the kind that the algorithm needs
+    4. signature
+    5. claims      issuer, audience, and the times, ``auth.oidc.leeway`` either way; it must expire
+    6. principal   ``oidc:`` and ``auth.oidc.principal_claim``
+
+One that held is kept by its SHA-256, until it expires or the issuer publishes other keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+import orjson
+from joserfc import jws
+from joserfc.errors import JoseError, SecurityWarning
+from joserfc.jwt import JWTClaimsRegistry
+
+from app.runtime.principals import Principal
+from app.runtime.settings.auth import OidcSettings
+from app.trust.access.issuer_keys import IssuerKeys, KeySet
+from ledger.errors import UnauthenticatedError
+
+PREFIX: Final = "oidc:"
+"""Begins the id of each principal that an issuer names; no name of a token has a colon."""
+NAME_CHARACTERS_MAX: Final = 250
+TOKENS_KNOWN_MAX: Final = 4096
+"""Tokens that are kept; the one that was kept first makes room."""
+TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
+"""What a token may say it is, if it does: not what an issuer signs for other ends (RFC 8725, 3.11)."""
+SCOPES: Final = frozenset({"scope", "scp"})
+"""Claims whose text is a list, separated by spaces (RFC 8693, 4.2)."""
+_SETTING_OF: Final = {"iss": " (auth.oidc.issuer)", "aud": " (auth.oidc.audience)"}
+"""The setting that a claim is held against."""
+
+# RFC 9864 has a new name for EdDSA, which issuers go on using.
+warnings.filterwarnings("ignore", category=SecurityWarning)
+
+
+class _Verified(NamedTuple):
+    principal: Principal
+    expires_s: float
+    keys: KeySet
+
+
+def issuer_of(settings: OidcSettings) -> OidcIssuer:
+    """The issuer that the settings name, which has been asked for nothing yet."""
+    assert settings.issuer is not None
+    interval_s = settings.refresh_interval.total_seconds()
+    return OidcIssuer(settings, IssuerKeys(issuer=settings.issuer, jwks_uri=settings.jwks_uri, interval_s=interval_s))
+
+
+class OidcIssuer:
+    """An ``Issuer`` (app.trust.access.callers) as ``settings`` say. Belongs to one event loop."""
+
+    def __init__(self, settings: OidcSettings, keys: IssuerKeys) -> None:
+        self.keys = keys
+        self._settings = settings
+        self._leeway_s = int(settings.leeway.total_seconds())
+        # What a header says beside what is asked of it is to be passed over (RFC 7515, 4).
+        self._registry = jws.JWSRegistry(algorithms=settings.algorithms, strict_check_header=False)
+        self._known: dict[bytes, _Verified] = {}
+
+    def known(self, credentials: bytes, now_s: float) -> Principal | None:
+        """Whom a token that was verified before names; None when it is yet to be, or must be again."""
+        found = self._known.get(hashlib.sha256(credentials).digest())
+        if found is None or now_s >= found.expires_s or found.keys is not self.keys.counting():
+            return None
+        return found.principal
+
+    async def caller(self, credentials: bytes, now_s: float) -> Principal:
+        """Whom the token names.
+
+        Raises:
+            UnauthenticatedError: nobody that counts here; says why.
+            NotReadyError: the keys of the issuer cannot be had now.
+        """
+        signed = self._opened(credentials)
+        header = signed.protected
+        kind = self._registry.algorithms[header["alg"]].key_type
+        keys = await self.keys.with_key(header.get("kid"), kind)
+        key = keys.find(header.get("kid"), kind)
+        if key is None:
+            raise UnauthenticatedError("the token is signed with a key that its issuer does not publish")
+        try:
+            holds = jws.validate_compact(signed, key, registry=self._registry)
+        except JoseError as error:
+            raise UnauthenticatedError(f"the token is not for the key that it names: {error.description}") from None
+        if not holds:
+            raise UnauthenticatedError("the signature of the token does not hold")
+        principal, expires_s = self._named(_claims(signed), now_s)
+        self._keep(credentials, _Verified(principal, expires_s, keys))
+        return principal
+
+    def _opened(self, credentials: bytes) -> jws.CompactSignature:
+        """Steps 1 and 2.
+
+        Raises:
+            UnauthenticatedError: it is no token that could count.
+        """
+        try:
+            signed = jws.extract_compact(credentials, registry=self._registry)
+            header = signed.protected
+            if not isinstance(header, dict):
+                raise UnauthenticatedError("the token has no head")
+            # Its look at ``crit`` takes for granted that this is a list; nothing critical is understood here.
+            if "crit" in header or "b64" in header:
+                raise UnauthenticatedError("the token has a critical header, which is not understood")
+            self._registry.check_header(header)
+        except (JoseError, TypeError, RecursionError) as error:
+            reason = error.description if isinstance(error, JoseError) else "its head is no JSON object"
+            raise UnauthenticatedError(f"what Authorization says is no token that could count: {reason}") from None
+        if header["alg"] not in self._settings.algorithms:
+            raise UnauthenticatedError("the algorithm of the token is not allowed here (auth.oidc.algorithms)")
+        if header.get("typ", "JWT").lower() not in TYPES:
+            raise UnauthenticatedError("the token is neither an access token nor an ID token")
+        return signed
+
+    def _named(self, claims: dict[str, Any], now_s: float) -> tuple[Principal, float]:
+        """Whom verified claims name, and until when they do: steps 5 and 6.
+
+        Raises:
+            UnauthenticatedError: nobody that counts here.
+        """
+        settings = self._settings
+        assert settings.issuer is not None
+        expected = JWTClaimsRegistry(
+            now=int(now_s),
+            leeway=self._leeway_s,
+            iss={"essential": True, "value": settings.issuer},
+            aud={"essential": True, "values": settings.audience},
+            exp={"essential": True},
+        )
+        try:
+            expected.validate(claims)
+            expires_at = datetime.fromtimestamp(claims["exp"], UTC)
+        except JoseError as error:
+            setting = _SETTING_OF.get(getattr(error, "claim", ""), "")
+            raise UnauthenticatedError(f"the token does not count here: {error.description}{setting}") from None
+        except (OverflowError, ValueError, OSError):
+            raise UnauthenticatedError("the token expires at no time that there is") from None
+        name = _said(claims, settings.principal_claim)
+        if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
+            raise UnauthenticatedError(
+                f"the token does not say who calls: its claim {settings.principal_claim} (auth.oidc.principal_claim) "
+                f"is missing, or no text of 1 to {NAME_CHARACTERS_MAX} characters that can be printed"
+            )
+        grants = tuple(each.grant for each in settings.grants if _holds(claims, each.claim, each.value))
+        return Principal(PREFIX + name, "oidc", grants, expires_at), claims["exp"] + self._leeway_s
+
+    def _keep(self, credentials: bytes, verified: _Verified) -> None:
+        if len(self._known) >= TOKENS_KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[hashlib.sha256(credentials).digest()] = verified
+
+
+def _claims(signed: jws.CompactSignature) -> dict[str, Any]:
+    try:
+        claims = orjson.loads(signed.payload)
+    except orjson.JSONDecodeError:
+        claims = None
+    if not isinstance(claims, dict):
+        raise UnauthenticatedError("the token holds no claims")
+    return claims
+
+
+def _said(claims: dict[str, Any], path: str) -> Any:
+    """What a claim says: the one of that name, or the one that the names between dots lead to."""
+    said: Any = claims
+    if path in claims:
+        return claims[path]
+    for name in path.split("."):
+        said = said.get(name) if isinstance(said, dict) else None
+    return said
+
+
+def _holds(claims: dict[str, Any], path: str, value: str) -> bool:
+    """Whether a claim is this text, or a list or a scope that has it."""
+    said = _said(claims, path)
+    if isinstance(said, str):
+        return said == value or (path in SCOPES and value in said.split(" "))
+    return isinstance(said, list) and value in said

@@ -1,0 +1,555 @@
+"""What the chain of ``_system`` says of a node's keys: written until it says it, and changed because somebody asks.
+
+At start, and for as long as the node runs::
+
+    1. the keys that the node signs with are published, before anything is signed with them
+    2. once all that an earlier process left is chained: the chain names them, and what took whose place
+    3. once a second: whether they are admitted, and whether the rows say what the chain says
+
+A rotation, each step durable before the next::
+
+    1. the new key exists, in its file or where its URI says
+    2. its row is published
+    3. nobody signs: the end of the old key is chosen, at or after all it signed, and the clock goes past it;
+       the node's file of keys names the new key, and the old one as retired
+    4. KEY_ROTATED is queued in the WAL, and chained
+    5. the new key signs, its row says so, and the file forgets the old one
+
+A process that dies before the third step is done has changed nothing. One that dies later signs with the new key when
+it starts, and does what is missing. While Postgres is away a rotation waits before the fourth step for as long as a
+write may, then the new key signs, and the rest follows by itself.
+
+Every entry carries a statement by a key that was admitted before (signing.key_statement): a rotation by the key that
+gives way, the rest by one that this node signs with, or by one that is kept elsewhere, such as an offline root: that
+statement is made by whoever has it, brought here, and judged before anything is written. A key that nothing vouches
+for is recorded all the same; the node signs nothing then, until somebody has admitted it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+from msgspec import structs
+
+from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.settings.config import Settings
+from app.runtime.state.node import Node
+from app.store import Connection
+from app.store import keys as store
+from app.store.reading import Pool, reading
+from app.trust.keys import node_keys
+from app.trust.keys.in_use import KeyInUse
+from app.trust.keys.node_keys import Retired, last_signed_ms, offline_root, retired_signer
+from app.trust.keys.trust import KeyChain
+from app.trust.keys.uris import LocalOrRemote, log_key_beside, new_key_path, open_named
+from ledger.errors import (
+    ChainDamagedError,
+    ClockSkewError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    DurabilityTimeoutError,
+    EventRefusedError,
+    InvalidInputError,
+    KeyConflictError,
+    NotFoundError,
+    NotReadyError,
+    SigningUnavailableError,
+    WalFullError,
+)
+from ledger.hlc import Hlc
+from ledger.machines.events import SystemAction
+from signing import key_file, key_statement, remote_signer
+from signing.key_file import FileSigner
+from signing.key_history import SUBJECT_PREFIX, KeyHistory, added_facts, revoked_facts, root_facts, rotated_facts
+from signing.keys import ED25519, PublicKey, Signer
+
+FOLLOW_INTERVAL_S = 1.0
+"""How often a node looks whether its keys count, and whether the rows say what the chain says."""
+REVOKED_LEARNED_S = 5.0
+"""By when a node has learned that its key is revoked, and signs no more checkpoints with it."""
+RETRY_PAUSE_S = 1.0
+"""Pause before Postgres is asked again for what a change still needs."""
+
+TRY_AGAIN = (DatabaseUnavailableError, WalFullError, *DATABASE_FAULTS)
+
+Facts = dict[str, object]
+WriteEntry = Callable[[SystemAction, str, Facts], Awaitable[object]]
+"""Writes an entry of ``_system`` about a subject, and waits until it is chained."""
+
+log = structlog.get_logger()
+
+
+async def publish_at_start(connection: Connection, node: Node, chain: KeyChain, oldest_ms: int | None) -> None:
+    """Publish the node's keys, valid for whatever they may have to sign: what it will write, what the WAL holds beyond
+    the chain, from the HLC time ``oldest_ms`` on, and what no snapshot covers yet. Keys whose place they took end here,
+    however far an earlier process came with that.
+
+    A row that is gone, or holds another key, is put back, for all that the key may have signed.
+    """
+    keys = chain.keys
+    now_ms = time.time_ns() // 1_000_000
+    # A wall clock that is set back after this must not lead to HLCs from before the keys count.
+    node.clock.observe(Hlc(now_ms, 0, node.node_id))
+    oldest_ms = now_ms if oldest_ms is None else min(now_ms, oldest_ms)
+    history = await chain.history(connection)
+    for signer in keys.signers():
+        is_known = signer.key_id in history.admitted or signer.key_id in history.waiting
+        key = signer.public_key
+        if not await store.publish(connection, key, node.node_id, oldest_ms, is_known=is_known) and is_known:
+            log.error("own_key_was_removed", key_id=key.key_id, done="published again")
+    signed_ms = await store.highest_signed_ms(connection) if keys.retired else 0
+    end_ms = last_signed_ms(node.clock, now_ms, signed_ms)
+    keys.retired = [
+        item if item.not_after_ms is not None else structs.replace(item, not_after_ms=end_ms) for item in keys.retired
+    ]
+    await asyncio.to_thread(keys.store)
+    for item in keys.retired:
+        node.clock.observe(Hlc((item.not_after_ms or 0) + 1, 0, node.node_id))
+    await store.name_in_use(connection, node.node_id, keys.signer.key_id, keys.log_signer.key_id)
+
+
+@dataclass(kw_only=True, eq=False)
+class KeyChanges:
+    """Keeps chain, rows and admission of one node's keys together, and changes them, one rotation at a time."""
+
+    settings: Settings
+    node: Node
+    pool: Pool
+    keys: KeyInUse
+    chain: KeyChain
+    write_entry: WriteEntry
+    sign_checkpoints_again: Callable[[], Awaitable[None]]
+    sign_uncounted_again: Callable[[Sequence[PublicKey]], Awaitable[None]]
+    """Has checkpoints signed again that none of these keys signed."""
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
+
+    def __post_init__(self) -> None:
+        self._held = self.chain.keys
+        self._offline_root = offline_root(self.settings)
+        self._wait_s = self.settings.write.timeout.total_seconds()
+        self._changing = False
+        self.recorded = asyncio.Event()
+        """Set once the chain names the keys that the node started with."""
+        self._counted: Set[str] | None = None
+        """Keys that could sign checkpoints when it was last looked."""
+        self._revoked_at_s: list[float] = []
+        """When it is to be looked for checkpoints by a key that was revoked."""
+        self._rows_say: KeyHistory | None = None
+        """What the rows say since they were written last."""
+
+    async def record_start(self) -> None:
+        """Bring chain and rows up to the keys that the node signs with, trying until Postgres answers.
+
+        It MUST be called once all that an earlier process left in the WAL is chained.
+        """
+        await self.until_stored(self.record)
+        await self.follow_up()
+        self.recorded.set()
+
+    async def follow_admission(self) -> None:
+        """Let the node sign as long as its keys count, and ask for their admission while they do not; let the rows say
+        what the chain says; for ever, once the start is recorded."""
+        await self.recorded.wait()
+        while True:
+            with suppress(DatabaseUnavailableError):
+                history = await self.history()
+                if self.chain.fault is None or self.chain.is_of_another_root:
+                    await self._follow(history)
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
+
+    def judge(self, history: KeyHistory) -> None:
+        """Let the node sign, or not, as ``history`` says."""
+        self.keys.not_admitted = self.chain.admission_fault(history)
+
+    async def _follow(self, history: KeyHistory) -> None:
+        before = self.keys.not_admitted
+        self.judge(history)
+        if self.keys.not_admitted is None and before is not None:
+            log.info("keys_admitted", key_ids=[key.key_id for key in self.keys.own()])
+            await self.until_stored(self.sign_checkpoints_again)
+        elif self.keys.not_admitted != before:
+            log.warning("keys_not_admitted", error=self.keys.not_admitted)
+        if self.keys.not_admitted is None:
+            await self._follow_revocations(history)
+        if history is not self._rows_say:
+            await self._write_rows()
+
+    async def _follow_revocations(self, history: KeyHistory) -> None:
+        """Have what a revoked key signed last signed again: its tenants may be quiet for long."""
+        keys, now_s = history.keys(), time.monotonic()
+        counting = {key_id: key for key_id, key in keys.items() if key.revoked_from_hlc is None}
+        if (keys.keys() if self._counted is None else self._counted) - counting.keys():
+            self._revoked_at_s = [now_s, now_s + REVOKED_LEARNED_S]
+        self._counted = counting.keys()
+        if self._revoked_at_s and self._revoked_at_s[0] <= now_s:
+            del self._revoked_at_s[0]
+            ring = [key for key in counting.values() if key.algorithm == ED25519]
+            await self.until_stored(partial(self.sign_uncounted_again, ring))
+
+    async def _write_rows(self) -> None:
+        async with reading(self.pool) as connection, connection.transaction():
+            history = await self.chain.history(connection)
+            if self.chain.fault is None:
+                published = await self.chain.published(connection, history)
+                await store.write_rows(connection, [(each.key, each.revocation_reason) for each in published.admitted])
+            keys = self._held
+            await store.name_in_use(connection, self.node.node_id, keys.signer.key_id, keys.log_signer.key_id)
+        self._rows_say = history
+
+    async def record(self) -> None:
+        """Chain what ``_system`` does not say yet of the node's keys."""
+        keys, history = self._held, await self.history()
+        # 1. The key that the ledger begins with.
+        if history.root_key_id is None and keys.root_key_id in (None, keys.signer.key_id):
+            await self.enter(SystemAction.KEY_ADDED, root_facts(keys.signer.public_key, self.node.node_id))
+            history = await self.history()
+        elif history.root_key_id is None and self._offline_root is not None:
+            await self.enter(SystemAction.KEY_ADDED, root_facts(self._offline_root, None))
+            history = await self.history()
+        # 2. Keys that took the place of others.
+        for number, item in enumerate(keys.retired):
+            if (item.successor_id, item.key_id) not in history.replaced:
+                if item.statement is None:
+                    old = await asyncio.to_thread(retired_signer, item, keys, self.settings.signing.read_pin)
+                    item = await self.vouched(item, history, [*([old] if old else []), *keys.signers()])
+                    keys.retired[number] = item
+                    await asyncio.to_thread(keys.store)
+                await self.enter(SystemAction.KEY_ROTATED, self._facts_of(item))
+                # By then the key counts that may vouch for the next.
+                history = await self.history()
+        # 3. Keys that are new. Where the key that the ledger began with is gone, there is nothing to add one to.
+        if history.root_key_id is None:
+            log.error("keys_not_recorded", root_key_id=keys.root_key_id, fault=self.chain.fault)
+            return
+        introduced = history.admitted.keys() | history.waiting.keys() | {item.successor_id for item in keys.retired}
+        for signer in keys.signers():
+            if signer.key_id not in introduced:
+                facts = added_facts(signer.public_key, self.node.node_id)
+                facts = await self.stated(SystemAction.KEY_ADDED, facts, history, keys.signers())
+                await self.enter(SystemAction.KEY_ADDED, facts)
+        # 4. A chain without statements takes no change without one any more.
+        root = next((signer for signer in keys.signers() if signer.key_id == history.root_key_id), None)
+        if history.is_old_form and root is not None:
+            facts = added_facts(root.public_key, self.node.node_id)
+            facts = await self.stated(SystemAction.KEY_ADMITTED, facts, history, (root,))
+            if key_statement.FIELD in facts:
+                await self.enter(SystemAction.KEY_ADMITTED, facts)
+
+    async def follow_up(self) -> None:
+        """Once the chain says it: rows, the node's file, checkpoints by the new key."""
+        keys, retired = self._held, self._held.retired
+        await self.until_stored(self._write_rows)
+        if retired:
+            keys.retired = [item for item in keys.retired if item not in retired]
+            await self.until_stored(partial(asyncio.to_thread, keys.store))
+            await self.until_stored(self.sign_checkpoints_again)
+
+    async def until_stored(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do ``work``, trying until Postgres, or the disk, takes it."""
+        while True:
+            try:
+                return await work()
+            except TRY_AGAIN as error:
+                log.warning("key_change_delayed", error=str(error))
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    # --- entries and who vouches for them ---------------------------------------------------------
+
+    async def history(self) -> KeyHistory:
+        """What the chain says of keys now.
+
+        Raises:
+            DatabaseUnavailableError: Postgres cannot be reached.
+        """
+        async with reading(self.pool) as connection:
+            return await self.chain.history(connection)
+
+    def _facts_of(self, item: Retired) -> Facts:
+        """What the chain is to say of a rotation."""
+        facts = rotated_facts(PublicKey.of(item.successor_pem), self.node.node_id, item.key_id, item.not_after_ms or 0)
+        return facts if item.statement is None else {**facts, key_statement.FIELD: item.statement}
+
+    async def vouched(self, item: Retired, history: KeyHistory, signers: Sequence[Signer]) -> Retired:
+        """``item`` with the word of a key that may give it, if there is one."""
+        stated = await self.stated(SystemAction.KEY_ROTATED, self._facts_of(item), history, signers)
+        statement = stated.get(key_statement.FIELD)
+        return structs.replace(item, statement=statement if isinstance(statement, dict) else None)
+
+    async def stated(self, action: SystemAction, facts: Facts, history: KeyHistory, signers: Sequence[Signer]) -> Facts:
+        """``facts`` with a statement by the first of ``signers`` that may change keys and answers; else as they are."""
+        root_id, after = history.root_key_id, history.newest
+        for signer in signers:
+            if root_id is None or after is None or signer.key_id not in history.authorities:
+                continue
+            try:
+                work = partial(key_statement.sign, action, facts, root_id, after, signer)
+                return await self.keys.sign_with(signer, work)
+            except SigningUnavailableError as error:
+                log.warning("signing_delayed", error=str(error))
+        return facts
+
+    async def enter(self, action: SystemAction, facts: Facts) -> None:
+        """Write the entry about a key and wait until it is chained.
+
+        Raises: as ``SystemEntries.record``.
+        """
+        await self.write_entry(action, f"{SUBJECT_PREFIX}{facts['key_id']}", facts)
+        log.info("key_entry_chained", action=action.value, key_id=facts["key_id"])
+
+    async def in_time(self, entering: Awaitable[object], late: str) -> None:
+        """Wait for an entry as long as a write may. It is in the WAL by then, and chained whoever waits.
+
+        Raises:
+            DurabilityTimeoutError: ``late``, it is not chained yet.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await entering
+        except TimeoutError:
+            raise DurabilityTimeoutError(late) from None
+
+    async def check_recorded(self) -> None:
+        """Return once the chain names the keys that the node started with.
+
+        Raises:
+            NotReadyError: not in time.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self.recorded.wait()
+        except TimeoutError:
+            raise NotReadyError("the chain does not name the keys of this node yet; try again") from None
+
+    # --- rotation ---------------------------------------------------------------------------------
+
+    async def rotate(self, new_key_uri: str | None, *, log_key: bool) -> tuple[str, str]:
+        """Let another key sign from now on: the one at ``new_key_uri``, or a new file beside the configured one.
+
+        With ``log_key`` the separate key of checkpoints is changed, else the key of snapshots, and of checkpoints
+        when the same one signs them.
+
+        Returns:
+            Ids of the new key and of the one whose place it took.
+
+        Raises:
+            KeyConflictError: another change is under way, or the key was used before.
+            InvalidInputError: there can be no such key.
+            SigningUnavailableError: the new signer does not answer, or a file of keys cannot be written; nothing has
+                changed.
+            DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
+            NotReadyError: the start of the node is not recorded yet.
+            DurabilityTimeoutError: the new key signs, but the chain does not say so yet.
+        """
+        await self.check_recorded()
+        if self._changing:
+            raise KeyConflictError("another change of keys is under way; try again when it is done")
+        self._changing = True
+        changing = asyncio.ensure_future(self._rotate(new_key_uri, log_key))
+        changing.add_done_callback(self._rotated)
+        new_id, old_id, done = await asyncio.shield(changing)
+        if not done:
+            raise DurabilityTimeoutError(
+                f"key {new_id} signs now in the place of {old_id}; the chain will say so once Postgres answers"
+            )
+        return new_id, old_id
+
+    def _rotated(self, changing: asyncio.Future[tuple[str, str, bool]]) -> None:
+        self._changing = False
+        if not changing.cancelled():
+            changing.exception()
+
+    async def _rotate(self, new_key_uri: str | None, log_key: bool) -> tuple[str, str, bool]:
+        # 1. The new key.
+        keys = self._held
+        is_one_key = keys.signer.key_id == keys.log_signer.key_id
+        if log_key and is_one_key:
+            raise InvalidInputError("one key signs snapshots and checkpoints here; rotate it without log_key")
+        old, own = keys.log_signer if log_key else keys.signer, keys.signers()
+        signer = await asyncio.to_thread(self._new_signer, new_key_uri, log_key)
+        history = await self.history()
+        if signer.key_id in history.admitted.keys() | history.waiting.keys():
+            raise KeyConflictError(f"key {signer.key_id} was used in this ledger before; give another one")
+        log_signer = keys.log_signer
+        if log_key or is_one_key:
+            log_signer = await asyncio.to_thread(self._new_log_signer, signer)
+        # 2. Its row.
+        now_ms = self.node.wall.now_ms()
+        async with reading(self.pool) as connection, connection.transaction():
+            for key in {each.key_id: each.public_key for each in (signer, log_signer)}.values():
+                await store.publish(connection, key, self.node.node_id, now_ms, is_known=False)
+            signed_ms = await store.highest_signed_ms(connection)
+        # 3. Nobody signs.
+        async with self.keys.changing():
+            now_ms = self.node.wall.now_ms()
+            end_ms = last_signed_ms(self.node.clock, now_ms, max(signed_ms, self.keys.highest_signed_ms))
+            self.node.clock.observe(Hlc(end_ms + 1, 0, self.node.node_id))
+            retired = Retired.by(signer, old.key_id, end_ms, keys.uri_of(old))
+            retired = await self.vouched(retired, history, (old, *own))
+            before = keys.signer, keys.log_signer, keys.retired
+            keys.signer, keys.log_signer = keys.signer if log_key else signer, log_signer
+            keys.retired = [*keys.retired, retired]
+            try:
+                await asyncio.to_thread(keys.store)
+            except OSError as error:
+                keys.signer, keys.log_signer, keys.retired = before
+                file = keys.folder / node_keys.NAME
+                raise SigningUnavailableError(f"{file} cannot be written: {error.strerror}") from error
+            self.judge(history)
+            log.info("key_rotated", key_id=signer.key_id, previous_key_id=old.key_id)
+            # 4. The entry.
+            recording = asyncio.ensure_future(self.record())
+            done, _ = await asyncio.wait((recording,), timeout=self._wait_s)
+        # 5. The new key signs.
+        is_recorded = bool(done) and recording.exception() is None
+        if is_recorded:
+            await self.follow_up()
+        else:
+            self.spawn(self._record_late(recording))
+        return signer.key_id, old.key_id, is_recorded
+
+    def _new_signer(self, new_key_uri: str | None, log_key: bool) -> LocalOrRemote:
+        """The new key. Blocks."""
+        configured = self._held.configured_uri
+        if new_key_uri is None and log_key:
+            return self._new_log_key()
+        if new_key_uri is None:
+            if isinstance(self.keys.signer, remote_signer.RemoteSigner) or remote_signer.is_remote(configured):
+                raise InvalidInputError("new_key_uri: name the new key; this node signs outside of files")
+            return _generated(new_key_path(configured), self.keys.signer.public_key.algorithm)
+        signing = self.settings.signing
+        signer = open_named(new_key_uri, signing.uris_allowed, signing.read_pin)
+        if isinstance(signer, remote_signer.RemoteSigner):
+            if log_key:
+                raise InvalidInputError("new_key_uri: checkpoints are signed with a key in a file", ("new_key_uri",))
+            return signer
+        if log_key and signer.algorithm != ED25519:
+            raise InvalidInputError(f"new_key_uri: checkpoints are signed with {ED25519}", ("new_key_uri",))
+        return signer
+
+    def _new_log_signer(self, signer: LocalOrRemote) -> FileSigner:
+        """The key of checkpoints that goes with a new ``signer``. Blocks."""
+        if isinstance(signer, FileSigner) and signer.algorithm == ED25519:
+            return signer
+        return self._new_log_key()
+
+    def _new_log_key(self) -> FileSigner:
+        return _generated(log_key_beside(self._held.configured_uri, self.settings), ED25519)
+
+    async def _record_late(self, recording: asyncio.Future[None]) -> None:
+        try:
+            await recording
+        except TRY_AGAIN:
+            await self.until_stored(self.record)
+        except (ChainDamagedError, EventRefusedError) as error:
+            # The chain of _system takes nothing now, or its place in the chain is taken; the next start tries again.
+            log.error("key_change_not_recorded", error=str(error))
+            return
+        await self.follow_up()
+
+    # --- admitting and revoking -------------------------------------------------------------------
+
+    async def admit(self, key_id: str, statement: Mapping[str, object] | None) -> None:
+        """Let a key count that an entry introduced, with the word of this node's key or with a ``statement``.
+
+        Raises:
+            NotFoundError: no entry introduces such a key.
+            KeyConflictError: it is admitted already, or no key of this node may admit it.
+            InvalidInputError: the statement is not one about this key, in this ledger, by a key that may admit it.
+            DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
+            DurabilityTimeoutError: it is in this node's log, and will count once Postgres answers.
+        """
+        history = await self.history()
+        if key_id in history.admitted:
+            raise KeyConflictError(f"key {key_id} is admitted already")
+        if key_id not in history.waiting:
+            raise NotFoundError(f"no entry of _system introduces key {key_id}; start the node that signs with it first")
+        late = f"key {key_id} will be admitted once Postgres answers"
+        await self._change(SystemAction.KEY_ADMITTED, history.waiting[key_id].facts, history, statement, late)
+
+    async def revoke(
+        self, key_id: str, from_hlc: Hlc | None, reason: str | None, statement: Mapping[str, object] | None
+    ) -> Hlc:
+        """Let nothing count that the key signed for ``from_hlc`` or later, from now on when none is given.
+
+        Returns:
+            From which HLC on it is revoked.
+
+        Raises:
+            NotFoundError: the ledger has no such key.
+            KeyConflictError: this node signs with it and no statement is given, it is revoked from there on, or
+                earlier, already, or no key of this node may revoke.
+            InvalidInputError: the statement is not one about this revocation by a key that may revoke.
+            ClockSkewError: ``from_hlc`` lies ahead.
+            DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
+            DurabilityTimeoutError: it is in this node's log, and will count once Postgres answers.
+        """
+        history = await self.history()
+        key = history.keys().get(key_id) or (history.waiting[key_id].key if key_id in history.waiting else None)
+        now_ms = self.node.wall.now_ms()
+        if key is None:
+            raise NotFoundError(f"there is no key {key_id} in this ledger")
+        if statement is None and key_id in {own.key_id for own in self.keys.own()}:
+            raise KeyConflictError(f"this node signs with key {key_id}; rotate it first, then revoke it")
+        if from_hlc is not None and from_hlc.physical_ms > now_ms + self.node.clock.max_clock_skew_ms:
+            raise ClockSkewError(f"from_hlc {from_hlc} lies ahead; a key is revoked from now on or from earlier")
+        start = from_hlc or self.node.clock.tick(now_ms)
+        if key.revoked_from_hlc is not None and key.revoked_from_hlc <= start:
+            raise KeyConflictError(f"key {key_id} is revoked from HLC {key.revoked_from_hlc} on already")
+        facts = revoked_facts(key_id, self.node.node_id, start, reason)
+        late = f"key {key_id} will be revoked from HLC {start} on once Postgres answers"
+        await self._change(SystemAction.KEY_REVOKED, facts, history, statement, late)
+        return start
+
+    async def vouched_here(self, action: SystemAction, facts: Facts, history: KeyHistory) -> Facts:
+        """``facts`` with a statement by a key that this node signs with.
+
+        Raises:
+            KeyConflictError: none of them may vouch for anything.
+        """
+        vouched = await self.stated(action, facts, history, self._held.signers())
+        if key_statement.FIELD not in vouched:
+            why = self.keys.not_admitted or self.keys.fault or "they have ended or were revoked"
+            raise KeyConflictError(
+                f"no key that this node signs with may vouch for this: {why}. Ask another node, or use --root-key"
+            )
+        return vouched
+
+    async def _change(
+        self,
+        action: SystemAction,
+        facts: Facts,
+        history: KeyHistory,
+        statement: Mapping[str, object] | None,
+        late: str,
+    ) -> None:
+        """Chain the change with the word of a key that may change keys; what is ``late`` goes on after the answer."""
+        if statement is not None:
+            vouched: Facts = {**facts, key_statement.FIELD: statement}
+            if not history.would_count(action, vouched):
+                raise InvalidInputError(
+                    "statement: it is not one about this key, in this ledger, by a key that may change keys now",
+                    ("statement",),
+                )
+        else:
+            vouched = await self.vouched_here(action, facts, history)
+        await self.in_time(self.enter(action, vouched), late)
+
+
+def _generated(path: Path, algorithm: str) -> FileSigner:
+    """A new key in a new file. Blocks.
+
+    Raises:
+        SigningUnavailableError: the file cannot be made.
+    """
+    try:
+        return key_file.generate(path, algorithm)
+    except ConfigurationError as error:
+        raise SigningUnavailableError(str(error)) from error

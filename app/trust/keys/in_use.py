@@ -1,0 +1,227 @@
+"""The keys that a running node signs with, and what may keep it from signing.
+
+A signature and the storing of what it signs are one step: a change of keys waits until none is under way, and none
+begins before the change is done. So every snapshot is signed by the key that holds when it is stored.
+
+A signer outside of files is asked in a thread, one signature at a time, for at most ``SIGN_TIMEOUT_S``. Once it has
+failed it is left alone for a pause that doubles; meanwhile nothing is signed with it, and everything else goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from app.runtime.metrics import Metrics
+from app.store import Connection
+from app.store import keys as store
+from app.trust.keys.node_keys import NodeKeys
+from app.trust.keys.trust import KeyChain
+from ledger.errors import LedgerError, SignerAwayError, SigningUnavailableError
+from ledger.hlc import Hlc
+from signing.key_file import FileSigner
+from signing.key_history import time_of
+from signing.keys import PublicKey, Signer
+
+SIGN_TIMEOUT_S = 10.0
+"""Longest that one signature may take."""
+PAUSE_MIN_S, PAUSE_MAX_S = 0.5, 10.0
+"""How long a signer that failed is left alone, first and at most."""
+
+Value = TypeVar("Value")
+
+log = structlog.get_logger()
+
+
+class KeyInUse:
+    """Lends the node's keys to those who sign. Belongs to one event loop."""
+
+    def __init__(self, chain: KeyChain, metrics: Metrics) -> None:
+        self.node_keys = chain.keys
+        self.fault: str | None = None
+        """Why nothing is signed now, None while all is well."""
+        self._is_of_window = False
+        """Whether the fault is that the key does not count: what the signer answers then ends it as little as the
+        storing of an earlier signature ends a fault of the signer."""
+        self.not_admitted: str | None = None
+        """Why nothing that the node signs would count, None while its keys are admitted; then it signs nothing."""
+        self.highest_signed_ms = 0
+        """Highest HLC time of what this process signed."""
+        self._chain = chain
+        self._metrics = metrics
+        self._open = asyncio.Event()
+        self._open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._in_use = 0
+        self._one_at_a_time = asyncio.Lock()
+        self._hanging: threading.Thread | None = None
+        """What asked the signer for an answer that nobody waits for any more."""
+        self._try_again_s = 0.0
+        self._pause_s = PAUSE_MIN_S
+
+    @property
+    def signer(self) -> Signer:
+        """What signs snapshots and bundles."""
+        return self.node_keys.signer
+
+    @property
+    def log_signer(self) -> FileSigner:
+        """What signs checkpoints."""
+        return self.node_keys.log_signer
+
+    @property
+    def signs_at_once(self) -> bool:
+        """Whether a signature costs no waiting: its key is in a file."""
+        return isinstance(self.signer, FileSigner)
+
+    def own(self) -> list[PublicKey]:
+        """The public keys this node signs with."""
+        return [signer.public_key for signer in self.node_keys.signers()]
+
+    def may_try(self) -> bool:
+        """Whether it is worth asking the signer: its signature would count, and it has not just failed."""
+        return self.not_admitted is None and time.monotonic() >= self._try_again_s
+
+    @asynccontextmanager
+    async def signing(self) -> AsyncIterator[Signer]:
+        """The key that signs snapshots, which stays so until this is left.
+
+        Raises:
+            SignerAwayError: the signer has just failed.
+        """
+        while not self._open.is_set():
+            await self._open.wait()
+        self._refuse_early()
+        self._in_use += 1
+        self._idle.clear()
+        try:
+            yield self.signer
+        finally:
+            self._in_use -= 1
+            if self._in_use == 0:
+                self._idle.set()
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[NodeKeys]:
+        """The keys, while nobody signs with them. Whoever changes them MUST store them before leaving this."""
+        self._open.clear()
+        try:
+            await self._idle.wait()
+            yield self.node_keys
+            self._clear_fault()
+        finally:
+            self._open.set()
+
+    async def sign(self, work: Callable[[], Value]) -> Value:
+        """What ``work`` returns, which signs with the key of snapshots, as ``signing`` lent it.
+
+        Raises:
+            SignerAwayError: the signer failed, or did not answer in ``SIGN_TIMEOUT_S``.
+        """
+        if isinstance(self.signer, FileSigner):
+            return work()
+        async with self._one_at_a_time:
+            self._refuse_early()
+            try:
+                signed = await self._in_thread(work)
+            except SigningUnavailableError as error:
+                raise self._failed(str(error)) from error
+        if not self._is_of_window:
+            self._clear_fault()
+        return signed
+
+    async def sign_with(self, signer: Signer, work: Callable[[], Value]) -> Value:
+        """What ``work`` returns, which signs with ``signer``, whether that is in use or not.
+
+        Raises:
+            SigningUnavailableError: the signer failed, or did not answer in ``SIGN_TIMEOUT_S``.
+        """
+        if isinstance(signer, FileSigner):
+            return work()
+        async with self._one_at_a_time:
+            return await self._in_thread(work)
+
+    async def check_window(self, connection: Connection, signer: Signer, hlcs: Sequence[Hlc]) -> None:
+        """Refuse a key that does not count at one of ``hlcs``, by the chain of ``_system`` and by all that this node
+        has seen; in the transaction that stores what it signed.
+
+        Entries older than the key may be chained late, by a node that was away: its published window then begins with
+        them.
+
+        Raises:
+            SignerAwayError: the key is not admitted, has ended or was revoked.
+        """
+        key = (await self._chain.counting(connection)).get(signer.key_id)
+        if key is None and (self._chain.fault is None or self._chain.is_of_another_root):
+            reason = f"key {signer.key_id} is not admitted to the ledger; see tally keys list"
+            raise self._failed(reason, is_of_window=True)
+        window = key or self.node_keys.bounded(signer.public_key)
+        for refusal in filter(None, map(window.refusal, hlcs)):
+            raise self._failed(f"{refusal}; take another with: tally keys rotate", is_of_window=True)
+        signed_ms = [hlc.physical_ms for hlc in hlcs]
+        await store.widen(connection, signer.key_id, time_of(min(signed_ms)))
+        self.highest_signed_ms = max(self.highest_signed_ms, *signed_ms)
+        if self._is_of_window:
+            self._clear_fault()
+
+    def _refuse_early(self) -> None:
+        if not self.may_try():
+            raise SignerAwayError(self.not_admitted or self.fault or "the signer has just failed")
+        if self._hanging is not None and self._hanging.is_alive():
+            raise self._failed("the signer still owes the answer to an earlier question")
+        self._hanging = None
+
+    def _failed(self, reason: str, *, is_of_window: bool = False) -> SignerAwayError:
+        self.fault, self._is_of_window = reason, is_of_window
+        self._try_again_s = time.monotonic() + self._pause_s
+        self._metrics.signing_failures.inc()
+        log.warning("signing_delayed", error=reason, again_in_s=self._pause_s)
+        self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
+        return SignerAwayError(reason)
+
+    def _clear_fault(self) -> None:
+        if self.fault is not None:
+            log.info("signing_restored", key_id=self.signer.key_id)
+        self.fault, self._is_of_window, self._try_again_s, self._pause_s = None, False, 0.0, PAUSE_MIN_S
+
+    async def _in_thread(self, work: Callable[[], Value]) -> Value:
+        """``work`` in a thread of its own that the process need not wait for: a signer may hang for ever.
+
+        Raises:
+            SigningUnavailableError: the signer failed, or did not answer in ``SIGN_TIMEOUT_S``.
+        """
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Value] = loop.create_future()
+
+        def settle(settled: Callable[[], None]) -> None:
+            if not outcome.done():
+                settled()
+
+        def run() -> None:
+            try:
+                settled = partial(outcome.set_result, work())
+            except Exception as raised:
+                error = raised if isinstance(raised, LedgerError) else SigningUnavailableError(repr(raised)[:300])
+                settled = partial(outcome.set_exception, error)
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, settled)
+
+        asking = threading.Thread(target=run, name="signer", daemon=True)
+        asking.start()
+        try:
+            async with asyncio.timeout(SIGN_TIMEOUT_S):
+                return await outcome
+        except TimeoutError as error:
+            raise SigningUnavailableError(f"the signer gave no answer in {SIGN_TIMEOUT_S:g} s") from error
+        finally:
+            if outcome.cancelled():
+                self._hanging = asking

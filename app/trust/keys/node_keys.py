@@ -1,0 +1,417 @@
+"""What a node holds about keys, durably: ``<wal folder>/keys``, one JSON object, replaced whole (docs/formats/keys.md).
+
+::
+
+    configured   uri and key id of signing.key_uri when this was written: as long as the setting says the same,
+                 what stands here counts, so a rotation outlives a restart; a changed setting is a rotation itself
+    signer       uri, key id and public key of the key that signs snapshots
+    log_signer   the same of the Ed25519 key that signs checkpoints: the same key if it is one in a file
+    retired      keys whose place another took, and that the ledger may not say so of yet
+    root_key_id  the key that the ledger began with, once the node has seen it. Whoever has the database can replace
+                 the whole chain of _system by one that begins with a key of his own: nothing that says is believed
+    ended        by key id the ends and revocations that the node has seen in the chain. The database may be changed
+                 or turned back; what ended stays ended all the same
+
+A name without folder is a file beside the configured key. The public key is kept so that a node starts, and chains,
+while an HSM or a key service is away; only a URI never seen before must answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import structlog
+from msgspec import Meta
+
+from app.runtime.settings.config import Settings
+from app.runtime.state import identity
+from app.trust.keys.uris import LocalOrRemote, file_of, log_signer_of, open_signer
+from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
+from ledger.hlc import Clock, Hlc
+from signing import key_file, remote_signer
+from signing.files import path_of, read_regular
+from signing.key_file import FileSigner
+from signing.keys import Keyring, PublicKey, Signer
+from wal.segment import store_file, sync_folder
+
+NAME = "keys"
+ROOT_FILE, ENDED_FILE = "root-key", "ended-keys"
+"""Where earlier versions kept ``root_key_id`` and ``ended``: read as long as the file of keys lacks them."""
+
+_KEY_ID = r"^[0-9a-f]{16}\Z"
+
+log = structlog.get_logger()
+
+
+class Retired(msgspec.Struct, frozen=True):
+    """Key ``key_id`` counts up to ``not_after_ms``, an HLC time, and ``successor_id`` took its place.
+
+    ``not_after_ms`` is None until a start that found a changed setting has looked what the key signed last. ``uri`` is
+    where the key was, as in the file. ``statement`` is the envelope by which it vouches for the successor, None while
+    nothing does.
+    """
+
+    key_id: str
+    successor_id: str
+    successor_pem: str
+    not_after_ms: int | None
+    uri: str | None = None
+    statement: dict[str, Any] | None = None
+
+    @classmethod
+    def by(cls, successor: Signer, key_id: str, not_after_ms: int | None, uri: str | None) -> Retired:
+        """Key ``key_id`` of ``uri`` gave way to ``successor``."""
+        return cls(key_id, successor.key_id, successor.public_key.public_key_pem, not_after_ms, uri)
+
+
+class KeyBounds(msgspec.Struct, frozen=True):
+    """The earliest end and the earliest revocation of one key, as an HLC."""
+
+    not_after: Annotated[datetime, Meta(tz=True)] | None
+    revoked_from_hlc: str | None
+
+    @classmethod
+    def of(cls, key: PublicKey) -> KeyBounds:
+        """How long ``key`` counts."""
+        return cls(key.not_after, None if key.revoked_from_hlc is None else key.revoked_from_hlc.text())
+
+    def narrow(self, key: PublicKey) -> PublicKey:
+        """``key``, counting no longer than this."""
+        revoked = None if self.revoked_from_hlc is None else Hlc.parse(self.revoked_from_hlc)
+        return key.narrowed(PublicKey.of(key.material, not_after=self.not_after, revoked_from_hlc=revoked))
+
+
+class _Configured(msgspec.Struct, frozen=True):
+    uri: str
+    key_id: str
+
+
+class _Signer(msgspec.Struct, frozen=True):
+    uri: str
+    key_id: str
+    public_key_pem: str
+
+
+class _KeysFile(msgspec.Struct, frozen=True):
+    """The file; those of earlier versions have no ``ended``."""
+
+    configured: _Configured
+    signer: _Signer
+    log_signer: _Signer
+    retired: list[Retired]
+    root_key_id: Annotated[str, Meta(pattern=_KEY_ID)] | None = None
+    ended: dict[str, KeyBounds] | None = None
+
+
+_ENDED = msgspec.json.Decoder(dict[str, KeyBounds])
+
+
+@dataclass
+class NodeKeys:
+    """The keys of one node. Whoever changes them MUST ``store`` before anything is signed with them.
+
+    What the node has seen of the ledger's keys, its root and what ended, is kept by itself. Belongs to one event loop.
+    """
+
+    folder: Path
+    configured_uri: str
+    configured_key_id: str
+    signer: LocalOrRemote
+    log_signer: FileSigner
+    retired: list[Retired] = field(default_factory=list)
+    root_key_id: str | None = None
+    """None as long as this node has seen no root."""
+    ended: dict[str, KeyBounds] = field(default_factory=dict)
+    """By key id; never changed, only replaced."""
+
+    def __post_init__(self) -> None:
+        self._stored: _KeysFile | None = None
+        """The file as it stands, None while there is none."""
+        self._writing = threading.Lock()
+
+    def signers(self) -> list[Signer]:
+        """The keys this node signs with, each once."""
+        return list({signer.key_id: signer for signer in (self.signer, self.log_signer)}.values())
+
+    def store(self) -> None:
+        """Write the file; on return it survives a crash."""
+        with self._writing:
+            self._write(
+                _KeysFile(
+                    configured=_Configured(self.configured_uri, self.configured_key_id),
+                    signer=self._described(self.signer),
+                    log_signer=self._described(self.log_signer),
+                    retired=list(self.retired),
+                )
+            )
+
+    # --- what was seen of the ledger --------------------------------------------------------------
+
+    def expect_root(self, root: PublicKey | None) -> None:
+        """The ledger begins with ``root``, if the settings name one.
+
+        Raises:
+            ConfigurationError: it began with another.
+        """
+        if root is not None and self.root_key_id not in (None, root.key_id):
+            raise ConfigurationError(
+                f"signing.root_key is key {root.key_id}, but the ledger of this node began with {self.root_key_id}; a "
+                "root key never changes"
+            )
+        self.root_key_id = root.key_id if root is not None else self.root_key_id
+
+    async def learn_root(self, key_id: str) -> None:
+        """Keep ``key_id`` as the root, unless one is known."""
+        if self.root_key_id is None:
+            self.root_key_id = key_id
+        await self._remember()
+
+    async def narrowed(self, keys: Mapping[str, PublicKey]) -> dict[str, PublicKey]:
+        """``keys`` by id, none of which counts longer than it ever did; how long they do is remembered from now on."""
+        narrow = {key_id: self.bounded(key) for key_id, key in keys.items()}
+        bounds = {key_id: KeyBounds.of(key) for key_id, key in narrow.items()}
+        self.ended = self.ended | {key_id: each for key_id, each in bounds.items() if each != KeyBounds(None, None)}
+        await self._remember()
+        return narrow
+
+    def bounded(self, key: PublicKey) -> PublicKey:
+        """``key``, counting no longer than this node has seen."""
+        return self.ended[key.key_id].narrow(key) if key.key_id in self.ended else key
+
+    async def _remember(self) -> None:
+        """Write what was seen beside the signers of the file. Before there is one, the first ``store`` does."""
+        stored = self._stored
+        if stored is not None and (stored.root_key_id, stored.ended) != (self.root_key_id, self.ended):
+            try:
+                await asyncio.to_thread(self._write_seen)
+            except OSError as error:
+                log.error("seen_keys_not_stored", error=str(error))
+
+    def _write_seen(self) -> None:
+        with self._writing:
+            assert self._stored is not None
+            self._write(self._stored)
+
+    def _write(self, signing: _KeysFile) -> None:
+        file = msgspec.structs.replace(signing, root_key_id=self.root_key_id, ended=self.ended)
+        _store(self.folder, file)
+        self._stored = file
+
+    def uri_of(self, signer: LocalOrRemote) -> str:
+        """What names the key in the file: the setting, a name beside the key of the setting, or where it is."""
+        if isinstance(signer, remote_signer.RemoteSigner):
+            return signer.key_uri
+        path = signer.path.absolute()
+        if remote_signer.is_remote(self.configured_uri):
+            return str(path)
+        configured = path_of(self.configured_uri).absolute()
+        if path == configured:
+            return self.configured_uri
+        return path.name if path.parent == configured.parent else str(path)
+
+    def _described(self, signer: LocalOrRemote) -> _Signer:
+        return _Signer(self.uri_of(signer), signer.key_id, signer.public_key.public_key_pem)
+
+
+def last_signed_ms(clock: Clock, now_ms: int, signed_ms: int) -> int:
+    """An HLC time by which everything that a key of this node signed was stamped.
+
+    ``signed_ms`` is the highest time that a snapshot in the database names: somebody may have written a later one
+    there, so no more is believed than a clock of the ledger may be ahead.
+    """
+    floor_ms = max(now_ms, clock.last.physical_ms)
+    return max(floor_ms, min(signed_ms, floor_ms + clock.max_clock_skew_ms))
+
+
+def open_keys(folder: Path, settings: Settings) -> NodeKeys:
+    """The keys that the node of ``folder`` signs with, as its file or the settings have it; blocks on a new signer.
+
+    Keys that are missing and may be made are made. Nothing is stored.
+
+    Raises:
+        ConfigurationError: a key cannot be used, or the file is damaged.
+        SigningUnavailableError: a signer that was never used before does not answer.
+    """
+    configured = settings.signing_key_uri
+    pin = settings.signing.read_pin
+    kept = _load(folder)
+    if kept is None or not _is_as_configured(kept, configured):
+        # The first start, or the setting names another key than before, which takes the place of the one that signed.
+        signer = open_signer(configured, pin, may_generate=True)
+        configured_key_id = signer.key_id
+        log_signer = log_signer_of(signer, settings)
+    else:
+        is_configured = kept.signer.uri == kept.configured.uri
+        signer = _reopened(kept.signer, configured, pin, may_generate=is_configured)
+        if kept.log_signer.key_id == kept.signer.key_id:
+            log_signer = log_signer_of(signer, settings)
+        else:
+            log_signer = key_file.load_or_generate(str(file_of(kept.log_signer.uri, configured)))
+        configured_key_id = signer.key_id if is_configured else kept.configured.key_id
+    keys = NodeKeys(folder, configured, configured_key_id, signer, log_signer)
+    keys.root_key_id, keys.ended = _seen(folder, kept)
+    if kept is not None:
+        keys._stored = kept
+        keys.retired = list(kept.retired)
+        _retire_replaced(keys, kept)
+    return keys
+
+
+def uri_in_use(settings: Settings) -> str:
+    """URI of the key that the node of the settings signs with now, after any rotation; nothing is opened or made.
+
+    Raises:
+        ConfigurationError: the node's file of keys is damaged.
+        StartRefusedError: who the node is cannot be read.
+    """
+    configured = settings.signing_key_uri
+    node_id = settings.node_id or identity.kept_node_id(settings.wal_dir)
+    kept = _load(settings.wal_dir / node_id) if node_id is not None else None
+    if kept is None or not _is_as_configured(kept, configured) or kept.signer.uri == kept.configured.uri:
+        return configured
+    uri = kept.signer.uri
+    return uri if remote_signer.is_remote(uri) else f"file:{file_of(uri, configured).absolute()}"
+
+
+def key_files(folder: Path, configured: str) -> tuple[FileSigner, FileSigner]:
+    """The keys of snapshots and of checkpoints in the file of ``folder``, which MUST exist; none is made or changed.
+
+    Raises:
+        ConfigurationError: one is not in a file that can be read, or is another key by now.
+    """
+    kept = _load(folder)
+    assert kept is not None
+    found = []
+    for each in (kept.signer, kept.log_signer):
+        is_configured = each.uri == kept.configured.uri
+        signer = key_file.load(configured if is_configured else str(file_of(each.uri, configured)))
+        if signer.key_id != each.key_id:
+            raise ConfigurationError(f"{signer.path} is not the key that the node of {folder} signs with; name one")
+        found.append(signer)
+    return found[0], found[1]
+
+
+def _retire_replaced(keys: NodeKeys, kept: _KeysFile) -> None:
+    """Note which of the keys that signed before sign no more."""
+    present = {signer.key_id for signer in keys.signers()}
+    for old, successor in ((kept.signer, keys.signer), (kept.log_signer, keys.log_signer)):
+        if old.key_id not in present | {item.key_id for item in keys.retired}:
+            keys.retired.append(Retired.by(successor, old.key_id, None, old.uri))
+
+
+def retired_signer(item: Retired, keys: NodeKeys, pin: remote_signer.PinSource) -> LocalOrRemote | None:
+    """The key that retired, None where it cannot be had any more. Blocks."""
+    if item.uri is None:
+        return None
+    try:
+        if remote_signer.is_remote(item.uri):
+            signer = open_signer(item.uri, pin, may_generate=False)
+        else:
+            signer = key_file.load(str(file_of(item.uri, keys.configured_uri)))
+    except (ConfigurationError, SigningUnavailableError):
+        return None
+    return signer if signer.key_id == item.key_id else None
+
+
+def _is_as_configured(kept: _KeysFile, configured: str) -> bool:
+    """Whether the setting names what it named before; a key file that was moved is the same key."""
+    if kept.configured.uri == configured:
+        return True
+    if remote_signer.is_remote(configured) or not path_of(configured).exists():
+        return False
+    return bool(key_file.load(configured).key_id == kept.configured.key_id)
+
+
+def _reopened(
+    described: _Signer, configured: str, pin: remote_signer.PinSource, *, may_generate: bool
+) -> LocalOrRemote:
+    """The signer that the node used last."""
+    uri = described.uri
+    if remote_signer.is_remote(uri):
+        return remote_signer.RemoteSigner(uri, PublicKey.of(described.public_key_pem), pin)
+    if may_generate:
+        return key_file.load_or_generate(configured)
+    return key_file.load(str(file_of(uri, configured)))
+
+
+def offline_root(settings: Settings) -> PublicKey | None:
+    """The root key that the settings name, None when they name none.
+
+    Raises:
+        ConfigurationError: it is not in one file, alone.
+    """
+    if settings.signing.root_key is None:
+        return None
+    keys = list(Keyring.load(settings.signing.root_key))
+    if len(keys) != 1:
+        raise ConfigurationError(f"signing.root_key: {settings.signing.root_key} holds {len(keys)} keys, not one")
+    return keys[0]
+
+
+def forget_root(folder: Path) -> None:
+    """Let the node of ``folder`` learn the root again: a fork of the log may have lost it."""
+    kept = _load(folder)
+    if kept is not None:
+        _, ended = _seen(folder, kept)
+        _store(folder, msgspec.structs.replace(kept, root_key_id=None, ended=ended))
+    elif (folder / ROOT_FILE).exists():
+        (folder / ROOT_FILE).unlink()
+        sync_folder(folder)
+
+
+def _store(folder: Path, file: _KeysFile) -> None:
+    store_file(folder / NAME, msgspec.json.format(msgspec.json.encode(file)))
+    for name in (ROOT_FILE, ENDED_FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _load(folder: Path) -> _KeysFile | None:
+    try:
+        file = msgspec.json.decode(read_regular(folder / NAME), type=_KeysFile)
+        for each in (file.signer, file.log_signer):
+            if PublicKey.of(each.public_key_pem).key_id != each.key_id:
+                raise InvalidInputError(f"key {each.key_id} is another key than its id says")
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeError, InvalidInputError) as error:
+        raise ConfigurationError(
+            f"{folder / NAME}, which says with what key this node signs, is damaged ({error}); restore it, or, once "
+            "tally verify has found the chain of _system whole, move it away and let signing.key_uri name the key that "
+            "signs now"
+        ) from error
+    return file
+
+
+def _seen(folder: Path, kept: _KeysFile | None) -> tuple[str | None, dict[str, KeyBounds]]:
+    """``root_key_id`` and ``ended`` of the file, else as an earlier version kept them.
+
+    Raises:
+        ConfigurationError: they cannot be read.
+    """
+    root_key_id, ended = (None, None) if kept is None else (kept.root_key_id, kept.ended)
+    try:
+        if ended is None:
+            with suppress(FileNotFoundError):
+                root_key_id = read_regular(folder / ROOT_FILE).decode().strip()
+            with suppress(FileNotFoundError):
+                ended = _ENDED.decode(read_regular(folder / ENDED_FILE))
+        if root_key_id is not None and re.fullmatch(_KEY_ID, root_key_id) is None:
+            raise InvalidInputError("the root is no id of a key")
+        for bounds in (ended or {}).values():
+            Hlc.parse(bounds.revoked_from_hlc or "0:0:n")
+    except (OSError, UnicodeError, msgspec.MsgspecError, InvalidInputError) as error:
+        raise ConfigurationError(
+            f"{folder / NAME}, or {ROOT_FILE} or {ENDED_FILE} of an earlier version beside it, is damaged where it "
+            f"says what this node has seen of the ledger's keys ({error}); restore it, or move it away once tally "
+            "verify has found the chain of _system whole"
+        ) from error
+    return root_key_id, ended or {}

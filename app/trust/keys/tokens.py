@@ -1,0 +1,243 @@
+"""Tokens as the ledger says them: followed from the chain of ``_system``, issued and revoked there.
+
+A token counts on this node while the chain says so with the word of an admitted key (signing.key_history), within
+``FOLLOW_INTERVAL_S`` of any other node; at once where this node issued or revoked it. While Postgres is away those
+known last go on counting, but for those that this node is told to revoke. Where ``_system`` is damaged those count that
+are proved; a revocation that this node saw is never forgotten, as it is kept beside the data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from app.runtime.principals import EVERY_TENANT, Principal, grant_of
+from app.runtime.rights import Right
+from app.runtime.state.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, KeptTokens
+from app.trust.access import tokens
+from app.trust.access.tokens import KnownTokens
+from app.trust.keys.changes import TRY_AGAIN, Facts, KeyChanges
+from ledger.errors import ForbiddenError, LedgerError, NotFoundError
+from ledger.hlc import Hlc
+from ledger.machines.events import SystemAction
+from signing.issued_tokens import SUBJECT_PREFIX, IssuedToken
+
+FOLLOW_INTERVAL_S: Final = 1.0
+"""Pause between two looks at the chain."""
+FIRST_ID: Final = "first"
+"""Id of the first token, until the ledger has issued it."""
+
+log = structlog.get_logger()
+
+
+@dataclass(kw_only=True, eq=False)
+class Tokens:
+    """Follows and changes the ledger's tokens for one node, whose data is in ``folder``. Belongs to one event loop."""
+
+    known: KnownTokens
+    keys: KeyChanges
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self._kept, self._is_stored = KeptTokens(), True
+        self._issued: dict[str, IssuedToken] = {}
+        self._issuing_first = asyncio.Lock()
+        self._keeping = asyncio.Lock()
+        """Over each write of the file, lest an older one come last."""
+
+    async def start(self) -> None:
+        """Know the tokens before the first request comes.
+
+        Raises:
+            StartRefusedError: what is kept beside the data cannot be read.
+            DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: Postgres does not say.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._kept = await asyncio.to_thread(KEPT_TOKENS.load, self.folder)
+        await self.refresh()
+
+    async def run(self) -> None:
+        """Follow the chain until cancelled."""
+        while True:
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
+            try:
+                await self.refresh()
+                if self.keys.recorded.is_set():
+                    await self._issue_first()
+            except (LedgerError, *TRY_AGAIN) as error:
+                log.warning("tokens_not_followed", error=str(error))
+
+    async def refresh(self) -> None:
+        """Let count what the chain says counts now.
+
+        Raises:
+            DatabaseUnavailableError: Postgres cannot be reached.
+            StartRefusedError: the file of the first token cannot be read; all others are known by then.
+        """
+        self._issued = (await self.keys.history()).tokens
+        first = None
+        try:
+            if not {each.token_id for each in self.counting()} - {*self._kept.revoked}:
+                first = await asyncio.to_thread(self._first)
+        finally:
+            # Not before: another may be revoked while that file is read.
+            revoked = sorted(
+                {*self._kept.revoked, *(each.token_id for each in self._issued.values() if each.is_revoked)}
+            )
+            counting = [each.token_id for each in self.counting() if each.token_id not in revoked]
+            more = [] if first is None or self._is_issued(first) else [first]
+            self.known.learn([*self._issued.values(), *more], frozenset(revoked))
+            await self._keep(KeptTokens(counting, revoked))
+
+    async def _keep(self, kept: KeptTokens) -> None:
+        """Remember it, also while the disk does not take it; it is asked again with the next look."""
+        if kept == self._kept and self._is_stored:
+            return
+        self._kept, self._is_stored = kept, False
+        async with self._keeping:
+            while not self._is_stored:
+                kept = self._kept
+                try:
+                    await asyncio.to_thread(KEPT_TOKENS.store, self.folder, kept)
+                except OSError as error:
+                    log.error("tokens_not_kept", error=str(error))
+                    return
+                self._is_stored = kept == self._kept
+
+    def counting(self) -> list[IssuedToken]:
+        """Tokens that are neither revoked nor expired, in the order in which they were issued."""
+        now = datetime.now(UTC)
+        return [
+            each
+            for each in self._issued.values()
+            if not each.is_revoked and (each.expires_at is None or now < each.expires_at)
+        ]
+
+    def issued(self, by: Principal) -> list[IssuedToken]:
+        """Every token, newest first, that the caller may issue."""
+        return [each for each in reversed(self._issued.values()) if _may_issue(by, each.tenants)]
+
+    async def issue(
+        self,
+        name: str,
+        rights: Collection[str],
+        tenants: Collection[str],
+        expires_at: datetime | None,
+        by: Principal,
+    ) -> tuple[IssuedToken, str]:
+        """A new token, and its text, which nobody can have again.
+
+        Raises:
+            InvalidInputError: there is no such right, or no such pattern of tenants.
+            ForbiddenError: ``by`` may not administer all these tenants, or those of another who has the name.
+            KeyConflictError: no key of this node may vouch for it.
+            NotReadyError: the start of the node is not recorded yet.
+            DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
+            DurabilityTimeoutError: not chained in time; it may still be, and nobody has this token.
+            ChainDamagedError: the chain of ``_system`` takes nothing.
+        """
+        grant = grant_of(rights, tenants)
+        if not _may_issue(by, grant.tenants):
+            raise ForbiddenError(
+                f"{by.name} has not the right {Right.ADMIN} for all tenants of {', '.join(grant.tenants)}"
+            )
+        if any(each.name == name and not _may_issue(by, each.tenants) for each in self._issued.values()):
+            raise ForbiddenError(f"somebody whose tenants {by.name} does not administer is called {name}")
+        made = tokens.make()
+        ordered = tuple(str(right) for right in Right if right in grant.rights)
+        token = _token(name, made.digest, ordered, grant.tenants, expires_at, by.id)
+        await self.keys.check_recorded()
+        await self._issue_first()
+        await self._enter_issued(token)
+        return token, made.text
+
+    async def revoke(self, token_id: str, by: Principal) -> IssuedToken:
+        """Let the token count no more, here at once, whatever becomes of the entry that tells the others.
+
+        Raises:
+            NotFoundError: there is none of this id that the caller may issue.
+            DatabaseUnavailableError: this node does not know the token, and Postgres cannot be reached.
+            DurabilityTimeoutError: not chained in time; it still will be.
+            ChainDamagedError: the chain of ``_system`` takes nothing.
+        """
+        if token_id not in self._issued:
+            await self.refresh()
+        token = self._issued.get(token_id)
+        if token is None or not _may_issue(by, token.tenants):
+            raise NotFoundError(f"there is no token {token_id}")
+        if not token.is_revoked:
+            facts: Facts = {"token_id": token_id}
+            if by.id is not None:
+                facts["revoked_by"] = by.id
+            revoked = sorted({*self._kept.revoked, token_id})
+            self.known.learn(self._issued.values(), frozenset(revoked))
+            await self._keep(KeptTokens([each for each in self._kept.counting if each != token_id], revoked))
+            await self._enter(SystemAction.TOKEN_REVOKED, token_id, facts)
+            log.info("token_revoked", token_id=token_id, by=by.id)
+        return token._replace(is_revoked=True)
+
+    async def _enter_issued(self, token: IssuedToken) -> None:
+        history = await self.keys.history()
+        facts = await self.keys.vouched_here(SystemAction.TOKEN_ISSUED, token.facts(), history)
+        await self._enter(SystemAction.TOKEN_ISSUED, token.token_id, facts)
+        log.info("token_issued", token_id=token.token_id, name=token.name, by=token.issued_by)
+
+    async def _enter(self, action: SystemAction, token_id: str, facts: Facts) -> None:
+        late = f"{action} of token {token_id} is in this node's log, and not in the chain yet"
+        await self.keys.in_time(self.keys.write_entry(action, f"{SUBJECT_PREFIX}{token_id}", facts), late)
+        await self.refresh()
+
+    def _first(self) -> IssuedToken | None:
+        """The first token, where there is one. Blocks."""
+        first = FIRST_TOKEN.load(self.folder)
+        if first is None:
+            return None
+        digest = bytes.fromhex(first.digest)
+        token = _token(first.name, digest, tuple(map(str, Right)), (EVERY_TENANT,), None, None)
+        return token._replace(token_id=FIRST_ID)
+
+    async def _issue_first(self) -> None:
+        """Issue the first token that somebody made beside the data, unless the ledger has tokens."""
+        async with self._issuing_first:
+            first = await asyncio.to_thread(self._first)
+            if first is None:
+                return
+            if not self._is_issued(first):
+                if not self.counting():
+                    await self._enter_issued(first._replace(token_id=_new_id()))
+                else:
+                    log.error("first_token_refused", error="the ledger has tokens; whoever holds one may issue more")
+            try:
+                await asyncio.to_thread(FIRST_TOKEN.store, self.folder, None)
+            except OSError as error:
+                log.error("first_token_not_removed", error=str(error))
+
+    def _is_issued(self, token: IssuedToken) -> bool:
+        """Whether the ledger has issued what this token shows, under whatever id, and whether or not it counts."""
+        return token.digest in {each.digest for each in self._issued.values()}
+
+
+def _may_issue(by: Principal, tenants: Collection[str]) -> bool:
+    return all(by.may(Right.ADMIN, pattern) for pattern in tenants)
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def _token(
+    name: str,
+    digest: bytes,
+    rights: tuple[str, ...],
+    tenants: tuple[str, ...],
+    expires_at: datetime | None,
+    issued_by: str | None,
+) -> IssuedToken:
+    return IssuedToken(_new_id(), name, digest, rights, tenants, Hlc(0, 0, "new"), expires_at, issued_by)

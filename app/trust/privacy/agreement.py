@@ -1,0 +1,317 @@
+"""Having the tables of private fields agree with the chains, which are what counts.
+
+A database that was restored from a backup, or edited, may have keys that a chain says were destroyed, and lack
+declarations that a chain has. At every start, before the first event is taken, and while a tenant is in doubt::
+
+    SUBJECT_ERASED       every key it names is destroyed, known or not
+    PRIVACY_DECLARED     the newest declaration is in force; where the table has another, it is declared again
+
+Which declaration is newest: the tables note each with a revision, and revisions are in the order of the changes, while
+two that were made at one moment may be chained the other way round. So among those noted the highest revision counts.
+One that the tables do not know of counts before them, unless the chain has it before the one that would count.
+Whichever that is, what the chain says last is private beside it: who notes an old declaration again frees nothing.
+
+A declaration that is chained again is not a new one: it is noted with the entry that the chain has.
+
+Entries are recomputed before anything is done on their word. One that is not what was chained declares and destroys
+nothing, and its tenant is in doubt.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+import structlog
+
+from app.store import privacy as store
+from app.store import privacy_chain as chain
+from app.store.privacy import DeclaredFields, PrivacyRecord, RowFault
+from app.store.privacy_chain import PrivacyEntry
+from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyUnavailableError
+from ledger.machines.events import SystemAction
+from ledger.privacy_facts import facts_of, name_of
+from ledger.private_fields import Declaration, declaration_of
+
+if TYPE_CHECKING:
+    from app.store import Connection
+    from app.store.entry_check import EntryCheck
+    from app.trust.privacy.keys import SubjectKeys
+
+NO_REVISION = 0
+"""Revision of what is destroyed while the ledger has none to give: below all others."""
+
+log = structlog.get_logger()
+
+Doubts = dict[str, str]
+"""Why what a tenant declared is not certain, by tenant."""
+
+
+class Unchained(NamedTuple):
+    """What the WAL of this node holds of private fields that no chain has yet, oldest first."""
+
+    declarations: Sequence[PrivacyEntry] = ()
+    erasures: Sequence[PrivacyEntry] = ()
+
+
+class _Newest(NamedTuple):
+    """The declaration that counts for a tenant; ``revision`` is None when the tables do not know of it, and it is said
+    by a chain, or by the WAL of this node."""
+
+    tenant_id: str
+    revision: int | None
+    facts: dict[str, Any]
+    seq: int | None
+    at: datetime
+
+
+class Agreed(NamedTuple):
+    """Tenants whose tables cannot be made to agree, and why; what the chains of the others say last; and what was met
+    of entries that are not what was chained, one or two of each tenant."""
+
+    doubts: Doubts
+    said_last: dict[str, Declaration]
+    damaged: list[ChainDamagedError]
+
+
+async def agree(
+    connection: Connection, check: EntryCheck, keys: SubjectKeys, node_id: str, unchained: Unchained
+) -> Agreed:
+    """Have the tables agree with the chains, as far as that can be done.
+
+    Raises:
+        one of DATABASE_FAULTS: Postgres does not say, or does not take it.
+    """
+    agreed = Agreed({}, {}, [])
+    try:
+        if await store.read_state(connection) is None:
+            if not await _is_anything_said(connection, check, unchained):
+                return agreed
+            await keys.begin(connection)
+    except PrivacyUnavailableError as error:
+        log.error("privacy_without_state", error=str(error))
+    async with connection.transaction():
+        agreed.doubts.update(await _destroy(connection, keys, unchained.erasures, node_id))
+        async for erasures in chain.erasures(connection, check):
+            agreed.doubts.update(await _destroy(connection, keys, erasures.said, node_id))
+            agreed.damaged.extend(erasures.damaged)
+    # One state of the database: a declaration that is chained meanwhile is noted as chained too.
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        compared = await _compared(connection, check, unchained.declarations)
+    if compared.behind:
+        try:
+            async with connection.transaction():
+                await store.lock_state(connection)
+                compared = await _compared(connection, check, unchained.declarations)
+                for newest in compared.behind:
+                    await _declare_again(connection, newest, node_id)
+        except PrivacyUnavailableError as error:
+            for each in compared.behind:
+                compared.doubts[each.tenant_id] = f"its table is behind its chain: {error}"
+    return Agreed(agreed.doubts | compared.doubts, compared.said_last, [*agreed.damaged, *compared.damaged])
+
+
+async def _is_anything_said(connection: Connection, check: EntryCheck, unchained: Unchained) -> bool:
+    if unchained.declarations or unchained.erasures or any(await chain.declarations(connection, check)):
+        return True
+    async with connection.transaction():
+        async for _ in chain.erasures(connection, check):
+            return True
+    return False
+
+
+# --- erasures -------------------------------------------------------------------------------------
+
+
+async def _destroy(connection: Connection, keys: SubjectKeys, entries: Iterable[PrivacyEntry], node_id: str) -> Doubts:
+    """Destroy what these entries name, each with the note that its entry is there."""
+    erased, doubts = [], Doubts()
+    for entry in entries:
+        try:
+            erased.append((entry, _facts(entry, SystemAction.SUBJECT_ERASED), _time(entry)))
+        except InvalidInputError as error:
+            doubts[entry.tenant_id] = f"its entry {entry.name} (seq {entry.seq}) does not say who was erased: {error}"
+    named = [(entry.tenant_id, key_id) for entry, facts, _ in erased for key_id in facts["key_ids"]]
+    keys.destroyed(named)
+    left = await chain.not_destroyed(connection, named)
+    for entry, facts, at in erased if left else ():
+        tenant_id = entry.tenant_id
+        key_ids = [key_id for key_id in facts["key_ids"] if (tenant_id, key_id) in left]
+        if key_ids:
+            revision = await _revision(connection)
+            await chain.destroy(connection, tenant_id, key_ids, revision)
+            if revision != NO_REVISION:
+                record = PrivacyRecord(tenant_id, revision, SystemAction.SUBJECT_ERASED, facts, entry.seq, at)
+                await _note(connection, record, node_id)
+            log.warning("erased_keys_destroyed_again", tenant_id=tenant_id, seq=entry.seq, key_ids=key_ids)
+    return doubts
+
+
+async def _revision(connection: Connection) -> int:
+    try:
+        async with connection.transaction():
+            return await store.next_revision(connection)
+    except PrivacyUnavailableError:
+        return NO_REVISION
+
+
+# --- declarations ---------------------------------------------------------------------------------
+
+
+class _Compared(NamedTuple):
+    """What counts for tenants whose table has something else, the tenants of which it cannot be told, what the chains
+    of the others say last, and what was met of entries that are not what was chained."""
+
+    behind: list[_Newest]
+    doubts: Doubts
+    said_last: dict[str, Declaration]
+    damaged: list[ChainDamagedError]
+
+
+async def _compared(connection: Connection, check: EntryCheck, unchained: Sequence[PrivacyEntry]) -> _Compared:
+    """The tables compared with the chains: in one state of the database, or while nothing can be noted.
+
+    The chains are read last: what is noted by then as chained is in them.
+    """
+    noted: dict[str, list[PrivacyRecord]] = defaultdict(list)
+    records, faults = await store.declaration_records(connection)
+    for record in records:
+        noted[record.tenant_id].append(record)
+    rows, _ = await store.declared_since(connection, 0)
+    declared = {row.tenant_id: row for row in rows}
+    chained: dict[str, list[PrivacyEntry]] = defaultdict(list)
+    declarations = await chain.declarations(connection, check)
+    for entry in (*declarations.said, *unchained):
+        chained[entry.tenant_id].append(entry)
+    compared = _Compared([], {}, {}, declarations.damaged)
+    damaged = {error.tenant_id for error in declarations.damaged}
+    for tenant_id in {*chained, *noted, *(fault.tenant_id for fault in faults)} - damaged:
+        try:
+            broken = [fault for fault in faults if fault.tenant_id == tenant_id]
+            newest = _newest(tenant_id, chained[tenant_id], noted[tenant_id], broken)
+            said = _said_last(chained[tenant_id])
+        except InvalidInputError as error:
+            compared.doubts[tenant_id] = str(error)
+            continue
+        if newest is not None and not _says(declared.get(tenant_id), newest):
+            compared.behind.append(newest)
+        if said is not None:
+            compared.said_last[tenant_id] = said
+    return compared
+
+
+def _newest(
+    tenant_id: str, chained: Sequence[PrivacyEntry], noted: Sequence[PrivacyRecord], faults: Sequence[RowFault]
+) -> _Newest | None:
+    """The declaration of the tenant that counts.
+
+    Raises:
+        InvalidInputError: rows that it hangs on are damaged.
+    """
+    known = {name_of(SystemAction.PRIVACY_DECLARED, record.facts["id"]): record for record in noted}
+    place = {entry.name: number for number, entry in enumerate(chained)}
+    last = noted[-1] if noted else None
+    last_place = None if last is None else place.get(name_of(SystemAction.PRIVACY_DECLARED, last.facts["id"]))
+    for fault in faults:
+        if last is None or last_place is None or fault.revision is None or fault.revision > last.revision:
+            raise InvalidInputError(fault.reason)
+    if last is not None and last_place is not None:
+        entry = chained[last_place]
+        if _facts_or_none(entry) not in (None, last.facts):
+            raise InvalidInputError(f"what was noted at revision {last.revision} is not what its entry says")
+    elif last is not None and last.seq is not None:
+        raise InvalidInputError(f"what was noted at revision {last.revision} as seq {last.seq} is in no chain")
+    unknown = [entry for entry in chained if entry.name not in known]
+    if unknown and (last_place is None or place[unknown[-1].name] > last_place):
+        entry = unknown[-1]
+        try:
+            facts = _facts(entry, SystemAction.PRIVACY_DECLARED)
+            return _Newest(tenant_id, None, facts, entry.seq, _time(entry))
+        except InvalidInputError as error:
+            raise InvalidInputError(f"its entry {entry.name} does not say what is private: {error}") from error
+    if last is None:
+        return None
+    seq = None if last_place is None else chained[last_place].seq
+    return _Newest(tenant_id, last.revision, last.facts, seq, last.created_at)
+
+
+def _said_last(chained: Sequence[PrivacyEntry]) -> Declaration | None:
+    """What a chain says last; None where it says nothing, or what nobody can read: then what was noted of it counts.
+
+    Raises:
+        InvalidInputError: it is none that could be declared.
+    """
+    facts = _facts_or_none(chained[-1]) if chained else None
+    return None if facts is None else declaration_of(*_fields_and_subject(facts))
+
+
+def _fields_and_subject(facts: dict[str, Any]) -> tuple[list[str], str | None]:
+    return facts["fields"], facts.get("subject")
+
+
+def _says(row: DeclaredFields | None, newest: _Newest) -> bool:
+    return row is not None and row[1:] == (*_fields_and_subject(newest.facts), newest.revision)
+
+
+async def _declare_again(connection: Connection, newest: _Newest, node_id: str) -> None:
+    revision = await store.next_revision(connection)
+    tenant_id, facts = newest.tenant_id, newest.facts
+    fields, subject = _fields_and_subject(facts)
+    await store.declare(connection, DeclaredFields(tenant_id, fields, subject, revision))
+    record = PrivacyRecord(tenant_id, revision, SystemAction.PRIVACY_DECLARED, facts, newest.seq, newest.at)
+    await _note(connection, record, node_id)
+    log.warning("privacy_declared_again", tenant_id=tenant_id, revision=revision, seq=newest.seq, fields=fields)
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+async def _note(connection: Connection, record: PrivacyRecord, node_id: str) -> None:
+    await store.add_record(connection, record, node_id)
+    if record.seq is not None:
+        await store.close_record(connection, record, record.seq)
+
+
+def _facts(entry: PrivacyEntry, action: SystemAction) -> dict[str, Any]:
+    try:
+        facts = facts_of(action, orjson.loads(entry.payload))
+    except (orjson.JSONDecodeError, TypeError) as error:
+        raise InvalidInputError(str(error)) from error
+    if name_of(action, facts["id"]) != entry.name:
+        raise InvalidInputError("id: is not the one that the entry is about", ("id",))
+    return facts
+
+
+def _facts_or_none(entry: PrivacyEntry) -> dict[str, Any] | None:
+    with suppress(InvalidInputError):
+        return _facts(entry, SystemAction.PRIVACY_DECLARED)
+    return None
+
+
+async def is_said_last(connection: Connection, check: EntryCheck, declared: DeclaredFields) -> bool:
+    """Whether what was declared is what the tenant's chain says last.
+
+    Raises:
+        ChainDamagedError: its last declaration is not what was chained.
+    """
+    entry = await chain.last_declaration(connection, check, declared.tenant_id)
+    facts = None if entry is None else _facts_or_none(entry)
+    return facts is not None and _fields_and_subject(facts) == (declared.fields, declared.subject)
+
+
+def says(entry: PrivacyEntry, record: PrivacyRecord) -> bool:
+    """Whether the entry says what was noted."""
+    with suppress(InvalidInputError):
+        return _facts(entry, SystemAction(record.action)) == record.facts
+    return False
+
+
+def _time(entry: PrivacyEntry) -> datetime:
+    try:
+        return datetime.fromtimestamp(entry.at_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError, TypeError) as error:
+        raise InvalidInputError(f"its time is none: {error}") from error

@@ -1,0 +1,296 @@
+"""What this node knows of the ledger's private fields, followed from Postgres.
+
+One row is asked for its revision every ``REFRESH_S``; only when that has risen is anything else read. So a change made
+on another node is honoured here within ``REFRESH_S`` and one query while Postgres answers. While it does not, the
+declarations last known stay in force and keys are dropped after ``app.trust.privacy.keys.TRUSTED_S``.
+
+Nothing that Postgres shows makes a field public that was private, but a declaration that the chain says last::
+
+    a declaration is not what the       what was private before is so, too, until it is
+    chain says last
+    a declaration is gone               what was known of it stays in force
+    the revision went back              all is read again; of two declarations both are in force
+    rows are damaged, or behind         the tenant is in doubt: what may be private is refused
+    their chain
+    an entry is not what was chained    the same, and no private value of the tenant is shown
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import structlog
+
+from app.runtime.database_faults import DATABASE_FAULTS
+from app.store import privacy as store
+from app.store.entry_check import EntryCheck
+from app.store.reading import reading
+from app.trust.privacy.agreement import Unchained, agree, is_said_last
+from app.trust.privacy.keys import SubjectKeys
+from ledger.errors import (
+    ChainDamagedError,
+    InvalidInputError,
+    LedgerError,
+    PrivacyDamagedError,
+    PrivacyUnavailableError,
+)
+from ledger.private_fields import Declaration, declaration_of, private_in_either
+
+if TYPE_CHECKING:
+    from app.store import Connection
+    from app.store.entry_check import Report
+    from app.store.reading import Pool
+
+REFRESH_S = 1.0
+"""Pause between two looks at the revision."""
+DOUBTS_S = 10.0
+"""Pause between two tries to have the tables agree with the chains, while tenants are in doubt."""
+AGREEMENT_TIMEOUT_S = 300.0
+"""Longest that having the tables agree with the chains may take."""
+
+log = structlog.get_logger()
+
+
+class PrivacyKnowledge:
+    """Declarations by tenant, and the keys. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        keys: SubjectKeys,
+        node_id: str = "",
+        check: EntryCheck | None = None,
+        report: Report = lambda error, met_by: None,
+    ) -> None:
+        """``report`` takes entries that are not what was chained, while ``run`` runs."""
+        self._pool = pool
+        self.check = check or EntryCheck(lambda tenant_id: None)
+        self._report = report
+        self._met: list[ChainDamagedError] = []
+        """What ``report`` was not told yet."""
+        self._node_id = node_id
+        self.keys = keys
+        self._declarations: dict[str, Declaration] = {}
+        self._learned: dict[str, int] = {}
+        """Revision of each declaration: an answer that was overtaken must not bring an older one back."""
+        self._doubts: dict[str, str] = {}
+        self._damaged: dict[str, str] = {}
+        """Tenants of which an entry that says what is private, or who was erased, is not what was chained."""
+        self._logged: dict[str, str] = {}
+        """The doubt of each tenant that was logged last."""
+        self._unsaid: dict[str, store.DeclaredFields] = {}
+        """Declarations of others that no chain says last: until it does, what was private before stays so."""
+        self._new_doubts: set[str] = set()
+        """Tenants that came into doubt since the chains were read last."""
+        self._revision = 0
+        self._unchained = Unchained()
+        self._agreed_s = 0.0
+        self._turn = asyncio.Lock()
+
+    @property
+    def declarations(self) -> Mapping[str, Declaration]:
+        """Every tenant that ever declared something, with what counts now."""
+        return self._declarations
+
+    @property
+    def revision(self) -> int:
+        """All changes up to this one have been taken in."""
+        return self._revision
+
+    @property
+    def doubts(self) -> Mapping[str, str]:
+        """Tenants of which it is not certain what they declared, and why."""
+        return {**self._doubts, **self._damaged}
+
+    def may_show(self, tenant_id: str) -> bool:
+        """Whether it is known which keys of the tenant its chain says are destroyed."""
+        return tenant_id not in self._damaged
+
+    def check_certain(self, tenant_id: str) -> None:
+        """Return if it is certain what the tenant declared.
+
+        Raises:
+            PrivacyUnavailableError: it is not; nothing that may be private is taken.
+        """
+        why = self._damaged.get(tenant_id) or self._doubts.get(tenant_id)
+        if why is not None:
+            raise PrivacyUnavailableError(
+                f"it is not certain what tenant {tenant_id} declared private, so nothing that may be is taken: {why}"
+            )
+
+    async def start(self, unchained: Unchained) -> None:
+        """Know what counts before the first event is taken, and have the tables agree with the chains.
+
+        Raises:
+            DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: Postgres does not say.
+        """
+        self._unchained = unchained
+        await self._agree()
+        try:
+            await self.refresh()
+        except PrivacyDamagedError as error:
+            log.error("privacy_damaged", error=str(error))
+
+    async def run(self) -> None:
+        """Follow the ledger until cancelled, whatever becomes of Postgres and of what it holds."""
+        self._tell()
+        async with asyncio.TaskGroup() as tasks:
+            # Side by side: to read the chains may take minutes.
+            tasks.create_task(self._repeat(self.refresh))
+            tasks.create_task(self._repeat(self._settle_doubts))
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
+        missed = False
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            try:
+                await work()
+                missed = False
+            except (LedgerError, *DATABASE_FAULTS) as error:
+                if not missed:
+                    log.warning("privacy_not_refreshed", error=str(error))
+                missed = True
+            self._tell()
+
+    async def refresh(self) -> None:
+        """Take in what is new.
+
+        Raises:
+            DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: Postgres does not say.
+            PrivacyDamagedError: what it says of the ledger as a whole is damaged; no key is used here.
+        """
+        async with self._turn, reading(self._pool) as connection:
+            asked_s = monotonic()
+            try:
+                state = await store.read_state(connection)
+            except PrivacyDamagedError as error:
+                self.keys.lose(str(error))
+                raise
+            if state is None:
+                return
+            self.keys.use(state)
+            if state.revision < self._revision:
+                await self._read_again(connection)
+            elif state.revision > self._revision:
+                await self._read_new(connection)
+            for declared in [*self._unsaid.values()]:
+                is_newest = self._learned.get(declared.tenant_id) == declared.revision
+                if is_newest and not await self._is_said_last(connection, declared):
+                    continue
+                del self._unsaid[declared.tenant_id]
+                if is_newest:
+                    self._declarations[declared.tenant_id] = declaration_of(declared.fields, declared.subject)
+            self._revision = state.revision
+            self.keys.trust(asked_s)
+
+    async def _is_said_last(self, connection: Connection, declared: store.DeclaredFields) -> bool:
+        try:
+            return await is_said_last(connection, self.check, declared)
+        except ChainDamagedError as error:
+            self._take_damage([error])
+            return False
+
+    async def _read_new(self, connection: Connection) -> None:
+        declared, faults = await store.declared_since(connection, self._revision)
+        for each in declared:
+            try:
+                await store.check_noted(connection, each)
+                known, learned = self._declarations.get(each.tenant_id), self._learned.get(each.tenant_id, 0)
+                self.learn(each)
+                if known is not None and learned < self._learned.get(each.tenant_id, 0):
+                    self._keep_until_said(each, known)
+            except PrivacyDamagedError as error:
+                self._doubt(each.tenant_id, str(error))
+        for fault in faults:
+            self._doubt(fault.tenant_id, fault.reason)
+        erased = await store.erased_since(connection, self._revision)
+        if erased is None:
+            self.keys.forget_all()
+        for tenant_id, key_id, tag in erased or ():
+            self.keys.forget(tenant_id, key_id, tag)
+
+    async def _read_again(self, connection: Connection) -> None:
+        """Postgres is not the one that it was, or somebody changed it: take what it has beside what was known."""
+        log.error("privacy_went_back", known_revision=self._revision)
+        declared, faults = await store.declared_since(connection, 0)
+        for each in declared:
+            known = self._declarations.get(each.tenant_id)
+            self._learned.pop(each.tenant_id, None)
+            self.learn(each)
+            if known is not None:
+                self._declarations[each.tenant_id] = private_in_either(self._declarations[each.tenant_id], known)
+        for fault in faults:
+            self._doubt(fault.tenant_id, fault.reason)
+        self.keys.forget_all()
+
+    async def _settle_doubts(self) -> None:
+        if self.doubts and monotonic() > self._agreed_s + DOUBTS_S:
+            await self._agree()
+
+    async def _agree(self) -> None:
+        self._new_doubts.clear()
+        try:
+            async with reading(self._pool, timeout_s=AGREEMENT_TIMEOUT_S) as connection:
+                agreed = await agree(connection, self.check, self.keys, self._node_id, self._unchained)
+        finally:
+            self._agreed_s = monotonic()
+        async with self._turn, reading(self._pool) as connection:
+            declared, faults = await store.declared_since(connection, 0)
+            self._damaged.clear()
+            self._take_damage(agreed.damaged)
+            # Of those that came into doubt meanwhile the chains may have been read before.
+            self._doubts = {name: why for name, why in self._doubts.items() if name in self._new_doubts}
+            for each in declared:
+                self.learn(each)
+                said = agreed.said_last.get(each.tenant_id)
+                is_newest = self._learned.get(each.tenant_id) == each.revision
+                if is_newest and said not in (None, self._declarations[each.tenant_id]):
+                    self._keep_until_said(each, said)
+            for fault in faults:
+                self._doubt(fault.tenant_id, fault.reason)
+            for tenant_id, reason in agreed.doubts.items():
+                self._doubt(tenant_id, reason)
+
+    def learn(self, declared: store.DeclaredFields) -> None:
+        """From now on this counts on this node, unless something newer does."""
+        learned = self._learned.get(declared.tenant_id)
+        if learned is not None and declared.revision <= learned:
+            return
+        try:
+            self._declarations[declared.tenant_id] = declaration_of(declared.fields, declared.subject)
+            self._learned[declared.tenant_id] = declared.revision
+            self._doubts.pop(declared.tenant_id, None)
+        except InvalidInputError as error:
+            # Somebody edited the table. What was known before stays in force.
+            self._doubt(declared.tenant_id, f"its row in private_fields is not one that could be declared: {error}")
+
+    def _keep_until_said(self, declared: store.DeclaredFields, before: Declaration) -> None:
+        """Have private what was ``before``, too, until the chain says what was declared: who edits the tables alone
+        makes nothing public."""
+        tenant_id = declared.tenant_id
+        self._declarations[tenant_id] = private_in_either(self._declarations[tenant_id], before)
+        self._unsaid[tenant_id] = declared
+
+    def _take_damage(self, met: Sequence[ChainDamagedError]) -> None:
+        for error in met:
+            self._damaged[error.tenant_id] = error.reason
+            self._log_doubt(error.tenant_id, error.reason)
+            self._met.append(error)
+
+    def _tell(self) -> None:
+        met, self._met = self._met, []
+        for error in met:
+            self._report(error, "privacy")
+
+    def _doubt(self, tenant_id: str, reason: str) -> None:
+        self._log_doubt(tenant_id, reason)
+        self._doubts[tenant_id] = reason
+        self._new_doubts.add(tenant_id)
+
+    def _log_doubt(self, tenant_id: str, reason: str) -> None:
+        if self._logged.get(tenant_id) != reason:
+            log.error("privacy_in_doubt", tenant_id=tenant_id, error=reason)
+        self._logged[tenant_id] = reason

@@ -1,0 +1,222 @@
+"""What is promised to whom, as the appender judges with it: in memory, as of the heads that this node left.
+
+Built from the log when something is first proposed to a tenant here, and caught up with what other nodes chained
+whenever its head is not where this node left it. A batch is judged on a copy that counts once the batch is committed.
+Every entry that is read is recomputed, and the table of commitments is not asked: a row that somebody removed would
+have a capsule placed twice. A history of more than ``AT_ONCE_MAX`` entries, some 35 us each, is read by a task of its
+own: its tenant waits meanwhile, and the others are chained.
+
+What another node accepted counts as the chain says, and is judged here too: where it was not to be accepted, one of the
+two was told something else of the entries before, by a table that somebody changed. That is for people to look at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from app.runtime.tasks.turns import Turn
+from app.store import Connection
+from app.store import commitments as store
+from app.store.chaining import ChainHead
+from app.store.commitments import PromiseEntry
+from app.store.entry_check import EntryCheck
+from app.store.reading import Pool, reading
+from app.write.pending.linking import LinkedBatch
+from ledger.errors import ChainDamagedError, DatabaseUnavailableError, InvalidInputError
+from ledger.machines.commitments import Commitments, commit, overlaid
+from ledger.machines.events import CommitmentAction
+from ledger.machines.promises import Revocation, read_proposal
+from ledger.verification.verdict import Break
+
+AT_ONCE_MAX = 1000
+"""Entries of a tenant that the appender reads itself; behind more, a task reads the rest."""
+READ_TIMEOUT_S = 3600.0
+"""Longest that reading a history may take."""
+LIVE_MAX = 2_000_000
+"""Commitments that are kept for tenants to whom nothing is proposed just now: some 1.5 KiB each."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Known:
+    machine: Commitments = field(default_factory=Commitments)
+    seq: int = 0
+    """Of the head that it stands for."""
+
+
+class Promised:
+    """What is promised to the tenants that something was proposed to, of one appender."""
+
+    def __init__(
+        self, check: EntryCheck, pool: Pool, on_break: Callable[[str, Break], object] = lambda tenant_id, found: None
+    ) -> None:
+        """``pool`` lends a connection for long histories, one at a time. ``on_break`` is told of each entry that
+        another node accepted and that, by what is known here, was to be rejected."""
+        self._check = check
+        self._pool = pool
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        """The one that was asked for last stands last."""
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        self._reading_one = asyncio.Lock()
+        self._unreadable: dict[str, ChainDamagedError] = {}
+        """Of tenants whose history was read to no end, until that is told."""
+        self._on_break = on_break
+
+    async def prepare(self, connection: Connection, tenant_ids: Iterable[str]) -> list[str]:
+        """Load those of the tenants that are not known, before the transaction that locks their heads; returns those
+        whose history is long: it is being read, and the tenant has to wait while ``is_reading``.
+
+        Raises:
+            ChainDamagedError: entries do not hold together.
+        """
+        waiting = []
+        for tenant_id in tenant_ids:
+            if (error := self._unreadable.pop(tenant_id, None)) is not None:
+                raise error
+            if tenant_id in self._known:
+                continue
+            if tenant_id not in self._reading:
+                known = _Known()
+                async with connection.transaction():
+                    head_seq = await store.head_seq(connection, tenant_id)
+                    is_whole = await self._read(connection, tenant_id, known, head_seq, AT_ONCE_MAX)
+                if is_whole:
+                    self._known[tenant_id] = known
+                    continue
+                self._reading[tenant_id] = asyncio.create_task(self._read_rest(tenant_id, known))
+            waiting.append(tenant_id)
+        return waiting
+
+    def is_reading(self, tenant_id: str) -> bool:
+        """Whether the history of the tenant is being read."""
+        return tenant_id in self._reading
+
+    def cancel(self) -> None:
+        """Read no further."""
+        for task in self._reading.values():
+            task.cancel()
+
+    async def at(self, connection: Connection, heads: Mapping[str, ChainHead]) -> dict[str, Commitments]:
+        """What is promised at these heads, which the transaction holds locked; changes count once ``chained`` was told.
+
+        Raises:
+            ChainDamagedError: entries do not hold together.
+        """
+        machines = {}
+        for tenant_id, head in heads.items():
+            known = self._known.get(tenant_id)
+            is_judged = known is not None and known.seq <= head.seq
+            if known is None or not is_judged:
+                self._known.pop(tenant_id, None)
+                known = _Known()
+            if known.seq < head.seq:
+                await self._read(connection, tenant_id, known, head.seq, is_judged=is_judged)
+            self._known[tenant_id] = known
+            self._known.move_to_end(tenant_id)
+            machines[tenant_id] = Commitments(overlaid(known.machine.state))
+        return machines
+
+    def known_at(self, heads: Mapping[str, ChainHead]) -> dict[str, Commitments] | None:
+        """As ``at``, without asking: None where something would have to be read."""
+        machines = {}
+        for tenant_id, head in heads.items():
+            known = self._known.get(tenant_id)
+            if known is None or known.seq != head.seq:
+                return None
+            self._known.move_to_end(tenant_id)
+            machines[tenant_id] = Commitments(overlaid(known.machine.state))
+        return machines
+
+    async def _read(
+        self,
+        connection: Connection,
+        tenant_id: str,
+        known: _Known,
+        head_seq: int,
+        entries_max: int | None = None,
+        *,
+        is_judged: bool = False,
+    ) -> bool:
+        """Take the entries behind ``known`` up to the head; False where there are more than ``entries_max``."""
+        turn, taken = Turn(), 0
+        async for entry in store.entries(connection, self._check, tenant_id, known.seq, head_seq):
+            if taken == entries_max:
+                return False
+            self._fold(tenant_id, known.machine, entry, is_judged=is_judged)
+            known.seq, taken = entry.seq, taken + 1
+            if turn.is_over():
+                await turn.pause()
+        known.seq = head_seq
+        return True
+
+    async def _read_rest(self, tenant_id: str, known: _Known) -> None:
+        """Take the entries behind ``known``, all that there are."""
+        try:
+            async with self._reading_one, reading(self._pool, timeout_s=READ_TIMEOUT_S) as connection:
+                log.info("commitments_read_from_log", tenant_id=tenant_id)
+                async with connection.transaction():
+                    await self._read(connection, tenant_id, known, await store.head_seq(connection, tenant_id))
+            self._known[tenant_id] = known
+        except ChainDamagedError as error:
+            self._unreadable[tenant_id] = error
+        except DatabaseUnavailableError as error:
+            # Whoever proposes something next has it read again.
+            log.warning("commitments_not_read", tenant_id=tenant_id, error=str(error))
+        finally:
+            del self._reading[tenant_id]
+
+    def _fold(self, tenant_id: str, machine: Commitments, entry: PromiseEntry, *, is_judged: bool = False) -> None:
+        """Take one entry, or forget the tenant. What was accepted is judged where it is new to this node."""
+        try:
+            if is_judged and entry.action == CommitmentAction.PROPOSE_ACCEPTED:
+                self._judge(tenant_id, machine, entry.seq, entry.payload)
+            elif _ends_nothing(machine, entry):
+                # Accepted falsely: verification names it. Nothing else that was accepted changes by it.
+                return
+            machine.fold(entry.seq, entry.action, entry.payload)
+        except InvalidInputError as error:
+            self._known.pop(tenant_id, None)
+            raise ChainDamagedError(
+                tenant_id, f"its commitments cannot be made out at seq {entry.seq}: {error}"
+            ) from None
+
+    def _judge(self, tenant_id: str, machine: Commitments, seq: int, payload: str) -> None:
+        """Tell of an entry that another node accepted and that was to be rejected."""
+        rejection = machine.judge(read_proposal(payload))
+        if rejection is not None:
+            detail = f"the verdict of seq {seq} is not what judging its proposal gives: {rejection.detail}"
+            found = Break(seq, "projection", detail, rejection.reason, "accepted")
+            self._on_break(tenant_id, found)
+
+    def chained(self, linked: LinkedBatch) -> None:
+        """The batch is committed: what was decided in it counts, and the heads are where it left them."""
+        for machine in linked.machines.values():
+            commit(machine.state)
+        for tenant_id, links in linked.links.items():
+            known = self._known.get(tenant_id)
+            if known is not None and known.seq == links[0].seq - 1:
+                known.seq = links[-1].seq
+        if not linked.machines:
+            return
+        live = sum(len(known.machine.state.active) for known in self._known.values())
+        while live > LIVE_MAX and len(self._known) > 1:
+            _, oldest = self._known.popitem(last=False)
+            live -= len(oldest.machine.state.active)
+
+
+def _ends_nothing(machine: Commitments, entry: PromiseEntry) -> bool:
+    """Whether the entry revokes what is not active.
+
+    Raises:
+        InvalidInputError: its payload is none of a proposal.
+    """
+    if entry.action != CommitmentAction.PROPOSE_ACCEPTED:
+        return False
+    commitment = read_proposal(entry.payload).commitment
+    return isinstance(commitment, Revocation) and commitment.index not in machine.state.active

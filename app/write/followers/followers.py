@@ -1,0 +1,450 @@
+"""Followers: what is derived from the chains, behind the commit that chains.
+
+The chaining transaction holds what chain order must settle; whatever follows from the entries alone is a follower's::
+
+    chained(growth)     after each commit, of the appender or an import: there is more to follow
+    run()               follows until it is cancelled; restarted after a crash, it goes on from where it stood
+    last_error          why following failed last, None while all is well
+
+The Merkle trees are followed by the notary, whose position is the size of the stored tree. A follower that writes rows
+takes ``TableFollower`` and says only what the entries mean to its table. For that::
+
+    position <= head                    per tenant, in scheduler.follower_positions
+    rows and position are of one transaction, which holds the row of the position locked
+    a tenant without a position was not followed: its rows are removed, and it is followed from seq 1 on
+
+A position can be edited, so it is compared with what was followed: where it is not the one that this node left there,
+the entries before it MUST be covered by rows of the table, and those behind it not. If they are not, the table is
+followed from the first entry again, and the false position is reported.
+
+So nodes that follow one ledger together neither lose nor double anything, whoever dies when, and a table that was
+emptied fills again. A follower that is behind must never be a wrong answer: readers merge what it has not followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
+from typing import Protocol
+
+import asyncpg
+import structlog
+
+from app.runtime.database_faults import DATABASE_FAULTS, text_of
+from app.store import following as store
+from app.store.entry_check import Report
+from app.store.following import FollowedEntry
+from app.store.growth import Growth
+from app.store.log_rows import LOG_COLUMNS, RecentRows
+from app.store.node_connection import NodeConnection
+from app.write.followers.long_locks import LongLocks
+from ledger.errors import ChainDamagedError, LedgerError
+from ledger.positions import Lsn
+from ledger.verification.verdict import Break, damaged
+
+ENTRIES_A_TURN = 2000
+"""Most entries that are followed in one transaction."""
+TENANTS_A_TURN = 64
+"""Most tenants that are followed in one transaction."""
+COLLECT_S = 0.1
+"""How long what was committed comes together before it is followed, unless somebody waits for it."""
+RUSH_ENTRIES = ENTRIES_A_TURN
+"""While so many come together each time, or wait to be chained, chaining has the processor to itself: more come
+together, and a job of which several entries come is written once."""
+RUSH_S = 2.0
+"""Longest that a rush keeps entries from being followed."""
+RECENT_BYTES_MAX = 48 << 20
+"""Bytes of the newest rows that are kept to be followed; what is not kept is read back."""
+RUSH_BYTES_MAX = RECENT_BYTES_MAX * 3 // 4
+"""With so many kept a rush is followed at once: none of it is to be read back."""
+FOLLOWER = "follower"
+"""The part of the node that breaks met here are reported by."""
+PLACE_ENTRIES_MAX = 1000
+"""Entries before a position that are compared with the table, where this node does not know how far it had followed."""
+LOOK_INTERVAL_S = 2.0
+"""How often it is asked who is behind: tenants that nobody here chained, or whose last turn failed."""
+
+_FOLLOWED = itemgetter(*(LOG_COLUMNS.index(name) for name in FollowedEntry._fields))
+
+log = structlog.get_logger()
+
+Connect = Callable[[], Awaitable[NodeConnection]]
+Observe = Callable[[Mapping[str, Sequence[FollowedEntry]]], object]
+
+
+class Follower(Protocol):
+    """What comes behind the commit."""
+
+    last_error: str | None
+
+    def chained(self, growth: Growth, /) -> None:
+        """``growth`` was committed; of two that wait, in whatever order. MUST NOT fail."""
+
+    async def run(self) -> None:
+        """Follow, until cancelled."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """What is followed in one transaction, by tenant."""
+
+    after: dict[str, int] = field(default_factory=dict)
+    """Where each stood."""
+    entries: dict[str, Sequence[FollowedEntry]] = field(default_factory=dict)
+    """What comes next, in seq order."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Where each stands then."""
+    covered_lsn: dict[str, Lsn] = field(default_factory=dict)
+    """Of those that stand at the end of their chain: up to where all records of this node are in it, at least."""
+    unfinished: set[str] = field(default_factory=set)
+    """Those for which the table has more to do, also if nothing comes next."""
+
+
+class Table(Protocol):
+    """What a table follower keeps: rows that follow from entries."""
+
+    name: str
+    """Of the follower, and of the table in the schema."""
+
+    async def empty(self, connection: asyncpg.Connection[asyncpg.Record], tenant_ids: Sequence[str], /) -> None:
+        """Remove all rows of these tenants."""
+
+    async def take(self, connection: asyncpg.Connection[asyncpg.Record], turn: Turn, /) -> None:
+        """Write what the entries mean. The transaction is the caller's.
+
+        Raises:
+            LedgerError: not now; nothing of the turn is to be kept.
+        """
+
+    def doubt(self, tenant_id: str, job_id: str, /) -> None:
+        """Write the row of this job again with the next turn of its tenant."""
+
+    async def first_unfollowed(
+        self, connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, after_seq: int, to_seq: int, /
+    ) -> tuple[int, str] | None:
+        """Seq and job of the first entry in this range that the table does not cover."""
+
+    async def is_beyond(self, connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, seq: int, /) -> bool:
+        """Whether the table covers entries behind ``seq``."""
+
+    async def unfinished(self, connection: asyncpg.Connection[asyncpg.Record], /) -> Sequence[str]:
+        """Tenants for which there is more to do, also if the table is not behind."""
+
+    def taken(self, turn: Turn, /) -> None:
+        """What ``take`` wrote last is committed."""
+
+    def failed(self) -> None:
+        """What ``take`` wrote last may be committed or not."""
+
+
+class TableFollower:
+    """Keeps ``table`` behind all chains. ``chained_lsn`` is asked up to where all records of this node for a tenant are
+    in its chain, ``waiting`` how many records are committed and not chained."""
+
+    def __init__(
+        self,
+        table: Table,
+        connect: Connect,
+        chained_lsn: Callable[[str], Lsn],
+        waiting: Callable[[], int] = lambda: 0,
+        report: Report = lambda error, met_by: None,
+        observe: Observe = lambda entries: None,
+    ) -> None:
+        """``report`` is given each error that kept tenants from being followed, and each false position, with the part
+        that met it; ``observe`` the entries that were followed, by tenant."""
+        self._observe = observe
+        self._table = table
+        self._left: dict[str, int] = {}
+        """Where this node left its position in each chain."""
+        self._uncompared: set[str] = set()
+        """Tenants whose positions were locked when they were to be followed: they may be moved meanwhile."""
+        self._again: set[str] = set()
+        """Tenants whose table is false, to be written from the first entry again."""
+        self._is_first_look = True
+        self._connect = connect
+        self._chained_lsn = chained_lsn
+        self._waiting = waiting
+        self._report = report
+        self._connection: NodeConnection | None = None
+        self._behind: dict[str, None] = {}
+        """Tenants that may be behind; who waits longest comes first."""
+        self._grown: dict[str, None] = {}
+        """Those of which more is coming together."""
+        self._came = 0
+        """Entries that came since it was last looked whether to follow."""
+        self._rush_ends_s = 0.0
+        self._is_lull = False
+        """Whether what is followed now is so because little came, and not because a rush has lasted long enough."""
+        self._failed: set[str] = set()
+        """Those that could not be followed; they are tried again when it is next asked who is behind."""
+        self._recent: dict[str, RecentRows] = {}
+        """Newest rows that this node chained, by tenant."""
+        self._recent_bytes = 0
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self.last_error: str | None = None
+        self._locks = LongLocks("following_delayed")
+        self._stood: dict[str, int | None] = {}
+        """Where those stood that were behind at the last look."""
+        self._is_found = True
+        """Whether it was known, at the last look, who is behind."""
+
+    def chained(self, growth: Growth) -> None:
+        """Follow what was committed, soon."""
+        for piece in growth.log_rows.pieces:
+            recent = self._recent.get(piece.tenant_id)
+            if recent is None:
+                recent = self._recent[piece.tenant_id] = RecentRows()
+            self._recent_bytes -= recent.size_bytes
+            recent.add(piece)
+            self._recent_bytes += recent.size_bytes
+        if self._recent_bytes > RECENT_BYTES_MAX:
+            self._recent, self._recent_bytes = {}, 0
+        if not self._grown:
+            self._rush_ends_s = time.monotonic() + RUSH_S
+            asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
+        self._came += len(growth.log_rows)
+        self._grown.update(dict.fromkeys(growth.links))
+        self._idle.clear()
+
+    def _collected(self) -> None:
+        """Follow what came together, or let more come."""
+        is_rush = self._is_rush()
+        self._came = 0
+        self._is_lull = not is_rush
+        if is_rush and self._recent_bytes < RUSH_BYTES_MAX and time.monotonic() < self._rush_ends_s:
+            asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
+        else:
+            self._follow_grown()
+
+    def _is_rush(self) -> bool:
+        return max(self._came, self._waiting()) >= RUSH_ENTRIES
+
+    def _follow_grown(self) -> None:
+        self._behind.update(self._grown)
+        self._grown.clear()
+        self._wake.set()
+
+    def doubt(self, tenant_id: str, job_id: str) -> None:
+        """The row of this job is false: write it again."""
+        self._table.doubt(tenant_id, job_id)
+        self.hurry(tenant_id)
+
+    def begin_again(self, tenant_id: str) -> None:
+        """The table of this tenant is false: write it from the first entry again."""
+        self._again.add(tenant_id)
+        self.hurry(tenant_id)
+
+    def hurry(self, tenant_id: str) -> None:
+        """Somebody waits for this tenant to be followed."""
+        self._is_lull = False
+        self._behind[tenant_id] = None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Follow, for ever; ends by cancellation."""
+        look_at_s = 0.0
+        try:
+            while True:
+                self._wake.clear()
+                if time.monotonic() >= look_at_s:
+                    await self._find_behind()
+                    look_at_s = time.monotonic() + LOOK_INTERVAL_S
+                await self._follow_all()
+                if self._is_found and not self._failed:
+                    self.last_error = None
+                if not self._behind and not self._grown and not self._failed:
+                    self._idle.set()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, look_at_s - time.monotonic())):
+                        await self._wake.wait()
+        finally:
+            self._lose_connection()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Have ``run`` follow what is chained, as far as it comes within ``timeout_s`` seconds."""
+        self._follow_grown()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+
+    async def _find_behind(self) -> None:
+        self._failed.clear()
+        try:
+            connection = await self._connected()
+            stands = await store.behind(connection, self._table.name)
+            behind = [*stands, *self._uncompared, *await self._table.unfinished(connection)]
+            if self._is_first_look:
+                behind += await store.followed(connection, self._table.name)
+        except DATABASE_FAULTS as error:
+            self._is_found = False
+            self._note((), error)
+            return
+        self._is_found, self._is_first_look = True, False
+        self._behind.update(dict.fromkeys(name for name in behind if name not in self._grown))
+        # Where a place moves, another node follows.
+        self._locks.ended_but_of({name for name, seq in stands.items() if self._stood.get(name, -1) == seq})
+        self._stood = stands
+
+    async def _follow_all(self) -> None:
+        """Turns for all tenants that are behind, as far as they can be followed."""
+        while names := list(islice((name for name in self._behind if name not in self._failed), TENANTS_A_TURN)):
+            for name in names:
+                del self._behind[name]
+            if not await self._follow(names) and len(names) > 1 and self._has_connection():
+                # One of them may be what keeps the others.
+                self._failed.difference_update(names)
+                for at, name in enumerate(names):
+                    if not self._has_connection():
+                        self._failed.update(names[at:])
+                        break
+                    await self._follow((name,))
+            await asyncio.sleep(0)
+        self._behind.clear()
+
+    async def _follow(self, names: Sequence[str]) -> bool:
+        """One turn for these tenants in one transaction; whether it was committed."""
+        turn = Turn()
+        try:
+            connection = await self._connected()
+            async with connection.transaction():
+                await self._fill(turn, connection, names)
+                # Also without entries: the table learns that somebody else followed these chains.
+                await self._table.take(connection, turn)
+                if unmoved := await store.move(connection, self._table.name, turn.after, turn.places):
+                    reason = f"PostgreSQL did not move the place of follower {self._table.name} and said no error"
+                    raise ChainDamagedError(min(unmoved), reason)
+        except Exception as error:
+            # Rows that somebody edited may hold anything; of what no check foresaw, as a TypeError, the log has the
+            # trace. Nothing of the turn is stored, these tenants are tried one by one, and /readyz says why.
+            if not isinstance(error, (LedgerError, *DATABASE_FAULTS)):
+                log.error("following_failed", follower=self._table.name, tenants=names[:3], exc_info=error)
+            self._table.failed()
+            self._note(names, error)
+            return False
+        except BaseException:
+            self._table.failed()
+            raise
+        self._table.taken(turn)
+        self._left.update(turn.places)
+        self._again.difference_update(turn.after)
+        self._observe(turn.entries)
+        for name in names:
+            (self._locks.ended if name in turn.after else self._locks.met)(name)
+            (self._uncompared.discard if name in turn.after else self._uncompared.add)(name)
+        self._behind.update(dict.fromkeys(turn.unfinished))
+        for name, seq in turn.places.items():
+            self._forget(name, seq)
+            if name not in turn.covered_lsn and not (name in self._grown and self._is_lull_over()):
+                self._behind[name] = None
+        return True
+
+    @property
+    def locked(self) -> set[str]:
+        """Tenants whose places another session has kept locked for long."""
+        return self._locks.tenants
+
+    def _is_lull_over(self) -> bool:
+        """Whether a rush goes on that seemed to have ended: what has grown is followed with what comes of it."""
+        return self._is_lull and self._is_rush() and self._recent_bytes < RUSH_BYTES_MAX
+
+    async def _fill(self, turn: Turn, connection: asyncpg.Connection[asyncpg.Record], names: Sequence[str]) -> None:
+        """Take into ``turn`` what comes next of these tenants, whose places are locked.
+
+        Raises:
+            ChainDamagedError: a chain has no entry at its head. It is not followed to there, or what is chained once
+                the head was put back would count as followed.
+        """
+        # Asked before the heads are read: what a chain holds by then is in it.
+        chained_lsn, room = {name: self._chained_lsn(name) for name in names}, ENTRIES_A_TURN
+        places = await store.lock_places(connection, self._table.name, names)
+        for name, place in places.items():
+            found = None if place.is_begun else await self._false_place(connection, name, place.seq)
+            if found is not None:
+                self._report(ChainDamagedError(name, found.detail, found), FOLLOWER)
+            if found is not None or (name in self._again and not place.is_begun):
+                await store.move(connection, self._table.name, {name: place.seq}, {name: 0})
+                places[name] = store.Place(0, place.head_seq, is_begun=True)
+        if begun := [name for name, place in places.items() if place.is_begun]:
+            await self._table.empty(connection, begun)
+        for name, (after, head_seq, _) in places.items():
+            entries = self._remembered(name, after, head_seq, room)
+            if not entries and room and after < head_seq:
+                entries = await store.entries_behind(connection, name, after, head_seq, room)
+                if len(entries) < room and (not entries or entries[-1].seq != head_seq):
+                    raise damaged(
+                        name, "head", head_seq, f"its head stands at seq {head_seq}, where the log has no entry"
+                    )
+            turn.after[name] = after
+            turn.places[name] = entries[-1].seq if entries else after
+            if turn.places[name] == head_seq:
+                turn.covered_lsn[name] = chained_lsn[name]
+            if entries:
+                turn.entries[name] = entries
+            room -= len(entries)
+
+    async def _false_place(
+        self, connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, seq: int
+    ) -> Break | None:
+        """What is wrong with a position that this node did not leave at ``seq``; another node may have moved it."""
+        left = self._left.get(tenant_id)
+        if left == seq:
+            return None
+        if await self._table.is_beyond(connection, tenant_id, seq):
+            return self._not_followed(seq, "rows cover entries behind it")
+        after_seq = left if left is not None and left < seq else max(0, seq - PLACE_ENTRIES_MAX)
+        unfollowed = await self._table.first_unfollowed(connection, tenant_id, after_seq, seq)
+        if unfollowed is None:
+            return None
+        return self._not_followed(seq, "no row covers seq {} of job {}".format(*unfollowed))
+
+    def _not_followed(self, seq: int, why: str) -> Break:
+        table = self._table.name
+        return Break(seq, "projection", f"the position of scheduler.{table} is seq {seq}, but {why}", None, why)
+
+    def _remembered(self, tenant_id: str, after: int, head_seq: int, limit: int) -> Sequence[FollowedEntry]:
+        """What comes behind ``after``, as far as it is kept; none of what is beyond the head that was read."""
+        recent = self._recent.get(tenant_id)
+        rows = () if recent is None else recent.after(after, min(limit, head_seq - after))
+        return list(map(FollowedEntry._make, map(_FOLLOWED, rows)))
+
+    def _forget(self, tenant_id: str, upto_seq: int) -> None:
+        """What was followed need not be kept."""
+        recent = self._recent.get(tenant_id)
+        if recent is None:
+            return
+        self._recent_bytes -= recent.size_bytes
+        recent.forget(upto_seq)
+        self._recent_bytes += recent.size_bytes
+        if not recent.size_bytes:
+            del self._recent[tenant_id]
+
+    # --- the way to Postgres ----------------------------------------------------------------------
+
+    def _has_connection(self) -> bool:
+        return self._connection is not None
+
+    async def _connected(self) -> NodeConnection:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await self._connect()
+        return self._connection
+
+    def _note(self, names: Sequence[str], error: Exception) -> None:
+        """These could not be followed. Without a connection nobody can: all are found again when it is next asked."""
+        if self.last_error is None:
+            log.warning("following_delayed", follower=self._table.name, tenants=names[:3], error=str(error))
+        self.last_error = text_of(error)
+        self._report(error, FOLLOWER)
+        self._failed.update(names)
+        if (lost := self._connection) is None or lost.is_closed() or lost.is_spent or isinstance(error, TimeoutError):
+            self._lose_connection()
+            self._failed.update(self._behind)
+
+    def _lose_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None

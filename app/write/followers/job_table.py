@@ -1,0 +1,218 @@
+"""The tables that name the entries that count, kept by a follower as far as the chain was followed: for each job, and
+for what is promised."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from app.store import Connection, commitments
+from app.store import job_table as store
+from app.store import job_terms as terms_store
+from app.store.following import FollowedEntry
+from app.store.job_table import JobKey, JobSpan
+from app.store.job_terms import SearchFields
+from app.write.followers import job_terms
+from app.write.followers.followers import Turn
+from ledger.machines import jobs
+from ledger.machines.job_fold import JobFold
+from ledger.machines.job_state import HlcParts
+from ledger.machines.jobs import JobState
+from ledger.positions import Lsn
+from ledger.verification import ENTRY_COLUMNS
+from ledger.verification.projection_check import JOB_COLUMNS, stored_form
+
+CACHED_JOBS_MAX = 50_000
+"""Job states kept so that a job whose events follow each other is not read back each time."""
+ENTRIES_A_STEP = 200
+"""Entries read between two turns of the event loop."""
+JOBS_A_STEP = 50
+"""Jobs whose entries are folded between two turns."""
+
+DOUBTED_MAX = 10_000
+"""Jobs whose false rows wait to be written again; others are found again when they are read."""
+
+_STORED = len(JOB_COLUMNS)
+_SAID = itemgetter(
+    *map(
+        ENTRY_COLUMNS.index,
+        ("job_id", "seq", "hlc_physical", "hlc_logical", "hlc_node", "action", "payload_digest", "payload"),
+    )
+)
+"""The arguments of ``jobs.said_of_row``."""
+
+OnFollowed = Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None]
+"""Takes new states of jobs, and up to which LSN each tenant's cover the records of this node."""
+
+
+class JobTable:
+    """Folds entries into the states of their jobs. ``on_followed`` runs once states are committed."""
+
+    name = store.FOLLOWER
+
+    def __init__(self, on_followed: OnFollowed) -> None:
+        self._on_followed = on_followed
+        self._cache = _StateCache()
+        self._states: dict[JobKey, JobState] = {}
+        """Those that the last turn wrote."""
+        self._doubted: dict[JobKey, None] = {}
+        """Those whose rows are false."""
+        self._rewritten: Sequence[JobKey] = ()
+        """Those of them whose rows the last turn wrote."""
+
+    def doubt(self, tenant_id: str, job_id: str) -> None:
+        """Write the row of this job again with the next turn of its tenant, from its entries."""
+        if len(self._doubted) < DOUBTED_MAX:
+            self._doubted[tenant_id, job_id] = None
+
+    async def first_unfollowed(
+        self, connection: Connection, tenant_id: str, after_seq: int, to_seq: int
+    ) -> tuple[int, str] | None:
+        """Seq and job of the first entry in this range that no row of the table covers."""
+        return await store.first_unfollowed(connection, tenant_id, after_seq, to_seq)
+
+    async def is_beyond(self, connection: Connection, tenant_id: str, seq: int) -> bool:
+        """Whether rows of the table cover entries behind ``seq``."""
+        return await store.is_beyond(connection, tenant_id, seq)
+
+    async def empty(self, connection: Connection, tenant_ids: Sequence[str]) -> None:
+        """Remove the rows of these tenants."""
+        await store.empty(connection, tenant_ids)
+        await commitments.empty(connection, tenant_ids)
+        await terms_store.empty(connection, tenant_ids)
+
+    async def take(self, connection: Connection, turn: Turn) -> None:
+        """Fold the entries, and store the states that they leave, what they are searched by, and which entries promise
+        something."""
+        await commitments.take(connection, turn.entries)
+        self._cache.begin(turn.after)
+        said = {tenant_id: await _said(entries) for tenant_id, entries in turn.entries.items()}
+        doubted = [job for job in self._doubted if job[0] in turn.after]
+        touched = sorted({*doubted, *((tenant_id, job_id) for tenant_id in said for job_id in said[tenant_id])})
+        before = {job: state for job in touched if (state := self._cache.get(job)) is not None}
+        unknown = [job for job in touched if job not in before and turn.after[job[0]]]
+        read = await _folded(connection, [JobSpan(*job, to_seq=turn.after[job[0]]) for job in unknown])
+        states: dict[JobKey, JobState] = {}
+        for number, job in enumerate(touched, 1):
+            tenant_id, job_id = job
+            fold = JobFold(job_id, before.get(job) or read.get(job))
+            for fact in said.get(tenant_id, {}).get(job_id, ()):
+                fold.add(*fact)
+            if not fold.is_empty:
+                states[job] = fold.state()
+            if number % JOBS_A_STEP == 0:
+                await asyncio.sleep(0)
+        self._states, self._rewritten = states, doubted
+        if self._states:
+            await store.store(
+                connection, [(job[0], *stored_form(state)[:_STORED]) for job, state in self._states.items()]
+            )
+        if declared := await terms_store.declared(connection, turn.after):
+            await job_terms.follow(connection, declared, states, before)
+            for fields in declared.values():
+                if fields.built_to is not None:
+                    built = await _next_built(connection, fields, turn.places[fields.tenant_id])
+                    await job_terms.build(connection, turn, fields, built)
+
+    async def unfinished(self, connection: Connection) -> Sequence[str]:
+        """Tenants whose jobs are not all found by the fields that they declared."""
+        return await terms_store.unbuilt(connection)
+
+    def taken(self, turn: Turn) -> None:
+        """Remember the states."""
+        self._cache.commit(turn.places, self._states)
+        self._on_followed(self._states, turn.covered_lsn)
+        self._states = {}
+        for job in self._rewritten:
+            self._doubted.pop(job, None)
+
+    def failed(self) -> None:
+        """Forget all states: which of them are stored is not known."""
+        self._cache = _StateCache()
+        self._states = {}
+
+
+async def _next_built(connection: Connection, fields: SearchFields, to_seq: int) -> dict[JobKey, JobState]:
+    """The jobs of the tenant behind ``built_to``, as their entries up to ``to_seq`` say."""
+    assert fields.built_to is not None
+    job_ids = await terms_store.next_jobs(connection, fields.tenant_id, fields.built_to, job_terms.BUILT_AT_ONCE)
+    read = await _folded(connection, [JobSpan(fields.tenant_id, job_id, to_seq=to_seq) for job_id in job_ids])
+    keys = [(fields.tenant_id, job_id) for job_id in job_ids]
+    return {key: read.get(key) or JobFold(key[1]).state() for key in keys}
+
+
+async def _folded(connection: Connection, spans: Sequence[JobSpan]) -> dict[JobKey, JobState]:
+    """What the entries of each say of its job, those that say something. Entries are taken as they are stored: a read
+    of the job recomputes them."""
+    states: dict[JobKey, JobState] = {}
+    entries = await store.entries_of(connection, spans) if spans else []
+    for number, (span, rows) in enumerate(zip(spans, entries, strict=True), 1):
+        fold = JobFold(span.job_id)
+        while True:
+            for row in rows:
+                said = jobs.said_of_row(*_SAID(row))
+                if said is not None:
+                    fold.add(*said, row[0])
+            if len(rows) <= store.ENTRIES_MAX:
+                break
+            (rows,) = await store.entries_of(connection, [span._replace(after_seq=rows[-1][0])])
+        if not fold.is_empty:
+            states[span.tenant_id, span.job_id] = fold.state()
+        if number % JOBS_A_STEP == 0:
+            await asyncio.sleep(0)
+    return states
+
+
+_Said = tuple[str, Mapping[str, Any], HlcParts, str, int]
+"""The arguments of ``JobFold.add``."""
+
+
+async def _said(entries: Sequence[FollowedEntry]) -> dict[str, list[_Said]]:
+    """By job, what the entries say of it. One that somebody edited beyond its types says nothing."""
+    found: dict[str, list[_Said]] = defaultdict(list)
+    for number, entry in enumerate(entries, 1):
+        said = jobs.said_of_row(*entry[:-1])
+        if said is not None:
+            found[entry[0]].append((*said, entry[1]))
+        if number % ENTRIES_A_STEP == 0:
+            await asyncio.sleep(0)
+    return found
+
+
+class _StateCache:
+    """Job states as of the last turn, valid for a tenant only while nobody else follows it."""
+
+    def __init__(self) -> None:
+        self._tenants: OrderedDict[str, tuple[int, dict[str, JobState]]] = OrderedDict()
+        self._count = 0
+
+    def begin(self, places: Mapping[str, int]) -> None:
+        """Forget tenants that are not where this cache left them."""
+        for tenant_id, seq in places.items():
+            cached = self._tenants.get(tenant_id)
+            if cached is not None and cached[0] != seq:
+                self._forget(tenant_id)
+
+    def get(self, job: JobKey) -> JobState | None:
+        """The state of a job, None when it must be read."""
+        cached = self._tenants.get(job[0])
+        return cached[1].get(job[1]) if cached is not None else None
+
+    def commit(self, places: Mapping[str, int], states: Mapping[JobKey, JobState]) -> None:
+        """Take over what a committed turn left behind."""
+        for tenant_id, seq in places.items():
+            known = self._tenants[tenant_id][1] if tenant_id in self._tenants else {}
+            self._tenants[tenant_id] = (seq, known)
+            self._tenants.move_to_end(tenant_id)
+        for (tenant_id, job_id), state in states.items():
+            known = self._tenants[tenant_id][1]
+            self._count += job_id not in known
+            known[job_id] = state
+        while self._count > CACHED_JOBS_MAX:
+            self._forget(next(iter(self._tenants)))
+
+    def _forget(self, tenant_id: str) -> None:
+        self._count -= len(self._tenants.pop(tenant_id)[1])

@@ -1,0 +1,367 @@
+"""Follows every chain of the ledger, whoever writes it, so that no running node goes on over a database that went back.
+
+Round after round over all tenants, page by page, in one snapshot of the database each::
+
+    0. with the first page: the database knows of all that this node has chained, signed or not   (write.chain.fence)
+    1. of the chains whose head, tree or last entry changed: the entry at the newest checkpoint that this node keeps of
+       the chain is still the one that was signed
+    2. a newer checkpoint of another node, signed by a key that counts and proved to extend the one that is kept, takes
+       its place beside the WAL                                              (notary, under the tenant's lock)
+
+A chain that ends before its checkpoint, or whose entries hold together and are others, ends the node: the next start
+refuses it too (node.start.checks). Rows that do not even hold together are the damage of one tenant: verification names
+them, and nobody signs them.
+
+A chain that goes on for UNFOLLOWED_AFTER_S while no newer checkpoint of it can be kept is told in the log and by
+``/readyz``: what lies above the one that is kept, this node could not miss.
+
+Cost: SHARE of one core at the most, so a round over very many tenants takes longer, never more of the machine. A page
+that takes a second or more waits for the database; the rest after it is bounded, lest the node be blind for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from app.runtime.state.found_breaks import FoundBreaks
+from app.runtime.state.node import Node
+from app.runtime.tasks.paced import paced
+from app.store import Connection
+from app.store import watching as store
+from app.store.notary import TileCoordinates, read_entry, read_tiles_of
+from app.store.reading import Pool, reading
+from app.store.watching import SeenChain
+from app.write.chain.fence import refuse_older
+from app.write.followers.checkpoints import CheckpointJournal
+from app.write.followers.notary import Notary
+from app.write.followers.signed_chain import is_in_tree, root_of_chain, tree_agrees
+from ledger import merkle
+from ledger.errors import DatabaseUnavailableError, DatabaseWentBackError, LedgerError
+from ledger.merkle import tiles
+from ledger.names import is_readable_tenant
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, first_break_in, holds_together
+from ledger.verification.verdict import Break
+from signing import checkpoint
+from signing.checkpoint import Checkpoint, open_checkpoint
+from signing.keys import Keyring
+
+SHARE = 0.05
+"""Most of the time that the watch takes, waiting for the database included."""
+REST_MAX_S = 5.0
+"""Longest rest after a page, however long it took."""
+ROUND_INTERVAL_S = 1.0
+"""Rest between two rounds: a ledger of one page is looked at once a second."""
+PAGE_TENANTS = 500
+FOLLOW_INTERVAL_S = 5.0
+"""How often at most a checkpoint of one tenant is replaced by a newer one of another node: that costs an fsync."""
+UNFOLLOWED_AFTER_S = 30.0
+"""How long a chain may be longer than its newest checkpoint that counts, and nothing is said. Only time in which the
+database answers counts: one look adds half of it at the most."""
+TENANTS_LOGGED_MAX = 10
+"""Tenants that one line of the log names."""
+ROOT_TIMEOUT_S = 3600.0
+"""Longest that computing a root from a whole chain may take."""
+
+_LINK, _PREVIOUS = map(ENTRY_COLUMNS.index, ("chain_link", "prev_chain_link"))
+_WENT_BACK = (
+    "the database was restored or failed over to an older copy, or history was rewritten. This node writes no more; "
+    "bring the newer database back, or what is missing with tally restore"
+)
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """What is known of one chain between two rounds."""
+
+    anchor: Checkpoint | None = None
+    """The newest checkpoint beside the WAL."""
+    link: str | None = None
+    """Link of the entry at its size, once it was proved to be the one that was signed."""
+    mark: int | None = None
+    """Of the columns that were found in order."""
+    follow_at_s: float = 0.0
+    """When a newer checkpoint of another node is looked at again."""
+    fault: str | None = None
+    """Why the stored checkpoint was not kept when it was looked at last."""
+    ahead_s: float = 0.0
+    """How long the chain has been longer than the checkpoint, as far as it was looked at."""
+    looked_at_s: float = field(default_factory=time.monotonic)
+
+    def move(self, anchor: Checkpoint) -> None:
+        """Hold the chain to ``anchor`` from now on."""
+        self.anchor, self.link, self.mark = anchor, None, None
+        self.fault, self.ahead_s = None, 0.0
+
+    @property
+    def kept_size(self) -> int:
+        """Size of the newest checkpoint beside the WAL."""
+        return self.anchor.size if self.anchor is not None else 0
+
+
+@dataclass(kw_only=True, eq=False)
+class LedgerWatch:
+    """The watch of one node; belongs to its event loop."""
+
+    node: Node
+    pool: Pool
+    checkpoints: CheckpointJournal
+    notary: Notary
+    keyring: Callable[[], Awaitable[Keyring]]
+    """Gives the keys that may sign checkpoints now, of all nodes."""
+    breaks: FoundBreaks
+    on_failure: Callable[[LedgerError], None]
+    _watched: dict[str, _Watched] = field(default_factory=dict, init=False)
+
+    async def run(self) -> None:
+        """Watch, for ever; ends by cancellation, or when the node has failed."""
+        for tenant_id, text in self.checkpoints.load_all().items():
+            self._of(tenant_id).move(checkpoint.read(text))
+        while self.node.failure is None:
+            try:
+                await self._round()
+            except DatabaseUnavailableError as error:
+                log.debug("ledger_watch_delayed", error=str(error))
+            except DatabaseWentBackError as error:
+                self.on_failure(error)
+            await asyncio.sleep(ROUND_INTERVAL_S)
+
+    def _of(self, tenant_id: str) -> _Watched:
+        return self._watched.setdefault(tenant_id, _Watched())
+
+    async def _round(self) -> None:
+        """Look at every chain once.
+
+        Raises:
+            DatabaseWentBackError: one is not the one that was signed, or lacks what this node chained.
+            DatabaseUnavailableError: Postgres does not answer.
+        """
+        # One without a checkpoint too: what this node keeps itself may be kept a moment after its chain was looked at,
+        # and one with a checkpoint that was never looked at: all of it may have come and gone between two rounds.
+        unseen = self._watched.keys() | self.checkpoints.tenants()
+        after: str | None = ""
+        while after is not None:
+            async with paced(SHARE, rest_max_s=REST_MAX_S):
+                chained_lsn = self.node.chained.lsn
+                async with reading(self.pool, snapshot=True) as connection:
+                    if after == "":
+                        refuse_older(await store.read_position(connection, self.node.node_id), self.node, chained_lsn)
+                    page = await store.read_page(connection, after, PAGE_TENANTS)
+                    after = page[-1].tenant_id if len(page) == PAGE_TENANTS else None
+                    unseen.difference_update(chain.tenant_id for chain in page)
+                    if after is None:
+                        page += [SeenChain(tenant_id, None, None, None, None, None, None) for tenant_id in unseen]
+                    chains = [chain for chain in page if self._is_watched(chain.tenant_id)]
+                    changed = self._changed(chains)
+                    doubtful = await self._unproved(connection, changed)
+                for tenant_id in doubtful:
+                    await self._settle(tenant_id)
+                self._take_own([*changed, *self._kept_since(chains)])
+                await self._follow([chain for chain in chains if self._is_behind(chain)])
+                self._tell_unfollowed(chains)
+
+    def _is_watched(self, tenant_id: str) -> bool:
+        """A tenant that is quarantined is not extended anyway."""
+        return is_readable_tenant(tenant_id) and tenant_id not in self.node.damaged
+
+    # --- 1. the entry that was signed -----------------------------------------------------------------
+
+    def _changed(self, chains: Sequence[SeenChain]) -> list[str]:
+        """The chains that are not as they were last found."""
+        changed = []
+        for chain in chains:
+            watched, mark = self._of(chain.tenant_id), hash(chain[1:6])
+            if mark != watched.mark:
+                watched.mark = mark
+                changed.append(chain.tenant_id)
+        return changed
+
+    async def _unproved(self, connection: Connection, changed: Sequence[str]) -> list[str]:
+        """Those of the ``changed`` chains whose signed entry is not there, or not proved by the stored tree."""
+        kept = {name: self._of(name).anchor for name in changed}
+        anchors = {name: anchor for name, anchor in kept.items() if anchor is not None and anchor.size}
+        if not anchors:
+            return []
+        links = await store.read_links(connection, {name: anchor.size for name, anchor in anchors.items()})
+        unproved = {name: anchor for name, anchor in anchors.items() if not self._is_known(name, links.get(name))}
+        wanted = [(name, at) for name, anchor in unproved.items() for at in _tiles_of(anchor)]
+        stored = await read_tiles_of(connection, wanted)
+        doubtful = []
+        for name, anchor in unproved.items():
+            link, known = links.get(name), self._of(name)
+            if known.link is None and is_in_tree(link, anchor, stored.get(name, {})):
+                known.link = link
+            else:
+                doubtful.append(name)
+        return doubtful
+
+    def _is_known(self, tenant_id: str, link: str | None) -> bool:
+        known = self._of(tenant_id).link
+        return known is not None and known == link
+
+    def _kept_since(self, chains: Sequence[SeenChain]) -> list[str]:
+        """The chains of which this node has kept a longer checkpoint since the watch took one. Such a chain may look
+        unchanged: its new entries came and were lost again between two rounds."""
+        names = [chain.tenant_id for chain in chains]
+        return [name for name in names if self.checkpoints.size(name) > self._of(name).kept_size]
+
+    def _take_own(self, changed: Sequence[str]) -> None:
+        """Hold chains to what this node has kept of them meanwhile, from the next round on: then the database is looked
+        at after the checkpoint."""
+        for tenant_id in changed:
+            kept, watched = self.checkpoints.load(tenant_id), self._of(tenant_id)
+            if kept is not None and (anchor := checkpoint.read(kept)) != watched.anchor:
+                watched.move(anchor)
+
+    async def _settle(self, tenant_id: str) -> None:
+        """Whether a chain whose signed entry was not found as it was is another one now, or damaged, or its tree is.
+
+        Raises:
+            DatabaseWentBackError: it ends before the checkpoint, or holds together and is another.
+        """
+        watched = self._of(tenant_id)
+        anchor = watched.anchor
+        assert anchor is not None
+        async with reading(self.pool, timeout_s=ROOT_TIMEOUT_S, snapshot=True) as connection:
+            end_seq = await store.read_end(connection, tenant_id)
+            row = await read_entry(connection, tenant_id, anchor.size)
+            if row is None and end_seq < anchor.size:
+                raise DatabaseWentBackError(
+                    f"the chain of tenant {tenant_id} ends at seq {end_seq}, but this node keeps a checkpoint of it of "
+                    f"size {anchor.size}: {_WENT_BACK}"
+                )
+            if row is None or not holds_together(tenant_id, row):
+                self.breaks.report(tenant_id, _break_at(tenant_id, anchor.size, row), "ledger_watch")
+                return
+            link = row[_LINK]
+            if watched.link is None and await tree_agrees(connection, tenant_id, anchor):
+                watched.link = link
+                return
+            if watched.link is None and await root_of_chain(connection, tenant_id, anchor.size) == anchor.root:
+                watched.link = link
+        if link != watched.link:
+            raise DatabaseWentBackError(
+                f"the chain of tenant {tenant_id} differs within its first {anchor.size} entries from the checkpoint "
+                f"that this node keeps of it, and holds together: {_WENT_BACK}"
+            )
+        self.notary.mend(tenant_id)
+
+    # --- 2. newer checkpoints of other nodes ----------------------------------------------------------
+
+    def _is_behind(self, chain: SeenChain) -> bool:
+        """Whether it is time to look for a newer checkpoint of the chain, and there may be one."""
+        watched = self._of(chain.tenant_id)
+        is_ahead = type(chain.tree_size) is int and chain.tree_size > watched.kept_size
+        return is_ahead and watched.follow_at_s <= time.monotonic()
+
+    async def _follow(self, chains: Sequence[SeenChain]) -> None:
+        """Keep the newest checkpoints of these chains, where they are signed by a key that counts and extend what is
+        kept."""
+        signed: dict[str, Checkpoint] = {}
+        notes = {}
+        ring = await self.keyring() if chains else Keyring([])
+        # What is kept is what they must extend: this node may have kept a newer one since it looked.
+        self._take_own([chain.tenant_id for chain in chains])
+        for chain in filter(self._is_behind, chains):
+            tenant_id, watched = chain.tenant_id, self._of(chain.tenant_id)
+            watched.follow_at_s = time.monotonic() + FOLLOW_INTERVAL_S
+            if (head := self._signed_head(chain, ring)) is not None:
+                signed[tenant_id], notes[tenant_id] = head, chain.checkpoint or ""
+        anchors = {tenant_id: self._of(tenant_id).anchor for tenant_id in notes}
+        if not signed:
+            return
+        async with reading(self.pool, snapshot=True) as connection:
+            wanted = [(name, at) for name, head in signed.items() for at in _tiles_between(anchors[name], head)]
+            stored = await read_tiles_of(connection, wanted)
+        for tenant_id, head in signed.items():
+            if not _extends(anchors[tenant_id], head, stored.get(tenant_id, {})):
+                log.error("checkpoint_does_not_extend", tenant_id=tenant_id, size=head.size)
+                self._of(tenant_id).fault = f"the checkpoint of size {head.size} does not extend the one that is kept"
+                del notes[tenant_id]
+        for tenant_id in await self.notary.keep_followed(notes, anchors):
+            self._of(tenant_id).move(signed[tenant_id])
+
+    def _signed_head(self, chain: SeenChain, ring: Keyring) -> Checkpoint | None:
+        """What the stored note says, when a key of ``ring`` signed it and it is of the stored tree."""
+        watched = self._of(chain.tenant_id)
+        try:
+            head = open_checkpoint(chain.checkpoint or "", ring, origin=self.notary.origin(chain.tenant_id))
+        except LedgerError as error:
+            watched.fault = str(error)
+            return None
+        if (head.size, head.root.hex()) != (chain.tree_size, chain.root_hash):
+            watched.fault = f"the checkpoint of size {head.size} is not that of the stored tree"
+            return None
+        return head
+
+    # --- 3. chains that go on without a checkpoint that counts ----------------------------------------
+
+    def _tell_unfollowed(self, chains: Sequence[SeenChain]) -> None:
+        """Note which of these chains have been longer than their checkpoint for too long, and log the new ones."""
+        now_s, unfollowed, new = time.monotonic(), self.node.unfollowed, []
+        for chain in chains:
+            watched, name = self._of(chain.tenant_id), chain.tenant_id
+            looked_at_s, watched.looked_at_s = watched.looked_at_s, now_s
+            if _end_of(chain) <= watched.kept_size:
+                watched.ahead_s = 0.0
+            if watched.ahead_s == 0.0:
+                unfollowed.pop(name, None)
+            if _end_of(chain) > watched.kept_size:
+                watched.ahead_s += min(now_s - looked_at_s, UNFOLLOWED_AFTER_S / 2)
+            if watched.ahead_s >= UNFOLLOWED_AFTER_S and name not in unfollowed:
+                new.append(chain)
+        self._take_own([chain.tenant_id for chain in new])
+        told = {chain.tenant_id: self._why_unfollowed(chain) for chain in new if self._of(chain.tenant_id).ahead_s}
+        unfollowed.update(told)
+        if told:
+            named = dict(sorted(told.items())[:TENANTS_LOGGED_MAX])
+            log.warning("checkpoints_not_followed", tenants=len(told), faults=named)
+
+    def _why_unfollowed(self, chain: SeenChain) -> str:
+        watched = self._of(chain.tenant_id)
+        above = f"nothing that counts covers seq {watched.kept_size + 1} to {_end_of(chain)}"
+        if watched.fault is not None:
+            return f"{above}: {watched.fault}"
+        return (
+            f"{above}: no checkpoint was made; the node that writes is not admitted (tally keys list), is down, or "
+            "cannot store checkpoints (its /readyz says why under signing)"
+        )
+
+
+def _end_of(chain: SeenChain) -> int:
+    """How long the database says that the chain is, by its head or its tree."""
+    return max((size for size in (chain.head_seq, chain.tree_size) if type(size) is int), default=0)
+
+
+def _break_at(tenant_id: str, seq: int, row: EntryRow | None) -> Break:
+    """What is wrong with the row at ``seq``, which a checkpoint covers: it is gone, or does not hold together."""
+    if row is None:
+        return Break(seq, "gap", f"the entry of seq {seq}, which a checkpoint covers, is missing")
+    found = first_break_in(tenant_id, [row], first_seq=seq, prev_link=row[_PREVIOUS])
+    return found or Break(seq, "link", "a row that a checkpoint covers was changed")
+
+
+def _tiles_of(anchor: Checkpoint) -> set[TileCoordinates]:
+    return tiles.root_tiles(anchor.size) | tiles.inclusion_tiles(anchor.size - 1, anchor.size)
+
+
+def _tiles_between(anchor: Checkpoint | None, head: Checkpoint) -> set[TileCoordinates]:
+    return tiles.consistency_tiles(anchor.size, head.size) if anchor is not None and anchor.size else set()
+
+
+def _extends(anchor: Checkpoint | None, head: Checkpoint, stored: dict[TileCoordinates, bytes]) -> bool:
+    """Whether the tiles prove that the tree of ``head`` begins with that of ``anchor``."""
+    if anchor is None or not anchor.size:
+        return True
+    try:
+        proof = tiles.consistency_proof(anchor.size, head.size, lambda level, index: stored[level, index])
+        merkle.verify_consistency(anchor.size, head.size, anchor.root, head.root, proof)
+    except (LedgerError, KeyError, ValueError, TypeError):
+        return False
+    return True

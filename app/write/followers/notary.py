@@ -1,0 +1,575 @@
+"""The notary: follows each tenant's chain with its Merkle tree, and signs what it has followed.
+
+For the tenants whose chains have grown, many at once::
+
+    1. trees and checkpoints are brought up with the chains, in one transaction for all     (tree_follower)
+    2. snapshots are signed: one for every ``batch_size`` entries, a shorter one when the
+       oldest unsigned entry has waited ``batch_interval`` or somebody asks                 (snapshotter)
+
+Each tenant gets one turn a round, of a bounded number of links and snapshots; whoever has more to do is in the next
+round, with all others that have grown meanwhile. So none waits for another's backlog.
+
+Invariants, per tenant::
+
+    chained_seq >= tree_size >= signed_seq
+    checkpoint beside the WAL <= tree_size
+
+It works behind the commit path: when signing fails, chaining goes on and the notary tries again. When it is the signer
+of snapshots that fails, trees and checkpoints go on as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from app.runtime.database_faults import DATABASE_FAULTS, text_of
+from app.runtime.metrics import Metrics
+from app.runtime.state.found_breaks import FoundBreaks
+from app.runtime.state.node import Node
+from app.store import Connection
+from app.store import notary as store
+from app.store.growth import Growth
+from app.store.reading import Pool, reading
+from app.trust.keys.in_use import KeyInUse
+from app.write.followers.checkpoints import CheckpointJournal
+from app.write.followers.long_locks import LongLocks
+from app.write.followers.own_entries import OwnEntries
+from app.write.followers.signed_chain import unforeseen
+from app.write.followers.snapshotter import Snapshotter
+from app.write.followers.tenant_memory import FollowedTenant, TenantMemory
+from app.write.followers.tree_follower import TreeFollower
+from ledger.errors import (
+    ChainBrokenError,
+    LedgerError,
+    SignatureError,
+    SignerAwayError,
+    SigningUnavailableError,
+    StoredTreeBehindError,
+    StoredTreeError,
+    StoredTreeLockedError,
+)
+from ledger.machines.events import SYSTEM_TENANT
+from ledger.names import is_readable_tenant
+from ledger.positions import BEFORE_FIRST, Lsn
+from ledger.verification.verdict import Break
+from signing.checkpoint import Checkpoint
+from signing.keys import PublicKey
+from signing.note import is_signed_by
+
+TENANTS_SIGNED_A_TURN = 64
+"""Most tenants that get snapshots between two looks at the trees: checkpoints of others must not wait for thousands."""
+SNAPSHOTS_PER_TURN = 20
+"""Snapshots signed for one tenant before others get their turn."""
+TENANTS_PER_TRANSACTION_MAX = 64
+"""Trees that grow in one transaction; its locks keep other nodes from them for as long."""
+TURNS_AT_ONCE_MAX = 4
+"""Transactions at once, so that the fsyncs of one do not keep the next waiting."""
+BROKEN_RETRY_S = 60.0
+"""Pause before a tenant whose rows are broken is looked at again, which may mean to read its whole chain."""
+HOUSEKEEPING_INTERVAL_S = 1.0
+"""How often tenants are looked at that have not grown, for ``batch_interval`` and retries."""
+NOTARY = "notary"
+"""The part of the node that breaks found here are reported by."""
+
+log = structlog.get_logger()
+
+
+@dataclass(kw_only=True, eq=False)
+class Notary:
+    """Keeps trees, checkpoints and snapshots of all tenants up with their chains."""
+
+    node: Node
+    pool: Pool
+    checkpoints: CheckpointJournal
+    own: OwnEntries
+    keys: KeyInUse
+    breaks: FoundBreaks
+    log_origin: str
+    batch_size: int
+    batch_interval_s: float
+    checkpoint_interval_s: float
+    sign_snapshots: bool
+    metrics: Metrics
+
+    def __post_init__(self) -> None:
+        self._collect_s = self.checkpoint_interval_s / 4
+        self._memory = TenantMemory()
+        self._tenants = self._memory.tenants
+        self._trees = TreeFollower(
+            node=self.node,
+            memory=self._memory,
+            checkpoints=self.checkpoints,
+            own=self.own,
+            keys=self.keys,
+            origin=self.origin,
+            batch_size=self.batch_size,
+        )
+        self._snapshots = Snapshotter(
+            node_id=self.node.node_id, keys=self.keys, batch_size=self.batch_size, metrics=self.metrics
+        )
+        self._grown: set[str] = set()
+        self._is_more_due = False
+        """Whether tenants wait for a snapshot that had no place in this turn."""
+        self._unsigned: set[str] = set()
+        """Tenants whose snapshots wait for the signer to answer again."""
+        self._retry_at_s: dict[str, float] = {}
+        """When tenants whose rows were found broken are looked at again."""
+        self._locks = LongLocks("signing_delayed")
+        self._mending: asyncio.Task[None] | None = None
+        self._turns = asyncio.Semaphore(TURNS_AT_ONCE_MAX)
+        self._wake = asyncio.Event()
+        self._mark: tuple[Lsn, dict[str, int]] = (BEFORE_FIRST, {})
+        self.signed_lsn = BEFORE_FIRST
+        """Every record of this node's WAL up to here is chained and covered by a snapshot, or by a checkpoint
+        where snapshots are off."""
+        self.last_error: str | None = None
+        """Why signing or following failed last, None while all is well."""
+        self._has_failed = False
+        """Whether it did in the pass that is under way."""
+
+    def origin(self, tenant_id: str) -> str:
+        """Origin line, and key name, of the tenant's log."""
+        return f"{self.log_origin}/{tenant_id}"
+
+    @property
+    def checkpoint_fault(self) -> str | None:
+        """Why the last checkpoints could not be kept beside the WAL, None while they can."""
+        return self._trees.checkpoint_fault
+
+    @property
+    def locked(self) -> set[str]:
+        """Tenants whose trees another session has kept locked for long."""
+        return self._locks.tenants
+
+    def chained(self, linked: Growth) -> None:
+        """``linked`` was committed, by the appender or an import: of two that wait, in whatever order."""
+        now_s = time.monotonic()
+        for tenant_id, rows in linked.links.items():
+            tenant = self._memory.of(tenant_id)
+            self._memory.remember(tenant, rows)
+            self.own.chained(tenant_id, rows[0].seq, rows[-1].seq)
+            tenant.head_seq = max(tenant.head_seq, rows[-1].seq)
+            # Another node may sign this first; here a checkpoint that covers it is kept all the same.
+            tenant.is_kept = False
+            if tenant.unsigned_since_s is None:
+                tenant.unsigned_since_s = now_s
+            self._grown.add(tenant_id)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Follow and sign, for ever; ends by cancellation."""
+        await self._find_behind()
+        try:
+            await self._run()
+        except Exception as error:
+            self.last_error = text_of(error)
+            raise
+        finally:
+            if self._mending is not None:
+                self._mending.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            if self._grown <= self.locked and not self._is_more_due:
+                await self._sleep_until_grown()
+            await asyncio.sleep(self._collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
+            self._wake.clear()
+            self._has_failed = False
+            if self.keys.not_admitted is not None:
+                # What it signed would count for nothing, and stand in the place of what another node signs.
+                self._is_more_due, self.last_error = False, None
+                continue
+            overdue = self._overdue()
+            due = self._take_due(overdue)
+            failed = await self._follow_all(sorted(due))
+            signing = {name for name in due - failed if name in overdue or self._is_snapshot_due(self._tenants[name])}
+            signing, self._unsigned = signing | self._unsigned, set()
+            if not self.keys.may_try():
+                signing, self._unsigned = set(), signing
+            now = _few(signing)
+            self._grown |= signing - now
+            now -= await self._attend_together(sorted(now - overdue))
+            await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in sorted(now)))
+            self._move_mark()
+            if not self._has_failed:
+                self.last_error = None
+
+    async def _find_behind(self) -> None:
+        """Note the tenants that an earlier process left to be followed or signed, trying until Postgres answers."""
+        while True:
+            try:
+                async with self.pool.acquire() as connection:
+                    behind = await store.tenants_behind(connection)
+                    tree_sizes = await store.tree_sizes(connection)
+                break
+            except DATABASE_FAULTS as error:
+                self.last_error = text_of(error)
+                log.warning("signing_delayed", error=self.last_error)
+            await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
+        strangers = {name for name in (*behind, *tree_sizes) if not is_readable_tenant(name)}
+        if strangers:
+            detail = f"there are heads or trees of tenants that no tenant can be called: {sorted(strangers)[:10]!r}"
+            self.breaks.report(SYSTEM_TENANT, Break(0, "head", detail, None, detail), NOTARY)
+        for tenant_id in behind.keys() - strangers:
+            tenant = self._memory.of(tenant_id)
+            tenant.head_seq = max(tenant.head_seq, behind[tenant_id])
+            tenant.unsigned_since_s = time.monotonic()
+            self._grown.add(tenant_id)
+        for tenant_id in tree_sizes.keys() - strangers:
+            if not self._trees.is_kept(tenant_id, tree_sizes[tenant_id]):
+                self._sign_again(tenant_id, tree_sizes[tenant_id])
+
+    def _sign_again(self, tenant_id: str, tree_size: int) -> None:
+        tenant = self._memory.of(tenant_id)
+        tenant.is_kept = False
+        tenant.head_seq = max(tenant.head_seq, tree_size)
+        self._grown.add(tenant_id)
+
+    async def log_key_changed(self) -> None:
+        """Sign every tenant's checkpoint again, soon; the earlier key may be revoked any time.
+
+        Raises:
+            DATABASE_FAULTS: the tenants cannot be listed.
+        """
+        async with self.pool.acquire() as connection:
+            tree_sizes = await store.tree_sizes(connection)
+        for tenant_id, tree_size in tree_sizes.items():
+            if is_readable_tenant(tenant_id):
+                self._sign_again(tenant_id, tree_size)
+        self._wake.set()
+
+    async def keys_revoked(self, counting: Sequence[PublicKey]) -> None:
+        """Sign again, soon, the checkpoint of every tenant whose newest none of these keys signed.
+
+        Raises:
+            DATABASE_FAULTS: the checkpoints cannot be read.
+        """
+        async with self.pool.acquire() as connection, connection.transaction(readonly=True):
+            async for tenant_id, tree_size, note in store.checkpoints(connection):
+                if is_readable_tenant(tenant_id) and not _is_signed_by_any(note, self.origin(tenant_id), counting):
+                    self._sign_again(tenant_id, tree_size)
+        self._wake.set()
+
+    async def keep_followed(self, notes: Mapping[str, str], anchors: Mapping[str, Checkpoint | None]) -> list[str]:
+        """Keep checkpoints of other nodes beside the WAL, each proved to extend its anchor, as
+        ``TreeFollower.keep_followed``; returns the tenants whose are kept. One that is being signed here is left for
+        the next time, as is one of which this node keeps another than the anchor by now."""
+        async with AsyncExitStack() as held:
+            free = {name: text for name, text in notes.items() if not self._memory.of(name).lock.locked()}
+            # In order, as all who hold several: none waits for one that waits for it.
+            for name in sorted(free):
+                await held.enter_async_context(self._tenants[name].lock)
+            # What is kept never goes back: below it this node does not know any more which entries are its own.
+            proved = {name: text for name, text in free.items() if self.checkpoints.newest(name) == anchors[name]}
+            try:
+                async with self.pool.acquire() as connection:
+                    faults = await self._trees.keep_followed(connection, proved)
+            except DATABASE_FAULTS as error:
+                log.debug("checkpoints_not_followed", error=str(error))
+                return []
+        for name, fault in faults.items():
+            if isinstance(fault, ChainBrokenError):
+                self._note_fault(name, fault)
+        return [name for name in proved if name not in faults]
+
+    def _take_due(self, overdue: set[str]) -> set[str]:
+        """The tenants to attend to now. Those whose rows were found broken wait for their turn; trees to be made again
+        are, one after the other, beside everything else."""
+        now_s = time.monotonic()
+        settled = {name for name in self.node.unsigned if self.breaks.is_settled(name)}
+        for name in [name for name, at_s in self._retry_at_s.items() if at_s <= now_s or name in settled]:
+            del self._retry_at_s[name]
+            self._grown.add(name)
+        self._grown |= settled
+        due, self._grown = (self._grown | overdue) - self._retry_at_s.keys(), set()
+        damaged = sorted(name for name in due if self._tenants[name].is_tree_damaged)
+        if damaged and self._mending is None:
+            self._mending = asyncio.get_running_loop().create_task(self._mend_trees(damaged))
+        return due.difference(damaged)
+
+    def mend(self, tenant_id: str) -> None:
+        """The stored tree or checkpoint was found damaged: make both again from the chain soon, in the background."""
+        tenant = self._memory.of(tenant_id)
+        tenant.is_tree_damaged, tenant.is_kept = True, False
+        self._grown.add(tenant_id)
+        self._wake.set()
+
+    async def _mend_trees(self, names: Sequence[str]) -> None:
+        """Make the stored trees of these tenants again from their chains, each in a transaction of its own."""
+        try:
+            await self._make_again(names)
+        finally:
+            self._mending = None
+            # Those that were found damaged meanwhile, which nobody attends to before.
+            self._grown.update(name for name, tenant in self._tenants.items() if tenant.is_tree_damaged)
+            if not self._grown <= self.locked:
+                self._wake.set()
+
+    async def _make_again(self, names: Sequence[str]) -> None:
+        for name in names:
+            if self._tenants[name].lock.locked():
+                continue  # Whoever has it may wait for long; it is tried again.
+            async with self._turn(name) as (tenant, connection):
+                await self._trees.make_again(connection, name)
+                log.info("stored_tree_made_again", tenant_id=name)
+                self.breaks.mended(name, kinds=("tree",))
+                tenant.tree = None
+                tenant.is_tree_damaged, tenant.is_kept = False, False
+                self._grown.add(name)
+                if self.keys.not_admitted is None:
+                    # At once: as long as the earlier checkpoint is there, whoever reads it has the tree made again.
+                    await self._advance_alone(connection, name)
+
+    async def _sleep_until_grown(self) -> None:
+        try:
+            async with asyncio.timeout(HOUSEKEEPING_INTERVAL_S):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _follow_all(self, names: Sequence[str]) -> set[str]:
+        """One turn for the tree of each tenant, many in one transaction; returns those that could not be followed."""
+        groups = [
+            names[first : first + TENANTS_PER_TRANSACTION_MAX]
+            for first in range(0, len(names), TENANTS_PER_TRANSACTION_MAX)
+        ]
+        return set().union(*await asyncio.gather(*map(self._follow, groups)))
+
+    async def _follow(self, names: Sequence[str]) -> set[str]:
+        """One turn for the trees of these tenants in one transaction; returns who failed, or is being signed now."""
+        async with self._turns, AsyncExitStack() as held:
+            busy = {name for name in names if self._tenants[name].lock.locked()}
+            self._grown |= busy
+            names = [name for name in names if name not in busy]
+            if not names:
+                return busy
+            for name in names:
+                await held.enter_async_context(self._tenants[name].lock)
+            try:
+                async with self.pool.acquire() as connection:
+                    faults = await self._trees.advance(connection, names)
+            except BaseException as error:
+                for name in names:
+                    self._tenants[name].tree = None
+                if not isinstance(error, DATABASE_FAULTS):
+                    raise
+                self._delayed(names, error)
+                return busy.union(names)
+            for name in names:
+                tenant = self._tenants[name]
+                if name in faults:
+                    self._note_fault(name, faults[name])
+                    continue
+                self._locks.ended(name)
+                self._signs_on(name)
+                if tenant.tree is not None and tenant.tree.size < tenant.head_seq:
+                    self._grown.add(name)
+                elif not self.sign_snapshots and tenant.tree is not None:
+                    tenant.signed_seq = tenant.tree.size
+                    self._memory.forget_signed(tenant)
+        return busy.union(faults)
+
+    async def _attend_together(self, names: Sequence[str]) -> set[str]:
+        """The next full batches of these tenants in one transaction, where nothing else is to be done first; returns
+        those whose turn this was. If it fails it is nobody's: each then finds what is wrong with it in its own."""
+        signed: set[str] = set()
+        try:
+            async with self._turns, AsyncExitStack() as held:
+                tenants: dict[str, FollowedTenant] = {}
+                for name in names if self.keys.signs_at_once else ():
+                    tenant = self._tenants[name]
+                    if not tenant.lock.locked() and self._snapshots.has_full_batch(tenant):
+                        tenants[name] = tenant
+                        await held.enter_async_context(self._signing(tenant))
+                if len(tenants) > 1:
+                    async with self.pool.acquire() as connection:
+                        signed = set(await self._snapshots.sign_next(connection, tenants))
+        except (LedgerError, *DATABASE_FAULTS) as error:
+            log.debug("signing_each_tenant_alone", error=str(error))
+            return set()
+        for name in signed:
+            self._memory.forget_signed(self._tenants[name])
+            if self._is_snapshot_due(self._tenants[name]):
+                self._grown.add(name)
+        return signed
+
+    async def _attend(self, tenant_id: str, *, sign_rest: bool) -> None:
+        """One turn for the snapshots of a tenant."""
+        async with self._turns, self._turn(tenant_id) as (tenant, connection):
+            if tenant.tree is None:
+                await self._advance_alone(connection, tenant_id)
+            await self._snapshots.sign(
+                connection, tenant_id, tenant, sign_rest=sign_rest, snapshots_max=SNAPSHOTS_PER_TURN
+            )
+            self._memory.forget_signed(tenant)
+            if self._is_snapshot_due(tenant):
+                self._grown.add(tenant_id)
+
+    async def _advance_alone(self, connection: Connection, tenant_id: str) -> None:
+        """One turn for the tree of one tenant, whose lock the caller holds; raises its fault."""
+        for fault in (await self._trees.advance(connection, (tenant_id,))).values():
+            raise fault
+
+    @asynccontextmanager
+    async def _turn(self, tenant_id: str) -> AsyncIterator[tuple[FollowedTenant, Connection]]:
+        """The tenant, locked, and a connection; what fails meanwhile is noted, and ends the context quietly."""
+        tenant = self._tenants[tenant_id]
+        try:
+            async with self._signing(tenant), self.pool.acquire() as connection:
+                yield tenant, connection
+        except LedgerError as error:
+            self._note_fault(tenant_id, error)
+        except DATABASE_FAULTS as error:
+            self._delayed((tenant_id,), error)
+        except Exception as error:
+            self._note_fault(tenant_id, unforeseen(tenant_id, error))
+
+    def _note_fault(self, tenant_id: str, error: LedgerError) -> None:
+        """One tenant could not be followed or signed."""
+        if isinstance(error, StoredTreeLockedError):
+            self._locks.met(tenant_id)
+            self._grown.add(tenant_id)
+            return
+        self._locks.ended(tenant_id)
+        if isinstance(error, StoredTreeError):
+            if isinstance(error, StoredTreeBehindError):
+                log.info("stored_tree_behind", tenant_id=tenant_id, found=str(error))
+            else:
+                log.error("stored_tree_damaged", tenant_id=tenant_id, error=str(error))
+                self.breaks.report(tenant_id, Break(0, "tree", str(error), None, str(error)), NOTARY)
+            self.mend(tenant_id)
+        elif isinstance(error, ChainBrokenError):
+            self.breaks.report_error(error, NOTARY)
+            self.node.unsigned[tenant_id] = str(error)
+            self._retry_at_s[tenant_id] = time.monotonic() + BROKEN_RETRY_S
+        elif isinstance(error, SignerAwayError):
+            self._unsigned.add(tenant_id)
+        else:
+            self._delayed((tenant_id,), error)
+
+    def _signs_on(self, tenant_id: str) -> None:
+        """The tenant's tree was followed: it is named as unsigned no longer, unless a break of it is not repaired or
+        not acknowledged. That its newest rows hold says nothing of those below."""
+        if self.breaks.is_settled(tenant_id):
+            self.node.unsigned.pop(tenant_id, None)
+
+    def _delayed(self, names: Sequence[str], error: BaseException) -> None:
+        """Try these tenants again, later."""
+        self._has_failed, self.last_error = True, text_of(error)
+        log.warning("signing_delayed", tenants=names[:10], error=self.last_error)
+        self._grown.update(names)
+
+    async def sign_now(self, tenant_id: str) -> list[dict[str, object]]:
+        """Bring tree, checkpoint and snapshots of the tenant up to its head; returns the new snapshots.
+
+        Raises:
+            SigningUnavailableError: ``chain.sign_snapshots`` is off, the signer does not answer, a checkpoint cannot be
+                kept, or rows were changed.
+            DatabaseUnavailableError: PostgreSQL does not do its part.
+        """
+        if not self.sign_snapshots:
+            raise SigningUnavailableError("chain.sign_snapshots is off on this node")
+        if self.keys.not_admitted is not None:
+            raise SignerAwayError(self.keys.not_admitted)
+        tenant = self._memory.of(tenant_id)
+        target_seq = tenant.head_seq
+        async with self._signing(tenant), reading(self.pool, timeout_s=None) as connection:
+            size_before = -1
+            while tenant.tree is None or size_before < tenant.tree.size:
+                size_before = tenant.tree.size if tenant.tree is not None else -1
+                for fault in (await self._advanced(connection, tenant_id)).values():
+                    self._note_fault(tenant_id, fault)
+                    raise fault
+                assert tenant.tree is not None
+                if target_seq and tenant.tree.size >= target_seq:
+                    break
+            made = await self._snapshots.sign(connection, tenant_id, tenant, sign_rest=True, snapshots_max=None)
+            self._memory.forget_signed(tenant)
+            return made
+
+    async def _advanced(self, connection: Connection, tenant_id: str) -> Mapping[str, LedgerError]:
+        """The tree further; its fault. A disk that does not take its checkpoint is none of PostgreSQL's."""
+        try:
+            return await self._trees.advance(connection, (tenant_id,), waits=True)
+        except OSError as error:
+            if self.checkpoint_fault is None:
+                raise
+            raise SigningUnavailableError(self.checkpoint_fault) from error
+
+    @asynccontextmanager
+    async def _signing(self, tenant: FollowedTenant) -> AsyncIterator[None]:
+        """The tenant's lock; after a failure, unless it is the signer's, nothing that was known of it is believed."""
+        async with tenant.lock:
+            try:
+                yield
+            except SignerAwayError:
+                raise
+            except BaseException:
+                tenant.tree = None
+                tenant.signed_seq = None
+                raise
+
+    def _is_snapshot_due(self, tenant: FollowedTenant) -> bool:
+        """Whether a batch is full, or it must be looked up how far the tenant is signed."""
+        if not self.sign_snapshots:
+            return False
+        return tenant.signed_seq is None or tenant.head_seq - tenant.signed_seq >= self.batch_size
+
+    def _overdue(self) -> set[str]:
+        """Tenants that have waited for a snapshot for too long, a few of them where they are many."""
+        self._is_more_due = False
+        if not self.sign_snapshots or not self.keys.may_try():
+            return set()
+        oldest_s = time.monotonic() - self.batch_interval_s
+        overdue = {
+            name
+            for name, tenant in self._tenants.items()
+            if tenant.unsigned_since_s is not None
+            and tenant.unsigned_since_s <= oldest_s
+            and name not in self._retry_at_s
+        }
+        few = _few(overdue)
+        self._is_more_due = few != overdue
+        return few
+
+    def unsigned_age_s(self) -> float:
+        """How long the oldest entry without a snapshot has waited; 0 where there is none, or snapshots are off."""
+        if not self.sign_snapshots:
+            return 0.0
+        now_s = time.monotonic()
+        since_s = (tenant.unsigned_since_s for tenant in tuple(self._tenants.values()))
+        return now_s - min((each for each in since_s if each is not None), default=now_s)
+
+    def _move_mark(self) -> None:
+        """Raise ``signed_lsn`` once every tenant that was unsigned at the mark has been signed that far."""
+        lsn, waiting = self._mark
+        for name in [name for name, seq in waiting.items() if (self._tenants[name].signed_seq or 0) >= seq]:
+            del waiting[name]
+        if not waiting:
+            self.signed_lsn = lsn
+            unsigned = {
+                name: tenant.head_seq
+                for name, tenant in self._tenants.items()
+                if (tenant.signed_seq or 0) < tenant.head_seq
+            }
+            self._mark = (self.node.chained.lsn, unsigned)
+
+
+def _is_signed_by_any(note: str, origin: str, keys: Sequence[PublicKey]) -> bool:
+    try:
+        return any(is_signed_by(note, origin, key) for key in keys)
+    except SignatureError:
+        return False
+
+
+def _few(names: set[str]) -> set[str]:
+    """``names``, or any ``TENANTS_SIGNED_A_TURN`` of them, so that none that cannot be signed keeps another from its
+    turn."""
+    return set(random.sample(sorted(names), TENANTS_SIGNED_A_TURN)) if len(names) > TENANTS_SIGNED_A_TURN else names

@@ -1,0 +1,165 @@
+"""Signs snapshots of what a tenant's tree follows: one for every ``batch_size`` entries, a shorter one of the rest.
+
+Invariant, per tenant::
+
+    tree_size >= signed_seq
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+
+import orjson
+
+from app.runtime.metrics import Metrics
+from app.store import Connection
+from app.store import notary as store
+from app.trust.keys.in_use import KeyInUse
+from app.write.followers.signed_chain import leaf_hashes_of, not_signed, not_stored, proved_root
+from app.write.followers.tenant_memory import FollowedTenant
+from ledger import merkle
+from ledger.hlc import Hlc
+from ledger.verification.snapshot import SnapshotClaim
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotRow
+from signing.snapshot import sign_snapshot
+
+_claimed = attrgetter(*SNAPSHOT_COLUMNS[:-1])
+"""What a row has of the claim: all its columns but the envelope, which is last."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Snapshotter:
+    """Signs and stores snapshots, when the notary says so."""
+
+    node_id: str
+    keys: KeyInUse
+    batch_size: int
+    metrics: Metrics
+
+    async def sign(
+        self,
+        connection: Connection,
+        tenant_id: str,
+        tenant: FollowedTenant,
+        *,
+        sign_rest: bool,
+        snapshots_max: int | None,
+    ) -> list[dict[str, object]]:
+        """Sign the full batches of the tree, with ``sign_rest`` what is left too; returns the new snapshots.
+
+        The caller holds the tenant's lock and has its tree in memory.
+
+        Raises:
+            ChainBrokenError: what is stored is not the chain that was followed.
+            SignerAwayError: the signer does not answer.
+        """
+        assert tenant.tree is not None
+        since_s = tenant.unsigned_since_s
+        if tenant.signed_seq is None:
+            await self._load_signed(connection, tenant_id, tenant)
+        made: list[dict[str, object]] = []
+        while (unsigned := tenant.tree.size - (tenant.signed_seq or 0)) > 0:
+            if unsigned < self.batch_size and not sign_rest:
+                return made
+            if len(made) == snapshots_max:
+                tenant.unsigned_since_s = since_s
+                return made
+            row = (await self.sign_next(connection, {tenant_id: tenant})).get(tenant_id)
+            if row is None:
+                signed_seq = tenant.signed_seq or 0
+                await self._load_signed(connection, tenant_id, tenant)
+                if tenant.signed_seq == signed_seq:
+                    raise not_stored(tenant_id, f"the snapshot from seq {signed_seq + 1} on")
+            else:
+                made.append(row)
+        tenant.unsigned_since_s = None if (tenant.signed_seq or 0) >= tenant.head_seq else time.monotonic()
+        return made
+
+    def has_full_batch(self, tenant: FollowedTenant) -> bool:
+        """Whether ``sign_next`` can sign a full batch of it without asking for anything first."""
+        if tenant.tree is None or tenant.signed_seq is None:
+            return False
+        return tenant.tree.size - tenant.signed_seq >= self.batch_size
+
+    async def sign_next(
+        self, connection: Connection, tenants: Mapping[str, FollowedTenant]
+    ) -> dict[str, dict[str, object]]:
+        """Sign the next batch of each tenant, all in one transaction; returns the rows, none of a tenant of which
+        another node was first.
+
+        The caller holds their locks; their trees are in memory, and it is known how far each is signed.
+        """
+        async with self.keys.signing() as signer:
+            claims: dict[str, SnapshotClaim] = {}
+            rows: dict[str, SnapshotRow] = {}
+            digests: dict[str, str] = {}
+            for name, tenant in tenants.items():
+                claim = claims[name] = await self._claim(connection, name, tenant, signer.key_id)
+                envelope, digests[name] = await self.keys.sign(partial(sign_snapshot, claim, signer))
+                rows[name] = (*_claimed(claim), orjson.dumps(envelope).decode())
+            async with connection.transaction():
+                hlcs = [Hlc.parse(claim.snapshot_hlc) for claim in claims.values()]
+                await self.keys.check_window(connection, signer, hlcs)
+                inserted = await store.insert_snapshots(connection, rows)
+        for name in inserted:
+            tenant = tenants[name]
+            tenant.signed_seq, tenant.signed_digest = claims[name].to_seq, digests[name]
+            tenant.unsigned_since_s = None if tenant.signed_seq >= tenant.head_seq else time.monotonic()
+        self.metrics.batch_snapshots.inc(len(inserted))
+        return inserted
+
+    async def _load_signed(self, connection: Connection, tenant_id: str, tenant: FollowedTenant) -> None:
+        last = await store.last_snapshot(connection, tenant_id)
+        digest = None
+        if last is not None:
+            digest = _payload_digest(last.dsse_envelope)
+            if digest is None or not isinstance(last.to_seq, int) or not 0 < last.to_seq <= last.head_seq:
+                raise not_signed(tenant_id, f"its newest snapshot, up to seq {last.to_seq}, is not one of its chain")
+        tenant.signed_seq = last.to_seq if last else 0
+        tenant.signed_digest = digest
+
+    async def _claim(
+        self, connection: Connection, tenant_id: str, tenant: FollowedTenant, key_id: str
+    ) -> SnapshotClaim:
+        """What the next batch's snapshot says."""
+        assert tenant.tree is not None
+        from_seq = (tenant.signed_seq or 0) + 1
+        entry_count = min(self.batch_size, tenant.tree.size - from_seq + 1)
+        to_seq = from_seq + entry_count - 1
+        links = tenant.links_from(from_seq, entry_count)
+        leaf_hashes, tree_root = tenant.leaves_of(from_seq, to_seq), tenant.roots.get(to_seq)
+        if min(len(links), len(leaf_hashes)) < entry_count or tree_root is None:
+            if len(links) < entry_count:
+                links = await store.read_links(connection, tenant_id, from_seq, entry_count)
+            leaf_hashes = leaf_hashes_of(tenant_id, links, entry_count)
+            tree_root = await proved_root(connection, tenant_id, tenant.tree, from_seq, leaf_hashes)
+        last = links[-1]
+        return SnapshotClaim(
+            tenant_id=tenant_id,
+            from_seq=from_seq,
+            to_seq=last.seq,
+            from_chain_link=links[0].chain_link,
+            to_chain_link=last.chain_link,
+            entry_count=len(links),
+            merkle_root=merkle.root(leaf_hashes).hex(),
+            tree_size=last.seq,
+            tree_root=tree_root.hex(),
+            snapshot_hlc=last.t_hlc,
+            previous_snapshot=tenant.signed_digest,
+            node_id=self.node_id,
+            key_id=key_id,
+        )
+
+
+def _payload_digest(dsse_envelope: str) -> str | None:
+    """SHA-256 of what the envelope signs, None where somebody put something else in its place."""
+    try:
+        return hashlib.sha256(base64.b64decode(orjson.loads(dsse_envelope)["payload"])).hexdigest()
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,253 @@
+"""Appends chained links to the tenants' Merkle trees, and signs and keeps a checkpoint of each new size.
+
+For many tenants at once::
+
+    1. lock the stored trees; read the links beyond them; append them; sign a checkpoint of each new size
+    2. write the changed tiles, the sizes, roots and checkpoints; commit: one transaction for all
+    3. keep the checkpoints beside the WAL: one line of the journal, one fsync       (app.write.followers.checkpoints)
+
+Invariants, per tenant::
+
+    chained_seq >= tree_size
+    checkpoint beside the WAL <= tree_size
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.state.node import Node
+from app.store import Connection
+from app.store import notary as store
+from app.store.notary import GrownTree, LinkRow
+from app.trust.keys.in_use import KeyInUse
+from app.write.followers.checkpoints import CheckpointJournal
+from app.write.followers.own_entries import OwnEntries
+from app.write.followers.signed_chain import checked_links, extended_tree, not_stored, tree_of_chain, unforeseen
+from app.write.followers.tenant_memory import FollowedTenant, TenantMemory
+from ledger import merkle
+from ledger.errors import (
+    LedgerError,
+    SignatureError,
+    SigningUnavailableError,
+    StoredTreeError,
+    StoredTreeLockedError,
+)
+from ledger.merkle import tiles
+from signing import checkpoint
+from signing.checkpoint import Checkpoint, sign_checkpoint
+from signing.note import is_signed_by
+
+_LINK = attrgetter("chain_link")
+
+LINKS_PER_TURN = 10_000
+"""Links appended to one tree in one transaction, as this node chained them."""
+ENTRIES_PER_TURN = 1000
+"""Entries of one tenant read back, checked and appended in one transaction."""
+
+
+@dataclass(kw_only=True, eq=False)
+class TreeFollower:
+    """Keeps trees and checkpoints up with the chains, when the notary says so."""
+
+    node: Node
+    memory: TenantMemory
+    checkpoints: CheckpointJournal
+    own: OwnEntries
+    keys: KeyInUse
+    origin: Callable[[str], str]
+    batch_size: int
+    checkpoint_fault: str | None = field(default=None, init=False)
+    """Why the last checkpoints could not be kept beside the WAL, None while they can."""
+
+    async def advance(
+        self, connection: Connection, names: Sequence[str], *, waits: bool = False
+    ) -> dict[str, LedgerError]:
+        """Append one turn of links to the tree of each tenant and sign its checkpoint; all in one transaction.
+
+        The caller holds the tenants' locks. What is wrong with one tenant keeps none of the others: returns the faults.
+        A tree that another session keeps locked, as a node that makes it again, is one, unless it is waited for.
+        """
+        faults: dict[str, LedgerError] = {}
+        grown: dict[str, GrownTree] = {}
+        async with connection.transaction():
+            if new := [name for name in names if self.memory.tenants[name].tree is None]:
+                await store.begin_trees(connection, new)
+            locked = await store.lock_trees(connection, names, waits=waits)
+            faults.update(await self._not_had(connection, set(names).difference(tree.tenant_id for tree in locked)))
+            for name in faults:
+                self.memory.tenants[name].tree = None
+            for stored in locked:
+                tenant = self.memory.tenants[stored.tenant_id]
+                try:
+                    grown[stored.tenant_id] = await self._append_turn(connection, stored, tenant)
+                except DATABASE_FAULTS:
+                    raise
+                except Exception as error:
+                    name = stored.tenant_id
+                    faults[name] = error if isinstance(error, LedgerError) else unforeseen(name, error)
+                    tenant.tree = None
+            signed = [tree for tree in grown.values() if tree.checkpoint is not None]
+            for name in await store.store_trees(connection, signed):
+                faults[name] = not_stored(name, "its Merkle tree")
+                self.memory.tenants[name].tree = None
+                del grown[name]
+        for name, tree in grown.items():
+            tenant = self.memory.tenants[name]
+            tree.tree.forget_changed()
+            tenant.tree = tree.tree
+            tenant.unkept = tree.checkpoint or tenant.unkept
+        await self._keep([name for name in names if name not in faults])
+        self.memory.trim_trees(grown)
+        return faults
+
+    async def make_again(self, connection: Connection, tenant_id: str) -> None:
+        """Make the tenant's stored tree again from its chain; the caller holds the tenant's lock.
+
+        Raises:
+            LedgerError: the chain is broken, or is not that of the checkpoint beside the WAL; or another session keeps
+                the tree locked.
+        """
+        # Committed at once, so that other nodes can pass over it meanwhile.
+        await store.begin_trees(connection, (tenant_id,))
+        async with connection.transaction():
+            if not await store.lock_trees(connection, (tenant_id,), waits=False):
+                raise (await self._not_had(connection, {tenant_id}))[tenant_id]
+            await tree_of_chain(connection, tenant_id, self.checkpoints.load(tenant_id))
+
+    def is_kept(self, tenant_id: str, tree_size: int) -> bool:
+        """Whether the checkpoint beside the WAL is of that size and by the key that signs now."""
+        try:
+            kept = self.checkpoints.load(tenant_id)
+            return (
+                kept is not None
+                and self.checkpoints.size(tenant_id) >= tree_size
+                and is_signed_by(kept, self.origin(tenant_id), self.keys.log_signer.public_key)
+            )
+        except SignatureError:
+            return False
+
+    async def keep_followed(self, connection: Connection, notes: Mapping[str, str]) -> dict[str, LedgerError]:
+        """Keep these checkpoints of other nodes beside the WAL, each signed by a key that counts and proved to extend
+        the one that is kept, once what bears this node's name below it is found to be its own.
+
+        The caller holds the tenants' locks. Returns the faults of those that are not kept.
+        """
+        faults: dict[str, LedgerError] = {}
+        sizes = {name: checkpoint.read(text).size for name, text in notes.items()}
+        for name, size in sizes.items():
+            try:
+                await self._check_followed(connection, name, size)
+            except LedgerError as error:
+                faults[name] = error
+        vouched = {name: text for name, text in notes.items() if name not in faults}
+        if vouched:
+            await asyncio.to_thread(self.checkpoints.store, vouched)
+        for name in vouched:
+            self.memory.tenants[name].unkept = None
+            self.own.forget(name, sizes[name])
+        return faults
+
+    async def _not_had(self, connection: Connection, names: Set[str]) -> dict[str, LedgerError]:
+        """Why each of these could not be locked."""
+        there = await store.trees_there(connection, sorted(names)) if names else set()
+        return {
+            name: StoredTreeLockedError(
+                f"another session keeps the row of tenant {name} in scheduler.merkle_head locked (see pg_locks)"
+            )
+            if name in there
+            else StoredTreeError(f"the stored tree of tenant {name} is gone")
+            for name in names
+        }
+
+    async def _append_turn(self, connection: Connection, stored: store.LockedTree, tenant: FollowedTenant) -> GrownTree:
+        """One tenant's tree, one turn of links longer, with the checkpoint that is due."""
+        name, tree = stored.tenant_id, tenant.tree
+        if tree is None or tree.size != stored.tree_size:
+            tree = await extended_tree(connection, stored, self.checkpoints.load(name))
+            await self._check_followed(connection, name, tree.size)
+            tenant.forget_leaves()
+        links = await self._links_to_follow(connection, name, tenant, tree.size)
+        self._append(tenant, tree, links)
+        if not tree.size or not (links or not tenant.is_kept or not self._covers(stored.checkpoint, name, tree)):
+            return GrownTree(name, tree, None)
+        head = Checkpoint(self.origin(name), tree.size, tree.root())
+        return GrownTree(name, tree, sign_checkpoint(head, self.keys.log_signer))
+
+    async def _check_followed(self, connection: Connection, name: str, tree_size: int) -> None:
+        """What another has put into the stored tree, behind what this node keeps a checkpoint of, bears its name only
+        where that is true.
+
+        Raises:
+            ChainBrokenError: it does not.
+        """
+        kept_size = self.checkpoints.size(name)
+        seq = kept_size
+        while rows := await store.read_entries_of(
+            connection, name, self.node.node_id, seq + 1, tree_size, ENTRIES_PER_TURN
+        ):
+            if await self.own.vouched(name, rows, is_kept=kept_size > 0) < len(rows):
+                raise SigningUnavailableError(f"tenant {name} grows while it is looked at; it is signed soon")
+            seq = rows[-1][0]
+
+    async def _links_to_follow(
+        self, connection: Connection, tenant_id: str, tenant: FollowedTenant, tree_size: int
+    ) -> list[LinkRow]:
+        """The links behind ``tree_size``: those this node chained, else from Postgres, every row checked."""
+        links = tenant.links_from(tree_size + 1, LINKS_PER_TURN)
+        if not links:
+            prev_link = await store.read_link(connection, tenant_id, tree_size)
+            rows = await store.read_entries(connection, tenant_id, tree_size + 1, ENTRIES_PER_TURN)
+            links = checked_links(tenant_id, tree_size, prev_link, rows, tenant.recent)
+            is_kept = self.checkpoints.load(tenant_id) is not None
+            links = links[: await self.own.vouched(tenant_id, rows, is_kept=is_kept)]
+        return links
+
+    def _covers(self, note: str | None, tenant_id: str, tree: tiles.TileTree) -> bool:
+        """Whether ``note`` is a checkpoint of just this tree, by whichever node's key."""
+        if note is None:
+            return False
+        try:
+            head = checkpoint.read(note)
+        except LedgerError:
+            return False
+        return head == Checkpoint(self.origin(tenant_id), tree.size, tree.root())
+
+    def _append(self, tenant: FollowedTenant, tree: tiles.TileTree, links: Sequence[LinkRow]) -> None:
+        """Append ``links``; of those that this node chained, the snapshots will need leaf hashes and roots again."""
+        leaves = merkle.leaf_hashes(list(map(bytes.fromhex, map(_LINK, links))))
+        if links and not tenant.links_from(links[0].seq, 1):
+            tenant.forget_leaves()
+            tree.append_leaf_hashes(leaves)
+            return
+        if not tenant.leaves:
+            tenant.first_leaf_seq = tree.size + 1
+        tenant.leaves += leaves
+        to_boundary = self.batch_size - (tree.size - (tenant.signed_seq or 0)) % self.batch_size
+        at = 0
+        for end in (*range(to_boundary, len(leaves), self.batch_size), len(leaves)):
+            tree.append_leaf_hashes(leaves[at:end])
+            tenant.roots[tree.size] = tree.root()
+            at = end
+
+    async def _keep(self, names: Sequence[str]) -> None:
+        """Bring the newest checkpoints beside the WAL; each is committed by now."""
+        unkept = {name: note for name in names if (note := self.memory.tenants[name].unkept) is not None}
+        if unkept:
+            try:
+                await asyncio.to_thread(self.checkpoints.store, unkept)
+            except OSError as error:
+                self.checkpoint_fault = f"checkpoints cannot be written beside the WAL: {error}"
+                raise
+            self.checkpoint_fault = None
+        log_key = self.keys.log_signer.public_key
+        for name, note in unkept.items():
+            tenant = self.memory.tenants[name]
+            tenant.unkept = None
+            self.own.forget(name, checkpoint.read(note).size)
+            covers = tenant.tree is not None and tenant.tree.size >= tenant.head_seq
+            tenant.is_kept = covers and is_signed_by(note, self.origin(name), log_key)

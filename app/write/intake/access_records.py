@@ -1,0 +1,172 @@
+"""Who did, was refused or read what, on record.
+
+    ACT_ALLOWED      an entry of ``_system``, durable before the act begins: what needs ``operate`` or ``admin``
+    ACCESS_REFUSED   an entry of ``_system`` for the refusals of a while, alike ones counted together
+    PAYLOADS_READ    an entry of the tenant's own chain, durable before the answer is given, where ``privacy.log_reads``
+                     names the tenant
+
+All of them are lines of the node's access log as well, and so are the reads of all other tenants. What callers made up
+is told as far as it can be: no name but that of a tenant, and of a path its beginning. While nobody is asked
+who he is (``auth.mode`` is ``none``) there is no actor, and only refusals, and reads of tenants that ask for it, are on
+record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+from app.runtime.principals import covers
+from app.trust.access.access_log import AccessLog
+from app.write.intake.system_entries import SystemEntries
+from ledger import names, rfc3339
+from ledger.chain.form import SUBJECT_BYTES_MAX
+from ledger.errors import LedgerError
+from ledger.machines.events import SYSTEM_TENANT, SystemAction
+
+REFUSALS_LISTED_MAX: Final = 100
+"""Kinds of refusal that one entry lists; of all others it says how many there were."""
+REFUSALS_WAIT_S: Final = 1.0
+"""How long the first refusal waits for others to be in one entry with."""
+REFUSALS_INTERVAL_S: Final = 60.0
+"""Shortest time between two such entries: whoever is refused all the time must not fill the chain."""
+PATH_CHARACTERS_MAX: Final = 512
+"""Of the path that a request asked for, as a line of the access log tells of it."""
+
+log = structlog.get_logger()
+
+
+class RecordedRequest(NamedTuple):
+    """A request, as records tell of it. ``actor`` is None where nobody is known, ``address`` is the client's."""
+
+    actor: str | None
+    route: str
+    path: str
+    address: str | None
+
+
+class _Refusal(NamedTuple):
+    actor: str | None
+    route: str
+    problem: str
+    tenant_id: str | None
+
+
+class AccessRecords:
+    """Writes them. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        entries: SystemEntries,
+        access_log: AccessLog,
+        log_reads: Sequence[str],
+        now_ms: Callable[[], int],
+    ) -> None:
+        """``log_reads`` are patterns of the tenants whose reads are chained."""
+        self._entries = entries
+        self.log = access_log
+        self._log_reads = log_reads
+        self._now_ms = now_ms
+        self._refusals: Counter[_Refusal] = Counter()
+        self._others = 0
+        self._from: str | None = None
+        self._was_refused = asyncio.Event()
+
+    async def act(self, request: RecordedRequest, right: str, tenant_id: str | None) -> None:
+        """Record that somebody may do this now; durable when this returns.
+
+        Raises:
+            ChainDamagedError: the chain of ``_system`` takes nothing, so nothing is to be done either.
+            WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, DurabilityTimeoutError: as
+                ``SystemEntries.note``.
+        """
+        if request.actor is None:
+            return
+        actor, route, path, _ = request
+        facts: dict[str, object] = {"actor": actor, "right": right, "route": route, "path": path}
+        if tenant_id is not None:
+            facts["tenant_id"] = tenant_id
+        self._add("act", request, tenant_id or SYSTEM_TENANT, {"right": right})
+        await self._entries.note(SystemAction.ACT_ALLOWED, _subject("act", request.actor), facts)
+
+    async def read(self, request: RecordedRequest, tenant_id: str, what: dict[str, object]) -> None:
+        """Record that payloads of the tenant are read; where its chain is to say so, durable when this returns.
+
+        Raises:
+            ChainDamagedError: the tenant's chain takes nothing, so nothing is told either.
+            QuotaExceededError: the tenant would begin with it, and the caller may let no more begin now.
+            WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, DurabilityTimeoutError: as
+                ``SystemEntries.note``.
+        """
+        if request.actor is not None:
+            self._add("read", request, tenant_id, what)
+        if any(covers(pattern, tenant_id) for pattern in self._log_reads):
+            facts: dict[str, object] = {"route": request.route, **what}
+            if request.actor is not None:
+                facts["actor"] = request.actor
+            subject = _subject("read", request.actor or "nobody")
+            if tenant_id not in self._entries.tenants:
+                self._entries.charge_new(request.actor, 1)
+            await self._entries.note(SystemAction.PAYLOADS_READ, subject, facts, tenant_id)
+
+    def refused(self, request: RecordedRequest, problem: str, tenant_id: str | None) -> None:
+        """Record a refusal, soon, and together with others; what cannot be the name of a tenant is left out."""
+        # Whoever is refused chose it: what no entry can hold, or is too long for one, would keep out all the others.
+        if tenant_id is not None and not names.is_readable_tenant(tenant_id):
+            tenant_id = None
+        self._add("refusal", request, tenant_id or SYSTEM_TENANT, {"problem": problem})
+        refusal = _Refusal(request.actor, request.route, problem, tenant_id)
+        if self._from is None:
+            self._from = rfc3339.text_of(self._now_ms())
+        if refusal in self._refusals or len(self._refusals) < REFUSALS_LISTED_MAX:
+            self._refusals[refusal] += 1
+        else:
+            self._others += 1
+        self._was_refused.set()
+
+    async def run(self) -> None:
+        """Chain the refusals, until cancelled."""
+        while True:
+            await self._was_refused.wait()
+            await asyncio.sleep(REFUSALS_WAIT_S)
+            try:
+                await self._note_refusals()
+            except LedgerError as error:
+                log.warning("refusals_not_recorded", error=str(error))
+            await asyncio.sleep(REFUSALS_INTERVAL_S)
+
+    async def _note_refusals(self) -> None:
+        refusals, others, first = self._refusals, self._others, self._from
+        listed = [
+            {name: value for name, value in refusal._asdict().items() if value is not None} | {"count": count}
+            for refusal, count in refusals.items()
+        ]
+        facts: dict[str, object] = {"from": first, "to": rfc3339.text_of(self._now_ms()), "refusals": listed}
+        if others:
+            facts["others"] = others
+        self._refusals, self._others, self._from = Counter(), 0, None
+        self._was_refused.clear()
+        try:
+            await self._entries.note(SystemAction.ACCESS_REFUSED, "refusals", facts)
+        except LedgerError:
+            # Nothing of it is lost: it is counted with what comes next.
+            self._refusals.update(refusals)
+            self._others, self._from = self._others + others, first
+            self._was_refused.set()
+            raise
+
+    def _add(self, kind: str, request: RecordedRequest, tenant_id: str, what: dict[str, object]) -> None:
+        at = rfc3339.text_of(self._now_ms())
+        request = request._replace(path=request.path[:PATH_CHARACTERS_MAX])
+        self.log.add({"at": at, "kind": kind, "tenant_id": tenant_id, **request._asdict(), "what": what})
+
+
+def _subject(kind: str, actor: str) -> str:
+    """What stands in the place of a job: the beginning of names that issuers and certificates make too long for it.
+
+    ``actor`` in the payload is whole."""
+    return f"{kind}:{actor}".encode()[:SUBJECT_BYTES_MAX].decode(errors="ignore")

@@ -1,0 +1,494 @@
+"""From an entered event to the answer: waiting for the level it asked for, and the receipts.
+
+A receipt is made from the event as it was entered, or from what the chain holds of it; both give the same. What it
+claims rests on evidence that came while its request was under way: of a first answer, that its own records reached
+their positions; of a repeated one, that members and regions say now that they hold them (``evidence.py``, decision
+0068).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import orjson
+
+from app.runtime.state.node import Node, expire
+from app.store.growth import ChainPosition
+from app.store.idempotency import ChainedLine
+from app.write.intake.evidence import AtChain, Chained, Evidence, InRegions
+from app.write.intake.member_copies import MemberCopies
+from app.write.pending.backlog import Pending
+from app.write.pending.event_lines import CREATED, EventLines
+from app.write.pending.keyed_entry import check_lines, gone
+from app.write.pending.linking import event_refused
+from app.write.pending.quarantine import Quarantine
+from app.write.pending.requests import BatchReceipt, Draft, Receipt, RequestKey
+from ledger.errors import NO_QUORUM, DurabilityTimeoutError, EventRefusedError
+from ledger.machines.events import Durability, SystemAction
+from ledger.positions import BEFORE_FIRST, Lsn
+
+_REFUSAL = attrgetter("refusal")
+
+SURVIVES = ("process", "node", "region")
+
+
+class NoQuorum(NamedTuple):
+    """Too few safekeepers follow: why, and the addresses of those that do not."""
+
+    why: str
+    members_away: Sequence[str]
+
+
+class Awaited:
+    """An entry in the WAL, and the level that is waited for. ``reached`` resolves once it is there, or will not be in
+    time. The entry MUST NOT be acknowledged before that."""
+
+    __slots__ = ("_answers", "_level", "pending", "reached")
+
+    def __init__(self, answers: Answers, pending: Pending, level: Durability) -> None:
+        self._answers = answers
+        self._level = level
+        self.pending = pending
+        self.reached = answers.reached(pending, level)
+
+    def place(self) -> ChainPosition | None:
+        """Where it stands, when ``reached`` is done; None where it was not to be chained first.
+
+        Raises:
+            DurabilityTimeoutError: the level was not reached in time.
+            LedgerError: its outcome, where that is none.
+        """
+        try:
+            return self.reached.result()
+        except DurabilityTimeoutError as error:
+            raise self._answers.late(self._level, str(error), self.pending.lsn, self.pending) from None
+
+
+class Entered(Awaited):
+    """One event in the WAL that came without a key; ``receipt`` says what became of it."""
+
+    __slots__ = ("_draft", "_fence_token")
+
+    def __init__(self, answers: Answers, draft: Draft, pending: Pending, fence_token: int) -> None:
+        super().__init__(answers, pending, draft.durability)
+        self._draft = draft
+        self._fence_token = fence_token
+
+    def receipt(self) -> Receipt:
+        """The answer, when ``reached`` is done; errors as ``place``."""
+        return self._answers.receipt(self._draft, self.pending, self._fence_token, self.place())
+
+    async def settled(self) -> Receipt:
+        """``receipt``, waited for."""
+        with contextlib.suppress(DurabilityTimeoutError):  # receipt raises it, with what it says of the event
+            await self.reached
+        return self.receipt()
+
+
+class Deadlines:
+    """Fails futures that are not done ``timeout_s`` after they came: one timer for all, which is rarely set, where one
+    each would be set and cancelled."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._waiting: deque[tuple[float, Lsn, asyncio.Future[Any]]] = deque()
+        """In the loop's time, which rises, when the time of each is up; and the LSN of its record."""
+        self._is_set = False
+
+    def add(self, future: asyncio.Future[Any], lsn: Lsn) -> None:
+        """``future``, of the record at ``lsn``, came now."""
+        waiting = self._waiting
+        while waiting and waiting[0][2].done():
+            waiting.popleft()
+        loop = future.get_loop()
+        waiting.append((loop.time() + self._timeout_s, lsn, future))
+        if not self._is_set:
+            self._set(loop)
+
+    def _set(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_set = bool(self._waiting)
+        if self._is_set:
+            loop.call_at(self._waiting[0][0], self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now_s = loop.time()
+        while self._waiting and (self._waiting[0][0] <= now_s or self._waiting[0][2].done()):
+            expire(self._waiting.popleft()[2], f"not chained within {self._timeout_s:g} s")
+        self._set(loop)
+
+    def give_up_above(self, lsn: Lsn, message: str) -> None:
+        """Fail now the futures of records above ``lsn``."""
+        for _, of_lsn, future in self._waiting:
+            if of_lsn > lsn:
+                expire(future, message)
+
+
+class Answers:
+    """Waits and answers as this node is configured to."""
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        write_timeout_s: float,
+        acknowledge_before_fsync: bool,
+        postgres_survives: str,
+        quorum_survives: str | None = None,
+        spreads: bool = False,
+        copies: MemberCopies | None = None,
+        no_quorum: Callable[[], NoQuorum | None] = lambda: None,
+    ) -> None:
+        """``quorum_survives`` is what a record outlives that safekeepers hold, None where none vote; with ``spreads``
+        a record is GLOBAL once a majority of the regions holds it, too. ``copies`` asks those that vote, and
+        ``no_quorum`` says whether too few of them follow now."""
+        self._node = node
+        self._write_timeout_s = write_timeout_s
+        self._unchained = Deadlines(write_timeout_s)
+        self._acknowledge_before_fsync = acknowledge_before_fsync
+        self._is_replicated = quorum_survives is not None
+        self._no_quorum = no_quorum
+        self._is_quorum_lost = False
+        """It was, when ``quorum_lost`` was called; whether it still is, ``no_quorum`` knows."""
+        self.in_regions: InRegions | None = None
+        """None where GLOBAL does not ask for regions that import."""
+        self.head_seq: Callable[[str], int] = lambda _: 0
+        """Where the chain of a tenant ends, as this node left it."""
+        self._spreads = spreads
+        of_quorum = SURVIVES.index(quorum_survives) if quorum_survives is not None else 0
+        of_chain = max(SURVIVES.index(postgres_survives), of_quorum)
+        # Without other regions GLOBAL is chained: where PostgreSQL outlives as much as a quorum does, that says it all.
+        chain_is_enough = not spreads and SURVIVES.index(postgres_survives) >= of_quorum
+        self._evidence = Evidence(copies, spreads=spreads, chain_is_enough=chain_is_enough)
+        self._regional_survives = SURVIVES[: (of_quorum if self._is_replicated else of_chain) + 1]
+        self._global_survives = SURVIVES if spreads else SURVIVES[: of_chain + 1]
+
+    def is_early(self, level: Durability, *, keyed: bool = False) -> bool:
+        """Whether an event of this level is answered before it is chained: LOCAL is, and REGIONAL where safekeepers
+        vote; but of those with a key only LOCAL, as others are to learn whether they were the first."""
+        return level <= Durability.LOCAL or (level is Durability.REGIONAL and self._is_replicated and not keyed)
+
+    async def wait(
+        self,
+        lsn: Lsn,
+        level: Durability,
+        pending: Pending | None,
+        outcome: asyncio.Future[ChainPosition] | None = None,
+        *,
+        keyed: bool = False,
+    ) -> ChainPosition | None:
+        """Wait until ``lsn`` has reached ``level``; the chain position when its ``outcome`` was waited for.
+
+        ``pending`` is the event that a timeout names; ``keyed`` as in ``is_early``.
+        """
+        node = self._node
+        try:
+            if level <= Durability.LOCAL:
+                if not self._acknowledge_before_fsync:
+                    await node.durable.reached(lsn, self._write_timeout_s)
+                return None
+            is_early = outcome is None and self.is_early(level, keyed=keyed)
+            if not is_early:
+                node.chained.want(lsn)
+            left_s = await self._committed(lsn)
+            if is_early:
+                return None
+            position = None
+            if outcome is None:
+                await node.chained.reached(lsn, left_s)
+            else:
+                position = await outcome_within(outcome, left_s)
+            if self._spreads and level is Durability.GLOBAL:
+                await node.spread.reached(lsn, self._write_timeout_s)
+            if self.in_regions is not None and level is Durability.GLOBAL and position is not None and pending:
+                await self.in_regions({pending.tenant_id: position.seq}, self._write_timeout_s)
+            return position
+        except DurabilityTimeoutError as error:
+            raise self.late(level, str(error), lsn, pending) from None
+
+    async def _committed(self, lsn: Lsn) -> float:
+        """Wait until ``lsn`` is committed, where safekeepers vote; the seconds that are left of ``write.timeout``.
+
+        Raises:
+            DurabilityTimeoutError: it is not in time, or there is no quorum: then once it is durable here.
+        """
+        node, timeout_s = self._node, self._write_timeout_s
+        if not self._is_replicated:
+            return timeout_s
+        began_s = time.monotonic()
+        if node.committed.lsn < lsn and (away := self._away()) is not None:
+            await node.durable.reached(lsn, timeout_s)
+            raise DurabilityTimeoutError(away.why)
+        await node.committed.reached(lsn, timeout_s)
+        return max(0.0, timeout_s - (time.monotonic() - began_s))
+
+    def _away(self) -> NoQuorum | None:
+        """Why nothing is committed, where that is known."""
+        if not self._is_quorum_lost:
+            return None
+        away = self._no_quorum()
+        self._is_quorum_lost = away is not None
+        return away
+
+    def quorum_lost(self) -> None:
+        """There was no quorum for a while: those that wait for one are answered now, and those that come from now on as
+        soon as their records are durable here, until there is one."""
+        self._is_quorum_lost = True
+        if (away := self._away()) is not None:
+            self._node.committed.give_up(away.why)
+            self._unchained.give_up_above(self._node.committed.lsn, away.why)
+
+    def give_up(self) -> None:
+        """Nobody is to wait any longer for what others hold."""
+        self._evidence.give_up()
+
+    async def settled(self, recovered: Sequence[Pending]) -> None:
+        """Wait until it is known what became of each of these, which an earlier process left in the WAL."""
+        outcomes = [pending.outcome for pending in recovered if pending.outcome is not None]
+        _, waiting = await asyncio.wait(outcomes, timeout=self._write_timeout_s) if outcomes else ((), ())
+        if waiting:
+            why = f"not chained within {self._write_timeout_s:g} s"
+            raise self.late(Durability.GLOBAL, why, recovered[-1].lsn, recovered[-1])
+
+    async def unlocked(self, quarantine: Quarantine, tenant_ids: Iterable[str], last: Pending | None) -> None:
+        """Return once none of these tenants is passed over: records of theirs were passed over when others were
+        chained, and are chained by then.
+
+        Raises:
+            DurabilityTimeoutError: one still waits; names ``last``.
+        """
+        if not await quarantine.unlocked(tenant_ids, self._write_timeout_s):
+            lsn = last.lsn if last else self._node.durable.lsn
+            why = next((quarantine.locked[each] for each in tenant_ids if each in quarantine.locked), "it had to wait")
+            raise self.late(Durability.GLOBAL, why, lsn, last, tenant_ids)
+
+    async def spread(self, tenant_ids: Iterable[str], level: Durability, last: Pending | None) -> None:
+        """Return once a majority of the regions holds all that is chained of these tenants, where GLOBAL asks that.
+
+        Raises:
+            DurabilityTimeoutError: they do not in time; names ``last``.
+        """
+        if self.in_regions is None or level is not Durability.GLOBAL:
+            return
+        heads = {tenant_id: self.head_seq(tenant_id) for tenant_id in tenant_ids}
+        try:
+            await self.in_regions(heads, self._write_timeout_s)
+        except DurabilityTimeoutError as error:
+            raise self.late(level, str(error), last.lsn if last else self._node.durable.lsn, last, heads) from None
+
+    async def shown(self, lines: Sequence[AtChain], level: Durability) -> None:
+        """Return once it is shown that these lines, which are chained, have reached ``level`` by now.
+
+        Raises:
+            DurabilityTimeoutError: it is not in time; names the last line.
+            WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed meanwhile.
+        """
+        has_quorum = self._away() is None
+        await self._evidence.shown(lines, level, self.in_regions, self._write_timeout_s, has_quorum=has_quorum)
+        if level > Durability.LOCAL and self._node.failure is not None:
+            raise self._node.failure.with_traceback(None)
+
+    def late(
+        self, level: Durability, why: str, lsn: Lsn, pending: Pending | None, tenant_ids: Iterable[str] = ()
+    ) -> DurabilityTimeoutError:
+        """The error that says how far an event has come, and how to learn what becomes of it. ``tenant_ids`` are those
+        of all events of its request, where they are more than its own."""
+        node = self._node
+        away = self._no_quorum() if self._is_replicated and node.committed.lsn < lsn else None
+        return DurabilityTimeoutError(
+            f"{level.name} was not reached: {why if away is None else away.why}. The event is in the log of this node "
+            f"at LSN {lsn}; send the same Idempotency-Key again to learn its outcome",
+            job_id=pending.job_id if pending else None,
+            hlc=pending.hlc.text() if pending else None,
+            epoch=pending.epoch if pending else node.epoch,
+            lsn=lsn,
+            achieved=self._reached(lsn, {*tenant_ids, *((pending.tenant_id,) if pending else ())}),
+            reason=None if away is None else NO_QUORUM,
+            members_away=None if away is None else away.members_away,
+        )
+
+    def _reached(self, lsn: Lsn, tenant_ids: Iterable[str]) -> Durability:
+        """What a record of these tenants at ``lsn`` has reached: one that is held back is not chained."""
+        node = self._node
+        if self._is_replicated:
+            is_regional = node.committed.lsn >= lsn
+        else:
+            is_regional = all(node.chained_lsn_of(tenant_id) >= lsn for tenant_id in tenant_ids or ("",))
+        if is_regional:
+            return Durability.REGIONAL
+        return Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE
+
+    def entered(self, draft: Draft, pending: Pending, fence_token: int) -> Entered:
+        """An event that was entered without a key, to be waited for."""
+        return Entered(self, draft, pending, fence_token)
+
+    def reached(self, pending: Pending, level: Durability) -> asyncio.Future[ChainPosition | None]:
+        """What resolves once ``pending`` is at ``level``, or its time is up."""
+        node = self._node
+        reached: Any = pending.outcome
+        if reached is None:
+            lsn = BEFORE_FIRST if self._acknowledge_before_fsync else pending.lsn
+            if level > Durability.LOCAL and self._is_quorum_lost:
+                return asyncio.ensure_future(self.wait(lsn, level, pending))
+            watermark = node.durable if level <= Durability.LOCAL else node.committed
+            return watermark.reached(lsn, self._write_timeout_s)  # type: ignore[return-value]
+        asks_regions = (self._spreads or self.in_regions is not None) and level is Durability.GLOBAL
+        if asks_regions or self._is_quorum_lost:
+            return asyncio.ensure_future(self.wait(pending.lsn, level, pending, reached))
+        node.chained.want(pending.lsn)
+        self._unchained.add(reached, pending.lsn)
+        return reached  # type: ignore[no-any-return]
+
+    def receipt(self, draft: Draft, pending: Pending, fence_token: int, chain: ChainPosition | None) -> Receipt:
+        """The answer about an entered event that has reached its level."""
+        return self._receipt(draft, pending, pending.hlc.text(), fence_token, chain, replayed=False)
+
+    async def finish(self, draft: Draft, pending: Pending, fence_token: int, *, seen: bool) -> Receipt:
+        """The receipt of a keyed event, once it has reached its level; where it was ``seen`` before this request came,
+        once that is shown.
+
+        Raises:
+            DurabilityTimeoutError: it has not in time.
+            LedgerError: its outcome, where that is none.
+        """
+        level = draft.durability
+        chain = await self.wait(
+            pending.lsn, min(level, Durability.REGIONAL) if seen else level, pending, pending.outcome
+        )
+        if seen and chain is not None:
+            await self.shown((_chained_at(pending, chain),), level)
+        return self.receipt(draft, pending, fence_token, chain)
+
+    async def again(self, chained: Sequence[ChainedLine], draft: Draft, key: RequestKey) -> Receipt:
+        """The first answer again, from what the chain holds, once its level is shown.
+
+        Raises:
+            EventRefusedError: a REFUSED entry was chained in its place.
+            ChainDamagedError: what the chain holds is not the event of this request, or is gone.
+            DurabilityTimeoutError: its level is not shown in time.
+        """
+        if not chained:
+            raise gone(draft.tenant_id, key)
+        await check_lines(chained, (draft,), key)
+        line = chained[0]
+        if line.action == SystemAction.REFUSED:
+            raise refused(line)
+        await self.shown(chained, draft.durability)
+        is_chained = draft.durability > Durability.LOCAL
+        chain = ChainPosition(line.seq, line.chain_link, line.prev_chain_link) if is_chained else None
+        return self._receipt(draft, line, line.t_hlc, fence_token_of(line.payload), chain, replayed=True)
+
+    def of_lines(self, entered: Sequence[Pending], requested: Durability) -> BatchReceipt:
+        """The answer to a request all of whose lines were entered now."""
+        job_ids = [pending.job_id for pending in entered if pending.record_type == CREATED]
+        first, last = entered[0], entered[-1]
+        return self._batch_receipt(
+            job_ids, len(entered), first.hlc.text(), last.hlc.text(), last, requested, replayed=False
+        )
+
+    def of_chained_lines(
+        self, chained: Sequence[ChainedLine], lines: EventLines, requested: Durability, *, replayed: bool
+    ) -> BatchReceipt:
+        """The answer to a request all of whose lines are chained, in line order."""
+        job_ids = [line.job_id for line in chained if lines.types[line.line] == CREATED]
+        last = max(chained, key=lambda line: line.lsn)
+        return self._batch_receipt(
+            job_ids, len(lines), chained[0].t_hlc, chained[-1].t_hlc, last, requested, replayed=replayed
+        )
+
+    def _receipt(
+        self,
+        draft: Draft,
+        at: Pending | ChainedLine,
+        hlc: str,
+        fence_token: int,
+        chain: ChainPosition | None,
+        *,
+        replayed: bool,
+    ) -> Receipt:
+        level = draft.durability
+        return Receipt(
+            job_id=at.job_id,
+            tenant_id=at.tenant_id,
+            event=draft.event,
+            hlc=hlc,
+            epoch=at.epoch,
+            lsn=at.lsn,
+            fence_token=fence_token,
+            requested=level,
+            achieved=self._achieved(level),
+            survives=self._survives(level),
+            chain=chain,
+            replayed=replayed,
+        )
+
+    def _batch_receipt(
+        self,
+        job_ids: list[str],
+        accepted: int,
+        first_hlc: str,
+        last_hlc: str,
+        last: Pending | ChainedLine,
+        requested: Durability,
+        *,
+        replayed: bool,
+    ) -> BatchReceipt:
+        return BatchReceipt(
+            accepted=accepted,
+            requested=requested,
+            achieved=self._achieved(requested),
+            survives=self._survives(requested),
+            first_hlc=first_hlc,
+            last_hlc=last_hlc,
+            job_ids=job_ids,
+            epoch=last.epoch,
+            last_lsn=last.lsn,
+            replayed=replayed,
+        )
+
+    def _achieved(self, level: Durability) -> Durability:
+        if level <= Durability.LOCAL:
+            return Durability.NONE if self._acknowledge_before_fsync else Durability.LOCAL
+        return level
+
+    def _survives(self, level: Durability) -> tuple[str, ...]:
+        if level <= Durability.LOCAL:
+            return () if self._acknowledge_before_fsync else ("process",)
+        if level is Durability.REGIONAL:
+            return self._regional_survives
+        return SURVIVES if self.in_regions is not None else self._global_survives
+
+
+def _chained_at(pending: Pending, chain: ChainPosition) -> Chained:
+    return Chained(pending.tenant_id, pending.job_id, pending.hlc.text(), pending.epoch, pending.lsn, chain.seq)
+
+
+async def outcome_within(outcome: asyncio.Future[ChainPosition], timeout_s: float) -> ChainPosition:
+    """The outcome within ``timeout_s``; it outlives that, for others of the same key await it too."""
+    done, _ = await asyncio.wait((outcome,), timeout=timeout_s)
+    if not done:
+        raise DurabilityTimeoutError(f"not chained within {timeout_s:g} s")
+    return outcome.result()
+
+
+def fence_token_of(payload: bytes | str) -> int:
+    """The fence token frozen in a canonical payload; 0 where the event was refused and its place taken."""
+    fence_token: int = orjson.loads(payload).get("fence_token", 0)
+    return fence_token
+
+
+def refused(line: ChainedLine) -> EventRefusedError:
+    """What was said, or could not be said yet, when ``line`` was chained as REFUSED."""
+    return event_refused(orjson.loads(line.payload).get("sqlstate"), line.seq, line.t_hlc, line.epoch, line.lsn)
+
+
+def raise_refusal(entered: Sequence[Pending]) -> None:
+    """Raise the refusal of the first line, if any, in whose place a REFUSED entry was chained."""
+    for number, refusal in enumerate(map(_REFUSAL, entered), 1):
+        if isinstance(refusal, EventRefusedError):
+            raise refusal.at_line(number)

@@ -1,0 +1,226 @@
+"""Requests with an ``Idempotency-Key``: seen before, under way on this node, or new.
+
+The truth is the idempotency table, written by the appender in the chaining transaction. Between WAL and
+chain a request is known only to the node that took it, here; after a restart the backlog fills it in again.
+
+A request goes by one name for each tenant that it has lines of. At most one request of a name is under way on a
+node; others that share a name with it wait until it has been entered, then are judged whole: the same body gets the
+same answer, another body is refused and leaves no line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from app.runtime.state.node import Node
+from app.store.idempotency import ChainedLine, key_row_error
+from app.write.pending.backlog import Pending
+from app.write.pending.keyed_entries import KeyedEntries
+from app.write.pending.keyed_entry import key_digest_of, proven, row_gone
+from app.write.pending.requests import BatchReceipt, RequestKey, RequestName
+from ledger.errors import ChainDamagedError, DatabaseUnavailableError, IdempotencyReusedError
+from ledger.machines.events import Durability
+from ledger.positions import BEFORE_FIRST, Lsn
+
+log = structlog.get_logger()
+
+FindLines = Callable[[Sequence[str], int, str], Awaitable[list[ChainedLine]]]
+
+
+@dataclass(slots=True, eq=False)
+class KeyedRequest:
+    """One keyed request: what is known of it when it begins, and what becomes of it."""
+
+    names: Sequence[RequestName]
+    body_digest: bytes
+    chained: list[ChainedLine] = field(default_factory=list)
+    """Lines already chained when the request began."""
+    recovered: list[Pending] = field(default_factory=list)
+    """Lines that the WAL held beyond the chain when this process started: not always all, a crash may have
+    torn the request."""
+    pending: Pending | None = None
+    """Its last record in this node's WAL."""
+    receipt: BatchReceipt | None = None
+    last_lsn: Lsn = BEFORE_FIRST
+    """LSN of its last record in this node's WAL, 0 when it has none that is not chained."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Entered, or given up."""
+
+    def present(self) -> frozenset[int]:
+        """Numbers of the lines that must not be added again."""
+        recovered = (pending.idempotency.line for pending in self.recovered if pending.idempotency is not None)
+        return frozenset(line.line for line in self.chained) | frozenset(recovered)
+
+    def entered(self, last: Pending) -> None:
+        """Its records are in the WAL; from now on others of the same key wait for these."""
+        self.pending = last
+        self.last_lsn = last.lsn
+        self.settled.set()
+
+
+class KeyedRequests:
+    """The keyed requests under way on this node, and the way to look up the chained ones."""
+
+    def __init__(
+        self,
+        node: Node,
+        find_lines: FindLines,
+        entries: KeyedEntries,
+        report: Callable[[ChainDamagedError, str], object],
+    ) -> None:
+        """``report`` is given each row that says another body than its entry."""
+        self._report = report
+        self._node = node
+        self._find_lines = find_lines
+        self._entries = entries
+        self._in_flight: dict[RequestName, KeyedRequest] = {}
+        self._entered: deque[KeyedRequest] = deque()
+        """Those in flight that have been entered, about in LSN order."""
+        self._passed_over: list[KeyedRequest] = []
+        """Those in flight whose tenant waits for a lock, until none does."""
+        self._recovered: dict[RequestName, list[Pending]] = {}
+        self._unsettled: list[Pending] = []
+        """Those that were recovered and may wait to be chained: their LSNs do not tell, as others are passed over."""
+
+    def recover(self, pending: Pending) -> None:
+        """Take over a record that the WAL holds and the chain lacks, when it is keyed; in LSN order."""
+        key = pending.idempotency
+        if key is None:
+            return
+        self._recovered.setdefault((pending.tenant_id, key.route, key.key), []).append(pending)
+        self._unsettled.append(pending)
+
+    @asynccontextmanager
+    async def begin(
+        self, tenants: tuple[str, ...], key: RequestKey, level: Durability
+    ) -> AsyncIterator[tuple[KeyedRequest, bool]]:
+        """The request of this key, and whether it was begun by an earlier call.
+
+        The caller that began it enters its records inside the context; leaving without ``entered``
+        makes room for the next.
+
+        Raises:
+            IdempotencyReusedError: the key belongs to another body.
+        """
+        self._prune()
+        names = [(tenant_id, key.route, key.key) for tenant_id in tenants]
+        while (earlier := self._first_in_flight(names)) is not None:
+            await earlier.settled.wait()
+            if earlier.last_lsn:
+                # Only now: a request that came to nothing leaves the key to whoever came after it.
+                self._check_body(key, earlier.body_digest)
+                yield earlier, True
+                return
+            self._forget(earlier)
+        request = KeyedRequest(names, key.body_digest)
+        self._in_flight.update(dict.fromkeys(names, request))
+        try:
+            for name in names:
+                request.recovered += self._recovered.get(name, ())
+            request.chained = await self._look_up(tenants, key, level)
+            for line in (*request.chained, *(pending.idempotency for pending in request.recovered)):
+                if line is not None:
+                    self._check_body(key, line.body_digest)
+                    request.body_digest = line.body_digest
+            yield request, False
+        finally:
+            request.settled.set()
+            if request.last_lsn:
+                self._entered.append(request)
+            else:
+                self._forget(request)
+
+    async def find(self, tenants: Sequence[str], key: RequestKey) -> list[ChainedLine]:
+        """The chained lines of the request, in line order.
+
+        Raises:
+            IdempotencyReusedError: they are of another body.
+        """
+        chained = self._proven(await self._find_lines(tenants, key.route, key.key), key)
+        for line in chained:
+            self._check_body(key, line.body_digest)
+        return chained
+
+    async def look_again(self, request: KeyedRequest, lines: Iterable[tuple[str, int]], key: RequestKey) -> None:
+        """Look the request up again when the chain is known to hold one of these lines, (tenant, number) each, of which
+        no row was found: it was chained meanwhile, or the rows could not be read.
+
+        Raises:
+            KeyRowError: the row of one is not in the table.
+            DatabaseUnavailableError: whether it is cannot be told.
+        """
+        digests = [each for each in (key.body_digest, key.other_digest) if each is not None]
+        found: set[tuple[str, int]] | None = None
+        for tenant_id, line in lines:
+            said = [key_digest_of(tenant_id, key, line, digest) for digest in digests]
+            try:
+                seq = await self._entries.seq_of(tenant_id, said)
+            except DatabaseUnavailableError as error:
+                log.warning("idempotency_rows_not_compared", tenant_id=tenant_id, error=str(error))
+                return
+            if seq is None:
+                continue
+            if found is None:
+                request.chained = await self.find([name[0] for name in request.names], key)
+                found = {(each.tenant_id, each.line) for each in request.chained}
+            if (tenant_id, line) not in found:
+                raise row_gone(tenant_id, key, seq)
+
+    async def _look_up(self, tenants: tuple[str, ...], key: RequestKey, level: Durability) -> list[ChainedLine]:
+        try:
+            found = await self._find_lines(tenants, key.route, key.key)
+        except DatabaseUnavailableError:
+            if level > Durability.LOCAL:
+                raise
+            log.warning("idempotency_checked_on_this_node_only", key=key.key)
+            return []
+        return self._proven(found, key)
+
+    def _proven(self, lines: Sequence[ChainedLine], key: RequestKey) -> list[ChainedLine]:
+        """The lines, with the bodies that their entries came with."""
+        found = []
+        for line in lines:
+            found.append(proven(line, key))
+            if found[-1].body_digest != line.body_digest:
+                what = f"says another body than seq {line.seq}, which came with it"
+                self._report(key_row_error(line.tenant_id, key.key, line.seq, what), "idempotency")
+        return found
+
+    def _check_body(self, key: RequestKey, body_digest: bytes) -> None:
+        if body_digest not in (key.body_digest, key.other_digest):
+            raise IdempotencyReusedError(
+                f"Idempotency-Key {key.key!r} was used before with another body; use a new key"
+            )
+
+    def _prune(self) -> None:
+        """Forget requests that the table knows by now. Records of tenants that wait for a lock were passed over."""
+        chained_lsn, locked = self._node.chained.lsn, self._node.locked
+        while self._unsettled and ((outcome := self._unsettled[-1].outcome) is None or outcome.done()):
+            self._unsettled.pop()
+        if not self._unsettled:
+            self._recovered.clear()
+        if self._passed_over and not locked:
+            for request in self._passed_over:
+                self._forget(request)
+            self._passed_over.clear()
+        while self._entered and self._entered[0].last_lsn <= chained_lsn:
+            request = self._entered.popleft()
+            if any(tenant_id in locked for tenant_id, *_ in request.names):
+                self._passed_over.append(request)
+            else:
+                self._forget(request)
+
+    def _first_in_flight(self, names: Sequence[RequestName]) -> KeyedRequest | None:
+        """A request that shares a name with those; any will do, the caller asks again."""
+        return next((self._in_flight[name] for name in names if name in self._in_flight), None)
+
+    def _forget(self, request: KeyedRequest) -> None:
+        for name in request.names:
+            if self._in_flight.get(name) is request:
+                del self._in_flight[name]

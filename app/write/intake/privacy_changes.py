@@ -1,0 +1,261 @@
+"""Declaring private fields and erasing subjects: what changes, and what the chain says of it.
+
+Both in this order, so that the chain never says what is not so::
+
+    1. one transaction takes the next revision, makes the change and notes what the chain must say
+    2. this node honours it at once, other nodes within ``app.trust.privacy.knowledge.REFRESH_S`` and a query
+    3. the tenant's chain says it, once: the entry is keyed by the random id in it
+    4. the note gets the entry's seq
+
+A process that ends in between leaves the note: its next start goes on at 3, and so does the same call on any node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import structlog
+
+from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.state.node import Node
+from app.store import Connection, privacy_chain
+from app.store import privacy as store
+from app.store.privacy import DeclaredFields, PrivacyRecord
+from app.store.reading import Pool, reading
+from app.trust.privacy.agreement import says
+from app.trust.privacy.knowledge import PrivacyKnowledge
+from app.write.intake.system_entries import SystemEntries
+from app.write.pending.linking import DuplicateLineError
+from ledger.errors import (
+    ChainDamagedError,
+    DatabaseUnavailableError,
+    DurabilityTimeoutError,
+    LedgerError,
+    PrivacyDamagedError,
+    SubjectNotFoundError,
+    WalFullError,
+)
+from ledger.machines.events import SystemAction
+from ledger.privacy_facts import name_of
+from ledger.private_fields import Declaration
+
+RETRY_PAUSE_S = 5.0
+"""Pause before a start tries again to have the chains say what they must."""
+
+_NOT_NOW = (ChainDamagedError, DatabaseUnavailableError, DurabilityTimeoutError, WalFullError, *DATABASE_FAULTS)
+
+log = structlog.get_logger()
+
+
+class Declared(NamedTuple):
+    """What a tenant declared, and where its chain says so."""
+
+    fields: list[str]
+    subject: str | None
+    seq: int | None
+    declared_at: datetime
+
+
+class Erased(NamedTuple):
+    """The newest erasure of a subject: ids of the keys it destroyed, and where the chain says so."""
+
+    key_ids: list[str]
+    seq: int
+    erased_at: datetime
+
+
+@dataclass(eq=False)
+class PrivacyChanges:
+    """Makes changes, each durable and on record when it returns."""
+
+    node: Node
+    pool: Pool
+    knowledge: PrivacyKnowledge
+    system_entries: SystemEntries
+
+    async def declared(self, tenant_id: str) -> Declared | None:
+        """What the tenant declared last; None when it never did.
+
+        Raises:
+            PrivacyDamagedError: the rows that say so are not as they were written.
+        """
+        async with reading(self.pool) as connection:
+            declared = await store.read_declared(connection, tenant_id)
+            if declared is None:
+                if tenant_id in self.knowledge.declarations:
+                    raise PrivacyDamagedError(f"the row of tenant {tenant_id} in private_fields is gone")
+                return None
+            record = await _noted(connection, tenant_id, declared.revision)
+            await store.check_noted(connection, declared)
+        return Declared(declared.fields, declared.subject, await self._seq_of(record), record.created_at)
+
+    async def declare(self, tenant_id: str, declaration: Declaration) -> Declared:
+        """Have these fields private from now on, instead of those before. Saying the same again changes nothing.
+
+        Raises:
+            PrivacyUnavailableError: this node has no master key.
+            DatabaseUnavailableError, DurabilityTimeoutError, WalFullError: not now; say it again.
+        """
+        fields = [".".join(path) for path in declaration.fields]
+        subject = None if declaration.subject is None else ".".join(declaration.subject)
+        async with reading(self.pool) as connection:
+            await self.knowledge.keys.begin(connection)
+            async with connection.transaction():
+                revision = await store.next_revision(connection)
+                before = await _sound(connection, tenant_id)
+                if before is None or (before.fields, before.subject) != (fields, subject):
+                    declared = DeclaredFields(tenant_id, fields, subject, revision)
+                    await store.declare(connection, declared)
+                    facts: dict[str, object] = {"fields": list(fields), "id": _new_id()}
+                    facts |= {} if subject is None else {"subject": subject}
+                    await self._note(connection, tenant_id, revision, SystemAction.PRIVACY_DECLARED, facts)
+                else:
+                    declared = before
+            record = await _noted(connection, tenant_id, declared.revision)
+        self.knowledge.learn(declared)
+        if revision < self.knowledge.revision:
+            await self.knowledge.refresh()
+        log.info("privacy_declared", tenant_id=tenant_id, revision=declared.revision, fields=fields)
+        return Declared(fields, subject, await self._said(record), record.created_at)
+
+    async def erase(self, tenant_id: str, subject: str, reason: str | None) -> Erased:
+        """Destroy the subject's key for good. Said again, the newest erasure of the subject is answered.
+
+        Raises:
+            SubjectNotFoundError: the tenant never had a key for this subject.
+            PrivacyUnavailableError: this node has no master key, so it cannot tell whose keys are whose.
+            DatabaseUnavailableError, DurabilityTimeoutError, WalFullError: not now; say it again.
+        """
+        async with reading(self.pool) as connection:
+            state = await store.read_state(connection)
+            if state is None:
+                raise _unknown_subject(tenant_id)
+            self.knowledge.keys.use(state)
+            tag = self.knowledge.keys.tag(tenant_id, subject)
+            async with connection.transaction():
+                revision = await store.next_revision(connection)
+                key_ids = await store.destroy_keys(connection, tenant_id, tag, revision)
+                if key_ids:
+                    facts: dict[str, object] = {"id": _new_id(), "key_ids": sorted(key_ids)}
+                    facts |= {} if reason is None else {"reason": reason}
+                    await self._note(connection, tenant_id, revision, SystemAction.SUBJECT_ERASED, facts)
+                else:
+                    erased_at_revision = await store.last_erasure(connection, tenant_id, tag)
+                    if erased_at_revision is None:
+                        raise _unknown_subject(tenant_id)
+                    revision = erased_at_revision
+            record = await _noted(connection, tenant_id, revision)
+        for key_id in key_ids:
+            self.knowledge.keys.forget(tenant_id, key_id, tag)
+        log.info("subject_erased", tenant_id=tenant_id, revision=revision, key_ids=key_ids)
+        if record.action != SystemAction.SUBJECT_ERASED:
+            raise _damaged(tenant_id, revision)
+        return Erased(list(record.facts["key_ids"]), await self._said(record), record.created_at)
+
+    async def finish(self) -> None:
+        """Have the chains say what earlier processes of this node left unsaid, trying until it is done.
+
+        A chain that takes nothing now, as its rows are damaged, holds up no other.
+        """
+        while True:
+            if not await self._leaves_unsaid():
+                return
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _leaves_unsaid(self) -> bool:
+        """Try all that is unsaid once; whether something is left."""
+        try:
+            async with reading(self.pool) as connection:
+                open_records, faults = await store.open_records(connection, self.node.node_id)
+        except _NOT_NOW as error:
+            log.warning("privacy_not_recorded_yet", error=str(error))
+            return True
+        for fault in faults:
+            # Nobody can tell what it was to say; trying again does not help.
+            log.error("privacy_record_damaged", tenant_id=fault.tenant_id, error=fault.reason)
+        left = False
+        for record in open_records:
+            try:
+                await self._said(record)
+            except _NOT_NOW as error:
+                log.warning("privacy_not_recorded_yet", tenant_id=record.tenant_id, error=str(error))
+                left = True
+            except PrivacyDamagedError as error:
+                log.error("privacy_record_damaged", tenant_id=record.tenant_id, error=str(error))
+        return left
+
+    async def _note(
+        self, connection: Connection, tenant_id: str, revision: int, action: SystemAction, facts: dict[str, object]
+    ) -> None:
+        record = PrivacyRecord(tenant_id, revision, action.value, facts, None, datetime.now(UTC))
+        await store.add_record(connection, record, self.node.node_id)
+
+    async def _said(self, record: PrivacyRecord) -> int:
+        """Seq of the entry that says ``record``, written if the chain does not have it."""
+        action = SystemAction(record.action)
+        name = name_of(action, record.facts["id"])
+        seq = await self._seq_of(record)
+        if seq is None:
+            try:
+                seq = (await self.system_entries.record_once(record.tenant_id, action, name, record.facts)).seq
+            except DuplicateLineError:
+                seq = await self._seq_of(record)
+        if seq is None:
+            raise PrivacyDamagedError(f"the chain of tenant {record.tenant_id} lost its entry {name}")
+        if seq != record.seq:
+            async with reading(self.pool) as connection:
+                await store.close_record(connection, record, seq)
+        return seq
+
+    async def _seq_of(self, record: PrivacyRecord) -> int | None:
+        """Where the chain says what was noted, whatever seq the note has; None where it does not.
+
+        Raises:
+            ChainDamagedError: the entry is not what was chained.
+            PrivacyDamagedError: it says something else than the note.
+        """
+        action, facts_id = SystemAction(record.action), record.facts["id"]
+        async with reading(self.pool) as connection:
+            entry = await privacy_chain.find(connection, self.knowledge.check, record.tenant_id, action, facts_id)
+        if entry is not None and not says(entry, record):
+            raise PrivacyDamagedError(
+                f"the row of tenant {record.tenant_id} at revision {record.revision} in privacy_records says another "
+                f"thing than its entry, seq {entry.seq}"
+            )
+        return None if entry is None else entry.seq
+
+
+async def _noted(connection: Connection, tenant_id: str, revision: int) -> PrivacyRecord:
+    record = await store.read_record(connection, tenant_id, revision)
+    if record is None:
+        raise _damaged(tenant_id, revision)
+    return record
+
+
+async def _sound(connection: Connection, tenant_id: str) -> DeclaredFields | None:
+    """What the tenant declared last; None when it never did, or rows are damaged: then it can be declared anew."""
+    try:
+        declared = await store.read_declared(connection, tenant_id)
+        if declared is not None:
+            await _noted(connection, tenant_id, declared.revision)
+    except PrivacyDamagedError as error:
+        log.error("privacy_declared_over_damage", tenant_id=tenant_id, error=str(error))
+        return None
+    return declared
+
+
+def _damaged(tenant_id: str, revision: int) -> PrivacyDamagedError:
+    return PrivacyDamagedError(f"privacy_records lacks what tenant {tenant_id} changed at revision {revision}")
+
+
+def _new_id() -> str:
+    """Random, as the tenant's chain may hold what another ledger recorded of the same tenant."""
+    return secrets.token_hex(16)
+
+
+def _unknown_subject(tenant_id: str) -> LedgerError:
+    return SubjectNotFoundError(f"tenant {tenant_id} has no private fields of this subject")

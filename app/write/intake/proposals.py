@@ -1,0 +1,179 @@
+"""From a checked proposal to its verdict, which is known once it is chained.
+
+A proposal always has an Idempotency-Key. Which of two of one key came first is settled where they are chained; so none
+is looked up before, and one that came again is an entry of the WAL that adds nothing to the chain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from app.store.idempotency import ChainedLine, key_row_error
+from app.write.intake.answers import Answers, Awaited, refused
+from app.write.intake.keyed import KeyedRequests
+from app.write.intake.system_entries import SystemEntries
+from app.write.pending.backlog import Pending
+from app.write.pending.keyed_entry import gone
+from app.write.pending.linking import DuplicateLineError, conflict_of
+from app.write.pending.requests import RequestKey
+from ledger import canonical, keyed
+from ledger.chain.record import IdempotencyKey
+from ledger.errors import InvalidInputError, RecordTooLargeError
+from ledger.machines.events import (
+    ACTOR,
+    CAPACITY_RECORD_TYPE,
+    PROPOSED_RECORD_TYPE,
+    CommitmentAction,
+    Durability,
+    SystemAction,
+)
+from ledger.machines.promises import CAPACITY_TYPE, NO_BET, PROPOSAL_TYPE, node_subject, read_proposal
+from ledger.positions import Epoch, Lsn
+
+
+class Recorded(NamedTuple):
+    """The entry that an accepted proposal, or a capacity, became."""
+
+    seq: int
+    hlc: str
+    epoch: Epoch
+    lsn: Lsn
+    replayed: bool = False
+
+
+class EnteredProposal(Awaited):
+    """A proposal, or a capacity, in the WAL: answered once it is chained."""
+
+    __slots__ = ()
+
+    def __init__(self, answers: Answers, pending: Pending) -> None:
+        super().__init__(answers, pending, Durability.GLOBAL)
+
+    def recorded(self) -> Recorded:
+        """Where it stands, when ``reached`` is done.
+
+        Raises:
+            DuplicateLineError: its key was chained before; the answer is to be found there.
+            CommitmentConflictError: it was rejected, and that is recorded.
+            DurabilityTimeoutError: it was not chained in time.
+            LedgerError: as ``Submitter.submit``.
+        """
+        place, pending = self.place(), self.pending
+        assert place is not None
+        return Recorded(place.seq, pending.hlc.text(), pending.epoch, pending.lsn)
+
+    async def settled(self) -> Recorded:
+        """``recorded``, waited for."""
+        await asyncio.wait((self.reached,))
+        return self.recorded()
+
+
+@dataclass(kw_only=True, eq=False)
+class Proposals:
+    """Takes proposals, and capacities of nodes."""
+
+    system: SystemEntries
+    keyed: KeyedRequests
+    answers: Answers
+    record_bytes_max: int
+
+    def enter(self, wanted: Mapping[str, Any], actor: str | None, key: RequestKey) -> EnteredProposal:
+        """Queue what a checked body proposes.
+
+        Raises:
+            LedgerError: as ``Submitter.submit``; nothing was taken.
+        """
+        tenant_id: str = wanted["tenant_id"]
+        said = {
+            "type": PROPOSAL_TYPE,
+            "commitment": wanted["commitment"],
+            "precondition": wanted.get("precondition", NO_BET),
+        }
+        named = IdempotencyKey(key.route, key.key, 0, key.body_digest)
+        payload = self._encoded({**said, keyed.MEMBER: keyed.key_digest(tenant_id, named)}, actor)
+        proposal = read_proposal(payload)
+        subject = proposal.commitment.subject
+        pending = self.system.enter_about(PROPOSED_RECORD_TYPE, subject, payload, tenant_id, named, actor)
+        pending.proposal = proposal
+        return EnteredProposal(self.answers, pending)
+
+    async def propose(self, wanted: Mapping[str, Any], actor: str | None, key: RequestKey) -> Recorded:
+        """Propose, and wait for the verdict.
+
+        Raises:
+            CommitmentConflictError: it was rejected, and that is recorded.
+            IdempotencyReusedError: the key was used with another body.
+            DurabilityTimeoutError: it is not GLOBAL in time or, of one that was recorded before, not shown to be.
+            LedgerError: as ``Submitter.submit``.
+        """
+        entered = self.enter(wanted, actor, key)
+        try:
+            return await entered.settled()
+        except DuplicateLineError:
+            pending = entered.pending
+            chained = await self.keyed.find((pending.tenant_id,), key)
+            first = _first_answer(chained, pending, key)
+            await self.answers.shown(chained, Durability.GLOBAL)
+            return first
+
+    async def set_capacity(self, tenant_id: str, node: str, capacity: Mapping[str, Any], actor: str | None) -> Recorded:
+        """Record what a node has, and wait until it counts.
+
+        Raises:
+            LedgerError: as ``Submitter.submit``.
+        """
+        payload = self._encoded({"type": CAPACITY_TYPE, "node": node, "capacity": capacity}, actor)
+        pending = self.system.enter_about(CAPACITY_RECORD_TYPE, node_subject(node), payload, tenant_id, None, actor)
+        return await EnteredProposal(self.answers, pending).settled()
+
+    def _encoded(self, facts: dict[str, object], actor: str | None) -> bytes:
+        if actor is not None:
+            facts[ACTOR] = actor
+        payload = canonical.encode(facts)
+        if len(payload) > self.record_bytes_max - 1024:
+            raise RecordTooLargeError(
+                f"this takes {len(payload)} bytes; wal.record_bytes_max is {self.record_bytes_max}"
+            )
+        return payload
+
+
+def _first_answer(chained: list[ChainedLine], pending: Pending, key: RequestKey) -> Recorded:
+    """The first answer to the request, from the entry that it has in the chain.
+
+    Raises:
+        CommitmentConflictError: it was rejected.
+        EventRefusedError: a REFUSED entry was chained in its place.
+        ChainDamagedError: the entry is not the proposal of this request, or is gone.
+    """
+    if not chained:
+        raise gone(pending.tenant_id, key)
+    line = chained[0]
+    if line.action == SystemAction.REFUSED:
+        raise refused(line)
+    try:
+        event = keyed.kept_event(line.job_id, line.action, line.payload)
+        is_ours = event is not None and (event.job_id, event.action) == (pending.job_id, CommitmentAction.PROPOSED)
+        is_ours = is_ours and event is not None and _without_actor(event.payload) == _without_actor(pending.payload)
+        if is_ours and line.action == CommitmentAction.PROPOSE_ACCEPTED:
+            return Recorded(line.seq, line.t_hlc, line.epoch, line.lsn, replayed=True)
+        rejection = read_proposal(line.payload).rejection if is_ours else None
+    except (InvalidInputError, ValueError, TypeError, KeyError):
+        rejection = None
+    if rejection is None:
+        what = f"names seq {line.seq}, whose entry is not the proposal of this request"
+        raise key_row_error(pending.tenant_id, key.key, line.seq, what)
+    conflict = conflict_of(rejection, line.seq, line.t_hlc)
+    conflict.replayed = True
+    raise conflict
+
+
+def _without_actor(payload: bytes | str) -> dict[str, object]:
+    """What is proposed, whoever proposes it: whoever may write for the tenant may repeat a request."""
+    facts: dict[str, object] = orjson.loads(payload)
+    facts.pop(ACTOR, None)
+    return facts

@@ -1,0 +1,164 @@
+"""Private fields of events on their way in: whose they are, and the key they are sealed with.
+
+An event that has a value in a field which its tenant declared private must say whose it is: by its member ``subject``,
+else by the field that the declaration names. It leaves here with a seal, or not at all::
+
+    what it declared is not certain     refused, if it has any field that may be private, or names a subject
+    the tenant declared nothing         as it came; an event that names a subject is refused, so that naming one
+                                        means never being stored in clear, whatever this node knows
+    text or a list where an object      refused: it may hold what a declared path was to keep private
+      with private fields should be
+    no private field has a value        as it came, whether or not it names a subject
+    otherwise                           sealed with the subject's key, which is durable by then
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.runtime.tasks.turns import Turn
+from app.trust.privacy.keys import Tag
+from app.trust.privacy.knowledge import PrivacyKnowledge
+from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import Draft, RequestKey
+from ledger import canonical, private_fields
+from ledger.errors import CanonicalError, InvalidEventError, InvalidInputError
+from ledger.private_fields import Declaration, Path
+from signing.data_keys import DataKey
+
+SUBJECT_CHARACTERS_MAX = 256
+
+
+@dataclass(slots=True, eq=False)
+class FieldSeal:
+    """Seals the private values of one event."""
+
+    key: DataKey
+    tenant_id: str
+    values: Sequence[tuple[Path, bytes]]
+
+    def seal(self, fields: dict[str, object], hlc: str, /) -> dict[str, object]:
+        """``fields`` with every private value sealed for the event of this HLC."""
+        for path, plaintext in self.values:
+            associated = private_fields.associated_data(self.tenant_id, hlc, self.key.key_id, path)
+            sealed = self.key.seal(plaintext, associated)
+            fields = private_fields.with_value(fields, path, private_fields.to_json(sealed))
+        return fields
+
+
+class Sealing:
+    """Gives events of tenants with private fields their seal."""
+
+    def __init__(self, knowledge: PrivacyKnowledge) -> None:
+        self._knowledge = knowledge
+
+    def may_have_private(self, draft: Draft) -> bool:
+        """Whether ``draft`` may need a seal, or be refused for what is or may be private: ``prepare`` tells."""
+        knowledge = self._knowledge
+        return bool(knowledge.doubts) or draft.subject is not None or draft.tenant_id in knowledge.declarations
+
+    async def prepare(self, draft: Draft) -> Draft:
+        """``draft``, sealed if need be.
+
+        Raises:
+            InvalidInputError: it has private fields and does not say whose, or what it says is not allowed.
+            PrivacyUnavailableError, DatabaseUnavailableError: the key cannot be had now.
+        """
+        found = self._examine(draft)
+        if found is None:
+            return draft
+        tag, values = found
+        keys = await self._knowledge.keys.of_subjects(draft.tenant_id, [tag])
+        return draft._replace(seal=FieldSeal(keys[tag], draft.tenant_id, values))
+
+    async def prepare_lines(self, lines: EventLines) -> bool:
+        """Seal the lines of one request that need it; whether any did.
+
+        Raises:
+            InvalidEventError: a line is not as it must be; errors else as ``prepare``.
+        """
+        knowledge, declared = self._knowledge, self._knowledge.declarations
+        named = {number for number, draft in lines.drafts.items() if draft.subject is not None}
+        if not knowledge.doubts and not named and declared.keys().isdisjoint(lines.tenants):
+            return False
+        wanted: dict[str, set[Tag]] = defaultdict(set)
+        found: dict[int, tuple[Tag, list[tuple[Path, bytes]]]] = {}
+        turn = Turn()
+        for number, (tenant_id, _) in enumerate(lines.jobs):
+            if turn.is_over():
+                await turn.pause()
+            if not knowledge.doubts and number not in named and tenant_id not in declared:
+                continue
+            try:
+                examined = self._examine(lines[number])
+            except InvalidInputError as error:
+                raise InvalidEventError(f"line {number + 1}: {error}", number + 1, error.path) from None
+            if examined is not None:
+                found[number] = examined
+                wanted[tenant_id].add(examined[0])
+        keys = {tenant: await knowledge.keys.of_subjects(tenant, tags) for tenant, tags in wanted.items()}
+        for number, (tag, values) in found.items():
+            draft = lines[number]
+            lines.put(number, draft._replace(seal=FieldSeal(keys[draft.tenant_id][tag], draft.tenant_id, values)))
+        return bool(found)
+
+    def key_of(self, key: RequestKey | None, is_sealed: bool) -> RequestKey | None:
+        """``key`` with a body digest from which nobody can guess what is private in its events, if any was sealed."""
+        keyed = None if key is None else self._knowledge.keys.body_digest(key.body_digest)
+        if key is None or keyed is None:
+            return key
+        if is_sealed:
+            return key._replace(body_digest=keyed, other_digest=key.body_digest)
+        return key._replace(other_digest=keyed)
+
+    def _examine(self, draft: Draft) -> tuple[Tag, list[tuple[Path, bytes]]] | None:
+        """Whose private values the event has, and which in canonical form; None when it has none."""
+        if self._knowledge.doubts and (draft.subject is not None or private_fields.may_hold_private(draft.fields)):
+            self._knowledge.check_certain(draft.tenant_id)
+        declaration = self._knowledge.declarations.get(draft.tenant_id)
+        if declaration is None and draft.subject is None:
+            return None
+        if declaration is None:
+            raise InvalidInputError(
+                f"subject: tenant {draft.tenant_id} has no private fields that this node knows of", ("subject",)
+            )
+        private_fields.refuse_marks(draft.fields)
+        values = []
+        for path in declaration.fields:
+            private_fields.refuse_hidden(draft.fields, path)
+            there, value = private_fields.value_at(draft.fields, path)
+            if there:
+                values.append((path, _canonical(value, path)))
+        if not values:
+            return None
+        return self._knowledge.keys.tag(draft.tenant_id, _subject_of(draft, declaration)), values
+
+
+def _subject_of(draft: Draft, declaration: Declaration) -> str:
+    if draft.subject is not None:
+        return draft.subject
+    there, subject = False, None
+    if declaration.subject is not None:
+        there, subject = private_fields.value_at(draft.fields, declaration.subject)
+    if not there:
+        raise InvalidInputError(
+            "subject: the event has private fields and does not say whose they are; add this member", ("subject",)
+        )
+    if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_CHARACTERS_MAX:
+        assert declaration.subject is not None
+        name = ".".join(declaration.subject)
+        raise InvalidInputError(
+            f"{name}: names the subject, so it must be a text of 1 to {SUBJECT_CHARACTERS_MAX} characters",
+            declaration.subject,
+        )
+    return subject
+
+
+def _canonical(value: Any, path: Path) -> bytes:
+    try:
+        return canonical.encode(value)
+    except CanonicalError as error:
+        raise CanonicalError(str(error), (*path, *error.path)) from None

@@ -1,0 +1,455 @@
+"""From a validated request to the WAL, and on to the level of durability it asked for.
+
+One request, in order::
+
+    1. a keyed request is looked up: seen before, under way here, or new       (app.write.intake.keyed)
+    2. an event about a job: the job must exist and must not be known to have ended
+    3. the payload becomes canonical bytes, once
+    4. room is kept for all its records, or it is refused whole
+    5. in one synchronous step each record draws its HLC and LSN and is queued
+    6. the answer waits for the level: durable for LOCAL, chained above that   (app.write.intake.answers);
+       where safekeepers vote, REGIONAL without a key waits only until it is committed
+
+A caller MUST NOT take a Receipt of level LOCAL for chained, nor anything for lost when this raises
+DurabilityTimeoutError: the event is in the WAL and may still be chained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TypeVar
+
+from app.runtime.state.node import Node
+from app.runtime.tasks.turns import LINES_PER_TURN, FairTurns, Turn
+from app.store.growth import Growth
+from app.store.job_table import JobKey
+from app.store.log_rows import LOG_COLUMNS
+from app.write.intake.answers import Answers, Entered, fence_token_of, raise_refusal, refused
+from app.write.intake.job_checks import JobChecks, JobLookup
+from app.write.intake.job_index import JobIndex
+from app.write.intake.keyed import KeyedRequests
+from app.write.intake.system_entries import SystemEntries, WalAppend, record_of
+from app.write.pending.backlog import (
+    Backlog,
+    Pending,
+    record_bytes_of,
+)
+from app.write.pending.event_lines import CREATED, EventLines, JobOfLine, creation_in, creation_of, payload_of
+from app.write.pending.keyed_entry import check_lines, gone
+from app.write.pending.linking import DuplicateLineError, LinkedBatch, tenant_begun_by
+from app.write.pending.quarantine import Quarantine
+from app.write.pending.requests import BatchReceipt, Draft, Receipt, RequestKey
+from ledger.chain import record
+from ledger.errors import (
+    InvalidEventError,
+    RecordTooLargeError,
+)
+from ledger.machines import jobs
+from ledger.machines.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, Durability, SystemAction
+from ledger.positions import BEFORE_FIRST, Lsn, lsns_from
+
+FIRST_FENCE_TOKEN = 1
+"""Fence of a job whose creator named none."""
+
+_ENDS = frozenset(event.record_type for event in JOB_EVENTS.values() if event.action in jobs.ENDS)
+_LASTING = _ENDS | {CREATED}
+"""Types of events each of which says something of its job."""
+_TENANT, _JOB = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id"))
+
+Value = TypeVar("Value")
+
+
+@dataclass(kw_only=True, eq=False)
+class Submitter:
+    """Takes events in. Belongs to one event loop; only this, ``SystemEntries`` and ``Returning`` draw positions."""
+
+    node: Node
+    wal: WalAppend
+    backlog: Backlog
+    keyed: KeyedRequests
+    quarantine: Quarantine
+    job_index: JobIndex
+    find_jobs: JobLookup
+    system: SystemEntries
+    answers: Answers
+    record_bytes_max: int
+    line_turns: FairTurns
+    homes: Mapping[str, str]
+    """By region, where another ledger takes what concerns the jobs made there."""
+
+    def __post_init__(self) -> None:
+        self._tenants = self.system.tenants
+        self._checks = JobChecks(self.node, self.job_index, self.find_jobs, self.homes)
+        self._watched: tuple[int, float] | None = None
+        """LSN and time of one record on its way, a sample of how long they take: watching each would cost more."""
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def submit(self, draft: Draft, *, key: RequestKey | None) -> Receipt:
+        """Take one event and wait for its level.
+
+        Raises:
+            JobNotFoundError, JobEndedError: the event is about no job, or one known to have ended.
+            JobExistsError: the job is known to have been created with another spec.
+            InvalidInputError: a job is to be created under an id that only this node may make.
+            ChainDamagedError: the tenant's chain is damaged; nothing was taken.
+            HeldBackError: so it was found to be meanwhile; the event stays in the WAL.
+            IdempotencyReusedError: the key was used with another body.
+            EventRefusedError: Postgres would not hold the event; a REFUSED entry was chained in its place.
+            RequestTooLargeError: there never is room for it; nothing was taken.
+            WalFullError: no room; nothing was taken.
+            WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed. What failed it may have
+                struck after the event was taken, so whether it will be chained is not known.
+            DurabilityTimeoutError: taken, but the level was not reached in time.
+        """
+        if key is None:
+            await self._checks.check(EventLines.of((draft,)), draft.durability, in_lines=False)
+            return await self.answers.entered(draft, *self._enter_one(draft, None)).settled()
+        async with self.keyed.begin((draft.tenant_id,), key, draft.durability) as (request, seen):
+            if not seen and request.recovered:
+                request.entered(request.recovered[0])
+                seen = True
+            if not seen and not request.chained:
+                await self.keyed.look_again(request, [(draft.tenant_id, 0)], key)
+            if not seen and not request.chained:
+                await self._checks.check(EventLines.of((draft,)), draft.durability, in_lines=False)
+                request.entered(self._enter_one(draft, _line_key(key, 0))[0])
+        if request.chained:
+            return await self.answers.again(request.chained, draft, key)
+        entered = request.pending
+        assert entered is not None
+        try:
+            receipt = await self.answers.finish(draft, entered, fence_token_of(entered.payload), seen=seen)
+        except DuplicateLineError:
+            return await self.answers.again(await self.keyed.find((draft.tenant_id,), key), draft, key)
+        return receipt._replace(replayed=seen)
+
+    def enter_known(self, draft: Draft) -> Entered | None:
+        """As ``submit`` of an event without a key, up to its answer; None, and nothing taken, when the store must be
+        asked for its job first.
+
+        Raises:
+            as ``submit``: nothing was taken.
+        """
+        if not self._checks.is_known(draft):
+            return None
+        return self.answers.entered(draft, *self._enter_one(draft, None))
+
+    async def submit_lines(
+        self, lines: EventLines, *, durability: Durability | None, key: RequestKey | None
+    ) -> BatchReceipt:
+        """Take all events of one request, or none, and wait until the last has reached the level.
+
+        ``durability`` is the level asked for the whole request; without it the highest default of the
+        lines counts.
+
+        Raises:
+            InvalidEventError: a line is about no job, or one known to have ended, or creates one that is known to have
+                been created with another spec; nothing was taken.
+            EventRefusedError: the first line in whose place a REFUSED entry was chained; the others are chained.
+            IdempotencyReusedError, RequestTooLargeError, WalFullError, WalPoisonedError, FencedError,
+            DatabaseWentBackError, ChainDamagedError, HeldBackError, DurabilityTimeoutError: as ``submit``.
+        """
+        requested = durability if durability is not None else lines.level
+        if key is None:
+            await self._checks.check(lines, requested, in_lines=True)
+            entered = await self._enter_lines(lines, None, frozenset(), requested)
+            await self.answers.wait(entered[-1].lsn, requested, entered[-1])
+            if not self.answers.is_early(requested):
+                await self.answers.unlocked(self.quarantine, lines.tenants, entered[-1])
+                await self.answers.spread(lines.tenants, requested, entered[-1])
+                self.quarantine.check_chained(entered)
+            raise_refusal(entered)
+            return self.answers.of_lines(entered, requested)
+        return await self._submit_keyed_lines(lines, requested, key)
+
+    async def _submit_keyed_lines(self, lines: EventLines, requested: Durability, key: RequestKey) -> BatchReceipt:
+        """Add the lines that are missing, then answer from what is chained: the same answer each time."""
+        tenants = tuple(sorted(lines.tenants))
+        added = False
+        async with self.keyed.begin(tenants, key, requested) as (request, seen):
+            present = request.present()
+            if not seen and len(present) < len(lines):
+                # Of a request that is there in part each line may be; of another one, the first tells.
+                missing = [number for number in range(len(lines)) if number not in present] if present else [0]
+                await self.keyed.look_again(request, [(lines.jobs[number][0], number) for number in missing], key)
+                present = request.present()
+            if not seen and len(present) < len(lines):
+                await check_lines(request.chained, lines, key)
+                if not present:
+                    await self._checks.check(lines, requested, in_lines=True)
+                line_key = key._replace(body_digest=request.body_digest)
+                entered = await self._enter_lines(lines, line_key, present, requested)
+                if not present:
+                    request.receipt = self.answers.of_lines(entered, requested)
+                request.entered(entered[-1])
+                added = True
+            elif not seen and request.recovered:
+                request.entered(max(request.recovered, key=lambda pending: pending.lsn))
+        is_first = added and not present
+        if request.last_lsn:
+            answered_early = requested <= Durability.LOCAL and request.receipt is not None
+            level = requested if answered_early else Durability.REGIONAL
+            if not answered_early:
+                await self.answers.settled(request.recovered)
+            await self.answers.wait(request.last_lsn, requested if is_first else level, request.pending, keyed=True)
+            if answered_early and request.receipt is not None:
+                return request.receipt._replace(replayed=seen)
+            await self.answers.unlocked(self.quarantine, tenants, request.pending)
+            if is_first:
+                await self.answers.spread(tenants, requested, request.pending)
+        chained = await self.keyed.find(tenants, key)
+        if len(chained) < len(lines):
+            for tenant_id in tenants:
+                self.quarantine.check(tenant_id)
+        if not chained:
+            raise gone(tenants[0], key)
+        await check_lines(chained, lines, key)
+        for line in chained:
+            if line.action == SystemAction.REFUSED:
+                raise refused(line).at_line(line.line + 1)
+        if not is_first:
+            await self.answers.shown(chained, requested)
+        return self.answers.of_chained_lines(chained, lines, requested, replayed=not added)
+
+    def recover(self, pending: Pending) -> None:
+        """Learn from a record that the WAL holds beyond the chain, as when it was entered."""
+        self._tenants.update((pending.tenant_id, tenant_begun_by(pending) or pending.tenant_id))
+        event = EVENTS_BY_ACTION.get(ACTIONS[pending.record_type])
+        if event is not None:
+            fence_token = fence_token_of(pending.payload)
+            creation = creation_in(pending.payload) if event.record_type == CREATED else None
+            is_end = event.record_type in _ENDS
+            self.job_index.entered(
+                pending.tenant_id, pending.job_id, fence_token, pending.lsn, is_end=is_end, creation=creation
+            )
+
+    def chained(self, linked: LinkedBatch) -> None:
+        """Forget the jobs of events that were refused; doubt what is known of those that may have ended."""
+        for tenant_id, job_id in linked.refused_jobs:
+            self.job_index.forget(tenant_id, job_id)
+        self.job_index.mark_doubtful(linked.ended)
+
+    def imported(self, growth: Growth) -> None:
+        """Doubt what is known of the jobs that something was imported of."""
+        self.job_index.mark_doubtful((row[_TENANT], row[_JOB]) for row in growth.log_rows)
+
+    def followed(self, states: Mapping[JobKey, jobs.JobState], covered_lsn: Mapping[str, Lsn]) -> None:
+        """Learn from what the chain says of jobs now which of those that are known take no more events, and which still
+        do. ``covered_lsn``, by tenant, is up to which LSN the records of this node are part of that."""
+        for (tenant_id, job_id), state in states.items():
+            if self.job_index.get(tenant_id, job_id) is not None:
+                ended = jobs.ended_text(jobs.status(state), state.refused)
+                upto_lsn = covered_lsn.get(tenant_id, BEFORE_FIRST)
+                self.job_index.chained(tenant_id, job_id, state.fence, ended, state.last_seq, upto_lsn)
+
+    def became_durable(self, lsn: Lsn) -> float | None:
+        """Seconds from queueing until durable of the one record being watched, once ``lsn`` has reached it."""
+        if self._watched is None or self._watched[0] > lsn:
+            return None
+        queued_s, self._watched = self._watched[1], None
+        return time.perf_counter() - queued_s
+
+    # --- entering: the one synchronous step -------------------------------------------------------
+
+    def _enter_one(self, draft: Draft, key: record.IdempotencyKey | None) -> tuple[Pending, int]:
+        self.system.refuse_unfit((draft.tenant_id,))
+        fence_token = draft.fence_token
+        if fence_token is None:
+            fence_token = self._fence_of((draft.tenant_id, draft.job_id))
+        payload = payload_of(draft, fence_token, key)
+        if (reason := self._too_large(payload)) is not None:
+            raise RecordTooLargeError(reason)
+        is_first = draft.tenant_id not in self._tenants
+        records = 1 + is_first
+        self.backlog.check(records, record_bytes_of(records, len(payload)), (draft.tenant_id,))
+        if is_first:
+            self.system.charge_new(draft.actor, 1)
+        answered_early = self.answers.is_early(draft.durability, keyed=key is not None)
+        entering = _Entering(
+            jobs=[(draft.tenant_id, draft.job_id)],
+            types=[draft.event.record_type],
+            fences=[fence_token],
+            payloads=[payload],
+            creations=[creation_of(draft)],
+            keys=None if key is None else [key],
+            sealed={} if draft.seal is None else {0: draft},
+        )
+        (pending,) = self._enter(entering, answered_early)
+        if key is not None or not answered_early:
+            pending.outcome = asyncio.get_running_loop().create_future()
+        return pending, fence_token
+
+    async def _enter_lines(
+        self, lines: EventLines, key: RequestKey | None, present: frozenset[int], requested: Durability
+    ) -> list[Pending]:
+        self.system.refuse_unfit(lines.tenants)
+        room = len(lines) - len(present) + len(lines.tenants - self._tenants)
+        self.backlog.reserve(room, 0, lines.tenants)
+        entered: list[Pending] = []
+        record_bytes = 0
+        answered_early = self.answers.is_early(requested, keyed=key is not None)
+        try:
+            fences, payloads = await self._encoded(lines, key)
+            wanted_bytes = record_bytes_of(room, sum(map(len, payloads)))
+            self.backlog.reserve(0, wanted_bytes, lines.tenants)
+            record_bytes = wanted_bytes
+            await self.line_turns.next(lines.actor)
+            self.system.charge_new(lines.actor, len(lines.tenants - self._tenants))
+            numbers = [number for number in range(len(lines)) if number not in present]
+            for first in range(0, len(numbers), LINES_PER_TURN):
+                if first:
+                    await self.line_turns.next(lines.actor)
+                turn = numbers[first : first + LINES_PER_TURN]
+                entering = _Entering(
+                    jobs=_at(lines.jobs, turn),
+                    types=_at(lines.types, turn),
+                    fences=_at(fences, turn),
+                    payloads=_at(payloads, turn),
+                    creations=_at(lines.creations, turn),
+                    keys=None if key is None else [_line_key(key, number) for number in turn],
+                    sealed={
+                        at: lines.drafts[number]
+                        for at, number in enumerate(turn if lines.drafts else ())
+                        if number in lines.drafts and lines.drafts[number].seal is not None
+                    },
+                )
+                entered += self._enter(entering, answered_early)
+        finally:
+            self.backlog.release(room, record_bytes)
+        return entered
+
+    async def _encoded(self, lines: EventLines, key: RequestKey | None) -> tuple[list[int], list[bytes]]:
+        """The fence token of each line, where none was given the highest that is known of its job; and the payload."""
+        if key is None and lines.are_plain:
+            return await self._encoded_plain(lines)
+        fences: list[int] = []
+        payloads: list[bytes] = []
+        of_jobs: dict[JobOfLine, int] = {}
+        turn = Turn()
+        await self.line_turns.next(lines.actor)
+        for number, (job, fence) in enumerate(zip(lines.jobs, lines.fences, strict=True)):
+            if number % LINES_PER_TURN == LINES_PER_TURN - 1 or (number in lines.drafts and turn.is_over()):
+                await self.line_turns.next(lines.actor)
+                turn = Turn()
+            if fence is None:
+                fence = of_jobs.get(job)
+                if fence is None:
+                    fence = of_jobs[job] = self._fence_of(job)
+            elif job[1] is not None:
+                of_jobs[job] = max(fence, self._fence_of(job))
+            fences.append(fence)
+            payloads.append(lines.payload(number, fence, None if key is None else _line_key(key, number)))
+        self._refuse_too_large(payloads)
+        return fences, payloads
+
+    async def _encoded_plain(self, lines: EventLines) -> tuple[list[int], list[bytes]]:
+        """``_encoded`` of lines that ``are_plain``, without a key."""
+        fences: list[int] = []
+        payloads: list[bytes] = []
+        known: dict[JobOfLine, int] = {}
+        for first in range(0, len(lines), LINES_PER_TURN):
+            await self.line_turns.next(lines.actor)
+            here = range(first, min(first + LINES_PER_TURN, len(lines)))
+            jobs = lines.jobs[here.start : here.stop]
+            known |= {job: self._fence_of(job) for job in set(jobs) - known.keys()}
+            fences += [known[job] for job in jobs]
+            payloads += lines.payloads(here, fences[first:])
+        self._refuse_too_large(payloads)
+        return fences, payloads
+
+    def _refuse_too_large(self, payloads: Sequence[bytes]) -> None:
+        for number, payload in enumerate(payloads, 1) if self._too_large(max(payloads, key=len)) else ():
+            if (reason := self._too_large(payload)) is not None:
+                raise InvalidEventError(reason, number)
+
+    def _fence_of(self, job: JobOfLine) -> int:
+        """The fence token of an event of this job that names none."""
+        known = None if job[1] is None else self.job_index.get(job[0], job[1])
+        return FIRST_FENCE_TOKEN if known is None else known.fence_token
+
+    def _too_large(self, payload: bytes) -> str | None:
+        if len(payload) <= self.record_bytes_max - 1024:
+            return None
+        return f"the event takes {len(payload)} bytes; wal.record_bytes_max is {self.record_bytes_max}"
+
+    def _enter(self, events: _Entering, answered_early: bool) -> list[Pending]:
+        """Draw HLC and LSN together and queue the records: WAL order is HLC order. All are queued, or none."""
+        node, wall_ms, first_lsn = self.node, self.node.wall.now_ms(), self.wal.next_lsn
+        begun = [name for name in dict.fromkeys([job[0] for job in events.jobs]) if name not in self._tenants]
+        beginnings = [
+            self.system.event(SystemAction.TENANT_CREATED, f"tenant:{name}", {"tenant_id": name}, Lsn(first_lsn + at))
+            for at, name in enumerate(begun)
+        ]
+        hlcs = node.clock.draw(wall_ms, len(events.jobs))
+        tenant_ids = [tenant_id for tenant_id, _ in events.jobs]
+        job_ids = [
+            job_id or f"{node.region}-{hlc.physical_ms}-{node.gate}-{hlc.logical:05d}"
+            for (_, job_id), hlc in zip(events.jobs, hlcs, strict=True)
+        ]
+        keys: Sequence[record.IdempotencyKey | None] = events.keys or [None] * len(hlcs)
+        for at, draft in events.sealed.items():
+            events.payloads[at] = payload_of(draft, events.fences[at], keys[at], hlcs[at].text())
+        lsns, epochs, early = lsns_from(Lsn(first_lsn + len(begun))), repeat(node.epoch), repeat(answered_early)
+        columns = (hlcs, events.types, tenant_ids, job_ids, events.payloads, keys)
+        entered = list(map(Pending, lsns, epochs, *columns, repeat(None), early))
+        assert len(entered) == len(hlcs)
+        if events.keys is None:
+            encoded = record.encode_plain(tenant_ids, job_ids, events.payloads)
+        else:
+            encoded = [record.encode(pending) for pending in entered]
+        records = [*map(record_of, beginnings), *zip(hlcs, events.types, encoded, strict=True)]
+        if len(records) > 1:
+            queued_lsn = self.wal.append_all(records)
+        elif answered_early:
+            queued_lsn = self.wal.append_in_company(records[0])
+        else:
+            queued_lsn = self.wal.append_soon(records[0])
+        assert queued_lsn == first_lsn
+        self.backlog.add([*beginnings, *entered])
+        self._tenants.update(begun)
+        self._learn(events, entered)
+        if self._watched is None:
+            self._watched = (entered[-1].lsn, time.perf_counter())
+        return entered
+
+    def _learn(self, events: _Entering, entered: Sequence[Pending]) -> None:
+        """Know the jobs of what was entered. A line that says of its job what the one before it did says nothing."""
+        last: dict[JobOfLine, int] = {}
+        for job, kind, fence, creation, pending in zip(
+            events.jobs, events.types, events.fences, events.creations, entered, strict=True
+        ):
+            if kind in _LASTING or last.get(job) != fence:
+                last[job] = fence
+                is_end = kind in _ENDS
+                self.job_index.entered(job[0], pending.job_id, fence, pending.lsn, is_end=is_end, creation=creation)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entering:
+    """Columns of events that are entered together."""
+
+    jobs: Sequence[JobOfLine]
+    types: Sequence[int]
+    fences: Sequence[int]
+    payloads: list[bytes]
+    """Of those that are sealed, whose bytes depend on their HLC, other ones of the same length."""
+    creations: Sequence[str | None]
+    keys: Sequence[record.IdempotencyKey] | None
+    sealed: Mapping[int, Draft]
+    """Events with a seal, by their place."""
+
+
+def _at(column: list[Value], numbers: Sequence[int]) -> list[Value]:
+    """The values of these lines, which rise."""
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return column[numbers[0] : numbers[-1] + 1]
+    return [column[number] for number in numbers]
+
+
+def _line_key(key: RequestKey, line: int) -> record.IdempotencyKey:
+    return record.IdempotencyKey(key.route, key.key, line, key.body_digest)

@@ -1,0 +1,232 @@
+"""What the ledger writes about itself: entries of ``_system``, and those that a tenant's chain has once.
+
+They go the way of every event, through WAL and backlog; none of them is about a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.runtime.state.node import Node
+from app.store.growth import ChainPosition
+from app.trust.access.quotas import Rate
+from app.write.intake.answers import outcome_within
+from app.write.pending.backlog import Backlog, Pending, record_bytes_of
+from app.write.pending.linking import DuplicateLineError
+from app.write.pending.quarantine import Quarantine
+from app.write.pending.requests import LEDGER_ROUTE
+from ledger import canonical
+from ledger.chain import record
+from ledger.chain.record import IdempotencyKey
+from ledger.errors import EventRefusedError
+from ledger.hlc import Hlc
+from ledger.machines.events import SYSTEM_RECORD_TYPES, SYSTEM_TENANT, SystemAction
+from ledger.positions import Lsn, before
+
+_TYPE_OF_ACTION = {action: number for number, action in SYSTEM_RECORD_TYPES.items()}
+
+
+class WalAppend(Protocol):
+    """What writing such entries needs of the WAL writer."""
+
+    @property
+    def next_lsn(self) -> Lsn: ...
+    def append_all(self, records: Sequence[tuple[Hlc, int, bytes]]) -> int: ...
+    def append_in_company(self, record: tuple[Hlc, int, bytes]) -> int: ...
+    def append_soon(self, record: tuple[Hlc, int, bytes]) -> int: ...
+
+
+@dataclass(kw_only=True, eq=False)
+class SystemEntries:
+    """Writes them, in one event loop; ``tenants`` are those whose chain has begun, or will by what is queued."""
+
+    node: Node
+    wal: WalAppend
+    backlog: Backlog
+    quarantine: Quarantine
+    tenants: set[str]
+    write_timeout_s: float
+    new_tenants: Rate | None = None
+    """How many tenants each principal may let begin."""
+
+    async def record(self, action: SystemAction, subject: str, facts: dict[str, object]) -> ChainPosition:
+        """Write an entry of ``_system`` about ``subject`` and wait until it is chained.
+
+        Raises:
+            ChainDamagedError: the chain of ``_system`` takes none.
+        """
+        self.quarantine.check(SYSTEM_TENANT)
+        self.backlog.reserve(1, 0, (SYSTEM_TENANT,))
+        try:
+            pending = self._enter(action, subject, facts)
+        finally:
+            self.backlog.release(1)
+        pending.outcome = asyncio.get_running_loop().create_future()
+        return await pending.outcome
+
+    async def note(
+        self, action: SystemAction, subject: str, facts: dict[str, object], tenant_id: str = SYSTEM_TENANT
+    ) -> None:
+        """Write an entry and wait until this node's WAL has it; it is chained with what comes next.
+
+        Raises:
+            ChainDamagedError: the tenant's chain takes none.
+            DurabilityTimeoutError: not durable in time; it may still be.
+            WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``Submitter.submit``.
+        """
+        self.refuse_unfit((tenant_id,))
+        room = 1 + (tenant_id not in self.tenants and tenant_id != SYSTEM_TENANT)
+        self.backlog.reserve(room, 0, (tenant_id,))
+        try:
+            if room > 1:
+                self.begin_in_queue(tenant_id)
+            pending = self._enter(action, subject, facts, tenant_id)
+        finally:
+            self.backlog.release(room)
+        await self.node.durable.reached(pending.lsn, self.write_timeout_s)
+
+    async def record_once(
+        self, tenant_id: str, action: SystemAction, name: str, facts: dict[str, object]
+    ) -> ChainPosition:
+        """Write the entry about ``name`` that the tenant's chain has once, whichever nodes try, and wait for it.
+
+        Raises:
+            DuplicateLineError: the chain has it already.
+            ChainDamagedError, HeldBackError: as ``Submitter.submit``.
+            DurabilityTimeoutError: not chained in time; it may still be.
+            WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``Submitter.submit``.
+        """
+        self.refuse_unfit((tenant_id,))
+        room = 1 + (tenant_id not in self.tenants)
+        self.backlog.reserve(room, 0, (tenant_id,))
+        try:
+            self.begin_in_queue(tenant_id)
+            digest = hashlib.sha256(canonical.encode(facts)).digest()
+            key = IdempotencyKey(LEDGER_ROUTE, f"{action}:{name}", 0, digest)
+            pending = self._enter(action, name, facts, tenant_id, key)
+        finally:
+            self.backlog.release(room)
+        pending.outcome = asyncio.get_running_loop().create_future()
+        return await outcome_within(pending.outcome, self.write_timeout_s)
+
+    async def begin_tenant(self, tenant_id: str) -> None:
+        """Let a tenant begin without an event of its own; on return its chain has a head."""
+        if tenant_id in self.tenants:
+            await self.node.chained.reached(before(self.wal.next_lsn), self.write_timeout_s)
+            return
+        with contextlib.suppress(DuplicateLineError, EventRefusedError):
+            await self.record(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
+        self.tenants.add(tenant_id)
+
+    def enter_epoch_start(self, lsn: Lsn, accepted_loss: bool) -> None:
+        """The first record of this epoch, at ``lsn``: once it is committed, so is all before it. It says, too, whether
+        it was begun without a quorum."""
+        node = self.node
+        assert self.wal.next_lsn == lsn
+        facts: dict[str, object] = {"epoch": node.epoch, "first_lsn": lsn, "node_id": node.node_id}
+        if accepted_loss:
+            facts["accepted_loss"] = True
+        self._enter(SystemAction.EPOCH_START, f"wal:{node.node_id}", facts)
+
+    def charge_new(self, principal: str | None, count: int) -> None:
+        """Take so many tenants out of those that ``principal`` may let begin; before anything of theirs is queued.
+
+        Raises:
+            QuotaExceededError: he may not now; nothing was taken.
+            RequestTooLargeError: he never may let so many begin at once.
+        """
+        if self.new_tenants is not None and count:
+            self.new_tenants.take(principal, count)
+
+    def refuse_unfit(self, tenant_ids: Iterable[str]) -> None:
+        """A fenced or failed node takes nothing, even while its WAL would still have it, and nobody takes anything
+        for a tenant whose chain is damaged; a new tenant is also an entry of ``_system``.
+
+        Raises:
+            WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed.
+            ChainDamagedError: the chain of a tenant, or that of ``_system``, takes none.
+        """
+        if self.node.failure is not None:
+            raise self.node.failure.with_traceback(None)
+        if not self.quarantine:
+            return
+        for tenant_id in tenant_ids:
+            self.quarantine.check(tenant_id)
+            if tenant_id not in self.tenants:
+                self.quarantine.check(SYSTEM_TENANT)
+
+    def event(
+        self,
+        action: SystemAction,
+        subject: str,
+        facts: dict[str, object],
+        lsn: Lsn,
+        tenant_id: str = SYSTEM_TENANT,
+        key: IdempotencyKey | None = None,
+    ) -> Pending:
+        """The event at ``lsn``, its HLC drawn now: to be queued before anything else draws one."""
+        payload = canonical.encode({"type": action.value, **facts})
+        return self._pending(_TYPE_OF_ACTION[action], subject, payload, lsn, tenant_id, key)
+
+    def _pending(
+        self, kind: int, subject: str, payload: bytes, lsn: Lsn, tenant_id: str, key: IdempotencyKey | None
+    ) -> Pending:
+        hlc = self.node.clock.tick(self.node.wall.now_ms())
+        return Pending(lsn, self.node.epoch, hlc, kind, tenant_id, subject, payload, key, None, answered_early=False)
+
+    def begin_in_queue(self, tenant_id: str) -> None:
+        """Let a tenant begin with what is queued next; there is room for it."""
+        if tenant_id not in self.tenants and tenant_id != SYSTEM_TENANT:
+            self._enter(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
+            self.tenants.add(tenant_id)
+
+    def _enter(
+        self,
+        action: SystemAction,
+        subject: str,
+        facts: dict[str, object],
+        tenant_id: str = SYSTEM_TENANT,
+        key: IdempotencyKey | None = None,
+    ) -> Pending:
+        return self._queue(self.event(action, subject, facts, self.wal.next_lsn, tenant_id, key))
+
+    def enter_about(
+        self, kind: int, subject: str, payload: bytes, tenant_id: str, key: IdempotencyKey | None, actor: str | None
+    ) -> Pending:
+        """Queue an entry about ``subject`` that is chained before it is answered, and is of no job; its outcome is to
+        be waited for.
+
+        Raises:
+            ChainDamagedError, WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, QuotaExceededError:
+                as ``Submitter.submit``; nothing was taken.
+        """
+        self.refuse_unfit((tenant_id,))
+        is_first = tenant_id not in self.tenants
+        records = 1 + is_first
+        self.backlog.check(records, record_bytes_of(records, len(payload)), (tenant_id,))
+        if is_first:
+            self.charge_new(actor, 1)
+            self.begin_in_queue(tenant_id)
+        pending = self._pending(kind, subject, payload, self.wal.next_lsn, tenant_id, key)
+        self.wal.append_soon(record_of(pending))
+        pending.outcome = asyncio.get_running_loop().create_future()
+        return self._queued(pending)
+
+    def _queue(self, pending: Pending) -> Pending:
+        self.wal.append_all((record_of(pending),))
+        return self._queued(pending)
+
+    def _queued(self, pending: Pending) -> Pending:
+        self.backlog.add((pending,))
+        self.node.chained.want(pending.lsn)
+        return pending
+
+
+def record_of(pending: Pending) -> tuple[Hlc, int, bytes]:
+    """The event as the WAL takes it."""
+    return pending.hlc, pending.record_type, record.encode(pending)

@@ -1,0 +1,248 @@
+"""Tenants whose chain this node cannot extend, and the events of theirs that wait in its WAL until it can.
+
+A tenant that waits for a lock, or until its commitments are read, is not damaged: its records wait in memory as well,
+in their order, and are chained by this process once it need not wait. Only where they begin is listed, as
+``from_lsn``: from there on every record of the tenant is looked up by a start.
+
+A damaged tenant must stop neither the node nor any other tenant. Its records are passed over when the rest of the
+log is chained, and listed in ``<wal folder>/held.json``, replaced by temp file, fsync, rename and directory fsync::
+
+    {"version": 2, "tenants": {"acme": {"reason": "…", "seen": [41, "64 hex digits"], "lsns": [17, 18, 23]},
+                               "beta": {"reason": "…", "seen": null, "lsns": [], "from_lsn": 20}}}
+
+``seen`` is the end of the chain as this node last saw it whole, null when it never did.
+
+Invariants::
+
+    a record at or below chained_lsn is chained, or its LSN is in the file, or at or above its tenant's from_lsn
+    a record whose LSN is in the file is in the WAL
+
+So the file is written before ``chained_lsn`` passes a record, and no segment is removed that holds one of them. A
+crash may leave records in the file that are chained: before one is chained again it is looked up by its HLC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+import structlog
+from msgspec import Meta
+
+from app.store.chaining import ChainHead
+from app.write.pending.backlog import Pending
+from ledger.errors import HeldBackError, QuarantinedError, StartRefusedError
+from ledger.positions import Lsn
+from signing.files import read_regular
+from wal.segment import store_file, sync_folder
+
+NAME = "held.json"
+VERSION: Final = 2
+
+_Lsn = Annotated[Lsn, Meta(ge=1)]
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class TenantDamage:
+    """Why a tenant was quarantined, the end of its chain as last seen whole, and which records wait."""
+
+    reason: str
+    seen: tuple[int, str] | None
+    lsns: set[_Lsn] = field(default_factory=set)
+    from_lsn: _Lsn | None = None
+    """Where the records begin that wait for a lock, None when none does."""
+
+
+class _File(msgspec.Struct):
+    version: Literal[1, 2]
+    tenants: dict[str, TenantDamage]
+
+
+def load(wal_folder: Path) -> dict[str, TenantDamage]:
+    """What the file lists, by tenant.
+
+    Raises:
+        StartRefusedError: it cannot be read.
+    """
+    path = wal_folder / NAME
+    try:
+        return msgspec.json.decode(read_regular(path), type=_File).tenants
+    except FileNotFoundError:
+        return {}
+    except (msgspec.MsgspecError, UnicodeError, OSError) as error:
+        raise StartRefusedError(
+            f"{path} cannot be read: {error!r}. It lists acknowledged events that are not chained yet: restore it"
+        ) from error
+
+
+def store(wal_folder: Path, damages: dict[str, TenantDamage]) -> None:
+    """List these and no others; durable when this returns. Blocks on the disk.
+
+    Raises:
+        OSError: the old file is still whole.
+    """
+    path = wal_folder / NAME
+    if damages:
+        store_file(path, msgspec.json.encode(_File(VERSION, damages), order="deterministic"))
+    elif path.exists():
+        path.unlink()
+        sync_folder(wal_folder)
+
+
+class Quarantine:
+    """The damaged and the locked tenants of one node. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        wal_folder: Path,
+        damaged: dict[str, str],
+        listed: dict[str, TenantDamage],
+        locked: dict[str, str] | None = None,
+    ) -> None:
+        """``damaged`` names the tenants that are quarantined, by reason, ``locked`` those that wait for a lock. Both
+        are kept up to date for others to read.
+
+        ``listed`` is what the file holds: those, and others whose records are tried again.
+        """
+        self.locked = {} if locked is None else locked
+        self._unlocked: dict[str, asyncio.Event] = {}
+        self._folder = wal_folder
+        self._damaged = damaged
+        self._listed = listed
+        self._is_stored = True
+
+    def __contains__(self, tenant_id: object) -> bool:
+        return tenant_id in self._damaged or tenant_id in self.locked
+
+    def __bool__(self) -> bool:
+        return bool(self._damaged or self.locked)
+
+    def check(self, tenant_id: str) -> None:
+        """Return when the tenant's chain takes entries.
+
+        Raises:
+            QuarantinedError: it is quarantined.
+        """
+        reason = self._damaged.get(tenant_id)
+        if reason is not None:
+            raise QuarantinedError(tenant_id, reason)
+
+    def check_chained(self, entered: Iterable[Pending]) -> None:
+        """Return when none of these records, all at or below ``chained_lsn``, was passed over.
+
+        Raises:
+            HeldBackError: names the first that was.
+        """
+        if not self._listed:
+            return
+        for pending in entered:
+            listed = self._listed.get(pending.tenant_id)
+            if listed is not None and pending.lsn in listed.lsns:
+                raise self.held_back(pending)
+
+    def held_back(self, pending: Pending) -> HeldBackError:
+        """The outcome of a record that is passed over."""
+        tenant_id = pending.tenant_id
+        reason = self._damaged.get(tenant_id) or self._listed[tenant_id].reason
+        return HeldBackError(
+            tenant_id, reason, job_id=pending.job_id, hlc=pending.hlc.text(), epoch=pending.epoch, lsn=pending.lsn
+        )
+
+    def outcome_of(self, pending: Pending) -> HeldBackError | None:
+        """The outcome of a record that is passed over, None when that is open: its tenant waits for a lock."""
+        return None if pending.tenant_id in self.locked else self.held_back(pending)
+
+    def keeps_from(self) -> Lsn | None:
+        """Lowest LSN that is listed, which the WAL must keep; None when there is none."""
+        kept = [lsn for damage in self._listed.values() for lsn in (damage.from_lsn, *damage.lsns) if lsn is not None]
+        return min(kept, default=None)
+
+    def begin_wait(self, tenant_id: str, reason: str, waiting: Iterable[Pending]) -> None:
+        """The tenant has to wait: its records among ``waiting``, and those that follow, are passed over."""
+        log.warning("tenant_waits", tenant_id=tenant_id, reason=reason)
+        self.locked[tenant_id] = reason
+        self._unlocked.setdefault(tenant_id, asyncio.Event())
+        first_lsn = min(pending.lsn for pending in waiting if pending.tenant_id == tenant_id)
+        listed = self._listed.setdefault(tenant_id, TenantDamage(reason, None))
+        if listed.from_lsn is None or listed.from_lsn > first_lsn:
+            listed.from_lsn = first_lsn
+            self._is_stored = False
+
+    async def end_wait(self, tenant_id: str) -> None:
+        """All records of the tenant that waited are chained."""
+        log.info("tenant_chained_again", tenant_id=tenant_id)
+        self._unlocked.pop(tenant_id).set()
+        self._listed[tenant_id].from_lsn = None
+        self._is_stored = False
+        await self.release(())
+
+    async def unlocked(self, tenant_ids: Iterable[str], timeout_s: float) -> bool:
+        """Wait until none of these tenants waits for a lock; False when that takes longer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                for tenant_id in tenant_ids:
+                    if (event := self._unlocked.get(tenant_id)) is not None:
+                        await event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def begin(self, tenant_id: str, reason: str, seen: ChainHead | None, waiting: Iterable[Pending]) -> None:
+        """Quarantine the tenant, with all its records among ``waiting``."""
+        lsns = {pending.lsn for pending in waiting if pending.tenant_id == tenant_id}
+        log.error("tenant_quarantined", tenant_id=tenant_id, reason=reason, records_held=len(lsns))
+        self._damaged[tenant_id] = reason
+        listed = self._listed.setdefault(tenant_id, TenantDamage(reason, None))
+        listed.reason = reason
+        listed.lsns |= lsns
+        if seen is not None and seen.chain_link is not None:
+            listed.seen = (seen.seq, seen.chain_link)
+        self._is_stored = False
+
+    async def hold(self, batch: Sequence[Pending]) -> None:
+        """Have every record of ``batch`` that is passed over listed on the disk.
+
+        Raises:
+            OSError: it is not; ``chained_lsn`` MUST NOT pass them.
+        """
+        for pending in batch if self._damaged else ():
+            if pending.tenant_id in self._damaged:
+                lsns = self._listed[pending.tenant_id].lsns
+                self._is_stored = self._is_stored and pending.lsn in lsns
+                lsns.add(pending.lsn)
+        if not self._is_stored:
+            await self._store()
+
+    async def release(self, batch: Sequence[Pending]) -> None:
+        """The records of ``batch`` are chained, but for those of tenants that are quarantined: list them no more."""
+        if not self._listed:
+            return
+        for pending in batch:
+            listed = self._listed.get(pending.tenant_id)
+            if listed is not None and pending.tenant_id not in self._damaged and pending.lsn in listed.lsns:
+                listed.lsns.discard(pending.lsn)
+                self._is_stored = False
+        for tenant_id in [name for name, each in self._listed.items() if not each.lsns and each.from_lsn is None]:
+            if tenant_id not in self._damaged:
+                del self._listed[tenant_id]
+        if not self._is_stored:
+            try:
+                await self._store()
+            except OSError as error:
+                # What is listed too long is found chained by the next start.
+                log.warning("held_records_not_stored", error=str(error))
+
+    async def _store(self) -> None:
+        # What is listed from now on, while this is written, is not in the file yet.
+        self._is_stored = True
+        try:
+            await asyncio.to_thread(store, self._folder, self._listed)
+        except BaseException:
+            self._is_stored = False
+            raise

@@ -1,0 +1,141 @@
+"""The ``tally`` command: one module a group of commands, this one puts them together.
+
+A module is imported when one of its commands is asked for, and what needs a database driver or the whole service by
+the command that needs it, so that commands start fast, and those which work offline load neither.
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from terminal import program, surroundings
+
+GC_ALLOCATIONS = 20_000
+"""Allocations between collections of the young generation. Imports make up to 200,000 objects, which all stay."""
+
+
+class EntryPoint(NamedTuple):
+    """Where a command is: a function of a module, or a ``typer.Typer`` with commands of its own."""
+
+    module: str
+    attribute: str
+    context_settings: dict[str, Any] | None = None
+    command_class: str | None = None
+    """A class of the same module that parses the arguments, where typer's own does not."""
+
+
+class Commands(TyperGroup):
+    """All commands, in the order in which they are listed."""
+
+    ENTRY_POINTS: Mapping[str, EntryPoint] = {
+        "dev": EntryPoint("cli.serve", "dev"),
+        "serve": EntryPoint("cli.serve", "serve"),
+        "migrate": EntryPoint("cli.serve", "migrate"),
+        "db-url": EntryPoint("cli.serve", "db_url"),
+        "run": EntryPoint("cli.run", "run", {"allow_interspersed_args": False}, "JobCommand"),
+        "replay": EntryPoint("cli.replay", "replay"),
+        "simulate": EntryPoint("cli.simulate", "simulate"),
+        "jobs": EntryPoint("cli.jobs", "jobs"),
+        "watch": EntryPoint("cli.watch", "watch"),
+        "verify": EntryPoint("cli.verify", "verify"),
+        "verify-bundle": EntryPoint("cli.verify_bundle", "verify_bundle"),
+        "verify-report": EntryPoint("cli.verify_report", "verify_report"),
+        "prove": EntryPoint("cli.prove", "prove"),
+        "verify-proof": EntryPoint("cli.verify_proof", "verify_proof"),
+        "verify-page": EntryPoint("cli.verify_page", "verify_page"),
+        "snapshot": EntryPoint("cli.snapshot", "snapshot"),
+        "restore": EntryPoint("cli.restore", "restore"),
+        "failover": EntryPoint("cli.failover", "failover"),
+        "erase": EntryPoint("cli.privacy", "erase"),
+        "pipeline": EntryPoint(
+            "cli.pipeline",
+            "pipeline",
+            {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+        ),
+        "privacy": EntryPoint("cli.privacy", "privacy"),
+        "bundle": EntryPoint("cli.bundle", "bundle"),
+        "keys": EntryPoint("cli.keys", "keys"),
+        "wal": EntryPoint("cli.wal", "wal"),
+        "safekeeper": EntryPoint("cli.safekeeper", "safekeeper"),
+        "witness": EntryPoint("cli.witness", "witness"),
+        "token": EntryPoint("cli.token", "token"),
+        "demo": EntryPoint("cli.tamper", "demo"),
+    }
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands."""
+        return list(self.ENTRY_POINTS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name, None when there is none."""
+        if cmd_name not in self.ENTRY_POINTS:
+            # A misspelt name is answered with those it is near to.
+            self.commands.update(dict.fromkeys(self.ENTRY_POINTS, self))
+            return None
+        entry = self.ENTRY_POINTS[cmd_name]
+        module = import_module(entry.module)
+        found = getattr(module, entry.attribute)
+        if isinstance(found, typer.Typer):
+            group = typer.main.get_group(found)
+            group.name = cmd_name
+            for command in group.commands.values():
+                _let_client_say_who(command)
+            return group
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+        parsing = None if entry.command_class is None else getattr(module, entry.command_class)
+        alone.command(cmd_name, cls=parsing, context_settings=entry.context_settings)(found)
+        command = typer.main.get_command(alone)
+        _let_client_say_who(command)
+        return command
+
+
+def _let_client_say_who(command: Any) -> None:
+    """Give a command that asks the service an option for the token it shows."""
+    if any(parameter.name == "url" for parameter in command.params):
+        from cli import bearer
+
+        command.params.append(bearer.option())
+
+
+tally = typer.Typer(
+    cls=Commands,
+    name="tally",
+    help="Tallystick: a tamper-evident job ledger.",
+    epilog=program.EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        from ledger import native
+
+        typer.echo(f"tallystick {version('tallystick')} ({native.NAME} core, Python {platform.python_version()})")
+        raise typer.Exit
+
+
+@tally.callback()
+def _all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Without this, typer would find nothing to run: the commands are in ``Commands``."""
+
+
+def main() -> NoReturn:
+    """Run ``tally`` with the arguments of this process."""
+    surroundings.settle()
+    gc.set_threshold(GC_ALLOCATIONS)
+    program.run(tally)

@@ -1,0 +1,5 @@
+"""``python -m cli`` is ``tally``."""
+
+from cli import main
+
+main()

@@ -1,0 +1,241 @@
+"""``tally bundle``: take a ledger, or a range of it, out as a file that anybody can verify, and merge such files in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+from app.runtime.answers.chain import ImportAnswer
+from app.runtime.settings.config import load_settings
+from app.share.bundle.from_wal import export_from_wal, survey
+from app.trust.keys import node_keys
+from cli.client import LedgerClient, RequestRefusedError, given
+from cli.options import Tenant, Url
+from ledger.errors import BundleInvalidError, ConfigurationError, InvalidInputError
+from ledger.exit_code import ExitCode
+from signing import key_file
+from signing.bundle.reader import BundleReader
+from signing.file_kinds import HEAD_BYTES, is_like_bundle, looks_like
+from signing.files import open_regular, whole_file
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import err, fail, readable, tell
+
+bundle = typer.Typer(no_args_is_help=True, help="Ledgers as files: carried elsewhere, verified offline.")
+
+_KEY_BESIDE_WAL = Path("keys") / "signing.pem"
+"""Where the signing key is when nothing was set, seen from the data folder."""
+
+
+@bundle.command("export")
+def export(
+    tenant: Tenant,
+    url: Url,
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the bundle goes.")],
+    from_seq: Annotated[int | None, typer.Option("--from-seq", min=1, help="First entry.")] = None,
+    to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None,
+    from_wal: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-wal",
+            metavar="DIR",
+            help="Take the unchained records out of this WAL folder, offline, of a node that cannot reach PostgreSQL.",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            help="With --from-wal: the node's signing key, when it is not where the settings say.",
+            metavar="URI",
+        ),
+    ] = None,
+    evidence: Annotated[
+        bool, typer.Option("--evidence", help="Of a broken chain: take what is stored as it stands, marked as broken.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Export a tenant's ledger, signed, as one file. The file appears only once it is whole.
+
+    Without --to-seq it ends with the newest entry there is. With --from-wal no
+    service is asked: what a node wrote and never chained becomes a chain of its
+    own, signed with the node's key; nothing in the folder is changed.
+
+    A chain that is broken is not exported, and the exit code is 2. With
+    --evidence what is stored of it leaves for an auditor, once the node has
+    found a break: no verifier takes that file for a bundle.
+
+    \b
+    Examples:
+      tally bundle export --tenant acme -o acme.bundle.tar
+      tally bundle export -t acme --from-seq 20001 --to-seq 40000 -o acme-2.bundle.tar
+      tally bundle export -t acme --from-wal /mnt/disk/var/wal -o stranded.bundle.tar
+      tally bundle export -t acme --evidence -o acme.evidence.tar
+    """
+    if evidence:
+        if from_wal is not None:
+            raise InvalidInputError("--evidence is of a chain; leave --from-wal out")
+        _export_evidence(url, given({"tenant_id": tenant, "from_seq": from_seq, "to_seq": to_seq}), output, as_json)
+        return
+    with whole_file(output) as file:
+        if from_wal is None:
+            if key is not None:
+                raise InvalidInputError("--key goes with --from-wal; the service signs with its own key")
+            body = given({"tenant_id": tenant, "from_seq": from_seq, "to_seq": to_seq})
+            try:
+                with LedgerClient(url) as client:
+                    client.download("/v1/bundles/export", body, file.write)
+            except RequestRefusedError as error:
+                code = ExitCode.TAMPERED if error.kind == "chain-damaged" else ExitCode.COULD_NOT_RUN
+                raise fail(str(error), code) from error
+        else:
+            if (from_seq, to_seq) != (None, None):
+                raise InvalidInputError("records in a WAL have no seq; leave --from-seq and --to-seq out")
+            _export_from_wal(from_wal, tenant, key, file)
+        file.flush()
+        try:
+            told = _told(Path(file.name))
+        except BundleInvalidError as error:
+            raise fail(f"tenant {tenant} is not exported: {error}", ExitCode.TAMPERED) from error
+    tell(
+        {"file": str(output), **told},
+        f"{output}: tenant {tenant}, {counted(told['entry_count'], 'entry', 'entries')} "
+        f"(seq {told['from_seq']} to {told['to_seq']}), {counted(told['snapshot_count'], 'snapshot')}, "
+        f"{told['bytes']:,} bytes",
+        f"SHA-256 {told['sha256']}",
+        as_json=as_json,
+    )
+
+
+@bundle.command("import")
+def import_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles, in any order.", dir_okay=False)],
+    url: Url,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Verify and merge, but store nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Merge bundles into the ledger: all are verified first, against the keys that the service trusts.
+
+    What is there already is not added again, so a call that was cut short is
+    finished by repeating it. Which keys are trusted is said by the service's
+    setting bundle.trusted_keys.
+
+    \b
+    Exit codes: 0 imported; 2 a bundle does not hold; 4 it was not signed by
+    a trusted key; 1 anything else. But for 0 nothing of the call is stored,
+    unless the service or its database went away in the middle.
+
+    \b
+    Examples:
+      tally bundle import site-a.tar site-b.tar --dry-run
+      tally bundle import /mnt/usb/*.tar --json
+    """
+    for path in files:
+        with open_regular(path) as file:
+            head = file.read(HEAD_BYTES)
+        if not is_like_bundle(head):
+            raise InvalidInputError(f"{readable(path)} is no bundle; it looks like {looks_like(head)}")
+    total = sum(file.stat().st_size for file in files)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, disable=as_json) as progress, LedgerClient(url) as client:
+        task = progress.add_task("sending", total=total)
+
+        def advance(count: int) -> None:
+            progress.advance(task, count)
+            if progress.tasks[task].finished:
+                progress.update(task, description="verifying and merging")
+
+        try:
+            told = client.upload(
+                "/v1/bundles/import", files, advance, ImportAnswer, dry_run="true" if dry_run else None
+            )
+        except RequestRefusedError as error:
+            raise fail(str(error), _CODES.get(error.kind, ExitCode.COULD_NOT_RUN)) from error
+    tell(told, *_of_import(told), as_json=as_json)
+
+
+_CODES = {"bundle-invalid": ExitCode.TAMPERED, "untrusted-key": ExitCode.UNKNOWN_KEY}
+
+
+def _of_import(told: dict[str, Any]) -> Iterator[str]:
+    would = "would be " if told["dry_run"] else ""
+    read = f"{counted(told['bundles'], 'bundle')}, {counted(told['entries'], 'entry', 'entries')}"
+    yield (
+        f"{read}: {told['imported']:,} {would}imported, "
+        f"{told['duplicates']:,} there already; {counted(told['jobs_changed'], 'job')} {would}changed"
+    )
+    for conflict in told["conflicts"]:
+        yield (
+            f"conflict: two events of tenant {conflict['tenant_id']} have HLC {conflict['hlc']}; job "
+            f"{conflict['job_id']} has one, kept under {conflict['conflict_hlc']}"
+        )
+    for tenant, head in told["new_heads"].items():
+        yield f"tenant {tenant}: head at seq {head['seq']:,}, link {head['chain_link']}"
+
+
+def _export_from_wal(folder: Path, tenant: str, key: str | None, file: BinaryIO) -> None:
+    report = survey(folder)
+    if report.verdict == "torn":
+        err.print(f"the last batch is torn and was never acknowledged; it is left out: {report.reason}", markup=False)
+    wal_folder, settings = Path(report.folder), load_settings()
+    if key is None and (wal_folder / node_keys.NAME).exists():
+        # What the node itself would sign with, after rotations too.
+        uri = settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=False))
+        signer, log_signer = node_keys.key_files(wal_folder, uri)
+    else:
+        signer = key_file.load(key or settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=True)))
+        log_signer = key_file.log_signer(signer, may_generate=False)
+    export_from_wal(report, tenant, signer, log_signer, file.write)
+
+
+def _key_beside(folder: Path, *, must_exist: bool) -> Path:
+    """The key file that a node makes beside its WAL when it is told nothing else."""
+    path = folder.absolute().parent.parent / _KEY_BESIDE_WAL
+    if must_exist and not path.exists():
+        raise ConfigurationError(f"the node's signing key is not at {path}; name it with --key")
+    return path
+
+
+def _export_evidence(url: str, wanted: dict[str, Any], output: Path, as_json: bool) -> None:
+    """Save what is stored of a broken chain."""
+    digest, size = sha256(), 0
+    with whole_file(output) as file, LedgerClient(url) as client:
+
+        def keep(piece: bytes) -> int:
+            nonlocal size
+            digest.update(piece)
+            size += len(piece)
+            return file.write(piece)
+
+        client.download("/v1/bundles/export", {**wanted, "evidence": True}, keep)
+    told = {"file": str(output), "tenant_id": wanted["tenant_id"], "bytes": size, "sha256": digest.hexdigest()}
+    tell(
+        told,
+        f"{output}: evidence of the broken chain of tenant {wanted['tenant_id']}, {size:,} bytes; verifiers refuse it",
+        f"SHA-256 {told['sha256']}",
+        as_json=as_json,
+    )
+
+
+def _told(path: Path) -> dict[str, Any]:
+    """What arrived, once it is found to be a whole bundle."""
+    with BundleReader.open(path) as reader:
+        manifest = reader.manifest
+        return {
+            "sha256": reader.digest,
+            "bytes": reader.size_bytes,
+            "tenant_id": manifest.tenant_id,
+            "from_seq": manifest.from_seq,
+            "to_seq": manifest.to_seq,
+            "entry_count": manifest.entry_count,
+            "snapshot_count": manifest.snapshot_count,
+            "node_id": manifest.node_id,
+            "log_origin": manifest.log_origin,
+            "to_chain_link": manifest.to_chain_link,
+            "tree_root": manifest.tree_root,
+        }

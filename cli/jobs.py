@@ -1,0 +1,218 @@
+"""``tally jobs``: the jobs of a tenant listed and searched, and what happened to one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import chain, islice
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import orjson
+import typer
+
+from app.edge.forms import tables
+from app.runtime.answers.jobs import JobAnswer, JobEventList, JobList
+from cli.client import LedgerClient
+from cli.options import Tenant, Url
+from ledger.errors import InvalidInputError
+from ledger.printable import printable
+from terminal.options import Json
+from terminal.outcome import err, out, print_json
+
+SHOWN = 50
+"""Jobs that people are shown if they do not say how many."""
+PAGE = 500
+LIMIT_MAX = 1_000_000_000
+TEXT_CHARACTERS = 60
+"""How much of an error or a payload a line shows."""
+_SAID_ELSEWHERE: Final = frozenset({"type", "actor", "fence_token", "idempotency"})
+"""Members of a payload that a line of a timeline has elsewhere, or not at all."""
+
+
+def jobs(
+    tenant: Tenant,
+    url: Url,
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Show this job, and what happened to it.")] = None,
+    status: Annotated[list[str] | None, typer.Option("--status", help="Of this status; again, or that.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="T", help="Created then or later: RFC 3339 or an HLC.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="T", help="Created before.")] = None,
+    dc: Annotated[str | None, typer.Option("--dc", help="Assigned to this data centre, or accepted by it.")] = None,
+    actor: Annotated[str | None, typer.Option("--actor", help="Created by this principal.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where", metavar="FIELD=VALUE", help="A field of the spec has this value; given again, and that."
+        ),
+    ] = None,
+    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="The error contains this.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", min=1, max=LIMIT_MAX, help="Most jobs.", show_default=f"{SHOWN}; with --json or --csv all"
+        ),
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table as CSV.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List or search the jobs of a tenant, newest first, or show one and its timeline.
+
+    Times for people are those of this machine's zone; --json and --csv have UTC.
+
+    \b
+    Examples:
+      tally jobs --tenant acme
+      tally jobs -t acme --status failed --status timed_out --since 2026-11-01T00:00:00Z
+      tally jobs -t acme --where spec.image=report:1 --where spec.labels.team=ml
+      tally jobs -t acme --error OOMKilled --csv > failed.csv
+      tally jobs -t acme nightly-report-17
+    """
+    asked = {
+        "status": status or [],
+        "since": since,
+        "until": until,
+        "dc": dc,
+        "actor": actor,
+        "where": [_condition(text) for text in where or ()],
+        "error": error,
+    }
+    if job is not None and (as_csv or limit is not None or any(asked.values())):
+        raise InvalidInputError("a job is shown by its name and tenant alone; the other options are of lists")
+    if as_csv and as_json:
+        raise InvalidInputError("say --csv or --json, not both")
+    with LedgerClient(url) as client:
+        if job is not None:
+            _show(client, tenant, job, as_json)
+            return
+        damaged: list[dict[str, str]] = []
+        found = _found(client, {"tenant_id": tenant, **asked}, limit, damaged)
+        if as_csv:
+            _print_csv(found if limit is None else islice(found, limit))
+        elif as_json:
+            _print_items(found if limit is None else islice(found, limit), damaged)
+        else:
+            _print_lines(list(islice(found, (limit or SHOWN) + 1)), limit or SHOWN)
+        for each in damaged:
+            err.print(printable(f"job {each['job_id']} is left out, it is damaged: {each['detail']}"), markup=False)
+
+
+def _condition(text: str) -> str:
+    field, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidInputError(f"--where {text}: write FIELD=VALUE, such as spec.image=report:1")
+    return f"{field}:{value}"
+
+
+def _found(
+    client: LedgerClient, asked: Mapping[str, Any], limit: int | None, damaged: list[dict[str, str]]
+) -> Iterator[dict[str, Any]]:
+    """The jobs of all pages; those that are damaged are added to ``damaged``."""
+    cursor: str | None = None
+    while True:
+        page = client.get("/v1/jobs", JobList, **asked, limit=min(limit or PAGE, PAGE), cursor=cursor)
+        damaged += page["damaged"]
+        yield from page["items"]
+        if (cursor := page["next_cursor"]) is None:
+            return
+
+
+def _print_csv(found: Iterator[dict[str, Any]]) -> None:
+    # First what may be refused.
+    first = next(found, None)
+    sys.stdout.write(tables.csv_head(tables.JOB_COLUMNS).decode())
+    for item in chain(() if first is None else (first,), found):
+        sys.stdout.write(tables.csv_rows(tables.JOB_COLUMNS, [item]).decode())
+
+
+def _print_items(found: Iterator[dict[str, Any]], damaged: Sequence[dict[str, str]]) -> None:
+    """One JSON document, written as it comes."""
+    first = next(found, None)
+    sys.stdout.write('{"items": [')
+    for number, item in enumerate(chain(() if first is None else (first,), found)):
+        sys.stdout.write(("," if number else "") + "\n" + orjson.dumps(item).decode())
+    named = ', "damaged": ' + orjson.dumps(damaged).decode() if damaged else ""
+    sys.stdout.write(f"\n]{named}}}\n")
+
+
+def _print_lines(found: Sequence[Mapping[str, Any]], limit: int) -> None:
+    """A line a job, its name whole: it is what one asks for next."""
+    if not found:
+        err.print("no such job", markup=False)
+        return
+    told = [
+        (
+            job["status"],
+            _local(job["created_at"]),
+            _local(job["last_at"]),
+            job["job_id"],
+            " ".join(job["assigned_dcs"]),
+            _short(job["actor"]),
+            _short(job["error"]),
+        )
+        for job in found[:limit]
+    ]
+    head = ("STATUS", f"CREATED ({_zone()})", "LAST", "JOB", "DCS", "ACTOR", "ERROR")
+    lines = [[printable(text) for text in line] for line in (head, *told)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    for line in lines:
+        text = "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        out.print(text, markup=False)
+    if len(found) > limit:
+        err.print(f"the newest {limit}; there are more (--limit)", markup=False)
+
+
+def _show(client: LedgerClient, tenant: str, job_id: str, as_json: bool) -> None:
+    path = f"/v1/jobs/{quote(job_id, safe='')}"
+    job = client.get(path, JobAnswer, tenant_id=tenant)
+    events: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while not events or cursor is not None:
+        page = client.get(f"{path}/events", JobEventList, tenant_id=tenant, cursor=cursor)
+        events += page["items"]
+        cursor = page["next_cursor"]
+        if not page["items"]:
+            break
+    if as_json:
+        print_json({**job, "events": events})
+        return
+    ended = "" if job["error"] is None else f": {_short(job['error'])}"
+    lines = [
+        f"{job['job_id']} of {tenant} is {job['status']}{ended}",
+        f"  spec      {orjson.dumps(job['spec']).decode()}",
+        *([f"  for       {' '.join(job['assigned_dcs'])}"] if job["assigned_dcs"] else ()),
+        *([f"  result    {orjson.dumps(job['result']).decode()}"] if job["result"] is not None else ()),
+        *([f"  by        {_short(job['actor'])}"] if job["actor"] is not None else ()),
+        f"  times are of {_zone()}",
+        "",
+        *(_event_line(event) for event in events),
+    ]
+    for line in lines:
+        out.print(printable(line), markup=False)
+
+
+def _event_line(event: Mapping[str, Any]) -> str:
+    payload = event["payload"] if isinstance(event["payload"], dict) else {}
+    told = {name: value for name, value in payload.items() if name not in _SAID_ELSEWHERE}
+    actor = "" if event["actor"] is None else f" by {_short(event['actor'])}"
+    when, what = _local(event["at"]), event["type"] or event["action"]
+    return f"{event['seq']:>8}  {when}  {what:<24}  {event['state']:<9}{actor}  {_short(told) if told else ''}".rstrip()
+
+
+def _short(value: object) -> str:
+    text = "" if value is None else value if isinstance(value, str) else orjson.dumps(value).decode()
+    return text if len(text) <= TEXT_CHARACTERS else text[:TEXT_CHARACTERS] + "…"
+
+
+def _local(at: str | None) -> str:
+    """A time of RFC 3339 in the zone of whoever looks."""
+    if at is None:
+        return "-"
+    return datetime.fromisoformat(at).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def _zone() -> str:
+    now = datetime.now().astimezone()
+    return f"{now.tzname()}, {now.strftime('%z')[:3]}:{now.strftime('%z')[3:5]}"

@@ -1,0 +1,75 @@
+"""``tally pipeline``: executes the data pipeline, a program of its own, with what it can know of the local service.
+
+The pipeline runs where there is no service too, so it never reads the service's settings: they are put into its
+environment here. Its packages are large and few need them; in a checkout they are installed when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from app.runtime.settings.config import Settings, load_settings
+from app.trust.keys.node_keys import uri_in_use
+from ledger.errors import LedgerError
+from terminal.outcome import err, fail
+
+PACKAGES: Final = ("adbc_driver_postgresql", "jinja2", "pandas", "pyarrow", "pyspark")
+_CHECKOUT: Final = Path(__file__).resolve().parents[1]
+
+
+def pipeline(context: typer.Context) -> None:
+    """Verify, archive, merge, compare and report on ledgers of any size, on Spark.
+
+    \b
+    Examples:
+      tally pipeline --help
+      tally pipeline verify
+      tally pipeline archive --dest s3://ledger-archive/prod
+    """
+    environment = prepared(load_settings())
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "pipeline", *context.args], environment)  # noqa: S606 (takes our place)
+
+
+def prepared(settings: Settings) -> dict[str, str]:
+    """The environment that the pipeline is to be executed in, once its packages are there."""
+    if any(importlib.util.find_spec(package) is None for package in PACKAGES):
+        _install()
+    return {**_known_of(settings), **os.environ}
+
+
+def _install() -> None:
+    """Install what the pipeline needs, from the lock file of the checkout that this command belongs to."""
+    makefile = _CHECKOUT / "Makefile"
+    if not makefile.exists() or Path(sys.prefix) != _CHECKOUT / ".venv":
+        raise fail("the packages of the pipeline are not installed: pip install 'tallystick[pipeline]'")
+    err.print("installing what the pipeline needs, once: Spark and Arrow, about a minute ...")
+    if subprocess.run(["make", "--silent", "-C", _CHECKOUT, "pipeline"], stdout=sys.stderr, check=False).returncode:
+        raise fail("the packages of the pipeline could not be installed; see above")
+
+
+def _known_of(settings: Settings) -> dict[str, str]:
+    """The environment variables of the pipeline that the settings, or the embedded PostgreSQL, give."""
+    known = {
+        "TALLY_PIPELINE_SIGNING_KEY": uri_in_use(settings),
+        "TALLY_PIPELINE_LOGS": str(settings.data_dir / "logs"),
+    }
+    if settings.signing.pin is not None:
+        known["TALLY_PIPELINE_SIGNING_PIN"] = settings.signing.read_pin()
+    if settings.archive.url is not None:
+        known["TALLY_PIPELINE_ARCHIVE"] = settings.archive.url
+    if settings.database_url is not None:
+        return {**known, "TALLY_PIPELINE_DSN": settings.database_url}
+    from cli.serve import embedded_postgres
+
+    try:
+        return {**known, "TALLY_PIPELINE_DSN": embedded_postgres(settings.data_dir).service_url()}
+    except (LedgerError, OSError) as error:
+        return {**known, "TALLY_PIPELINE_NO_DSN": str(error)}

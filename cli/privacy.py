@@ -1,0 +1,153 @@
+"""``tally privacy`` and ``tally erase``: which fields are private, and forgetting a person without rewriting."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer
+from app.runtime.settings.config import load_settings
+from cli.client import LedgerClient, given
+from cli.options import Tenant, Url
+from ledger.errors import DatabaseUnavailableError, InvalidInputError
+from ledger.secret_text import secret_text
+from terminal.options import Json
+from terminal.outcome import tell
+
+CONNECT_TIMEOUT_S = 10.0
+FROM_STANDARD_INPUT = "-"
+SUBJECT_CHARACTERS_MAX = 4096
+"""How much of standard input is read; the service takes less."""
+
+privacy = typer.Typer(no_args_is_help=True, help="Private fields: encrypted in the log, under a key for each person.")
+
+
+@privacy.command("set")
+def set_fields(
+    tenant: Tenant,
+    url: Url,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--field", "-f", help="A field of payloads, such as spec.user; again for each. None: no more."),
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option("--subject-field", help="The private field whose value names the person.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Declare a tenant's private fields, instead of those declared before.
+
+    They are encrypted from now on. What was recorded before stays as it is.
+
+    \b
+    Examples:
+      tally privacy set -t acme -f spec.user -f requestor --subject-field spec.user
+    """
+    body: dict[str, Any] = {"fields": fields or [], "subject": subject}
+    with LedgerClient(url) as client:
+        _show(client.put(f"/v1/tenants/{tenant}/privacy", body, PrivacyAnswer), as_json)
+
+
+@privacy.command("show")
+def show(tenant: Tenant, url: Url, as_json: Json = False) -> None:
+    """Show a tenant's private fields.
+
+    \b
+    Examples:
+      tally privacy show -t acme --json
+    """
+    with LedgerClient(url) as client:
+        _show(client.get(f"/v1/tenants/{tenant}/privacy", PrivacyAnswer), as_json)
+
+
+def _show(answer: dict[str, Any], as_json: bool) -> None:
+    lines = [f"private fields of tenant {answer['tenant_id']}: {', '.join(answer['fields']) or 'none'}"]
+    if answer["subject"] is not None:
+        lines.append(f"the person is named by {answer['subject']}")
+    if answer["seq"] is not None:
+        lines.append(f"on record at seq {answer['seq']}; {answer['covers']}")
+    tell(answer, *lines, as_json=as_json)
+
+
+@privacy.command("rotate-master")
+def rotate_master(
+    new: Annotated[Path, typer.Option("--new", help="File of the new master key; made if there is none.")],
+    old: Annotated[
+        str | None, typer.Option("--old", help="The present master key; privacy.master_key_uri when not said.")
+    ] = None,
+    dsn: Annotated[
+        str | None, typer.Option("--dsn", metavar="DSN", help="The ledger's PostgreSQL; database_url when not said.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Wrap all living keys by a new master key, so that the old one can be destroyed.
+
+    Then put the new file in the old one's place on every node, and destroy the
+    old one and its copies: only that takes erased keys out of old backups of
+    the database. Until a node has the new file it refuses private fields.
+
+    \b
+    Examples:
+      tally privacy rotate-master --new /etc/tallystick/master-2.key
+      tally privacy rotate-master --new new.key --dsn "$(tally db-url)"
+    """
+    settings = load_settings()
+    url = secret_text(dsn, "--dsn") if dsn else settings.database_url
+    if url is None:
+        raise InvalidInputError("say which database with --dsn or TALLY_DATABASE_URL")
+    rewrapped, old_id, new_id = asyncio.run(_rotate(url, old or settings.privacy_master_key_uri, str(new.absolute())))
+    tell(
+        {"keys": rewrapped, "old_master_key_id": old_id, "master_key_id": new_id, "path": str(new)},
+        f"{rewrapped} keys are wrapped by master key {new_id} in {new}",
+        f"put it in the place of {old_id} on every node, then destroy that and its copies",
+        as_json=as_json,
+    )
+
+
+async def _rotate(url: str, old_uri: str, new_uri: str) -> tuple[int, str, str]:
+    from app.runtime.database_faults import DATABASE_FAULTS
+    from app.store import sessions
+    from app.trust.privacy import rotation
+    from signing import data_keys
+
+    old, new = data_keys.load(old_uri), data_keys.load_or_generate(new_uri)
+    try:
+        connection = await sessions.connect_alone(url, timeout_s=CONNECT_TIMEOUT_S)
+        try:
+            return await rotation.rotate_master(connection, old, new), old.master_key_id, new.master_key_id
+        finally:
+            await connection.close()
+    except DATABASE_FAULTS as error:
+        raise DatabaseUnavailableError(f"nothing was changed, PostgreSQL failed: {error}") from error
+
+
+def erase(
+    tenant: Tenant,
+    url: Url,
+    subject: Annotated[
+        str, typer.Option("--subject", help="The person, as events name them; - reads one line of standard input.")
+    ],
+    reason: Annotated[str | None, typer.Option("--reason", help="Goes on record as it is.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Destroy the key of a person's private fields, for good.
+
+    What was encrypted with it can never be read again; everything still
+    verifies, and the chain says that it was done.
+
+    \b
+    Examples:
+      tally erase -t acme --subject alice@example.org --reason "request 4711"
+      tally erase -t acme --subject - < person.txt
+    """
+    if subject == FROM_STANDARD_INPUT:
+        subject = sys.stdin.readline(SUBJECT_CHARACTERS_MAX).rstrip("\r\n")
+    body = given({"subject": subject, "reason": reason})
+    with LedgerClient(url) as client:
+        answer = client.post(f"/v1/tenants/{tenant}/erasures", body, ErasureAnswer, repeatable=True)
+    where = f"on record at seq {answer['seq']} of tenant {answer['tenant_id']}"
+    tell(answer, f"erased: {', '.join(answer['key_ids'])}, {where}", as_json=as_json)

@@ -1,0 +1,118 @@
+"""``tally prove``: fetch the receipt of a job, or of one entry, and hold it to what it must be before it is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import typer
+
+from cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError
+from cli.options import CheckpointFile, Tenant, Url
+from cli.verify_proof import print_subject
+from ledger.errors import InvalidInputError
+from ledger.exit_code import ExitCode, exit_code_of_receipt
+from ledger.machines.refusals import refused_job_id
+from signing.checkpoint import judge_checkpoint, read_kept
+from signing.files import whole_file
+from signing.keys import Keyring
+from signing.memory import Memory, memory_of
+from signing.receipt.form import ENTRY, JOB, Receipt
+from signing.receipt.judging import ReceiptVerdict, judged
+from terminal.options import Json, NoState, State
+from terminal.outcome import fail, out, print_json
+
+_WRITTEN: Final = (ExitCode.FINE, ExitCode.INCOMPLETE)
+"""What a receipt may come to that is kept."""
+
+
+def prove(
+    tenant: Tenant,
+    url: Url,
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the receipt goes.")],
+    job: Annotated[str | None, typer.Option("--job", "-j", help="Prove all that was recorded of this job.")] = None,
+    seq: Annotated[int | None, typer.Option("--seq", min=1, help="Prove this one entry of the chain.")] = None,
+    checkpoint: CheckpointFile = None,
+    state: State = None,
+    no_state: NoState = False,
+    as_json: Json = False,
+) -> None:
+    """Get a receipt: one file that proves a job, or one entry, alone and offline.
+
+    It holds the entries, a proof for each that a signed checkpoint covers it,
+    and what witnesses and time-stamping authorities said of the log. Whoever
+    has the ledger's public keys verifies it with tally verify-proof, or with
+    the page /verify in a browser. Entries that no checkpoint covers yet are
+    waited for.
+
+    With --checkpoint, and where a checkpoint of this log is remembered, the
+    receipt also proves that the log still begins with that. A receipt that
+    does not hold is not written. --seq needs the right audit, --job read.
+
+    \b
+    Examples:
+      tally prove --tenant acme --job job-1 -o job-1.receipt.json
+      tally prove -t acme --seq 4711 -o entry.receipt.json --checkpoint acme.checkpoint
+    """
+    if (job is None) is (seq is None):
+        raise InvalidInputError("say what to prove: --job J, or --seq N")
+    memory = memory_of(state, is_off=no_state)
+    with LedgerClient(url) as client:
+        keyring = Keyring.from_json(client.get("/v1/keys"))
+        kept = judge_checkpoint(read_kept(checkpoint), keyring) if checkpoint is not None else None
+        extends = kept.checkpoint.size if kept is not None else _remembered(memory, tenant, keyring)
+        path = "/v1/chain/receipt" if job is None else f"/v1/jobs/{quote(job, safe='')}/receipt"
+        try:
+            file = client.get_file(path, tenant_id=tenant, seq=seq, extends=extends or None)
+        except RequestRefusedError as error:
+            if error.kind == "seq-out-of-range" and error.body.get("path") == "extends":
+                known = "given" if kept is not None else "remembered"
+                raise fail(
+                    f"the log went back behind the checkpoint {known}: {error.detail}", ExitCode.TAMPERED
+                ) from error
+            raise
+    outcome = judged(file, keyring, kept, memory)
+    code = exit_code_of_receipt(outcome.verdict)
+    if code not in _WRITTEN:
+        first = outcome.verdict["first_break"]
+        raise fail(
+            f"the receipt of {client.url} does not hold and is not kept: {first['kind']}: {first['detail']}", code
+        )
+    assert outcome.receipt is not None
+    if not _is_asked(outcome.receipt, tenant, job, seq):
+        raise NotTheLedgerError(f"{client.url} sent a receipt of something else than was asked for")
+    with whole_file(output) as written:
+        written.write(file)
+    _tell(outcome, output, as_json=as_json)
+
+
+def _remembered(memory: Memory | None, tenant: str, keyring: Keyring) -> int | None:
+    """Size of the newest checkpoint of the tenant's log that was verified before, if there is one."""
+    seen = [] if memory is None else memory.seen_of_tenant(tenant, keyring)
+    return max((each.checkpoint.size for each in seen), default=None)
+
+
+def _is_asked(receipt: Receipt, tenant: str, job: str | None, seq: int | None) -> bool:
+    if receipt.tenant_id != tenant:
+        return False
+    if job is None:
+        return receipt.covers == ENTRY and receipt.seqs == [seq]
+    return receipt.covers == JOB and receipt.job_id in (job, refused_job_id(job))
+
+
+def _tell(outcome: ReceiptVerdict, output: Path, *, as_json: bool) -> None:
+    receipt, own = outcome.receipt, outcome.checkpoint
+    assert receipt is not None
+    assert own is not None
+    if as_json:
+        told: dict[str, Any] = {**outcome.to_json(), "file": str(output)}
+        print_json(told)
+        return
+    print_subject(receipt, own.size)
+    for anchor in outcome.verdict["anchors"]:
+        out.print(f"carries the word of {anchor['kind']} {anchor['by']} to seq {anchor['to_seq']}", markup=False)
+    if outcome.verdict["compared_with"] is not None:
+        out.print("the log begins with the checkpoint that you had")
+    out.print(f"{output}: {outcome.size_bytes:,} bytes, SHA-256 {outcome.digest}", markup=False)
+    out.print("verify it with: tally verify-proof FILE --keys K, of keys that you trust", markup=False)

@@ -1,0 +1,213 @@
+"""``tally restore``: bring back what PostgreSQL lost, or go on without it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.progress import Progress
+
+from app.runtime.logs import configure_logs
+from app.runtime.settings.config import Settings, load_settings
+from cli.options import Keys
+from cli.pipeline import prepared
+from cli.serve import running_postgres
+from ledger.errors import InvalidInputError
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import CommandExit, err, tell
+
+
+class RestoreSource(StrEnum):
+    """What rows are brought back from."""
+
+    WAL = "wal"
+    BUNDLE = "bundle"
+    ARCHIVE = "archive"
+
+
+def restore(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...|[URL]", help="Bundles of this ledger, or where its archive is."),
+    ] = None,
+    source: Annotated[RestoreSource | None, typer.Option("--from", help="Where the rows come from.")] = None,
+    keys: Keys = None,
+    fork: Annotated[
+        bool, typer.Option("--fork", help="Go on without what is lost, as a new log; recorded in _system.")
+    ] = False,
+    reason: Annotated[str | None, typer.Option("--reason", help="With --fork: why, for whoever audits.")] = None,
+    accept_lost_wal: Annotated[
+        bool,
+        typer.Option(
+            "--accept-lost-wal",
+            help="With --from wal or --fork: although the WAL is lost, short or damaged. Gives up what cannot be read.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Bring back rows that PostgreSQL lost, the same rows with the same links; the service must not run.
+
+    After PostgreSQL was restored from a backup that is older than the ledger, a
+    node refuses to start. --from wal chains again what its WAL still holds and
+    keeps that only if every chain then has all that this node ever signed.
+    --from bundle brings back what exported bundles hold; keys that may have
+    signed them are those of --keys and this node: what is brought back is this
+    ledger's own, for which keys of others do not count.
+    --from archive brings back what tally pipeline archive put there, by
+    default at archive.url, also into a new database. What is lost for good can
+    only be given up: --fork begins a new log origin and records that, with the
+    reason and what had been signed, in _system. Where the WAL is damaged as
+    well, both go on with --accept-lost-wal.
+
+    \b
+    Examples:
+      tally restore --from wal
+      tally restore --from bundle acme-1.bundle.tar acme-2.bundle.tar && tally restore --from wal
+      tally restore --from archive s3://ledger-archive/prod && tally restore --from wal
+      tally restore --fork --reason "disk of db1 lost on 3 May, newest backup from 1 May"
+    """
+    settings = load_settings()
+    if fork == (source is not None):
+        raise InvalidInputError(
+            "say either --from wal, --from bundle FILE..., --from archive [URL], or --fork --reason TEXT"
+        )
+    files = places or []
+    if source is not RestoreSource.ARCHIVE and (source is RestoreSource.BUNDLE) != bool(files):
+        raise InvalidInputError("files go with --from bundle, and it needs some")
+    if fork != bool(reason and reason.strip()):
+        raise InvalidInputError("--reason goes with --fork, and it needs one")
+    if accept_lost_wal and not fork and source is not RestoreSource.WAL:
+        raise InvalidInputError("--accept-lost-wal goes with --from wal or --fork")
+    configure_logs()
+    with _database(settings, may_be_new=source is RestoreSource.ARCHIVE) as url:
+        if source is RestoreSource.WAL:
+            _from_wal(settings, url, as_json, accept_lost_wal=accept_lost_wal)
+        elif source is RestoreSource.BUNDLE:
+            _from_bundles(settings, url, [Path(file) for file in files], keys, as_json)
+        elif source is RestoreSource.ARCHIVE:
+            _from_archive(settings, url, files, keys, as_json)
+        else:
+            _fork(settings, url, (reason or "").strip(), as_json, accept_lost_wal=accept_lost_wal)
+
+
+@contextmanager
+def _database(settings: Settings, *, may_be_new: bool) -> Iterator[str]:
+    """URL of the database that the settings name, else of the embedded PostgreSQL, running meanwhile; with
+    ``may_be_new`` that one gets its schema if it has none."""
+    if settings.database_url is not None:
+        yield settings.database_url
+        return
+    with running_postgres(settings.data_dir) as postgres:
+        if may_be_new:
+            from app.store.migrate import migrate
+
+            migrate(postgres.owner_url())
+        yield postgres.service_url()
+
+
+_START_ACCEPTING = "start the service once with --accept-lost-wal, which records what is lost in _system"
+
+
+def _from_wal(settings: Settings, url: str, as_json: bool, *, accept_lost_wal: bool) -> None:
+    from app.node.start.restore import restore_from_wal
+
+    with Progress(console=err, transient=True, disable=as_json) as progress:
+        task = progress.add_task("records", total=None)
+        grown, left_behind = asyncio.run(
+            restore_from_wal(
+                settings,
+                url,
+                lambda records: progress.update(task, completed=records),
+                accept_lost_wal=accept_lost_wal,
+            )
+        )
+    ends = [
+        f"{head.tenant_id}: this node signed up to seq {head.size}, and its WAL has none of what is missing: bring "
+        "that back from the WALs of other nodes, or from bundles; every start is refused until then"
+        for head in left_behind
+    ]
+    if not ends:
+        ends = ["every chain has all that this node signed; the service can start" if grown else "nothing was missing"]
+    if accept_lost_wal:
+        ends.append(_START_ACCEPTING)
+    tell(
+        {
+            "tenants": [each._asdict() for each in grown],
+            "left_behind": [msgspec.structs.asdict(head) for head in left_behind],
+        },
+        *(
+            f"{each.tenant_id}: {counted(each.entries, 'entry', 'entries')} back, up to seq {each.to_seq}"
+            for each in grown
+        ),
+        *ends,
+        as_json=as_json,
+    )
+
+
+def _from_archive(settings: Settings, url: str, places: list[str], keys: Path | None, as_json: bool) -> None:
+    """The archive is verified and unpacked into bundles by the pipeline, a program of its own, and these come back."""
+    if len(places) > 1 or not (places or settings.archive.url):
+        raise InvalidInputError("--from archive takes the one URL of the archive, by default the setting archive.url")
+    from app.node.start.restore import own_keys
+
+    signing_key, own = own_keys(settings)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="restore-", dir=settings.data_dir) as name:
+        folder, trusted = Path(name), Path(name, "own.pem")
+        trusted.write_text(own)
+        command = [sys.executable, "-m", "pipeline", "unpack", "--out", name, "--signing-key", signing_key]
+        command += ["--archive", places[0]] if places else []
+        for path in (trusted, keys):
+            command += ["--keys", str(path)] if path is not None else []
+        unpacked = subprocess.run(command, env=prepared(settings), stdout=sys.stderr, check=False)
+        if unpacked.returncode:
+            raise CommandExit(unpacked.returncode)
+        _from_bundles(settings, url, sorted(folder.glob("*.tar")), keys, as_json, is_archive=True)
+
+
+def _from_bundles(
+    settings: Settings,
+    url: str,
+    files: list[Path],
+    keys: Path | None,
+    as_json: bool,
+    *,
+    is_archive: bool = False,
+) -> None:
+    """``is_archive``: the files are what was unpacked of an archive, and are gone once this command ends."""
+    from app.node.start.restore import restore_from_bundles
+
+    restored = asyncio.run(restore_from_bundles(settings, url, files, keys, may_begin_log=is_archive))
+    named = [(file.name if is_archive else str(file), each) for file, each in restored]
+    tell(
+        {"bundles": [{"file": name, **each._asdict()} for name, each in named]},
+        *(
+            f"{name}: {counted(each.entries, 'entry', 'entries')} and {counted(each.snapshots, 'snapshot')} back, "
+            f"{each.tenant_id} now ends at seq {each.to_seq}"
+            for name, each in named
+        ),
+        as_json=as_json,
+    )
+
+
+def _fork(settings: Settings, url: str, reason: str, as_json: bool, *, accept_lost_wal: bool) -> None:
+    from app.node.start.restore import fork_log
+
+    forked = asyncio.run(fork_log(settings, url, reason, accept_lost_wal=accept_lost_wal))
+    tell(
+        forked.facts(),
+        f"the log goes on as {forked.to_origin}; it was {forked.from_origin}. {forked.differing_count} tenants lack "
+        "entries that had been signed. The next start records this in _system",
+        *([_START_ACCEPTING] if accept_lost_wal else []),
+        as_json=as_json,
+    )

@@ -1,0 +1,322 @@
+"""``tally safekeeper``: keep copies of the WALs of nodes, and show how they stand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import structlog
+import typer
+
+from app.runtime.logs import DRAIN_S, configure_logs
+from app.runtime.settings.types import Bounds, parse_duration
+from cli.safekeeper_metrics import KeeperMetrics, listen_for_scrapes, serve_metrics
+from ledger import rfc3339
+from ledger.errors import ArchiveUnavailableError, ConfigurationError, LedgerError, StartRefusedError
+from ledger.exit_code import ExitCode
+from ledger.names import GATE
+from ledger.secret_text import secret_text
+from terminal import stop_signals
+from terminal.options import Json
+from terminal.outcome import CommandExit, err, tell
+from wal.replication import archived, server
+from wal.replication.address import split_address
+from wal.replication.inquiry import Keeper, status, unchained_in
+from wal.replication.messages import WalStatus
+from wal.replication.safekeeper import Safekeeper
+from wal.replication.tls import PeerTls, TlsFiles
+
+if TYPE_CHECKING:
+    from app.store.chaining import WalPosition
+    from objects.store import ArchiveStore
+
+STATUS_TIMEOUT_S: Final = 5.0
+SCRUB_INTERVALS: Final = Bounds("1s", "365d", parse_duration)
+"""As ``wal.scrub_interval`` of a node."""
+
+safekeeper = typer.Typer(no_args_is_help=True, help="Copies of the WALs of nodes, kept on other machines.")
+
+TlsCert = Annotated[
+    Path | None, typer.Option("--tls-cert", exists=True, dir_okay=False, help="Own certificate, in PEM.")
+]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", exists=True, dir_okay=False, help="Its key, in PEM.")]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", exists=True, dir_okay=False, help="The authority whose certificates peers show, in PEM."),
+]
+_IS_ALARMING = re.compile(r"reject|fail|refused|torn|damage").search
+
+
+@safekeeper.command("serve")
+def serve(
+    folder: Annotated[Path, typer.Option("--dir", file_okay=False, help="Where the logs are kept.")],
+    listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen.")],
+    region: Annotated[str, typer.Option("--region", help="The region in which this safekeeper stands.")] = "local",
+    archive: Annotated[
+        str | None,
+        typer.Option(
+            "--archive", metavar="URL", help="Where committed segments go before they are removed: a folder, s3://, ..."
+        ),
+    ] = None,
+    scrub_interval: Annotated[
+        str, typer.Option("--scrub-interval", metavar="DURATION", help="Read all that is kept again in so long.")
+    ] = "7d",
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option("--metrics-listen", metavar="HOST:PORT", help="Serve GET /metrics there, over plain HTTP."),
+    ] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Keep the WALs of nodes, until a signal that stops a process (docs/runbook.md, Stopping).
+
+    A node may write the log that its certificate names (common name, or a DNS
+    name among the alternative ones). Without certificates every node on this
+    machine is believed, and only loopback is listened on.
+
+    \b
+    Examples:
+      tally safekeeper serve --dir var/keeper-1 --listen 127.0.0.1:7101
+      tally safekeeper serve --dir /srv/keeper --listen 0.0.0.0:7100 --region use1 \\
+        --archive s3://wal-archive/use1 --metrics-listen 10.0.0.11:7011 \\
+        --tls-cert keeper.pem --tls-key keeper.key --tls-ca ca.pem
+    """
+    if not re.fullmatch(GATE, region):
+        raise ConfigurationError(f"--region {region!r} is not of lower case letters and digits")
+    scrub_interval_s = _duration_s("--scrub-interval", scrub_interval, SCRUB_INTERVALS)
+    configure_logs()
+    err.wait_max_s = DRAIN_S
+    log = structlog.get_logger()
+    metrics = KeeperMetrics()
+
+    def tell_event(event: str, facts: Mapping[str, object]) -> None:
+        metrics.count(event)
+        (log.warning if _IS_ALARMING(event) else log.info)(event, **facts)
+
+    tls = _tls(tls_cert, tls_key, tls_ca, server_side=True)
+    host, port = split_address(listen)
+    listener = server.listen(host, port, is_secured=tls is not None)
+    metrics_listener = None if metrics_listen is None else listen_for_scrapes(*split_address(metrics_listen))
+    keeper = Safekeeper(folder, region, tell_event, _store(archive), scrub_interval_s)
+    try:
+        served = server.Server(keeper, listener, tls)
+        stop_signals.take(lambda *_: served.stop())
+        metrics.watch(keeper, served, scrub_interval_s)
+        host, port, *_ = listener.getsockname()
+        # What is loaded stays: a collection need not walk over it while a log waits.
+        gc.collect()
+        gc.freeze()
+        ready = {"address": f"{host}:{port}", "region": region, "dir": str(folder)}
+        if metrics_listener is not None:
+            ready["metrics"] = serve_metrics(metrics, metrics_listener)
+        tell_event("safekeeper_ready", ready)
+        served.run()
+    finally:
+        keeper.close()
+    tell_event("safekeeper_stopped", {})
+
+
+@safekeeper.command("restore")
+def restore(
+    archive: Annotated[str, typer.Option("--archive", metavar="URL", help="The archive of safekeepers.")],
+    node: Annotated[str, typer.Option("--node", help="The node whose log is brought back.")],
+    folder: Annotated[
+        Path, typer.Option("--dir", file_okay=False, help="Where its WAL folder is made: a safekeeper's, or wal.dir.")
+    ],
+    wal_id: Annotated[str | None, typer.Option("--wal-id", help="Which of its logs, where there are several.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Bring a log back from its archive, where no safekeeper and no disk of the node has it any more.
+
+    It ends with the last segment that was archived: the newest one never was.
+
+    \b
+    Examples:
+      tally safekeeper restore --archive s3://wal-archive/use1 --node node-7f3a --dir /var/lib/tallystick/wal
+    """
+    from objects.store import ArchiveStore
+
+    configure_logs()
+    found = archived.restore(ArchiveStore(archive), node, wal_id, folder / node)
+    said = {"node_id": node, "wal_id": found.wal_id, "first_lsn": found.first_lsn, "last_lsn": found.tail.lsn}
+    line = f"the log {found.wal_id} of {node} is in {folder / node}: LSN {found.first_lsn} to {found.tail.lsn}"
+    tell(said, line, as_json=as_json)
+
+
+@safekeeper.command("status")
+def show_status(
+    addresses: Annotated[list[str], typer.Argument(metavar="HOST:PORT...", help="Safekeepers to ask.")],
+    dsn: Annotated[
+        str | None,
+        typer.Option(
+            "--dsn",
+            envvar="TALLY_DATABASE_URL",
+            show_envvar=True,
+            metavar="URL",
+            help="PostgreSQL of the ledger, to say what of each log is not chained.",
+        ),
+    ] = None,
+    as_json: Json = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Show how the logs kept by safekeepers stand. Exit code 1: one does not answer, or cannot open a log.
+
+    With --dsn it also says which logs hold records above what PostgreSQL has
+    chained: those of a node that is lost come to the chain by tally failover.
+
+    \b
+    Examples:
+      tally safekeeper status 127.0.0.1:7101 127.0.0.1:7102 127.0.0.1:7103
+      tally safekeeper status --json keeper-1:7100 --tls-cert node.pem --tls-key node.key --tls-ca ca.pem
+    """
+    tls = _tls(tls_cert, tls_key, tls_ca, server_side=False)
+    dsn = None if dsn is None else secret_text(dsn, "--dsn")
+    found: list[dict[str, Any]] = []
+    lines: list[str] = []
+    is_whole = True
+    positions, database_error = _positions(dsn) if dsn is not None else ({}, None)
+    if database_error is not None:
+        lines.append(f"PostgreSQL does not say what is chained: {database_error}")
+    for address in addresses:
+        try:
+            keeper = status(*split_address(address), tls, STATUS_TIMEOUT_S)
+        except (OSError, LedgerError) as error:
+            is_whole = False
+            found.append({"address": address, "region": None, "error": str(error), "wals": []})
+            lines.append(f"{address}: {error}")
+            continue
+        is_whole = is_whole and all(wal.state != "failed" for wal in keeper.wals)
+        found.append({"address": address, "error": None, **_json_of(keeper, positions)})
+        lines.append(f"{address}: region {keeper.region}, {len(keeper.wals)} logs")
+        lines += [_line_of(wal, _unchained(wal, positions)) for wal in keeper.wals]
+    tell({"safekeepers": found, "database_error": database_error}, *lines, as_json=as_json)
+    raise CommandExit(ExitCode.FINE if is_whole else ExitCode.COULD_NOT_RUN)
+
+
+def _positions(dsn: str) -> tuple[dict[str, WalPosition], str | None]:
+    """By node, what PostgreSQL has chained of its log; or why it does not say so."""
+    from app.runtime.database_faults import DATABASE_FAULTS, text_of
+    from app.store import node as node_store
+    from app.store import sessions
+
+    async def ask() -> dict[str, WalPosition]:
+        connection = await sessions.connect_alone(dsn, timeout_s=STATUS_TIMEOUT_S)
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                return await node_store.positions(connection)
+        finally:
+            connection.terminate()
+
+    try:
+        return asyncio.run(ask()), None
+    except (ConfigurationError, StartRefusedError) as error:
+        return {}, str(error)
+    except DATABASE_FAULTS as error:
+        return {}, text_of(error)
+
+
+def _unchained(wal: WalStatus, positions: Mapping[str, WalPosition]) -> int | None:
+    """How many of its records are not chained, None where nobody says or the log cannot be read."""
+    position = positions.get(wal.node_id)
+    return (
+        None if position is None or wal.state == "failed" else unchained_in(wal, position.wal_id, position.chained_lsn)
+    )
+
+
+def _json_of(keeper: Keeper, positions: Mapping[str, WalPosition]) -> dict[str, Any]:
+    return {
+        "region": keeper.region,
+        "wals": [
+            {
+                "node_id": wal.node_id,
+                "wal_id": wal.wal_id,
+                "member_id": wal.member_id,
+                "state": wal.state,
+                "detail": wal.detail,
+                "promised_epoch": wal.promised_epoch,
+                "first_lsn": wal.first_lsn,
+                "last_epoch": wal.tail.epoch,
+                "last_replicated_lsn": wal.tail.lsn,
+                "last_durable_lsn": wal.durable_lsn,
+                "committed_lsn": wal.committed_lsn,
+                "unchained": _unchained(wal, positions),
+                "settled_lsn": wal.settled_lsn,
+                "archived_lsn": wal.archived_lsn,
+                "archive_fault": wal.archive_fault or None,
+                "scrubbed_at": rfc3339.text_of(wal.scrubbed_s * 1000) if wal.scrubbed_s else None,
+                "disk_bytes": wal.disk_bytes,
+                "configuration": {
+                    "epoch": wal.configuration.epoch,
+                    "generation": wal.configuration.generation,
+                    "home": wal.configuration.home,
+                    "copies": wal.configuration.copies,
+                    "members": [member._asdict() for member in wal.configuration.members],
+                },
+            }
+            for wal in keeper.wals
+        ],
+    }
+
+
+def _line_of(wal: WalStatus, unchained: int | None) -> str:
+    if wal.state == "failed":
+        return f"  {wal.node_id}: failed: {wal.detail}"
+    return (
+        f"  {wal.node_id}: {wal.state}, member {wal.member_id[:8]}, follows epoch {wal.promised_epoch}, "
+        f"LSN {wal.first_lsn} to {wal.tail.lsn}, durable {wal.durable_lsn}, committed {wal.committed_lsn}, "
+        f"archived {wal.archived_lsn}, {len(wal.configuration.members)} members "
+        f"(generation {wal.configuration.generation}), {wal.disk_bytes:,} bytes"
+        + (
+            f"; {unchained} records are not chained: if {wal.node_id} does not run, tally failover --node {wal.node_id}"
+            if unchained
+            else ""
+        )
+        + (f"; archiving fails: {wal.archive_fault}" if wal.archive_fault else "")
+    )
+
+
+def _duration_s(option: str, text: str, bounds: Bounds) -> float:
+    """Seconds of a duration as a person writes it.
+
+    Raises:
+        ConfigurationError: it is none, or out of bounds.
+    """
+    try:
+        duration: timedelta = bounds(parse_duration(text))
+    except ValueError as error:
+        raise ConfigurationError(f"{option} {text!r}: {error}") from None
+    return duration.total_seconds()
+
+
+def _store(url: str | None) -> ArchiveStore | None:
+    """The archive at ``url``, which may be away.
+
+    Raises:
+        ConfigurationError: there can be no archive at this URL.
+    """
+    if url is None:
+        return None
+    from objects.store import ArchiveStore
+
+    store = ArchiveStore(url)
+    # A member without its archive still votes: the archiver reports the fault, and tries again.
+    with contextlib.suppress(ArchiveUnavailableError):
+        store.prepare()
+    return store
+
+
+def _tls(cert: Path | None, key: Path | None, ca: Path | None, *, server_side: bool) -> PeerTls | None:
+    if cert is None and key is None and ca is None:
+        return None
+    if cert is None or key is None or ca is None:
+        raise ConfigurationError("--tls-cert, --tls-key and --tls-ca go together: give all three, or none")
+    return PeerTls(TlsFiles(cert, key, ca), server_side=server_side)

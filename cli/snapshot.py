@@ -1,0 +1,103 @@
+"""``tally snapshot``: sign what is chained now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from app.runtime.answers.chain import ListedSnapshot, TenantList
+from cli.client import LedgerClient, RequestRefusedError
+from cli.options import Url
+from ledger.errors import InvalidInputError
+from ledger.exit_code import ExitCode
+from ledger.machines.events import SYSTEM_TENANT
+from terminal.counted import counted
+from terminal.options import Json
+from terminal.outcome import CommandExit, err, print_json, tell
+
+PAGE_TENANTS = 1000
+"""Tenants asked for at once."""
+TENANTS_NAMED = 10
+"""Most tenants that one line names."""
+
+
+def snapshot(
+    url: Url,
+    tenant: Annotated[str | None, typer.Option("--tenant", "-t", help="Tenant whose chain is signed.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Sign the chains of all tenants, and of _system.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Sign a snapshot of a tenant's chain, or of all, now instead of when the batch is full.
+
+    With --all a tenant whose chain cannot be signed is told, the others are
+    signed all the same, and the exit code is 1.
+
+    \b
+    Examples:
+      tally snapshot --tenant acme
+      tally snapshot -t acme --json
+      tally snapshot --all
+    """
+    if (tenant is None) is not every:
+        raise InvalidInputError("say which chains: --tenant T, or --all")
+    with LedgerClient(url) as client:
+        if tenant is not None:
+            _told(_sign(client, tenant), as_json)
+            return
+        made, problems = _sign_all(client, as_json)
+    if as_json:
+        print_json({"snapshots": made, "problems": problems})
+    if problems:
+        raise CommandExit(ExitCode.COULD_NOT_RUN)
+
+
+def _sign_all(client: LedgerClient, as_json: bool) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    made: list[dict[str, Any]] = []
+    refused: dict[str, list[str]] = {}
+    is_patient = True
+    # The ledger's own chain last: what the others cause in it is signed too.
+    for tenant in sorted(_tenants(client), key=lambda name: (name == SYSTEM_TENANT, name)):
+        try:
+            made.append(_sign(client, tenant, is_patient=is_patient))
+        except RequestRefusedError as error:
+            # The node that did not sign in all that time is asked for each of the others, and no longer waited for.
+            is_patient = is_patient and error.kind != "signing-unavailable"
+            refused.setdefault(str(error), []).append(tenant)
+        else:
+            if not as_json:
+                _told(made[-1], as_json)
+    for problem, tenants in refused.items():
+        err.print(f"{_named(tenants)}: {problem}", style="bold red", markup=False)
+    return made, [{"tenant_id": each, "problem": problem} for problem, tenants in refused.items() for each in tenants]
+
+
+def _named(tenants: Sequence[str]) -> str:
+    named, more = ", ".join(tenants[:TENANTS_NAMED]), len(tenants) - TENANTS_NAMED
+    return f"{'tenant' if len(tenants) == 1 else 'tenants'} {named}" + (f" and {more:,} more" if more > 0 else "")
+
+
+def _tenants(client: LedgerClient) -> Iterator[str]:
+    cursor = None
+    while True:
+        page = client.get("/v1/tenants", TenantList, limit=PAGE_TENANTS, cursor=cursor)
+        yield from (item["tenant_id"] for item in page["items"])
+        cursor = page["next_cursor"]
+        if cursor is None or not page["items"]:
+            return
+
+
+def _sign(client: LedgerClient, tenant: str, *, is_patient: bool = True) -> dict[str, Any]:
+    answer, is_new = client.post_once("/v1/snapshots", {"tenant_id": tenant}, ListedSnapshot, repeatable=is_patient)
+    return {**answer, "is_new": is_new}
+
+
+def _told(answer: dict[str, Any], as_json: bool) -> None:
+    signed = f"seq {answer['from_seq']} to {answer['to_seq']}, {counted(answer['entry_count'], 'entry', 'entries')}"
+    if answer["is_new"]:
+        came_to = f"snapshot {answer['id']} of tenant {answer['tenant_id']} signs {signed}"
+    else:
+        newest = f"newest is snapshot {answer['id']}, which signs {signed}"
+        came_to = f"tenant {answer['tenant_id']}: nothing new to sign; {newest}"
+    tell(answer, came_to, f"Merkle root {answer['merkle_root']}, HLC {answer['snapshot_hlc']}", as_json=as_json)

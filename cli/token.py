@@ -1,0 +1,113 @@
+"""``tally token``: who may call, and what he may do for which tenants."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from app.runtime.answers.node import NewTokenAnswer, TokenAnswer, TokenList
+from app.runtime.rights import Right
+from app.runtime.settings.config import load_settings
+from app.runtime.state.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, FirstToken
+from app.trust.access import tokens
+from cli.client import LedgerClient
+from cli.options import Url
+from ledger import names
+from terminal.options import Json
+from terminal.outcome import err, fail, out, print_json, tell
+
+token = typer.Typer(no_args_is_help=True, help="Tokens: who may call the service, and for what.")
+
+
+@token.command("new")
+def new(
+    name: Annotated[str, typer.Argument(help="Who holds it; stands in what is written with it as actor.")],
+    url: Url,
+    right: Annotated[
+        list[str] | None, typer.Option("--right", "-r", help=f"What it allows: {', '.join(Right)}; again for each.")
+    ] = None,
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option("--tenant", "-t", help="For which: a tenant, the beginning of some and *, or *; again for each."),
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", help="How long it counts, such as 30d.", show_default="for ever")
+    ] = None,
+    first: Annotated[
+        bool, typer.Option("--first", help="The first one, with all rights, made beside the data, without the service.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Issue a token and print it, alone. Nobody can have it again.
+
+    \b
+    Examples:
+      tally token new root --first > ~/.tally-token
+      tally token new ci --right write --right read --tenant 'team-*' --expires 90d
+      tally token new auditor -r audit -t '*'
+    """
+    if re.fullmatch(names.PRINCIPAL, name) is None:
+        raise fail(f"{name!r} is no name: 1 to 128 letters, digits and . _ @ -, the first of them a letter or a digit")
+    if first:
+        if right or tenant or expires:
+            raise fail("--first makes a token with all rights for all tenants; leave --right, --tenant and --expires")
+        made = _first(name)
+        print_json({"name": name, "token": made}) if as_json else out.print(made, markup=False, soft_wrap=True)
+        return
+    if not right or not tenant:
+        raise fail("say what it allows and for which tenants: --right R --tenant PATTERN, each as often as needed")
+    body: dict[str, Any] = {"name": name, "rights": right, "tenants": tenant}
+    if expires is not None:
+        body["expires_in"] = expires
+    with LedgerClient(url) as client:
+        answer = client.post("/v1/tokens", body, NewTokenAnswer)
+    print_json(answer) if as_json else out.print(answer["token"], markup=False, soft_wrap=True)
+
+
+def _first(name: str) -> str:
+    """The text of the first token, which is now kept beside the data as its digest."""
+    folder: Path = load_settings().data_dir
+    if FIRST_TOKEN.load(folder) is not None or KEPT_TOKENS.load(folder).counting:
+        raise fail(f"there is a token already (beside {folder}): whoever holds it runs tally token new without --first")
+    made = tokens.make()
+    folder.mkdir(parents=True, exist_ok=True)
+    FIRST_TOKEN.store(folder, FirstToken(name, made.digest.hex()))
+    err.print(f"it counts for the service whose data is in {folder.resolve()}", markup=False, soft_wrap=True)
+    return made.text
+
+
+@token.command("list")
+def list_tokens(url: Url, as_json: Json = False) -> None:
+    """List the tokens for tenants that the caller administers, newest first.
+
+    \b
+    Examples:
+      tally token list
+    """
+    with LedgerClient(url) as client:
+        answer = client.get("/v1/tokens", TokenList)
+    tell(answer, *(map(_told, answer["items"]) if answer["items"] else ("no token was issued",)), as_json=as_json)
+
+
+@token.command("revoke")
+def revoke(
+    token_id: Annotated[str, typer.Argument(help="As tally token list has it.")], url: Url, as_json: Json = False
+) -> None:
+    """Let a token count no more.
+
+    \b
+    Examples:
+      tally token revoke 0fd1c3a2b4e59687
+    """
+    with LedgerClient(url) as client:
+        answer = client.delete(f"/v1/tokens/{token_id}", TokenAnswer)
+    tell(answer, f"{_told(answer)}; it counts no more", as_json=as_json)
+
+
+def _told(answer: TokenAnswer) -> str:
+    ends = "revoked" if answer["revoked"] else f"to {answer['expires_at']}" if answer["expires_at"] else "for ever"
+    rights, tenants = ", ".join(answer["rights"]), ", ".join(answer["tenants"])
+    return f"{answer['token_id']} {answer['name']}: {rights} for {tenants}, {ends}"

@@ -1,0 +1,312 @@
+"""``tally verify``: ask the service to verify a chain, or do it here with rows straight from PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from app.runtime.answers.chain import AcknowledgeAnswer, ConsistencyProofAnswer, VerdictAnswer
+from cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError
+from cli.options import CheckpointFile, Keys, Tenant, TsaCa, Url, WitnessKeys
+from cli.verify_against import Request, kept_anchors, served_anchors
+from ledger.errors import ProofError, SignatureError, UnknownKeyError
+from ledger.exit_code import ExitCode, exit_code_of_verdict
+from ledger.merkle import EMPTY_ROOT, verify_consistency
+from ledger.secret_text import secret_text
+from ledger.verification import Anchor, TreeHead
+from ledger.verification.comparison import rollback, with_break, with_checkpoint
+from ledger.verification.verdict import ASPECTS
+from signing.anchors import RFC_3161, WITNESS, Outsiders, as_of
+from signing.checkpoint import Checkpoint, open_checkpoint, read_kept
+from signing.keys import Keyring
+from signing.looks import Look, remembering
+from signing.memory import MEMORY, memory_of
+from terminal.counted import counted
+from terminal.incomplete import print_why_incomplete
+from terminal.options import Json, NoState, State
+from terminal.outcome import CommandExit, err, out, print_json
+from terminal.verifying import print_findings, print_verdicts
+
+FILE = "file"
+"""What ``compared_with`` calls a checkpoint given with ``--checkpoint``."""
+
+
+def verify(
+    tenant: Tenant,
+    url: Url,
+    dsn: Annotated[
+        str | None,
+        typer.Option("--dsn", help="Read straight from this PostgreSQL and trust no service.", metavar="DSN"),
+    ] = None,
+    keys: Keys = None,
+    checkpoint: CheckpointFile = None,
+    witness_key: WitnessKeys = None,
+    tsa_ca: TsaCa = None,
+    from_seq: Annotated[int | None, typer.Option("--from-seq", min=1, help="First entry.")] = None,
+    to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None,
+    acknowledge: Annotated[
+        str | None,
+        typer.Option("--acknowledge", help="Record that somebody has seen what the node found.", metavar="REASON"),
+    ] = None,
+    state: State = None,
+    no_state: NoState = False,
+    as_json: Json = False,
+) -> None:
+    """Verify a tenant's chain: links, payloads, head, snapshots, signatures, tree, job states, checkpoints.
+
+    Exit codes: 0 whole; 2 tampered; 3 nothing wrong found but not everything
+    checked, such as an end that no snapshot signs yet; 4 a key is unknown,
+    expired or revoked; 1 could not run. A row beside the chain that the node
+    found damaged, as of the table of keys, is named and is 2 until it is
+    mended; --dsn does not know of it.
+
+    With --dsn everything is computed here from the rows, and signatures are
+    good by --keys only. Without it the service verifies; --keys then
+    serves to check the signature of --checkpoint.
+
+    The newest checkpoint that was verified of each log is remembered in your
+    state folder and compared with ever after: a ledger that was cut or
+    rewritten since you looked is a rollback. The first look says that it is
+    the first. With --dsn that takes --keys.
+
+    With --witness-key and --tsa-ca, what those outsiders said of the log is
+    judged here, and what holds is held against the log.
+
+    With --acknowledge the breaks of this tenant that the node has found, now
+    or earlier, are recorded in _system with your reason. /readyz and the
+    alert report each until it is mended too: until a whole verification at
+    that node finds the chain valid.
+
+    \b
+    Examples:
+      tally verify --tenant acme
+      tally verify -t acme --acknowledge "row 17 edited by mistake, ticket 42"
+      tally verify -t acme --checkpoint /mnt/elsewhere/acme.checkpoint --keys trusted-keys.json
+      tally verify -t acme --tsa-ca authority-ca.pem --witness-key "$(cat w1.vkey)"
+      tally verify -t acme --dsn postgresql://reader@db/tallystick --keys trusted-keys.json --json
+    """
+    if acknowledge is not None and dsn is not None:
+        raise typer.BadParameter("it asks the node that found the breaks: leave out --dsn", param_hint="--acknowledge")
+    keyring = Keyring.load(keys) if keys is not None else None
+    request = Request(
+        tenant,
+        from_seq,
+        to_seq,
+        keyring=keyring,
+        kept=read_kept(checkpoint) if checkpoint is not None else None,
+        outsiders=Outsiders.load(witness_key or [], tsa_ca),
+        memory=memory_of(state, is_off=no_state or (dsn is not None and keyring is None)),
+    )
+    verdict = _verify_by_rows(dsn, request) if dsn is not None else verify_by_service(url, request)
+    with remembering(request.memory, [verdict.get("memory")]):
+        if as_json:
+            print_json(verdict)
+        else:
+            _print(verdict)
+        if acknowledge is not None:
+            _acknowledge(url, tenant, acknowledge)
+    code = exit_code_of_verdict(verdict)
+    if code is ExitCode.INCOMPLETE:
+        print_why_incomplete([verdict], is_any_key=dsn is None or keyring is not None)
+    raise CommandExit(code)
+
+
+def _acknowledge(url: str, tenant: str, reason: str) -> None:
+    """Have the node record that somebody has seen what it found."""
+    with LedgerClient(url) as client:
+        body = {"tenant_id": tenant, "reason": reason}
+        try:
+            answer = client.post("/v1/chain/acknowledge", body, AcknowledgeAnswer, repeatable=True)
+        except RequestRefusedError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            err.print(str(error), markup=False)
+            return
+    for each in answer["acknowledged"]:
+        err.print(f"acknowledged: {each['kind']} at seq {each['seq']}", markup=False)
+
+
+# --- through the service ------------------------------------------------------------------------------
+
+
+def verify_by_service(url: str, request: Request) -> dict[str, Any]:
+    """The verdict object of the service on what ``request`` names, and what was compared with it here."""
+    tenant, memory = request.tenant, request.memory
+    with LedgerClient(url) as client:
+        log = _Log(client, tenant)
+        # 1. The log's checkpoint as it is now: before the verdict, which so covers all of it.
+        present, is_any = log.checkpoint()
+        # 2. The verdict of the service.
+        verdict: dict[str, Any] = client.get(
+            "/v1/chain/verify", VerdictAnswer, tenant_id=tenant, from_seq=request.from_seq, to_seq=request.to_seq
+        )
+        if missing := [aspect for aspect in ASPECTS if aspect not in verdict["verdicts"]]:
+            raise NotTheLedgerError(f"the verdict of {url} says nothing of {', '.join(missing)}")
+        is_compared = request.kept is not None or request.outsiders.are_any
+        if not is_compared and memory is None:
+            return verdict
+        ring = request.keyring if request.keyring is not None else Keyring.from_json(client.get("/v1/keys"))
+        # 3. What the caller brought.
+        if is_compared and present is None and is_any:
+            verdict = with_checkpoint(verdict, "unknown_key", FILE)
+        elif is_compared:
+            if present is None:
+                raise SignatureError(f"there is no checkpoint of tenant {tenant} to compare with what is given")
+            verdict = _compared(log, request, verdict, present, ring)
+        # 4. What was verified before.
+        if memory is None:
+            return verdict
+        return _looked(log, Look.at(memory, tenant, present, ring, datetime.now(UTC)), verdict, is_any=is_any)
+
+
+def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str, ring: Keyring) -> dict[str, Any]:
+    """``verdict`` with what the caller brought compared with the log, whose checkpoint is ``present``."""
+    kept, outsiders = request.kept, request.outsiders
+    try:
+        now = open_checkpoint(present, ring)
+        then = open_checkpoint(kept, ring, origin=now.origin) if kept is not None else None
+    except UnknownKeyError as error:
+        err.print(f"the checkpoint proves nothing: {error}", markup=False)
+        return with_checkpoint(verdict, "unknown_key", FILE)
+    # What outsiders said: of this log, and under the kept checkpoint.
+    anchors = served_anchors(
+        log.client,
+        log.tenant,
+        outsiders,
+        lambda note, time: open_checkpoint(note, as_of(ring, time), origin=now.origin),
+    )
+    anchors += kept_anchors(kept, outsiders.witnesses) if kept is not None else []
+    verdict = _with_anchors(log, verdict, anchors, now, outsiders)
+    # The kept checkpoint itself.
+    return verdict if then is None else log.compared(verdict, then, now, FILE)
+
+
+def _looked(log: _Log, look: Look, verdict: dict[str, Any], *, is_any: bool) -> dict[str, Any]:
+    """``verdict`` with what was verified before compared with the log as it is now, and told if it is to be remembered.
+
+    ``is_any`` says whether the log has a checkpoint, whoever signed it.
+    """
+    if look.before and look.now is None and is_any:
+        return look.with_verdict(with_checkpoint(verdict, "unknown_key", MEMORY))
+    for seen in look.before:
+        now = look.now.checkpoint if look.now is not None else seen.checkpoint._replace(size=0, root=EMPTY_ROOT)
+        verdict = log.compared(verdict, seen.checkpoint, now, MEMORY)
+    return look.with_verdict(verdict)
+
+
+def _with_anchors(
+    log: _Log, verdict: dict[str, Any], anchors: list[Anchor], now: Checkpoint, outsiders: Outsiders
+) -> dict[str, Any]:
+    """``verdict`` with the outsiders judged here in place of what the service says of such."""
+    judged_here = {kind for kind, given in ((WITNESS, outsiders.witnesses), (RFC_3161, outsiders.roots)) if given}
+    found = [each for each in verdict["anchors"] if each["kind"] not in judged_here]
+    for anchor in anchors:
+        status, detail = anchor.status, anchor.detail
+        if status == "ok" and (found_break := log.rollback(Checkpoint(now.origin, anchor.size, anchor.root), now)):
+            verdict = with_break(verdict, found_break)
+            status, detail = "broken", found_break["detail"]
+        found.append(anchor.found(status, detail)._asdict())
+    return {**verdict, "anchors": found}
+
+
+class _Log(NamedTuple):
+    """A tenant's log, as a service has it."""
+
+    client: LedgerClient
+    tenant: str
+
+    def checkpoint(self) -> tuple[str | None, bool]:
+        """Its checkpoint as it is now, None when no key that counts signed one; and whether there is any."""
+        try:
+            return self.client.get_text(f"/v1/log/{self.tenant}/checkpoint"), True
+        except RequestRefusedError as error:
+            if error.kind == "key-conflict":
+                err.print(f"the checkpoint proves nothing: {error}", markup=False)
+                return None, True
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            return None, False
+
+    def compared(self, verdict: dict[str, Any], then: Checkpoint, now: Checkpoint, source: str) -> dict[str, Any]:
+        """``verdict`` with the checkpoint ``then`` that ``source`` holds compared with the log at ``now``."""
+        found = self.rollback(then, now)
+        return with_checkpoint(verdict, "ok" if found is None else "broken", source, found)
+
+    def rollback(self, then: Checkpoint, now: Checkpoint) -> dict[str, Any] | None:
+        """The break that the log at ``now`` is not the log at ``then`` with entries added at the end, None if it is."""
+        try:
+            if then.size > now.size:
+                raise ProofError(f"the checkpoint holds {then.size} entries, and the log has {now.size}")
+            if then.size == now.size and then.root != now.root:
+                raise ProofError(f"the first {then.size} entries are not those of the checkpoint")
+            if 0 < then.size < now.size:
+                verify_consistency(then.size, now.size, then.root, now.root, self._consistency(then.size, now.size))
+        except ProofError as error:
+            return rollback(then.size, str(error), then.root.hex(), now.root.hex() if now.size == then.size else None)
+        return None
+
+    def _consistency(self, first: int, second: int) -> list[bytes]:
+        """The proof of the service that its log of ``second`` entries extends the one of ``first``."""
+        try:
+            proof = self.client.get(
+                "/v1/chain/proof/consistency", ConsistencyProofAnswer, tenant_id=self.tenant, first=first, second=second
+            )
+        except RequestRefusedError as error:
+            if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            raise ProofError(f"the log cannot prove that it extends the checkpoint: {error}") from error
+        return [bytes.fromhex(text) for text in proof["hashes"]]
+
+
+# --- straight from PostgreSQL -------------------------------------------------------------------------
+
+
+def _verify_by_rows(dsn: str, request: Request) -> dict[str, Any]:
+    # Imported here: it loads the database driver, which the other way of verifying does without.
+    from cli.verify_database import kept_head, verify_database
+
+    heads: list[TreeHead] = []
+    anchors: list[Anchor] = []
+    is_key_unknown = False
+    if request.kept is not None:
+        try:
+            heads.append(kept_head(request.kept, request.tenant, request.keyring, FILE))
+            anchors = kept_anchors(request.kept, request.outsiders.witnesses)
+        except UnknownKeyError as error:
+            err.print(f"the checkpoint proves nothing: {error}", markup=False)
+            is_key_unknown = True
+    verdict = asyncio.run(verify_database(secret_text(dsn, "--dsn"), request, heads, anchors))
+    return with_checkpoint(verdict, "unknown_key", FILE) if is_key_unknown else verdict
+
+
+# --- what was found -------------------------------------------------------------------------------------
+
+
+def _print(verdict: dict[str, Any]) -> None:
+    state = "[bold green]valid[/]" if verdict["valid"] else "[bold red]NOT VALID[/]"
+    if exit_code_of_verdict(verdict) is ExitCode.INCOMPLETE:
+        state = "[bold yellow]incomplete[/], nothing wrong found"
+    not_mended = verdict.get("not_mended", [])
+    if not_mended:
+        state = "[bold red]the chain is valid, rows beside it are damaged[/]"
+    out.print(
+        f"tenant {verdict['tenant_id']}: {state}, {counted(verdict['entries_checked'], 'entry', 'entries')} "
+        f"(seq {verdict['from_seq']} to {verdict['to_seq']}) in {verdict['duration_ms']:.0f} ms"
+    )
+    print_verdicts(verdict["verdicts"])
+    head = verdict["head"]
+    if head["seq"]:
+        out.print(f"head: seq {head['seq']}, link {head['chain_link']}, HLC {head['hlc']}", markup=False)
+    unsigned = counted(verdict["unsigned_entries"], "entry", "entries")
+    out.print(f"signed to seq {verdict['signed_to_seq']}, {unsigned} after it unsigned")
+    if verdict["compared_with"] is None:
+        out.print("compared with no checkpoint, so a tail cut without trace would not be seen; see --checkpoint")
+    else:
+        out.print(f"compared with the checkpoint kept by: {verdict['compared_with']}", markup=False)
+    print_findings(verdict, verdict.get("memory"))
+    for each in not_mended:
+        out.print(f"not mended: {each['kind']} at seq {each['seq']}: {each['detail']}", markup=False)

@@ -1,0 +1,188 @@
+"""``tally verify-bundle``: verify bundles offline, from the files and the keys alone. Loads no database package."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.markup import escape
+
+from app.share.bundle import report
+from app.share.bundle.counting import counts_of
+from app.share.bundle.report import Against, VerifiedFile
+from app.share.bundle.report_page import SignedWith, to_html
+from app.share.bundle.verify import verify_file
+from cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
+from cli.trusted import Trusted
+from ledger.errors import InvalidInputError, NotABundleError
+from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
+from signing import key_file, report_statement
+from signing.bundle.reader import BundleReader
+from signing.files import whole_file
+from signing.key_file import FileSigner
+from signing.looks import remember_told
+from signing.memory import Memory
+from terminal.counted import counted
+from terminal.options import Json, NoState, State
+from terminal.outcome import CommandExit, out, print_json, readable
+from terminal.verifying import print_findings, print_verdicts
+
+_CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow", 4: "bold magenta"}
+
+
+REPORT_SUFFIXES = (".html", ".md", ".json")
+"""Names of reports; what they end in says what is written."""
+
+
+def verify_bundle(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles to verify, each by itself.")],
+    keys: Keys = None,
+    checkpoint: CheckpointFile = None,
+    report_to: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="OUT",
+            help="Write a report to file: a page to print, OUT.html, Markdown, OUT.md, or JSON, OUT.json.",
+        ),
+    ] = None,
+    sign_with: Annotated[
+        str | None,
+        typer.Option("--sign-with", metavar="KEY", help="Key file to sign the report with, in OUT.dsse.json."),
+    ] = None,
+    witness_key: WitnessKeys = None,
+    tsa_ca: TsaCa = None,
+    state: State = None,
+    no_state: NoState = False,
+    as_json: Json = False,
+) -> None:
+    """Verify bundles offline: container, manifest, links, payloads, snapshots, signatures, tree, checkpoints.
+
+    Keys inside a bundle are never used: give those you trust with --keys. A
+    checkpoint that you kept, from anywhere, shows with --checkpoint whether
+    the log was cut before the export. With --keys, the newest checkpoint that
+    was verified of each log is remembered in your state folder, and every
+    later bundle of that log must agree with it; an older one is no rollback.
+
+    With --witness-key and --tsa-ca, what those outsiders said of the log, and
+    the bundle carries, is judged, and what holds is held against the log.
+
+    Exit codes: 0 whole and signed; 2 tampered or corrupt; 3 nothing wrong
+    found but not everything checked, such as a range that begins later, an
+    unsigned end or no keys; 4 a key is unknown, expired or revoked; 1 could
+    not read a file, or it is no bundle. The gravest of all files counts.
+
+    \b
+    Examples:
+      tally verify-bundle acme.bundle.tar --keys trusted-keys.json
+      tally verify-bundle 2024/*.tar --keys keys/ --checkpoint acme.checkpoint --report acme-report.md
+      tally verify-bundle acme.bundle.tar --keys keys.json --report acme.html --sign-with auditor.pem
+    """
+    if report_to is not None and report_to.suffix not in REPORT_SUFFIXES:
+        raise InvalidInputError(
+            f"--report {readable(report_to)}: a report is a page, .html, Markdown, .md, or JSON, .json"
+        )
+    if sign_with is not None and report_to is None:
+        raise InvalidInputError("--sign-with signs a report; name it with --report")
+    signer = key_file.load(sign_with) if sign_with is not None else None
+    trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, state=state, no_state=no_state)
+    verified = []
+    for path in files:
+        verified.append(_verify(path, trusted))
+        if report_to is not None:
+            verified[-1] = _with_counts(path, verified[-1])
+        trusted = trusted._replace(memory=_remembered(trusted.memory, verified[-1]))
+    outsiders_from = [text for each in witness_key or () for text in ("--witness-key", each)]
+    outsiders_from += [] if tsa_ca is None else ["--tsa-ca", readable(tsa_ca)]
+    against = Against(_name(keys), trusted.keyring, _name(checkpoint), trusted.kept, outsiders_from)
+    now, tool = datetime.now(UTC), f"tallystick {version('tallystick')}"
+    document = report.to_json(verified, against, now, tool)
+    if report_to is not None:
+        _store(report_to, _written(report_to, verified, against, now, tool, signer), document, signer)
+    if as_json:
+        print_json(document)
+    else:
+        for file in verified:
+            _print(file)
+    raise CommandExit(gravest(ExitCode(file.exit_code) for file in verified))
+
+
+def _verify(path: Path, trusted: Trusted) -> VerifiedFile:
+    try:
+        outcome = asyncio.run(verify_file(path, *trusted))
+    except NotABundleError as error:
+        return VerifiedFile(readable(path), ExitCode.COULD_NOT_RUN, error=str(error))
+    except OSError as error:
+        return VerifiedFile(readable(path), ExitCode.COULD_NOT_RUN, error=error.strerror or readable(error))
+    return VerifiedFile(readable(path), exit_code_of_bundle(outcome.verdict), outcome)
+
+
+def _with_counts(path: Path, file: VerifiedFile) -> VerifiedFile:
+    """``file`` with what its entries add up to, if they hold."""
+    if file.outcome is None or "broken" in file.outcome.verdict["verdicts"].values():
+        return file
+    with BundleReader.open(path) as reader:
+        return replace(file, counts=counts_of(reader))
+
+
+def _remembered(memory: Memory | None, file: VerifiedFile) -> Memory | None:
+    """The memory that the next file is compared with: what was verified of this one is in it."""
+    if memory is None or file.outcome is None:
+        return memory
+    remember_told(memory, [file.outcome.memory])
+    return Memory.open(memory.folder)
+
+
+def _name(path: Path | None) -> str | None:
+    return None if path is None else readable(path)
+
+
+def _written(
+    path: Path, files: list[VerifiedFile], against: Against, now: datetime, tool: str, signer: FileSigner | None
+) -> bytes:
+    """The report of the kind that its name asks for."""
+    if path.suffix == ".json":
+        document = report.to_json(files, against, now, tool)
+        return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    if path.suffix == ".md":
+        return report.to_markdown(files, against, now, tool).encode()
+    name = readable(Path(path.name))
+    key = None if signer is None else SignedWith(signer.key_id, signer.algorithm, name)
+    return to_html(files, against, now, tool, key).encode()
+
+
+def _store(path: Path, content: bytes, document: dict[str, Any], signer: FileSigner | None) -> None:
+    """Write the report, and the signature that covers it."""
+    with whole_file(path) as file:
+        file.write(content)
+    if signer is not None:
+        about = report_statement.findings_of(document)
+        signature = report_statement.seal(readable(Path(path.name)), content, about, signer)
+        with whole_file(path.with_name(path.name + report_statement.SUFFIX)) as file:
+            file.write(signature)
+
+
+def _print(file: VerifiedFile) -> None:
+    summary = f"[{_CODE_COLOURS[file.exit_code]}]{report.OUTCOMES[file.exit_code]}[/]"
+    out.print(f"{escape(file.name)}: {summary}")
+    outcome = file.outcome
+    if outcome is None:
+        out.print(f"  {file.error}", markup=False)
+        return
+    verdict, manifest = outcome.verdict, outcome.manifest
+    out.print(f"SHA-256 {outcome.digest}")
+    if manifest is not None:
+        out.print(
+            f"tenant {manifest.tenant_id} of log {manifest.origin}: "
+            f"{counted(manifest.entry_count, 'entry', 'entries')} (seq {manifest.from_seq} to {manifest.to_seq}), "
+            f"signed to seq {verdict['signed_to_seq']}",
+            markup=False,
+        )
+    print_verdicts(verdict["verdicts"])
+    print_findings(verdict, outcome.memory, outcome.not_checked)

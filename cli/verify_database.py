@@ -1,0 +1,120 @@
+"""Verification of a chain straight from PostgreSQL, in this process: no service is asked or trusted.
+
+Signatures count only when made by keys the caller brought. Without any, those that the chain of ``_system`` names serve
+to tell a signature by a key that nobody admitted; they make none good.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from app.read.anchors import newest_anchors
+from app.read.checking import verified
+from app.runtime.database_faults import DATABASE_FAULTS
+from app.store import keys as key_store
+from app.store import sessions
+from app.store.chain_reader import PostgresChainReader, consistent_reader
+from cli.verify_against import Request
+from ledger.errors import DatabaseUnavailableError, SignatureError, TenantNotFoundError
+from ledger.verification import Anchor, TreeHead, Verdict, verify
+from signing import checkpoint as tree_checkpoint
+from signing.anchors import as_of
+from signing.key_history import named_keys, without_trust
+from signing.keys import Keyring
+from signing.looks import Look
+from signing.snapshot import open_snapshot
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+async def verify_database(dsn: str, request: Request, heads: list[TreeHead], anchors: list[Anchor]) -> dict[str, Any]:
+    """The verdict object on what ``request`` names, in the database that ``dsn`` names.
+
+    ``heads`` are kept tree heads to compare with. Without a keyring nobody vouches for them, so a comparison
+    that finds nothing wrong counts as ``not_checked``. ``anchors`` are judged already; what the outsiders said and the
+    database holds is added to them, if the keyring vouches for the checkpoints.
+
+    Raises:
+        TenantNotFoundError: there is no such tenant.
+        DatabaseUnavailableError: the database cannot be reached or read.
+    """
+    began_s = time.perf_counter()
+    try:
+        found, look = await _verify(dsn, request, heads, anchors)
+    except DATABASE_FAULTS as error:
+        text = str(error) or type(error).__name__
+        raise DatabaseUnavailableError(f"the ledger cannot be read from PostgreSQL: {text}") from error
+    verdict = found.to_json((time.perf_counter() - began_s) * 1000)
+    if request.keyring is None:
+        without_trust(verdict["verdicts"])
+        if verdict["verdicts"]["checkpoint"] == "ok":
+            verdict["verdicts"]["checkpoint"] = "not_checked"
+    return verdict if look is None else look.with_verdict(verdict)
+
+
+def kept_head(text: str, tenant: str, keyring: Keyring | None, source: str) -> TreeHead:
+    """The tree head in a kept checkpoint; without keys what it says, which nobody vouches for.
+
+    Raises:
+        UnknownKeyError: none of the keys signed it.
+        SignatureError: malformed, not signed by the key it names, or of another tenant's log.
+    """
+    kept = _open_note(tenant, keyring, text)
+    return TreeHead(kept.size, kept.root, source)
+
+
+def _open_note(tenant: str, keyring: Keyring | None, text: str) -> tree_checkpoint.Checkpoint:
+    found = tree_checkpoint.read(text) if keyring is None else tree_checkpoint.open_checkpoint(text, keyring)
+    if not found.origin.endswith(f"/{tenant}"):
+        raise SignatureError(f"the checkpoint is of log {found.origin!r}, not of tenant {tenant}")
+    return found
+
+
+async def _look(reader: PostgresChainReader, request: Request) -> Look | None:
+    """What was verified of this ledger before. A range is no look at it, and without keys nobody vouches for one."""
+    if request.memory is None or request.keyring is None or (request.from_seq, request.to_seq) != (None, None):
+        return None
+    return Look.at(request.memory, request.tenant, await reader.checkpoint(), request.keyring, datetime.now(UTC))
+
+
+async def _verify(
+    dsn: str, request: Request, heads: list[TreeHead], anchors: list[Anchor]
+) -> tuple[Verdict, Look | None]:
+    tenant, keyring, outsiders = request.tenant, request.keyring, request.outsiders
+    connection = await sessions.connect_alone(dsn, timeout_s=CONNECT_TIMEOUT_S)
+    try:
+        async with consistent_reader(connection, tenant) as reader:
+            look = await _look(reader, request)
+            is_seen = look is not None and bool(look.before)
+            if not is_seen and await reader.head() is None and await reader.last_entry() is None:
+                raise TenantNotFoundError(f"there is no tenant {tenant}")
+            if keyring is not None and outsiders.are_any:
+                trusted = keyring
+                judge = await newest_anchors(
+                    connection,
+                    tenant,
+                    lambda text, time: _open_note(tenant, as_of(trusted, time), text),
+                    outsiders.witnesses,
+                    lambda _authority: outsiders.roots,
+                )
+                anchors = anchors + judge()
+            if look is not None:
+                heads = [*heads, *look.heads]
+            ring = keyring if keyring is not None else named_keys(await key_store.list_entries(connection))
+            verify_rows = partial(
+                verify,
+                reader,
+                tenant_id=tenant,
+                from_seq=request.from_seq,
+                to_seq=request.to_seq,
+                open_snapshot=partial(open_snapshot, keyring=ring),
+                checkpoints=heads,
+                anchors=anchors,
+            )
+            is_whole = (request.from_seq, request.to_seq) == (None, None)
+            return await (verified(dsn, reader, verify_rows) if is_whole else verify_rows()), look
+    finally:
+        await connection.close()

@@ -1,0 +1,149 @@
+"""``tally verify-proof``: verify receipts offline, from the files and the keys alone. Loads no database package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import orjson
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
+from cli.trusted import Trusted
+from ledger import rfc3339
+from ledger.exit_code import ExitCode, exit_code_of_receipt, gravest
+from signing.file_kinds import HEAD_BYTES, is_like_receipt, looks_like
+from signing.files import open_regular
+from signing.receipt.form import FILE_BYTES_MAX, JOB, Receipt
+from signing.receipt.judging import LIMITS, ReceiptVerdict, judged
+from terminal.counted import counted
+from terminal.options import Json, NoState, State
+from terminal.outcome import CommandExit, out, print_json, readable
+from terminal.verifying import print_findings, print_verdicts
+
+OUTCOMES = {
+    0: "[bold green]PROVED[/]: it holds, and a key that you trust signed it",
+    1: "[bold red]COULD NOT BE READ[/]",
+    2: "[bold red]TAMPERED WITH OR CORRUPT[/]: do not rely on it",
+    3: "[bold yellow]INCOMPLETE[/]: nothing wrong was found, not everything could be checked",
+    4: "[bold magenta]KEY UNKNOWN[/]: a key that signed is not held, or was revoked",
+}
+"""What an exit code means, for the first line about a file."""
+ENTRIES_SHOWN_MAX = 50
+"""Entries that are listed; of more it says how many there are."""
+
+
+class Verified(NamedTuple):
+    """One file and what came of it; ``error`` instead of ``outcome`` when it could not be read."""
+
+    name: str
+    exit_code: ExitCode
+    outcome: ReceiptVerdict | None = None
+    error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict object with the file's name."""
+        about = {"file": self.name, "exit_code": self.exit_code}
+        return {**about, "error": self.error} if self.outcome is None else {**self.outcome.to_json(), **about}
+
+
+def verify_proof(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Receipts to verify, each by itself.")],
+    keys: Keys = None,
+    checkpoint: CheckpointFile = None,
+    witness_key: WitnessKeys = None,
+    tsa_ca: TsaCa = None,
+    state: State = None,
+    no_state: NoState = False,
+    as_json: Json = False,
+) -> None:
+    """Verify receipts offline: that each entry stands, as it is shown, in the log that signed the checkpoint.
+
+    Keys inside a receipt are never used: give those you trust with --keys. A
+    checkpoint that you kept is compared as far as the receipt says what the
+    log was at that size; tally prove --checkpoint makes one that does. What is
+    remembered of a log is compared in the same way, and nothing is added.
+
+    With --witness-key and --tsa-ca, what those outsiders said of the log, and
+    the receipt carries, is judged: it says by when the entries were there.
+
+    Exit codes: 0 proved; 2 tampered or corrupt; 3 nothing wrong found but not
+    everything checked, such as without keys; 4 a key is unknown or revoked;
+    1 could not read a file, or it is no receipt. The gravest of all files counts.
+
+    \b
+    Examples:
+      tally verify-proof job-1.receipt.json --keys trusted-keys.json
+      tally verify-proof *.receipt.json --keys keys/ --checkpoint acme.checkpoint --json
+    """
+    trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, state=state, no_state=no_state)
+    verified = []
+    for path in files:
+        name = readable(path)
+        try:
+            with open_regular(path) as file:
+                data = file.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            verified.append(Verified(name, ExitCode.COULD_NOT_RUN, error=error.strerror or readable(error)))
+            continue
+        if not is_like_receipt(data):
+            error_text = f"it is no receipt; it looks like {looks_like(data[:HEAD_BYTES])}"
+            verified.append(Verified(name, ExitCode.COULD_NOT_RUN, error=error_text))
+            continue
+        outcome = judged(data, *trusted)
+        verified.append(Verified(name, exit_code_of_receipt(outcome.verdict), outcome))
+    if as_json:
+        items = [each.to_json() for each in verified]
+        print_json({**(items[0] if len(items) == 1 else {}), "receipts": items})
+    else:
+        for each in verified:
+            _print(each)
+    raise CommandExit(gravest(each.exit_code for each in verified))
+
+
+def _print(verified: Verified) -> None:
+    out.print(f"{escape(verified.name)}: {OUTCOMES[verified.exit_code]}")
+    outcome = verified.outcome
+    if outcome is None:
+        out.print(f"  {verified.error}", markup=False)
+        return
+    if outcome.receipt is not None and outcome.checkpoint is not None:
+        print_subject(outcome.receipt, outcome.checkpoint.size)
+        _print_entries(outcome.receipt)
+    print_verdicts(outcome.verdict["verdicts"])
+    print_findings(outcome.verdict, outcome.memory, outcome.not_checked)
+    if outcome.verdict["valid"]:
+        for text in LIMITS:
+            out.print(f"never shown by a receipt: {text}", markup=False)
+
+
+def print_subject(receipt: Receipt, size: int) -> None:
+    """What the receipt is about, in two lines."""
+    count = counted(len(receipt.entries), "entry", "entries")
+    what = f"all {count} of job" if receipt.covers == JOB else "one entry of job"
+    out.print(f"{what} {receipt.job_id} of tenant {receipt.tenant_id}", markup=False)
+    out.print(f"in log {receipt.origin}, up to its checkpoint of {size} entries, says {receipt.node_id}", markup=False)
+
+
+def _print_entries(receipt: Receipt) -> None:
+    table = Table("seq", "time (UTC, of the node)", "what")
+    for entry in receipt.entries[:ENTRIES_SHOWN_MAX]:
+        row = entry.row
+        table.add_row(
+            str(row.seq), rfc3339.time_of(row.t_hlc) or row.t_hlc, escape(_type_of(row.payload) or row.action)
+        )
+    out.print(table)
+    more = len(receipt.entries) - ENTRIES_SHOWN_MAX
+    if more > 0:
+        out.print(f"and {counted(more, 'entry', 'entries')} more")
+
+
+def _type_of(payload: str) -> str | None:
+    try:
+        value = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return None
+    found = value.get("type") if isinstance(value, dict) else None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,71 @@
+"""``tally witness``: hand in what a witness cosigned, list what was handed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from app.runtime.answers.chain import CosignatureList, CosignedAnswer
+from cli.client import LedgerClient
+from cli.options import Tenant, Url
+from ledger.errors import UnknownKeyError
+from signing import note as notes
+from signing.cosignature import WitnessKey, cosignatures_of
+from signing.files import open_regular
+from terminal.options import Json
+from terminal.outcome import out, print_json, tell
+
+NOTE_BYTES_MAX = 1 << 20
+
+witness = typer.Typer(no_args_is_help=True, help="Cosignatures of witnesses on a tenant's checkpoints.")
+
+
+@witness.command("add")
+def add(
+    tenant: Tenant,
+    note: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The cosigned checkpoint.")],
+    verifier_key: Annotated[
+        str, typer.Option("--verifier-key", help="The witness's key, name+hash+base64, as it published it.")
+    ],
+    url: Url,
+    as_json: Json = False,
+) -> None:
+    """Hand in a checkpoint that a witness cosigned, once its cosignature is found to hold.
+
+    The service takes cosignatures of those witnesses only that its setting log.witnesses names.
+
+    \b
+    Examples:
+      tally witness add -t acme --verifier-key "$(cat w1.vkey)" cosigned.checkpoint
+    """
+    with open_regular(note) as file:
+        content = file.read(NOTE_BYTES_MAX + 1)
+    key = WitnessKey.parse(verifier_key)
+    if not cosignatures_of(notes.parse(content), [key]):
+        raise UnknownKeyError(f"{note} has no cosignature by {key.name}+{key.key_hash.hex()}; nothing was sent")
+    with LedgerClient(url) as client:
+        answer = client.post_text(f"/v1/log/{tenant}/cosignatures", content, CosignedAnswer)
+    names = ", ".join(WitnessKey.parse(each["witness"]).name for each in answer["added"])
+    tell(answer, f"checkpoint of size {answer['tree_size']} of tenant {tenant} is cosigned by {names}", as_json=as_json)
+
+
+@witness.command("list")
+def list_cosignatures(tenant: Tenant, url: Url, as_json: Json = False) -> None:
+    """List the newest cosignatures on a tenant's checkpoints, and whether each holds.
+
+    \b
+    Examples:
+      tally witness list --tenant acme
+    """
+    with LedgerClient(url) as client:
+        answer = client.get(f"/v1/log/{tenant}/cosignatures", CosignatureList)
+    if as_json:
+        print_json(answer)
+        return
+    table = Table("entries", "time", "holds", "witness")
+    for each in answer["items"]:
+        table.add_row(str(each["tree_size"]), each["time"], each["status"], each["witness"].partition("+")[0])
+    out.print(table)
