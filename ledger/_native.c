@@ -1,9 +1,9 @@
 /*
  * The batch functions of the ledger in C: what each entry costs, and no decision.
  *
- * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.chain, ledger.merkle,
- * ledger.canonical, ledger.chain.form, ledger.chain.record, ledger.verification.entry_check, app.store.growth,
- * app.write.pending.backlog; for the lines of events, app.edge.forms.requests with app.write.pending.event_lines; for COPY, the driver.
+ * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.merkle, ledger.canonical,
+ * ledger.chain.form, ledger.verification.entry_check, app.store.growth, app.write.pending.backlog; for the lines of
+ * events, app.edge.forms.requests with app.write.pending.event_lines; for COPY, the driver.
  * A function here answers what its twin answers, byte for byte, or None, and then the twin is asked: so it may give up
  * on whatever is unusual, and need not name what is wrong.
  *
@@ -20,7 +20,6 @@
 #define HEX_CHARS (2 * HASH_BYTES)
 #define NUMBER_CHARS_MAX 24
 #define LINK_VERSION 2
-#define RECORD_VERSION 1
 
 /* --- libraries that Python has loaded ----------------------------------------------------------------------------- */
 
@@ -87,7 +86,7 @@ static void hash_of(const void *bytes, size_t count, unsigned char *hash)
     sha256_final(hash, &state);
 }
 
-/* --- chain links: ledger.chain.Linker.links ----------------------------------------------------------------------- */
+/* --- chain links: ledger.chain.Linker.link ------------------------------------------------------------------------ */
 
 /* The bytes that a link hashes, written into one piece of memory that grows. */
 typedef struct {
@@ -136,80 +135,14 @@ static int hash_link(Message *message, uint64_t seq, Text hlc, Text job, Text ac
     return 1;
 }
 
-/* An origin as it is hashed: None is empty. */
-static int origin_of(PyObject *value, Text *origin)
-{
-    if (value == Py_None) {
-        *origin = (Text){"", 0};
-        return 1;
-    }
-    return text_of(value, origin);
-}
-
-PyDoc_STRVAR(links_doc,
-    "links(prefix, first_seq, prev_chain_link, t_hlcs, job_ids, actions, payload_digests, origins)\n--\n\n"
-    "As ledger.chain.Linker.links, whose prefix it takes; None where that must be asked.");
-
-static PyObject *links(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
-{
-    enum { HLC, JOB, ACTION, DIGEST, ORIGIN, COLUMNS };
-    Text prefix, prev;
-    long long first_seq;
-    Batch batch;
-    Message message;
-    if (count != 3 + COLUMNS || !bytes_of(args[0], &prefix) || !number_of(args[1], &first_seq) || first_seq < 0
-        || !bytes_of(args[2], &prev) || !take(&batch, args + 3, COLUMNS))
-        Py_RETURN_NONE;
-    PyObject *found = PyList_New(batch.rows);
-    int is_whole = found != NULL && begin_message(&message, prefix);
-    if (!is_whole) {
-        Py_XDECREF(found);
-        release(&batch);
-        return PyErr_NoMemory();
-    }
-    for (Py_ssize_t row = 0; row < batch.rows && is_whole; row++) {
-        Text hlc, job, action, digest, origin;
-        unsigned char link[HASH_BYTES];
-        is_whole = text_of(batch.values[HLC][row], &hlc) && text_of(batch.values[JOB][row], &job)
-            && text_of(batch.values[ACTION][row], &action) && bytes_of(batch.values[DIGEST][row], &digest)
-            && bytes_of(batch.values[ORIGIN][row], &origin)
-            && hash_link(&message, (uint64_t)first_seq + (uint64_t)row, hlc, job, action, prev, digest, origin, link);
-        PyObject *made = is_whole ? PyBytes_FromStringAndSize((char *)link, HASH_BYTES) : NULL;
-        is_whole = made != NULL;
-        if (is_whole) {
-            PyList_SET_ITEM(found, row, made);
-            bytes_of(made, &prev);
-        }
-    }
-    PyMem_RawFree(message.bytes);
-    release(&batch);
-    return answer_of(found, is_whole);
-}
-
 /* --- entries in order: ledger.verification.entry_check ------------------------------------------------------------ */
-
-static char *put_decimal(char *at, long long value)
-{
-    char digits[NUMBER_CHARS_MAX], *first = digits + sizeof digits;
-    unsigned long long left = value < 0 ? 0ULL - (unsigned long long)value : (unsigned long long)value;
-    do
-        *--first = (char)('0' + left % 10);
-    while ((left /= 10) != 0);
-    if (value < 0)
-        *--first = '-';
-    const size_t count = (size_t)(digits + sizeof digits - first);
-    memcpy(at, first, count);
-    return at + count;
-}
 
 /* Whether the HLC is that of the columns beside it. */
 static int spells_hlc(const Entry *entry)
 {
-    char numbers[2 * NUMBER_CHARS_MAX + 2], *at = put_decimal(numbers, entry->physical);
-    *at++ = ':';
-    at = put_decimal(at, entry->logical);
-    *at++ = ':';
-    const Py_ssize_t written = at - numbers;
+    char numbers[2 * NUMBER_CHARS_MAX + 2];
+    const long long parts[] = {entry->physical, entry->logical};
+    const Py_ssize_t written = write_stamp(numbers, parts);
     return entry->hlc.count == written + entry->node.count && memcmp(entry->hlc.bytes, numbers, (size_t)written) == 0
         && memcmp(entry->hlc.bytes + written, entry->node.bytes, (size_t)entry->node.count) == 0;
 }
@@ -241,73 +174,6 @@ static int text_or_null_of(PyObject *value, Text *text)
 static Text bytes_or_none(Text text)
 {
     return text.bytes == NULL ? (Text){"", 0} : text;
-}
-
-PyDoc_STRVAR(links_in_order_doc,
-    "links_in_order(prefix, first_seq, prev_raw, prev_link, columns)\n--\n\n"
-    "The links of rows that are all in order and of version 2, as EntryChecker judges them; None where that must "
-    "be asked. columns are those of ENTRY_COLUMNS.");
-
-static PyObject *links_in_order(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
-{
-    enum { SEQ, T_HLC, PHYSICAL, LOGICAL, NODE, JOB, ACTION, VERSION, PREV, LINK, DIGEST, PAYLOAD, ORIGIN, COLUMNS };
-    Text prefix, prev;
-    long long first_seq;
-    Batch given, batch;
-    Message message;
-    if (count != 5 || !bytes_of(args[0], &prefix) || !number_of(args[1], &first_seq) || first_seq < 0
-        || !bytes_of(args[2], &prev) || !take(&given, args + 4, 1))
-        Py_RETURN_NONE;
-    int is_whole = given.rows == COLUMNS && take(&batch, given.values[0], COLUMNS);
-    release(&given);
-    if (!is_whole)
-        Py_RETURN_NONE;
-    if (batch.rows == 0) {
-        release(&batch);
-        Py_RETURN_NONE;
-    }
-    PyObject *found = PyList_New(batch.rows);
-    if (found == NULL || !begin_message(&message, prefix)) {
-        Py_XDECREF(found);
-        release(&batch);
-        return PyErr_NoMemory();
-    }
-    PyObject *prev_stored = args[3];
-    for (Py_ssize_t row = 0; row < batch.rows && is_whole; row++) {
-        PyObject *const stored_prev = batch.values[PREV][row];
-        Entry entry;
-        Text expected, named;
-        unsigned char digest[HASH_BYTES], link[HASH_BYTES];
-        is_whole = number_of(batch.values[SEQ][row], &entry.seq) && entry.seq == first_seq + row
-            && number_of(batch.values[PHYSICAL][row], &entry.physical)
-            && number_of(batch.values[LOGICAL][row], &entry.logical)
-            && number_of(batch.values[VERSION][row], &entry.version) && entry.version == LINK_VERSION
-            && text_of(batch.values[T_HLC][row], &entry.hlc) && text_of(batch.values[NODE][row], &entry.node)
-            && text_of(batch.values[JOB][row], &entry.job) && text_of(batch.values[ACTION][row], &entry.action)
-            && text_of(batch.values[LINK][row], &entry.link) && text_of(batch.values[DIGEST][row], &entry.digest)
-            && text_of(batch.values[PAYLOAD][row], &entry.payload)
-            && text_or_null_of(batch.values[ORIGIN][row], &entry.origin) && spells_hlc(&entry)
-            && (stored_prev == prev_stored
-                || (text_of(stored_prev, &named) && text_of(prev_stored, &expected) && named.count == expected.count
-                    && memcmp(named.bytes, expected.bytes, (size_t)named.count) == 0));
-        if (is_whole) {
-            hash_of(entry.payload.bytes, (size_t)entry.payload.count, digest);
-            is_whole = spells(entry.digest, digest)
-                && hash_link(&message, (uint64_t)entry.seq, entry.hlc, entry.job, entry.action, prev,
-                             (Text){(char *)digest, HASH_BYTES}, bytes_or_none(entry.origin), link)
-                && spells(entry.link, link) && has_form(&entry);
-        }
-        PyObject *made = is_whole ? PyBytes_FromStringAndSize((char *)link, HASH_BYTES) : NULL;
-        is_whole = made != NULL;
-        if (is_whole) {
-            PyList_SET_ITEM(found, row, made);
-            bytes_of(made, &prev);
-            prev_stored = batch.values[LINK][row];
-        }
-    }
-    PyMem_RawFree(message.bytes);
-    release(&batch);
-    return answer_of(found, is_whole);
 }
 
 /* --- Merkle hashes: ledger.merkle --------------------------------------------------------------------------------- */
@@ -534,11 +400,6 @@ static int is_utf8(Text text)
 }
 
 /* Columns in the binary form of COPY: how many bytes, and the value. */
-static unsigned char *put_text(unsigned char *at, Text text)
-{
-    return put(put_u32(at, (uint32_t)text.count), text.bytes, (size_t)text.count);
-}
-
 static unsigned char *put_integer(unsigned char *at, long long number)
 {
     return put_u64(put_u32(at, 8), (uint64_t)number);
@@ -585,8 +446,9 @@ static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py
             && text_of(PyTuple_GET_ITEM(entry, ENTRY_JOB), &job)
             && text_of(PyTuple_GET_ITEM(entry, ENTRY_ACTION), &action)
             && bytes_of(PyTuple_GET_ITEM(entry, ENTRY_PAYLOAD), &payload) && is_utf8(payload)
-            && origin_of(PyTuple_GET_ITEM(entry, ENTRY_ORIGIN), &origin);
+            && text_or_null_of(PyTuple_GET_ITEM(entry, ENTRY_ORIGIN), &origin);
         if (is_whole) {
+            origin = bytes_or_none(origin);
             hash_of(payload.bytes, (size_t)payload.count, digest);
             const Text digest_raw = {(char *)digest, HASH_BYTES};
             is_whole = payload.count <= INT32_MAX && origin.count <= INT32_MAX
@@ -602,19 +464,19 @@ static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py
         if (at != NULL) {
             *at++ = 0;
             *at++ = COLUMNS;
-            at = put_integer(put_text(at, tenant), seq);
-            at = put_integer(put_integer(put_text(at, hlc), physical), logical);
-            at = put_text(put_text(put_text(at, node), job), action);
+            at = put_integer(put_field(at, tenant), seq);
+            at = put_integer(put_integer(put_field(at, hlc), physical), logical);
+            at = put_field(put_field(put_field(at, node), job), action);
             at = put_u32(at, 2);
             *at++ = 0;
             *at++ = LINK_VERSION;
-            at = prev_link == Py_None ? put_u32(at, UINT32_MAX) : put_text(at, prev_hex);
+            at = prev_link == Py_None ? put_u32(at, UINT32_MAX) : put_field(at, prev_hex);
             prev_link = chain_link;
             text_of(chain_link, &prev_hex);
-            at = put_u32(put_text(at, prev_hex), HEX_CHARS);
+            at = put_u32(put_field(at, prev_hex), HEX_CHARS);
             write_hex((char *)at, digest);
-            at = put_text(at + HEX_CHARS, payload);
-            at = has_origin ? put_text(at, origin) : put_u32(at, UINT32_MAX);
+            at = put_field(at + HEX_CHARS, payload);
+            at = has_origin ? put_field(at, origin) : put_u32(at, UINT32_MAX);
             out.count = (size_t)(at - (unsigned char *)out.bytes);
             number = PyLong_FromLongLong(seq);
             PyObject *values = number == NULL ? NULL : PyTuple_Pack(3, number, t_hlc, chain_link);
@@ -2005,48 +1867,9 @@ static PyObject *are_well_formed(PyObject *Py_UNUSED(module), PyObject *const *a
     Py_RETURN_NONE;
 }
 
-/* --- payloads of WAL records: ledger.chain.record ----------------------------------------------------------------- */
-
-PyDoc_STRVAR(plain_records_doc,
-    "plain_records(tenant_ids, job_ids, payloads)\n--\n\n"
-    "As ledger.chain.record.encode_plain; None where that must be asked.");
-
-static PyObject *plain_records(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
-{
-    enum { TENANT, JOB, PAYLOAD, COLUMNS };
-    Batch batch;
-    if (count != COLUMNS || !take(&batch, args, COLUMNS))
-        Py_RETURN_NONE;
-    PyObject *found = PyList_New(batch.rows);
-    int is_whole = found != NULL;
-    for (Py_ssize_t row = 0; row < batch.rows && is_whole; row++) {
-        Text tenant, job, payload;
-        is_whole = text_of(batch.values[TENANT][row], &tenant) && text_of(batch.values[JOB][row], &job)
-            && bytes_of(batch.values[PAYLOAD][row], &payload) && tenant.count <= UINT8_MAX && job.count <= UINT8_MAX;
-        PyObject *made = is_whole
-            ? PyBytes_FromStringAndSize(NULL, 4 + tenant.count + job.count + payload.count) : NULL;
-        is_whole = made != NULL;
-        if (is_whole) {
-            unsigned char *at = (unsigned char *)PyBytes_AS_STRING(made);
-            *at++ = RECORD_VERSION;
-            *at++ = (unsigned char)tenant.count;
-            at = put(at, tenant.bytes, (size_t)tenant.count);
-            *at++ = (unsigned char)job.count;
-            at = put(at, job.bytes, (size_t)job.count);
-            *at++ = 0; /* without a key */
-            put(at, payload.bytes, (size_t)payload.count);
-            PyList_SET_ITEM(found, row, made);
-        }
-    }
-    release(&batch);
-    return answer_of(found, is_whole);
-}
-
 /* --- the module --------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
-    {"links", (PyCFunction)(void (*)(void))links, METH_FASTCALL, links_doc},
-    {"links_in_order", (PyCFunction)(void (*)(void))links_in_order, METH_FASTCALL, links_in_order_doc},
     {"leaves_of_entries", (PyCFunction)(void (*)(void))leaves_of_entries, METH_FASTCALL, leaves_of_entries_doc},
     {"leaf_hashes", leaf_hashes, METH_O, leaf_hashes_doc},
     {"paired", paired, METH_O, paired_doc},
@@ -2055,7 +1878,6 @@ static PyMethodDef methods[] = {
     {"tallied", tallied, METH_O, tallied_doc},
     {"copy_rows", (PyCFunction)(void (*)(void))copy_rows, METH_FASTCALL, copy_rows_doc},
     {"event_lines", (PyCFunction)(void (*)(void))event_lines, METH_FASTCALL, event_lines_doc},
-    {"plain_records", (PyCFunction)(void (*)(void))plain_records, METH_FASTCALL, plain_records_doc},
     {"entries_in_copy", (PyCFunction)(void (*)(void))entries_in_copy, METH_FASTCALL, entries_in_copy_doc},
     {"rows_in_copy", (PyCFunction)(void (*)(void))rows_in_copy, METH_FASTCALL, rows_in_copy_doc},
     {"entries_in_lines", (PyCFunction)(void (*)(void))entries_in_lines, METH_FASTCALL, entries_in_lines_doc},

@@ -26,8 +26,6 @@ def _function(name: str) -> Callable[..., Any]:
     return getattr(_module, name, lambda *_args: None)
 
 
-links: Callable[..., list[bytes] | None] = _function("links")
-links_in_order: Callable[..., list[bytes] | None] = _function("links_in_order")
 entries_in_copy: Callable[..., Any] = _function("entries_in_copy")
 rows_in_copy: Callable[[bytes, bytes], list[tuple[Any, ...]] | None] = _function("rows_in_copy")
 entries_in_lines: Callable[..., Any] = _function("entries_in_lines")
@@ -38,7 +36,6 @@ paired: Callable[..., list[bytes] | None] = _function("paired")
 are_well_formed: Callable[..., bool | None] = _function("are_well_formed")
 canonical: Callable[[object], bytes | None] = _function("canonical")
 event_lines: Callable[..., Any] = _function("event_lines")
-plain_records: Callable[..., list[bytes] | None] = _function("plain_records")
 new_rows: Callable[..., Any] = _function("new_rows")
 copy_rows: Callable[..., bytes | None] = _function("copy_rows")
 tallied: Callable[[Sequence[object]], dict[str, tuple[int, int]] | None] = _function("tallied")

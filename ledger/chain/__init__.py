@@ -20,9 +20,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any
 
-from ledger import native
 from ledger.errors import InvalidInputError
 
 LINK_VERSION = 2
@@ -130,15 +128,11 @@ class Linker:
         Raises:
             InvalidInputError: a seq is not in 0..2^64 - 1.
         """
-        columns = (t_hlcs, job_ids, actions, payload_digests, origins)
-        links = native.links(self.prefix, first_seq, prev_chain_link, *columns)
-        return self._links(first_seq, prev_chain_link, *columns) if links is None else links
-
-    def _links(self, first_seq: int, prev: bytes, *columns: Sequence[Any]) -> list[bytes]:
-        """The same in Python."""
+        columns = zip(t_hlcs, job_ids, actions, payload_digests, origins, strict=True)
+        prev = prev_chain_link
         return [
             prev := self.link(seq, t_hlc, job_id, action, prev, digest, origin)
-            for seq, (t_hlc, job_id, action, digest, origin) in enumerate(zip(*columns, strict=True), first_seq)
+            for seq, (t_hlc, job_id, action, digest, origin) in enumerate(columns, first_seq)
         ]
 
 

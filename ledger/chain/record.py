@@ -22,7 +22,6 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from ledger import native
 from ledger.errors import InvalidInputError
 
 RECORD_VERSION = 1
@@ -88,10 +87,10 @@ def encode(record: Recorded) -> bytes:
 
 def encode_plain(tenant_ids: Sequence[str], job_ids: Sequence[str], payloads: Sequence[bytes]) -> list[bytes]:
     """``encode`` of events that came without a key."""
-    encoded = native.plain_records(tenant_ids, job_ids, payloads)
-    if encoded is not None:
-        return encoded
-    return [encode(EventRecord(*each)) for each in zip(tenant_ids, job_ids, payloads, strict=True)]
+    return [
+        b"%c%c%b%c%b\x00%b" % (RECORD_VERSION, len(tenant), tenant, len(job), job, payload)
+        for tenant, job, payload in zip(map(str.encode, tenant_ids), map(str.encode, job_ids), payloads, strict=True)
+    ]
 
 
 def decode(data: bytes) -> EventRecord:

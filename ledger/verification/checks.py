@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ledger.verification.commitment_check import judge_commitments
-from ledger.verification.entry_check import EntryColumns, PackedEntries
+from ledger.verification.entry_check import EntryRow, PackedEntries
 from ledger.verification.projection_check import JobsFound, OnBreak, compare_jobs
 from ledger.verification.range_check import RangeChecker
 from ledger.verification.range_summary import RangeSummary, RangeTask
@@ -46,7 +46,7 @@ class InOrder:
     def __init__(self, reader: ChainReader, from_seq: int | None, to_seq: int | None) -> None:
         self._reader = reader
         self._batches = reader.entries(from_seq, to_seq)
-        self._ahead: EntryColumns | PackedEntries | None = None
+        self._ahead: Sequence[EntryRow] | None = None
         """Entries that were read and belong to a range to come."""
         self._number = 0
 
@@ -57,7 +57,7 @@ class InOrder:
         self._number += 1
         breaks: list[Break] = []
         checker = RangeChecker(task, snapshots, Findings(breaks.append))
-        while (ahead := await self._read() if self._ahead is None else self._ahead) is not None:
+        while (ahead := await anext(self._batches, None) if self._ahead is None else self._ahead) is not None:
             self._ahead = self._check(checker, ahead, task.to_seq)
             await asyncio.sleep(0)
             if self._ahead is not None:
@@ -75,24 +75,16 @@ class InOrder:
             reader.commitments(), reader.promised(), await reader.followed_seq(), on_candidate
         )
 
-    def _check(
-        self, checker: RangeChecker, ahead: EntryColumns | PackedEntries, to_seq: int
-    ) -> EntryColumns | PackedEntries | None:
+    def _check(self, checker: RangeChecker, ahead: Sequence[EntryRow], to_seq: int) -> Sequence[EntryRow] | None:
         """Check those entries that are not above ``to_seq``; the others, None where there are none."""
         if isinstance(ahead, PackedEntries):
             passed = checker.check_packed(ahead, to_seq)
             if passed is not None:
                 return ahead.behind(passed.at)
-            ahead = [*zip(*ahead, strict=True)]
-        seqs = ahead[0]
-        count = next((at for at, seq in enumerate(seqs) if seq > to_seq), len(seqs))
+        count = next((at for at, row in enumerate(ahead) if row[0] > to_seq), len(ahead))
         if count:
-            checker.check_columns([column[:count] for column in ahead] if count < len(seqs) else ahead)
-        return [column[count:] for column in ahead] if count < len(seqs) else None
-
-    async def _read(self) -> EntryColumns | PackedEntries | None:
-        rows = await anext(self._batches, None)
-        return rows if rows is None or isinstance(rows, PackedEntries) else [*zip(*rows, strict=True)]
+            checker.check(ahead[:count])
+        return ahead[count:] or None
 
 
 async def finished(checker: RangeChecker, reader: ChainReader) -> RangeSummary:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from ledger.machines.events import VERDICTS, CommitmentAction
-from ledger.verification.entry_check import EntryColumns
+from ledger.verification.entry_check import EntryRow
 
 COMMITMENT_ACTIONS: Final = frozenset((*map(str, VERDICTS), str(CommitmentAction.CAPACITY_SET)))
 """Actions of the entries that are judged."""
@@ -34,16 +35,10 @@ class PromisedRow(NamedTuple):
     subject: Any
 
 
-def of_commitments(columns: EntryColumns) -> list[CommitmentRow]:
+def of_commitments(rows: Sequence[EntryRow]) -> list[CommitmentRow]:
     """Those of these entries that are to be judged."""
-    actions, origins = columns[6], columns[12]
-    try:
-        if COMMITMENT_ACTIONS.isdisjoint(actions):
-            return []
-    except TypeError:
-        pass  # Somebody altered the column's type: it holds what no set may.
     return [
-        CommitmentRow(columns[0][at], columns[5][at], action, columns[11][at])
-        for at, action in enumerate(actions)
-        if type(action) is str and action in COMMITMENT_ACTIONS and origins[at] is None
+        CommitmentRow(row[0], row[5], row[6], row[11])
+        for row in rows
+        if type(row[6]) is str and row[6] in COMMITMENT_ACTIONS and row[12] is None
     ]

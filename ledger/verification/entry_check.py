@@ -9,25 +9,24 @@ A row is compared with what its own columns say, so that one edit shows as one k
     the row, where these hold, is one that a ledger writes or imports    else malformed
 
 What a ledger writes or imports is said by :mod:`ledger.chain.form`.
-A batch that is in order throughout is judged column by column, which is fast; any other row by row, which names
-what is wrong. Both judge alike, which a property test says. Who has columns gives columns, so that no rows are made
-unless something is wrong; who has entries as they came over a wire or from a file gives those, so that not even values
-are made (``PackedEntries``).
+A batch that is in order throughout is judged in C, which is fast; any other row by row, which names what is wrong.
+Both judge alike, which a property test says. Entries that come over a wire or from a file are judged as they came, so
+that no values are made of them unless something is wrong (``PackedEntries``).
 """
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, Protocol, overload
+from typing import Any, Final, NamedTuple, Protocol
 
 from ledger import native
 from ledger.chain import Linker, form, link_v1
-from ledger.errors import InvalidInputError, LedgerError
-from ledger.merkle import HASH_BYTES, leaf_hash
+from ledger.errors import InvalidInputError
+from ledger.merkle import leaf_hash
 from ledger.verification.verdict import Break, Findings
 
 ENTRY_COLUMNS: Final = (
@@ -60,15 +59,14 @@ _KIND_OF_COLUMN: Final = {
 }
 """The kind of break that a value no column may hold is told as, where it is not ``link``."""
 
+_SEQ, _T_HLC, _PREV_CHAIN_LINK, _CHAIN_LINK = map(
+    ENTRY_COLUMNS.index, ("seq", "t_hlc", "prev_chain_link", "chain_link")
+)
+
 EntryRow = Sequence[Any]
 """One row in the order of ``ENTRY_COLUMNS``: a tuple, or a record that unpacks like one."""
 
 _LINK = re.compile(r"[0-9a-f]{64}")
-_SEPARATOR = ":"
-
-
-EntryColumns = Sequence[Sequence[Any]]
-"""The values of each of ``ENTRY_COLUMNS``, as many of one as of the other."""
 
 
 class Passed(NamedTuple):
@@ -127,15 +125,8 @@ class PackedEntries(ABC, Packed, Sequence[tuple[Any, ...]]):
     def _rows(self) -> Sequence[tuple[Any, ...]]:
         return self.unpacked()
 
-    @overload
-    def __getitem__(self, at: int) -> tuple[Any, ...]: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[tuple[Any, ...]]: ...
-    def __getitem__(self, at: int | slice) -> tuple[Any, ...] | Sequence[tuple[Any, ...]]:
+    def __getitem__(self, at: Any) -> Any:
         return self._rows[at]
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        return iter(self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -187,16 +178,12 @@ class EntryChecker:
 
     def check(self, rows: Sequence[EntryRow]) -> list[EntryRun]:
         """Judge the next rows, at least one; returns them without duplicates, parted where entries are missing."""
-        return self._run_when_in_order([*zip(*rows, strict=True)]) or self._check_one_by_one(rows)
-
-    def check_columns(self, columns: EntryColumns) -> list[EntryRun]:
-        """As ``check``, of rows that are given by their columns."""
-        return self._run_when_in_order(columns) or self._check_one_by_one([*zip(*columns, strict=True)])
+        return self._run_when_in_order(rows) or self.check_one_by_one(rows)
 
     def check_packed(self, packed: Packed, stop_seq: int, to_mark: Sequence[int]) -> Passed | None:
         """As ``check``, of packed entries up to ``stop_seq``; None, with nothing changed, where that must be asked."""
-        if self._is_prev_no_link:
-            return None
+        if self.last_link is not None and not self._prev_raw:
+            return None  # The entry before has a link that is none, so that nothing can follow it in order.
         raw, link = (self._prev_raw, self.last_link) if self._is_prev_known else (None, None)
         passed = packed.passed(Known(self._linker.prefix, self.next_seq, raw, link, stop_seq, to_mark))
         if passed is not None and passed.leaves:
@@ -206,58 +193,26 @@ class EntryChecker:
             self.may_be_v1 = False
         return passed
 
-    @property
-    def _is_prev_no_link(self) -> bool:
-        """Whether the entry before is said to have a link that is none, so that nothing can follow it in order."""
-        return self.last_link is not None and not self._prev_raw
-
-    def _run_when_in_order(self, columns: EntryColumns) -> list[EntryRun] | None:
-        if self._is_prev_no_link:
+    def _run_when_in_order(self, given: Sequence[EntryRow]) -> list[EntryRun] | None:
+        """These rows, where C finds that all of them are in order and of version 2."""
+        rows, count = [*map(tuple, given)], len(given)
+        links = [row[_CHAIN_LINK] for row in rows]
+        if (
+            not self._is_prev_known
+            or [row[_SEQ] for row in rows] != [*range(self.next_seq, self.next_seq + count)]
+            or [row[_PREV_CHAIN_LINK] for row in rows] != [self.last_link, *links[:-1]]
+            or native.leaves_of_entries(self._linker.prefix, rows) is None
+        ):
             return None
-        try:
-            known = (self._linker.prefix, self.next_seq, self._prev_raw, self.last_link)
-            links = native.links_in_order(*known, columns) if self._is_prev_known else None
-            if links is None:
-                links = self._links_when_in_order(columns)
-        except (TypeError, ValueError, AttributeError, LedgerError):
-            # A column holds what it never may, such as NULL; which one is said where each row is looked at.
-            links = None
-        if links is None:
-            return None
-        run = EntryRun(self.next_seq, links, columns[1])
-        self.entries_checked += len(links)
-        self.next_seq += len(links)
-        self.last_link, self._prev_raw, self._is_prev_known = columns[9][-1], links[-1], True
+        run = EntryRun(self.next_seq, [*map(bytes.fromhex, links)], [row[_T_HLC] for row in rows])
+        self.entries_checked += count
+        self.next_seq += count
+        self.last_link, self._prev_raw = links[-1], run.links[-1]
         self.may_be_v1 = False
         return [run]
 
-    def _links_when_in_order(self, columns: EntryColumns) -> list[bytes] | None:
-        """The links of these rows, None when anything at all is wrong with them or has version 1."""
-        seqs, hlcs, physical, logical, nodes, jobs, actions, versions, prevs, stored, digests, texts, origins = columns
-        count = len(seqs)
-        # 1. What compares without hashing.
-        if (
-            [*seqs] != [*range(self.next_seq, self.next_seq + count)]
-            or {*map(type, seqs), *map(type, physical), *map(type, logical), *map(type, versions)} != {int}
-            or [*versions] != [2] * count
-            or not self._is_prev_known
-            or [*prevs] != [self.last_link, *stored[:-1]]
-            or [*hlcs] != [f"{p}:{c}:{node}" for p, c, node in zip(physical, logical, nodes, strict=True)]
-        ):
-            return None
-        # 2. Payloads.
-        raw_digests = [sha256(text.encode()).digest() for text in texts]
-        if _spelt(raw_digests) != _SEPARATOR.join(digests):
-            return None
-        # 3. Links. That what is stored follows one another is known from 1.
-        sources = [b"" if origin is None else origin.encode() for origin in origins]
-        links = self._linker.links(self.next_seq, self._prev_raw, hlcs, jobs, actions, raw_digests, sources)
-        if _spelt(links) != _SEPARATOR.join(stored):
-            return None
-        # 4. Whether a ledger writes such entries.
-        return links if form.are_well_formed(hlcs, jobs, actions, texts, origins) else None
-
-    def _check_one_by_one(self, rows: Sequence[EntryRow]) -> list[EntryRun]:
+    def check_one_by_one(self, rows: Sequence[EntryRow]) -> list[EntryRun]:
+        """As ``check``, in Python alone."""
         self.entries_checked += len(rows)
         runs: list[EntryRun] = []
         links: list[bytes] = []
@@ -379,11 +334,6 @@ def report_prev_link(findings: Findings, seq: int, expected: str | None, actual:
     findings.add("prev-link", seq, detail, expected=expected, actual=actual)
 
 
-def _spelt(hashes: list[bytes]) -> str:
-    """``hashes`` in hex, separated, so that texts joined alike are equal only if each is."""
-    return b"".join(hashes).hex(_SEPARATOR, HASH_BYTES)
-
-
 def is_link(text: object) -> bool:
     """Whether it is 64 lowercase hex digits."""
     return isinstance(text, str) and _LINK.fullmatch(text) is not None
@@ -414,7 +364,7 @@ def _leaves_one_by_one(tenant_id: str, rows: Sequence[tuple[Any, ...]]) -> list[
     leaves: list[bytes] = []
     for row in rows:
         findings = Findings()
-        runs = EntryChecker(tenant_id, findings, first_seq=row[0], prev_link=row[8]).check([row])
+        runs = EntryChecker(tenant_id, findings, first_seq=row[0], prev_link=row[8]).check_one_by_one([row])
         if (found := findings.first_break()) is not None:
             return found
         leaves.append(leaf_hash(runs[0].links[0]))

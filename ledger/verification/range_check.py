@@ -18,7 +18,6 @@ from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.verification.commitment_rows import of_commitments
 from ledger.verification.entry_check import (
     EntryChecker,
-    EntryColumns,
     EntryRow,
     EntryRun,
     Packed,
@@ -72,13 +71,9 @@ class RangeChecker:
 
     def check(self, rows: Sequence[EntryRow]) -> None:
         """The next rows, at least one."""
-        self.check_columns([*zip(*rows, strict=True)])
-
-    def check_columns(self, columns: EntryColumns) -> None:
-        """As ``check``, of rows that are given by their columns."""
         if self._entries is None:
             # What the first row names as the one before it is believed here and compared by the fold.
-            first_row = [column[0] for column in columns]
+            first_row = rows[0]
             self._border = Border(first_row[0], first_row[8], has_wrong_type(first_row))
             self._entries = EntryChecker(
                 self.task.tenant_id,
@@ -87,11 +82,11 @@ class RangeChecker:
                 prev_link=first_row[8],
                 may_be_v1=self.task.may_be_v1,
             )
-        self.commitments += len(of_commitments(columns))
-        for run in self._entries.check_columns(columns):
+        self.commitments += len(of_commitments(rows))
+        for run in self._entries.check(rows):
             self._append(run.first_seq, leaf_hashes(run.links))
             self._mark(run)
-        self._last_row = Head(columns[0][-1], columns[9][-1], columns[1][-1])
+        self._last_row = Head(rows[-1][0], rows[-1][9], rows[-1][1])
 
     def check_packed(self, packed: Packed, stop_seq: int = SEQ_MAX) -> Passed | None:
         """As ``check``, of those entries up to ``stop_seq``; None, and none was taken, where that must be asked."""

@@ -36,5 +36,5 @@ class RowsAlone:
     async def commitments(self) -> AsyncIterator[Sequence[Any]]:
         """Those entries whose verdicts are judged, by reading all entries once more."""
         async for rows in self.entries(None, None):
-            if found := of_commitments([*zip(*rows, strict=True)]):
+            if found := of_commitments(rows):
                 yield found

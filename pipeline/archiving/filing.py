@@ -42,7 +42,7 @@ from pipeline.archive.layout import FileName
 from pipeline.archive.manifest import ArchivedFile
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter, WrittenFile
 from pipeline.archiving.postgres import Ledger
-from pipeline.arrow import lists_of
+from pipeline.arrow import ArrowEntries, lists_of
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -111,7 +111,8 @@ def file_entries(ledger: Ledger, store: ArchiveStore, task: FileTask) -> FiledEn
     with tempfile.TemporaryFile() as local, closing(FileWriter(local, ENTRY_FILE_SCHEMA)) as writer:
         for batch in ledger.entries(tenant_id, from_seq, to_seq):
             columns = lists_of(batch)
-            checker.check_columns(columns)
+            if checker.check_packed(ArrowEntries(batch)) is None:
+                checker.check([*zip(*columns, strict=True)])
             if findings.first_break() is None:
                 first = first or {name: column[0] for name, column in zip(ENTRY_COLUMNS, columns, strict=True)}
                 highest = max(highest, max(columns[_PHYSICAL]))

@@ -100,9 +100,9 @@ class CheckRanges:
         for batch in reader.entries():
             known = checker.commitments
             if checker.check_packed(ArrowEntries(batch)) is None:
-                checker.check_columns(lists_of(batch))
+                checker.check([*rows_of(batch)])
             if self.with_commitments and checker.commitments > known:
-                yield from _commitments(task.tenant_id, of_commitments(lists_of(batch)))
+                yield from _commitments(task.tenant_id, of_commitments([*rows_of(batch)]))
             if self.with_jobs:
                 jobs.add(lists_of(batch))
             if len(jobs) >= JOBS_HELD_MAX:

@@ -41,7 +41,7 @@ def test_an_entry_is_judged_alike_in_every_way_in_which_the_product_reads_it(ent
     for is_at_once in (True, False):
         findings = Findings()
         checker = EntryChecker("acme", findings, first_seq=1, prev_link=None)
-        checker.check(rows) if is_at_once else checker._check_one_by_one(rows)
+        checker.check(rows) if is_at_once else checker.check_one_by_one(rows)
         assert findings.counts() == expected
     if not entry.is_well_formed:
         known = known_at()

@@ -20,8 +20,7 @@ from ledger.chain import Linker, record
 from ledger.chain.record import EventRecord
 from ledger.errors import LedgerError
 from ledger.verification import ENTRY_COLUMNS, entry_check
-from ledger.verification.entry_check import EntryChecker
-from ledger.verification.verdict import Break, Findings
+from ledger.verification.verdict import Break
 from tests.ledger.damage import DAMAGE, damage
 from tests.ledger.ledger_in_memory import Ledger, build
 
@@ -48,98 +47,12 @@ def test_without_them_python_does_all() -> None:
     assert said.stdout.strip() == merkle.root([merkle.leaf_hash(bytes(32))] * 5).hex()
 
 
-# --- links ----------------------------------------------------------------------------------------
-
-
 def outcome(call: Any, *given: Any) -> Any:
     """What a call returns, or the type of what it raises."""
     try:
         return call(*given)
     except (LedgerError, UnicodeEncodeError, AttributeError, TypeError, ValueError, OverflowError) as error:
         return type(error)
-
-
-@given(
-    st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20),
-    st.integers(-1, 2**65),
-    DIGESTS,
-    st.lists(st.tuples(TEXTS, TEXTS, TEXTS, DIGESTS, st.binary(max_size=300)), max_size=5),
-    st.none() | st.tuples(st.integers(0, 4), st.integers(0, 4), STRANGE),
-)
-@example("acme", 2**63, b"", [("1:0:n", "j", "ENQUEUE", bytes(32), b"")], None)
-@example("acme", 2**64 - 1, b"", [("1:0:n", "j", "ENQUEUE", bytes(32), b"")] * 2, None)
-def test_links_are_those_of_the_linker(
-    tenant_id: str, first_seq: int, prev: bytes, rows: list[tuple[Any, ...]], edit: tuple[int, int, Any] | None
-) -> None:
-    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], [], []]
-    if edit is not None and rows:
-        columns[edit[0]][edit[1] % len(rows)] = edit[2]
-    linker = Linker(tenant_id)
-    found = native.links(linker.prefix, first_seq, prev, *columns)
-    expected = outcome(linker._links, first_seq, prev, *columns)
-    assert found is None or found == expected
-    if native.NAME == "c" and isinstance(expected, list) and edit is None and 0 <= first_seq < 2**63:
-        assert found is not None
-
-
-# --- entries in order -----------------------------------------------------------------------------
-
-
-def columns_of(ledger: Ledger) -> list[tuple[Any, ...]]:
-    return [*zip(*([row[name] for name in ENTRY_COLUMNS] for row in ledger.entries), strict=True)]
-
-
-def in_order(columns: Any, first_seq: int, prev_link: str | None) -> tuple[Any, Any]:
-    """What C and Python answer."""
-    checker = EntryChecker("acme", Findings(), first_seq=first_seq, prev_link=prev_link)
-    known = (checker._linker.prefix, first_seq, checker._prev_raw, prev_link)
-    expected = outcome(checker._links_when_in_order, columns)
-    return native.links_in_order(*known, columns), expected if isinstance(expected, list) else None
-
-
-def test_rows_in_order_are_judged_at_once() -> None:
-    columns = columns_of(WHOLE)
-    found, expected = in_order(columns, 1, None)
-    assert expected is not None
-    assert found == (expected if native.NAME == "c" else None)
-    behind = [column[10:] for column in columns]
-    found, expected = in_order(behind, 11, WHOLE.entry(10)["chain_link"])
-    assert expected is not None
-    assert found == (expected if native.NAME == "c" else None)
-
-
-@pytest.mark.parametrize("name", ENTRY_COLUMNS)
-def test_one_edited_value_is_left_to_python(name: str) -> None:
-    ledger = WHOLE.copy()
-    row = ledger.entry(7)
-    value = row[name]
-    row[name] = value + 1 if isinstance(value, int) else f"{(value or '')[:-1]}0"
-    assert row[name] != value
-    assert in_order(columns_of(ledger), 1, None) == (None, None)
-
-
-@given(st.integers(0, len(DAMAGE) - 1), st.integers(0, 39), st.integers(0, 2000))
-def test_damaged_rows_are_judged_as_by_python(which: int, at: int, how: int) -> None:
-    ledger = WHOLE.copy()
-    damage(ledger, which, at, how)
-    found, expected = in_order(columns_of(ledger) or [()] * len(ENTRY_COLUMNS), 1, None)
-    assert found == (expected if native.NAME == "c" else None)
-
-
-@given(st.integers(0, len(ENTRY_COLUMNS) - 1), st.integers(0, 39), STRANGE)
-def test_so_is_whatever_no_column_holds(column: int, at: int, value: Any) -> None:
-    columns = [list(each) for each in columns_of(WHOLE)]
-    columns[column][at] = value
-    found, expected = in_order(columns, 1, None)
-    assert found is None or found == expected
-
-
-@pytest.mark.parametrize("first_seq", [0, 2, 2**63, -1])
-def test_so_are_rows_of_another_place(first_seq: int) -> None:
-    assert in_order(columns_of(WHOLE), first_seq, None) == (None, None)
-    assert in_order(columns_of(WHOLE), 1, "0" * 64) == (None, None)
-    assert native.links_in_order(b"", 1, b"", None, [[]] * 12) is None
-    assert native.links_in_order(b"", 1, b"", None, None) is None
 
 
 # --- entries by themselves ------------------------------------------------------------------------
@@ -324,5 +237,3 @@ def test_records_without_keys_are_those_of_one_each(events: list[tuple[str, str,
     columns = [list(column) for column in zip(*events, strict=True)] or [[], [], []]
     expected = outcome(lambda: [record.encode(EventRecord(*event)) for event in events])
     assert outcome(record.encode_plain, *columns) == expected
-    if native.NAME == "c" and isinstance(expected, list):
-        assert native.plain_records(*columns) == expected

@@ -88,12 +88,12 @@ def by_rows(rows: Rows, known: Known) -> tuple[Any, ...] | None:
         first_seq=known.first_seq,
         prev_link=rows[0][PREV] if known.prev_raw is None else known.prev_link,
     )
-    columns = [*zip(*rows, strict=True)]
-    links = checker._links_when_in_order(columns)
-    if links is None:
+    runs = checker.check_one_by_one(rows)
+    if checker._findings.first_break() is not None or checker.relied_on_v1:
         return None
+    ((_, links, _),) = runs
     marks = [(row[SEQ], link, row[T_HLC]) for row, link in zip(rows, links, strict=True) if row[SEQ] in known.to_mark]
-    count = len(of_commitments(columns))
+    count = len(of_commitments(rows))
     return leaf_hashes(links), marks, rows[0][PREV], links[-1], rows[-1][LINK], rows[-1][T_HLC], count
 
 
