@@ -1,20 +1,18 @@
-"""The attacks that SECURITY.md tells of: each row names tests, and they are there."""
+"""The attacks that SECURITY.md refers to: each names tests, and they are there."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-TESTS = Path(__file__).resolve().parents[1]
-TABLE_ROW = re.compile(r"^\| (?!attack|fault|---).* \|$", re.MULTILINE)
-TEST_NAME = re.compile(r"`(\w+/test_\w+\.py)::(test_\w+)`")
+from tests.attacks import ATTACKS, PAGE, attacks, page
 
 
 def test_every_attack_has_a_test_of_the_name_it_says() -> None:
-    rows = TABLE_ROW.findall((TESTS.parent / "SECURITY.md").read_text())
-    assert len(rows) > 50
-    for row in rows:
-        named = TEST_NAME.findall(row)
-        assert named, row
-        for file, test in named:
-            assert f"def {test}(" in (TESTS / file).read_text(), f"{file} has no {test}"
+    found = attacks()
+    assert len(found) > 120
+    for attack in found:
+        assert attack.tests, attack.does
+        for file, _, test in (named.partition("::") for named in attack.tests):
+            assert f"def {test}(" in (ATTACKS.parent / file).read_text(), f"{file} has no {test}"
+
+
+def test_the_page_of_attacks_is_the_one_that_is_generated() -> None:
+    assert PAGE.read_text() == page(), "python -m tests.attacks writes it"
