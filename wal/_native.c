@@ -1,12 +1,11 @@
 /*
  * The queue of the WAL, and the writer's loop over it, without the interpreter's lock (docs/decisions/0037); and batches
- * that come over the wire: received, checked, written and synced, one at a time or as a stream (_stream.h), and
- * sent (_shipping.h).
+ * that go over the wire: checked, received as a stream (_stream.h), and sent (_shipping.h).
  *
  * Their twins in Python, which are the specification, are wal.queue.PythonQueue, wal.replication.checking, and what
- * wal.native and wal.replication.frames do where this module is not there. CRC-32 is
- * made by the processor's instructions where it has them for carry-less products, and by zlib, found in the library that
- * Python has loaded, else and for short ends. Without zlib the module cannot be imported.
+ * wal.replication.safekeeper and leading do where this module is not there. CRC-32 is made by the processor's
+ * instructions where it has them for carry-less products, and by zlib, found in the library that Python has loaded,
+ * else and for short ends. Without zlib the module cannot be imported.
  *
  * A record is framed when it is appended, into chunks of memory that are queued one behind the other; nothing of Python's
  * is kept. The writer's thread takes what is framed, sums it, writes, syncs, looks at the name and rings the bells. What
@@ -55,8 +54,6 @@
 #define AHEAD_BYTES (512 << 10)     /* as in wal.log */
 #define AHEAD_BATCHES 2             /* as in wal.log */
 
-#define SUM_STEP ((size_t)1 << 30)
-#define SUM_HELD (64 << 10) /* so much takes less than giving the interpreter's lock up and having it again */
 #define IS_LATE 1
 #define IS_STOPPED 2
 
@@ -108,7 +105,8 @@ __attribute__((target("pclmul,sse4.1"))) static uint32_t crc32_of_blocks(uint32_
 }
 #endif
 
-/* CRC-32 of what crc is of, and of these bytes behind it: zlib's, where the processor has nothing faster. */
+/* CRC-32 of what crc is of, and of these bytes behind it, fewer than 4 GiB: zlib's, where the processor has nothing
+ * faster. */
 static uint32_t crc32_on(uint32_t crc, const unsigned char *at, size_t count)
 {
 #ifdef FOLDS
@@ -308,43 +306,6 @@ static int have_come(Queue *queue, long long entries, long long bytes, const Rec
     return 1;
 }
 
-PyDoc_STRVAR(append_doc,
-    "append(hlc, type, payload)\n--\n\nQueue one record: its LSN; None, and nothing is queued, where wal.queue.fault_of\n"
-    "is to say what is wrong.");
-
-static PyObject *append(Queue *queue, PyObject *const *args, Py_ssize_t count)
-{
-    Record record;
-    if (count != 3) {
-        PyErr_SetString(PyExc_TypeError, "append takes an HLC, a type and a payload");
-        return NULL;
-    }
-    /* The last HLC changes only with the interpreter's lock. */
-    const int found = record_of(queue, args[0], args[1], args[2], queue->last_physical, queue->last_logical, &record);
-    if (found == IS_RAISED)
-        return NULL;
-    if (found == IS_REFUSED)
-        Py_RETURN_NONE;
-    const long long bytes = RECORD_HEADER_BYTES + record.payload.count;
-    int is_rung = 0, is_made = 1;
-    pthread_mutex_lock(&queue->lock);
-    const long long lsn = queue->next_lsn;
-    const int is_taken = may_come(queue, 1, bytes);
-    if (is_taken) {
-        is_made = put_record(queue, lsn, &record);
-        if (is_made)
-            is_rung = have_come(queue, 1, bytes, &record);
-    }
-    pthread_mutex_unlock(&queue->lock);
-    if (is_rung)
-        pthread_cond_signal(&queue->changed);
-    if (!is_made)
-        return PyErr_NoMemory();
-    if (!is_taken)
-        Py_RETURN_NONE;
-    return PyLong_FromLongLong(lsn);
-}
-
 /* All records one behind the other, or none of them. The lock is held. */
 static int put_all(Queue *queue, const Record *records, Py_ssize_t count)
 {
@@ -365,9 +326,49 @@ static int put_all(Queue *queue, const Record *records, Py_ssize_t count)
     return 1;
 }
 
-PyDoc_STRVAR(append_all_doc,
-    "append_all(records)\n--\n\nQueue records one behind the other, all or none: the LSN of the first; None, and nothing\n"
-    "is queued, where wal.queue.fault_of is to say what is wrong.");
+/* Queue checked records one behind the other, all or none; lsn becomes that of the first. */
+static int enqueue(Queue *queue, const Record *records, Py_ssize_t count, long long bytes, long long *lsn)
+{
+    int found = IS_SOUND, is_woken = 0;
+    pthread_mutex_lock(&queue->lock);
+    *lsn = queue->next_lsn;
+    if (!may_come(queue, count, bytes))
+        found = IS_REFUSED;
+    else if (!put_all(queue, records, count))
+        found = IS_RAISED;
+    else if (count > 0)
+        is_woken = have_come(queue, count, bytes, &records[count - 1]);
+    pthread_mutex_unlock(&queue->lock);
+    if (is_woken)
+        pthread_cond_signal(&queue->changed);
+    if (found == IS_RAISED)
+        PyErr_NoMemory();
+    return found;
+}
+
+static PyObject *lsn_or_none(int found, long long lsn)
+{
+    return answer_of(found == IS_SOUND ? PyLong_FromLongLong(lsn) : NULL, found == IS_SOUND);
+}
+
+PyDoc_STRVAR(append_doc, "append(hlc, type, payload)\n--\n\nAs wal.queue.PythonQueue.append.");
+
+static PyObject *append(Queue *queue, PyObject *const *args, Py_ssize_t count)
+{
+    Record record;
+    long long lsn = 0;
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "append takes an HLC, a type and a payload");
+        return NULL;
+    }
+    /* The last HLC changes only with the interpreter's lock. */
+    int found = record_of(queue, args[0], args[1], args[2], queue->last_physical, queue->last_logical, &record);
+    if (found == IS_SOUND)
+        found = enqueue(queue, &record, 1, RECORD_HEADER_BYTES + record.payload.count, &lsn);
+    return lsn_or_none(found, lsn);
+}
+
+PyDoc_STRVAR(append_all_doc, "append_all(records)\n--\n\nAs wal.queue.PythonQueue.append_all.");
 
 static PyObject *append_all(Queue *queue, PyObject *values)
 {
@@ -376,7 +377,7 @@ static PyObject *append_all(Queue *queue, PyObject *values)
         return NULL;
     const Py_ssize_t count = PySequence_Fast_GET_SIZE(kept);
     Record *records = PyMem_Malloc((size_t)(count + 1) * sizeof(Record));
-    int found = IS_SOUND, is_rung = 0, is_made = 1;
+    int found = IS_SOUND;
     long long bytes = 0, physical = queue->last_physical, logical = queue->last_logical, lsn = 0;
     if (records == NULL) {
         PyErr_NoMemory();
@@ -397,31 +398,11 @@ static PyObject *append_all(Queue *queue, PyObject *values)
         logical = records[i].logical;
         bytes += RECORD_HEADER_BYTES + records[i].payload.count;
     }
-    if (found == IS_SOUND) {
-        pthread_mutex_lock(&queue->lock);
-        lsn = queue->next_lsn;
-        if (!may_come(queue, count, bytes))
-            found = IS_REFUSED;
-        else if (count > 0) {
-            is_made = put_all(queue, records, count);
-            if (is_made)
-                is_rung = have_come(queue, count, bytes, &records[count - 1]);
-        }
-        pthread_mutex_unlock(&queue->lock);
-        if (is_rung)
-            pthread_cond_signal(&queue->changed);
-        if (!is_made) {
-            PyErr_NoMemory();
-            found = IS_RAISED;
-        }
-    }
+    if (found == IS_SOUND)
+        found = enqueue(queue, records, count, bytes, &lsn);
     PyMem_Free(records);
     Py_DECREF(kept);
-    if (found == IS_RAISED)
-        return NULL;
-    if (found == IS_REFUSED)
-        Py_RETURN_NONE;
-    return PyLong_FromLongLong(lsn);
+    return lsn_or_none(found, lsn);
 }
 
 /* --- the file: without the interpreter's lock --------------------------------------------------------------------- */
@@ -787,12 +768,12 @@ static PyObject *stand(Queue *queue, PyObject *Py_UNUSED(ignored))
     return Py_BuildValue("(LLLLL)", next, durable, bytes, physical, logical);
 }
 
-static PyObject *closed(Queue *queue, int is_dropped)
+PyDoc_STRVAR(close_doc, "close()\n--\n\nAs wal.queue.PythonQueue.close.");
+
+static PyObject *close_queue(Queue *queue, PyObject *Py_UNUSED(ignored))
 {
     pthread_mutex_lock(&queue->lock);
     queue->is_refusing = queue->is_closing = 1;
-    if (is_dropped)
-        queue->queued = 0;
     queue->wanted = 0;
     pthread_mutex_unlock(&queue->lock);
     pthread_cond_signal(&queue->changed);
@@ -813,20 +794,6 @@ static PyObject *expect(Queue *queue, PyObject *value)
     hold_open(queue, entries, INFINITY);
     pthread_mutex_unlock(&queue->lock);
     Py_RETURN_NONE;
-}
-
-PyDoc_STRVAR(close_doc, "close()\n--\n\nTake nothing more; what is queued is written, without waiting for company.");
-
-static PyObject *close_queue(Queue *queue, PyObject *Py_UNUSED(ignored))
-{
-    return closed(queue, 0);
-}
-
-PyDoc_STRVAR(drop_doc, "drop()\n--\n\nTake nothing more, and forget what is queued.");
-
-static PyObject *drop(Queue *queue, PyObject *Py_UNUSED(ignored))
-{
-    return closed(queue, 1);
 }
 
 static PyObject *lsn_of(Queue *queue, void *offset)
@@ -972,66 +939,6 @@ static PyObject *check_batches(PyObject *Py_UNUSED(module), PyObject *args)
     return answer_of(last_lsn > 0 ? PyLong_FromUnsignedLongLong(last_lsn) : NULL, last_lsn > 0);
 }
 
-/* crc32_on of any length: zlib counts in 32 bits. */
-static uint32_t crc32_long(uint32_t crc, const unsigned char *at, size_t left)
-{
-    for (size_t step; left > 0; at += step, left -= step) {
-        step = left < SUM_STEP ? left : SUM_STEP;
-        crc = crc32_on(crc, at, step);
-    }
-    return crc;
-}
-
-PyDoc_STRVAR(sum_doc,
-    "sum(data, crc=0)\n--\n\nCRC-32 of what crc is of, and of these bytes behind it. Other threads run meanwhile where\n"
-    "that takes a while.");
-
-static PyObject *sum_bytes(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    Py_buffer data;
-    unsigned int crc = 0;
-    if (!PyArg_ParseTuple(args, "y*|I", &data, &crc))
-        return NULL;
-    PyThreadState *const held = data.len > SUM_HELD ? PyEval_SaveThread() : NULL;
-    crc = crc32_long(crc, data.buf, (size_t)data.len);
-    if (held != NULL)
-        PyEval_RestoreThread(held);
-    PyBuffer_Release(&data);
-    return PyLong_FromUnsignedLong(crc);
-}
-
-PyDoc_STRVAR(write_synced_doc,
-    "write_synced(descriptor, data, offset, path, inode)\n--\n\n"
-    "Write the data and sync the file: whether the path still is of this inode. Other threads run meanwhile.");
-
-static PyObject *write_synced(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    int file, failed;
-    Py_buffer data;
-    long long offset;
-    PyObject *path;
-    unsigned long long inode;
-    struct stat found;
-    if (!PyArg_ParseTuple(args, "iy*LSK", &file, &data, &offset, &path, &inode))
-        return NULL;
-    int is_named = 0;
-    Py_BEGIN_ALLOW_THREADS
-    const struct iovec piece = {data.buf, (size_t)data.len};
-    failed = write_pieces(file, &piece, 1, (off_t)offset);
-    while (failed == 0 && fdatasync(file) != 0)
-        if (errno != EINTR)
-            failed = errno;
-    if (failed == 0)
-        is_named = stat(PyBytes_AS_STRING(path), &found) == 0 && found.st_ino == inode;
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&data);
-    if (failed != 0) {
-        errno = failed;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
-    return PyBool_FromLong(is_named);
-}
-
 /* Wait until the socket has something to read: 0, or what it is that ends that (IS_LATE, IS_STOPPED), or minus errno. */
 static int await_bytes(int socket, int stop, double timeout_s)
 {
@@ -1049,42 +956,6 @@ static int await_bytes(int socket, int stop, double timeout_s)
     }
 }
 
-PyDoc_STRVAR(receive_doc,
-    "receive(socket, stop, room, timeout_s, is_drained)\n--\n\n"
-    "Read into the buffer what comes to the socket, looked for at once unless it is drained, and waited for: how many\n"
-    "bytes, 0 at its end; None when time is up or stop, a descriptor or -1, can be read. Other threads run meanwhile.");
-
-static PyObject *receive(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    int socket, stop, is_drained;
-    Py_buffer data;
-    double timeout_s;
-    ssize_t count = -1;
-    int ended = 0;
-    if (!PyArg_ParseTuple(args, "iiw*dp", &socket, &stop, &data, &timeout_s, &is_drained))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    while (count < 0 && ended == 0) {
-        if (is_drained)
-            ended = await_bytes(socket, stop, timeout_s);
-        if (ended == 0) {
-            count = recv(socket, data.buf, (size_t)data.len, MSG_DONTWAIT);
-            if (count < 0 && errno != EAGAIN && errno != EINTR)
-                ended = -errno;
-        }
-        is_drained = 1;
-    }
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&data);
-    if (ended < 0) {
-        errno = -ended;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
-    if (ended != 0)
-        Py_RETURN_NONE;
-    return PyLong_FromSsize_t(count);
-}
-
 /* --- the module --------------------------------------------------------------------------------------------------- */
 
 #define METHOD(name, function, flags) {#name, (PyCFunction)(void (*)(void))function, flags, name##_doc}
@@ -1100,7 +971,6 @@ static PyMethodDef queue_methods[] = {
     METHOD(stand, stand, METH_NOARGS),
     METHOD(expect, expect, METH_O),
     METHOD(close, close_queue, METH_NOARGS),
-    METHOD(drop, drop, METH_NOARGS),
     METHOD(ship, ship, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };
@@ -1126,9 +996,6 @@ static PyTypeObject queue_type = {
 
 static PyMethodDef functions[] = {
     METHOD(check_batches, check_batches, METH_VARARGS),
-    METHOD(sum, sum_bytes, METH_VARARGS),
-    METHOD(write_synced, write_synced, METH_VARARGS),
-    METHOD(receive, receive, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };
 

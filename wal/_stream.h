@@ -84,7 +84,7 @@ static int appended_of(const unsigned char *frame, size_t whole, const unsigned 
         return 0;
     const size_t head = u32_at(frame + FRAME_PREFIX_BYTES + 1);
     if (head > whole - FRAME_HEAD_AT
-        || u32_at(frame + LENGTH_AT) != crc32_long(0, frame + FRAME_PREFIX_BYTES, whole - FRAME_PREFIX_BYTES))
+        || u32_at(frame + LENGTH_AT) != crc32_on(0, frame + FRAME_PREFIX_BYTES, whole - FRAME_PREFIX_BYTES))
         return 0;
     const unsigned char *at = frame + FRAME_HEAD_AT, *const end = at + head;
     at = take_uint(take_array(at, end, 5), end, &found->epoch);

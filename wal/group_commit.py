@@ -194,7 +194,7 @@ class GroupCommit:
         )
         poison.__cause__ = error
         self._poison = poison
-        self._queue.drop()
+        self._queue.close()
         try:
             self._log.abandon()
         finally:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 from ledger.hlc import Hlc, node_hash
 from ledger.machines.events import BATCH_RECORD_TYPE, RETURNED_RECORD_TYPE
@@ -28,7 +29,6 @@ from wal.format import (
     FormatError,
     decode_returned,
 )
-from wal.native import crc32
 from wal.reader import Record
 from wal.segment import Segment, list_segments, opened, read_header, sync_folder
 from wal.truncation import CUT_PREFIX

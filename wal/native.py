@@ -4,7 +4,6 @@ Python where it is not, as ``ledger.native`` says."""
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 
 from ledger.hlc import node_hash
 from ledger.positions import Epoch, Lsn
-from wal.format import BATCH_RECORD_BYTES, BatchRecord
 from wal.guard import gone
 from wal.log import Log, Room
 from wal.queue import NO_BELL, Bounds, PythonQueue, Queue
@@ -25,10 +23,6 @@ except ImportError:
 
 check_batches: Callable[..., int | None] = getattr(_module, "check_batches", lambda *_: None)
 """As ``wal.replication.checking.check_batches``, of a node with this hash; None where that has to be asked."""
-crc32: Callable[..., int] = getattr(_module, "sum", zlib.crc32)
-"""As that of zlib."""
-receive: Callable[..., int | None] | None = getattr(_module, "receive", None)
-"""What ``wal.replication.frames.FrameSocket`` does to read, where no TLS is between."""
 _Queue: Any = getattr(_module, "Queue", object)
 _Stream: Any = getattr(_module, "Stream", None)
 
@@ -167,23 +161,6 @@ def make_stream() -> Stream | None:
 def lent_room(room: Room) -> tuple[object, ...]:
     """As ``Stream.lend`` takes it."""
     return room.descriptor, room.offset, os.fsencode(room.path), *room[3:]
-
-
-def append_synced(log: Log, batch: BatchRecord, whole: bytes | memoryview) -> None:
-    """``Log.append`` and ``Log.sync`` of one batch; ``whole`` is it with its BATCH record.
-
-    Raises:
-        WalError, OSError: as those do.
-    """
-    if _module is None:
-        log.append(batch, whole[BATCH_RECORD_BYTES:])
-        log.sync()
-        return
-    assert batch.first_lsn == log.next_lsn
-    room = log.room(len(whole))
-    if not _module.write_synced(room.descriptor, whole, room.offset, os.fsencode(room.path), room.inode):
-        raise gone(room.path)
-    log.wrote(room.offset + len(whole), batch.last_lsn)
 
 
 def make_queue(bounds: Bounds, log: Log, bell: int, shipper_bell: int = NO_BELL) -> Queue:

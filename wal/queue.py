@@ -96,7 +96,7 @@ class HeardBatch(NamedTuple):
 
 class Queue(Protocol):
     """What both queues are. ``append``, ``append_all``, ``expect``, ``close``, ``heard`` and the LSNs may be used by
-    any thread, ``write`` and ``drop`` by the one that writes."""
+    any thread, ``write`` by the one that writes."""
 
     @property
     def next_lsn(self) -> int:
@@ -128,9 +128,6 @@ class Queue(Protocol):
 
     def close(self) -> None:
         """Take nothing more; what is queued is written, without waiting for company."""
-
-    def drop(self) -> None:
-        """Take nothing more, and forget what is queued."""
 
     def write(self, log: Log, until_s: float) -> bool:
         """Write and sync batches, one or several, and ring the bells; return by this time of the monotonic
@@ -263,12 +260,6 @@ class PythonQueue:
             self._is_refusing = True
             if self._wanted:
                 self._wake()
-
-    def drop(self) -> None:
-        """As ``Queue`` says."""
-        self.close()
-        with self._lock:
-            self._records = []
 
     def _stand(self) -> Stand:
         return Stand(self._next_lsn, self._durable_lsn, self._bytes, *self._last)

@@ -362,18 +362,6 @@ def test_a_queue_takes_as_many_bytes_and_records_as_its_bounds_say_and_not_one_m
         side.log.close()
 
 
-@pytest.mark.parametrize("core", ["c", "python"])
-def test_of_what_is_dropped_nothing_is_written(tmp_path: Path, core: str) -> None:
-    side = Side(tmp_path / "log", core)
-    side.queue.append_all(several(3))
-    side.queue.drop()
-    before = snapshot(side.folder)
-    assert not side.queue.write(side.log, 0.0)
-    assert side.queue.append(hlc_of(4), 1, b"") is None
-    assert (snapshot(side.folder), side.queue.durable_lsn, side.queue.heard()) == (before, 0, [])
-    side.log.abandon()
-
-
 def test_without_memory_for_all_records_none_is_queued(tmp_path: Path) -> None:
     program = """
 import resource, sys

@@ -18,7 +18,6 @@ from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
 from wal import control as control_file
 from wal import history as histories
 from wal import lock as wal_lock
-from wal import native
 from wal.aside import set_aside
 from wal.control import Control
 from wal.format import (
@@ -179,10 +178,11 @@ class FileLog:
             return
         assert self._log is not None
         if len(self._gathered) == 1:
-            native.append_synced(self._log, *self._gathered[0])
+            batch, whole = self._gathered[0]
+            self._log.append(batch, whole[BATCH_RECORD_BYTES:])
         else:
             self._log.append(*self._as_one())
-            self._log.sync()
+        self._log.sync()
         self._gathered, self._gathered_bytes = [], 0
         self._gathered_from = after(self._last_lsn)
 

@@ -14,10 +14,9 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ledger.errors import InvalidInputError, LedgerError
-from wal import native
 from wal.native import Stream
 from wal.replication import messages
 from wal.replication.messages import FRAME_BYTES_MAX, PREFIX_BYTES, Frame
@@ -185,18 +184,14 @@ class FrameSocket:
 
     def _read(self, deadline_s: float | None) -> bool:
         """Read what has come, waited for until ``deadline_s``; whether it was anything, where nobody waits."""
-        if deadline_s is not None and self._is_plain and native.receive is not None:
-            self._count(self._received(native.receive, deadline_s))
-            return True
         if self._is_drained:
             self._is_drained = False
             if deadline_s is None:
                 return False
             self._wait(select.POLLIN, deadline_s)
         while True:
-            room = memoryview(self._buffer)[self._end :]
             try:
-                count = self._socket.recv_into(room)
+                count = self._socket.recv_into(memoryview(self._buffer)[self._end :])
             except (BlockingIOError, ssl.SSLWantReadError):
                 if deadline_s is None:
                     return False
@@ -204,24 +199,11 @@ class FrameSocket:
             except ssl.SSLWantWriteError:
                 self._wait(select.POLLOUT, deadline_s or time.monotonic() + FRAME_TIMEOUT_S)
             else:
-                self._count(count)
+                if not count:
+                    raise ConnectionOverError("the peer closed the connection")
+                self._end += count
+                self._is_drained = self._end < len(self._buffer) and self._is_plain
                 return True
-
-    def _received(self, receive: Callable[..., int | None], deadline_s: float) -> int:
-        """``_read`` of a plain connection in one call: bytes that came."""
-        room = memoryview(self._buffer)[self._end :]
-        stop, left_s = -1 if self._stop is None else self._stop, max(0.0, deadline_s - time.monotonic())
-        while (count := receive(self._descriptor, stop, room, left_s, self._is_drained)) is None:
-            self._wait(select.POLLIN, 0.0)  # which says why, or something has come just now
-            left_s = 0.0
-        return count
-
-    def _count(self, count: int) -> None:
-        """So many bytes came into the buffer."""
-        if not count:
-            raise ConnectionOverError("the peer closed the connection")
-        self._end += count
-        self._is_drained = self._end < len(self._buffer) and self._is_plain
 
     # --- writing ----------------------------------------------------------------------------------
 

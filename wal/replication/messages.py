@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from typing import Annotated, ClassVar
+from zlib import crc32
 
 import msgspec
 
@@ -22,7 +23,6 @@ from ledger.errors import InvalidInputError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
 from wal.format import LSN_LIMIT
 from wal.history import EpochStart
-from wal.native import crc32
 from wal.replication.configuration import NO_MEMBERS, Configuration
 
 PROTOCOL_VERSION = 1

@@ -10,12 +10,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 from ledger.positions import NO_EPOCH, Lsn, after, before
 from wal import history as histories
 from wal.format import BATCH_RECORD_BYTES, FormatError, decode_batch
 from wal.history import History
-from wal.native import crc32
 from wal.reader import batches
 from wal.replication.file_log import read_chunk
 from wal.replication.messages import Position
