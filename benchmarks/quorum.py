@@ -35,11 +35,10 @@ from wal.group_commit import GroupCommit
 from wal.history import EpochStart
 from wal.log import Log
 from wal.queue import NO_BELL
-from wal.replication.ack_mode import AckMode
-from wal.replication.configuration import NO_MEMBERS
+from wal.replication.configuration import NO_MEMBERS, AckMode
+from wal.replication.file_log import TailReader
 from wal.replication.leading import Members, Reached, Shipper
 from wal.replication.proposer import Proposer
-from wal.replication.tail_reader import TailReader
 
 WAIT_TIMEOUT_S = 30.0
 RUN = "ab" * 16

@@ -25,9 +25,10 @@ from ledger.secret_text import secret_text
 from terminal import stop_signals
 from terminal.options import Json
 from terminal.outcome import CommandExit, err, tell
-from wal.replication import archived, server
-from wal.replication.address import split_address
-from wal.replication.inquiry import Keeper, status, unchained_in
+from wal.replication import server
+from wal.replication.archive import restore_log
+from wal.replication.configuration import split_address
+from wal.replication.frames import Keeper, status, unchained_in
 from wal.replication.messages import WalStatus
 from wal.replication.safekeeper import Safekeeper
 from wal.replication.tls import PeerTls, TlsFiles
@@ -144,7 +145,7 @@ def restore(
     from objects.store import ArchiveStore
 
     configure_logs()
-    found = archived.restore(ArchiveStore(archive), node, wal_id, folder / node)
+    found = restore_log(ArchiveStore(archive), node, wal_id, folder / node)
     said = {"node_id": node, "wal_id": found.wal_id, "first_lsn": found.first_lsn, "last_lsn": found.tail.lsn}
     line = f"the log {found.wal_id} of {node} is in {folder / node}: LSN {found.first_lsn} to {found.tail.lsn}"
     tell(said, line, as_json=as_json)

@@ -5,7 +5,7 @@ lsn>-<epoch>.wal``, ``torn-*`` (what recovery cut, kept), ``cut-*`` (what trunca
 a node keeps there are listed in docs/formats/wal.md. ``wal.format`` opens with the bytes of a segment,
 ``wal.control`` with those of the control file, which also has the history of the epochs (``wal.history``).
 
-Order at start: ``lock.acquire``, ``control.load``, ``recovery.recover``, a higher epoch into
+Order at start: ``folder.FolderLock``, ``control.load``, ``recovery.recover``, a higher epoch into
 ``control.store``, ``group_commit.GroupCommit``, which appends to a ``log.Log``. Always true::
 
     next_lsn > written_lsn >= durable_lsn        of a log

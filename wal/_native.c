@@ -2,7 +2,7 @@
  * The queue of the WAL, and the writer's loop over it, without the interpreter's lock (docs/decisions/0037); and batches
  * that go over the wire: checked, received as a stream (_stream.h), and sent (_shipping.h).
  *
- * Their twins in Python, which are the specification, are wal.queue.PythonQueue, wal.replication.checking, and what
+ * Their twins in Python, which are the specification, are wal.queue.PythonQueue, wal.replication.replica_log, and what
  * wal.replication.safekeeper and leading do where this module is not there. CRC-32 is made by the processor's
  * instructions where it has them for carry-less products, and by zlib, found in the library that Python has loaded,
  * else and for short ends. Without zlib the module cannot be imported.

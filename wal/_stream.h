@@ -103,7 +103,7 @@ static int appended_of(const unsigned char *frame, size_t whole, const unsigned 
     return found->last_lsn != 0;
 }
 
-/* Let the note beside the log say how far it is committed, as wal.replication.commit_note has it. 0, or errno. */
+/* Let the note beside the log say how far it is committed, as wal.replication.kept_logs has it. 0, or errno. */
 static int note_committed(Stream *stream)
 {
     unsigned char note[NOTE_BYTES];

@@ -1,11 +1,11 @@
 """The history of a log: with which LSN each epoch that wrote into it began.
 
 Epochs and LSNs rise; an epoch reaches up to the next one's first LSN, the last one to the end of the log. An epoch that
-left no record is not in it. It is as short as the log: what ended before the record in front of the oldest is forgotten
-at a start.
+left no record is not in it. It is as short as the log: a start drops what ended before the record in front of the
+oldest.
 
-Two logs of one WAL that agree on an epoch's first LSN agree on all of its records that both hold: where two histories
-part, the logs do.
+Two logs of one WAL that agree on an epoch's first LSN agree on all of its records that both hold: only one proposer
+writes in an epoch, and it appends nowhere before its history was applied there. Where two histories part, the logs do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from ledger.positions import Epoch, Lsn
+from ledger.positions import BEFORE_FIRST, Epoch, Lsn, before
 
 
 class EpochStart(NamedTuple):
@@ -54,3 +54,23 @@ def epoch_of(history: History, lsn: Lsn) -> Epoch | None:
         if first_lsn <= lsn:
             return epoch
     return None
+
+
+def last_common(history: History, last_lsn: Lsn, other: History) -> Lsn:
+    """The last LSN up to which a log of this ``history`` that ends with ``last_lsn`` is that of ``other``, a history
+    without an end; 0 when nothing of it is.
+
+    A history may begin late, with an epoch of which the oldest records are gone.
+    """
+    theirs = dict(other)
+    common = [start for start in history if theirs.get(start.epoch) == start.first_lsn]
+    if not common:
+        return BEFORE_FIRST
+    last = common[-1]
+    return min(_end(history, last, last_lsn), _end(other, last, last_lsn))
+
+
+def _end(history: History, start: EpochStart, last_lsn: Lsn) -> Lsn:
+    """The last LSN that the epoch of ``start`` wrote, in a log that goes up to ``last_lsn``."""
+    following = [later.first_lsn for later in history if later.epoch > start.epoch]
+    return min([last_lsn, *map(before, following)])

@@ -22,12 +22,11 @@ from ledger.machines.events import ACTIONS, BATCH_RECORD_TYPE
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from wal import control as control_file
 from wal.control import Control
+from wal.folder import LOCK_NAME
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError, RecordState
-from wal.lock import LOCK_NAME
-from wal.reader import Record, records_of
-from wal.scan import Batch, Damage, batch_at, find_batch
+from wal.reader import Batch, Damage, Record, batch_at, find_batch, records_of
+from wal.recovery import Survey, survey
 from wal.segment import Segment, list_segments, opened, read_header
-from wal.survey import Survey, survey
 
 Seen = TypeVar("Seen")
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ledger.positions import Epoch, Lsn
+from wal.folder import FolderGuard, check_named
 from wal.format import (
     SEGMENT_HEADER_BYTES,
     BatchRecord,
     SegmentHeader,
     encode_batch,
 )
-from wal.guard import FolderGuard, check_named
 from wal.segment import create_segment, segment_name, write_fully
 
 AHEAD_FROM_BYTES = 64 << 10

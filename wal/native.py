@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ledger.hlc import node_hash
 from ledger.positions import Epoch, Lsn
-from wal.guard import gone
+from wal.folder import gone
 from wal.log import Log, Room
 from wal.queue import NO_BELL, Bounds, PythonQueue, Queue
 
@@ -22,7 +22,7 @@ except ImportError:
     _module = None
 
 check_batches: Callable[..., int | None] = getattr(_module, "check_batches", lambda *_: None)
-"""As ``wal.replication.checking.check_batches``, of a node with this hash; None where that has to be asked."""
+"""As ``wal.replication.replica_log.check_batches``, of a node with this hash; None where that has to be asked."""
 _Queue: Any = getattr(_module, "Queue", object)
 _Stream: Any = getattr(_module, "Stream", None)
 

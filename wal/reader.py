@@ -1,25 +1,245 @@
-"""Reading records back in LSN order, each batch checked before the first record of it is given out."""
+"""Reading a log back, in bounded memory, changing nothing: batches, records, and whole segments.
+
+``batch_at`` reads one batch and checks every record of it. ``scan_segment`` passes over a whole segment for recovery:
+it checks the CRC of every BATCH record, that each batch begins where the one before it ended, and the CRC of every
+body; it checks record by record only the last batch and the one that ends the pass. The range that any other batch
+announces is checked by the BATCH record behind it. ``read`` gives records in LSN order, each batch checked before its
+first record.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 from ledger.errors import WalCorruptError, WalError
-from ledger.hlc import Hlc
-from ledger.machines.events import RETURNED_RECORD_TYPE
-from ledger.positions import NO_EPOCH, Epoch, Lsn
+from ledger.hlc import Hlc, node_hash
+from ledger.machines.events import BATCH_RECORD_TYPE, RETURNED_RECORD_TYPE
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
 from wal.format import (
+    BATCH,
+    BATCH_BODY_BYTES_LIMIT,
+    BATCH_RECORD_BYTES,
+    CRC_BYTES,
+    HLC_AT,
+    LSN_LIMIT,
+    PENDING,
     RECORD,
     RECORD_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
+    BatchRecord,
     FormatError,
     SegmentHeader,
+    check_record,
+    decode_batch,
     decode_returned,
+    node_of,
 )
-from wal.scan import Batch, Damage, batch_at
 from wal.segment import Segment, list_segments, misplaced, opened, read_header
+
+WINDOW_BYTES = 4 << 20
+"""What is read at once. A scan holds one of these and, of a batch that is longer, damaged or the last, its body."""
+
+_ZEROS = bytes(WINDOW_BYTES)
+_BATCH_LENGTH = BATCH_RECORD_BYTES.to_bytes(4, "big")
+_LENGTH_AT = 4
+
+
+class Batch(NamedTuple):
+    """One batch whose BATCH record stands at ``offset``; ``body`` is its records, each checked."""
+
+    offset: int
+    record: BatchRecord
+    body: bytes
+
+    @property
+    def end(self) -> int:
+        """Where the next batch begins."""
+        return self.offset + BATCH_RECORD_BYTES + self.record.body_bytes
+
+
+class Damage(NamedTuple):
+    """The first thing wrong in a segment: the record at ``offset``, which should have had ``lsn``.
+
+    ``batch`` is what the BATCH record at ``batch_offset`` announces, None when that record is the bad one;
+    then ``batch_offset == offset``. ``sound_hlc`` is the packed HLC of the batch's last sound record, if any.
+    """
+
+    offset: int
+    lsn: Lsn
+    reason: str
+    batch_offset: int
+    batch: BatchRecord | None = None
+    sound_hlc: bytes | None = None
+
+    @property
+    def survivors(self) -> int:
+        """Sound records of the batch, before the bad one."""
+        return 0 if self.batch is None else self.lsn - self.batch.first_lsn
+
+
+class SegmentScan(NamedTuple):
+    """One segment: sound up to ``end``, its last sound LSN ``last_lsn``, and what is wrong behind it.
+
+    ``last_batch_offset`` and ``highest_hlc`` (packed) are those of the last sound batch, None without one
+    or where it is not known.
+    """
+
+    end: int
+    last_lsn: Lsn
+    last_batch_offset: int | None
+    highest_hlc: bytes | None
+    damage: Damage | None
+
+
+def batch_at(
+    descriptor: int, offset: int, next_lsn: Lsn | None, node_id: str, from_lsn: Lsn = BEFORE_FIRST
+) -> Batch | Damage | None:
+    """The batch at ``offset``, or what is wrong there; None at the end of the segment.
+
+    It must begin with ``next_lsn``, if that is known. Of a batch that ends below ``from_lsn`` the records are not read:
+    its body is empty.
+    """
+    data = os.pread(descriptor, BATCH_RECORD_BYTES, offset)
+    try:
+        record = decode_batch(data, 0, len(data))
+        if next_lsn not in (None, record.first_lsn):
+            raise FormatError(f"a batch begins with LSN {record.first_lsn} where {next_lsn} should be")
+    except FormatError as error:
+        is_end = end_of_data(descriptor, offset) == offset
+        return None if is_end else Damage(offset, next_lsn or BEFORE_FIRST, str(error), offset)
+    if record.last_lsn < from_lsn:
+        return Batch(offset, record, b"")
+    batch = Batch(offset, record, os.pread(descriptor, record.body_bytes, offset + BATCH_RECORD_BYTES))
+    return _bad_record(batch, node_id) or batch
+
+
+def _bad_record(batch: Batch, node_id: str) -> Damage | None:
+    """Walk a batch record by record; None when it is all it announces to be."""
+    offset, announced, body = batch
+    at = 0
+    lsn = announced.first_lsn
+    sound_hlc = None
+    try:
+        while lsn <= announced.last_lsn:
+            length = check_record(body, at, lsn=lsn, node_id=node_id, available=len(body) - at)
+            sound_hlc = body[at + HLC_AT.start : at + HLC_AT.stop]
+            at += length
+            lsn = Lsn(lsn + 1)
+    except FormatError as error:
+        return Damage(offset + BATCH_RECORD_BYTES + at, lsn, str(error), offset, announced, sound_hlc)
+    if at != announced.body_bytes or sound_hlc != announced.hlc or crc32(body) != announced.body_crc32:
+        return Damage(offset, announced.first_lsn, "the BATCH record disagrees with its records", offset)
+    return None
+
+
+def scan_segment(descriptor: int, next_lsn: Lsn, node_id: str) -> SegmentScan:
+    """Scan the segment open as ``descriptor``, whose first record must have ``next_lsn``.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    window = memoryview(bytearray(WINDOW_BYTES))
+    offset = SEGMENT_HEADER_BYTES
+    last: tuple[int, Lsn] | None = None
+    damage: Damage | None = None
+    while filled := os.preadv(descriptor, (window,), offset):
+        run = sound_run(window[:filled], next_lsn)
+        if not run.end:
+            # Longer than the window, or damaged, or the end.
+            found = batch_at(descriptor, offset, next_lsn, node_id)
+            if not isinstance(found, Batch):
+                damage = found
+                break
+            run = SoundRun(found.end - offset, Lsn(found.record.last_lsn + 1), 0, next_lsn)
+        last = offset + run.last_at, run.first_lsn
+        offset += run.end
+        next_lsn = run.next_lsn
+    if last is None:
+        return SegmentScan(offset, Lsn(next_lsn - 1), None, None, damage)
+    last_offset, first_lsn = last
+    found = batch_at(descriptor, last_offset, first_lsn, node_id)
+    if isinstance(found, Batch):
+        return SegmentScan(offset, Lsn(next_lsn - 1), last_offset, found.record.hlc, damage)
+    return SegmentScan(last_offset, Lsn(first_lsn - 1), None, None, found)
+
+
+class SoundRun(NamedTuple):
+    """Sound batches one behind the other, up to ``end``: the last begins at ``last_at``, with ``first_lsn``."""
+
+    end: int
+    next_lsn: Lsn
+    last_at: int
+    first_lsn: Lsn
+
+
+def sound_run(data: memoryview, first_lsn: Lsn) -> SoundRun:
+    """The sound batches that lie whole in ``data``, from its start on.
+
+    Asks of each what ``decode_batch`` asks, in the order that is fastest for a batch that passes.
+    """
+    at = last_at = 0
+    next_lsn: int = first_lsn
+    end = len(data)
+    unpack = BATCH.unpack_from
+    while end - at >= BATCH_RECORD_BYTES:
+        crc, length, lsn, _, state, kind, first, last, body_bytes, body_crc32 = unpack(data, at)
+        body_at = at + BATCH_RECORD_BYTES
+        behind = body_at + body_bytes
+        if (
+            behind > end
+            or crc32(data[at + CRC_BYTES : body_at]) != crc
+            or crc32(data[body_at:behind]) != body_crc32
+            or not lsn == first == next_lsn <= last <= LSN_LIMIT
+            or not (last - first + 1) * RECORD_HEADER_BYTES <= body_bytes <= BATCH_BODY_BYTES_LIMIT
+            or length != BATCH_RECORD_BYTES
+            or kind != BATCH_RECORD_TYPE
+            or state != PENDING
+        ):
+            break
+        last_at, at = at, behind
+        first_lsn, next_lsn = first, last + 1
+    return SoundRun(at, Lsn(next_lsn), last_at, first_lsn)
+
+
+def find_batch(descriptor: int, offset: int, above_lsn: Lsn, node_id: str) -> int | None:
+    """Offset of the first sound BATCH record at or behind ``offset`` that begins above ``above_lsn``.
+
+    It is looked for at every byte, since damage may have made every length before it worthless.
+    """
+    hashed = node_hash(node_id)
+    for start, data in _windows(descriptor, offset, overlap=BATCH_RECORD_BYTES - 1):
+        found = data.find(_BATCH_LENGTH, _LENGTH_AT)
+        while found >= 0:
+            try:
+                batch = decode_batch(data, found - _LENGTH_AT, len(data))
+            except FormatError:
+                batch = None
+            if batch is not None and batch.first_lsn > above_lsn and node_of(batch.hlc) == hashed:
+                return start + found - _LENGTH_AT
+            found = data.find(_BATCH_LENGTH, found + 1)
+    return None
+
+
+def end_of_data(descriptor: int, offset: int) -> int:
+    """Offset behind the last byte that is not zero; ``offset`` when there is none from there on."""
+    end = offset
+    for start, data in _windows(descriptor, offset):
+        if data != _ZEROS[: len(data)]:
+            end = start + len(data.rstrip(b"\0"))
+    return end
+
+
+def _windows(descriptor: int, offset: int, overlap: int = 0) -> Iterator[tuple[int, bytes]]:
+    """``(offset, bytes)`` from ``offset`` to the end of the file, ``overlap`` bytes in common."""
+    while data := os.pread(descriptor, WINDOW_BYTES, offset):
+        yield offset, data
+        if len(data) <= overlap:
+            return
+        offset += len(data) - overlap
 
 
 class Record(NamedTuple):

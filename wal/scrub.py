@@ -33,7 +33,7 @@ from typing import NamedTuple
 from ledger.errors import WalCorruptError
 from ledger.positions import BEFORE_FIRST, Lsn, before
 from wal.format import SEGMENT_HEADER_BYTES, FormatError
-from wal.scan import Batch, Damage, batch_at, sound_run
+from wal.reader import Batch, Damage, batch_at, sound_run
 from wal.segment import Segment, list_segments, opened, read_header
 
 INTERVAL_DEFAULT_S = 7 * 86400.0

@@ -1,29 +1,36 @@
-"""Cutting a log back to a position: what a member of a quorum does with the end of a log that lost.
+"""Taking records out of a log: at its end, which is kept in other files, and at its start.
 
-Steps of ``truncate``, each durable before the next:
+Steps of ``truncate``, by which a member of a quorum cuts off the end of a log that lost; each is durable before the
+next:
 
-    1. The control file knows nothing above the position as durable any more.
-    2. Segments that begin above it are set aside, the newest first.
-    3. The end of the segment that holds it is copied aside.
-    4. That segment is made anew, up to the position, under another name, and takes its place.
+    1. The control file records nothing above the position as durable any more.
+    2. Segments that begin above it are renamed to ``cut-...``, the newest first.
+    3. The end of the segment that holds it is copied to ``cut-...``.
+    4. That segment is written again, up to the position, under another name, and renamed to its own.
 
-After a crash between any two the log is sound and ends at or above the position, so that recovery finds nothing wrong
-with it and the same call goes on. A later epoch may write only once it has returned.
+After a crash between any two the log is sound and ends at or above the position, so recovery accepts it and the same
+call continues. A later epoch may write only once it has returned.
+
+After ``remove_segments``, which removes the oldest::
+
+    the last segment is there
+    the segments that are there follow one another without a gap
+    every record above upto_lsn is there
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 from ledger.errors import WalError
 from ledger.positions import Epoch, Lsn
 from wal import control as control_file
-from wal.aside import copy_range, copy_tail, set_aside
 from wal.format import HLC_AT, batch_of, encode_batch
-from wal.reader import batches, records_of
-from wal.scan import Batch
-from wal.segment import UNNAMED_SUFFIX, Segment, list_segments, opened, sync_folder
+from wal.reader import WINDOW_BYTES, Batch, batches, end_of_data, records_of
+from wal.segment import NEW_FILE, UNNAMED_SUFFIX, Segment, list_segments, opened, sync_folder, write_fully
 
 CUT_PREFIX = "cut-"
 
@@ -84,3 +91,65 @@ def _first_of(batch: Batch, epoch: Epoch, node_id: str, last_lsn: Lsn) -> bytes:
     last_at = len(body) - left[-1].length
     hlc = body[last_at + HLC_AT.start : last_at + HLC_AT.stop]
     return encode_batch(batch_of(left[0].lsn, last_lsn, hlc, body)) + body
+
+
+def set_aside(folder: Path, segment: Segment, prefix: str) -> str:
+    """Rename a segment that no longer belongs to the log; its new name, which is durable."""
+    aside = _free_name(folder, segment, 0, prefix)
+    os.rename(segment.path, aside)
+    sync_folder(folder)
+    return aside.name
+
+
+def copy_tail(folder: Path, segment: Segment, offset: int, prefix: str) -> str:
+    """Keep the bytes from ``offset`` on in a file of their own, durably; its name."""
+    aside = _free_name(folder, segment, offset, prefix)
+    unfinished = aside.with_name(aside.name + UNNAMED_SUFFIX)
+    with opened(segment.path) as source:
+        copy_range(source, unfinished, offset, end_of_data(source, offset))
+    os.rename(unfinished, aside)
+    sync_folder(folder)
+    return aside.name
+
+
+def copy_range(source: int, target: Path, start: int, end: int, rest: bytes = b"") -> None:
+    """Make the file ``target`` of the bytes from ``start`` to ``end`` of an open file, then ``rest``, and sync it."""
+    with opened(target, NEW_FILE) as descriptor:
+        for at in range(start, end, WINDOW_BYTES):
+            data = os.pread(source, min(WINDOW_BYTES, end - at), at)
+            write_fully(descriptor, (data,), at - start)
+        if rest:
+            write_fully(descriptor, (rest,), end - start)
+        os.fsync(descriptor)
+
+
+def _free_name(folder: Path, segment: Segment, offset: int, prefix: str) -> Path:
+    """``<prefix><base lsn>-<epoch>-<offset>``, numbered when something earlier took that."""
+    name = f"{prefix}{segment.path.stem}-{offset}"
+    path = folder / name
+    number = 1
+    while path.exists():
+        number += 1
+        path = folder / f"{name}.{number}"
+    return path
+
+
+def remove_segments(
+    folder: Path, upto_lsn: int, older_than_s: float, now_s: float, retire: Callable[[str], None] = lambda _: None
+) -> list[str]:
+    """Remove segments that end at or below ``upto_lsn`` and were last written ``older_than_s`` ago; their names.
+
+    ``upto_lsn`` MUST be chained and signed. ``now_s`` is seconds since 1970, as the file system counts them. ``retire``
+    is told each name before it goes: the writer's, where one is at work. A crash in the middle leaves fewer removed.
+    """
+    segments = list_segments(folder)
+    removed = []
+    for segment, follower in pairwise(segments):
+        written_s = segment.path.stat().st_mtime
+        if follower.base_lsn - 1 > upto_lsn or written_s > now_s - older_than_s:
+            break
+        retire(segment.name)
+        segment.path.unlink()
+        removed.append(segment.name)
+        sync_folder(folder)
+    return removed

@@ -26,11 +26,10 @@ from ledger.positions import BEFORE_FIRST, Lsn
 from wal.control import Control
 from wal.group_commit import GroupCommit
 from wal.replication import configuration as configurations
-from wal.replication.ack_mode import AckMode
-from wal.replication.file_log import oldest_whole_lsn
+from wal.replication.configuration import AckMode
+from wal.replication.file_log import TailReader, oldest_whole_lsn
 from wal.replication.leading import Reached, Shipper
 from wal.replication.proposer import Proposer
-from wal.replication.tail_reader import TailReader
 
 QUORUM_AWAY_S = 1.0
 """For so long a quorum may be away, as when its members restart, before writes are told that there is none."""

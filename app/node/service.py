@@ -84,7 +84,7 @@ from ledger.verification.verdict import Break
 from wal.group_commit import GroupCommit
 from wal.log import Log
 from wal.queue import NO_BELL
-from wal.replication.ack_mode import AckMode
+from wal.replication.configuration import AckMode
 
 WAL_CLOSE_TIMEOUT_S = 10.0
 WAITING_SHARE = 0.4

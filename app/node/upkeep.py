@@ -18,8 +18,8 @@ from app.store import idempotency
 from app.write.pending.quarantine import Quarantine
 from ledger.positions import Lsn, before
 from wal import control as wal_control
-from wal import retention as wal_retention
 from wal.group_commit import GroupCommit
+from wal.truncation import remove_segments
 
 HOURLY_S = 3600.0
 
@@ -81,7 +81,7 @@ class Upkeep:
         while True:
             await asyncio.sleep(min(HOURLY_S, max(retain_s, 1.0)))
             removed = await asyncio.to_thread(
-                wal_retention.remove_segments,
+                remove_segments,
                 self._started.folder,
                 self.settled_lsn(),
                 retain_s,

@@ -21,7 +21,7 @@ from tests.app.test_replication import NODE, Keepers, MakeReplicated, keepers, r
 from tests.conftest import Database
 from tests.tally import run_tally
 from wal.control import CONTROL_NAME
-from wal.replication.inquiry import Keeper
+from wal.replication.frames import Keeper
 from wal.replication.messages import WalStatus
 
 __all__ = ["keepers", "replicated"]

@@ -38,15 +38,15 @@ from tests.ledger.test_packed_entries import FORMS, WHOLE, by_rows, copied, know
 from tests.wal.logs import NODE, WAL_ID, hlc_of
 from tests.wal.replication.keepers import Keeper, talking
 from tests.wal.replication.quorums import batch
-from wal import control, scan
+from wal import control, reader
 from wal import native as wal_native
 from wal.control import Control
 from wal.format import BATCH, BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES
 from wal.inspect import verify
 from wal.replication import messages
-from wal.replication.checking import check_each
 from wal.replication.frames import Budget, ConnectionOverError, FrameSocket
 from wal.replication.messages import Ack, Append, Frame, Position
+from wal.replication.replica_log import check_each
 
 FORMATS = Path(__file__).parents[2] / "docs" / "formats"
 
@@ -190,9 +190,9 @@ def check_segment(data: bytes) -> None:
     with tempfile.TemporaryFile() as file:
         file.write(bytes(SEGMENT_HEADER_BYTES) + data)
         file.flush()
-        found = scan.scan_segment(file.fileno(), Lsn(1), NODE)
-        scan.find_batch(file.fileno(), SEGMENT_HEADER_BYTES, Lsn(0), NODE)
-        scan.end_of_data(file.fileno(), SEGMENT_HEADER_BYTES)
+        found = reader.scan_segment(file.fileno(), Lsn(1), NODE)
+        reader.find_batch(file.fileno(), SEGMENT_HEADER_BYTES, Lsn(0), NODE)
+        reader.end_of_data(file.fileno(), SEGMENT_HEADER_BYTES)
     assert SEGMENT_HEADER_BYTES <= found.end <= SEGMENT_HEADER_BYTES + sound_bytes(data)
     assert found.damage is not None or not data[found.end - SEGMENT_HEADER_BYTES :].strip(b"\0")
 

@@ -12,8 +12,8 @@ import pytest
 from tests.wal.logs import NODE, LogWriter
 from wal.format import BATCH_RECORD_BYTES, RECORD_HEADER_BYTES
 from wal.log import AHEAD_BATCH_BYTES_MAX, AHEAD_BYTES, AHEAD_FROM_BYTES
+from wal.reader import end_of_data
 from wal.recovery import recover
-from wal.scan import end_of_data
 from wal.segment import list_segments, opened
 
 pytestmark = pytest.mark.usefixtures("core")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.wal.logs import NODE, lsns_in
+from wal.folder import FolderLock
 from wal.inspect import verify
-from wal.lock import acquire
 from wal.recovery import recover
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**32))
 def test_every_lsn_reported_durable_outlives_kill(tmp_path: Path) -> None:
     print(f"SEED={SEED}")
     draw = random.Random(SEED)
-    acquire(tmp_path).release()
+    FolderLock(tmp_path).release()
     next_lsn = epoch = 1
     for _ in range(ROUNDS):
         reports = draw.choice((0, 1, 2, 10, 100, 1000))

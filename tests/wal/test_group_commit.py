@@ -21,9 +21,9 @@ from ledger.errors import (
 from ledger.hlc import Clock, Hlc
 from ledger.machines.events import BATCH_RECORD_TYPE
 from tests.wal.logs import FULL, NODE, WAIT_S, WAL_ID, LogWriter, hlc_of, lsns_in, payload_of, snapshot
+from wal.folder import CHECK_INTERVAL_S
 from wal.format import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
 from wal.group_commit import GroupCommit
-from wal.guard import CHECK_INTERVAL_S
 from wal.inspect import dump
 from wal.log import Log
 from wal.queue import HALF_MIN, HEARD_MAX

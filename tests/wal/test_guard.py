@@ -11,10 +11,9 @@ import pytest
 from ledger.errors import WalPoisonedError
 from tests.wal.logs import LogWriter
 from wal.control import CONTROL_NAME
-from wal.guard import CHECK_INTERVAL_S
-from wal.lock import LOCK_NAME, acquire
-from wal.retention import remove_segments
+from wal.folder import CHECK_INTERVAL_S, LOCK_NAME, FolderLock
 from wal.segment import list_segments
+from wal.truncation import remove_segments
 
 pytestmark = pytest.mark.usefixtures("core")
 
@@ -49,7 +48,7 @@ def replace(path: Path) -> None:
 def test_an_idle_writer_misses_a_file(
     tmp_path: Path, which: Callable[[Path], Path], fault: Callable[[Path], None]
 ) -> None:
-    with acquire(tmp_path):
+    with FolderLock(tmp_path):
         log = LogWriter(tmp_path, segment_bytes=400)
         log.batches([1, 2, 3, 4])
         assert len(list_segments(tmp_path)) > 2

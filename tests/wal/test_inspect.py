@@ -16,8 +16,8 @@ from ledger.chain.record import EventRecord, encode
 from ledger.errors import NotFoundError
 from tests.wal.logs import NODE, WAIT_S, WAL_ID, LogWriter, hlc_of, naive_batch, naive_segment, snapshot
 from wal import control, inspect
+from wal.folder import FolderLock
 from wal.inspect import SETTLE_S, dump, verify, wal_folders
-from wal.lock import acquire
 
 
 def a_log(folder: Path) -> list[Path]:
@@ -66,7 +66,7 @@ def test_each_record_is_dumped_with_the_state_that_the_control_file_shows(tmp_pa
 
 
 def test_a_log_without_a_segment_yet_is_sound(tmp_path: Path) -> None:
-    acquire(tmp_path / NODE).release()
+    FolderLock(tmp_path / NODE).release()
     (report,) = verify(tmp_path)
     assert (report.verdict, report.node_id, report.records, report.last_lsn) == ("ok", NODE, 0, 0)
 

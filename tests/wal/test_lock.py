@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import WalLockedError
-from wal.lock import LOCK_NAME, acquire
+from wal.folder import LOCK_NAME, FolderLock
 
 HOLDER = """
 import sys
 from pathlib import Path
-from wal.lock import acquire
-lock = acquire(Path(sys.argv[1]))
+from wal.folder import FolderLock
+lock = FolderLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -24,9 +24,9 @@ sys.stdin.read()
 
 def test_a_second_opener_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
     folder = tmp_path / "wal" / "node-a"
-    with acquire(folder), pytest.raises(WalLockedError, match=f"process {os.getpid()}"):
-        acquire(folder)
-    acquire(folder).release()
+    with FolderLock(folder), pytest.raises(WalLockedError, match=f"process {os.getpid()}"):
+        FolderLock(folder)
+    FolderLock(folder).release()
 
 
 def test_another_process_is_refused_until_the_holder_is_killed(tmp_path: Path) -> None:
@@ -36,19 +36,19 @@ def test_another_process_is_refused_until_the_holder_is_killed(tmp_path: Path) -
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(WalLockedError, match=f"process {holder.pid}"):
-            acquire(tmp_path)
+            FolderLock(tmp_path)
         holder.kill()
         holder.wait()
-        acquire(tmp_path).release()
+        FolderLock(tmp_path).release()
 
 
 def test_releasing_twice_is_harmless(tmp_path: Path) -> None:
-    lock = acquire(tmp_path)
+    lock = FolderLock(tmp_path)
     lock.release()
-    other = acquire(tmp_path)
+    other = FolderLock(tmp_path)
     lock.release()
     with pytest.raises(WalLockedError):
-        acquire(tmp_path)
+        FolderLock(tmp_path)
     other.release()
 
 
@@ -56,4 +56,4 @@ def test_a_lock_that_a_full_disk_refuses_is_held_by_nobody(tmp_path: Path) -> No
     (tmp_path / LOCK_NAME).symlink_to("/dev/full")
     for _ in range(2):
         with pytest.raises(OSError, match="Errno"):
-            acquire(tmp_path)
+            FolderLock(tmp_path)

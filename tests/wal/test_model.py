@@ -14,8 +14,8 @@ from wal.format import BATCH_RECORD_BYTES, RECORD_HEADER_BYTES, SEGMENT_HEADER_B
 from wal.inspect import dump, verify
 from wal.reader import read
 from wal.recovery import recover
-from wal.retention import remove_segments
 from wal.segment import list_segments
+from wal.truncation import remove_segments
 
 # Where batches and segments end depends on the writer's thread, so places are drawn as parts of what is there.
 FRACTION = st.floats(0, 1, exclude_max=True)

@@ -17,10 +17,8 @@ from wal import control
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, BatchRecord, encode_batch, encode_record
 from wal.history import EpochStart
 from wal.lost_ends import lost_ends, records_in
-from wal.reader import Record
-from wal.recovery import recover
-from wal.scan import WINDOW_BYTES
-from wal.survey import Survey
+from wal.reader import WINDOW_BYTES, Record
+from wal.recovery import Survey, recover
 
 # 14 records: 8 in a first segment, 6 in a second; the last batch holds 12 to 14.
 FIRST = [[1], [2, 3, 4], [5, 6, 7, 8]]

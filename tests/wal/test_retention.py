@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.wal.logs import NODE, LogWriter, lsns_in, naive_segment
 from wal.recovery import recover
-from wal.retention import remove_segments
 from wal.segment import list_segments
+from wal.truncation import remove_segments
 
 NOW_S = 1_800_000_000.0
 DAY_S = 86_400.0

@@ -10,7 +10,7 @@ import pytest
 from ledger.errors import WalCorruptError
 from ledger.positions import Lsn
 from tests.wal.logs import NODE, LogWriter, naive_segment
-from wal.scan import WINDOW_BYTES as SCAN_BYTES
+from wal.reader import WINDOW_BYTES as SCAN_BYTES
 from wal.scrub import WINDOW_BYTES, LogCopy, Scrubber, check_segment
 from wal.segment import Segment, list_segments, read_header
 

@@ -16,10 +16,8 @@ from ledger.errors import InvalidInputError, WalCorruptError, WalError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
 from wal import history as histories
 from wal.format import LSN_LIMIT
-from wal.history import History
+from wal.history import History, last_common
 from wal.replication import messages
-from wal.replication.checking import check_batches
-from wal.replication.divergence import last_common
 from wal.replication.messages import (
     Ack,
     Append,
@@ -37,7 +35,7 @@ from wal.replication.messages import (
     Ready,
     Refusal,
 )
-from wal.replication.replica_log import ReplicaLog
+from wal.replication.replica_log import ReplicaLog, check_batches
 
 FETCH_BYTES_MAX = 4 << 20
 """More than about this is not given at once, whatever is asked for."""
@@ -175,7 +173,7 @@ class Acceptor:
         if not _is_history(message.history, message.epoch) or message.first_lsn < 1:
             return self._refuse(messages.UNREADABLE, "the history is not one of this epoch")
         log = self._log
-        common = last_common(log.history, log.tail, message.history)
+        common = last_common(log.history, log.tail.lsn, message.history)
         if common < self._committed_lsn and message.first_lsn <= self._committed_lsn:
             return self._refuse(
                 messages.COMMITTED,

@@ -1,22 +1,23 @@
-"""The list of members that keep one log: who they are, who of them votes, and how far it has changed.
+"""Who keeps one log: the members and their addresses, who votes, and what must hold a write before it is committed.
 
-The file ``members`` beside the log, JSON in ASCII and one line::
+The list of members is the file ``members`` beside the log, JSON in ASCII and one line::
 
     {"copies": false, "epoch": 3, "generation": 2, "home": "use1", "members": [["<32 hex>", "use1"], ...]} <crc32 hex>
 
-Replaced as a whole. The control file holds the generation, too, stored later: so a list that is older than that was put
-back, and counts for nothing.
+It is replaced as a whole. The control file holds the generation, too, and is stored later: so a list that is older was
+put back from a copy, and is refused.
 """
 
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from ledger.errors import WalCorruptError
+from ledger.errors import ConfigurationError, WalCorruptError
 from ledger.positions import NO_EPOCH, Epoch
 from wal.format import LSN_LIMIT
 from wal.segment import read_file, store_file
@@ -137,3 +138,30 @@ def load(folder: Path, generation: int) -> Configuration:
 
 def _corrupt(reason: str) -> WalCorruptError:
     return WalCorruptError(MEMBERS_NAME, 0, f"the list of members cannot be trusted: {reason}")
+
+
+class AckMode(StrEnum):
+    """``wal.ack_mode``. With the local ones members keep copies; with the others they vote."""
+
+    LOCAL_ASYNC = "LOCAL_ASYNC"
+    LOCAL_GROUP_SYNC = "LOCAL_GROUP_SYNC"
+    LOCAL_SYNC = "LOCAL_SYNC"
+    REPLICATED_QUORUM = "REPLICATED_QUORUM"
+    REPLICATED_ALL = "REPLICATED_ALL"
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether nothing is committed that other machines do not hold."""
+        return self in (AckMode.REPLICATED_QUORUM, AckMode.REPLICATED_ALL)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``; an IPv6 host is in brackets.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(f"{address!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)

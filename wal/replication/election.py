@@ -1,30 +1,46 @@
-"""Becoming the writer of a log: greet the members, have a majority promise an epoch, find the log that counts.
+"""Becoming the writer of a log: have a majority of the members promise an epoch, find the log that counts, follow it.
 
-Pure: told what happened, it answers with what to say to whom. Nothing is written here; the ``Plan`` says what is to be
-done to the proposer's own copy before the first record of the new epoch.
+Pure: ``Election`` is given what happened and answers with the messages to send. Its ``Plan`` says what to do to the
+proposer's own copy before the first record of the new epoch, and ``follow`` does that.
 
 Steps::
 
-    1. greet all; the newest list of members that anybody knows says who votes
-    2. take an epoch above all that anybody promised, and prepare it with all who answered
+    1. greet all; the newest list of members that any of them knows says who votes
+    2. take an epoch above all that were promised, and prepare it with all members that answered
     3. once a majority of the voters promised, no record of a lower epoch can be committed any more: the best log among
-       theirs and one's own holds all that ever was
+       theirs and the own one holds all that ever was
+    4. cut the own copy where it parts from that log, and fetch what it lacks from the member that has it
 
-Where nobody votes yet, or what the members hold are copies, one's own log is what counts, and step 3 asks nobody. That
-nobody votes must be known: who wants a quorum begins one only where every member answers and none knows of one.
+If nobody votes yet, or what the members hold are copies, the own log counts, and step 3 asks nobody. That nobody votes
+must be known: a quorum begins only if every member answers and none knows of one. After a crash at any point the next
+election finds an own copy that is sound, and no longer than it may be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
-from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after
+from ledger.errors import InvalidInputError, WalError
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
 from wal import history as histories
-from wal.history import History
+from wal.history import History, last_common
 from wal.replication.configuration import Configuration, Member
-from wal.replication.divergence import last_common
-from wal.replication.messages import EMPTY, FENCED, Greet, Greeting, Message, Position, Prepare, Promise, Refusal
+from wal.replication.messages import (
+    EMPTY,
+    FENCED,
+    Batches,
+    Fetch,
+    Frame,
+    Greet,
+    Greeting,
+    Message,
+    Position,
+    Prepare,
+    Promise,
+    Refusal,
+)
+from wal.replication.replica_log import ReplicaLog, check_batches
 
 ATTEMPTS_MAX = 8
 """How often a higher epoch is tried when another proposer is faster: it wins then."""
@@ -250,7 +266,7 @@ class Election:
             if promise.tail > tail:
                 best, tail, history = address, promise.tail, promise.history
         donor = voting[best] if best is not None else None
-        keep_lsn = tail.lsn if donor is None else last_common(own.history, own.tail, donor.history)
+        keep_lsn = tail.lsn if donor is None else last_common(own.history, own.tail.lsn, donor.history)
         # the donor may have forgotten how the log began that one's own copy still has
         oldest_lsn = min((start.first_lsn for start in history), default=keep_lsn)
         kept = histories.up_to(own.history, keep_lsn)
@@ -276,3 +292,46 @@ class Election:
         return (
             f"no quorum: {len(answered)} of {len(voters)} members that vote answer, {len(voters) // 2 + 1} are needed"
         )
+
+
+FETCH_BYTES = 4 << 20
+
+
+def follow(plan: Plan, log: ReplicaLog) -> Generator[Fetch, Frame, None]:
+    """Yields what to ask the donor, and is sent his answers.
+
+    Raises:
+        WalError: the donor does not have what he promised, or not any more.
+        OSError: the own copy cannot be written.
+    """
+    if plan.donor is not None:
+        if after(plan.keep_lsn) < max(plan.donor_first_lsn, log.first_lsn):
+            log.begin_at(plan.donor_first_lsn, histories.up_to(plan.history, before(plan.donor_first_lsn)))
+        elif plan.keep_lsn < log.tail.lsn:
+            log.truncate(plan.keep_lsn)
+        while log.tail.lsn < plan.tail.lsn:
+            _take((yield Fetch(after(log.tail.lsn), FETCH_BYTES)), plan, log)
+        log.sync()
+        if log.tail != plan.tail:
+            raise WalError(f"the log ends with {log.tail} where {plan.tail} was promised")
+    if plan.configuration.order > log.configuration.order:
+        log.configure(plan.configuration)
+    log.store(log.control._replace(committed_lsn=min(plan.committed_lsn, log.tail.lsn)))
+
+
+def _take(answer: Frame, plan: Plan, log: ReplicaLog) -> None:
+    """Append what the donor answered: batches of the epoch that the history names, and no further than promised."""
+    message, first_lsn = answer.message, after(log.tail.lsn)
+    if isinstance(message, Refusal):
+        raise WalError(f"the member that holds the log refuses to give it: {message.reason}: {message.detail}")
+    if not isinstance(message, Batches) or not answer.body:
+        raise WalError(f"the member that holds the log gave nothing behind LSN {log.tail.lsn}")
+    try:
+        last_lsn = check_batches(answer.body, first_lsn, log.control.node_id)
+    except InvalidInputError as error:
+        raise WalError(f"the member that holds the log gave what is damaged: {error}") from error
+    epochs = {histories.epoch_of(plan.history, lsn) for lsn in (first_lsn, last_lsn)}
+    if epochs != {message.written_in} or last_lsn > plan.tail.lsn:
+        raise WalError(f"LSN {first_lsn} to {last_lsn} of epoch {message.written_in} are not what was promised")
+    log.append(message.written_in, answer.body)
+    log.sync()

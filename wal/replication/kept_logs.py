@@ -1,7 +1,14 @@
 """The logs that a safekeeper keeps: ``<dir>/<node_id>/`` each, opened when first asked for, so many open at once.
 
-A log is opened by recovering it. One of whose files an operation failed is closed as it is, never used further, and
-opened anew when it is next asked for; where that fails, too, whoever asks is told why, and the next may try again.
+A log is opened by recovering it. If an operation on its files fails, the log is closed as it is, never used further,
+and opened again when it is next asked for; if that fails, too, the caller gets the reason, and the next may try again.
+
+The file ``committed`` beside a log says how far the member knows it to be committed. Format, big-endian::
+
+    wal_id 16 B | committed_lsn u64 | crc32 u32 over both
+
+It is written over and over without a sync, so no answer waits for it, and outlives the process that is killed. The
+control file has the position durably some seconds later. One that is damaged, or of another WAL, says nothing.
 """
 
 from __future__ import annotations
@@ -9,12 +16,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 from ledger import names
 from ledger.errors import InvalidInputError, WalCorruptError, WalError, WalFilesError
@@ -23,14 +32,63 @@ from ledger.positions import BEFORE_FIRST, NO_EPOCH, Lsn
 from wal import control as control_file
 from wal import history as histories
 from wal import native
-from wal.guard import gone
+from wal.folder import gone
+from wal.format import WAL_ID_BYTES
 from wal.native import Stream, Streamed
 from wal.replication.acceptor import Acceptor
-from wal.replication.commit_note import CommitNote
 from wal.replication.file_log import FileLog
 from wal.replication.messages import Position, WalStatus
 from wal.scrub import LogCopy, check_segment
 from wal.segment import Segment, list_segments
+
+NOTE_NAME = "committed"
+_POSITION = struct.Struct(f">{WAL_ID_BYTES}sQ")
+_CRC = struct.Struct(">I")
+_BYTES = _POSITION.size + _CRC.size
+
+
+class CommitNote:
+    """The note in ``folder`` on the WAL of this id, which MUST be closed again. ``lsn`` is what it says.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, folder: Path, wal_id: str) -> None:
+        self._wal_id = bytes.fromhex(wal_id)
+        self._descriptor = os.open(folder / NOTE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.lsn = self._read()
+
+    def write(self, lsn: Lsn) -> None:
+        """Let it say ``lsn``, which MUST be durable in the log.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if lsn > self.lsn:
+            data = _POSITION.pack(self._wal_id, lsn)
+            os.pwrite(self._descriptor, data + _CRC.pack(crc32(data)), 0)
+            self.lsn = lsn
+
+    @property
+    def wal_id(self) -> bytes:
+        return self._wal_id
+
+    @property
+    def descriptor(self) -> int:
+        """Of the file, for who writes the same, and sets ``lsn`` then."""
+        return self._descriptor
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _read(self) -> Lsn:
+        data = os.pread(self._descriptor, _BYTES, 0)
+        if len(data) < _BYTES or _CRC.unpack_from(data, _POSITION.size)[0] != crc32(data[: _POSITION.size]):
+            return BEFORE_FIRST
+        wal_id, lsn = _POSITION.unpack_from(data)
+        return Lsn(lsn) if wal_id == self._wal_id else BEFORE_FIRST
+
 
 LOGS_MAX = 4096
 """Nodes whose logs one safekeeper keeps."""

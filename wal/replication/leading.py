@@ -16,12 +16,11 @@ from typing import NamedTuple, Protocol
 from ledger.errors import FencedError, LedgerError, WalError
 from ledger.positions import BEFORE_FIRST, Lsn, after
 from wal.native import FromMember, Ship, Shipped
-from wal.replication.election import Election, Held, Plan, Said
-from wal.replication.following import follow
+from wal.replication.election import Election, Held, Plan, Said, follow
+from wal.replication.file_log import TailReader
 from wal.replication.messages import Frame, Refusal
 from wal.replication.proposer import UNDER_WAY_BYTES_MAX, Dropped, Link, Proposer
 from wal.replication.replica_log import ReplicaLog
-from wal.replication.tail_reader import TailReader
 from wal.replication.tls import PeerTls
 from wal.replication.wires import Connected, Event, Lost, Received, Wires
 

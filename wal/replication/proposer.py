@@ -20,8 +20,7 @@ from typing import NamedTuple
 from ledger.errors import WalCorruptError, WalError
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
 from wal.history import History
-from wal.replication.ack_mode import AckMode
-from wal.replication.configuration import Configuration, Member, differ_by_one
+from wal.replication.configuration import AckMode, Configuration, Member, differ_by_one
 from wal.replication.messages import (
     DAMAGED,
     EMPTY,

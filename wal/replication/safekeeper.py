@@ -17,12 +17,12 @@ from msgspec import structs
 
 from ledger.errors import InvalidInputError, WalCorruptError, WalError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, after
-from wal import lock as wal_lock
 from wal import native
+from wal.folder import FolderLock
 from wal.native import Stream
 from wal.replication import messages
 from wal.replication.acceptor import Acceptor
-from wal.replication.archiving import Archiver, Store
+from wal.replication.archive import Archiver, Store
 from wal.replication.configuration import NO_MEMBERS
 from wal.replication.kept_logs import LOGS_OPEN_MAX, KeptLog, KeptLogs, Tell
 from wal.replication.messages import (
@@ -71,7 +71,7 @@ class Safekeeper:
     ) -> None:
         self.region = region
         self.tell = tell
-        self._lock = wal_lock.acquire(folder)
+        self._lock = FolderLock(folder)
         self.logs = KeptLogs(folder, region, tell, is_archived=archive is not None)
         self._closing = threading.Event()
         self._tending = threading.Thread(target=self._open_and_tend, name="upkeep", daemon=True)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ledger.errors import InvalidInputError
-from wal.replication.address import split_address
+from wal.replication.configuration import split_address
 from wal.replication.messages import PREFIX_BYTES, Frame, decode, encode, length_of
 from wal.replication.tls import PeerTls, is_damage, reason_of
 

@@ -21,10 +21,10 @@ from ledger.enumeration import first_of
 from ledger.errors import InvalidInputError, LedgerError, WalFilesError
 from ledger.positions import BEFORE_FIRST, Lsn
 from wal import control as wal_control
-from wal.replication.address import split_address
-from wal.replication.inquiry import Keeper, status, unchained_in
+from wal.reader import scan_segment
+from wal.replication.configuration import split_address
+from wal.replication.frames import Keeper, status, unchained_in
 from wal.replication.leading import Members
-from wal.scan import scan_segment
 from wal.segment import list_segments, opened
 
 NAMED_MAX = 20

@@ -76,8 +76,8 @@ from ledger.machines.events import ACTIONS, SystemAction
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after
 from wal import control as wal_control
 from wal import history as wal_history
-from wal import lock as wal_lock
 from wal.control import Control
+from wal.folder import FolderLock
 from wal.replication.leading import Members
 from wal.segment import sync_folder
 
@@ -96,7 +96,7 @@ class StartedNode:
 
     node: Node
     folder: Path
-    lock: wal_lock.Lock
+    lock: FolderLock
     control: Control
     """The control file as this start left it: what a running node moves in it are the positions."""
     next_lsn: Lsn
@@ -150,7 +150,7 @@ async def start_node(
         _make_durably(settings.wal_dir)
         who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
         folder = settings.wal_dir / who.node_id
-        lock = wal_lock.acquire(folder)
+        lock = FolderLock(folder)
         try:
             report_folders_of_others(settings, folder)
             members, lease = members_of(settings), None
@@ -228,7 +228,7 @@ async def _start_locked(
     settings: Settings,
     who: Identity,
     folder: Path,
-    lock: wal_lock.Lock,
+    lock: FolderLock,
     connection: NodeConnection,
     members: Members | None,
     accept_lost_wal: bool,

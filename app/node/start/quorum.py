@@ -24,7 +24,7 @@ from app.store.leases import PostgresLeases
 from ledger.errors import StartRefusedError, WalCorruptError, WalError
 from ledger.positions import NO_EPOCH, Epoch, Lsn, after
 from wal import control as wal_control
-from wal import lock as wal_lock
+from wal.folder import FolderLock
 from wal.format import LSN_LIMIT, WAL_ID_BYTES
 from wal.replication.configuration import NO_MEMBERS, Configuration
 from wal.replication.election import Election, Held
@@ -126,7 +126,7 @@ def take_lead(
     folder: Path,
     node_id: str,
     position: WalPosition | None,
-    lock: wal_lock.Lock,
+    lock: FolderLock,
     *,
     accept_loss: bool = False,
 ) -> Lead:
@@ -154,7 +154,7 @@ def _take_lead(
     folder: Path,
     node_id: str,
     position: WalPosition | None,
-    lock: wal_lock.Lock,
+    lock: FolderLock,
     *,
     accept_loss: bool,
 ) -> Lead:
@@ -198,7 +198,7 @@ def _take_lead(
 
 
 def _open(
-    folder: Path, node_id: str, position: WalPosition | None, lock: wal_lock.Lock
+    folder: Path, node_id: str, position: WalPosition | None, lock: FolderLock
 ) -> tuple[FileLog | None, str | None]:
     """The node's own copy; None where there is none, or with what is wrong with it: the start refuses that afterwards,
     unless a member has given what counts."""

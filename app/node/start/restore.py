@@ -61,7 +61,7 @@ from signing.bundle.judging import refuse_unless_trusted
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from wal import control as wal_control
-from wal import lock as wal_lock
+from wal.folder import FolderLock
 from wal.segment import FOLDER_MODE
 
 log = structlog.get_logger()
@@ -411,7 +411,7 @@ async def _alone(settings: Settings, database_url: str) -> AsyncIterator[_Locked
         raise StartRefusedError(f"{settings.wal_dir} is not there: wal.dir names the folder of the node's WAL")
     with files_usable(settings.wal_dir):
         who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
-        lock = wal_lock.acquire(settings.wal_dir / who.node_id)
+        lock = FolderLock(settings.wal_dir / who.node_id)
     try:
         async with connected_for_now(database_url) as connection:
             yield _Locked(who, settings.wal_dir / who.node_id, connection)

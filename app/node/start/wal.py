@@ -36,7 +36,7 @@ from wal import reader as wal_reader
 from wal import recovery as wal_recovery
 from wal.control import Control
 from wal.history import History
-from wal.survey import Survey
+from wal.recovery import Survey
 
 Value = TypeVar("Value")
 

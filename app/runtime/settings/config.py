@@ -65,7 +65,7 @@ from ledger.names import TENANT_ID, anchored
 from terminal.outcome import readable
 from terminal.surroundings import locale_fault
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT
-from wal.replication.ack_mode import AckMode
+from wal.replication.configuration import AckMode
 
 DEFAULT_TOML = Path("tally.toml")
 TOML_BYTES_MAX = 1 << 20

@@ -20,10 +20,9 @@ from tests.wal.replication.quorums import batch
 from wal import history as histories
 from wal.history import History
 from wal.replication import server
-from wal.replication.archiving import Store
+from wal.replication.archive import Store
 from wal.replication.configuration import NO_MEMBERS
-from wal.replication.frames import FrameSocket
-from wal.replication.inquiry import connect
+from wal.replication.frames import FrameSocket, connect
 from wal.replication.messages import (
     Ack,
     Append,

@@ -11,11 +11,9 @@ from ledger.positions import NO_EPOCH, Epoch, Lsn, after
 from tests.wal.logs import NODE, WAL_ID, hlc_of, payload_of
 from wal.format import batch_of, encode_batch, encode_record
 from wal.replication.acceptor import Acceptor
-from wal.replication.ack_mode import AckMode
-from wal.replication.configuration import Configuration
-from wal.replication.election import Election, Held, Plan, Said
+from wal.replication.configuration import AckMode, Configuration
+from wal.replication.election import Election, Held, Plan, Said, follow
 from wal.replication.file_log import FileLog
-from wal.replication.following import follow
 from wal.replication.messages import Frame, Message
 from wal.replication.proposer import Dropped, Proposer
 

@@ -16,8 +16,7 @@ from ledger.positions import NO_EPOCH, Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.quorums import HOME, Quorum, Writer, batch, lsns_of
 from wal.history import EpochStart
-from wal.replication.ack_mode import AckMode
-from wal.replication.configuration import NO_MEMBERS, Configuration, Member
+from wal.replication.configuration import NO_MEMBERS, AckMode, Configuration, Member
 from wal.replication.election import Election, Held, Plan
 from wal.replication.messages import (
     COMMITTED,

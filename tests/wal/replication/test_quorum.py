@@ -10,7 +10,7 @@ import pytest
 
 from ledger.positions import Epoch, Lsn
 from tests.wal.replication.quorums import HOME, Quorum, Writer, logs, lsns_of
-from wal.replication.ack_mode import AckMode
+from wal.replication.configuration import AckMode
 from wal.replication.election import Plan
 
 

@@ -23,8 +23,7 @@ from wal import control as control_file
 from wal.inspect import verify
 from wal.replication import configuration, frames, kept_logs, messages, safekeeper, server
 from wal.replication.configuration import NO_MEMBERS, Configuration, Member
-from wal.replication.frames import ConnectionOverError
-from wal.replication.inquiry import status
+from wal.replication.frames import ConnectionOverError, status
 from wal.replication.messages import (
     Append,
     Batches,

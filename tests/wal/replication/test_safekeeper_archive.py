@@ -17,9 +17,9 @@ from tests.pipeline.bucket_server import BucketServer, bucket_server
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.keepers import WAIT_S, Keeper, talking
 from wal.inspect import verify
-from wal.replication import archived, messages
-from wal.replication.archiving import Archiver
-from wal.replication.inquiry import status
+from wal.replication import messages
+from wal.replication.archive import Archiver, restore_log
+from wal.replication.frames import status
 from wal.replication.messages import Fetch, Greeting, Position, Refusal, WalStatus
 from wal.segment import list_segments
 
@@ -88,7 +88,7 @@ def test_a_log_is_brought_back_from_what_several_members_archived(tmp_path: Path
     first, second, third = sorted(objects_in(place))
     shutil.copy(place / second, place / second.replace(wal(keeper).member_id, "ab" * 16))
     (place / third.replace(f"{9:020d}", f"{10:020d}")).write_bytes(b"never looked at: nothing goes on to it")
-    found = archived.restore(ArchiveStore(str(place)), NODE, None, tmp_path / "back" / NODE)
+    found = restore_log(ArchiveStore(str(place)), NODE, None, tmp_path / "back" / NODE)
     assert found == (WAL_ID, Lsn(1), Position(Epoch(3), Lsn(12)))
     (report,) = verify(tmp_path / "back" / NODE)
     assert (report.verdict, report.last_lsn) == ("ok", 12)
@@ -101,15 +101,15 @@ def test_a_log_is_brought_back_from_what_several_members_archived(tmp_path: Path
         assert peer.elect(greeting.promised_epoch + 1).lsn == 12
         assert peer.append() == 13
     with pytest.raises(WalError, match="not empty"):
-        archived.restore(ArchiveStore(str(place)), NODE, None, tmp_path / "back" / NODE)
+        restore_log(ArchiveStore(str(place)), NODE, None, tmp_path / "back" / NODE)
     with pytest.raises(WalError, match=f"no log of node node-x. It holds logs of: {NODE}$"):
-        archived.restore(ArchiveStore(str(place)), "node-x", None, tmp_path / "none")
+        restore_log(ArchiveStore(str(place)), "node-x", None, tmp_path / "none")
     assert not (tmp_path / "none").exists()
     data = bytearray((place / first).read_bytes())
     data[200] ^= 1
     (place / first).write_bytes(data)
     with pytest.raises(WalCorruptError, match=f"{1:020d}"):
-        archived.restore(ArchiveStore(str(place)), NODE, WAL_ID, tmp_path / "spoilt")
+        restore_log(ArchiveStore(str(place)), NODE, WAL_ID, tmp_path / "spoilt")
 
 
 def test_what_is_not_committed_is_not_archived(keeper: Keeper, place: Path) -> None:

@@ -24,7 +24,7 @@ from tests.wal.replication.keepers import WAIT_S, KeeperProcess, talking, until
 from wal.history import EpochStart
 from wal.inspect import verify
 from wal.replication import messages
-from wal.replication.commit_note import NOTE_NAME, CommitNote
+from wal.replication.kept_logs import NOTE_NAME, CommitNote
 from wal.replication.messages import Ack, Elected, Greeting, Refusal
 from wal.replication.tls import PeerTls, TlsFiles
 

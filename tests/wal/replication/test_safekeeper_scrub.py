@@ -14,7 +14,7 @@ from ledger.positions import Epoch
 from tests.wal.logs import NODE
 from tests.wal.replication.keepers import WAIT_S, Keeper, talking
 from wal.replication.configuration import Configuration, Member
-from wal.replication.inquiry import status
+from wal.replication.frames import status
 from wal.replication.messages import Configure, Configured, Greeting, Refusal, WalStatus
 from wal.scrub import check_segment
 from wal.segment import list_segments

@@ -18,8 +18,7 @@ from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.damaging_proxy import DamagingProxy
 from tests.wal.replication.keepers import WAIT_S, Keeper, raw, talking, until
 from wal.replication import messages
-from wal.replication.frames import ConnectionOverError
-from wal.replication.inquiry import status
+from wal.replication.frames import ConnectionOverError, status
 from wal.replication.messages import EMPTY, Append, Frame, Greet, Greeting
 from wal.replication.tls import PeerTls, TlsFiles
 from wal.replication.wires import Connected, Lost, Received, Wires

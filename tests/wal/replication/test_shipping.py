@@ -24,12 +24,11 @@ from wal.group_commit import GroupCommit
 from wal.history import EpochStart
 from wal.inspect import verify
 from wal.log import Log
-from wal.replication.ack_mode import AckMode
-from wal.replication.configuration import NO_MEMBERS
+from wal.replication.configuration import NO_MEMBERS, AckMode
+from wal.replication.file_log import TailReader
 from wal.replication.leading import Members, Shipper
 from wal.replication.messages import Greeting, Prepare, Promise
 from wal.replication.proposer import Proposer
-from wal.replication.tail_reader import TailReader
 from wal.replication.wires import PAUSE_FIRST_S
 from wal.segment import list_segments
 

@@ -27,11 +27,9 @@ from tests.wal.replication.quorums import batch
 from wal import native
 from wal.inspect import verify
 from wal.replication import messages, server
-from wal.replication.commit_note import CommitNote
 from wal.replication.file_log import FileLog
-from wal.replication.frames import ConnectionOverError
-from wal.replication.inquiry import status
-from wal.replication.kept_logs import KeptLog
+from wal.replication.frames import ConnectionOverError, status
+from wal.replication.kept_logs import CommitNote, KeptLog
 from wal.replication.messages import Ack, Append, Elected, Fetch, Frame, Message, Position, Ready, Refusal, encode
 from wal.segment import list_segments
 

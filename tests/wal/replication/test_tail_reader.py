@@ -18,9 +18,9 @@ from tests.wal.replication.quorums import batch
 from wal.format import BATCH_RECORD_BYTES, decode_batch
 from wal.history import EpochStart
 from wal.log import Log
-from wal.replication import tail_reader
+from wal.replication import file_log
+from wal.replication.file_log import TailReader
 from wal.replication.replica_log import Chunk
-from wal.replication.tail_reader import TailReader
 from wal.segment import list_segments
 
 HISTORY = (EpochStart(Epoch(1), Lsn(1)), EpochStart(Epoch(2), Lsn(8)))
@@ -165,8 +165,8 @@ def test_what_a_reader_keeps_has_a_bound(written: Written) -> None:
     for last_lsn in range(8, 200):
         written.write(last_lsn, sync=True)
         written.read(last_lsn)
-    assert len(written.reader._chunks) <= tail_reader.CHUNKS_KEPT
-    assert len(written.reader._places) <= tail_reader.PLACES_KEPT
+    assert len(written.reader._chunks) <= file_log.CHUNKS_KEPT
+    assert len(written.reader._places) <= file_log.PLACES_KEPT
 
 
 @given(st.data())

@@ -12,8 +12,7 @@ from tests.wal.replication.simulation.network import Network
 from tests.wal.replication.simulation.oracle import Oracle, ViolationError
 from tests.wal.replication.simulation.site import Site
 from tests.wal.replication.simulation.world import Process, World
-from wal.replication.ack_mode import AckMode
-from wal.replication.configuration import Configuration
+from wal.replication.configuration import AckMode, Configuration
 
 HOME, AWAY = "use1", "usw2"
 FAULTS_S = 12.0

@@ -14,9 +14,8 @@ from tests.wal.replication.simulation.network import Connection, Network
 from tests.wal.replication.simulation.oracle import Oracle
 from tests.wal.replication.simulation.world import Act, Process, World
 from wal.format import encode_record
-from wal.replication.ack_mode import AckMode
-from wal.replication.election import Election, Held, Plan, Said
-from wal.replication.following import follow
+from wal.replication.configuration import AckMode
+from wal.replication.election import Election, Held, Plan, Said, follow
 from wal.replication.messages import Fetch, Frame, Greet
 from wal.replication.proposer import Dropped, Proposer
 

@@ -1,18 +1,67 @@
-"""Notices that files of a WAL folder were removed, renamed or replaced under the writer, whose descriptors would not.
+"""One writer for each WAL folder: the lock that keeps others out, and the guard that notices missing files.
 
-Watched are, by inode: the folder itself, every segment until it is retired, and ``LOCK``; and ``control``, which is
-replaced all the time, by its name alone. What was not there when the writer began is not missed, but for segments.
+A file that is removed, renamed or replaced stays open under the writer, and what it writes there would be lost. The
+guard watches, by inode, the folder itself, every segment until it is retired, and ``LOCK``; and by name ``control``,
+which is replaced all the time. It does not miss what was not there when the writer began, except segments.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
+from types import TracebackType
 
-from ledger.errors import WalError, WalFilesError
+from ledger.errors import WalError, WalFilesError, WalLockedError
 from wal.control import CONTROL_NAME
-from wal.lock import LOCK_NAME
-from wal.segment import is_segment_name
+from wal.segment import FILE_MODE, FOLDER_MODE, is_segment_name, sync_folder
+
+LOCK_NAME = "LOCK"
+
+
+class FolderLock:
+    """The exclusive ``flock`` on ``LOCK`` of one WAL folder, which is created when it is missing. Never waits.
+
+    The kernel releases the lock when the process ends, however it ends.
+
+    Raises:
+        WalLockedError: another process, or another opener in this one, holds it.
+        OSError: the file cannot be written; nobody holds the lock then.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            sync_folder(folder.parent)
+        self._descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            self.release()
+            raise WalLockedError(
+                f"WAL folder {folder} is in use by process {holder}; stop it, or give this node another node_id"
+            ) from None
+        except OSError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let another process have the folder; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
 
 CHECK_INTERVAL_S = 0.5
 """How often the folder is looked at, busy or idle: a fault is noticed within a second."""

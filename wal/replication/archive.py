@@ -1,0 +1,253 @@
+"""Putting what is committed of the logs that a safekeeper keeps into an archive, and restoring a log from there.
+
+An object is one segment as it is, each of its CRCs checked before, written once, and named::
+
+    <node_id>/<wal_id>/<20-digit first lsn>-<20-digit last lsn>-<epoch>-<member_id>.wal
+
+Nothing is removed from the archive. Members cut their segments in different places, so each archives its own; any of
+them that follow one another are the log. ``restore_log`` takes those that follow one another and reach the furthest; if
+several do, the ones that begin first. The last segment of a log is not archived until it is full or another epoch
+begins.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, NamedTuple, Protocol
+
+from ledger.errors import ArchiveConflictError, LedgerError, WalCorruptError, WalError
+from ledger.hlc import Hlc
+from ledger.positions import NO_EPOCH, Epoch, Lsn, after, before
+from wal import control as control_file
+from wal.control import Control
+from wal.format import WAL_ID_BYTES
+from wal.reader import scan_segment
+from wal.replication.file_log import FileLog
+from wal.replication.kept_logs import KeptLog, KeptLogs, Tell
+from wal.replication.messages import Position
+from wal.segment import NEW_FILE, Segment, list_segments, open_regular, opened, segment_name, sync_folder, write_fully
+
+ARCHIVE_INTERVAL_S = 5.0
+
+
+class Store(Protocol):
+    """Objects that are written once; errors are LedgerErrors."""
+
+    def prepare(self) -> None:
+        """Make it ready to be written to."""
+
+    def create(self, name: str, source: IO[bytes]) -> bool:
+        """Write all of ``source`` under ``name``, durably; False, and nothing is written, where it is taken."""
+
+    def read(self, name: str, bytes_max: int) -> bytes | None:
+        """What stands there, if anything does."""
+
+
+class Archiver:
+    """Archives ``logs`` into ``store``, in ``run``, on a thread of its own: it may wait for a network.
+
+    An archive that is away is prepared once it is back. Until then the segments are kept, and ``fault`` says why.
+    """
+
+    def __init__(self, logs: KeptLogs, store: Store, tell: Tell) -> None:
+        self._logs = logs
+        self._store = store
+        self._tell = tell
+        self._is_prepared = False
+        self.fault = ""
+        """Why the archive as a whole cannot be written to, empty while it can."""
+
+    def run(self, closing: threading.Event) -> None:
+        """Archive what is to be, now and then, until ``closing`` is set."""
+        self.archive_all(closing)
+        while not closing.wait(ARCHIVE_INTERVAL_S):
+            self.archive_all(closing)
+
+    def archive_all(self, closing: threading.Event) -> None:
+        """Archive what is to be. What fails is told once, and tried again the next time."""
+        if not self._prepare():
+            return
+        for kept in self._logs.all():
+            fault = ""
+            try:
+                self._archive(kept, closing)
+            except (LedgerError, OSError) as error:
+                fault, self._is_prepared = str(error), False
+            if fault and fault != kept.archive_fault:
+                self._tell("wal_archive_failed", {"node_id": kept.node_id, "error": fault})
+            elif kept.archive_fault and not fault:
+                self._tell("wal_archive_resumed", {"node_id": kept.node_id})
+            kept.archive_fault = fault
+
+    def _prepare(self) -> bool:
+        """Whether the archive can be written to, as far as is known."""
+        if self._is_prepared:
+            return True
+        try:
+            self._store.prepare()
+        except (LedgerError, OSError) as error:
+            if str(error) != self.fault:
+                self._tell("wal_archive_failed", {"error": str(error)})
+            self.fault = str(error)
+        else:
+            if self.fault:
+                self._tell("wal_archive_resumed", {})
+            self._is_prepared, self.fault = True, ""
+        return self._is_prepared
+
+    def _archive(self, kept: KeptLog, closing: threading.Event) -> None:
+        with kept.lock:
+            acceptor = kept.acceptor
+            if acceptor is None:
+                return
+            committed_lsn = min(acceptor.committed_lsn, kept.log.durable_lsn)
+            archived_lsn = kept.archived_lsn or Lsn(0)
+            control = kept.log.control
+            segments = list_segments(kept.folder)
+        prefix, suffix = f"{kept.node_id}/{control.wal_id}", control.member_id
+        for segment, follower in pairwise(segments):
+            last_lsn = before(follower.base_lsn)
+            if last_lsn > committed_lsn or closing.is_set():
+                return
+            if last_lsn > archived_lsn:
+                self._put(kept, segment, prefix, suffix)
+                with kept.lock:
+                    kept.archived_lsn = last_lsn
+
+    def _put(self, kept: KeptLog, segment: Segment, prefix: str, suffix: str) -> None:
+        """Archive one segment, to which nothing is added any more.
+
+        Raises:
+            ArchiveConflictError: something else stands in its place.
+            LedgerError, OSError: it cannot be read, or written there.
+        """
+        with os.fdopen(open_regular(segment.path), "rb") as file:
+            scan = scan_segment(file.fileno(), segment.base_lsn, kept.node_id)
+            if scan.damage is not None:
+                remedy = kept.remedy()
+                error = WalCorruptError(segment.name, scan.damage.offset, scan.damage.reason, remedy)
+                with kept.lock:
+                    kept.fail(error)
+                raise error
+            if scan.last_lsn < segment.base_lsn:
+                return
+            name = f"{prefix}/{segment.base_lsn:020d}-{scan.last_lsn:020d}-{segment.epoch}-{suffix}.wal"
+            if not self._store.create(name, file):
+                size = os.fstat(file.fileno()).st_size
+                if self._store.read(name, size) != os.pread(file.fileno(), size, 0):
+                    raise ArchiveConflictError(f"{name} stands in the archive already, and is not {segment.path}")
+        self._tell("wal_segment_archived", {"node_id": kept.node_id, "object": name})
+
+
+EPOCHS_LOST_MAX = 1 << 20
+"""How many epochs may have begun behind the last archived one: those that come are above, so none is used twice."""
+_OBJECT = re.compile(r"([0-9a-f]{32})/([0-9]{20})-([0-9]{20})-([1-9][0-9]{0,18})-[0-9a-f]{32}\.wal")
+
+
+class Source(Protocol):
+    """What an archive gives; errors are LedgerErrors."""
+
+    def objects(self, name: str) -> list[str]:
+        """The names below ``name`` of everything that is there."""
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The object, in pieces."""
+
+
+class Restored(NamedTuple):
+    """A log that was brought back: from which LSN to which record."""
+
+    wal_id: str
+    first_lsn: Lsn
+    tail: Position
+
+
+class _Archived(NamedTuple):
+    first_lsn: Lsn
+    last_lsn: Lsn
+    epoch: Epoch
+    name: str
+
+
+def restore_log(source: Source, node_id: str, wal_id: str | None, folder: Path) -> Restored:
+    """Make ``folder`` the WAL folder of ``node_id``, with what the archive holds of the log ``wal_id``, all of which
+    was committed; of the only one that it holds where that is None.
+
+    Raises:
+        WalError: the folder is not empty, or it is not clear which log is meant.
+        WalCorruptError: what is archived is damaged.
+        OSError: it cannot be written.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise WalError(f"{folder} is not empty: a log is brought back into a folder of its own")
+    logs: dict[str, list[_Archived]] = {}
+    for name in source.objects(node_id):
+        if found := _OBJECT.fullmatch(name):
+            each = _Archived(Lsn(int(found[2])), Lsn(int(found[3])), Epoch(int(found[4])), f"{node_id}/{name}")
+            logs.setdefault(found[1], []).append(each)
+    if wal_id is None and len(logs) == 1:
+        (wal_id,) = logs
+    if not logs:
+        nodes = sorted({name.partition("/")[0] for name in source.objects("") if _OBJECT.search(name)})
+        raise WalError(f"the archive holds no log of node {node_id}. It holds logs of: {', '.join(nodes) or 'no node'}")
+    if wal_id is None or wal_id not in logs:
+        raise WalError(f"of node {node_id} the archive holds logs {', '.join(sorted(logs))}: name one with --wal-id")
+    folder.mkdir(parents=True, exist_ok=True)
+    for archived in _longest(logs[wal_id]):
+        _fetch(source, archived, node_id, folder)
+    sync_folder(folder)
+    member_id = secrets.token_hex(WAL_ID_BYTES)
+    control_file.store(folder, Control(wal_id, node_id, NO_EPOCH, Hlc(0, 0, node_id), member_id=member_id))
+    log = FileLog(folder, node_id, wal_id)
+    try:
+        tail = log.tail
+        epoch = Epoch(tail.epoch + EPOCHS_LOST_MAX)
+        log.store(log.control._replace(epoch=epoch, promised_epoch=epoch, committed_lsn=tail.lsn))
+        return Restored(wal_id, log.first_lsn, tail)
+    finally:
+        log.close()
+
+
+def _longest(archived: Sequence[_Archived]) -> list[_Archived]:
+    """Those that follow one another and reach the furthest, in order."""
+    best: dict[Lsn, tuple[Lsn, _Archived]] = {}
+    """By the LSN that one begins with, how far that and those behind it reach."""
+    for each in sorted(archived, reverse=True):
+        reach = max(each.last_lsn, best[after(each.last_lsn)][0] if after(each.last_lsn) in best else each.last_lsn)
+        if each.first_lsn not in best or reach > best[each.first_lsn][0]:
+            best[each.first_lsn] = reach, each
+    furthest = max(reach for reach, _ in best.values())
+    at = min(first_lsn for first_lsn, (reach, _) in best.items() if reach == furthest)
+    chain: list[_Archived] = []
+    while at in best:
+        chain.append(best[at][1])
+        at = after(chain[-1].last_lsn)
+    return chain
+
+
+def _fetch(source: Source, archived: _Archived, node_id: str, folder: Path) -> None:
+    """Write one segment, synced, and look whether it is what its name says."""
+    path = folder / segment_name(archived.first_lsn, archived.epoch)
+    with opened(path, NEW_FILE) as descriptor:
+        offset = 0
+        for chunk in source.chunks(archived.name):
+            write_fully(descriptor, (chunk,), offset)
+            offset += len(chunk)
+        os.fsync(descriptor)
+    with opened(path) as descriptor:
+        scan = scan_segment(descriptor, archived.first_lsn, node_id)
+    if scan.damage is not None or scan.last_lsn != archived.last_lsn:
+        reason = scan.damage.reason if scan.damage else f"it ends with LSN {scan.last_lsn}"
+        raise WalCorruptError(
+            archived.name,
+            scan.damage.offset if scan.damage else 0,
+            reason,
+            f"The object in the archive is damaged. Remove {folder}, and bring the log back from another archive, "
+            "or from a copy of this object",
+        )
