@@ -20,7 +20,7 @@ import pyarrow as pa
 from benchmarks.events import job_events
 from ledger import canonical, merkle
 from ledger.chain import LINK_VERSION, Linker
-from ledger.machines.events import JOB_EVENTS
+from ledger.facts.events import JOB_EVENTS
 from ledger.merkle import Frontier
 from ledger.verification.snapshot import SnapshotClaim
 from objects.store import ArchiveStore

@@ -14,8 +14,8 @@ import orjson
 from benchmarks.events import EVENTS_A_JOB, job_events
 from ledger import canonical, merkle
 from ledger.chain import LINK_VERSION, Linker
+from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import Hlc
-from ledger.machines.events import JOB_EVENTS
 from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import seqs_of
 from ledger.merkle.tiles import TileTree

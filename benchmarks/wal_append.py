@@ -27,8 +27,8 @@ from benchmarks.bench import Bench
 from benchmarks.row import Outcome, Row, expect, interleave
 from benchmarks.service_process import as_in_the_service
 from ledger.errors import WalPoisonedError
+from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import Hlc
-from ledger.machines.events import JOB_EVENTS
 from ledger.positions import Epoch, Lsn
 from wal import reader, recovery
 from wal.format import RECORD_HEADER_BYTES, encode_record

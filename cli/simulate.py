@@ -25,8 +25,8 @@ import typer
 from cli.simulated_state import NOTHING, StoredState, Taken, stored_state
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
+from ledger.facts.events import VERDICTS, CommitmentAction
 from ledger.machines.commitments import Commitments, claims_of
-from ledger.machines.events import VERDICTS, CommitmentAction
 from ledger.machines.promises import NO_BET, Commitment, Resources, Revocation, read_capacity, read_proposal
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing.bundle.reader import BundleReader

@@ -12,7 +12,7 @@ from cli.client import LedgerClient, RequestRefusedError
 from cli.options import Url
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
-from ledger.machines.events import SYSTEM_TENANT
+from ledger.facts.events import SYSTEM_TENANT
 from terminal.counted import counted
 from terminal.options import Json
 from terminal.outcome import CommandExit, err, print_json, tell

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ledger.machines.events import Durability
+    from ledger.facts.events import Durability
     from ledger.verification.verdict import Break
 
 

@@ -21,7 +21,7 @@ import orjson
 from ledger import canonical
 from ledger.chain.conflict import held_event
 from ledger.chain.record import IdempotencyKey
-from ledger.machines.events import ACTIONS, VERDICTS, CommitmentAction, SystemAction
+from ledger.facts.events import ACTIONS, VERDICTS, CommitmentAction, SystemAction
 from ledger.machines.promises import proposed_payload
 
 MEMBER: Final = "idempotency"

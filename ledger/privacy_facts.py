@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ledger import canonical
 from ledger.errors import InvalidInputError
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _NAMED: Final = {SystemAction.PRIVACY_DECLARED: "privacy", SystemAction.SUBJECT_ERASED: "erasure"}

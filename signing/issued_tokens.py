@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from ledger.errors import InvalidInputError
+from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.events import SystemAction
 
 SUBJECT_PREFIX = "token:"
 """What ``job_id`` of an entry about a token begins with; the token's id follows."""

@@ -39,8 +39,8 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeVar
 
 from ledger.errors import InvalidInputError
+from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.events import SYSTEM_TENANT, SystemAction
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, holds_together
 from signing import issued_tokens, key_statement
 from signing.issued_tokens import IssuedToken

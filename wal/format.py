@@ -50,8 +50,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from ledger.errors import WalError
+from ledger.facts.events import BATCH_RECORD_TYPE
 from ledger.hlc import Hlc, node_hash
-from ledger.machines.events import BATCH_RECORD_TYPE
 from ledger.positions import Epoch, Lsn
 
 SEGMENT_MAGIC = b"TALLYWAL"

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from ledger.chain.record import decode as decode_event
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
+from ledger.facts.events import ACTIONS, BATCH_RECORD_TYPE
 from ledger.hlc import Hlc, unpack16
-from ledger.machines.events import ACTIONS, BATCH_RECORD_TYPE
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from wal import control as control_file
 from wal.control import Control

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+from ledger.facts.events import BATCH_RECORD_TYPE, RETURNED_RECORD_TYPE
 from ledger.hlc import Hlc, node_hash
-from ledger.machines.events import BATCH_RECORD_TYPE, RETURNED_RECORD_TYPE
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
 from wal.format import (
     BATCH,

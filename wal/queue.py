@@ -33,8 +33,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ledger.errors import InvalidInputError, LedgerError, RecordTooLargeError, WalFullError
+from ledger.facts.events import BATCH_RECORD_TYPE
 from ledger.hlc import Hlc, node_hash
-from ledger.machines.events import BATCH_RECORD_TYPE
 from ledger.positions import Lsn
 from wal.format import BATCH_RECORD_BYTES, RECORD_HEADER_BYTES, QueuedRecord, batch_of, encode_records
 from wal.log import Log

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from ledger.errors import WalCorruptError, WalError
+from ledger.facts.events import BATCH_RECORD_TYPE, RETURNED_RECORD_TYPE
 from ledger.hlc import Hlc, node_hash
-from ledger.machines.events import BATCH_RECORD_TYPE, RETURNED_RECORD_TYPE
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
 from wal.format import (
     BATCH,

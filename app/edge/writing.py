@@ -17,7 +17,7 @@ from app.runtime.state.session import SessionTokens, Token
 from app.write.pending.requests import Receipt, RequestKey
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
-from ledger.machines.events import Durability
+from ledger.facts.events import Durability
 from ledger.positions import Epoch, Lsn
 
 _KEY = re.compile(IDEMPOTENCY_KEY_PATTERN)

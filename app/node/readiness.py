@@ -16,7 +16,7 @@ from app.trust.access.tls import ServerTls
 from app.trust.privacy.knowledge import PrivacyKnowledge
 from ledger import rfc3339
 from ledger.enumeration import first_of
-from ledger.machines.events import SYSTEM_TENANT
+from ledger.facts.events import SYSTEM_TENANT
 
 TENANTS_NAMED_MAX = 10
 """Damaged tenants that ``/readyz`` names."""

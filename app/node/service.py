@@ -78,7 +78,7 @@ from ledger.errors import (
     LedgerError,
     WalPoisonedError,
 )
-from ledger.machines.events import SYSTEM_TENANT, SystemAction
+from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.positions import Epoch, Lsn
 from ledger.verification.verdict import Break
 from wal.group_commit import GroupCommit

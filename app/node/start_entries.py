@@ -21,7 +21,7 @@ from app.trust.keys.changes import KeyChanges
 from app.write.intake.returning import Returned, Returning
 from app.write.intake.system_entries import SystemEntries
 from ledger.errors import ChainDamagedError, EventRefusedError
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 from ledger.positions import Lsn, before
 from wal.lost_ends import mark_returned
 

@@ -65,7 +65,7 @@ from app.write.intake.proposals import Proposals
 from app.write.intake.sealing import Sealing
 from app.write.pending.keyed_entry import are_rows_whole
 from ledger.errors import DatabaseUnavailableError
-from ledger.machines.events import ACTIONS, SystemAction
+from ledger.facts.events import ACTIONS, SystemAction
 from signing.keys import Keyring
 from signing.timestamp import load_authorities, require_available
 

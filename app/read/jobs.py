@@ -16,8 +16,8 @@ from app.store.reading import reading
 from app.store.rows import json_in
 from ledger import rfc3339
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
+from ledger.facts.events import ACTOR
 from ledger.machines import job_dcs, jobs
-from ledger.machines.events import ACTOR
 from ledger.machines.refusals import Refusal
 
 if TYPE_CHECKING:

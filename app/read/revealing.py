@@ -17,7 +17,7 @@ from app.store.rows import json_in
 from app.trust.privacy.knowledge import PrivacyKnowledge
 from ledger import private_fields
 from ledger.errors import DatabaseUnavailableError, PrivateValueError
-from ledger.machines.events import ACTOR
+from ledger.facts.events import ACTOR
 from ledger.machines.jobs import JobState
 from ledger.private_fields import Path, SealedValue
 from signing.data_keys import DataKey

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from app.runtime.rights import Right
 from ledger import names
 from ledger.errors import ForbiddenError, InvalidInputError
-from ledger.machines.events import SYSTEM_TENANT
+from ledger.facts.events import SYSTEM_TENANT
 
 EVERY_TENANT: Final = "*"
 _NAMES_KNOWN_MAX = 4096

@@ -15,7 +15,7 @@ from app.store.entry_check import not_as_chained
 from app.store.following import FollowedEntry
 from app.store.job_table import ENTRY, PLACES
 from app.store.rows import ENTRIES
-from ledger.machines.events import CommitmentAction
+from ledger.facts.events import CommitmentAction
 from ledger.machines.promises import INDEX_PREFIX, NODE_PREFIX
 from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.verdict import Break

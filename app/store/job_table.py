@@ -19,8 +19,8 @@ from app.store.chaining import dropped
 from app.store.following import Place
 from app.store.rows import json_in, turned
 from ledger.errors import ChainDamagedError, InvalidInputError
+from ledger.facts.events import EVENTS_BY_ACTION
 from ledger.machines import jobs
-from ledger.machines.events import EVENTS_BY_ACTION
 from ledger.machines.jobs import JobState
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
 from ledger.verification.verdict import Break

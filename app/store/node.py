@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from app.store.chaining import WalPosition
 from app.store.rows import json_in
 from ledger.errors import StartRefusedError
+from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import LOGICAL_MAX, Hlc
-from ledger.machines.events import SYSTEM_TENANT, SystemAction
 from ledger.positions import Epoch, Lsn
 
 if TYPE_CHECKING:

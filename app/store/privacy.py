@@ -19,7 +19,7 @@ import orjson
 
 from app.store.rows import columns, fetch_as, fetch_tuples, json_in
 from ledger.errors import InvalidInputError, PrivacyDamagedError
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 from ledger.privacy_facts import facts_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from app.store.job_table import ENTRY
 from app.store.rows import fetch_tuples
 from ledger.errors import ChainDamagedError
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 from ledger.privacy_facts import name_of
 from ledger.verification import ENTRY_COLUMNS
 

@@ -23,8 +23,8 @@ from ledger.bundle.format import CONFLICT_BYTES_MAX, PAYLOAD_BYTES_MAX
 from ledger.bundle.rows import SEQ, Row
 from ledger.chain import LINK_VERSION, form
 from ledger.errors import BundleInvalidError, ClockSkewError, InvalidInputError
+from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.events import SystemAction
 
 _CHARACTER_BYTES_MAX: Final = 4
 """Most bytes of one character in UTF-8."""

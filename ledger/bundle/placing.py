@@ -21,8 +21,8 @@ from ledger.bundle.incoming import Incoming
 from ledger.chain.conflict import Event, conflict_hlc, conflict_payload, held_event
 from ledger.chain.standing import Standing, place_of
 from ledger.errors import InvalidInputError
+from ledger.facts.events import EVENTS_BY_ACTION, VERDICTS, CommitmentAction, SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.events import EVENTS_BY_ACTION, VERDICTS, CommitmentAction, SystemAction
 from ledger.machines.jobs import payload_of, said_of_job
 from ledger.machines.promises import proposed_payload
 

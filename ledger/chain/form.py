@@ -27,8 +27,8 @@ from ledger import canonical, native
 from ledger.chain import LINK_VERSION
 from ledger.chain.conflict import CONFLICT_TYPE, conflict_hlc, held_event
 from ledger.errors import InvalidInputError
+from ledger.facts.events import EVENTS_BY_ACTION, VERDICTS, CommitmentAction, SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.events import EVENTS_BY_ACTION, VERDICTS, CommitmentAction, SystemAction
 from ledger.machines.promises import CAPACITY_TYPE, PROPOSAL_TYPE
 from ledger.machines.refusals import REFUSED_TYPE
 

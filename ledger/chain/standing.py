@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ledger.chain.conflict import Event, conflict_hlc
-from ledger.machines.events import VERDICTS, CommitmentAction
+from ledger.facts.events import VERDICTS, CommitmentAction
 
 Standing = Mapping[str, Event]
 """The events of one chain by HLC, those that matter; a CONFLICT entry is an event like any other."""

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ledger.errors import InvalidInputError
-from ledger.machines.events import CommitmentAction
+from ledger.facts.events import CommitmentAction
 from ledger.machines.promises import (
     ANY_ACCELERATOR,
     Commitment,

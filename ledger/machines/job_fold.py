@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError
-from ledger.machines.events import ACTIONS, ACTOR, EVENTS_BY_ACTION, JOB_EVENTS, SystemAction
+from ledger.facts.events import ACTIONS, ACTOR, EVENTS_BY_ACTION, JOB_EVENTS, SystemAction
 from ledger.machines.job_state import (
     Created,
     End,

@@ -15,7 +15,7 @@ from ledger import rfc3339
 from ledger.canonical import INTEGER_MAX
 from ledger.chain.conflict import held_event
 from ledger.errors import InvalidInputError
-from ledger.machines.events import EVENTS_BY_ACTION, SystemAction
+from ledger.facts.events import EVENTS_BY_ACTION, SystemAction
 from ledger.machines.job_fold import CREATION, JobFold, refused_of
 from ledger.machines.job_state import HlcParts, JobState, Refused, creator_of, seqs_of
 from ledger.machines.refusals import Refusal

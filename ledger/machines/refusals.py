@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from ledger.facts.events import ACTIONS, EVENTS_BY_ACTION
 from ledger.hlc import Hlc
-from ledger.machines.events import ACTIONS, EVENTS_BY_ACTION
 from ledger.machines.job_fold import CREATION
 
 REFUSED_TYPE: Final = "Refused"

@@ -25,8 +25,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ledger.errors import InvalidInputError
+from ledger.facts.events import CommitmentAction
 from ledger.machines.commitments import Commitments, LiveState
-from ledger.machines.events import CommitmentAction
 from ledger.machines.promises import (
     Commitment,
     Proposal,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from ledger.machines.events import VERDICTS, CommitmentAction
+from ledger.facts.events import VERDICTS, CommitmentAction
 from ledger.verification.entry_check import EntryRow
 
 COMMITMENT_ACTIONS: Final = frozenset((*map(str, VERDICTS), str(CommitmentAction.CAPACITY_SET)))

@@ -17,8 +17,8 @@ import pyarrow as pa
 from ledger import canonical
 from ledger.chain.conflict import NODE_DIGITS, NODE_PREFIX, Event
 from ledger.errors import LedgerError
+from ledger.facts.events import SystemAction
 from ledger.hlc import LOGICAL_MAX, PHYSICAL_MS_MAX
-from ledger.machines.events import SystemAction
 from pipeline.arrow import batch_of, ddl_of, lists_of
 from pipeline.places import Piece, PieceReader
 from pipeline.source import over_pieces

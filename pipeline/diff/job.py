@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ledger.errors import InvalidInputError, NotFoundError, TenantNotFoundError
 from ledger.exit_code import ExitCode
-from ledger.machines.events import SYSTEM_TENANT
+from ledger.facts.events import SYSTEM_TENANT
 from pipeline.diff.chains import Chain, Meeting, chains_of, forked_log, meet, overlap, parting
 from pipeline.diff.events import conflicts, differences, events
 from pipeline.diff.links import first_differences

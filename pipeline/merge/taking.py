@@ -28,8 +28,8 @@ from ledger.errors import (
     UntrustedKeyError,
 )
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_error
+from ledger.facts.events import SYSTEM_TENANT
 from ledger.hlc import Hlc
-from ledger.machines.events import SYSTEM_TENANT
 from ledger.verification import verify
 from pipeline.arrow import batch_of_columns, ddl_of
 from pipeline.keys import keyring_of, sent

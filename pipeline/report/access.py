@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 
-from ledger.machines.events import ACTOR, EVENTS_BY_ACTION, SystemAction
+from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SystemAction
 from ledger.machines.jobs import payload_of
 from pipeline.arrow import ddl_of, rows_of
 from pipeline.report.folder import in_order, table, write_table

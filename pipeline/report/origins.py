@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from ledger.machines.events import SYSTEM_TENANT
+from ledger.facts.events import SYSTEM_TENANT
 from pipeline.places import OpenPlace
 from pipeline.places.protocol import Times
 from pipeline.report.said import COLUMNS

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ledger.canonical import INTEGER_MAX
-from ledger.machines.events import ACTOR, EVENTS_BY_ACTION, SystemAction
+from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SystemAction
 from ledger.machines.jobs import payload_of, said_of_row
 from ledger.private_fields import PRIVATE_MARK
 from pipeline.arrow import ddl_of, rows_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from app.write.pending.requests import Draft, RequestKey
-from ledger.machines.events import JOB_EVENTS, Durability
+from ledger.facts.events import JOB_EVENTS, Durability
 
 LOCAL = Durability.LOCAL
 GLOBAL = Durability.GLOBAL

@@ -15,7 +15,7 @@ from app.trust.access import access_log
 from app.trust.access.access_log import AccessLog
 from app.write.intake import access_records
 from ledger.errors import ChainDamagedError, NotReadyError
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 from tests.app.chains import Chains, until
 from tests.app.served import Serve
 

@@ -21,8 +21,8 @@ from app.write.pending.event_lines import EventLines
 from app.write.pending.requests import Receipt
 from ledger import canonical
 from ledger.errors import DatabaseWentBackError, EventRefusedError, FencedError, LedgerError
+from ledger.facts.events import JOB_EVENTS, Durability
 from ledger.hlc import Hlc
-from ledger.machines.events import JOB_EVENTS, Durability
 from ledger.machines.refusals import refused_job_id
 from tests.app.chains import Chains, Entry, numbers, until
 from tests.app.conftest import MakeSettings, RunNode

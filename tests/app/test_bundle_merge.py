@@ -18,7 +18,7 @@ from app.share.bundle.importer import Imported
 from ledger import canonical
 from ledger.chain.conflict import Event, conflict_hlc, held_event
 from ledger.errors import ClockSkewError, InvalidInputError
-from ledger.machines.events import VERDICTS
+from ledger.facts.events import VERDICTS
 from ledger.machines.promises import proposed_payload
 from signing.bundle.reader import BundleReader
 from tests.app.bundles import bundle_of, store

@@ -15,7 +15,7 @@ from app.store.chain_reader import ALL_JOBS, FETCH_BYTES, JobRange, PostgresChai
 from app.write.pending.event_lines import EventLines
 from app.write.pending.requests import Draft
 from ledger import native
-from ledger.machines.events import JOB_EVENTS
+from ledger.facts.events import JOB_EVENTS
 from tests.app.chain_builder import insert
 from tests.app.chains import Chains, followed, until
 from tests.app.conftest import RunNode

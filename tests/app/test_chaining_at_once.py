@@ -21,8 +21,8 @@ from app.write.chain.promised import Promised
 from app.write.pending.backlog import Pending
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import IdempotencyReusedError
+from ledger.facts.events import JOB_EVENTS, SYSTEM_TENANT
 from ledger.hlc import Hlc
-from ledger.machines.events import JOB_EVENTS, SYSTEM_TENANT
 from ledger.positions import Epoch, Lsn
 from tests.app.chains import Chains, committed, numbers, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer

@@ -30,7 +30,7 @@ from app.runtime.settings.config import Settings, load_settings
 from app.write.pending.event_lines import EventLines
 from app.write.pending.requests import RequestKey
 from ledger.errors import DurabilityTimeoutError, NotFoundError, StartRefusedError
-from ledger.machines.events import Durability
+from ledger.facts.events import Durability
 from tests.app.chains import until
 from tests.app.drafts import created
 from tests.app.test_exchange import both_of

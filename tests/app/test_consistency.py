@@ -34,8 +34,8 @@ from ledger.errors import (
     TooStaleError,
     WriteLostError,
 )
+from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import Clock, Hlc
-from ledger.machines.events import JOB_EVENTS
 from ledger.machines.job_search import JobFilter
 
 HERE, THERE = "here", "there"

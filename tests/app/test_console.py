@@ -21,7 +21,7 @@ from app.pages import read_folder
 from app.pages.verify_page import verify_page
 from app.runtime.state.found_breaks import DAMAGED
 from app.store.idempotency import KEY_ROW
-from ledger.machines.events import EVENTS_BY_ACTION, JOB_EVENTS
+from ledger.facts.events import EVENTS_BY_ACTION, JOB_EVENTS
 from ledger.machines.jobs import STATUSES
 from ledger.verification import ASPECTS, KINDS
 from tests.app.bundles import bundle_of

@@ -20,7 +20,7 @@ import pytest
 
 from app.trust.access.console_sessions import ENDED_MAX, ConsoleSessions, set_cookie, shown_cookie
 from ledger.errors import InvalidInputError, UnauthenticatedError
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 from tests.app.chains import until
 from tests.app.oidc_issuer import AUDIENCE, DISCOVERY, GRANTS, Issuer
 from tests.app.served import Serve, Served

@@ -18,7 +18,7 @@ from app.write.pending.requests import draft_of
 from ledger import canonical, native
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import CanonicalError, InvalidEventError
-from ledger.machines.events import JOB_EVENTS
+from ledger.facts.events import JOB_EVENTS
 from tests.conftest import EXAMPLES
 from tests.turns import counted_turns
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from app.edge.forms import requests
 from app.read.consistency import ReadLevel
+from ledger.facts.events import JOB_EVENTS
 from ledger.machines import jobs
-from ledger.machines.events import JOB_EVENTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
 COMMON = {"tenant_id", "job_id", "fence_token", "trace_time", "subject", "type"}

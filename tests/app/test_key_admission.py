@@ -17,8 +17,8 @@ from app.runtime.settings.config import Settings
 from app.trust.keys import node_keys
 from ledger import canonical
 from ledger.errors import ConfigurationError, DatabaseWentBackError, KeyConflictError, StartRefusedError
+from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.events import SystemAction
 from ledger.verification import SNAPSHOT_COLUMNS
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing import key_file, key_statement

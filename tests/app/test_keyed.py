@@ -24,8 +24,8 @@ from ledger.errors import (
     JobEndedError,
     JobNotFoundError,
 )
+from ledger.facts.events import Durability
 from ledger.keyed import key_digest
-from ledger.machines.events import Durability
 from tests.app.chains import Chains, held, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed

@@ -19,7 +19,7 @@ from app.runtime.settings.config import Settings
 from app.write.pending.event_lines import EventLines
 from app.write.pending.requests import Draft
 from ledger.errors import DurabilityTimeoutError, IdempotencyReusedError
-from ledger.machines.events import BATCH_RECORD_TYPE
+from ledger.facts.events import BATCH_RECORD_TYPE
 from tests.app.chains import Chains, held, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, created, key

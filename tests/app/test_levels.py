@@ -18,7 +18,7 @@ from ledger.errors import (
     DurabilityTimeoutError,
     WalPoisonedError,
 )
-from ledger.machines.events import Durability
+from ledger.facts.events import Durability
 from tests.app.chains import UNTIL_S, Chains, numbers, until, wal_of
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created

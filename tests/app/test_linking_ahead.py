@@ -17,8 +17,8 @@ from app.write.pending.linking import _TENANT_CREATED, LinkedBatch, link_batch
 from ledger import native
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import LedgerError
+from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import Hlc
-from ledger.machines.events import JOB_EVENTS
 from ledger.machines.jobs import ENDING
 from ledger.positions import Epoch, Lsn
 from tests.app.chains import until

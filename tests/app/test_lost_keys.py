@@ -17,9 +17,9 @@ from app.write.pending.keyed_entry import is_bound
 from ledger import canonical
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import DatabaseUnavailableError, DurabilityTimeoutError
+from ledger.facts.events import ACTIONS
 from ledger.hlc import Hlc
 from ledger.keyed import MEMBER, key_digest
-from ledger.machines.events import ACTIONS
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import LOCAL, created, key

@@ -19,7 +19,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
 from ledger.exit_code import exit_code_of_receipt
-from ledger.machines.events import SYSTEM_TENANT
+from ledger.facts.events import SYSTEM_TENANT
 from signing import envelope, key_file
 from signing.anchors import Outsiders
 from signing.checkpoint import Checkpoint, sign_checkpoint

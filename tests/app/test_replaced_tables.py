@@ -10,7 +10,7 @@ import asyncpg
 import httpx
 import pytest
 
-from ledger.machines.events import Durability
+from ledger.facts.events import Durability
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.drafts import GLOBAL, LOCAL

@@ -21,7 +21,7 @@ from app.node.service import Service
 from app.runtime.settings.config import Settings
 from app.write.pending.requests import Receipt
 from ledger.errors import DurabilityTimeoutError, FencedError, StartRefusedError
-from ledger.machines.events import Durability
+from ledger.facts.events import Durability
 from tests.app.certificates import Authority
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer

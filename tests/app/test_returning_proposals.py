@@ -15,9 +15,9 @@ from ledger import canonical
 from ledger.chain.conflict import Event
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import CommitmentConflictError
+from ledger.facts.events import CAPACITY_RECORD_TYPE, PROPOSED_RECORD_TYPE
 from ledger.hlc import Hlc
 from ledger.machines.commitments import Commitments
-from ledger.machines.events import CAPACITY_RECORD_TYPE, PROPOSED_RECORD_TYPE
 from ledger.machines.promises import NO_BET
 from ledger.positions import Epoch, Lsn
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 
 from app.dev.embedded import EmbeddedPostgres
 from app.runtime.rights import ACTS, RULES, Needs, Right
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 from tests.app.bundles import bundle_of
 from tests.app.served import Serve, Served
 from tests.app.service_thread import serving

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from ledger.errors import LedgerError, WalPoisonedError
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 from ledger.positions import Lsn
 from tests.app.chains import UNTIL_S, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer

@@ -16,8 +16,8 @@ from app.write.chain.storing_ahead import Stored, StoringAhead
 from app.write.pending.backlog import Pending
 from app.write.pending.linking import LinkedBatch
 from ledger.chain.record import IdempotencyKey
+from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import Hlc
-from ledger.machines.events import JOB_EVENTS
 from ledger.positions import Epoch, Lsn
 from tests.app.chains import Chains, Entry, committed, numbers, until
 from tests.app.conftest import MakeSettings, RunNode

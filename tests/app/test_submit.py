@@ -24,8 +24,8 @@ from ledger.errors import (
     WalFullError,
     WalPoisonedError,
 )
+from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import Hlc
-from ledger.machines.events import JOB_EVENTS
 from tests.app.chains import UNTIL_S, Chains, numbers, until, wal_of
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, progressed

@@ -28,7 +28,7 @@ from app.trust.access import tokens
 from app.trust.keys import tokens as keys_tokens
 from ledger import canonical
 from ledger.errors import ChainDamagedError, UnauthenticatedError
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 from signing.issued_tokens import SUBJECT_PREFIX
 from tests.app.chains import UNTIL_S, until
 from tests.app.conftest import MakeSettings, RunServer

@@ -31,7 +31,7 @@ from app.share.webhooks.names import Names
 from app.share.webhooks.sending import Outcome
 from app.store.chain_reads import ListedEntry
 from app.store.webhooks import Webhook
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 from tests.app.certificates import Authority
 from tests.app.chains import until
 from tests.app.client import Client

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from ledger.chain import record
-from ledger.machines.events import EVENTS_BY_ACTION, SYSTEM_TENANT
+from ledger.facts.events import EVENTS_BY_ACTION, SYSTEM_TENANT
 from tests.conftest import connected_to
 from tests.crash.load import Book, Fact, Sent, http_session, number_of
 from tests.crash.serve_process import WAIT_S

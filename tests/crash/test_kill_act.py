@@ -14,7 +14,7 @@ import httpx
 from app.runtime.state.kept_tokens import FIRST_TOKEN, FirstToken
 from app.trust.access import tokens
 from ledger.chain import record
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 from tests.app.chains import Chains, until
 from tests.app.test_access_records import entries
 from tests.app.test_followers import halted

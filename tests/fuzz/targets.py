@@ -25,8 +25,8 @@ from app.write.pending.event_lines import EventLines
 from ledger import canonical, hlc, native, rfc3339
 from ledger.bundle.rows import EntryLines
 from ledger.errors import CanonicalError, InvalidInputError, LedgerError
+from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import node_hash
-from ledger.machines.events import JOB_EVENTS
 from ledger.positions import Epoch, Lsn
 from pipeline.arrow import ENTRY_SCHEMA, _buffers, batch_of
 from signing import checkpoint, note

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ledger import canonical, merkle
 from ledger.chain import link, link_v1
+from ledger.facts.events import JOB_EVENTS
 from ledger.machines import jobs
-from ledger.machines.events import JOB_EVENTS
 from ledger.merkle.tiles import TileTree
 from ledger.verification import (
     COMMITMENT_ACTIONS,

@@ -9,7 +9,7 @@ import pytest
 from ledger import native
 from ledger.bundle.rows import encode_entry
 from ledger.chain import form
-from ledger.machines.events import EVERY_ACTION
+from ledger.facts.events import EVERY_ACTION
 from ledger.verification import ENTRY_COLUMNS, verify
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings

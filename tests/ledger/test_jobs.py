@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ledger import canonical
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import CanonicalError, InvalidInputError
-from ledger.machines.events import EVENTS_BY_ACTION, JOB_EVENTS
+from ledger.facts.events import EVENTS_BY_ACTION, JOB_EVENTS
 from ledger.machines.job_state import (
     CREATOR_CHARACTERS_MAX,
     OTHERS_MAX,

@@ -11,8 +11,8 @@ import pytest
 
 from ledger import canonical
 from ledger.exit_code import ExitCode
+from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import Hlc
-from ledger.machines.events import JOB_EVENTS
 from signing.bundle.own_chain import OwnEntry
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import Ledger

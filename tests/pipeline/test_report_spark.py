@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from ledger import canonical
 from ledger.errors import ConfigurationError
-from ledger.machines.events import JOB_EVENTS
+from ledger.facts.events import JOB_EVENTS
 from ledger.machines.jobs import JobFold, status
 from ledger.private_fields import PRIVATE_MARK
 from pipeline.report import running, summaries

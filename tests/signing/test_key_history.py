@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.events import SystemAction
 from signing import envelope, key_file, key_statement
 from signing.key_file import FileSigner
 from signing.key_history import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.machines.events import BATCH_RECORD_TYPE
+from ledger.facts.events import BATCH_RECORD_TYPE
 from tests.forked import run_forked
 from tests.wal.logs import NODE, LogWriter, lsns_in, naive_segment, traced
 from wal.inspect import dump

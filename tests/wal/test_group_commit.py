@@ -18,8 +18,8 @@ from ledger.errors import (
     WalFullError,
     WalPoisonedError,
 )
+from ledger.facts.events import BATCH_RECORD_TYPE
 from ledger.hlc import Clock, Hlc
-from ledger.machines.events import BATCH_RECORD_TYPE
 from tests.wal.logs import FULL, NODE, WAIT_S, WAL_ID, LogWriter, hlc_of, lsns_in, payload_of, snapshot
 from wal.folder import CHECK_INTERVAL_S
 from wal.format import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ledger.machines.events import RETURNED_RECORD_TYPE
+from ledger.facts.events import RETURNED_RECORD_TYPE
 from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID, hlc_of, naive_segment, payload_of
 from wal import control

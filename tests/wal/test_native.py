@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.errors import WalError
+from ledger.facts.events import BATCH_RECORD_TYPE
 from ledger.hlc import Hlc
-from ledger.machines.events import BATCH_RECORD_TYPE
 from ledger.positions import Lsn
 from tests.wal.logs import NODE, WAL_ID, hlc_of, payload_of, snapshot
 from wal import native, reader

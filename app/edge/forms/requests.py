@@ -43,7 +43,7 @@ from app.runtime.settings.types import PATTERNS_MAX, FetchedUrl, TenantsPattern
 from app.trust.access.console_sessions import TOKEN_BYTES_MAX
 from ledger import names
 from ledger.canonical import INTEGER_MAX
-from ledger.machines.events import JOB_EVENTS
+from ledger.facts.events import JOB_EVENTS
 from ledger.machines.job_search import FIELDS_MAX as SEARCH_FIELDS_MAX
 from ledger.private_fields import FIELDS_MAX
 

@@ -36,7 +36,7 @@ from app.store.reading import reading
 from app.store.rows import whole
 from ledger import rfc3339
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, InvalidInputError, NotFoundError
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 from ledger.verification.verdict import damaged
 
 router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RESPONSE)

@@ -44,7 +44,7 @@ from app.trust.access.callers import check_tenant
 from app.write.pending.event_lines import EventLines
 from app.write.pending.requests import BatchReceipt, draft_of
 from ledger import native, rfc3339
-from ledger.machines.events import Durability
+from ledger.facts.events import Durability
 
 router = APIRouter(route_class=StrictRoute, tags=["events"], responses=PROBLEM_RESPONSE)
 

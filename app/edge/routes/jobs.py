@@ -47,7 +47,7 @@ from app.runtime.settings.validation_words import WORDS
 from app.write.pending.requests import Draft, draft_of
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
-from ledger.machines.events import JOB_EVENTS, EventType
+from ledger.facts.events import JOB_EVENTS, EventType
 
 router = APIRouter(route_class=StrictRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
 submissions = APIRouter(route_class=LeanRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)

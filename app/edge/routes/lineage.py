@@ -36,7 +36,7 @@ from ledger.errors import (
     JobExistsError,
     JobNotFoundError,
 )
-from ledger.machines.events import SYSTEM_TENANT
+from ledger.facts.events import SYSTEM_TENANT
 
 router = APIRouter(route_class=StrictRoute, tags=["events"], responses=PROBLEM_RESPONSE)
 

@@ -20,7 +20,7 @@ from app.store import chain_reads
 from app.store.reading import reading
 from ledger import native, rfc3339
 from ledger.errors import DatabaseUnavailableError, InvalidInputError
-from ledger.machines.events import SYSTEM_TENANT
+from ledger.facts.events import SYSTEM_TENANT
 
 router = APIRouter(route_class=StrictRoute, tags=["service"], responses=PROBLEM_RESPONSE)
 

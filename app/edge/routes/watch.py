@@ -35,7 +35,7 @@ from app.share.watch.blocks import Wanted
 from app.share.watch.watchers import Watcher
 from app.trust.access.callers import CALLER
 from ledger.errors import ChainDamagedError, InvalidInputError, NotReadyError, UnauthenticatedError
-from ledger.machines.events import EVERY_ACTION
+from ledger.facts.events import EVERY_ACTION
 
 router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RESPONSE)
 

@@ -71,8 +71,8 @@ from app.write.pending import quarantine
 from app.write.pending.backlog import Pending
 from app.write.pending.quarantine import TenantDamage
 from ledger.errors import ClockSkewError, InvalidInputError, LedgerError, StartRefusedError
+from ledger.facts.events import ACTIONS, SystemAction
 from ledger.hlc import Clock, Hlc
-from ledger.machines.events import ACTIONS, SystemAction
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after
 from wal import control as wal_control
 from wal import history as wal_history

@@ -53,8 +53,8 @@ from app.write.followers.checkpoints import CheckpointJournal
 from app.write.pending.backlog import Backlog, Pending
 from app.write.pending.quarantine import Quarantine
 from ledger.errors import StartRefusedError, WalFilesError
+from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import Clock
-from ledger.machines.events import SYSTEM_TENANT, SystemAction
 from ledger.positions import BEFORE_FIRST, Lsn
 from signing import checkpoint as checkpoints_format
 from signing.bundle.judging import refuse_unless_trusted

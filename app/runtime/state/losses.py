@@ -23,7 +23,7 @@ from app.runtime.state.lsn_ranges import LsnRange
 from ledger.chain import record
 from ledger.enumeration import first_of
 from ledger.errors import InvalidInputError
-from ledger.machines.events import SYSTEM_TENANT
+from ledger.facts.events import SYSTEM_TENANT
 
 KIND: Final = "wal-lost"
 """What an acknowledgement calls it."""

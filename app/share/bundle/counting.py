@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from ledger.chain.conflict import held_event
+from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, VERDICTS, CommitmentAction, SystemAction
 from ledger.machines import jobs
-from ledger.machines.events import ACTOR, EVENTS_BY_ACTION, VERDICTS, CommitmentAction, SystemAction
 from ledger.machines.job_fold import JobFold
 from ledger.verification import ENTRY_COLUMNS, FOLD_COLUMNS
 from signing.bundle.reader import BundleReader

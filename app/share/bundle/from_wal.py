@@ -19,7 +19,7 @@ from typing import Final
 from ledger.chain import record
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
-from ledger.machines.events import ACTIONS
+from ledger.facts.events import ACTIONS
 from ledger.positions import Lsn
 from signing.bundle.own_chain import OwnChainBundle, OwnEntry
 from signing.keys import Signer

@@ -17,8 +17,8 @@ from ledger.bundle.incoming import Incoming
 from ledger.bundle.placing import Decided, chained_as, check_beginnings, decide, events_to_find
 from ledger.chain import Linker
 from ledger.chain.conflict import Event
+from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.events import SystemAction
 
 if TYPE_CHECKING:
     from app.store import Connection

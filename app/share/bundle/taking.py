@@ -23,7 +23,7 @@ from ledger.bundle.incoming import ClockBounds, EntryTaker, Incoming
 from ledger.bundle.rows import SEQ, Row
 from ledger.chain import LINK_VERSION
 from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputError, UntrustedKeyError
-from ledger.machines.events import SYSTEM_TENANT
+from ledger.facts.events import SYSTEM_TENANT
 from ledger.verification import verify
 from signing.bundle.judging import judged, refuse_unless_trusted, refused
 from signing.bundle.manifest import FORM

@@ -36,7 +36,7 @@ from app.share.exchange.turns import Turns
 from app.store import exchange
 from app.store.exchange import Seen
 from ledger.errors import LedgerError, ProofError, SignatureError
-from ledger.machines.events import SYSTEM_TENANT
+from ledger.facts.events import SYSTEM_TENANT
 from ledger.merkle import verify_consistency
 from ledger.secret_text import token_in
 from signing import files

@@ -21,7 +21,7 @@ from app.store.reading import Pool, reading
 from app.store.webhooks import DeadLetter, ListedWebhook, Webhook
 from app.trust.privacy.keys import SubjectKeys
 from ledger.errors import InvalidInputError, NotFoundError
-from ledger.machines.events import ACTOR, SystemAction
+from ledger.facts.events import ACTOR, SystemAction
 
 WEBHOOKS_MAX = 256
 """Webhooks of a ledger: a node may have to deliver to all of them, with a message of each in memory."""

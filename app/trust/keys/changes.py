@@ -64,8 +64,8 @@ from ledger.errors import (
     SigningUnavailableError,
     WalFullError,
 )
+from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.events import SystemAction
 from signing import key_file, key_statement, remote_signer
 from signing.key_file import FileSigner
 from signing.key_history import SUBJECT_PREFIX, KeyHistory, added_facts, revoked_facts, root_facts, rotated_facts

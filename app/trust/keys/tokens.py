@@ -25,8 +25,8 @@ from app.trust.access import tokens
 from app.trust.access.tokens import KnownTokens
 from app.trust.keys.changes import TRY_AGAIN, Facts, KeyChanges
 from ledger.errors import ForbiddenError, LedgerError, NotFoundError
+from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.events import SystemAction
 from signing.issued_tokens import SUBJECT_PREFIX, IssuedToken
 
 FOLLOW_INTERVAL_S: Final = 1.0

@@ -39,8 +39,8 @@ from app.store.reading import Pool, reading
 from app.trust.keys.node_keys import NodeKeys
 from ledger import merkle
 from ledger.errors import KeyConflictError, LedgerError, SignatureError, UnknownKeyError
+from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.events import SYSTEM_TENANT, SystemAction
 from ledger.merkle import tiles
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, first_break_in, holds_together
 from ledger.verification.tree_check import TreeHead

@@ -33,7 +33,7 @@ from app.store import privacy_chain as chain
 from app.store.privacy import DeclaredFields, PrivacyRecord, RowFault
 from app.store.privacy_chain import PrivacyEntry
 from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyUnavailableError
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 from ledger.privacy_facts import facts_of, name_of
 from ledger.private_fields import Declaration, declaration_of
 

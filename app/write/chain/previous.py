@@ -22,7 +22,7 @@ from app.write.pending.linking import (
 from app.write.pending.requests import RequestName
 from ledger.chain.conflict import Event
 from ledger.chain.standing import Standing, place_of
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 
 
 async def chained_keys(connection: Connection, batch: Sequence[Pending]) -> ChainedKeys:

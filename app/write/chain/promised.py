@@ -28,8 +28,8 @@ from app.store.entry_check import EntryCheck
 from app.store.reading import Pool, reading
 from app.write.pending.linking import LinkedBatch
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, InvalidInputError
+from ledger.facts.events import CommitmentAction
 from ledger.machines.commitments import Commitments, commit, overlaid
-from ledger.machines.events import CommitmentAction
 from ledger.machines.promises import Revocation, read_proposal
 from ledger.verification.verdict import Break
 

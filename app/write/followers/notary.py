@@ -55,7 +55,7 @@ from ledger.errors import (
     StoredTreeError,
     StoredTreeLockedError,
 )
-from ledger.machines.events import SYSTEM_TENANT
+from ledger.facts.events import SYSTEM_TENANT
 from ledger.names import is_readable_tenant
 from ledger.positions import BEFORE_FIRST, Lsn
 from ledger.verification.verdict import Break

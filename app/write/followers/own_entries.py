@@ -28,7 +28,7 @@ import orjson
 from app.write.followers.signed_chain import not_signed
 from ledger.chain import record
 from ledger.errors import ChainBrokenError
-from ledger.machines.events import ACTIONS, VERDICTS, CommitmentAction, SystemAction
+from ledger.facts.events import ACTIONS, VERDICTS, CommitmentAction, SystemAction
 from ledger.machines.promises import proposed_payload
 from ledger.positions import Lsn
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow

@@ -26,7 +26,7 @@ from app.write.intake.system_entries import SystemEntries
 from ledger import names, rfc3339
 from ledger.chain.form import SUBJECT_BYTES_MAX
 from ledger.errors import LedgerError
-from ledger.machines.events import SYSTEM_TENANT, SystemAction
+from ledger.facts.events import SYSTEM_TENANT, SystemAction
 
 REFUSALS_LISTED_MAX: Final = 100
 """Kinds of refusal that one entry lists; of all others it says how many there were."""

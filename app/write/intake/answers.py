@@ -30,7 +30,7 @@ from app.write.pending.linking import event_refused
 from app.write.pending.quarantine import Quarantine
 from app.write.pending.requests import BatchReceipt, Draft, Receipt, RequestKey
 from ledger.errors import NO_QUORUM, DurabilityTimeoutError, EventRefusedError
-from ledger.machines.events import Durability, SystemAction
+from ledger.facts.events import Durability, SystemAction
 from ledger.positions import BEFORE_FIRST, Lsn
 
 _REFUSAL = attrgetter("refusal")

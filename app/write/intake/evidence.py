@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from app.runtime.tasks.turns import Turn
 from app.write.intake.member_copies import MemberCopies, Stretch
 from ledger.errors import COPIES_REMOVED, NO_QUORUM, DurabilityTimeoutError
-from ledger.machines.events import Durability
+from ledger.facts.events import Durability
 from ledger.positions import Epoch, Lsn
 
 InRegions = Callable[[Mapping[str, int], float], Awaitable[None]]

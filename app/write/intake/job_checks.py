@@ -22,7 +22,7 @@ from ledger.errors import (
     LedgerError,
     OtherRegionError,
 )
-from ledger.machines.events import Durability
+from ledger.facts.events import Durability
 from ledger.names import GATE
 
 Created = dict[tuple[str, str], str | None]

@@ -25,7 +25,7 @@ from app.write.pending.keyed_entries import KeyedEntries
 from app.write.pending.keyed_entry import key_digest_of, proven, row_gone
 from app.write.pending.requests import BatchReceipt, RequestKey, RequestName
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, IdempotencyReusedError
-from ledger.machines.events import Durability
+from ledger.facts.events import Durability
 from ledger.positions import BEFORE_FIRST, Lsn
 
 log = structlog.get_logger()

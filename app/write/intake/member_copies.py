@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ledger.errors import COPIES_REMOVED, ConfigurationError, DurabilityTimeoutError, InvalidInputError
-from ledger.machines.events import Durability
+from ledger.facts.events import Durability
 from ledger.positions import Epoch, Lsn
 from wal.replication.configuration import NO_MEMBERS, Configuration
 from wal.replication.frames import OWN_BYTES

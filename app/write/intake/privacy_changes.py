@@ -39,7 +39,7 @@ from ledger.errors import (
     SubjectNotFoundError,
     WalFullError,
 )
-from ledger.machines.events import SystemAction
+from ledger.facts.events import SystemAction
 from ledger.privacy_facts import name_of
 from ledger.private_fields import Declaration
 

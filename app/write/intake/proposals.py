@@ -24,7 +24,7 @@ from app.write.pending.requests import RequestKey
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import InvalidInputError, RecordTooLargeError
-from ledger.machines.events import (
+from ledger.facts.events import (
     ACTOR,
     CAPACITY_RECORD_TYPE,
     PROPOSED_RECORD_TYPE,

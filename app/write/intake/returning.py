@@ -26,8 +26,8 @@ from app.write.intake.system_entries import SystemEntries
 from app.write.pending.backlog import Pending, pending_of, record_bytes_of
 from ledger.chain import record
 from ledger.errors import DatabaseUnavailableError, WalError, WalFullError
+from ledger.facts.events import ACTIONS, RETURNED_RECORD_TYPE, SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.events import ACTIONS, RETURNED_RECORD_TYPE, SystemAction
 from ledger.positions import Lsn
 from wal import control as wal_control
 from wal.format import encode_returned

@@ -48,8 +48,8 @@ from ledger.errors import (
     InvalidEventError,
     RecordTooLargeError,
 )
+from ledger.facts.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, Durability, SystemAction
 from ledger.machines import jobs
-from ledger.machines.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, Durability, SystemAction
 from ledger.positions import BEFORE_FIRST, Lsn, lsns_from
 
 FIRST_FENCE_TOKEN = 1

@@ -24,8 +24,8 @@ from ledger import canonical
 from ledger.chain import record
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import EventRefusedError
+from ledger.facts.events import SYSTEM_RECORD_TYPES, SYSTEM_TENANT, SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.events import SYSTEM_RECORD_TYPES, SYSTEM_TENANT, SystemAction
 from ledger.positions import Lsn, before
 
 _TYPE_OF_ACTION = {action: number for number, action in SYSTEM_RECORD_TYPES.items()}

@@ -15,7 +15,7 @@ import orjson
 from app.write.pending.requests import Draft, draft_of
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
-from ledger.machines.events import ACTOR, JOB_EVENTS, Durability
+from ledger.facts.events import ACTOR, JOB_EVENTS, Durability
 from ledger.machines.job_state import creation_digest
 from ledger.private_fields import PRIVATE_MARK
 

@@ -20,8 +20,8 @@ from app.write.pending.requests import LEDGER_ROUTE, Draft, Drafts, RequestKey, 
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import KeyRowError, KeyUnprovenError, LedgerError
+from ledger.facts.events import ACTIONS, ACTOR
 from ledger.hlc import Hlc
-from ledger.machines.events import ACTIONS, ACTOR
 
 
 def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:

@@ -31,10 +31,7 @@ from ledger.errors import (
     IdempotencyReusedError,
     LedgerError,
 )
-from ledger.hlc import Hlc
-from ledger.machines import jobs
-from ledger.machines.commitments import Commitments
-from ledger.machines.events import (
+from ledger.facts.events import (
     ACTIONS,
     CAPACITY_RECORD_TYPE,
     DECIDED_RECORD_TYPES,
@@ -43,6 +40,9 @@ from ledger.machines.events import (
     CommitmentAction,
     SystemAction,
 )
+from ledger.hlc import Hlc
+from ledger.machines import jobs
+from ledger.machines.commitments import Commitments
 from ledger.machines.promises import Rejection, read_capacity, read_proposal, rejected_payload
 from ledger.machines.refusals import REFUSED_TYPE, refused_job_id
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn

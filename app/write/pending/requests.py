@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from app.store.growth import ChainPosition
-from ledger.machines.events import ACTOR, JOB_EVENTS, Durability, EventType
+from ledger.facts.events import ACTOR, JOB_EVENTS, Durability, EventType
 from ledger.positions import Epoch, Lsn
 
 LEDGER_ROUTE = 255

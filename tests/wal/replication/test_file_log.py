@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ledger.errors import WalError
-from ledger.machines.events import BATCH_RECORD_TYPE
+from ledger.facts.events import BATCH_RECORD_TYPE
 from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.quorums import batch, lsns_of
