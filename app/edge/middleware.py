@@ -9,10 +9,10 @@ import time
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.edge.accepted import record_refusal, report_break
 from app.edge.forms.body import HELD_BYTES
 from app.edge.parts import Parts
 from app.edge.problems import INVALID_REQUEST, ProblemError, respond
-from app.edge.recording import record_refusal, report_break
 from app.edge.routing import BEGUN, Begun
 from app.runtime.metrics import UNMATCHED_ROUTE
 from app.runtime.principals import Principal

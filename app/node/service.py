@@ -59,7 +59,7 @@ from app.write.followers.notary import Notary
 from app.write.followers.own_entries import OwnEntries
 from app.write.intake.access_records import AccessRecords
 from app.write.intake.answers import Answers
-from app.write.intake.gathering import Gathering
+from app.write.intake.coalescing import Gathering
 from app.write.intake.job_index import JobIndex
 from app.write.intake.keyed import KeyedRequests
 from app.write.intake.returning import Returning

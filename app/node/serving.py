@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import structlog
 
-from app.edge.connection.listener import listening
+from app.edge.listener import listening
 from app.node.wiring import running
 from app.runtime.settings.config import Settings
 from terminal import stop_signals

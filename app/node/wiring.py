@@ -10,7 +10,7 @@ from typing import NamedTuple
 import asyncpg
 import structlog
 
-from app.edge.connection.listener import connections_max
+from app.edge.listener import connections_max
 from app.edge.parts import Parts
 from app.node import wall_clock
 from app.node.readiness import readiness_checks, reported_checks

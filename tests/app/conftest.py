@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.edge.connection.listener import listening
+from app.edge.listener import listening
 from app.node.service import Service
 from app.node.wiring import running
 from app.runtime.settings.config import Settings, load_settings

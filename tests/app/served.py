@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from app.edge.connection.listener import listening
+from app.edge.listener import listening
 from app.edge.parts import Parts
 from app.node.wiring import running
 from app.runtime.settings.config import Settings

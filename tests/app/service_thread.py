@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 from app.dev.embedded import DATABASE, EmbeddedPostgres
-from app.edge.connection.listener import listening
+from app.edge.listener import listening
 from app.node.wiring import running
 from app.runtime.settings.config import load_settings
 from tests.conftest import copy_of, execute

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
-from app.edge.connection.listener import listening
+from app.edge.listener import listening
 from app.edge.parts import Parts
 from app.node.service import Service
 from app.node.wiring import running

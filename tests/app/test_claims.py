@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from app.dev.embedded import EmbeddedPostgres
-from app.edge.connection.listener import listening
+from app.edge.listener import listening
 from app.edge.parts import Parts
-from app.edge.writing import Route
+from app.edge.writes import Route
 from app.node.service import Service
 from app.node.wiring import running
 from app.runtime.settings.config import Settings, load_settings

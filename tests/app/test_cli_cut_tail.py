@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from app.edge.connection.listener import listening
+from app.edge.listener import listening
 from app.node.wiring import running
 from app.store import tampering
 from tests.app.conftest import MakeSettings

@@ -8,7 +8,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.edge.connection.listener import listening
+from app.edge.listener import listening
 from app.node.wiring import running
 from app.read import checking, full_walk
 from app.store.chain_reader import consistent_reader

@@ -21,7 +21,7 @@ import structlog
 
 from app.dev.cluster import free_port
 from app.dev.embedded import EmbeddedPostgres
-from app.edge.connection.listener import listening
+from app.edge.listener import listening
 from app.node.wiring import running
 from app.runtime.outgoing.asking import NoAnswerError
 from app.share.bundle import importer, taking

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.node.service import Service
-from app.write.intake import gathering
-from app.write.intake.gathering import Gathering
+from app.write.intake import coalescing as gathering
+from app.write.intake.coalescing import Gathering
 from ledger.errors import DurabilityTimeoutError, LedgerError, WalPoisonedError
 from ledger.positions import Lsn
 from tests.app.chains import Chains, until

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from app.edge.connection.known_heads import BLOCK_BYTES_MAX, BLOCKS_MAX, KnownHeads
+from app.edge.connection.header_cache import BLOCK_BYTES_MAX, BLOCKS_MAX, KnownHeads
 from app.edge.connection.protocol import ProblemProtocol
 from app.edge.parts import Parts
 from app.edge.routing import BEGUN

@@ -12,8 +12,8 @@ from pydantic_core import from_json
 
 from app.edge.forms.body import parse
 from app.edge.forms.requests import JOB_REQUEST
+from app.edge.forms.unique_members import check_unique
 from app.edge.routes.events import lines_of
-from app.edge.routes.members import check_unique
 from ledger.errors import InvalidEventError, InvalidInputError
 
 NAMES = st.text(st.sampled_from('a:"\\ é\n\U0001f4a9'), max_size=2)

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from app.dev.cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
 from app.dev.embedded import EmbeddedPostgres
-from app.edge.connection.listener import listening
+from app.edge.listener import listening
 from app.node.start.connecting import connected_for_now
 from app.node.wiring import running
 from app.runtime.settings.config import load_settings

@@ -22,9 +22,9 @@ from uvicorn.server import ServerState
 from app.dev.embedded import EmbeddedPostgres
 from app.edge.application import create_app
 from app.edge.connection.protocol import ProblemProtocol
+from app.edge.fast_path import PlainWrites
 from app.edge.forms.body import FREE_BYTES
 from app.edge.parts import Parts
-from app.edge.plain import PlainWrites
 from app.node.wiring import running
 from app.trust.access.quotas import Quotas
 from tests.app.conftest import MakeSettings

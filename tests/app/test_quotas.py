@@ -12,7 +12,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.edge.connection.listener import listening
+from app.edge.listener import listening
 from app.edge.parts import Parts
 from app.node.wiring import running
 from app.trust.access.quotas import Quotas

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import structlog
 
-from app.edge.connection.listener import listening
+from app.edge.listener import listening
 from app.node.service import Service
 from app.node.start.restore import fork_log, restore_from_bundles, restore_from_wal
 from app.node.wiring import running

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
 
 from app.edge.application import ROUTERS
-from app.edge.connection.listener import listening
+from app.edge.listener import listening
 from app.edge.routes.jobs import submissions
 from app.edge.routing import LeanRoute, RightedRoute
 from app.node.wiring import running

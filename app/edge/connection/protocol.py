@@ -1,6 +1,6 @@
 """HTTP/1.1 as uvicorn speaks it, but what its parser refuses is answered with a problem, heads, trailers, connections
 and silences have bounds, an answer leaves in one system call where uvicorn makes two, and a write in its common form
-is answered from here (``app.edge.plain``).
+is answered from here (``app.edge.fast_path``).
 
 0 <= bytes of request line and headers <= HEAD_BYTES_MAX
 0 <= connections <= http.connections_max, but for those that are just being refused or ended
@@ -21,10 +21,10 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from app.edge.connection.answer_transport import AnswerTransport
 from app.edge.connection.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress, end_longest_waiting
 from app.edge.connection.heads import ServedNames, check_head
 from app.edge.connection.proxies import TrustedProxies
+from app.edge.connection.uvicorn_internals import AnswerTransport
 from app.edge.problems import (
     HEADERS_TOO_LARGE,
     MALFORMED_HTTP,
@@ -39,8 +39,8 @@ from app.trust.access.certificates import CallerCertificate, shown
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, HTTPScope
 
-    from app.edge.connection.known_heads import Fields, KnownRequest
-    from app.edge.plain import PlainAnswer, PlainWrite, PlainWrites, Settling
+    from app.edge.connection.header_cache import Fields, KnownRequest
+    from app.edge.fast_path import PlainAnswer, PlainWrite, PlainWrites, Settling
 
 HEAD_BYTES_MAX = 64 * 1024
 """Longest request line and headers together."""

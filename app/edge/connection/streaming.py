@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.edge.accepted import report_break
 from app.edge.parts import parts_of
-from app.edge.recording import report_break
 from app.trust.access.callers import check_again
 from ledger.errors import LedgerError
 

@@ -12,11 +12,11 @@ from fastapi import Depends
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 
+from app.edge.accepted import allow
 from app.edge.charging import body_chunks, charge_tenant
+from app.edge.forms.unique_members import check_unique
 from app.edge.parts import parts_of
 from app.edge.problems import PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, ProblemError, invalid
-from app.edge.recording import allow
-from app.edge.routes.members import check_unique
 from app.trust.access.callers import CALLER
 
 JSON_MEDIA_TYPE = "application/json"

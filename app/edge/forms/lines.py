@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from app.edge.forms.unique_members import check_unique, is_unique
 from app.edge.problems import PAYLOAD_TOO_LARGE, ProblemError, dotted, invalid
-from app.edge.routes.members import check_unique, is_unique
 from ledger import canonical
 from ledger.errors import ClockSkewError, InvalidEventError, InvalidInputError
 

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from app.edge.accepted import allow
 from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import TREE_SIZE_MAX, CursorQuery, Limit, ReadableTenantId
 from app.edge.forms.lists import Cursors, number_position, page
 from app.edge.forms.requests import TokenRequest
 from app.edge.parts import PartsDep
-from app.edge.recording import allow
 from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.runtime.answers.node import AccessList, NewTokenAnswer, TokenAnswer, TokenList, WhoamiAnswer
 from app.runtime.rights import Right

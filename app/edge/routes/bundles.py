@@ -7,15 +7,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from app.edge.accepted import allow, record_read
 from app.edge.answers import json_answer
 from app.edge.connection.disconnect import while_connected
 from app.edge.connection.streaming import Streamed, within
 from app.edge.forms.body import json_body
-from app.edge.forms.multipart import MEDIA_TYPE as MULTIPART
-from app.edge.forms.multipart import uploaded
 from app.edge.forms.requests import ExportRequest
+from app.edge.forms.uploads import MEDIA_TYPE as MULTIPART
+from app.edge.forms.uploads import uploaded
 from app.edge.parts import PartsDep
-from app.edge.recording import allow, record_read
 from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.runtime.answers.chain import ImportAnswer
 from signing.range_manifest import RangeManifest

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from app.edge.accepted import record_read, report_break
 from app.edge.answers import json_answer
 from app.edge.connection.disconnect import while_connected
 from app.edge.forms.body import json_body
@@ -15,7 +16,6 @@ from app.edge.forms.fields import CursorQuery, CursorText, Limit, ReadableTenant
 from app.edge.forms.lists import Cursors, number_position, page, text_position
 from app.edge.forms.requests import AcknowledgeRequest
 from app.edge.parts import Parts, PartsDep
-from app.edge.recording import record_read, report_break
 from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.read import proofs
 from app.runtime.answers.chain import (

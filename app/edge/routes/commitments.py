@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from app.edge.accepted import record_read
 from app.edge.charging import charge_tenant
 from app.edge.forms.body import JSON_MEDIA_TYPE, body_of, parse, read_body
 from app.edge.forms.fields import CursorQuery, Limit, ReadableTenantId, SeqNumber
 from app.edge.forms.lists import Cursors, number_position, page
 from app.edge.forms.requests import CAPACITY, PROMISE_PATTERN, PROPOSAL, PROPOSAL_TAGS
 from app.edge.parts import Parts, PartsDep, parts_of
-from app.edge.recording import record_read
 from app.edge.routing import (
     BEGUN,
     IDEMPOTENCY_KEY_PARAMETER,
@@ -25,7 +25,7 @@ from app.edge.routing import (
     answered,
     caller_of,
 )
-from app.edge.writing import Route, request_key, token_of, write_headers
+from app.edge.writes import Route, request_key, token_of, write_headers
 from app.read.commitments import PromisedPage
 from app.runtime.answers import json_bytes
 from app.runtime.answers.commitments import CapacityAnswer, CommitmentList, NodeList, VerdictOfProposal

@@ -29,7 +29,7 @@ from app.edge.routing import (
     answered,
     caller_of,
 )
-from app.edge.writing import (
+from app.edge.writes import (
     Route,
     durability_answer,
     request_key,

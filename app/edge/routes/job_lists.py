@@ -10,6 +10,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator, Field
 
+from app.edge.accepted import record_read
 from app.edge.answers import json_answer
 from app.edge.connection.disconnect import while_connected
 from app.edge.connection.streaming import Streamed, within
@@ -26,7 +27,6 @@ from app.edge.forms.fields import (
 from app.edge.forms.lists import Cursors, hlc_position
 from app.edge.middleware import IS_HEAD
 from app.edge.parts import PartsDep
-from app.edge.recording import record_read
 from app.edge.routes.jobs import PromiseDep, TenantQuery
 from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.read.jobs import Page

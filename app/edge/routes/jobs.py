@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BeforeValidator, TypeAdapter
 
+from app.edge.accepted import record_read
 from app.edge.answers import json_answer
 from app.edge.charging import charge_tenant
 from app.edge.forms.body import JSON_MEDIA_TYPE, body_of, parse, read_body
@@ -25,7 +26,6 @@ from app.edge.forms.fields import (
 from app.edge.forms.lists import Cursors, hlc_position, page
 from app.edge.forms.requests import CANCEL_REQUEST, EVENT_REQUEST, EVENT_TAGS, JOB_REQUEST
 from app.edge.parts import PartsDep, parts_of
-from app.edge.recording import record_read
 from app.edge.routing import (
     BEGUN,
     PROBLEM_RESPONSE,
@@ -39,7 +39,7 @@ from app.edge.routing import (
     answered,
     caller_of,
 )
-from app.edge.writing import Route, receipt_answer, request_key, session_tokens
+from app.edge.writes import Route, receipt_answer, request_key, session_tokens
 from app.read.consistency import Promise, ReadLevel
 from app.runtime.answers.jobs import EventAnswer, JobAnswer, JobEventList, JobList
 from app.runtime.rights import Right
@@ -115,7 +115,7 @@ async def cancel_job(request: Request, job_id: JobIdPath) -> Response:
 
 
 async def _submit(request: Request, submission: Submission, job_id: str | None) -> Response:
-    """Take the one event that a request holds. What is plain does not come here: see ``app.edge.plain``."""
+    """Take the one event that a request holds. What is plain does not come here: see ``app.edge.fast_path``."""
     parts = parts_of(request)
     parts.check_writable()
     if job_id is not None and _JOB_ID.fullmatch(job_id) is None:

@@ -22,7 +22,7 @@ from app.edge.parts import Parts, PartsDep
 from app.edge.problems import PAYLOAD_TOO_LARGE, ProblemError
 from app.edge.routes.openlineage import STARTS, TYPES, RunEvent, read
 from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
-from app.edge.writing import Route
+from app.edge.writes import Route
 from app.runtime.answers.jobs import LineageAnswer
 from app.runtime.principals import Principal
 from app.runtime.rights import Right

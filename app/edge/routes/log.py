@@ -18,12 +18,12 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from app.edge.accepted import allow
 from app.edge.answers import json_answer
 from app.edge.forms.body import TEXT_MEDIA_TYPE, read_body
 from app.edge.forms.fields import CursorQuery, Limit, ReadableTenantPath
 from app.edge.forms.lists import NewestFirst, page
 from app.edge.parts import Parts, PartsDep
-from app.edge.recording import allow
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.read import cosigned, log_tiles
 from app.runtime.answers.chain import CosignatureList, CosignedAnswer, TimestampList

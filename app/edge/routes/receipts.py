@@ -6,11 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from app.edge.accepted import record_read
 from app.edge.forms.fields import JOB_ID_PATTERN, ReadableTenantId, SeqNumber
 from app.edge.parts import PartsDep
-from app.edge.recording import record_read
 from app.edge.routing import PROBLEM_RESPONSE, SESSION_PARAMETER, StrictRoute
-from app.edge.writing import session_tokens
+from app.edge.writes import session_tokens
 from app.share.bundle.receipts import Made
 
 router = APIRouter(route_class=StrictRoute, responses=PROBLEM_RESPONSE)

@@ -9,11 +9,11 @@ from urllib.parse import parse_qs
 import structlog
 from fastapi import APIRouter, Request, Response
 
+from app.edge.accepted import record_refusal
 from app.edge.answers import json_answer
 from app.edge.forms.body import JSON_MEDIA_TYPE, body_of, parse, read_body
 from app.edge.forms.requests import SIGN_IN
 from app.edge.parts import Parts, PartsDep, parts_of
-from app.edge.recording import record_refusal
 from app.edge.routing import PROBLEM_RESPONSE, OpenRoute, StrictRoute, answered, caller_if_known
 from app.runtime.answers.node import ConsoleSessionAnswer
 from app.runtime.outgoing.asking import NoAnswerError

@@ -16,6 +16,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
+from app.edge.accepted import record_read, report_break
 from app.edge.connection.protocol import CUT_OFF
 from app.edge.forms.fields import (
     NAME_CHARACTERS_MAX,
@@ -27,7 +28,6 @@ from app.edge.forms.fields import (
 )
 from app.edge.middleware import IS_HEAD
 from app.edge.parts import Parts, PartsDep
-from app.edge.recording import record_read, report_break
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute
 from app.runtime.principals import Principal
 from app.runtime.rights import Right

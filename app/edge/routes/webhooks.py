@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from app.edge.accepted import allow
 from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import ReadableTenantId
 from app.edge.forms.requests import WebhookRequest
 from app.edge.parts import PartsDep
-from app.edge.recording import allow
 from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.runtime.answers.node import NewWebhookAnswer, WebhookAnswer, WebhookList
 from app.share.webhooks.messages import secret_text

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from app.edge.charging import PACED, charge_caller
-from app.edge.connection.known_heads import Fields, KnownHeads, KnownRequest
+from app.edge.connection.header_cache import Fields, KnownHeads, KnownRequest
 from app.edge.forms.body import FREE_BYTES, JSON_MEDIA_TYPE, parse
 from app.edge.forms.requests import PROPOSAL, PROPOSAL_TAGS
 from app.edge.parts import Parts
@@ -31,8 +31,8 @@ from app.edge.problems import respond
 from app.edge.routes.commitments import ACCEPTED, PROPOSALS_PATH, proposals, recorded_body
 from app.edge.routes.jobs import CANCELLATION, CREATION, REPORT, Submission, submissions
 from app.edge.routing import BEGUN, Begun, RightedRoute
-from app.edge.writing import Route as KeyRoute
-from app.edge.writing import key_of, location_of, receipt_body, token_of
+from app.edge.writes import Route as KeyRoute
+from app.edge.writes import key_of, location_of, receipt_body, token_of
 from app.runtime.principals import Principal
 from app.runtime.rights import Right
 from app.trust.access import callers

@@ -19,9 +19,9 @@ from app.edge.connection.deadlines import DESCRIPTORS_RESERVED, ConnectionBounds
 from app.edge.connection.heads import ServedNames
 from app.edge.connection.protocol import ProblemProtocol
 from app.edge.connection.proxies import TrustedProxies
-from app.edge.connection.secured import TlsConnection
+from app.edge.connection.tls import TlsConnection
+from app.edge.fast_path import PlainWrites
 from app.edge.parts import Parts
-from app.edge.plain import PlainWrites
 from app.read.replicas import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
 from app.runtime.settings.config import Settings
 from ledger.errors import StartRefusedError
