@@ -29,7 +29,7 @@ from xdist.scheduler import LoadFileScheduling
 from app.dev.cluster import DATABASE, OWNER, find_data
 from app.dev.embedded import EmbeddedPostgres
 from app.node.serving import GC_ALLOCATIONS
-from app.store.node_connection import NodeConnection
+from app.store.sessions import NodeConnection
 from tests.server_copies import ServerToCopy, scratch_folder, server_with_schema
 from tests.workers import fork_workers
 

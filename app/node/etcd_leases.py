@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from app.runtime.outgoing.asking import NoAnswerError, client_of, read_answer
-from app.store.leases import Held
+from app.store.node import HeldLease
 from wal.replication.tls import PeerTls
 
 PREFIX = "tallystick/wal/"
@@ -32,7 +32,7 @@ class EtcdLeases:
 
     async def take(
         self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False, ran_out: bool = True
-    ) -> Held:
+    ) -> HeldLease:
         # ran_out: etcd itself lets every lease last for its ttl once more when its cluster has a leader again
         key = _text(PREFIX + node_id)
         lease_id = (await self._post("/v3/lease/grant", {"TTL": max(1, round(ttl_s))}))["ID"]
@@ -46,7 +46,7 @@ class EtcdLeases:
             )
             if done.get("succeeded"):
                 self._ids[node_id, run] = lease_id
-                return Held(holder, run, ttl_s)
+                return HeldLease(holder, run, ttl_s)
             found = done["responses"][0].get("response_range", {}).get("kvs", [])
             if not found:
                 expected = {"key": key, "target": "CREATE", "result": "EQUAL", "createRevision": "0"}
@@ -58,7 +58,7 @@ class EtcdLeases:
                 continue
             await self._post("/v3/lease/revoke", {"ID": lease_id})
             left = await self._post("/v3/lease/timetolive", {"ID": found[0]["lease"]})
-            return Held(theirs["holder"], theirs["run"], float(left.get("TTL", 0)))
+            return HeldLease(theirs["holder"], theirs["run"], float(left.get("TTL", 0)))
 
     async def renew(self, node_id: str, run: str, ttl_s: float) -> bool:
         lease_id = self._ids.get((node_id, run))

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from app.store.leases import Held
+from app.store.node import HeldLease
 from ledger.errors import FencedError, LedgerError, StartRefusedError
 from signing.files import read_regular
 from wal.segment import store_file
@@ -54,7 +54,7 @@ class Leases(Protocol):
 
     async def take(
         self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False, ran_out: bool = True
-    ) -> Held:
+    ) -> HeldLease:
         """Take the lease where it is free, or that of the same holder or run; with ``ran_out`` also where it ran out,
         with ``seize`` in any case. Who holds it then."""
 

@@ -42,8 +42,8 @@ from app.store.edge import EdgeLookups
 from app.store.entry_check import EntryCheck
 from app.store.growth import Growth
 from app.store.large_jobs import LargeJobs
-from app.store.node_connection import STATEMENT_TIMEOUT_S, NodeConnection
 from app.store.reading import reading
+from app.store.sessions import STATEMENT_TIMEOUT_S, NodeConnection
 from app.trust.access.access_log import AccessLog
 from app.trust.access.quotas import Quotas
 from app.trust.access.tokens import KnownTokens

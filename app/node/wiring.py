@@ -44,10 +44,9 @@ from app.share.exchange.peer import Admit
 from app.share.exchange.regions import Regions
 from app.share.watch.watchers import Watchers, watchers_max
 from app.share.webhooks.registry import WebhookRegistry
-from app.store.node_connection import STATEMENT_TIMEOUT_S
-from app.store.node_pool import NodePool
-from app.store.privacy_chain import PrivacyEntry
+from app.store.privacy import PrivacyEntry
 from app.store.promise_check import PromiseCheck
+from app.store.sessions import STATEMENT_TIMEOUT_S, NodePool
 from app.trust.access.callers import Callers, CallerSource, OpenToAll
 from app.trust.access.certificates import principals_by_name
 from app.trust.access.code_flow import code_flow_of

@@ -21,7 +21,7 @@ import msgspec
 
 from app.store import sessions
 from app.store.chain_reader import CopiedEntries, JobRange, PostgresChainReader, consistent_reader
-from app.store.node_connection import AT_A_NODE
+from app.store.sessions import AT_A_NODE
 from ledger.verification.checks import CheckedRange, finished
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.projection_check import JobComparison, JobsFound, compare_jobs

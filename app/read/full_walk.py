@@ -31,9 +31,8 @@ from app.runtime.state.found_breaks import DAMAGED
 from app.runtime.state.kept_file import KeptFile
 from app.runtime.state.last_verified import WALK, Verified
 from app.runtime.tasks.paced import paced
-from app.store.chain_reads import list_tenants
+from app.store.chain_reads import last_seq, list_tenants, next_seq
 from app.store.reading import reading
-from app.store.watching import read_end, read_next
 from ledger import merkle
 from ledger.errors import DatabaseUnavailableError, StartRefusedError, TenantNotFoundError
 from ledger.verification.entry_check import ENTRY_COLUMNS
@@ -161,7 +160,7 @@ class FullWalk:
     async def _verify(self, tenant_id: str) -> bool:
         at = self._at
         async with reading(self._pool) as connection:
-            end_seq = await read_end(connection, tenant_id)
+            end_seq = await last_seq(connection, tenant_id)
         if at.seq == 0 and end_seq <= RANGE_ENTRIES:
             await self._verifier.again(tenant_id, by=WALK)
             return True
@@ -190,7 +189,7 @@ class FullWalk:
         if tree.last_seq <= at.seq:
             # Nothing is there. The next range holds what comes before and behind, so that the gap is seen.
             async with reading(self._pool) as connection:
-                at.seq, at.hashes = await read_next(connection, tenant_id, to_seq) - 1, None
+                at.seq, at.hashes = await next_seq(connection, tenant_id, to_seq) - 1, None
             return False
         at.seq, at.hashes = to_seq, None
         if frontier and frontier.size == to_seq:

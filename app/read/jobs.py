@@ -10,7 +10,7 @@ import orjson
 
 from app.read.consistency import ReadLevel, UnfitError
 from app.read.copies import PRIMARY
-from app.store import job_search, job_table, job_terms, reads
+from app.store import job_search, job_table, reads
 from app.store.job_table import JobSpan
 from app.store.reading import reading
 from app.store.rows import json_in
@@ -292,9 +292,9 @@ class JobReader:
         found: list[jobs.JobState] = []
         damaged: list[DamagedJob] = []
         fragments, give_up_s, left = wanted.fragments(), time.monotonic() + LOOKING_S, LOOKED_AT_MAX
-        declared = (await job_terms.declared(connection, [tenant_id])).get(tenant_id)
+        declared = (await job_search.declared(connection, [tenant_id])).get(tenant_id)
         terms = wanted.terms(declared.fields) if declared is not None and declared.built_to is None else []
-        term = await job_terms.narrowest(connection, tenant_id, terms)
+        term = await job_search.narrowest(connection, tenant_id, terms)
         while True:
             part = await job_search.candidates(
                 connection,

@@ -30,8 +30,8 @@ from app.read.heartbeat import INTERVAL_S, Heartbeat
 from app.runtime.database_faults import DATABASE_FAULTS, text_of
 from app.store import node as node_store
 from app.store import sessions
-from app.store.node_connection import PLANNED_ONCE
 from app.store.reading import READ_TIMEOUT_S, reading
+from app.store.sessions import PLANNED_ONCE
 from ledger.errors import DatabaseUnavailableError
 
 if TYPE_CHECKING:

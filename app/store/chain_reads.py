@@ -1,13 +1,25 @@
-"""SQL of reads about chains: heads, entries, trees and tiles, snapshots."""
+"""SQL of reads about chains: heads, entries, trees, snapshots, and where each chain and this node's WAL end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
-from app.store.rows import ENTRIES, columns, fetch_as, fetch_one_as, fetch_tuples, like, told, whole
+from app.store.chaining import WalPosition
+from app.store.rows import (
+    ENTRIES,
+    PAYLOAD_BYTES,
+    columns,
+    fetch_as,
+    fetch_one_as,
+    fetch_page,
+    fetch_tuples,
+    like,
+    page_of,
+    told,
+    whole,
+)
 from ledger import rfc3339
 from ledger.errors import ChainDamagedError, TenantNotFoundError
 from ledger.verification.entry_check import ENTRY_COLUMNS
@@ -219,3 +231,95 @@ def _with_envelope(row: Record) -> tuple[SnapshotRow, str]:
 async def ping(connection: Connection) -> None:
     """Make sure that Postgres answers, and that no other session keeps a table locked that is asked before a write."""
     await connection.fetch(_ASKED_BEFORE_A_WRITE)
+
+
+class Stamp(NamedTuple):
+    """What PostgreSQL gave one entry."""
+
+    seq: int
+    id: int
+    created_at: datetime
+
+
+_HEAD_SEQS = "SELECT tenant_id, head_seq FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[])"
+_STAMPS = f"""
+SELECT seq, id, {told("created_at")} FROM scheduler.scheduler_log
+ WHERE tenant_id = $1 AND seq BETWEEN $2 AND $3 ORDER BY seq
+"""
+
+
+async def head_seqs(connection: Connection, tenant_ids: Sequence[str]) -> dict[str, int]:
+    """By tenant, where its chain ends; those that have none are left out."""
+    return {tenant_id: seq or 0 for tenant_id, seq in await connection.fetch(_HEAD_SEQS, tenant_ids)}
+
+
+async def stamps(connection: Connection, tenant_id: str, from_seq: int, to_seq: int) -> list[Stamp]:
+    """What PostgreSQL gave the entries from ``from_seq`` to ``to_seq``, as far as they are there, in seq order.
+
+    Raises:
+        ChainDamagedError: somebody edited what it gave one of them.
+    """
+    found = await fetch_as(connection, Stamp, _STAMPS, tenant_id, from_seq, to_seq)
+    return [whole(tenant_id, stamp) if None in stamp else stamp for stamp in found]
+
+
+class SeenChain(NamedTuple):
+    """The end of one chain as the database has it; anything may stand in its columns once somebody changed them."""
+
+    tenant_id: str
+    head_seq: int | None
+    head_chain_link: str | None
+    last_link: str | None
+    """Link of the entry at the head, None when there is none."""
+    tree_size: int | None
+    root_hash: str | None
+    checkpoint: str | None
+    """The newest signed note, None before the first."""
+
+
+_SEEN_CHAINS = """
+SELECT h.tenant_id, h.head_seq, h.head_chain_link, l.chain_link, m.tree_size, m.root_hash, m.checkpoint
+  FROM scheduler.chain_heads h
+  LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = h.tenant_id AND l.seq = h.head_seq
+  LEFT JOIN scheduler.merkle_head m ON m.tenant_id = h.tenant_id
+ WHERE h.tenant_id > $1 ORDER BY h.tenant_id LIMIT $2
+"""
+_WAL_POSITION = """
+SELECT wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions WHERE node_id = $1
+"""
+_LINKS_AT = """
+SELECT w.tenant_id, l.chain_link
+  FROM unnest($1::text[], $2::bigint[]) AS w(tenant_id, seq)
+  JOIN scheduler.scheduler_log l ON l.tenant_id = w.tenant_id AND l.seq = w.seq
+"""
+
+
+async def wal_position(connection: Connection, node_id: str) -> WalPosition | None:
+    """What Postgres knows of the node's WAL, without a lock."""
+    return await fetch_one_as(connection, WalPosition, _WAL_POSITION, node_id)
+
+
+async def seen_chains(connection: Connection, after: str, limit: int) -> list[SeenChain]:
+    """The next chains behind tenant ``after``, in tenant order."""
+    return await fetch_as(connection, SeenChain, _SEEN_CHAINS, after, limit)
+
+
+async def links_at(connection: Connection, seqs: Mapping[str, int]) -> dict[str, str]:
+    """By tenant, the link of its entry at that seq, where there is one."""
+    return dict(map(tuple, await connection.fetch(_LINKS_AT, list(seqs), list(seqs.values()))))
+
+
+async def last_seq(connection: Connection, tenant_id: str) -> int:
+    """Seq of the tenant's last entry, whatever its head says; 0 when there is none."""
+    end_seq: int = await connection.fetchval(
+        "SELECT coalesce(max(seq), 0) FROM scheduler.scheduler_log WHERE tenant_id = $1", tenant_id
+    )
+    return end_seq
+
+
+async def next_seq(connection: Connection, tenant_id: str, seq: int) -> int:
+    """Seq of the tenant's first entry behind ``seq``; ``seq + 1`` when there is none."""
+    next_seq: int | None = await connection.fetchval(
+        "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2", tenant_id, seq
+    )
+    return seq + 1 if next_seq is None else next_seq

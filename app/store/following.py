@@ -10,7 +10,7 @@ from app.store.rows import columns, fetch_as, turned
 
 if TYPE_CHECKING:
     from app.store import Connection
-    from app.store.node_connection import NodeConnection
+    from app.store.sessions import NodeConnection
 
 LOCK_TIMEOUT_S = 2.0
 """Longest that a follower waits for a row that another session keeps locked."""

@@ -1,11 +1,18 @@
-"""SQL about nodes: epochs, job id claims, the identity of the ledger, its session secret, the database's clock and the
-heartbeat, the one row that tells how far behind a copy of the database is, and of whose copy it is."""
+"""SQL about nodes: epochs, leases, job id claims, the identity of the ledger, its session secret, the database's clock
+and the heartbeat, the one row that tells how far behind a copy of the database is, and of whose copy it is.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import asyncpg
+
+from app.store import sessions
 from app.store.chaining import WalPosition
 from app.store.rows import json_in
 from ledger.errors import StartRefusedError
@@ -15,7 +22,6 @@ from ledger.positions import Epoch, Lsn
 
 if TYPE_CHECKING:
     from app.store import Connection
-
 
 _TAKE_EPOCH = """
 INSERT INTO scheduler.wal_positions AS p (node_id, wal_id, epoch, chained_lsn, seen_durable_lsn)
@@ -180,3 +186,75 @@ async def recorded_losses(connection: Connection, node_id: str) -> set[tuple[Lsn
             case {"first_lsn": int(first_lsn), "last_lsn": int(last_lsn)}:
                 losses.add((Lsn(first_lsn), Lsn(last_lsn)))
     return losses
+
+
+_TAKE_LEASE = """
+WITH taken AS (
+    INSERT INTO scheduler.wal_leases AS l (node_id, holder, run, expires_at)
+    VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
+        ON CONFLICT (node_id) DO UPDATE
+           SET holder = excluded.holder, run = excluded.run, expires_at = excluded.expires_at
+         WHERE $5 OR l.run = excluded.run OR l.holder = excluded.holder
+            OR ($6 AND l.expires_at <= clock_timestamp())
+    RETURNING holder, run, expires_at
+)
+SELECT holder, run, extract(epoch FROM expires_at - clock_timestamp())::float8 FROM taken
+UNION ALL
+SELECT holder, run, extract(epoch FROM expires_at - clock_timestamp())::float8 FROM scheduler.wal_leases
+ WHERE node_id = $1
+ LIMIT 1
+"""
+_RENEW_LEASE = """
+UPDATE scheduler.wal_leases SET expires_at = clock_timestamp() + make_interval(secs => $3)
+ WHERE node_id = $1 AND run = $2
+RETURNING true
+"""
+_RELEASE_LEASE = "DELETE FROM scheduler.wal_leases WHERE node_id = $1 AND run = $2"
+LEASE_TIMEOUT_S = 5.0
+
+
+class HeldLease(NamedTuple):
+    """The holder of a lease, its run, and for how many more seconds."""
+
+    holder: str
+    run: str
+    left_s: float
+
+
+class PostgresLeases:
+    """Leases in the ledger at ``url``: a row for each node whose WAL safekeepers keep, by the clock of the database.
+
+    Each question opens a connection, as there is one every few seconds.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def take(
+        self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False, ran_out: bool = True
+    ) -> HeldLease:
+        async with self._connected() as connection:
+            row = await connection.fetchrow(_TAKE_LEASE, node_id, holder, run, ttl_s, seize, ran_out)
+        assert row is not None
+        return HeldLease(*row)
+
+    async def renew(self, node_id: str, run: str, ttl_s: float) -> bool:
+        async with self._connected(ttl_s) as connection:
+            return bool(await connection.fetchval(_RENEW_LEASE, node_id, run, ttl_s))
+
+    async def release(self, node_id: str, run: str) -> None:
+        async with self._connected() as connection:
+            await connection.execute(_RELEASE_LEASE, node_id, run)
+
+    @asynccontextmanager
+    async def _connected(self, within_s: float = LEASE_TIMEOUT_S) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """A connection. A renewal takes at most the lease's ttl: the node asks again before it runs out."""
+        timeout_s = min(LEASE_TIMEOUT_S, within_s)
+        async with asyncio.timeout(timeout_s):
+            connection = await sessions.connect(self._url, timeout_s=timeout_s, command_timeout_s=timeout_s)
+        try:
+            yield connection
+            await connection.close(timeout=timeout_s)
+        except BaseException:
+            connection.terminate()  # a caller that was cancelled does not wait for a server that hangs
+            raise

@@ -20,8 +20,7 @@ from app.store.job_table import (
     entries_of_job,
     place_of,
 )
-from app.store.pages import PAYLOAD_BYTES, page_of
-from app.store.rows import ENTRIES, columns, fetch_as, fetch_tuples, like, turned
+from app.store.rows import ENTRIES, PAYLOAD_BYTES, columns, fetch_as, fetch_tuples, like, page_of, turned
 from ledger.hlc import Hlc
 from ledger.machines.jobs import ABOUT_JOBS, STATUSES
 from ledger.machines.refusals import Refusal, refusal_of, refused_job_id

@@ -1,26 +1,131 @@
-"""Sessions with PostgreSQL: each begins with every setting that the statements of the ledger rely on (decision 0082).
+"""Sessions with PostgreSQL, and the pools that lend them.
 
-A role, a database, ``postgresql.conf`` or a pooler may give a session other values than PostgreSQL's own. So one
-statement, sent right after the login, sets them; one that this login may not set ends the session, with its name. They
-are not sent with the login: a pooler drops or refuses such parameters.
+*Settings.* A session begins with every setting that the statements of the ledger rely on (decision 0082). A role, a
+database, ``postgresql.conf`` or a pooler may give it other values. So one statement, sent right after the login, sets
+them. A setting that this login may not set ends the session with an error that names it. Settings are not sent with
+the login, because a pooler drops or refuses such parameters.
+
+*Types.* asyncpg asks the server for the arrays of built-in types, three statements for each kind on each connection.
+``NodeConnection`` asks once a process: the numbers of built-in types are the same in every database of every version
+(``FirstNormalObjectId`` in PostgreSQL's ``access/transam.h``).
+
+*No reset.* A connection that is given back to a pool is not reset, which would take as long as most statements.
+Sessions of a pool keep no state: settings are those of a transaction, cursors end with theirs, and a caller that takes
+a lock of the session gives it back or ends the session.
+
+*Spent sessions.* A session that may only read, or whose statements are cancelled, keeps settings that a role or a
+database had when it began. It is ended, and the next caller opens another. So is a session in which a statement was
+abandoned: one that was parsed and had not run yet may have begun a transaction that nobody would end.
+
+*The pool of a node.* A connection that is about to be free is waited for before another is opened. A connection costs
+PostgreSQL a process, some 3 ms, and as much again for each table that it then reads for the first time; most
+statements are over sooner. The first connection is the one that the node was started with, which knows the tables
+already.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import asyncpg
+from asyncpg.pool import PoolConnectionProxy
 
 from app.runtime.settings.postgres_address import RELIED_UPON, parse_address
-from app.store.node_connection import CONNECT_TIMEOUT_S, NodeConnection
 from ledger.errors import StartRefusedError
 
 if TYPE_CHECKING:
+    Connection = asyncpg.Connection[asyncpg.Record]
     Pool = asyncpg.Pool[asyncpg.Record]
+else:
+    Connection = asyncpg.Connection
+    Pool = asyncpg.Pool
+
+CONNECT_TIMEOUT_S: Final = 5.0
+STATEMENT_TIMEOUT_S: Final = 60.0
+"""A statement of a node that takes longer counts as a lost connection, unless it says so itself."""
+PLANNED_ONCE: Final = {"plan_cache_mode": "force_generic_plan"}
+"""Settings of sessions for reads: PostgreSQL plans a prepared statement once a session. What is read is found by key,
+so values change no plan; to plan a page of jobs for its values took PostgreSQL as long as to read it."""
+AT_A_NODE: Final = {"lock_timeout": "10s", **PLANNED_ONCE}
+"""Settings of sessions for what a node asks beside chaining and following: a session that keeps a table locked is
+reported, and not waited for as long as a statement may take."""
+OF_THE_SESSION: Final = (asyncpg.ReadOnlySQLTransactionError, asyncpg.QueryCanceledError)
+"""What PostgreSQL says of a statement that another session may be allowed."""
+_SPENDING: Final = (*OF_THE_SESSION, asyncio.CancelledError, TimeoutError)
+OID_OF_A_DATABASE_MIN: Final = 16384
+"""Numbers from here on are given by a database itself, so in each they mean something else."""
+
+
+class _NothingRan(NamedTuple):
+    """In the place of the statement that asked: with a name, so what was prepared before it still is."""
+
+    name: str = "known"
+
+
+_known: dict[tuple[int, ...], Any] = {}
+"""By numbers of types: the rows that describe them."""
+
+
+class NodeConnection(Connection):
+    """For ``connection_class`` of asyncpg."""
+
+    __slots__ = ("is_spent", "lock_timeout")
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.is_spent = False
+        """Whether the session was told what is ``OF_THE_SESSION``, or left in a statement: whoever has it ends it."""
+        self.lock_timeout = "0"
+        """That of the session, as its settings have it."""
+
+    def limit_statements_to(self, command_timeout_s: float) -> None:
+        """From now on no statement takes longer, unless it says so itself."""
+        self._config: Any = self._config._replace(command_timeout=command_timeout_s)
+
+    @asynccontextmanager
+    async def waiting_for_locks(self, at_most_s: float) -> AsyncIterator[None]:
+        """No statement waits longer for a lock meanwhile. Where an error ends it, the connection is to be closed."""
+        await self.execute(f"SET lock_timeout = '{at_most_s:g}s'")
+        yield
+        await self.execute(f"SET lock_timeout = '{self.lock_timeout}'")
+
+    def get_reset_query(self) -> str:
+        """No statement: there is nothing to forget."""
+        return ""
+
+    async def execute(self, *given: Any, **more: Any) -> str:
+        """As asyncpg's."""
+        try:
+            return await super().execute(*given, **more)
+        except _SPENDING:
+            self.is_spent = True
+            raise
+
+    async def _do_execute(self, *given: Any, **more: Any) -> Any:
+        try:
+            return await super()._do_execute(*given, **more)  # type: ignore[misc]
+        except _SPENDING:
+            self.is_spent = True
+            raise
+
+    async def _introspect_types(
+        self,
+        typeoids: Collection[int],
+        timeout: float | None,  # noqa: ASYNC109 (asyncpg's own)
+    ) -> tuple[Any, Any]:
+        wanted = tuple(sorted(typeoids))
+        if wanted in _known:
+            return _known[wanted], _NothingRan()
+        rows, statement = await super()._introspect_types(typeoids, timeout)  # type: ignore[misc]
+        if wanted[-1] < OID_OF_A_DATABASE_MIN:
+            _known[wanted] = rows
+        return rows, statement
+
 
 _SYNCHRONOUS: Final = "synchronous_commit"
 _PID: Final = "SELECT pg_catalog.pg_backend_pid()"
@@ -159,3 +264,88 @@ def _set_socket_options(connection: NodeConnection, options: Mapping[str, int]) 
             level = socket.SOL_SOCKET if name == "SO_KEEPALIVE" else socket.IPPROTO_TCP
             if hasattr(socket, name) and (value or name == "SO_KEEPALIVE"):
                 same.setsockopt(level, getattr(socket, name), value)
+
+
+WAIT_S: Final = 0.02
+"""How long a connection that is in use is waited for."""
+OPENING_WAIT_S: Final = 0.25
+"""The same while another is being opened: one is, at a time, as long as that goes well."""
+
+
+class NodePool(Pool):
+    """A pool that begins with the connection ``first``, which it then owns. Belongs to one event loop."""
+
+    def __init__(self, url: str, *, connections_max: int, command_timeout_s: float, first: NodeConnection) -> None:
+        super().__init__(
+            url,
+            connection_class=NodeConnection,
+            record_class=asyncpg.Record,
+            min_size=1,
+            max_size=connections_max,
+            max_queries=50_000,
+            max_inactive_connection_lifetime=300.0,
+            connect=self._open,  # type: ignore[arg-type]
+            setup=None,
+            init=None,
+            reset=None,
+            loop=None,
+            command_timeout=command_timeout_s,
+        )
+        self._first: NodeConnection | None = first
+        self._is_opening = False
+        self._changed = asyncio.Event()
+        """Set, and replaced, whenever a connection may have become free."""
+
+    async def _open(
+        self, url: str, *, command_timeout: float, **_of_the_pool: Any
+    ) -> asyncpg.Connection[asyncpg.Record]:
+        first, self._first = self._first, None
+        if first is not None and not first.is_closed():
+            first.limit_statements_to(command_timeout)
+            return first
+        return await connect(url, AT_A_NODE, command_timeout_s=command_timeout)
+
+    async def _acquire(self, timeout: float | None) -> PoolConnectionProxy[asyncpg.Record]:  # noqa: ASYNC109 (asyncpg's own)
+        await self._wait_for_one()
+        if self.get_idle_size() or self._is_full():
+            return await super()._acquire(timeout)  # type: ignore[misc,no-any-return]
+        self._is_opening = True
+        try:
+            return await super()._acquire(timeout)  # type: ignore[misc,no-any-return]
+        finally:
+            self._is_opening = False
+            self._tell()
+
+    async def _wait_for_one(self) -> None:
+        """Until one is free, or the wait for it was long enough."""
+        began_s = asyncio.get_running_loop().time()
+        while not self.get_idle_size() and not self._is_full() and (self._is_opening or self.get_size()):
+            wait_s = OPENING_WAIT_S if self._is_opening else WAIT_S
+            try:
+                async with asyncio.timeout_at(began_s + wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
+
+    def _is_full(self) -> bool:
+        return self.get_size() == self.get_max_size()
+
+    def _tell(self) -> None:
+        """Have those that wait look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def release(
+        self,
+        connection: PoolConnectionProxy[asyncpg.Record],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 (asyncpg's own)
+    ) -> None:
+        """As asyncpg's, but that a session which is spent is not lent again."""
+        lent: NodeConnection | None = connection._con  # type: ignore[attr-defined]
+        if lent is not None and lent.is_spent:
+            lent.terminate()
+        try:
+            await super().release(connection, timeout=timeout)
+        finally:
+            self._tell()

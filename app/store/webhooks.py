@@ -11,8 +11,18 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.chain_reads import ListedEntry
-from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
-from app.store.rows import clamped, clamped_columns, columns, fetch_as, fetch_one_as, tellable, told
+from app.store.rows import (
+    PAYLOAD_BYTES,
+    clamped,
+    clamped_columns,
+    columns,
+    fetch_as,
+    fetch_one_as,
+    fetch_page,
+    page_of,
+    tellable,
+    told,
+)
 from ledger.verification.verdict import damaged
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from app.node.etcd_leases import EtcdLeases
 from app.node.lease import Lease, Leases, holder_of
 from app.runtime.database_faults import DATABASE_FAULTS
 from app.runtime.metrics import Metrics
-from app.store.leases import PostgresLeases
+from app.store.node import PostgresLeases
 from ledger.errors import LedgerError
 from tests.app.chains import until
 from tests.app.postgres_proxy import proxy_to

@@ -15,7 +15,7 @@ import pytest
 
 from app.node.service import Service
 from app.runtime.state.unrecorded import ASIDE
-from app.store.node_connection import AT_A_NODE
+from app.store.sessions import AT_A_NODE
 from app.write.pending import quarantine
 from app.write.pending.event_lines import EventLines
 from ledger.errors import DurabilityTimeoutError

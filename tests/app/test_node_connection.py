@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncpg
 
-from app.store.node_connection import NodeConnection
+from app.store.sessions import NodeConnection
 from tests.conftest import Database, execute
 
 ARRAYS = "SELECT $1::bigint[], $2::smallint[], $3::bytea[], $4::text[], $5::uuid[]"

@@ -11,10 +11,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 import asyncpg
 import pytest
 
-from app.store import node_pool
-from app.store.node_connection import NodeConnection
-from app.store.node_pool import NodePool
+from app.store import sessions
 from app.store.reading import reading
+from app.store.sessions import NodeConnection, NodePool
 from ledger.errors import DatabaseUnavailableError
 from tests.conftest import Database
 
@@ -89,7 +88,7 @@ async def test_a_session_that_was_refused_for_its_settings_is_not_lent_again(
 async def test_a_connection_that_comes_free_is_taken_before_another_is_opened(
     pooled: Pooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_pool, "WAIT_S", 30)
+    monkeypatch.setattr(sessions, "WAIT_S", 30)
     async with pooled() as pool:
         pids = await asyncio.gather(*(pool.fetchval("SELECT pg_backend_pid()") for _ in range(20)))
         assert (len(set(pids)), pool.get_size()) == (1, 1)
@@ -115,7 +114,7 @@ async def test_all_of_a_full_pool_are_waited_for(pooled: Pooled) -> None:
     async with pooled(connections_max=1) as pool:
         held = await pool.acquire()
         waiting = asyncio.create_task(pool.fetchval("SELECT 1"))
-        await asyncio.wait((waiting,), timeout=2 * node_pool.OPENING_WAIT_S)
+        await asyncio.wait((waiting,), timeout=2 * sessions.OPENING_WAIT_S)
         assert not waiting.done()
         await pool.release(held)
         assert await waiting == 1

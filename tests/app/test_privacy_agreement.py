@@ -15,8 +15,7 @@ import pytest
 from app.node.start.restore import restore_from_wal
 from app.runtime.settings.config import Settings
 from app.store import privacy as store
-from app.store.privacy import DeclaredFields, PrivacyRecord
-from app.store.privacy_chain import PrivacyEntry
+from app.store.privacy import DeclaredFields, PrivacyEntry, PrivacyRecord
 from app.trust.privacy import knowledge as knowledge_module
 from app.trust.privacy.agreement import Unchained
 from app.trust.privacy.keys import SubjectKeys

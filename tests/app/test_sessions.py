@@ -15,7 +15,7 @@ from app.dev.account import find_package
 from app.read import checking
 from app.runtime.settings.postgres_address import NAMES, RELIED_UPON, parse_address
 from app.store import chaining, following, reads, sessions
-from app.store.node_connection import AT_A_NODE
+from app.store.sessions import AT_A_NODE
 from ledger.errors import ConfigurationError, StartRefusedError
 from pipeline.places import statements
 from tests.app.chains import Chains, numbers

@@ -15,8 +15,7 @@ _STAYS = re.compile(
 _OWN_SESSIONS = {
     "store/chaining.py": "the appender's own connections",
     "store/exchange.py": "ends with the session unless it was given back",
-    "store/node_connection.py": "until the start is over",
-    "store/sessions.py": "every session begins with them",
+    "store/sessions.py": "every session begins with them, and the lock timeout of a start ends with it",
     "store/tampering.py": "a connection of a superuser",
 }
 """Where a setting or a lock lasts as long as the session, by file of the app."""

@@ -13,8 +13,8 @@ from app.edge.forms.requests import SearchFieldsRequest
 from app.edge.parts import PartsDep
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.runtime.answers.node import SearchFieldsAnswer
-from app.store import chain_reads, job_terms
-from app.store.job_terms import SearchFields
+from app.store import chain_reads, job_search
+from app.store.job_search import SearchFields
 from app.store.reading import reading
 from ledger.errors import InvalidInputError
 from ledger.machines.job_search import check_indexed
@@ -36,7 +36,7 @@ async def declare_search_fields(
         except InvalidInputError as error:
             raise InvalidInputError(f"fields.{number}: {error}", ("fields", number)) from None
     async with reading(parts.pool) as connection:
-        declared = await job_terms.declare(connection, tenant_id, sorted(set(wanted["fields"])))
+        declared = await job_search.declare(connection, tenant_id, sorted(set(wanted["fields"])))
     return _answer(tenant_id, declared)
 
 
@@ -44,7 +44,7 @@ async def declare_search_fields(
 async def read_search_fields(parts: PartsDep, tenant_id: ReadableTenantPath) -> Response:
     """The fields by which the tenant's jobs are indexed; none when it never declared any."""
     async with reading(parts.pool) as connection:
-        declared = (await job_terms.declared(connection, [tenant_id])).get(tenant_id)
+        declared = (await job_search.declared(connection, [tenant_id])).get(tenant_id)
         if declared is None:
             await chain_reads.require_tenant(connection, tenant_id)
     return _answer(tenant_id, declared)

@@ -17,7 +17,7 @@ from app.runtime.settings.config import Settings
 from app.runtime.state.unrecorded import ASIDE, Aside
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead, WalPosition
-from app.store.roles import powers_of_login
+from app.store.schema import powers_of_login
 from app.write.followers.checkpoints import CheckpointJournal
 from app.write.followers.signed_chain import root_of_chain, tree_agrees
 from app.write.pending import quarantine

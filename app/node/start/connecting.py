@@ -10,9 +10,8 @@ from typing import Final
 import asyncpg
 
 from app.runtime.database_faults import DATABASE_FAULTS
-from app.store.node_connection import AT_A_NODE, STATEMENT_TIMEOUT_S, NodeConnection
 from app.store.schema import check_schema
-from app.store.sessions import check_sessions_are_kept, connect
+from app.store.sessions import AT_A_NODE, STATEMENT_TIMEOUT_S, NodeConnection, check_sessions_are_kept, connect
 from ledger.errors import StartRefusedError
 
 CONNECT_WAIT_S = 30.0

@@ -62,7 +62,7 @@ from app.runtime.state.unrecorded import ASIDE, FORK, LOST, Aside, Fork
 from app.store import chaining
 from app.store import node as node_store
 from app.store.chaining import ChainEnd, ChainHead, WalPosition
-from app.store.node_connection import NodeConnection
+from app.store.sessions import NodeConnection
 from app.trust.keys import node_keys
 from app.trust.keys.changes import publish_at_start
 from app.trust.keys.trust import KeyChain

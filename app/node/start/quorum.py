@@ -20,7 +20,7 @@ from app.node.start.checks import set_aside
 from app.runtime.database_faults import DATABASE_FAULTS
 from app.runtime.settings.config import Settings
 from app.store.chaining import WalPosition
-from app.store.leases import PostgresLeases
+from app.store.node import PostgresLeases
 from ledger.errors import StartRefusedError, WalCorruptError, WalError
 from ledger.positions import NO_EPOCH, Epoch, Lsn, after
 from wal import control as wal_control

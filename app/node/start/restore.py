@@ -46,7 +46,7 @@ from app.store import chaining, sessions
 from app.store import node as node_store
 from app.store.chaining import ChainHead, WalPosition
 from app.store.entry_check import EntryCheck
-from app.store.node_connection import CONNECT_TIMEOUT_S
+from app.store.sessions import CONNECT_TIMEOUT_S
 from app.trust.keys import node_keys
 from app.write.chain.appender import BATCH_ENTRIES_MAX, Appender
 from app.write.followers.checkpoints import CheckpointJournal

@@ -41,7 +41,7 @@ from app.share.bundle.linking import ReadyBatch, decide_and_link, read_standing
 from app.share.bundle.sorting import Sorter
 from app.share.bundle.staging import StagedFile, check_disk_room
 from app.share.bundle.taking import TakenBundle, Terms, signed_manifest, take_verified
-from app.store import chaining, imports
+from app.store import chaining, exchange
 from app.store import node as node_store
 from app.store.chaining import ChainHead
 from app.store.growth import Growth
@@ -180,7 +180,7 @@ class BundleImporter:
         """Say which imports an earlier process left unfinished; repeating the call finishes them."""
         with contextlib.suppress(*DATABASE_FAULTS):
             async with self._pool.acquire() as connection:
-                for digest, position, entries in await imports.unfinished(connection):
+                for digest, position, entries in await exchange.unfinished_imports(connection):
                     log.warning("bundle_import_unfinished", set_digest=digest, position=position, entries=entries)
 
     async def check_trusting(self) -> None:
@@ -337,7 +337,7 @@ class BundleImporter:
             await self._check_heads(connection, heads)
             outcome = bundles.outcome
             bundles.from_seqs = {tenant: head.seq for tenant, head in heads.items()}
-            progress = await imports.begin(
+            progress = await exchange.begin_import(
                 connection,
                 bundles.digest,
                 bundles=outcome.bundles,
@@ -371,7 +371,7 @@ class BundleImporter:
                 is_borne_out = False
                 log.error("import_progress_not_borne_out", set_digest=bundles.digest, position=bundles.position)
                 async with self._pool.acquire() as connection:
-                    await imports.restart(connection, bundles.digest, seen)
+                    await exchange.restart_import(connection, bundles.digest, seen)
                 outcome = bundles.outcome
                 outcome.imported, outcome.duplicates, outcome.jobs_changed, outcome.conflicts = 0, seen, 0, []
             yield batch
@@ -427,7 +427,7 @@ class BundleImporter:
         async with self._pool.acquire() as connection, connection.transaction():
             # 1. nobody else imports this set, and the heads
             if bundles.is_tracked:
-                now = await imports.lock(connection, bundles.digest)
+                now = await exchange.lock_import(connection, bundles.digest)
                 if (now.imported, now.duplicates) != (before.imported, before.duplicates):
                     raise NotReadyError("another node imports the same bundles now; import them again later")
             heads = await chaining.lock_heads(connection, sorted(ready.standing))
@@ -436,14 +436,14 @@ class BundleImporter:
             if any(head != ready.heads[tenant] for tenant, head in heads.items()):
                 ready = await decide_and_link(connection, ready.entries, {**ready.heads, **heads}, self._linkers)
             decided, growth = ready.decided, ready.growth
-            changed = await imports.count_untouched(connection, decided.jobs(), bundles.from_seqs)
+            changed = await exchange.count_untouched(connection, decided.jobs(), bundles.from_seqs)
             # 3. store
             if decided.placed:
                 await chaining.copy_entries(connection, growth.log_rows, on_sent)
                 await chaining.move_heads(connection, growth.heads())
             after = before.with_batch(ready, changed)
             if bundles.is_tracked:
-                await imports.advance(
+                await exchange.advance_import(
                     connection,
                     bundles.digest,
                     imported=after.imported,

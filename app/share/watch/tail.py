@@ -28,7 +28,7 @@ import structlog
 from app.runtime.tasks.kept_running import kept_running
 from app.runtime.tasks.share import Share
 from app.share.watch.blocks import EVERYTHING, Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
-from app.store import Connection, chain_reads, job_table, tailing
+from app.store import Connection, chain_reads, job_table
 from app.store.chain_reads import ListedEntry
 from app.store.entry_check import EntryCheck, Report
 from app.store.growth import Growth
@@ -279,7 +279,7 @@ class Tails:
             await self._watched.wait()
             try:
                 async with reading(self._pool) as connection:
-                    heads = await tailing.head_seqs(connection, [*self._tails])
+                    heads = await chain_reads.head_seqs(connection, [*self._tails])
                 for tenant_id, head_seq in heads.items():
                     if (tail := self._tails.get(tenant_id)) is not None:
                         tail.hear(head_seq)
@@ -336,7 +336,7 @@ class Tails:
         rows, dcs = tail.next_rows(), None
         async with reading(self._pool) as connection:
             if rows:
-                stamps = await tailing.stamps(connection, tail.tenant_id, tail.seq + 1, rows[-1][_SEQ])
+                stamps = await chain_reads.stamps(connection, tail.tenant_id, tail.seq + 1, rows[-1][_SEQ])
                 self.share.spent(READ_S + STAMP_READ_S * len(stamps))
                 listed = [
                     ListedEntry._make((stamp.id, *row, stamp.created_at))
@@ -389,7 +389,7 @@ class Tails:
             as ``watching``.
         """
         async with reading(self._pool) as connection:
-            found = await tailing.head_seqs(connection, [tenant_id])
+            found = await chain_reads.head_seqs(connection, [tenant_id])
         if tenant_id not in found:
             raise TenantNotFoundError(f"there is no tenant {tenant_id}")
         return found[tenant_id]

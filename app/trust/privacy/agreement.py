@@ -29,9 +29,7 @@ import orjson
 import structlog
 
 from app.store import privacy as store
-from app.store import privacy_chain as chain
-from app.store.privacy import DeclaredFields, PrivacyRecord, RowFault
-from app.store.privacy_chain import PrivacyEntry
+from app.store.privacy import DeclaredFields, PrivacyEntry, PrivacyRecord, RowFault
 from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyUnavailableError
 from ledger.facts.events import SystemAction
 from ledger.privacy_facts import facts_of, name_of
@@ -96,7 +94,7 @@ async def agree(
         log.error("privacy_without_state", error=str(error))
     async with connection.transaction():
         agreed.doubts.update(await _destroy(connection, keys, unchained.erasures, node_id))
-        async for erasures in chain.erasures(connection, check):
+        async for erasures in store.erasure_entries(connection, check):
             agreed.doubts.update(await _destroy(connection, keys, erasures.said, node_id))
             agreed.damaged.extend(erasures.damaged)
     # One state of the database: a declaration that is chained meanwhile is noted as chained too.
@@ -116,10 +114,10 @@ async def agree(
 
 
 async def _is_anything_said(connection: Connection, check: EntryCheck, unchained: Unchained) -> bool:
-    if unchained.declarations or unchained.erasures or any(await chain.declarations(connection, check)):
+    if unchained.declarations or unchained.erasures or any(await store.declaration_entries(connection, check)):
         return True
     async with connection.transaction():
-        async for _ in chain.erasures(connection, check):
+        async for _ in store.erasure_entries(connection, check):
             return True
     return False
 
@@ -137,13 +135,13 @@ async def _destroy(connection: Connection, keys: SubjectKeys, entries: Iterable[
             doubts[entry.tenant_id] = f"its entry {entry.name} (seq {entry.seq}) does not say who was erased: {error}"
     named = [(entry.tenant_id, key_id) for entry, facts, _ in erased for key_id in facts["key_ids"]]
     keys.destroyed(named)
-    left = await chain.not_destroyed(connection, named)
+    left = await store.not_destroyed(connection, named)
     for entry, facts, at in erased if left else ():
         tenant_id = entry.tenant_id
         key_ids = [key_id for key_id in facts["key_ids"] if (tenant_id, key_id) in left]
         if key_ids:
             revision = await _revision(connection)
-            await chain.destroy(connection, tenant_id, key_ids, revision)
+            await store.destroy_erased(connection, tenant_id, key_ids, revision)
             if revision != NO_REVISION:
                 record = PrivacyRecord(tenant_id, revision, SystemAction.SUBJECT_ERASED, facts, entry.seq, at)
                 await _note(connection, record, node_id)
@@ -184,7 +182,7 @@ async def _compared(connection: Connection, check: EntryCheck, unchained: Sequen
     rows, _ = await store.declared_since(connection, 0)
     declared = {row.tenant_id: row for row in rows}
     chained: dict[str, list[PrivacyEntry]] = defaultdict(list)
-    declarations = await chain.declarations(connection, check)
+    declarations = await store.declaration_entries(connection, check)
     for entry in (*declarations.said, *unchained):
         chained[entry.tenant_id].append(entry)
     compared = _Compared([], {}, {}, declarations.damaged)
@@ -298,7 +296,7 @@ async def is_said_last(connection: Connection, check: EntryCheck, declared: Decl
     Raises:
         ChainDamagedError: its last declaration is not what was chained.
     """
-    entry = await chain.last_declaration(connection, check, declared.tenant_id)
+    entry = await store.last_declaration_entry(connection, check, declared.tenant_id)
     facts = None if entry is None else _facts_or_none(entry)
     return facts is not None and _fields_and_subject(facts) == (declared.fields, declared.subject)
 

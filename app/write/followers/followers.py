@@ -41,7 +41,7 @@ from app.store.entry_check import Report
 from app.store.following import FollowedEntry
 from app.store.growth import Growth
 from app.store.log_rows import LOG_COLUMNS, RecentRows
-from app.store.node_connection import NodeConnection
+from app.store.sessions import NodeConnection
 from app.write.followers.long_locks import LongLocks
 from ledger.errors import ChainDamagedError, LedgerError
 from ledger.positions import Lsn

@@ -10,11 +10,11 @@ from operator import itemgetter
 from typing import Any
 
 from app.store import Connection, commitments
+from app.store import job_search as terms_store
 from app.store import job_table as store
-from app.store import job_terms as terms_store
 from app.store.following import FollowedEntry
+from app.store.job_search import SearchFields
 from app.store.job_table import JobKey, JobSpan
-from app.store.job_terms import SearchFields
 from app.write.followers import job_terms
 from app.write.followers.followers import Turn
 from ledger.machines import jobs
@@ -82,7 +82,7 @@ class JobTable:
         """Remove the rows of these tenants."""
         await store.empty(connection, tenant_ids)
         await commitments.empty(connection, tenant_ids)
-        await terms_store.empty(connection, tenant_ids)
+        await terms_store.empty_terms(connection, tenant_ids)
 
     async def take(self, connection: Connection, turn: Turn) -> None:
         """Fold the entries, and store the states that they leave, what they are searched by, and which entries promise

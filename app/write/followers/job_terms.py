@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterator, Mapping
 
 from app.store import Connection
-from app.store import job_terms as store
+from app.store import job_search as store
+from app.store.job_search import JobTerm, SearchFields
 from app.store.job_table import JobKey
-from app.store.job_terms import JobTerm, SearchFields
 from app.write.followers.followers import Turn
 from ledger.machines.job_search import terms_of
 from ledger.machines.jobs import JobState
@@ -43,14 +43,14 @@ async def build(connection: Connection, turn: Turn, fields: SearchFields, states
     """Keep the terms of ``states``, the jobs that come behind ``built_to``: all of them, or ``BUILT_AT_ONCE``."""
     await _store(connection, {job: list(_terms(job, state, fields)) for job, state in states.items()})
     is_done = len(states) < BUILT_AT_ONCE
-    await store.advance(connection, fields, None if is_done else max(job_id for _, job_id in states))
+    await store.advance_terms(connection, fields, None if is_done else max(job_id for _, job_id in states))
     if not is_done:
         turn.unfinished.add(fields.tenant_id)
 
 
 async def _store(connection: Connection, changed: Mapping[JobKey, list[JobTerm]]) -> None:
     if changed:
-        await store.store(connection, list(changed), (term for terms in changed.values() for term in terms))
+        await store.store_terms(connection, list(changed), (term for terms in changed.values() for term in terms))
 
 
 def _terms(job: JobKey, state: JobState, fields: SearchFields) -> Iterator[JobTerm]:

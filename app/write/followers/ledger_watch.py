@@ -32,10 +32,10 @@ from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.node import Node
 from app.runtime.tasks.paced import paced
 from app.store import Connection
-from app.store import watching as store
+from app.store import chain_reads as store
+from app.store.chain_reads import SeenChain
 from app.store.notary import TileCoordinates, read_entry, read_tiles_of
 from app.store.reading import Pool, reading
-from app.store.watching import SeenChain
 from app.write.chain.fence import refuse_older
 from app.write.followers.checkpoints import CheckpointJournal
 from app.write.followers.notary import Notary
@@ -151,8 +151,8 @@ class LedgerWatch:
                 chained_lsn = self.node.chained.lsn
                 async with reading(self.pool, snapshot=True) as connection:
                     if after == "":
-                        refuse_older(await store.read_position(connection, self.node.node_id), self.node, chained_lsn)
-                    page = await store.read_page(connection, after, PAGE_TENANTS)
+                        refuse_older(await store.wal_position(connection, self.node.node_id), self.node, chained_lsn)
+                    page = await store.seen_chains(connection, after, PAGE_TENANTS)
                     after = page[-1].tenant_id if len(page) == PAGE_TENANTS else None
                     unseen.difference_update(chain.tenant_id for chain in page)
                     if after is None:
@@ -188,7 +188,7 @@ class LedgerWatch:
         anchors = {name: anchor for name, anchor in kept.items() if anchor is not None and anchor.size}
         if not anchors:
             return []
-        links = await store.read_links(connection, {name: anchor.size for name, anchor in anchors.items()})
+        links = await store.links_at(connection, {name: anchor.size for name, anchor in anchors.items()})
         unproved = {name: anchor for name, anchor in anchors.items() if not self._is_known(name, links.get(name))}
         wanted = [(name, at) for name, anchor in unproved.items() for at in _tiles_of(anchor)]
         stored = await read_tiles_of(connection, wanted)
@@ -229,7 +229,7 @@ class LedgerWatch:
         anchor = watched.anchor
         assert anchor is not None
         async with reading(self.pool, timeout_s=ROOT_TIMEOUT_S, snapshot=True) as connection:
-            end_seq = await store.read_end(connection, tenant_id)
+            end_seq = await store.last_seq(connection, tenant_id)
             row = await read_entry(connection, tenant_id, anchor.size)
             if row is None and end_seq < anchor.size:
                 raise DatabaseWentBackError(

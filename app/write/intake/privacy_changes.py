@@ -22,7 +22,7 @@ import structlog
 
 from app.runtime.database_faults import DATABASE_FAULTS
 from app.runtime.state.node import Node
-from app.store import Connection, privacy_chain
+from app.store import Connection
 from app.store import privacy as store
 from app.store.privacy import DeclaredFields, PrivacyRecord
 from app.store.reading import Pool, reading
@@ -220,7 +220,7 @@ class PrivacyChanges:
         """
         action, facts_id = SystemAction(record.action), record.facts["id"]
         async with reading(self.pool) as connection:
-            entry = await privacy_chain.find(connection, self.knowledge.check, record.tenant_id, action, facts_id)
+            entry = await store.find_entry(connection, self.knowledge.check, record.tenant_id, action, facts_id)
         if entry is not None and not says(entry, record):
             raise PrivacyDamagedError(
                 f"the row of tenant {record.tenant_id} at revision {record.revision} in privacy_records says another "
