@@ -5,7 +5,7 @@ What a batch is made of is said once, as an Arrow schema. Tasks take and give ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -21,6 +21,10 @@ INTEGERS: Final = frozenset(
     )
 )
 """Columns of a ledger that hold integers; all others hold text, but for the hashes of a tile."""
+
+ROWS_A_BATCH: Final = 1000
+"""Rows that a task hands on together."""
+BYTES_A_BATCH: Final = 4 << 20
 
 Row = tuple[Any, ...]
 """Plain values, column by column."""
@@ -85,6 +89,22 @@ def batch_of_columns(columns: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.
     """``columns``, all of one length, in the order of ``schema``."""
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def batched(
+    rows: Iterable[Sequence[Any]], schema: pa.Schema, bytes_of: Callable[[Any], int] = lambda row: 0
+) -> Iterator[pa.RecordBatch]:
+    """``rows`` in batches that are bounded in number and, as ``bytes_of`` measures each row, in bytes."""
+    held: list[Sequence[Any]] = []
+    size_bytes = 0
+    for row in rows:
+        held.append(row)
+        size_bytes += bytes_of(row)
+        if len(held) == ROWS_A_BATCH or size_bytes >= BYTES_A_BATCH:
+            yield batch_of(held, schema)
+            held, size_bytes = [], 0
+    if held:
+        yield batch_of(held, schema)
 
 
 def lists_of(batch: pa.RecordBatch) -> list[list[Any]]:

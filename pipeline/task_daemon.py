@@ -15,7 +15,7 @@ THREADLESS: Final = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OMP_NUM
 """Environment in which neither Arrow's allocator nor NumPy starts a thread when it is imported."""
 IMPORTED: Final = (
     *("pyspark.worker", "pyarrow.compute", "pipeline.places", "pipeline.source", "pipeline.verify.tasks"),
-    *("pipeline.archiving.filing", "pipeline.report.said"),
+    *("pipeline.archiving.filing", "pipeline.report.jobs"),
 )
 
 

@@ -109,9 +109,9 @@ def report(
     }
     from pipeline.places import place_of
     from pipeline.progress import shown
+    from pipeline.report.facts import entries, log_origins, system_entries
     from pipeline.report.folder import refuse_unfit
     from pipeline.report.make import make
-    from pipeline.report.origins import entries, log_origins, system_entries
     from pipeline.stats import read as read_stats
 
     refuse_unfit(dest)

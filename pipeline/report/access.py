@@ -22,10 +22,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SystemAction
 from ledger.machines.jobs import payload_of
 from pipeline.arrow import ddl_of, rows_of
+from pipeline.report.facts import SHOWN, shown_count, shown_text
 from pipeline.report.folder import in_order, table, write_table
 from pipeline.report.jobs import moment
 from pipeline.report.period import Asked, Clock, Period
-from pipeline.report.said import SHOWN, shown_count, shown_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,7 +54,7 @@ def write(
 ) -> dict[str, Any]:
     """Write the tables; returns their headline numbers.
 
-    ``known`` are rows of ``pipeline.report.said``, ``timed`` the jobs on the clock of the report, ``system`` the
+    ``known`` are rows of ``pipeline.report.facts``, ``timed`` the jobs on the clock of the report, ``system`` the
     entries of ``_system``, None where they are not known. Of these are told those that name one of ``tenants``, all
     when empty.
     """
@@ -88,8 +88,7 @@ def _total(folder: Path, name: str, column: str, where: pc.Expression | None = N
 
 def actors(known: DataFrame, timed: DataFrame, period: Period) -> DataFrame:
     """One row a tenant and actor, most events first: events by action, and the jobs whose first creation is of him."""
-    rank, trace_ms = F.col("rank"), F.col("trace_ms")
-    at_ms = trace_ms if period.clock is Clock.TRACE else rank["physical_ms"]
+    at_ms = F.col("trace_ms" if period.clock is Clock.TRACE else "event_ms")
     sent = known.where(F.col("action").isNotNull() & _within(at_ms, period)).select("tenant_id", *_who(), "action")
     is_private = F.array_contains(F.split("private_fields", " "), "created_by")
     created = timed.where(_within(F.col("created_ms"), period)).select(
@@ -179,5 +178,5 @@ def _rows(action: str, at_ms: int, payload: dict[str, Any]) -> Iterator[dict[str
 
 
 def _row(kind: str, at_ms: int, given: dict[str, Any]) -> dict[str, Any]:
-    texts = {name: (shown_text(given, name) or {}).get("text") for name in _TEXTS}
+    texts = {name: (shown_text(given, name) or (None,))[0] for name in _TEXTS}
     return {"kind": kind, "at_ms": at_ms, "actor": shown_text(given, ACTOR), **texts}

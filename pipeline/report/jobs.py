@@ -1,207 +1,160 @@
-"""One row a job: what ``ledger.machines.job_fold`` keeps of its entries, with the times a report needs.
+"""One row a job: its state as ``ledger.machines.job_fold`` folds it, and when it came how far on the clock of a report.
 
-Of facts that compete the one of highest rank stays, and the JobCreated of lowest HLC; status is as
-``ledger.machines.jobs.status`` says. A test ties the two on random histories. Out of these rows come how much was read
-of each tenant, and the jobs on the clock of the report, up to its end: a time that lies before the one it should follow
-(two nodes' clocks, a trace with slips) makes no duration, the job is marked ``is_backwards`` and left out of the
-percentiles.
+Spark brings the facts of a job together in one task, which folds them as the service does. A time that lies before the
+one it should follow (two nodes' clocks, a trace with slips) makes no duration: the job is marked ``is_backwards`` and
+left out of the percentiles. Out of the facts also comes how much was read of each tenant.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from ledger.machines import jobs
+from ledger.machines.job_fold import JobFold
+from ledger.machines.job_state import HlcParts
+from pipeline.arrow import batched, ddl_of, rows_of
+from pipeline.report.facts import SHOWN, JobFact, decode_fact
 from pipeline.report.folder import in_order
 from pipeline.report.period import Clock
 
-STATUS_OF_END = {"COMPLETE": jobs.COMPLETED, "FAIL": jobs.FAILED, "TIMEOUT": jobs.TIMED_OUT}
 OPEN_STATUSES: Final = tuple(status for status in jobs.STATUSES if not jobs.is_ended(status))
 TIMESTAMP_MS_MAX: Final = 253_402_300_799_999
 """9999-12-31: no later time has a name; a forged one is shown as none."""
-_MARKED: Final = ("created_by", "cancelled_by", "cancel_reason", "error")
+_SPANS: Final = {"queue": ("created", "accepted"), "run": ("accepted", "ended"), "total": ("created", "ended")}
+"""Durations of a job, and the moments that each lies between."""
+_OF_WORK: Final = frozenset(("EXECUTE", "DISPATCH", "WORKFLOW_COMPLETE"))
+"""Actions of the events that a job may have any number of; nothing of one alone is shown."""
+_MOMENTS: Final = ("created", "accepted", "cancelled", "ended", "last")
+_TEXTS: Final = ("created_by", "cancelled_by", "cancel_reason", "error")
+_JOB: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in ("tenant_id", "job_id", "status", "dc", "failed_dc", *_TEXTS)),
+        *((name, pa.string()) for name in ("private_fields", "created_hlc", "last_hlc")),
+        *((f"{name}_ms", pa.int64()) for name in (*_MOMENTS, *_SPANS)),
+        *(("last_seq", pa.int64()), ("events", pa.int64()), ("is_backwards", pa.bool_())),
+        ("labels", pa.list_(SHOWN)),
+    ]
+)
 
 
-def fold(said: DataFrame) -> DataFrame:
-    """One row a ``(tenant_id, job_id)`` of the rows of ``pipeline.report.said``; ``events`` is 0 where there is no job.
-
-    Moments (``created``, ``accepted``, ``cancelled``, ``ended``, ``last``) are structs with ``physical_ms`` of the HLC
-    and ``trace_ms``, None where the job has not come so far.
-    """
-    action, rank = F.col("action"), F.col("rank")
-    hlc = F.struct(
-        rank["physical_ms"].alias("physical_ms"), rank["logical"].alias("logical"), rank["node"].alias("node")
-    )
-    order = F.struct(*hlc_parts(rank), rank["digest"].alias("digest"), "trace_ms", "assigned_dcs", "actor", "labels")
-    moment = F.struct(*hlc_parts(rank), "trace_ms")
-    has_dc = F.col("dc").isNotNull()
-
-    def latest(actions: list[str], *names: str) -> Column:
-        return F.max(F.when(action.isin(actions), F.struct("rank", "action", "trace_ms", *names)))
-
-    folded = said.groupBy("tenant_id", "job_id").agg(
-        F.count("*").alias("entries"),
-        F.min("seq").alias("first_seq"),
-        F.max("seq").alias("last_seq"),
-        F.min("at").alias("first_at"),
-        F.max("at").alias("last_at"),
-        F.sum("private").alias("private"),
-        F.count("action").alias("events"),
-        F.count(F.when(action.isNotNull(), F.col("trace_ms"))).alias("events_in_trace"),
-        F.max(F.when(action.isNotNull(), hlc)).alias("last_hlc"),
-        F.max(F.when(action.isNotNull(), F.col("trace_ms"))).alias("last_trace_ms"),
-        F.min(F.when(action.isNotNull(), rank["physical_ms"])).alias("first_event_ms"),
-        F.min(F.when(action.isNotNull(), F.col("trace_ms"))).alias("first_trace_ms"),
-        F.min(F.when(action == "ENQUEUE", order)).alias("created"),
-        latest(["CANCEL"], "requestor", "reason").alias("cancel"),
-        latest(["COMPLETE", "FAIL", "TIMEOUT"], "error", "failed_dc").alias("end"),
-        latest(["EXECUTE", "DISPATCH", "WORKFLOW_COMPLETE"]).alias("run"),
-        F.max(F.when((action == "DEQUEUE") & has_dc, F.struct("rank", "dc"))).alias("acceptance"),
-        F.min(F.when((action == "DEQUEUE") & has_dc, moment)).alias("accepted"),
-        F.max(F.when((action == "CANCEL_ACK") & has_dc, moment)).alias("acknowledged"),
-        F.collect_set(F.when(action == "DEQUEUE", F.col("dc"))).alias("accepted_dcs"),
-        F.collect_set(F.when(action == "CANCEL_ACK", F.col("dc"))).alias("acked_dcs"),
-    )
-    return _with_meaning(folded)
+def fold(facts: DataFrame, clock: Clock) -> DataFrame:
+    """One row a job of ``pipeline.report.facts``, with moments and durations in milliseconds of ``clock``."""
+    by_job = facts.select("tenant_id", "job_id", "seq", "fact").repartition("tenant_id", "job_id")
+    return by_job.sortWithinPartitions("tenant_id", "job_id").mapInArrow(partial(_folded, clock), ddl_of(_JOB))
 
 
-def hlc_parts(rank: Column) -> list[Column]:
-    """The HLC in a rank, as columns that order as it does."""
-    return [rank[name].alias(name) for name in ("physical_ms", "logical", "node")]
+def _folded(clock: Clock, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    rows = (row for batch in batches for row in rows_of(batch))
+    by_job = groupby(rows, key=itemgetter(0, 1))
+    folded = (_job(tenant_id, job_id, of_job, clock) for (tenant_id, job_id), of_job in by_job)
+    return batched((tuple(job[name] for name in _JOB.names) for job in folded if job is not None), _JOB)
 
 
-def _with_meaning(folded: DataFrame) -> DataFrame:
-    """The columns of ``fold`` for what a job's competing facts come to."""
-    status, end = _status(), F.col("end")
-    at_end = F.struct(end["rank"]["physical_ms"].alias("physical_ms"), end["trace_ms"].alias("trace_ms"))
-    at_ack = F.struct(
-        F.col("acknowledged.physical_ms").alias("physical_ms"), F.col("acknowledged.trace_ms").alias("trace_ms")
-    )
-    has_ended = F.col("status").isin([each for each in jobs.STATUSES if jobs.is_ended(each)])
-    dc = F.coalesce(
-        F.when(F.col("status") == jobs.FAILED, end["failed_dc"]),
-        F.col("acceptance.dc"),
-        F.try_element_at("created.assigned_dcs", F.lit(1)),
-    )
-    return folded.withColumn("status", status).select(
-        "tenant_id",
-        "job_id",
-        "entries",
-        "events",
-        "events_in_trace",
-        "private",
-        "first_seq",
-        "last_seq",
-        "first_at",
-        "last_at",
-        "last_hlc",
-        "first_event_ms",
-        "first_trace_ms",
-        "status",
-        dc.alias("dc"),
-        F.col("created").alias("creation"),
-        _moment("created").alias("created"),
-        _moment("accepted").alias("accepted"),
-        F.when(F.col("cancel").isNotNull(), _struct_of("cancel.rank.physical_ms", "cancel.trace_ms")).alias(
-            "cancelled"
-        ),
-        F.when(has_ended, F.when(end.isNotNull(), at_end).otherwise(at_ack)).alias("ended"),
-        _struct_of("last_hlc.physical_ms", "last_trace_ms").alias("last"),
-        F.col("created.actor").alias("created_by"),
-        F.col("cancel.requestor").alias("cancelled_by"),
-        F.col("cancel.reason").alias("cancel_reason"),
-        F.when(has_ended, end["error"]).alias("error"),
-        F.when(F.col("status") == jobs.FAILED, end["failed_dc"]).alias("failed_dc"),
-        F.col("created.labels").alias("labels"),
-    )
+def _job(tenant_id: str, job_id: str, rows: Iterable[tuple[Any, ...]], clock: Clock) -> dict[str, Any] | None:
+    """The row of one job, from its entries: (tenant, job, seq, fact) each; None where no event of it is known."""
+    # 1. Fold. Bundles of several sites may give two events one seq, so the fold knows each by its place here.
+    folding, held, events, last_seq = JobFold(job_id), dict[int, JobFact](), 0, 0
+    last_trace_ms: int | None = None
+    for _, _, seq, encoded in rows:
+        last_seq = max(last_seq, seq or 0)
+        if encoded is None:
+            continue
+        fact = decode_fact(encoded)
+        folding.add(fact.action, fact.fields, fact.hlc, fact.digest, events)
+        if fact.action not in _OF_WORK:
+            held[events] = fact
+        if fact.trace_ms is not None:
+            last_trace_ms = max(fact.trace_ms, fact.trace_ms if last_trace_ms is None else last_trace_ms)
+        events += 1
+    if not events:
+        return None
+    # 2. The facts that count.
+    state = folding.state()
+    status = jobs.status(state)
+    has_ended = jobs.is_ended(status)
+    created = None if state.created is None else held[state.created.order[-1]]
+    cancel = None if state.cancel is None else held[state.cancel[-1]]
+    end = held[state.end.rank[-1]] if state.end is not None and has_ended else None
+    first_accepted = min(_with_dc(held, "DEQUEUE"), key=_order, default=None)
+    last_acknowledged = max(_with_dc(held, "CANCEL_ACK"), key=_order, default=None) if has_ended else None
+    failed_dc = end.failed_dc if end is not None and status == jobs.FAILED else None
+    dcs = [failed_dc, max(state.accepted, key=state.accepted.__getitem__, default=None)]
+    dcs += state.created.assigned_dcs[:1] if state.created is not None else []
+    # 3. The row.
+    moments = {"created": created, "accepted": first_accepted, "cancelled": cancel, "ended": end or last_acknowledged}
+    at_ms = {name: None if fact is None else _at_ms(fact, clock) for name, fact in moments.items()}
+    at_ms["last"] = state.last_hlc[0] if clock is Clock.HLC else last_trace_ms
+    shown = {
+        "created_by": None if created is None else created.actor,
+        "cancelled_by": None if cancel is None else cancel.requestor,
+        "cancel_reason": None if cancel is None else cancel.reason,
+        "error": None if end is None else end.error,
+    }
+    return {
+        "tenant_id": tenant_id,
+        "job_id": job_id,
+        "status": status,
+        "failed_dc": failed_dc,
+        "dc": next((dc for dc in dcs if dc is not None), None),
+        **{name: None if text is None else text[0] for name, text in shown.items()},
+        "private_fields": " ".join(name for name, text in shown.items() if text is not None and text[1]),
+        "created_hlc": None if created is None else _hlc_text(created.hlc),
+        "last_hlc": _hlc_text(state.last_hlc),
+        "last_seq": last_seq,
+        "events": events,
+        "labels": None if created is None else created.labels,
+        **{f"{name}_ms": moment for name, moment in at_ms.items()},
+        **_spans(at_ms),
+    }
 
 
-def _status() -> Column:
-    """``ledger.machines.jobs.status`` of a folded row."""
-    ended, cancelled = F.col("end").isNotNull(), F.col("cancel").isNotNull()
-    accepted, acked = F.col("accepted_dcs"), F.col("acked_dcs")
-    assigned = F.coalesce(F.col("created.assigned_dcs"), F.array().cast("array<string>"))
-    asked = F.when(F.size(accepted) > 0, accepted).otherwise(assigned)
-    all_acked = (F.size(acked) > 0) & (F.size(F.array_except(asked, acked)) == 0)
-    end_fence, run_fence, accepted_fence = (
-        F.coalesce(F.col(f"{name}.rank.fence"), F.lit(-1)) for name in ("end", "run", "acceptance")
-    )
-    status = F.when(cancelled & (ended | all_acked), jobs.CANCELLED).when(cancelled, jobs.CANCELLING)
-    status = status.when(accepted_fence > F.greatest(end_fence, run_fence), jobs.ACCEPTED)
-    status = status.when(run_fence > end_fence, jobs.RUNNING)
-    for action, end_status in STATUS_OF_END.items():
-        status = status.when(F.col("end.action") == action, end_status)
-    return status.otherwise(jobs.SUBMITTED)
+def _with_dc(held: Mapping[int, JobFact], action: str) -> Iterator[JobFact]:
+    return (fact for fact in held.values() if fact.action == action and "dc_id" in fact.fields)
 
 
-def _moment(name: str) -> Column:
-    return F.when(F.col(name).isNotNull(), _struct_of(f"{name}.physical_ms", f"{name}.trace_ms"))
+def _order(fact: JobFact) -> tuple[HlcParts, str]:
+    return fact.hlc, fact.digest
 
 
-def _struct_of(physical_ms: str, trace_ms: str) -> Column:
-    return F.struct(F.col(physical_ms).alias("physical_ms"), F.col(trace_ms).alias("trace_ms"))
+def _at_ms(fact: JobFact, clock: Clock) -> int | None:
+    return fact.trace_ms if clock is Clock.TRACE else fact.hlc[0]
 
 
-def before_end(said: DataFrame, clock: Clock | None, end_ms: int | None) -> DataFrame:
-    """The rows of ``pipeline.report.said`` that a report ending at ``end_ms`` knows of."""
-    if end_ms is None:
-        return said
-    if clock is Clock.TRACE:
-        return said.where(F.col("action").isNull() | (F.col("trace_ms") < end_ms))
-    return said.where(F.col("at.physical_ms") < end_ms)
+def _hlc_text(hlc: HlcParts) -> str:
+    return "{}:{}:{}".format(*hlc)
 
 
-def on_clock(folded: DataFrame, clock: Clock) -> DataFrame:
-    """One row a job of ``pipeline.report.jobs``, with moments and durations in milliseconds of ``clock``."""
-    part = "trace_ms" if clock is Clock.TRACE else "physical_ms"
-    timed = folded.where(F.col("events") > 0).select(
-        "tenant_id",
-        "job_id",
-        "status",
-        "dc",
-        *(F.col(name)[part].alias(f"{name}_ms") for name in ("created", "accepted", "cancelled", "ended", "last")),
-        *(F.col(name)["text"].alias(name) for name in _MARKED),
-        "failed_dc",
-        F.concat_ws(" ", *(F.when(F.col(name)["is_private"], F.lit(name)) for name in _MARKED)).alias("private_fields"),
-        _hlc_text("creation").alias("created_hlc"),
-        _hlc_text("last_hlc").alias("last_hlc"),
-        "last_seq",
-        "events",
-        "labels",
-    )
-    spans = {"queue": ("created", "accepted"), "run": ("accepted", "ended"), "total": ("created", "ended")}
-    raw = {name: F.col(f"{end}_ms") - F.col(f"{begin}_ms") for name, (begin, end) in spans.items()}
-    is_backwards = F.lit(False)
-    for span in raw.values():
-        is_backwards |= F.coalesce(span < 0, F.lit(False))
-    durations = {f"{name}_ms": F.when(span >= 0, span) for name, span in raw.items()}
-    return timed.withColumns({**durations, "is_backwards": is_backwards})
+def _spans(at_ms: Mapping[str, int | None]) -> dict[str, Any]:
+    """The durations between moments, None where one of the two is missing or they run backwards."""
+    row: dict[str, Any] = {"is_backwards": False}
+    for name, (first, then) in _SPANS.items():
+        begin_ms, end_ms = at_ms[first], at_ms[then]
+        span_ms = None if begin_ms is None or end_ms is None else end_ms - begin_ms
+        is_backwards = span_ms is not None and span_ms < 0
+        row["is_backwards"] |= is_backwards
+        row[f"{name}_ms"] = None if is_backwards else span_ms
+    return row
 
 
 def table(timed: DataFrame, clock: Clock) -> DataFrame:
     """The jobs as they are written: times of the ledger's clock as timestamps, those of a trace in seconds."""
     return timed.select(
-        "tenant_id",
-        "job_id",
-        "status",
-        "dc",
+        *("tenant_id", "job_id", "status", "dc"),
         *(moment(f"{name}_ms", clock).alias(name) for name in ("created", "accepted", "ended")),
-        *(seconds(f"{name}_ms").alias(f"{name}_s") for name in ("queue", "run", "total")),
+        *(seconds(f"{name}_ms").alias(f"{name}_s") for name in _SPANS),
         "created_by",
         moment("cancelled_ms", clock).alias("cancel_requested"),
-        "cancelled_by",
-        "cancel_reason",
-        "error",
-        "failed_dc",
-        "private_fields",
+        *("cancelled_by", "cancel_reason", "error", "failed_dc", "private_fields"),
         moment("last_ms", clock).alias("last_event"),
-        "created_hlc",
-        "last_hlc",
-        "last_seq",
-        "events",
+        *("created_hlc", "last_hlc", "last_seq", "events"),
     )
 
 
@@ -218,43 +171,42 @@ def seconds(name: str) -> Column:
     return F.col(name) / 1000.0
 
 
-def _hlc_text(name: str) -> Column:
-    parts = F.col(name)
-    return F.when(parts.isNotNull(), F.concat_ws(":", parts["physical_ms"], parts["logical"], parts["node"]))
+# --- what was read --------------------------------------------------------------------------------
 
 
-def by_tenant(folded: DataFrame) -> DataFrame:
+def by_tenant(facts: DataFrame) -> DataFrame:
     """One row a tenant: entries, range of seq and HLC, jobs, job events, and private values, which are not shown."""
-    rows = folded.groupBy("tenant_id").agg(
-        F.sum("entries").alias("entries"),
-        F.min("first_seq").alias("first_seq"),
-        F.max("last_seq").alias("last_seq"),
-        _text(F.min("first_at")).alias("first_hlc"),
-        _text(F.max("last_at")).alias("last_hlc"),
-        F.count_if(F.col("events") > 0).alias("jobs"),
-        F.sum("events").alias("job_events"),
-        F.sum("events_in_trace").alias("trace_events"),
-        F.sum("private").alias("private_values"),
+    rows = facts.groupBy("tenant_id").agg(
+        *_read(),
+        F.min("seq").alias("first_seq"),
+        F.max("seq").alias("last_seq"),
+        F.count_distinct(F.when(F.col("action").isNotNull(), F.col("job_id"))).alias("jobs"),
     )
-    return in_order(rows, "tenant_id")
+    seqs_and_hlcs = ("first_seq", "last_seq", "first_hlc", "last_hlc")
+    counts = ("jobs", "job_events", "trace_events", "private_values")
+    return in_order(rows, "tenant_id").select("tenant_id", "entries", *seqs_and_hlcs, *counts)
 
 
-def overall(folded: DataFrame) -> DataFrame:
+def overall(facts: DataFrame) -> DataFrame:
     """One row for everything: counts, the first and last time on either clock."""
-    return folded.agg(
+    return facts.agg(
         F.count_distinct("tenant_id").alias("tenants"),
-        F.sum("entries").alias("entries"),
-        F.sum("events").alias("job_events"),
-        F.sum("events_in_trace").alias("trace_events"),
-        F.sum("private").alias("private_values"),
-        F.min("first_event_ms").alias("first_hlc_ms"),
-        F.max("last_hlc.physical_ms").alias("last_hlc_ms"),
-        F.min("first_trace_ms").alias("first_trace_ms"),
-        F.max("last.trace_ms").alias("last_trace_ms"),
-        _text(F.min("first_at")).alias("first_hlc"),
-        _text(F.max("last_at")).alias("last_hlc"),
+        *_read(),
+        F.min("event_ms").alias("first_hlc_ms"),
+        F.max("event_ms").alias("last_hlc_ms"),
+        F.min("trace_ms").alias("first_trace_ms"),
+        F.max("trace_ms").alias("last_trace_ms"),
     )
 
 
-def _text(hlc: Column) -> Column:
-    return F.concat_ws(":", hlc["physical_ms"], hlc["logical"], hlc["node"])
+def _read() -> list[Column]:
+    """How many entries there are, of what, and their first and last HLC."""
+    first, last = F.min("at"), F.max("at")
+    return [
+        F.count("*").alias("entries"),
+        F.count("action").alias("job_events"),
+        F.count("trace_ms").alias("trace_events"),
+        F.sum("private").alias("private_values"),
+        F.concat_ws(":", first["physical_ms"], first["logical"], first["node"]).alias("first_hlc"),
+        F.concat_ws(":", last["physical_ms"], last["logical"], last["node"]).alias("last_hlc"),
+    ]

@@ -11,6 +11,7 @@ from ledger.machines.jobs import CANCELLED, FAILED, STATUSES, TIMED_OUT
 from pipeline.report.jobs import OPEN_STATUSES, moment, seconds
 from pipeline.report.period import DAY_MS, HOUR_MS, Period
 
+TABLES: Final = ("longest", "stuck", "cancelled", "cancellers", "reasons")
 LIST_ROWS_MAX: Final = 100_000
 """Most jobs of a list, the first in its order; the jobs table has all."""
 LONGEST_ROWS_MAX: Final = 1_000
@@ -31,6 +32,18 @@ def stuck_after_ms(asked_ms: int | None, ended_jobs: int, total_p99_s: float | N
     if ended_jobs < ENDED_JOBS_MIN or total_p99_s is None:
         return STUCK_MS_UNKNOWN
     return max(STUCK_MS_MIN, round(total_p99_s * 1000))
+
+
+def lists(timed: DataFrame, period: Period, stuck_after_ms: int) -> dict[str, DataFrame]:
+    """The rows of each of ``TABLES``."""
+    each = (
+        longest(timed, period),
+        stuck(timed, period, stuck_after_ms),
+        cancelled(timed, period),
+        cancellers(timed, period),
+        reasons(timed, period),
+    )
+    return dict(zip(TABLES, each, strict=True))
 
 
 def longest(timed: DataFrame, period: Period) -> DataFrame:

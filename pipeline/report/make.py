@@ -9,26 +9,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark import StorageLevel
 
 from ledger.errors import InvalidInputError
-from pipeline.report import access, headline, jobs, lists, running, summaries
+from ledger.machines.jobs import STATUSES
+from pipeline.report import access, jobs, lists, running, summaries
 from pipeline.report import folder as files
-from pipeline.report.jobs import fold
+from pipeline.report.facts import before_end, facts
 from pipeline.report.page.build import write_page
 from pipeline.report.period import Asked, Clock, Period, choose_clock, choose_period
-from pipeline.report.said import said
+from pipeline.report.summaries import OUTCOMES, PERCENTILES, SPANS
+from pipeline.report.texts import moment_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-LISTS = ("longest", "stuck", "cancelled", "cancellers", "reasons")
-TABLES = (*(name for name in summaries.TABLES), "open", *LISTS, *access.TABLES, "ledger")
+FORMAT: Final = "tallystick.report.v1"
+TABLES = (*(name for name in summaries.TABLES), "open", *lists.TABLES, *access.TABLES, "ledger")
 
 
 class Made(NamedTuple):
@@ -67,30 +70,28 @@ def make(
         ConfigurationError: ``dest`` holds something else.
     """
     with files.replaced(dest) as fresh:
-        known = jobs.before_end(said(entries, made.by), asked.clock, asked.end_ms).persist(StorageLevel.DISK_ONLY)
-        folded = fold(known).persist(StorageLevel.DISK_ONLY)
+        known = before_end(facts(entries, made.by), asked.clock, asked.end_ms).persist(StorageLevel.DISK_ONLY)
         try:
-            overall = jobs.overall(folded).first()
+            overall = jobs.overall(known).first()
             assert overall is not None
-            facts = overall.asDict()
-            period = _period(asked, facts, round(made.made_at.timestamp() * 1000))
-            files.write_table(jobs.by_tenant(folded), fresh, "ledger")
-            timed = jobs.on_clock(folded, period.clock).persist(StorageLevel.DISK_ONLY)
+            read = overall.asDict()
+            period = _period(asked, read, round(made.made_at.timestamp() * 1000))
+            files.write_table(jobs.by_tenant(known), fresh, "ledger")
+            timed = jobs.fold(known, period.clock).persist(StorageLevel.DISK_ONLY)
             numbers = _write_tables(timed, period, stuck_after_ms, fresh)
             if made.by:
                 files.write_table(summaries.by_label(timed, period, made.by), fresh, "labels")
-            last = None if asked.start_ms is None else summaries.before(timed, period).first()
+            before = None if asked.start_ms is None else summaries.before(timed, period).first()
             who = access.write(known, timed, system, made.tenants, asked, period, fresh)
             timed.unpersist()
             if stats is not None:
                 running.write(stats, made.tenants, period, fresh)
         finally:
-            folded.unpersist()
             known.unpersist()
         for name in (*TABLES, *(["labels"] if made.by else ()), *(running.TABLES if stats is not None else ())):
             files.write_csv(fresh, name)
-        report = headline.report(period, made, facts, numbers, who, None if last is None else last.asDict(), fresh)
-        headline.write(report, fresh)
+        report = _headline(period, made, read, numbers, who, None if before is None else before.asDict(), fresh)
+        (fresh / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         write_page(report, fresh)
     return report
 
@@ -121,11 +122,81 @@ def _write_tables(timed: DataFrame, period: Period, stuck_after_ms: int | None, 
     files.write_table(summaries.openings(timed, period), fresh, "open")
     whole = files.rows_of(fresh, "all")[0]
     after_ms = lists.stuck_after_ms(stuck_after_ms, whole["total_jobs"], whole["total_p99_s"])
-    files.write_table(lists.longest(timed, period), fresh, "longest")
-    files.write_table(lists.stuck(timed, period, after_ms), fresh, "stuck")
-    files.write_table(lists.cancelled(timed, period), fresh, "cancelled")
-    files.write_table(lists.cancellers(timed, period), fresh, "cancellers")
-    files.write_table(lists.reasons(timed, period), fresh, "reasons")
+    for name, rows in lists.lists(timed, period, after_ms).items():
+        files.write_table(rows, fresh, name)
     totals = lists.totals(timed, period, after_ms).first()
     assert totals is not None
     return {**totals.asDict(), "stuck_after_ms": after_ms, "stuck_after_is_asked": stuck_after_ms is not None}
+
+
+def _headline(
+    period: Period,
+    made: Made,
+    read: dict[str, Any],
+    numbers: dict[str, Any],
+    who: dict[str, Any],
+    before: dict[str, Any] | None,
+    folder: Path,
+) -> dict[str, Any]:
+    """The headline numbers of the report whose tables are in ``folder``; ``who`` are those of who did what, ``before``
+    counts of the period before, where that is known. Plain ASCII as JSON, whatever a name holds."""
+    whole = files.rows_of(folder, "all")[0]
+    made_at = made.made_at.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return {
+        "format": FORMAT,
+        "period": {
+            "clock": str(period.clock),
+            "from": moment_text(period.start_ms, period.clock),
+            "to": moment_text(period.end_ms, period.clock),
+            "start_ms": period.start_ms,
+            "end_ms": period.end_ms,
+            "window_ms": period.window_ms,
+            "first_window_ms": period.first_window_ms,
+        },
+        **_counted(whole),
+        "before": None if before is None else _counted(before),
+        "at_end": {
+            "jobs": numbers["jobs"],
+            "open": numbers["open"],
+            "stuck": numbers["stuck"],
+            "known_to": moment_text(period.known_ms, period.clock),
+            "known_to_ms": period.known_ms,
+            "stuck_after_s": numbers["stuck_after_ms"] / 1000,
+            "stuck_after_is_asked": numbers["stuck_after_is_asked"],
+            "by_status": {status: numbers[f"status_{status}"] for status in STATUSES},
+        },
+        "cancel_requests": numbers["cancel_requests"],
+        "who": who,
+        "left_out": {
+            "private_values": read["private_values"],
+            "jobs_with_times_backwards": numbers["backwards"],
+            "jobs_without_time": numbers["undated"],
+            "events_without_trace_time": (
+                read["job_events"] - read["trace_events"] if period.clock is Clock.TRACE else 0
+            ),
+        },
+        "read": {
+            "place": made.place,
+            "log_origins": made.log_origins,
+            "tenants_asked": made.tenants,
+            "tenants": read["tenants"],
+            "entries": read["entries"],
+            "job_events": read["job_events"],
+            "first_hlc": read["first_hlc"],
+            "last_hlc": read["last_hlc"],
+        },
+        "made": {"at": made_at, "version": made.version, "command": made.command, "verify": made.verify_command},
+        "by": [*made.by],
+        "console": made.console,
+    }
+
+
+def _counted(whole: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "in_period": {name: whole[name] for name in ("created", "accepted", "ended", *OUTCOMES)},
+        "rates": {name: whole[name] for name in ("failure_rate", "cancellation_rate", "timeout_rate")},
+        "times_s": {
+            span: {"jobs": whole[f"{span}_jobs"], **{f"p{each}": whole[f"{span}_p{each}_s"] for each in PERCENTILES}}
+            for span in SPANS
+        },
+    }

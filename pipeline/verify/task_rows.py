@@ -13,11 +13,8 @@ import pyarrow as pa
 
 from ledger.verification.commitment_rows import CommitmentRow, PromisedRow
 from ledger.verification.verdict import Break
-from pipeline.arrow import batch_of, ddl_of, lists_of
-
-ROWS_A_BATCH: Final = 1000
-"""Rows handed on together."""
-BYTES_A_BATCH: Final = 4 << 20
+from pipeline import arrow
+from pipeline.arrow import ddl_of, lists_of
 
 SUMMARY: Final = "summary"
 """A ``RangeSummary``."""
@@ -84,16 +81,7 @@ class TaskRow(NamedTuple):
 
 def batched(rows: Iterable[TaskRow]) -> Iterator[pa.RecordBatch]:
     """``rows`` in batches that are bounded in number and bytes."""
-    held: list[TaskRow] = []
-    size_bytes = 0
-    for row in rows:
-        held.append(row)
-        size_bytes += len(row.data)
-        if len(held) == ROWS_A_BATCH or size_bytes >= BYTES_A_BATCH:
-            yield batch_of(held, _SCHEMA)
-            held, size_bytes = [], 0
-    if held:
-        yield batch_of(held, _SCHEMA)
+    return arrow.batched(rows, _SCHEMA, lambda row: len(row.data))
 
 
 def rows_in(batches: Iterable[pa.RecordBatch]) -> Iterator[TaskRow]:

@@ -22,11 +22,11 @@ from ledger.facts.events import JOB_EVENTS
 from ledger.machines.jobs import JobFold, status
 from ledger.private_fields import PRIVATE_MARK
 from pipeline.report import running, summaries
+from pipeline.report.facts import COLUMNS, facts
 from pipeline.report.folder import rows_of
-from pipeline.report.jobs import fold, on_clock
+from pipeline.report.jobs import fold
 from pipeline.report.make import Made, make
 from pipeline.report.period import Asked, Clock, Period, choose_period
-from pipeline.report.said import COLUMNS, said
 from pipeline.source.frames import ddl
 from pipeline.stats.output import WINDOW_SCHEMA
 
@@ -88,7 +88,7 @@ def test_the_status_of_every_job_is_that_of_the_ledger(spark: SparkSession) -> N
         state = folds.setdefault(row.job_id, JobFold(row.job_id))
         hlc = (row.hlc_physical, row.hlc_logical, row.hlc_node)
         state.add(row.action, json.loads(row.payload), hlc, row.payload_digest, row.seq)
-    found = {row.job_id: row.status for row in fold(said(frame)).select("job_id", "status").collect()}
+    found = {row.job_id: row.status for row in fold(facts(frame), Clock.HLC).select("job_id", "status").collect()}
     assert found == {job: status(state.state()) for job, state in folds.items()}
     assert len(set(found.values())) == 8, "every status is met"
 
@@ -207,7 +207,7 @@ def test_jobs_are_open_from_their_creation_to_their_end(made: tuple[Path, dict[s
 
 
 def test_the_period_before_is_as_long_and_ends_where_this_one_begins(spark: SparkSession) -> None:
-    timed = on_clock(fold(said(entries(spark, plain(120)))), Clock.HLC).persist()
+    timed = fold(facts(entries(spark, plain(120))), Clock.HLC).persist()
     middle, day = BEGIN_MS + 86_400_000, 86_400_000
     period, last = (
         choose_period(Asked(Clock.HLC, start, start + day, day), Clock.HLC, BEGIN_MS, BEGIN_MS + 2 * day, 0)

@@ -1,4 +1,4 @@
-"""What a report takes an entry to say of its job."""
+"""What a report takes an entry to state about its job."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pytest
 from ledger import canonical
 from ledger.chain.conflict import Event, conflict_hlc, conflict_payload
 from ledger.private_fields import PRIVATE_MARK
-from pipeline.report.said import COLUMNS, TEXT_CHARACTERS_MAX, _said
+from pipeline.report.facts import COLUMNS, TEXT_CHARACTERS_MAX, _facts, decode_fact
 
 HLC = (1_795_000_000_000, 2, "node-1")
 SEALED = {PRIVATE_MARK: {"key": "k1", "sealed": "c2VjcmV0"}}
 
 
 def told(action: str, payload: str | None, hlc: tuple[int, int, str] = HLC) -> dict[str, Any]:
-    """What is told of one entry."""
+    """The row of one entry, with the parts of its fact."""
     digest = sha256((payload or "").encode()).hexdigest()
     values = ("acme", 7, "job-1", *hlc, action, payload, digest)
     columns = [pa.array([value], pa.int64() if isinstance(value, int) else pa.string()) for value in values]
-    (batch,) = _said([], [pa.RecordBatch.from_arrays(columns, names=list(COLUMNS))])
+    (batch,) = _facts([], [pa.RecordBatch.from_arrays(columns, names=list(COLUMNS))])
     (row,) = batch.to_pylist()
-    return row
+    return row | (decode_fact(row.pop("fact"))._asdict() if row["fact"] is not None else {})
 
 
 def fields(**given: Any) -> str:
@@ -39,25 +39,19 @@ def test_a_conflict_entry_says_what_the_event_says_that_it_holds() -> None:
     held = told("CONFLICT", conflict_payload(event, payload, "ab" * 32).decode(), tuple(hlc))
     assert held["at"] == {"physical_ms": hlc.physical_ms, "logical": hlc.logical, "node": hlc.node_id}
     assert {**held, "at": None} == {**own, "at": None}
-    assert (own["action"], own["error"]["text"], own["failed_dc"], own["private"]) == ("FAIL", "disk", "eu1", 1)
-    assert own["rank"] | {"digest": ""} == {
-        "fence": 4,
-        "physical_ms": HLC[0],
-        "logical": HLC[1],
-        "node": HLC[2],
-        "digest": "",
-    }
+    assert (own["action"], own["error"], own["failed_dc"], own["private"]) == ("FAIL", ("disk", False), "eu1", 1)
+    assert (own["fields"], own["hlc"]) == ({"fence_token": 4}, HLC)
 
 
 @pytest.mark.parametrize("action", ["CONFLICT", "REFUSED", "KEY_ADMITTED"])
 def test_an_entry_that_is_no_job_event_says_nothing(action: str) -> None:
     row = told(action, fields(dc_id="eu1"))
-    assert [row[name] for name in ("action", "rank", "trace_ms", "dc", "assigned_dcs", "private")] == [None] * 5 + [0]
+    assert [row[name] for name in ("action", "event_ms", "trace_ms", "fact", "private")] == [None] * 4 + [0]
 
 
 def test_a_field_of_the_wrong_type_counts_as_not_given() -> None:
     row = told("ENQUEUE", fields(fence_token="2", dc_id=3, assigned_dcs=["a", 7], trace_time="1", failed_dc=[]))
-    assert (row["rank"]["fence"], row["dc"], row["assigned_dcs"], row["trace_ms"]) == (0, None, [], None)
+    assert (row["fields"], row["trace_ms"], row["failed_dc"]) == ({}, None, None)
     assert told("ENQUEUE", None)["action"] == told("ENQUEUE", "[]")["action"] == "ENQUEUE"
 
 
@@ -72,7 +66,7 @@ def test_a_field_of_the_wrong_type_counts_as_not_given() -> None:
 )
 def test_a_text_is_cut_and_nothing_is_shown_of_a_private_one(given: Any, shown: tuple[str | None, bool] | None) -> None:
     reason = told("CANCEL", fields(reason=given))["reason"]
-    assert reason == (None if shown is None else {"text": shown[0], "is_private": shown[1]})
+    assert reason == shown
 
 
 @pytest.mark.parametrize(("seconds", "ms"), [(0, 0), (0.0005, 1), (-0.0005, -1), (12.3456, 12346), (1e12, None)])
