@@ -32,7 +32,7 @@ class EntryPoint(NamedTuple):
 
 
 class Commands(TyperGroup):
-    """All commands, in the order in which they are listed."""
+    """All commands, in the order in which they are listed; those of the laboratory come last."""
 
     ENTRY_POINTS: Mapping[str, EntryPoint] = {
         "dev": EntryPoint("cli.serve", "dev"),
@@ -40,8 +40,6 @@ class Commands(TyperGroup):
         "migrate": EntryPoint("cli.serve", "migrate"),
         "db-url": EntryPoint("cli.serve", "db_url"),
         "run": EntryPoint("cli.run", "run", {"allow_interspersed_args": False}, "JobCommand"),
-        "replay": EntryPoint("cli.replay", "replay"),
-        "simulate": EntryPoint("cli.simulate", "simulate"),
         "jobs": EntryPoint("cli.jobs", "jobs"),
         "watch": EntryPoint("cli.watch", "watch"),
         "verify": EntryPoint("cli.verify", "verify"),
@@ -66,20 +64,19 @@ class Commands(TyperGroup):
         "safekeeper": EntryPoint("cli.safekeeper", "safekeeper"),
         "witness": EntryPoint("cli.witness", "witness"),
         "token": EntryPoint("cli.token", "token"),
-        "demo": EntryPoint("cli.tamper", "demo"),
     }
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of all commands."""
-        return list(self.ENTRY_POINTS)
+        return [*self.ENTRY_POINTS, *_lab_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, None when there is none."""
-        if cmd_name not in self.ENTRY_POINTS:
+        entry = self.ENTRY_POINTS.get(cmd_name) or _lab_commands().get(cmd_name)
+        if entry is None:
             # A misspelt name is answered with those it is near to.
-            self.commands.update(dict.fromkeys(self.ENTRY_POINTS, self))
+            self.commands.update(dict.fromkeys(self.list_commands(ctx), self))
             return None
-        entry = self.ENTRY_POINTS[cmd_name]
         module = import_module(entry.module)
         found = getattr(module, entry.attribute)
         if isinstance(found, typer.Typer):
@@ -94,6 +91,15 @@ class Commands(TyperGroup):
         command = typer.main.get_command(alone)
         _let_client_say_who(command)
         return command
+
+
+def _lab_commands() -> Mapping[str, EntryPoint]:
+    """The commands of the package ``lab``, which a checkout has and a wheel has not."""
+    try:
+        found: Mapping[str, EntryPoint] = getattr(import_module("lab"), "COMMANDS", {})
+    except ModuleNotFoundError:
+        return {}
+    return found
 
 
 def _let_client_say_who(command: Any) -> None:

@@ -61,6 +61,7 @@ def bare_environment() -> dict[str, str]:
 def import_all() -> None:
     """Import what commands are, and what they import."""
     from cli import Commands
+    from lab import COMMANDS as LAB_COMMANDS
 
-    for name in (*(entry.module for entry in Commands.ENTRY_POINTS.values()), *_LAZY):
+    for name in (*(entry.module for entry in (*Commands.ENTRY_POINTS.values(), *LAB_COMMANDS.values())), *_LAZY):
         importlib.import_module(name)

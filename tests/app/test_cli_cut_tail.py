@@ -11,7 +11,7 @@ import pytest
 
 from app.edge.listener import listening
 from app.node.wiring import running
-from app.store import tampering
+from lab import tampering
 from tests.app.conftest import MakeSettings
 from tests.app.test_cli_service import Service, saved_checkpoint, submit
 from tests.conftest import Database

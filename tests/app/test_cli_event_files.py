@@ -5,8 +5,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from cli import event_files
-from cli.event_files import EventFile
+from lab import event_files
+from lab.event_files import EventFile
 from ledger.errors import InvalidInputError
 
 

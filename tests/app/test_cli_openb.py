@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cli import openb
+from lab import openb
 from ledger.errors import InvalidInputError
 
 CANCELLED = ("JobCancellationRequested", "JobCancellationAcked")

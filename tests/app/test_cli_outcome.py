@@ -144,12 +144,22 @@ def test_every_command_explains_itself_with_an_example() -> None:
         assert "Examples:" in shown.stdout, command
 
 
-@pytest.mark.parametrize("name", Commands.ENTRY_POINTS)
+@pytest.mark.parametrize("name", Commands(name="tally").list_commands(None))
 def test_every_command_is_where_it_is_looked_for(name: str) -> None:
     command = Commands(name="tally").get_command(None, name)
 
     assert command.name == name
     assert command.help
+
+
+def test_an_installed_node_does_without_the_laboratory(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = Commands(name="tally")
+    assert {"demo", "replay", "simulate"} <= {*commands.list_commands(None)}
+
+    monkeypatch.setitem(sys.modules, "lab", None)
+
+    assert commands.list_commands(None) == [*Commands.ENTRY_POINTS]
+    assert commands.get_command(None, "simulate") is None
 
 
 def test_the_version_is_that_of_the_package() -> None:

@@ -22,11 +22,10 @@ import pytest
 
 from app.dev.cluster import find_data
 from app.dev.embedded import EmbeddedPostgres
-from app.store import tampering
-from cli import openb, scratch, tamper
-from cli.replay import request_key
-from cli.scratch import scratch_folder
 from cli.serve import embedded_postgres
+from lab import openb, scratch, tamper, tampering
+from lab.replay import request_key
+from lab.scratch import scratch_folder
 from terminal.outcome import CommandExit
 from tests.app.chains import places, until
 from tests.app.service_thread import serving

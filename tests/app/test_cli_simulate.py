@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli.simulated_state import Taken, stored_state
+from lab.simulated_state import Taken, stored_state
 from ledger import canonical
 from ledger.machines.commitments import Commitments
 from ledger.machines.promises import read_proposal, rejected_payload

@@ -15,8 +15,8 @@ from app.node.service import Service
 from app.node.start.restore import restore_from_wal
 from app.node.wiring import running
 from app.runtime.settings.config import Settings
-from app.store.tampering import cut_tail
 from app.write.followers.checkpoints import CheckpointJournal
+from lab.tampering import cut_tail
 from ledger import canonical
 from ledger.errors import DatabaseWentBackError, StartRefusedError
 from ledger.verification.entry_check import ENTRY_COLUMNS

@@ -44,6 +44,7 @@ def test_the_wheel_holds_every_file_of_every_package(wheel: zipfile.ZipFile) -> 
     }
     assert here - {*wheel.namelist()} == set()
     assert {"app/py.typed", "pipeline/__main__.py", "migrations/schema.txt"} <= here
+    assert not [name for name in wheel.namelist() if name.startswith(("lab/", "tests/", "benchmarks/"))]
 
 
 def test_the_wheel_has_what_is_in_c_built(wheel: zipfile.ZipFile) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cli.openb_commitments import Step, capacities, steps
-from cli.racing import Proposed, Race, RaceSummary, Verdict
+from lab.openb_commitments import Step, capacities, steps
+from lab.racing import Proposed, Race, RaceSummary, Verdict
 from ledger import canonical
 from ledger.errors import InvalidInputError
 from ledger.machines.commitments import Commitments

@@ -66,7 +66,7 @@ def options_of(command: Any, name: str) -> Iterator[tuple[str, str]]:
 
 def secret_options() -> set[tuple[str, str]]:
     commands = Commands(name="tally")
-    found = (options_of(commands.get_command(None, name), name) for name in Commands.ENTRY_POINTS)
+    found = (options_of(commands.get_command(None, name), name) for name in commands.list_commands(None))
     return {pair for pairs in found for pair in pairs if _SECRET_LIKE.search(pair[1])}
 
 

@@ -16,7 +16,6 @@ _OWN_SESSIONS = {
     "store/chaining.py": "the appender's own connections",
     "store/exchange.py": "ends with the session unless it was given back",
     "store/sessions.py": "every session begins with them, and the lock timeout of a start ends with it",
-    "store/tampering.py": "a connection of a superuser",
 }
 """Where a setting or a lock lasts as long as the session, by file of the app."""
 

@@ -15,11 +15,11 @@ import pytest
 
 from app.dev.embedded import EmbeddedPostgres
 from app.runtime.settings.config import Settings
-from app.store.tampering import cut_tail
 from app.write.followers import checkpoints
 from cli.verify import FILE, verify_by_service
 from cli.verify_against import Request
 from cli.verify_database import kept_head, verify_database
+from lab.tampering import cut_tail
 from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead
 from pipeline.cli.looks import Looks

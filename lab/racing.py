@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cli.openb_commitments import Step
+from lab.openb_commitments import Step
 from ledger.machines.promises import NO_BET, Resources
 
 WINDOW = 64

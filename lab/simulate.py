@@ -22,7 +22,7 @@ import msgspec
 import orjson
 import typer
 
-from cli.simulated_state import NOTHING, StoredState, Taken, stored_state
+from lab.simulated_state import NOTHING, StoredState, Taken, stored_state
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.facts.events import VERDICTS, CommitmentAction

@@ -20,8 +20,8 @@ import msgspec
 
 from app.runtime.answers.commitments import CapacityAnswer, CommitmentList, NodeList, VerdictOfProposal
 from cli.client import LedgerClient, RequestRefusedError
-from cli.openb_commitments import NODES_FILE, Step, capacities, steps
-from cli.racing import WINDOW, Proposed, Race, RaceSummary, Verdict
+from lab.openb_commitments import NODES_FILE, Step, capacities, steps
+from lab.racing import WINDOW, Proposed, Race, RaceSummary, Verdict
 from ledger.errors import InvalidInputError
 from ledger.machines.promises import Resources
 

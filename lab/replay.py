@@ -31,12 +31,12 @@ from rich.table import Table
 from rich.text import Text
 
 from app.runtime.answers.jobs import BatchAnswer
-from cli import replay_commitments
 from cli.client import LedgerClient, RequestRefusedError, say_wait
-from cli.event_files import EventChunk, EventFile, FileFormat, Mapping
-from cli.openb_commitments import NODES_FILE
 from cli.options import Durability, Level, Tenant, Url
-from cli.replay_commitments import read
+from lab import replay_commitments
+from lab.event_files import EventChunk, EventFile, FileFormat, Mapping
+from lab.openb_commitments import NODES_FILE
+from lab.replay_commitments import read
 from ledger.errors import InvalidInputError
 from terminal.counted import counted
 from terminal.options import Json

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from cli import openb
-from cli.openb import Row
+from lab import openb
+from lab.openb import Row
 from ledger.errors import InvalidInputError
 from ledger.machines.promises import Resources
 

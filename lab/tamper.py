@@ -20,9 +20,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.client import LedgerClient
-from cli.scratch import scratch_folder, scratch_service
 from cli.serve import embedded_postgres
 from cli.verify_against import Request
+from lab.scratch import scratch_folder, scratch_service
 from ledger.exit_code import ExitCode
 from signing.anchors import NOBODY
 from signing.keys import Keyring
@@ -155,7 +155,7 @@ def _verify(client: LedgerClient) -> dict[str, Any]:
 
 async def _falsify_one(superuser_url: str) -> str:
     """Give the job that failed another error, and leave it so; the job."""
-    from app.store import tampering
+    from lab import tampering
 
     async with tampering.superuser(superuser_url) as connection:
         row = await tampering.read_row(connection, TENANT, await tampering.find_seq(connection, TENANT, "FAIL"))
@@ -166,7 +166,7 @@ async def _falsify_one(superuser_url: str) -> str:
 
 async def _falsify(client: LedgerClient, superuser_url: str) -> list[EditFound]:
     """Edit, verify, put back; the last edit stays, as the ledger is thrown away."""
-    from app.store import tampering
+    from lab import tampering
 
     async with tampering.superuser(superuser_url) as connection:
         seq = await tampering.find_seq(connection, TENANT, "FAIL")
@@ -190,8 +190,8 @@ async def _falsify(client: LedgerClient, superuser_url: str) -> list[EditFound]:
 
 async def _cut(client: LedgerClient, connection: Connection, superuser_url: str) -> EditFound:
     """The node sees this itself, and ends: so it is an auditor who verifies, with the checkpoint kept from before."""
-    from app.store import tampering
     from cli.verify_database import kept_head, verify_database
+    from lab import tampering
 
     note = await asyncio.to_thread(client.get_text, f"/v1/log/{TENANT}/checkpoint")
     keyring = Keyring.from_json(await asyncio.to_thread(client.get, "/v1/keys"))

@@ -29,8 +29,8 @@ import orjson
 from pydantic import ValidationError
 
 from app.edge.forms.requests import EVENT_LINE, EVENT_TAGS
-from cli import openb
-from cli.openb import EventFields
+from lab import openb
+from lab.openb import EventFields
 from ledger import canonical
 from ledger.errors import CanonicalError, InvalidInputError
 
