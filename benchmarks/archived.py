@@ -22,7 +22,7 @@ from ledger import canonical, merkle
 from ledger.chain import LINK_VERSION, Linker
 from ledger.facts.events import JOB_EVENTS
 from ledger.merkle import Frontier
-from ledger.verification.snapshot import SnapshotClaim
+from ledger.verification.snapshot_check import SnapshotClaim
 from objects.store import ArchiveStore
 from pipeline.archive import manifest as manifests
 from pipeline.archive.layout import FILE_ROWS_MAX, FileName, manifest_path, month_of

@@ -21,7 +21,7 @@ from ledger.machines.job_state import seqs_of
 from ledger.merkle.tiles import TileTree
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.projection_check import JOB_COLUMNS, stored_form
-from ledger.verification.snapshot import SnapshotClaim
+from ledger.verification.snapshot_check import SnapshotClaim
 from signing.key_file import FileSigner
 from signing.snapshot import sign_snapshot
 

@@ -18,8 +18,7 @@ from ledger.exit_code import ExitCode, exit_code_of_verdict
 from ledger.merkle import EMPTY_ROOT, verify_consistency
 from ledger.secret_text import secret_text
 from ledger.verification import Anchor, TreeHead
-from ledger.verification.comparison import rollback, with_break, with_checkpoint
-from ledger.verification.verdict import ASPECTS
+from ledger.verification.verdict import ASPECTS, rollback, with_break, with_checkpoint
 from signing.anchors import RFC_3161, WITNESS, Outsiders, as_of
 from signing.checkpoint import Checkpoint, open_checkpoint, read_kept
 from signing.keys import Keyring

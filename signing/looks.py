@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from ledger.errors import LedgerError, SignatureError
-from ledger.verification.comparison import rollback, with_checkpoint
 from ledger.verification.tree_check import TreeHead
+from ledger.verification.verdict import rollback, with_checkpoint
 from signing.checkpoint import Checkpoint, open_checkpoint, signed_by, signer_of
 from signing.keys import Keyring
 from signing.memory import MEMORY, Memory, Seen

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
-from ledger.verification.snapshot import SnapshotClaim
+from ledger.verification.snapshot_check import SnapshotClaim
 from signing import envelope
 from signing import statement as statements
 from signing.keys import Keyring, Signer

@@ -30,9 +30,9 @@ from app.read.checking_process import (
 )
 from app.store.chain_reader import PostgresChainReader
 from ledger.errors import LedgerError
-from ledger.verification.checks import CheckedRange
+from ledger.verification.driver import CheckedRange
 from ledger.verification.projection_check import JobsFound, OnBreak, merged
-from ledger.verification.range_summary import RangeTask
+from ledger.verification.range_check import RangeTask
 from ledger.verification.snapshot_check import OpenedRow
 from ledger.verification.verdict import Break, Verdict
 

@@ -22,11 +22,10 @@ import msgspec
 from app.store import sessions
 from app.store.chain_reader import CopiedEntries, JobRange, PostgresChainReader, consistent_reader
 from app.store.sessions import AT_A_NODE
-from ledger.verification.checks import CheckedRange, finished
 from ledger.verification.commitment_check import judge_commitments
+from ledger.verification.driver import CheckedRange, finished
 from ledger.verification.projection_check import JobComparison, JobsFound, compare_jobs
-from ledger.verification.range_check import RangeChecker
-from ledger.verification.range_summary import RangeTask
+from ledger.verification.range_check import RangeChecker, RangeTask
 from ledger.verification.snapshot_check import OpenedRow
 from ledger.verification.verdict import Break, Findings
 

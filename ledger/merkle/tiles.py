@@ -21,8 +21,7 @@ from typing import TypeAlias
 
 from ledger import merkle
 from ledger.errors import InvalidInputError, LedgerError, ProofError
-from ledger.merkle import HASH_BYTES
-from ledger.merkle.subtrees import TreeNode, subtrees
+from ledger.merkle import HASH_BYTES, TreeNode, subtrees
 
 TILE_HEIGHT = 8
 TILE_WIDTH = 1 << TILE_HEIGHT

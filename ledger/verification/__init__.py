@@ -15,9 +15,8 @@ rest is ``not_checked``.
 
 from __future__ import annotations
 
-from ledger.verification.checks import Checks
-from ledger.verification.commitment_rows import COMMITMENT_ACTIONS, COMMITMENT_COLUMNS, PROMISED_COLUMNS
-from ledger.verification.driver import verify
+from ledger.verification.commitment_check import COMMITMENT_ACTIONS, COMMITMENT_COLUMNS, PROMISED_COLUMNS
+from ledger.verification.driver import Checks, verify
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.projection_check import FOLD_COLUMNS, JOB_COLUMNS
 from ledger.verification.reader import ChainReader

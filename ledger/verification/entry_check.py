@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, Protocol
@@ -374,3 +374,30 @@ def _leaves_one_by_one(tenant_id: str, rows: Sequence[tuple[Any, ...]]) -> list[
 def holds_together(tenant_id: str, row: EntryRow) -> bool:
     """Whether the link of a row, and its digest and HLC, are those of its columns."""
     return first_break_in(tenant_id, [row], first_seq=row[0], prev_link=row[8]) is None
+
+
+def check_apart(tenant_id: str, rows: Sequence[EntryRow], findings: Findings) -> bool:
+    """Judge rows by seq, each there once, that need not follow one another, such as those of one job: each by itself,
+    neighbours together. Returns whether any has a link of version 1.
+
+    What an entry names as the link before it is checked only where the entry before it is there as well, and at seq 1.
+    """
+    relied_on_v1, may_be_v1 = False, True
+    for run in _runs(rows):
+        seq, prev_link = run[0][_SEQ], run[0][_PREV_CHAIN_LINK]
+        if seq > 1 and not is_link(prev_link):
+            findings.add("prev-link", seq, f"seq {seq} names no link before it", actual=prev_link)
+        known = None if seq == 1 else prev_link
+        checker = EntryChecker(tenant_id, findings, first_seq=seq, prev_link=known, may_be_v1=may_be_v1)
+        checker.check(run)
+        may_be_v1, relied_on_v1 = checker.may_be_v1, relied_on_v1 or checker.relied_on_v1
+    return relied_on_v1
+
+
+def _runs(rows: Sequence[EntryRow]) -> Iterator[Sequence[EntryRow]]:
+    """``rows``, parted where entries between them are not here."""
+    begin = 0
+    for at in range(1, len(rows) + 1):
+        if at == len(rows) or rows[at][_SEQ] != rows[at - 1][_SEQ] + 1:
+            yield rows[begin:at]
+            begin = at

@@ -19,16 +19,23 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ledger import merkle
-from ledger.merkle import HASH_BYTES, Frontier
-from ledger.merkle.subtrees import append_part
+from ledger.merkle import HASH_BYTES, Frontier, append_part
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.verification.entry_check import EntryRow, report_duplicate, report_gap, report_prev_link
-from ledger.verification.head_check import check_head, readable_ends
 from ledger.verification.projection_check import JobsFound, conclude
-from ledger.verification.range_summary import Interval, IntervalPart, Mark, RangeSummary, RangeTask
+from ledger.verification.range_check import Interval, IntervalPart, Mark, RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotJudge
-from ledger.verification.tile_check import tile_break
-from ledger.verification.tree_check import Anchor, Compared, StoredTree, TreeHead, compare_heads, report_tile
+from ledger.verification.tree_check import (
+    Anchor,
+    Compared,
+    StoredTree,
+    TreeHead,
+    check_head,
+    compare_heads,
+    readable_ends,
+    report_tile,
+    tile_break,
+)
 from ledger.verification.verdict import Break, Findings, Head, Verdict, begin_aspects
 
 

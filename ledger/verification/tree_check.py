@@ -1,20 +1,55 @@
-"""Checking the stored Merkle tree and given checkpoints against the entries.
+"""Checking the stored Merkle tree, given checkpoints and the head against the entries.
 
 The tree is computed from the chain links. Every stored tile of the stored tree is compared with it, where tiles
-are stored (:mod:`ledger.verification.tile_check`), and its root. The stored tree may be behind the chain, even empty,
+are stored, and its root. The stored tree may be behind the chain, even empty,
 which leaves it not checked; it is never ahead, and its size is never below 0. A break
 is reported at the first seq under the first hash that differs (``tree``), and a checkpoint at its size (``rollback``).
 What does not fit because the chain below already breaks is left undecided.
+
+A tree of ``size`` leaves has the full tiles that fit into it and one partial tile a level, none where the width is 0::
+
+    leaves under a full tile    256 ** (level + 1)
+    width of the partial tile   (size >> 8 * level) mod 256
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from ledger.merkle import EMPTY_ROOT
-from ledger.verification.tile_check import TileBreak
-from ledger.verification.verdict import Anchored, Findings
+from ledger.merkle import EMPTY_ROOT, HASH_BYTES
+from ledger.merkle.tiles import TILE_BYTES, TILE_HEIGHT, TILE_WIDTH
+from ledger.verification.verdict import Anchored, Findings, Head, is_number
+
+TILES_AT_ONCE = 32
+"""Tiles worth one look at what is stored: a quarter of a megabyte."""
+
+
+class TileBreak(NamedTuple):
+    """A stored tile that is missing or is not that of the entries, at the first hash that differs."""
+
+    seq: int
+    """The first under that hash."""
+    detail: str
+    expected: str | None
+    actual: str | None
+
+
+def tile_break(level: int, index: int, computed: bytes, stored: Any) -> TileBreak | None:
+    """What is wrong with a stored tile, given as it is stored, None for nothing."""
+    stored = stored if isinstance(stored, bytes) else b""
+    if stored == computed:
+        return None
+    at = next(
+        offset
+        for offset in range(0, TILE_BYTES + HASH_BYTES, HASH_BYTES)
+        if stored[offset : offset + HASH_BYTES] != computed[offset : offset + HASH_BYTES]
+    )
+    leaves_before = (index * TILE_WIDTH + at // HASH_BYTES) << (level * TILE_HEIGHT)
+    detail = f"tile {index} of level {level} of the stored tree is missing or is not that of the entries"
+    expected, actual = computed[at : at + HASH_BYTES], stored[at : at + HASH_BYTES]
+    return TileBreak(leaves_before + 1, detail, expected.hex() or None, actual.hex() or None)
+
 
 _EMPTY: Final = EMPTY_ROOT.hex()
 
@@ -156,3 +191,38 @@ def _report(findings: Findings, kind: str, seq: int, detail: str, expected: str 
         findings.leave_undecided("tree" if kind == "tree" else "checkpoint")
     else:
         findings.add(kind, seq, detail, expected=expected, actual=actual)
+
+
+def readable_ends(
+    head: Head | None, tree: StoredTree | None, last: Head, findings: Findings
+) -> tuple[Head | None, StoredTree | None]:
+    """Head and stored tree, None for one whose seq or size is none; that is a break."""
+    if head is not None and not is_number(head.seq):
+        findings.add("head", last.seq, f"the head stands at seq {head.seq!r}", expected=last.seq, actual=head.seq)
+        head = None
+    if tree is not None and (not is_number(tree.size) or tree.size < 0):
+        findings.add("tree", max(last.seq, 1), f"the stored tree has size {tree.size!r}", actual=tree.size)
+        tree = None
+    return head, tree
+
+
+def check_head(findings: Findings, head: Head | None, last: Head, reach: int) -> None:
+    """Compare the head with the last entry; ``reach`` is the highest seq that anything but the head says there is."""
+    if head is not None:
+        reach = max(reach, head.seq)
+    if reach > last.seq:
+        said_by = "the head says" if head is not None and head.seq == reach else "a snapshot or the tree says"
+        detail = f"entries from seq {last.seq + 1} on are missing: {said_by} that there are {reach}"
+        findings.add("tail-truncated", last.seq + 1, detail, expected=reach, actual=last.seq)
+    if head is None:
+        if last.seq > 0:
+            findings.add("head", last.seq, "the tenant has no head", expected=last.chain_link)
+    elif head.seq < last.seq:
+        detail = f"the head stands at seq {head.seq}, the chain goes on to {last.seq}"
+        findings.add("head", last.seq, detail, expected=last.seq, actual=head.seq)
+    elif head.seq == last.seq and head.chain_link != last.chain_link:
+        detail = "the head does not name the link of the last entry"
+        findings.add("head", last.seq, detail, expected=last.chain_link, actual=head.chain_link)
+    elif head.seq == last.seq and head.hlc != last.hlc:
+        detail = "the head does not name the HLC of the last entry"
+        findings.add("head", last.seq, detail, expected=last.hlc, actual=head.hlc)

@@ -22,7 +22,7 @@ from ledger.errors import (
     SignatureError,
 )
 from ledger.verification import verify
-from ledger.verification.rows_alone import RowsAlone
+from ledger.verification.reader import RowsAlone
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from ledger.verification.tree_check import StoredTree, TreeHead
 from ledger.verification.verdict import ASPECTS, Head

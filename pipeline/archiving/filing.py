@@ -33,8 +33,7 @@ from ledger.errors import (
     UnknownKeyError,
 )
 from ledger.verification.entry_check import ENTRY_COLUMNS
-from ledger.verification.range_check import RangeChecker
-from ledger.verification.range_summary import RangeSummary, RangeTask
+from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask
 from ledger.verification.verdict import Break, Findings
 from objects.store import ArchiveStore
 from pipeline.archive import parquet

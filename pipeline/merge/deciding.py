@@ -1,7 +1,7 @@
 """What becomes of each entry of many bundles: sorted into the order of a merge, then decided range by range.
 
 What becomes of an entry depends on entries of its tenant and of its physical and logical time alone
-(``ledger.bundle.placing``), and those are never split between tasks. Entries arrive sorted, so a task keeps the events
+(``ledger.bundle.merge``), and those are never split between tasks. Entries arrive sorted, so a task keeps the events
 of one such time, and what Arrow brings at once.
 
 Invariants::
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
-from ledger.bundle.incoming import Incoming, decode_incoming
-from ledger.bundle.placing import Decided, decide
+from ledger.bundle.merge import Decided, Incoming, decide, decode_incoming
 from ledger.chain.conflict import Event
 from ledger.errors import InvalidInputError
 from pipeline.arrow import ddl_of, rows_of, schema_of

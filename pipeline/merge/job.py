@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ledger.bundle.incoming import set_digest
+from ledger.bundle.merge import set_digest
 from ledger.errors import InvalidInputError, MergeRefusedError
 from pipeline.keys import Signers
 from pipeline.merge.deciding import decided, partitions_of

@@ -18,8 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ledger.bundle.incoming import Incoming
-from ledger.bundle.placing import chained_as, check_beginnings
+from ledger.bundle.merge import Incoming, chained_as, check_beginnings
 from ledger.hlc import Hlc
 from pipeline.keys import Signers
 from pipeline.merge.deciding import Placed, decode_placed

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ledger.bundle.incoming import Incoming, encode_incoming, incoming_entries
-from ledger.bundle.placing import note_beginning
+from ledger.bundle.merge import Incoming, encode_incoming, incoming_entries, note_beginning
 from ledger.errors import (
     BundleInvalidError,
     BundleRefusedError,

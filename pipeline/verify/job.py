@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
 from ledger.verification.projection_check import CHAIN_ASPECTS
+from ledger.verification.range_check import RangeTask
 from ledger.verification.range_fold import Ends, tasks
-from ledger.verification.range_summary import RangeTask
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import KINDS, Verdict
 from pipeline.archive.judging import broken

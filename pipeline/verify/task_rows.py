@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from ledger.verification.commitment_rows import CommitmentRow, PromisedRow
+from ledger.verification.commitment_check import CommitmentRow, PromisedRow
 from ledger.verification.verdict import Break
 from pipeline import arrow
 from pipeline.arrow import ddl_of, lists_of

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from ledger.bundle.rows import Row
-from ledger.verification.rows_alone import RowsAlone
+from ledger.verification.reader import RowsAlone
 from ledger.verification.tree_check import StoredTree
 from ledger.verification.verdict import Head
 from signing.bundle.reader import BundleReader

@@ -31,9 +31,8 @@ from ledger.errors import (
     SignatureError,
     UntrustedKeyError,
 )
-from ledger.verification.comparison import rollback, with_break
 from ledger.verification.tree_check import TreeHead
-from ledger.verification.verdict import ASPECTS, Break, Head, Verdict
+from ledger.verification.verdict import ASPECTS, Break, Head, Verdict, rollback, with_break
 from signing.anchors import NOBODY, Outsiders
 from signing.bundle.anchors import JudgedAnchor, judge_anchors
 from signing.bundle.manifest import FORM, Manifest

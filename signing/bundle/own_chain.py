@@ -21,8 +21,7 @@ from ledger import merkle
 from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row
 from ledger.chain import LINK_VERSION, Linker
 from ledger.hlc import Hlc
-from ledger.verification.snapshot import SnapshotClaim
-from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring, Signer

@@ -39,7 +39,7 @@ from ledger.bundle.format import (
     parse_tar_header,
     size_max,
 )
-from ledger.bundle.incoming import BundleSource
+from ledger.bundle.merge import BundleSource
 from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, entry_lines
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import BundleInvalidError, NotABundleError

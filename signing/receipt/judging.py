@@ -25,9 +25,8 @@ from typing import Any, Final, NamedTuple
 from ledger.errors import ProofError, ReceiptInvalidError, ReceiptSignatureError, SignatureError
 from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
 from ledger.positions import Seq, leaf_index_of
-from ledger.verification.apart import check_apart
-from ledger.verification.comparison import rollback, with_break, with_checkpoint
-from ledger.verification.verdict import Break, Findings
+from ledger.verification.entry_check import check_apart
+from ledger.verification.verdict import Break, Findings, rollback, with_break, with_checkpoint
 from signing.anchors import NOBODY, Outsiders
 from signing.bundle.anchors import judge_anchors
 from signing.checkpoint import Checkpoint, JudgedCheckpoint, judge_checkpoint

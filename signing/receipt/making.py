@@ -16,7 +16,7 @@ from ledger.bundle.rows import CHAIN_LINK, SEQ, EntryObject, Row
 from ledger.errors import BrokenRangeError
 from ledger.merkle import leaf_hash, tiles, verify_inclusion
 from ledger.positions import Seq, leaf_index_of
-from ledger.verification.apart import check_apart
+from ledger.verification.entry_check import check_apart
 from ledger.verification.verdict import Findings
 from signing import checkpoint as checkpoints
 from signing.bundle.anchors import Unproven

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from app.share.bundle import sorting
 from app.share.bundle.sorting import Sorter
 from app.share.bundle.staging import check_disk_room
-from ledger.bundle.incoming import Incoming, MergeKey
+from ledger.bundle.merge import Incoming, MergeKey
 from ledger.errors import InvalidInputError, NotReadyError
 
 

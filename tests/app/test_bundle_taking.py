@@ -16,7 +16,7 @@ from app.share.bundle.births import Born
 from app.share.bundle.sorting import Sorter
 from app.share.bundle.taking import TakenBundle, Terms, _Taking, take_verified
 from app.share.bundle.verify import ReadingAhead
-from ledger.bundle.incoming import ClockBounds, Incoming, incoming_entries
+from ledger.bundle.merge import ClockBounds, Incoming, incoming_entries
 from ledger.errors import BundleInvalidError, BundleRefusedError, ClockSkewError, NotReadyError, UntrustedKeyError
 from ledger.hlc import Hlc
 from signing.bundle.reader import BundleReader

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cli import Commands
 from cli import tally as command_line
 from ledger.exit_code import ExitCode, exit_code_of_verdict, gravest
-from ledger.verification.comparison import with_checkpoint
+from ledger.verification.verdict import with_checkpoint
 from tests.forked import run_forked
 from tests.tally import COLD, IMPORTED, bare_environment, run_tally
 

@@ -36,7 +36,7 @@ from ledger.verification import (
     TreeHead,
 )
 from ledger.verification.projection_check import stored_form
-from ledger.verification.snapshot import SnapshotClaim
+from ledger.verification.snapshot_check import SnapshotClaim
 from signing.key_file import FileSigner
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot, sign_snapshot

@@ -11,8 +11,8 @@ from ledger.machines import job_parts
 from ledger.machines.job_parts import JobParts
 from ledger.machines.job_state import JobState
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
-from ledger.verification.checks import CheckedRange, finished
 from ledger.verification.commitment_check import judge_commitments
+from ledger.verification.driver import CheckedRange, finished
 from ledger.verification.projection_check import (
     JOB_COLUMNS,
     JobJudge,
@@ -22,9 +22,8 @@ from ledger.verification.projection_check import (
     compare_jobs,
     merged,
 )
-from ledger.verification.range_check import RangeChecker, opened_for
+from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask, opened_for
 from ledger.verification.range_fold import Ends, fold, tasks
-from ledger.verification.range_summary import RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot
 from ledger.verification.tree_check import Anchor, TreeHead
 from ledger.verification.verdict import Break, Findings, Verdict

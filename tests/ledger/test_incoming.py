@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ledger.bundle.format import PAYLOAD_BYTES_MAX, ROW_BYTES_MAX
-from ledger.bundle.incoming import BundleSource, ClockBounds, EntryTaker
-from ledger.bundle.placing import chained_as
+from ledger.bundle.merge import BundleSource, ClockBounds, EntryTaker, chained_as
 from ledger.bundle.rows import encode_entry
 from ledger.chain.form import ORIGIN_BYTES_MAX
 from ledger.errors import BundleInvalidError, LedgerError

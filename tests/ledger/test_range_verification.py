@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger import merkle
-from ledger.merkle.subtrees import PartOfTree, append_part, subtrees
+from ledger.merkle import PartOfTree, append_part, subtrees
 from ledger.verification import Anchor, TreeHead, driver, verify
 from ledger.verification.verdict import Break, Verdict
 from signing.snapshot import open_snapshot

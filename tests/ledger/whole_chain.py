@@ -13,11 +13,9 @@ from ledger import merkle
 from ledger.merkle.tiles import TileTree
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, Anchor, Head, OpenSnapshot, TreeHead, Verdict
 from ledger.verification.entry_check import EntryChecker
-from ledger.verification.head_check import check_head, readable_ends
 from ledger.verification.projection_check import compare_jobs, conclude
 from ledger.verification.snapshot_check import Recomputed, SnapshotJudge, has_place, open_row
-from ledger.verification.tile_check import tile_break
-from ledger.verification.tree_check import compare_heads, report_tile
+from ledger.verification.tree_check import check_head, compare_heads, readable_ends, report_tile, tile_break
 from ledger.verification.verdict import Findings, begin_aspects
 from tests.ledger.ledger_in_memory import Ledger, MemoryReader, Row, in_stored_order
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ledger import canonical
-from ledger.bundle.incoming import incoming_entries
+from ledger.bundle.merge import incoming_entries
 from ledger.hlc import Hlc
 from signing.bundle.own_chain import OwnChainBundle, OwnEntry
 from signing.bundle.reader import BundleReader

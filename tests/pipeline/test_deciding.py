@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger import canonical
-from ledger.bundle.incoming import Incoming, MergeKey, encode_incoming
-from ledger.bundle.placing import decide
+from ledger.bundle.merge import Incoming, MergeKey, decide, encode_incoming
 from ledger.chain.conflict import Event, conflict_hlc, conflict_payload
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc

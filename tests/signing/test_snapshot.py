@@ -16,7 +16,7 @@ from in_toto_attestation.v1.statement import Statement
 from ledger import canonical
 from ledger.errors import InvalidInputError, SignatureError
 from ledger.hlc import Hlc
-from ledger.verification.snapshot import SnapshotClaim
+from ledger.verification.snapshot_check import SnapshotClaim
 from signing import envelope
 from signing.key_file import FileSigner
 from signing.keys import Keyring, PublicKey

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 import orjson
 
 from app.store.standing import ChainedEntry
-from ledger.bundle.incoming import Incoming
-from ledger.bundle.placing import event_of, held_by
+from ledger.bundle.merge import Incoming, event_of, held_by
 from ledger.errors import BundleInvalidError
 
 Born = Mapping[int, Sequence[Incoming]]

@@ -47,8 +47,7 @@ from app.store.chaining import ChainHead
 from app.store.growth import Growth
 from app.store.notary import read_link
 from app.store.standing import find_by_seq
-from ledger.bundle.incoming import ClockBounds, Incoming, set_digest
-from ledger.bundle.placing import decide, note_beginning
+from ledger.bundle.merge import ClockBounds, Incoming, decide, note_beginning, set_digest
 from ledger.chain import Linker
 from ledger.errors import (
     BundleInvalidError,

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from app.store.chaining import ChainHead
 from app.store.growth import ChainPosition, Grower, Growth, head_of
 from app.store.standing import find_standing, highest_hlc
-from ledger.bundle.incoming import Incoming
-from ledger.bundle.placing import Decided, chained_as, check_beginnings, decide, events_to_find
+from ledger.bundle.merge import Decided, Incoming, chained_as, check_beginnings, decide, events_to_find
 from ledger.chain import Linker
 from ledger.chain.conflict import Event
 from ledger.facts.events import SystemAction

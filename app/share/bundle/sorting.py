@@ -24,7 +24,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from ledger.bundle.incoming import Incoming, MergeKey, encode_incoming
+from ledger.bundle.merge import Incoming, MergeKey, encode_incoming
 from ledger.errors import InvalidInputError, NotReadyError
 
 HELD_ENTRIES_MAX: Final = 20_000

@@ -19,7 +19,7 @@ from app.share.bundle.births import Born, born_in
 from app.share.bundle.sorting import Sorter
 from app.share.bundle.staging import StagedFile
 from app.share.bundle.verify import ReadingAhead
-from ledger.bundle.incoming import ClockBounds, EntryTaker, Incoming
+from ledger.bundle.merge import ClockBounds, EntryTaker, Incoming
 from ledger.bundle.rows import SEQ, Row
 from ledger.chain import LINK_VERSION
 from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputError, UntrustedKeyError

@@ -20,8 +20,7 @@ from app.write.pending.linking import (
     is_refused_in,
 )
 from app.write.pending.requests import RequestName
-from ledger.chain.conflict import Event
-from ledger.chain.standing import Standing, place_of
+from ledger.chain.conflict import Event, Standing, place_of
 from ledger.facts.events import SystemAction
 
 

@@ -25,8 +25,7 @@ from app.write.followers.signed_chain import leaf_hashes_of, not_signed, not_sto
 from app.write.followers.tenant_memory import FollowedTenant
 from ledger import merkle
 from ledger.hlc import Hlc
-from ledger.verification.snapshot import SnapshotClaim
-from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotRow
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim, SnapshotRow
 from signing.snapshot import sign_snapshot
 
 _claimed = attrgetter(*SNAPSHOT_COLUMNS[:-1])

@@ -22,8 +22,7 @@ from app.write.pending.backlog import Pending
 from app.write.pending.requests import RequestName
 from ledger import canonical
 from ledger.chain import Linker
-from ledger.chain.conflict import Event, conflict_hlc, conflict_payload
-from ledger.chain.standing import Standing, place_of
+from ledger.chain.conflict import Event, Standing, conflict_hlc, conflict_payload, place_of
 from ledger.errors import (
     CommitmentConflictError,
     EventRefusedError,
