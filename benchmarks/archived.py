@@ -29,9 +29,9 @@ from pipeline.archive.layout import FILE_ROWS_MAX, FileName, manifest_path, mont
 from pipeline.archive.manifest import ArchivedFile, Manifest
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter
 from pipeline.arrow import batch_of_columns
-from signing import key_file
+from signing import private_keys
 from signing.checkpoint import Checkpoint, sign_checkpoint
-from signing.key_file import FileSigner
+from signing.private_keys import FileSigner
 from signing.snapshot import sign_snapshot
 
 ENTRIES_A_SNAPSHOT: Final = 1000
@@ -56,7 +56,7 @@ def build_archive(folder: Path, key: Path, tenants: int, entries: int) -> None:
 
     ``entries`` MUST be a multiple of the entries in a snapshot.
     """
-    key_file.generate(key)
+    private_keys.generate(key)
     ArchiveStore(str(folder)).prepare()
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         made = [
@@ -76,7 +76,7 @@ def shares(tenants: int, entries: int) -> list[tuple[str, int]]:
 
 
 def _archive_tenant(folder: str, key: str, tenant_id: str, entries: int) -> None:
-    signer, store = key_file.load(key), ArchiveStore(folder)
+    signer, store = private_keys.load(key), ArchiveStore(folder)
     chain = _Chain(tenant_id, signer)
     files, snapshots = [], []
     month = month_of(BEGIN_MS)

@@ -28,10 +28,10 @@ from benchmarks.row import RUNS_OF_LIKE, Outcome, Row, expect, interleave
 from benchmarks.verify import Chain, Verified, verify_chain
 from ledger.hlc import Clock
 from ledger.positions import Epoch
-from signing import key_file
+from signing import private_keys
 from signing.checkpoint import Checkpoint, sign_checkpoint
-from signing.key_file import FileSigner
 from signing.keys import Keyring
+from signing.private_keys import FileSigner
 
 ROWS = 200_000
 SMALL_ROWS = 100_000
@@ -103,7 +103,7 @@ def build(bench: Bench, database: Database, folder: Path, tenant_id: str, entrie
     """A chain with its checkpoint, and the file of the key that signed both."""
     began_s = time.monotonic()
     path = folder / f"{tenant_id}.pem"
-    signer = key_file.generate(path)
+    signer = private_keys.generate(path)
     wait_for(build_chain(database.superuser_url, tenant_id, entries, signer))
     wait_for(_sign_checkpoint(database.superuser_url, tenant_id, signer))
     bench.say(f"a chain of {entries:,} rows was made in {time.monotonic() - began_s:.0f} s")
@@ -129,7 +129,7 @@ def export(chain: Chain, key: Path, path: Path) -> Exported:
 
 
 async def _export_all(chain: Chain, key: Path, path: Path) -> Exported:
-    signer = key_file.load(str(key))
+    signer = private_keys.load(str(key))
 
     async def keyring(_: str) -> Keyring:
         return Keyring([signer.public_key])

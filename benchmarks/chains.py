@@ -22,7 +22,7 @@ from ledger.merkle.tiles import TileTree
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.projection_check import JOB_COLUMNS, stored_form
 from ledger.verification.snapshot_check import SnapshotClaim
-from signing.key_file import FileSigner
+from signing.private_keys import FileSigner
 from signing.snapshot import sign_snapshot
 
 NODE_ID = "bench"

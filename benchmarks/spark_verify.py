@@ -23,7 +23,7 @@ from benchmarks.spark_command import SparkRun, expect_whole, verify_on_spark
 from objects.store import ArchiveStore
 from pipeline.archive.judging import verify_tenant
 from pipeline.archive.reader import tenants_of
-from signing import key_file
+from signing import private_keys
 from signing.keys import Keyring
 
 ENTRIES: Final = 5_000_000
@@ -57,7 +57,7 @@ def scaling_from_postgres(bench: Bench) -> Outcome:
     """Rate on two cores and on one."""
     with bench.fresh_folder() as folder, bench.fresh_database() as database:
         key = folder / "key.pem"
-        signer = key_file.generate(key)
+        signer = private_keys.generate(key)
         began_s = time.monotonic()
         execute(
             database.superuser_url,

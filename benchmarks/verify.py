@@ -29,7 +29,7 @@ from benchmarks.machine import peak_memory_mib
 from benchmarks.processes import tally_serve
 from benchmarks.row import RUNS_OF_LIKE, Outcome, Row, expect, interleave
 from ledger.verification import ASPECTS, ENTRY_COLUMNS, verify
-from signing import key_file
+from signing import private_keys
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot
 
@@ -147,7 +147,7 @@ def _build(
     bench: Bench, database: Database, folder: Path, tenant_id: str, entries: int, begin_ms: int = BEGIN_MS
 ) -> Chain:
     began_s = time.monotonic()
-    signer = key_file.generate(folder / f"{tenant_id}.pem")
+    signer = private_keys.generate(folder / f"{tenant_id}.pem")
     wait_for(build_chain(database.superuser_url, tenant_id, entries, signer, begin_ms))
     bench.say(f"a chain of {entries:,} rows was made in {time.monotonic() - began_s:.0f} s")
     return Chain(database.service_url, tenant_id, entries, signer.public_key_pem)

@@ -18,10 +18,9 @@ from cli.client import LedgerClient, RequestRefusedError, given
 from cli.options import Tenant, Url
 from ledger.errors import BundleInvalidError, ConfigurationError, InvalidInputError
 from ledger.exit_code import ExitCode
-from signing import key_file
+from signing import private_keys
 from signing.bundle.reader import BundleReader
-from signing.file_kinds import HEAD_BYTES, is_like_bundle, looks_like
-from signing.files import open_regular, whole_file
+from signing.files import HEAD_BYTES, is_like_bundle, looks_like, open_regular, whole_file
 from terminal.counted import counted
 from terminal.options import Json
 from terminal.outcome import err, fail, readable, tell
@@ -188,8 +187,8 @@ def _export_from_wal(folder: Path, tenant: str, key: str | None, file: BinaryIO)
         uri = settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=False))
         signer, log_signer = node_keys.key_files(wal_folder, uri)
     else:
-        signer = key_file.load(key or settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=True)))
-        log_signer = key_file.log_signer(signer, may_generate=False)
+        signer = private_keys.load(key or settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=True)))
+        log_signer = private_keys.log_signer(signer, may_generate=False)
     export_from_wal(report, tenant, signer, log_signer, file.write)
 
 

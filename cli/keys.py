@@ -16,9 +16,9 @@ from cli.options import Url
 from ledger.errors import SignatureError
 from ledger.hlc import Hlc
 from signing import key_statement
-from signing.key_file import generate, load
 from signing.key_history import revoked_facts
 from signing.keys import PublicKey
+from signing.private_keys import generate, load
 from terminal.options import Json
 from terminal.outcome import fail, tell
 

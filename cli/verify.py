@@ -22,8 +22,7 @@ from ledger.verification.verdict import ASPECTS, rollback, with_break, with_chec
 from signing.anchors import RFC_3161, WITNESS, Outsiders, as_of
 from signing.checkpoint import Checkpoint, open_checkpoint, read_kept
 from signing.keys import Keyring
-from signing.looks import Look, remembering
-from signing.memory import MEMORY, memory_of
+from signing.memory import MEMORY, Look, memory_of, remembering
 from terminal.counted import counted
 from terminal.incomplete import print_why_incomplete
 from terminal.options import Json, NoState, State

@@ -18,9 +18,9 @@ from ledger.verification.tree_check import Anchor
 from signing import checkpoint as checkpoints
 from signing import note as notes
 from signing.anchors import RFC_3161, WITNESS, OpenNote, Outsiders, Said, judge, rfc_3339
-from signing.cosignature import WitnessKey, cosignatures_of
 from signing.keys import Keyring
 from signing.memory import Memory
+from signing.note import WitnessKey, cosignatures_of
 
 LISTED_MAX = 1000
 """Newest statements of each kind that are looked at."""

@@ -22,12 +22,11 @@ from cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
 from cli.trusted import Trusted
 from ledger.errors import InvalidInputError, NotABundleError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
-from signing import key_file, report_statement
+from signing import private_keys, report_statement
 from signing.bundle.reader import BundleReader
 from signing.files import whole_file
-from signing.key_file import FileSigner
-from signing.looks import remember_told
-from signing.memory import Memory
+from signing.memory import Memory, remember_told
+from signing.private_keys import FileSigner
 from terminal.counted import counted
 from terminal.options import Json, NoState, State
 from terminal.outcome import CommandExit, out, print_json, readable
@@ -90,7 +89,7 @@ def verify_bundle(
         )
     if sign_with is not None and report_to is None:
         raise InvalidInputError("--sign-with signs a report; name it with --report")
-    signer = key_file.load(sign_with) if sign_with is not None else None
+    signer = private_keys.load(sign_with) if sign_with is not None else None
     trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, state=state, no_state=no_state)
     verified = []
     for path in files:

@@ -24,7 +24,7 @@ from signing import checkpoint as tree_checkpoint
 from signing.anchors import as_of
 from signing.key_history import named_keys, without_trust
 from signing.keys import Keyring
-from signing.looks import Look
+from signing.memory import Look
 from signing.snapshot import open_snapshot
 
 CONNECT_TIMEOUT_S = 10.0

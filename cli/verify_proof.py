@@ -14,8 +14,7 @@ from cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
 from cli.trusted import Trusted
 from ledger import rfc3339
 from ledger.exit_code import ExitCode, exit_code_of_receipt, gravest
-from signing.file_kinds import HEAD_BYTES, is_like_receipt, looks_like
-from signing.files import open_regular
+from signing.files import HEAD_BYTES, is_like_receipt, looks_like, open_regular
 from signing.receipt.form import FILE_BYTES_MAX, JOB, Receipt
 from signing.receipt.judging import LIMITS, ReceiptVerdict, judged
 from terminal.counted import counted

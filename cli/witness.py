@@ -13,8 +13,8 @@ from cli.client import LedgerClient
 from cli.options import Tenant, Url
 from ledger.errors import UnknownKeyError
 from signing import note as notes
-from signing.cosignature import WitnessKey, cosignatures_of
 from signing.files import open_regular
+from signing.note import WitnessKey, cosignatures_of
 from terminal.options import Json
 from terminal.outcome import out, print_json, tell
 

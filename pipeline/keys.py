@@ -12,9 +12,9 @@ import orjson
 
 from ledger.errors import ConfigurationError
 from ledger.secret_text import secret_text
-from signing import key_file, remote_signer
-from signing.key_file import FileSigner
+from signing import private_keys
 from signing.keys import ED25519, Keyring, Signer
+from signing.private_keys import FileSigner
 
 PIN_VARIABLE: Final = "TALLY_PIPELINE_SIGNING_PIN"
 """Where the PIN of an HSM comes from."""
@@ -40,14 +40,14 @@ def open_signers(uri: str | None) -> Signers:
         return Signers(signer, signer)
     if not isinstance(signer, FileSigner):
         raise ConfigurationError(f"checkpoints are signed with {ED25519}, and {uri} is another kind of key")
-    return Signers(signer, key_file.log_signer(signer, may_generate=False))
+    return Signers(signer, private_keys.log_signer(signer, may_generate=False))
 
 
 def open_signer(uri: str | None) -> Signer:
     """The signer that ``uri`` names, for statements alone; raises as ``open_signers``."""
     if not uri:
         raise ConfigurationError("name the key to sign with: --signing-key file:PATH")
-    return remote_signer.fetch(uri, _pin) if remote_signer.is_remote(uri) else key_file.load(uri)
+    return private_keys.fetch(uri, _pin) if private_keys.is_remote(uri) else private_keys.load(uri)
 
 
 def _pin() -> str:

@@ -17,10 +17,10 @@ from ledger import canonical
 from ledger.errors import SignatureError
 from ledger.exit_code import ExitCode, gravest
 from signing import envelope
-from signing import statement as statements
+from signing import manifest as statements
 from signing.envelope import Signed
 from signing.keys import Keyring, Signer
-from signing.statement import STATEMENT_TYPE, Hash
+from signing.manifest import STATEMENT_TYPE, Hash
 from signing.strict import parse_json
 
 PREDICATE_TYPE: Final = "https://tallystick.dev/verification-report/v1"

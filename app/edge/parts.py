@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from app.write.intake.submit import Submitter
     from app.write.intake.system_entries import SystemEntries
     from app.write.stats.intake import StatsIntake
-    from signing.cosignature import WitnessKey
+    from signing.note import WitnessKey
     from wal.replication.leading import MemberReport
 
 ReadinessCheck = Callable[[], str | None]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from app.store import Connection
     from app.store.reading import Pool
     from ledger.verification.tree_check import Anchor
-    from signing.cosignature import WitnessKey
     from signing.keys import Keyring
+    from signing.note import WitnessKey
 
 AUTHORITIES_MAX = 64
 """Authorities whose newest stamp is judged, those of former times among them."""

@@ -16,8 +16,7 @@ from ledger.errors import NotFoundError, SignatureError
 from ledger.verification.verdict import damaged
 from signing import checkpoint as checkpoints
 from signing import note as notes
-from signing.cosignature import Cosignature, WitnessKey, cosignatures_of
-from signing.note import SIGNATURES_MAX, Note, NoteSignature
+from signing.note import SIGNATURES_MAX, Cosignature, Note, NoteSignature, WitnessKey, cosignatures_of
 
 if TYPE_CHECKING:
     import asyncpg

@@ -32,7 +32,7 @@ from pipeline.archive.reader import TenantArchive
 from pipeline.arrow import Row
 from signing.checkpoint import Checkpoint
 from signing.keys import Keyring
-from signing.range_manifest import judge_own_checkpoint
+from signing.manifest import judge_own_checkpoint
 from signing.snapshot import open_snapshot
 
 ARCHIVE: Final = "archive"

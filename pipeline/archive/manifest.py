@@ -1,6 +1,6 @@
 """The manifest of an archived range: a signed statement of what the range holds and which files make it up.
 
-Spelled and signed as ``signing.range_manifest`` has it, with predicate type ``https://tallystick.dev/archive/v1``. The
+Spelled and signed as ``signing.manifest`` has it, with predicate type ``https://tallystick.dev/archive/v1``. The
 digests that its subject covers are those of all files (docs/formats/archive.md).
 
 Each manifest has one spelling: what was read is written again and compared. Invariants::
@@ -34,8 +34,7 @@ from pipeline.archive.layout import (
 )
 from signing.envelope import Envelope
 from signing.keys import Keyring
-from signing.range_manifest import ManifestForm, RangeManifest, Statement
-from signing.statement import Count, Hash, Seq
+from signing.manifest import Count, Hash, ManifestForm, RangeManifest, Seq, Statement
 
 PREDICATE_TYPE: Final = "https://tallystick.dev/archive/v1"
 

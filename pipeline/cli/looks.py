@@ -1,4 +1,4 @@
-"""What the verifier remembers of the ledgers of a place, and what it is to remember: see ``signing.looks``."""
+"""What the verifier remembers of the ledgers of a place, and what it is to remember: see ``signing.memory``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from ledger.verification.tree_check import TreeHead
 from pipeline.places import OpenPlace
 from signing.checkpoint import judge_checkpoint
 from signing.keys import Keyring
-from signing.looks import Look
-from signing.memory import Memory, Seen
+from signing.memory import Look, Memory, Seen
 
 
 class Looks:

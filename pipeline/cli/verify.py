@@ -20,8 +20,7 @@ from pipeline.cli.options import AnyArchive, Bundles, Dsn, Keys, Master, MoreBun
 from pipeline.cli.running import running
 from signing.checkpoint import judge_checkpoint, read_kept
 from signing.keys import Keyring
-from signing.looks import remembering
-from signing.memory import Memory, memory_of
+from signing.memory import Memory, memory_of, remembering
 from terminal.counted import counted
 from terminal.incomplete import print_why_incomplete
 from terminal.options import Json, NoState, State

@@ -34,11 +34,11 @@ from pipeline.places.protocol import Sealed
 from pipeline.source import open_pieces
 from signing import checkpoint as checkpoints
 from signing.bundle.reader import digest_of
-from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import Checkpoint
 from signing.files import open_regular, whole_file
 from signing.keys import Keyring
+from signing.snapshot import FROM_SEQ, TO_SEQ
 
 NODE_ID: Final = "diff"
 """What these bundles name as the node that exported them: none did."""

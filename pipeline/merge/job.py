@@ -22,7 +22,7 @@ from pipeline.merge.linking import MergeCounts, MergedBundle, link
 from pipeline.merge.taking import TakenBundle, bundles_of, take
 from pipeline.own_folder import own_folder
 from signing.keys import Keyring
-from signing.range_manifest import LOG_ORIGIN
+from signing.manifest import LOG_ORIGIN
 
 if TYPE_CHECKING:
     from pyspark import Accumulator

@@ -22,8 +22,8 @@ from ledger.bundle.merge import Incoming, chained_as, check_beginnings
 from ledger.hlc import Hlc
 from pipeline.keys import Signers
 from pipeline.merge.deciding import Placed, decode_placed
-from signing.bundle.own_chain import OwnChainBundle, OwnEntry
 from signing.bundle.reader import BundleReader
+from signing.bundle.writer import OwnChainBundle, OwnEntry
 from signing.files import whole_file
 from signing.keys import Keyring
 

@@ -33,9 +33,8 @@ from ledger.verification import verify
 from pipeline.arrow import batch_of_columns, ddl_of
 from pipeline.keys import keyring_of, sent
 from pipeline.source import over_numbers
-from signing.bundle.chain_reader import BundleChainReader
 from signing.bundle.judging import BundleVerdict, judged, refuse_unless_trusted, refused
-from signing.bundle.reader import BundleReader, digest_of
+from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
 from signing.keys import Keyring
 
 if TYPE_CHECKING:

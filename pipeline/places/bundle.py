@@ -31,8 +31,8 @@ from pipeline.places.protocol import (
     Wanted,
 )
 from signing.bundle.reader import BundleReader, Scanned
-from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 from signing.keys import Keyring
+from signing.snapshot import FROM_SEQ, TO_SEQ
 
 SNAPSHOTS_A_BATCH = 50
 _PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")

@@ -24,9 +24,8 @@ from pipeline.keys import keyring_of, sent
 from pipeline.source import over_numbers
 from pipeline.verify.job import Verified
 from pipeline.verify.task_rows import BREAK, DDL, VERDICT, TaskRow, batched, encode
-from signing.bundle.chain_reader import BundleChainReader
 from signing.bundle.judging import BundleVerdict, judged, refused
-from signing.bundle.reader import BundleReader, digest_of
+from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.keys import Keyring
 from signing.memory import Memory

@@ -33,16 +33,14 @@ from ledger.errors import (
 )
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import ASPECTS, Break, Head, Verdict, rollback, with_break
-from signing.anchors import NOBODY, Outsiders
-from signing.bundle.anchors import JudgedAnchor, judge_anchors
+from signing.anchors import NOBODY, JudgedAnchor, Outsiders, judge_anchors
 from signing.bundle.manifest import FORM, Manifest
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import Checkpoint, JudgedCheckpoint
 from signing.envelope import Signed
 from signing.keys import Keyring
-from signing.looks import Look, compared
-from signing.memory import Memory
-from signing.range_manifest import judge_own_checkpoint
+from signing.manifest import judge_own_checkpoint
+from signing.memory import Look, Memory, compared
 from signing.snapshot import OpenedSnapshot, open_snapshot
 
 BUNDLE: Final = "bundle"
@@ -73,7 +71,7 @@ class BundleVerdict:
     not_checked: list[str] = field(default_factory=list)
     """What could not be checked, and why, in words."""
     memory: dict[str, Any] | None = None
-    """What the look of a verifier with a memory came to, as ``signing.looks`` tells it."""
+    """What the look of a verifier with a memory came to, as ``signing.memory`` tells it."""
 
     def to_json(self) -> dict[str, Any]:
         """The verdict object, and beside it what was verified."""

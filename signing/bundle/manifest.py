@@ -1,30 +1,46 @@
 """The manifest of a bundle: a signed statement of what range it holds and which bytes make it up.
 
-Spelled and signed as ``signing.range_manifest`` has it, with predicate type ``https://tallystick.dev/bundle/v1``. The
+Spelled and signed as ``signing.manifest`` has it, with predicate type ``https://tallystick.dev/bundle/v1``. The
 digests that its subject covers are those of the parts.
 
 Invariants::
 
     entry_count == to_seq - from_seq + 1 == rows of all entry parts      tree_size == to_seq
     snapshot_count == rows of snapshots.ndjson
+
+Evidence of a broken chain is rows as they are in the database, in the container of a bundle. In place of the manifest
+it ends with ``evidence.dsse.json``, a DSSE envelope around an in-toto Statement of predicate type
+``https://tallystick.dev/bundle-evidence/v1`` (docs/formats/bundle.md). No reader takes such a file for a bundle: each
+refuses it, and says which break the file names.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
+from msgspec import Meta
+
+from ledger import canonical
 from ledger.bundle.format import (
     ANCHORS,
     FORMAT_VERSION,
     FORMAT_VERSION_ANCHORED,
+    MANIFEST_BYTES_BASE,
     SNAPSHOTS,
     Part,
     check_parts,
     tail_of,
 )
-from ledger.errors import BundleInvalidError, BundleSignatureError
-from signing.range_manifest import ManifestForm, RangeManifest, Statement
-from signing.statement import Count
+from ledger.errors import BundleInvalidError, BundleSignatureError, SignatureError
+from ledger.verification.verdict import Break
+from signing import envelope
+from signing import manifest as statements
+from signing.keys import Signer
+from signing.manifest import Count, ManifestForm, RangeManifest, Statement
+from signing.strict import decode_base64
 
 PREDICATE_TYPE: Final = "https://tallystick.dev/bundle/v1"
 
@@ -69,3 +85,80 @@ FORM: Final = ManifestForm(
     invalid=BundleInvalidError,
     forged=BundleSignatureError,
 )
+
+
+EVIDENCE_TYPE: Final = "https://tallystick.dev/bundle-evidence/v1"
+BREAKS_MAX: Final = 100
+"""Breaks that evidence names; the first is the one that readers repeat."""
+_TEXT_MAX: Final = 400
+"""Characters of a detail that readers repeat."""
+
+_Text = Annotated[str, Meta(max_length=MANIFEST_BYTES_BASE)]
+
+
+class _Named(msgspec.Struct):
+    kind: _Text
+    seq: int
+    detail: _Text
+
+
+class _Predicate(msgspec.Struct):
+    tenant_id: _Text
+    breaks: Annotated[list[_Named], Meta(min_length=1)]
+
+
+class _Statement(msgspec.Struct):
+    predicate: _Predicate
+
+
+class _Envelope(msgspec.Struct):
+    payload: str
+
+
+def seal_evidence(
+    *,
+    node_id: str,
+    log_origin: str,
+    tenant_id: str,
+    seqs: tuple[int, int],
+    entry_count: int,
+    snapshot_count: int,
+    breaks: Sequence[Break],
+    parts: Sequence[Part],
+    signer: Signer,
+) -> bytes:
+    """The last member: which breaks there are, one at least, and the digests of all other members. ``seqs`` are those
+    of the first and the last row, 0 where there is none.
+
+    Raises:
+        SigningUnavailableError: the signer cannot be reached.
+    """
+    digest = sha256(b"".join(bytes.fromhex(part.sha256) for part in parts)).hexdigest()
+    predicate: dict[str, Any] = {
+        "format_version": 1,
+        "node_id": node_id,
+        "log_origin": log_origin,
+        "tenant_id": tenant_id,
+        "from_seq": seqs[0],
+        "to_seq": seqs[1],
+        "entry_count": entry_count,
+        "snapshot_count": snapshot_count,
+        "breaks": [{"kind": each.kind, "seq": each.seq, "detail": each.detail} for each in breaks[:BREAKS_MAX]],
+        "parts": msgspec.to_builtins(parts),
+    }
+    subject = statements.subject_of(tenant_id, *seqs, digest)
+    return canonical.encode(envelope.sign(statements.encode(subject, EVIDENCE_TYPE, predicate), signer))
+
+
+def evidence_refusal(data: bytes) -> BundleInvalidError:
+    """Why a file that ends with this member is no bundle. Who signed it is not judged: nobody needs to be trusted for
+    saying that something is broken."""
+    what = "the file is evidence of a broken chain, and no bundle"
+    try:
+        payload = decode_base64(msgspec.json.decode(data, type=_Envelope).payload, "payload")
+        said = msgspec.json.decode(payload, type=_Statement).predicate
+    except (msgspec.MsgspecError, UnicodeError, SignatureError):
+        return BundleInvalidError(f"{what}; which break it is about cannot be read")
+    first = said.breaks[0]
+    where = f"{first.kind[:_TEXT_MAX]} at seq {first.seq} of tenant {said.tenant_id[:_TEXT_MAX]}"
+    return BundleInvalidError(f"{what}: {where}: {first.detail[:_TEXT_MAX]}")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -43,14 +43,14 @@ from ledger.bundle.merge import BundleSource
 from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, entry_lines
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import BundleInvalidError, NotABundleError
+from ledger.verification.reader import RowsAlone
+from ledger.verification.tree_check import StoredTree
 from ledger.verification.verdict import Head
-from signing.bundle import evidence
-from signing.bundle.anchors import BundledAnchor, decode_anchors
-from signing.bundle.manifest import FORM, Manifest
-from signing.bundle.snapshot_rows import check_ascending, decode_snapshot
-from signing.file_kinds import HEAD_BYTES, is_like_bundle, looks_like
-from signing.files import open_regular
+from signing.anchors import BundledAnchor, decode_anchors
+from signing.bundle.manifest import FORM, Manifest, evidence_refusal
+from signing.files import HEAD_BYTES, is_like_bundle, looks_like, open_regular
 from signing.keys import Keyring
+from signing.snapshot import FROM_SEQ, TO_SEQ, check_ascending, decode_snapshot
 
 READ_BYTES: Final = 1 << 20
 _GZIP: Final = 31
@@ -298,7 +298,7 @@ def _scan(descriptor: int) -> tuple[list[Member], str, int]:
     while (block := _read(descriptor, at, BLOCK_BYTES, whole)) != END[:BLOCK_BYTES]:
         name, size = parse_tar_header(block)
         if name == EVIDENCE:
-            raise evidence.refusal(os.pread(descriptor, min(size, size_max(name, len(members))), at + BLOCK_BYTES))
+            raise evidence_refusal(os.pread(descriptor, min(size, size_max(name, len(members))), at + BLOCK_BYTES))
         if name not in expected:
             wanted = " or ".join(sorted(expected)) or "the end"
             raise BundleInvalidError(f"member {name!r} stands where {wanted} must")
@@ -399,3 +399,43 @@ def _decompressed(part: Part, data: bytes) -> bytes:
 
 
 assert TAIL[-1] == TAIL_ANCHORED[-1] == MANIFEST
+
+
+SNAPSHOTS_A_BATCH: Final = 50
+
+
+class BundleChainReader(RowsAlone):
+    """An open bundle as a ``ledger.verification.ChainReader``; belongs to one task at a time."""
+
+    def __init__(self, bundle: BundleReader) -> None:
+        self._bundle = bundle
+
+    async def head(self) -> Head | None:
+        """The end of the chain as the manifest names it."""
+        manifest = self._bundle.manifest
+        return Head(manifest.to_seq, manifest.to_chain_link, manifest.last_hlc)
+
+    async def last_entry(self) -> Head | None:
+        """The last entry there is."""
+        return self._bundle.last_entry()
+
+    async def tree(self) -> StoredTree | None:
+        """The tree as the manifest names it."""
+        return StoredTree(self._bundle.manifest.tree_size, self._bundle.manifest.tree_root)
+
+    async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
+        """Batches of ``ENTRY_COLUMNS`` as they stand, of those parts that the range touches."""
+        for batch in self._bundle.entry_batches(from_seq, to_seq):
+            yield batch
+
+    async def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
+        """Batches of ``SNAPSHOT_COLUMNS``, those wholly in the range."""
+        batch: list[Row] = []
+        for row in self._bundle.snapshot_rows():
+            if row[FROM_SEQ] >= from_seq and (to_seq is None or row[TO_SEQ] <= to_seq):
+                batch.append(row)
+            if len(batch) == SNAPSHOTS_A_BATCH:
+                yield batch
+                batch = []
+        if batch:
+            yield batch

@@ -27,14 +27,12 @@ from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
 from ledger.positions import Seq, leaf_index_of
 from ledger.verification.entry_check import check_apart
 from ledger.verification.verdict import Break, Findings, rollback, with_break, with_checkpoint
-from signing.anchors import NOBODY, Outsiders
-from signing.bundle.anchors import judge_anchors
+from signing.anchors import NOBODY, Outsiders, judge_anchors
 from signing.checkpoint import Checkpoint, JudgedCheckpoint, judge_checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.envelope import Signed
 from signing.keys import Keyring
-from signing.looks import Look
-from signing.memory import MEMORY, Memory
+from signing.memory import MEMORY, Look, Memory
 from signing.receipt import form
 from signing.receipt.form import Receipt
 
@@ -71,7 +69,7 @@ class ReceiptVerdict:
     not_checked: list[str] = field(default_factory=list)
     """What could not be checked, and why, in words."""
     memory: dict[str, Any] | None = None
-    """What the look of a verifier with a memory came to, as ``signing.looks`` tells it."""
+    """What the look of a verifier with a memory came to, as ``signing.memory`` tells it."""
 
     def to_json(self) -> dict[str, Any]:
         """The verdict object, and beside it what was verified."""

@@ -11,7 +11,7 @@ import httpx
 from app.node.service import Service
 from app.runtime.settings.config import Settings
 from signing import key_statement
-from signing.key_file import FileSigner
+from signing.private_keys import FileSigner
 from tests.app.chains import until
 from tests.app.conftest import RunNode
 

@@ -19,7 +19,7 @@ import msgspec
 from ledger import canonical
 from ledger.verification.verdict import Break
 from signing import envelope
-from signing.bundle.anchors import BundledAnchor, cosignature
+from signing.anchors import BundledAnchor, cosignature
 from signing.checkpoint import Checkpoint
 from tests.app.bundles import (
     ENTRIES,

@@ -23,8 +23,8 @@ from signing import envelope
 from signing.bundle.judging import BundleVerdict
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import Checkpoint, sign_checkpoint
-from signing.key_file import FileSigner
 from signing.keys import Keyring
+from signing.private_keys import FileSigner
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, Row
 
 LOG_ORIGIN = "log.example"

@@ -18,12 +18,10 @@ from ledger.merkle import tiles
 from ledger.positions import Seq, leaf_index_of
 from ledger.verification import ENTRY_COLUMNS
 from signing import envelope
-from signing.anchors import rfc_3339
-from signing.bundle.anchors import Unproven, cosignature
-from signing.key_file import FileSigner
+from signing.anchors import Unproven, cosignature, rfc_3339
 from signing.keys import Keyring
-from signing.receipt.form import STATED
-from signing.receipt.making import Material, make
+from signing.private_keys import FileSigner
+from signing.receipt.form import STATED, Material, make
 from tests.app.bundles import LOG_ORIGIN, checkpoint_of
 from tests.app.witness import Witness
 from tests.ledger.ledger_in_memory import SIGNER, Ledger

@@ -18,7 +18,7 @@ import pytest
 
 from ledger.errors import ConfigurationError
 from ledger.hlc import Hlc
-from signing import key_file, key_statement
+from signing import key_statement, private_keys
 from signing.checkpoint import open_checkpoint
 from signing.key_history import revoked_facts
 from signing.keys import Keyring
@@ -224,7 +224,7 @@ async def test_what_was_stamped_before_a_key_was_revoked_still_counts(
     (stamp, *_) = await until(lambda: stamped_to(client, 3), "the checkpoint is stamped")
     seen_ms = int(datetime.fromisoformat(stamp["time"]).timestamp() * 1000)
     # The key in use revokes itself, as whoever holds it may.
-    signer, from_hlc = key_file.load(stamped.signing_key_uri), Hlc(seen_ms + later_ms, 0, "node")
+    signer, from_hlc = private_keys.load(stamped.signing_key_uri), Hlc(seen_ms + later_ms, 0, "node")
     listed = await until(lambda: recorded_key(client), "the chain names the key")
     facts = revoked_facts(signer.key_id, (await client.get("/v1/node")).json()["node_id"], from_hlc, None)
     after = key_statement.Anchor(**listed["introduced_by"])

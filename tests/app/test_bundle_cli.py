@@ -15,7 +15,7 @@ from app.share.bundle.counting import ACTORS_MAX
 from ledger import canonical
 from ledger.chain.form import TYPE_OF_ACTION
 from ledger.hlc import Hlc
-from signing.bundle.own_chain import OwnEntry
+from signing.bundle.writer import OwnEntry
 from signing.keys import Keyring
 from tests.app.bundle_cases import GOOD, LEDGER
 from tests.app.bundles import bundle_of, checkpoint_of, store

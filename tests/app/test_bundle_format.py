@@ -21,8 +21,8 @@ from ledger.errors import BundleInvalidError
 from ledger.verification import SNAPSHOT_COLUMNS
 from signing.bundle import writer
 from signing.bundle.reader import BundleReader
-from signing.bundle.snapshot_rows import encode_snapshot
 from signing.bundle.writer import BundleWriter
+from signing.snapshot import encode_snapshot
 from tests.app.bundles import bundle_of, store
 from tests.ledger.ledger_in_memory import build
 

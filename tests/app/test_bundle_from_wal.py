@@ -18,8 +18,8 @@ from ledger.chain.record import EventRecord, IdempotencyKey
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
 from ledger.hlc import Hlc
 from signing.bundle.reader import BundleReader
-from signing.key_file import FileSigner, generate, load
 from signing.keys import Keyring
+from signing.private_keys import FileSigner, generate, load
 from tests.app.bundles import exit_code
 from tests.app.service_thread import serving
 from tests.conftest import connected_to

@@ -22,8 +22,8 @@ from signing.bundle.judging import BundleVerdict
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import judge_checkpoint
 from signing.envelope import PAYLOAD_TYPE
-from signing.key_file import FileSigner
 from signing.keys import Keyring, PublicKey
+from signing.private_keys import FileSigner
 from signing.snapshot import open_snapshot
 from tests.app.bundle_cases import GOOD, LEDGER, MANIFEST, Case, anchored, cases
 from tests.app.bundles import bundle_of, checkpoint_of, container, exit_code, members_of, store

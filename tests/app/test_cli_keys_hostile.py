@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from cli import tally as command_line
 from cli.client import NotTheLedgerError
 from ledger.hlc import Hlc
-from signing import key_file
+from signing import private_keys
 from signing.key_history import added_facts, rotated_facts
 
 
@@ -101,7 +101,7 @@ def liar() -> Iterator[Liar]:
 
 
 def test_the_root_key_vouches_for_the_key_that_was_named_and_ends_none(liar: Liar, tmp_path: Path) -> None:
-    root, asked, thief = (key_file.generate(tmp_path / f"{name}.pem") for name in ("root", "asked", "thief"))
+    root, asked, thief = (private_keys.generate(tmp_path / f"{name}.pem") for name in ("root", "asked", "thief"))
     admit = ["keys", "admit", asked.key_id, "--root-key", str(root.path), "--url", liar.url]
     introduced = {"seq": 2, "chain_link": "ab" * 32}
     listed = listed_key(asked.key_id, is_old_form=False, introduced_by=introduced)
@@ -125,7 +125,7 @@ def test_the_root_key_vouches_for_the_key_that_was_named_and_ends_none(liar: Lia
 
 
 def test_a_revocation_by_the_root_key_begins_now_by_the_clock_of_its_own_machine(liar: Liar, tmp_path: Path) -> None:
-    root = key_file.generate(tmp_path / "root.pem")
+    root = private_keys.generate(tmp_path / "root.pem")
     introduced = {"seq": 1, "chain_link": "ab" * 32}
     liar.keys = {
         "root_key_id": root.key_id,
@@ -140,7 +140,7 @@ def test_a_revocation_by_the_root_key_begins_now_by_the_clock_of_its_own_machine
 
 @pytest.mark.parametrize("said", [{}, {"root_key_id": 1, "keys": [{}], "not_admitted": [{}]}, []])
 def test_a_list_of_keys_of_another_shape_is_told_in_one_line(liar: Liar, tmp_path: Path, said: Any) -> None:
-    root = key_file.generate(tmp_path / "root.pem")
+    root = private_keys.generate(tmp_path / "root.pem")
     liar.keys = said
     for command in (
         ["keys", "list"],

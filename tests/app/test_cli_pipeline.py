@@ -12,7 +12,7 @@ from app.runtime.settings.config import Settings
 from app.runtime.state import identity
 from app.trust.keys import node_keys, uris
 from cli.pipeline import prepared
-from signing import key_file
+from signing import private_keys
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def test_after_a_rotation_the_key_that_signs_now_is_handed_over(settings: Settin
     keys = node_keys.open_keys(folder, settings)
     keys.store()
     assert handed_over(settings) == settings.signing_key_uri
-    successor = key_file.generate(uris.new_key_path(settings.signing_key_uri))
+    successor = private_keys.generate(uris.new_key_path(settings.signing_key_uri))
     replace(keys, signer=successor, log_signer=successor).store()
-    assert key_file.load(handed_over(settings)).key_id == successor.key_id != keys.signer.key_id
+    assert private_keys.load(handed_over(settings)).key_id == successor.key_id != keys.signer.key_id
 
 
 def test_a_key_that_the_settings_name_anew_is_handed_over(settings: Settings, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_key_that_the_settings_name_anew_is_handed_over(settings: Settings, tm
     folder = settings.wal_dir / who.node_id
     folder.mkdir(parents=True)
     node_keys.open_keys(folder, settings).store()
-    new = key_file.generate(tmp_path / "new.pem")
+    new = private_keys.generate(tmp_path / "new.pem")
     changed = Settings(
         data_dir=tmp_path, database_url="postgresql://ledger@db/ledger", signing={"key_uri": f"file:{new.path}"}
     )
@@ -59,7 +59,7 @@ def test_a_restore_signs_with_the_key_that_is_handed_over(settings: Settings) ->
     settings.wal_dir.mkdir()
     uri, public = own_keys(settings)
     assert uri == handed_over(settings)
-    assert key_file.load(uri).public_key_pem in public
+    assert private_keys.load(uri).public_key_pem in public
 
 
 def test_the_pin_of_an_hsm_is_handed_over_when_there_is_one(settings: Settings, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from app.store import Connection, job_table
 from app.write.followers.followers import TableFollower, Turn
 from app.write.followers.job_table import JobTable
 from ledger.positions import BEFORE_FIRST
-from signing import key_file
+from signing import private_keys
 from tests.app.chain_builder import edit
 from tests.app.chains import followed, until
 from tests.app.client import Client
@@ -241,7 +241,7 @@ async def trusting(run_server: RunServer, make_settings: MakeSettings, tmp_path:
 def unjudged(settings: Settings) -> Path:
     """A bundle of what the WAL has, chained or not."""
     path = settings.data_dir.parent / "unjudged.tar"
-    signer = key_file.load(str(settings.data_dir / "keys" / "signing.pem"))
+    signer = private_keys.load(str(settings.data_dir / "keys" / "signing.pem"))
     with path.open("wb") as file:
         export_from_wal(survey(settings.data_dir / "wal"), "acme", signer, signer, file.write)
     return path

@@ -27,7 +27,7 @@ from app.runtime.outgoing.asking import NoAnswerError
 from app.share.bundle import importer, taking
 from app.share.exchange.turns import Turns
 from app.store import exchange
-from signing.key_file import generate
+from signing.private_keys import generate
 from tests.app.chains import until
 from tests.app.client import Client
 from tests.app.conftest import MakeSettings

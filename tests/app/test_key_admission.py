@@ -21,9 +21,9 @@ from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
 from ledger.verification import SNAPSHOT_COLUMNS
 from ledger.verification.entry_check import ENTRY_COLUMNS
-from signing import key_file, key_statement
-from signing.key_file import FileSigner
+from signing import key_statement, private_keys
 from signing.key_history import added_facts, revoked_facts, root_facts, rotated_facts
+from signing.private_keys import FileSigner
 from tests import tally
 from tests.app import chain_builder
 from tests.app.admitting import admit_node, is_admitted, waiting_keys
@@ -42,7 +42,7 @@ def seen_of_keys(settings: Settings) -> dict[str, Any]:
 
 def key_of(settings: Settings) -> FileSigner:
     """The key that the node of ``settings`` signs with."""
-    return key_file.load(settings.signing_key_uri)
+    return private_keys.load(settings.signing_key_uri)
 
 
 async def run_tally(client: httpx.AsyncClient, *arguments: str, code: int = 0) -> str:
@@ -212,7 +212,7 @@ async def test_a_chain_of_keys_that_is_replaced_under_a_running_node_stops_it_an
     run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, chains: Chains, tmp_path: Path
 ) -> None:
     settings = make_settings(chain={"checkpoint_interval": "20ms"})
-    thief = key_file.generate(tmp_path / "thief.pem")
+    thief = private_keys.generate(tmp_path / "thief.pem")
     signed = "SELECT tenant_id, checkpoint FROM scheduler.merkle_head WHERE checkpoint IS NOT NULL"
     snapshots = "SELECT count(*) FROM scheduler.batch_snapshot"
     async with run_node(settings) as service:
@@ -301,7 +301,7 @@ async def test_a_chain_that_begins_with_another_root_stops_the_node(
 async def test_a_ledger_may_begin_with_a_root_key_that_no_machine_holds(
     run_server: RunServer, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    root = key_file.generate(tmp_path / "safe" / "root.pem")
+    root = private_keys.generate(tmp_path / "safe" / "root.pem")
     public = tmp_path / "root.pub.pem"
     public.write_text(root.public_key_pem)
     settings = make_settings("one", signing={"root_key": str(public)})
@@ -313,7 +313,7 @@ async def test_a_ledger_may_begin_with_a_root_key_that_no_machine_holds(
         assert problem(await one.post(f"/v1/keys/{own_id}/admit", json={})) == (409, "key-conflict")
 
         # A key that is not the root, and the statement for another key, are refused before anything is written.
-        stranger = key_file.generate(tmp_path / "stranger.pem")
+        stranger = private_keys.generate(tmp_path / "stranger.pem")
         await run_tally(one, "keys", "admit", own_id, "--root-key", str(stranger.path), code=1)
         (waiting,) = (await waiting_keys(one)).values()
         after = key_statement.Anchor(**waiting["introduced_by"])
@@ -360,9 +360,9 @@ async def test_a_ledger_of_an_earlier_version_is_upgraded_by_its_root(
 ) -> None:
     await superuser.execute("SET session_replication_role = replica")
     settings = make_settings()
-    root = key_file.generate(tmp_path / "first.pem")
-    now = key_file.load_or_generate(settings.signing_key_uri)
-    other = key_file.generate(tmp_path / "other.pem")
+    root = private_keys.generate(tmp_path / "first.pem")
+    now = private_keys.load_or_generate(settings.signing_key_uri)
+    other = private_keys.generate(tmp_path / "other.pem")
     await old_ledger(
         superuser,
         (SystemAction.KEY_ADDED, added_facts(root.public_key, "old")),
@@ -404,7 +404,7 @@ async def test_the_root_of_an_old_ledger_that_still_signs_closes_it_to_unsigned_
 ) -> None:
     await superuser.execute("SET session_replication_role = replica")
     settings = make_settings()
-    root = key_file.load_or_generate(settings.signing_key_uri)
+    root = private_keys.load_or_generate(settings.signing_key_uri)
     await old_ledger(superuser, (SystemAction.KEY_ADDED, added_facts(root.public_key, "old")))
     async with run_node(settings) as service:
         await until(lambda: chains_admit(chains, root.key_id), "the root vouches for itself")

@@ -24,7 +24,7 @@ from app.trust.keys import node_keys
 from app.trust.keys.node_keys import Retired
 from app.write.pending.event_lines import EventLines
 from ledger.errors import UnknownKeyError
-from signing import key_file
+from signing import private_keys
 from signing.checkpoint import open_checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.keys import ECDSA_P256, Keyring
@@ -124,7 +124,9 @@ async def test_after_a_rotation_the_new_key_signs_and_the_old_ones_snapshots_sta
     assert listed[old]["not_after"] == answer["previous"]["not_after"]
     assert datetime.fromisoformat(listed[old]["not_after"]) == datetime.fromisoformat(rotated["not_after"])
     assert [listed[key_id]["signs_snapshots"] for key_id in (old, new)] == [False, True]
-    files = [path for path in (make_settings().data_dir / "keys").iterdir() if key_file.load(str(path)).key_id == new]
+    files = [
+        path for path in (make_settings().data_dir / "keys").iterdir() if private_keys.load(str(path)).key_id == new
+    ]
     assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600]
 
 
@@ -133,7 +135,7 @@ async def test_what_a_rotated_key_signs_for_later_entries_does_not_verify(
 ) -> None:
     await add_jobs(client, 2)
     await sign(client)
-    thief = key_file.load(str(make_settings().data_dir / "keys" / "signing.pem"))
+    thief = private_keys.load(str(make_settings().data_dir / "keys" / "signing.pem"))
     await rotate(client)
     await add_jobs(client, 2)
     forged_seq = await forge(superuser, client, thief)
@@ -145,7 +147,7 @@ async def test_what_a_rotated_key_signs_for_later_entries_does_not_verify(
     assert "expired" in verdict["first_break"]["detail"]
 
 
-async def forge(superuser: asyncpg.Connection, client: Client, thief: key_file.FileSigner) -> int:
+async def forge(superuser: asyncpg.Connection, client: Client, thief: private_keys.FileSigner) -> int:
     """Sign what is not signed yet as the service would, with the key of ``thief``; the last seq of it.
 
     The claim is made by the service itself, whose own snapshot then gives way to the forged one.
@@ -217,7 +219,7 @@ async def test_a_rotation_that_died_before_it_was_kept_has_changed_nothing(
     async with run_server(settings) as client:
         await add_jobs(client, 1)
         old = await signing_key(client)
-    new = key_file.generate(settings.data_dir / "keys" / "signing-1.pem")
+    new = private_keys.generate(settings.data_dir / "keys" / "signing-1.pem")
     await superuser.execute(
         "INSERT INTO scheduler.signing_keys (key_id, algorithm, public_key_pem, not_before, node_id)"
         " SELECT $1, $2, $3, now(), node_id FROM scheduler.signing_keys",
@@ -276,7 +278,7 @@ def switch_keys(settings: Settings, end_ms: int | None, *, number: int = 1) -> s
     """Leave the folder as a process does that dies after the third step of a rotation; id of the new key."""
     (folder,) = [path.parent for path in settings.wal_dir.glob("*/keys")]
     keys = node_keys.open_keys(folder, settings)
-    new = key_file.generate(settings.data_dir / "keys" / f"signing-{number}.pem")
+    new = private_keys.generate(settings.data_dir / "keys" / f"signing-{number}.pem")
     keys.retired = [*keys.retired, Retired.by(new, keys.signer.key_id, end_ms, keys.uri_of(keys.signer))]
     keys.signer = keys.log_signer = new
     keys.store()
@@ -364,7 +366,7 @@ async def test_another_key_in_the_settings_is_a_rotation(
     async with run_server() as client:
         await add_jobs(client, 1)
         old = signer_of(await sign(client))
-    new = key_file.generate(tmp_path / "other.pem", ECDSA_P256)
+    new = private_keys.generate(tmp_path / "other.pem", ECDSA_P256)
     async with run_server(make_settings(signing={"key_uri": f"file:{new.path}"})) as client:
         await add_jobs(client, 1)
         assert signer_of(await sign(client)) == new.key_id
@@ -376,7 +378,7 @@ async def test_another_key_in_the_settings_is_a_rotation(
 async def test_a_separate_log_key_is_rotated_by_itself(
     run_server: RunServer, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    new = key_file.generate(tmp_path / "p256.pem", ECDSA_P256)
+    new = private_keys.generate(tmp_path / "p256.pem", ECDSA_P256)
     async with run_server(make_settings(signing={"key_uri": f"file:{new.path}"})) as client:
         await add_jobs(client, 1)
         log_key = next(key["key_id"] for key in (await keys_of(client)).values() if key["signs_checkpoints"])
@@ -415,7 +417,7 @@ async def test_a_caller_names_only_keys_of_the_folders_that_the_settings_name(
     (allowed / "below").mkdir(parents=True)
     for name in ("good", "below/deep", "of-another", "../other/key"):
         (allowed / name).parent.mkdir(exist_ok=True)
-        key_file.generate(allowed / f"{name}.pem")
+        private_keys.generate(allowed / f"{name}.pem")
     if os.geteuid() == 0:  # Nobody else may give a file away.
         os.chown(allowed / "of-another.pem", 12345, 12345)
     else:
@@ -452,7 +454,9 @@ async def test_a_caller_names_only_keys_of_the_folders_that_the_settings_name(
         assert len({answer.content for answer in answers}) == 1, "an answer tells of a file"
         assert len(reasons) == len(refused) - 2
         answer = await rotate(client, new_key_uri=f"file:{allowed}/good.pem")
-        assert answer["key"]["key_id"] == key_file.load(str(allowed / "good.pem")).key_id == await signing_key(client)
+        assert (
+            answer["key"]["key_id"] == private_keys.load(str(allowed / "good.pem")).key_id == await signing_key(client)
+        )
 
 
 async def test_what_cannot_be_rotated_or_revoked_is_refused(
@@ -519,7 +523,7 @@ async def test_a_key_that_stands_in_the_table_alone_is_not_trusted(
     client: Client, superuser: asyncpg.Connection, tmp_path: Path
 ) -> None:
     await add_jobs(client, 2)
-    thief = key_file.generate(tmp_path / "thief.pem")
+    thief = private_keys.generate(tmp_path / "thief.pem")
     await superuser.execute(
         "INSERT INTO scheduler.signing_keys VALUES ($1, $2, $3, now() - interval '1 day', NULL, NULL, 'node-x')",
         thief.key_id,
@@ -538,7 +542,7 @@ async def test_an_end_and_a_revocation_taken_out_of_the_table_hold_by_the_chain(
 ) -> None:
     await add_jobs(client, 2)
     await sign(client)
-    thief = key_file.load(str(make_settings().data_dir / "keys" / "signing.pem"))
+    thief = private_keys.load(str(make_settings().data_dir / "keys" / "signing.pem"))
     await rotate(client)
     await add_jobs(client, 2)
     await forge(superuser, client, thief)

@@ -14,7 +14,7 @@ from app.trust.keys.trust import KeyChain
 from app.write.followers.checkpoints import CheckpointJournal
 from ledger import canonical, chain, merkle
 from ledger.errors import ConfigurationError
-from signing import key_file
+from signing import private_keys
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.key_history import added_facts
 from tests.app.admitting import admit_node, waiting_keys
@@ -26,7 +26,7 @@ from tests.app.test_key_changes import Client, add_jobs, forge, keys_of, problem
 from tests.ledger.ledger_in_memory import build
 
 
-async def invent(superuser: asyncpg.Connection, key: key_file.FileSigner, seq: int, prev_link: str) -> str:
+async def invent(superuser: asyncpg.Connection, key: private_keys.FileSigner, seq: int, prev_link: str) -> str:
     """Put a row into ``_system`` that introduces ``key``, with a link that is right for it; that link."""
     payload = canonical.encode({"type": "KEY_ADDED", **added_facts(key.public_key, "node-x")})
     digest = hashlib.sha256(payload).hexdigest()
@@ -71,7 +71,7 @@ async def system_is_kept(settings: MakeSettings, chains: Chains) -> bool:
 async def test_a_key_that_an_invented_entry_beyond_the_head_introduces_is_not_trusted(
     run_server: RunServer, superuser: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    thief = key_file.generate(tmp_path / "thief.pem")
+    thief = private_keys.generate(tmp_path / "thief.pem")
 
     async def check(client: Client) -> None:
         assert thief.key_id not in await keys_of(client)
@@ -91,7 +91,7 @@ async def test_a_key_that_an_invented_entry_beyond_the_head_introduces_is_not_tr
 async def test_a_key_that_a_rewritten_entry_introduces_is_not_trusted_and_no_signature_counts_as_good(
     run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, chains: Chains, tmp_path: Path
 ) -> None:
-    thief = key_file.generate(tmp_path / "thief.pem")
+    thief = private_keys.generate(tmp_path / "thief.pem")
     async with run_server() as client:
         await add_jobs(client, 2)
         await sign(client)
@@ -160,7 +160,7 @@ async def test_rows_of_the_table_that_hold_together_count_only_as_the_tree_that_
 ) -> None:
     await superuser.execute("SET session_replication_role = replica")
     await insert(superuser, build(2500, tenant_id="_system"))
-    added, log_key = key_file.generate(tmp_path / "added.pem"), key_file.generate(tmp_path / "log.pem")
+    added, log_key = private_keys.generate(tmp_path / "added.pem"), private_keys.generate(tmp_path / "log.pem")
     last = await superuser.fetchval("SELECT head_chain_link FROM scheduler.chain_heads WHERE tenant_id = '_system'")
     link = await invent(superuser, added, 2501, last)
     await superuser.execute("UPDATE scheduler.chain_heads SET head_seq = 2501, head_chain_link = $1", link)
@@ -186,7 +186,7 @@ async def test_rows_of_the_table_that_hold_together_count_only_as_the_tree_that_
 async def test_an_entry_that_follows_the_checkpoint_introduces_a_key_and_does_not_admit_it(
     run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, chains: Chains, tmp_path: Path
 ) -> None:
-    added = key_file.generate(tmp_path / "added.pem")
+    added = private_keys.generate(tmp_path / "added.pem")
     async with run_server() as client:
         await add_jobs(client, 2)
         await until(chains.key_recorded, "the start is recorded")

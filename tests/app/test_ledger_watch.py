@@ -20,7 +20,7 @@ from lab.tampering import cut_tail
 from ledger import canonical
 from ledger.errors import DatabaseWentBackError, StartRefusedError
 from ledger.verification.entry_check import ENTRY_COLUMNS
-from signing import checkpoint, key_file, note
+from signing import checkpoint, note, private_keys
 from tests.app import chain_builder
 from tests.app.admitting import admit_node
 from tests.app.chains import Chains, until
@@ -267,7 +267,7 @@ async def test_a_checkpoint_by_a_key_that_is_not_admitted_is_neither_kept_nor_be
 ) -> None:
     monkeypatch.setattr("app.write.followers.ledger_watch.FOLLOW_INTERVAL_S", 0.0)
     writer, other = both
-    own = key_file.load_or_generate(other.signing_key_uri)
+    own = private_keys.load_or_generate(other.signing_key_uri)
     forge = "UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = 'acme'"
     async with run_node(writer) as first:
         await first.key_changes.recorded.wait()

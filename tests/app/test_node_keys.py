@@ -13,9 +13,9 @@ from app.runtime.settings.config import Settings
 from app.trust.keys import node_keys
 from app.trust.keys.node_keys import KeyBounds
 from ledger.hlc import Hlc
-from signing import key_file
+from signing import private_keys
 from signing.keys import PublicKey
-from signing.remote_signer import RemoteSigner
+from signing.private_keys import RemoteSigner
 
 ROOT = "0123456789abcdef"
 END = datetime(2026, 1, 1, tzinfo=UTC)
@@ -39,7 +39,7 @@ async def test_what_was_seen_is_kept_beside_the_signers_that_were_stored_last(
     keys = node_keys.open_keys(folder, settings)
     keys.store()
     first = keys.signer.key_id
-    keys.signer = keys.log_signer = key_file.generate(tmp_path / "keys" / "second.pem")
+    keys.signer = keys.log_signer = private_keys.generate(tmp_path / "keys" / "second.pem")
 
     await keys.learn_root(ROOT)
 
@@ -65,7 +65,7 @@ async def test_a_key_never_counts_longer_than_it_was_seen_to_whatever_is_said_la
 ) -> None:
     keys = node_keys.open_keys(folder, settings)
     keys.store()
-    key = key_file.generate(tmp_path / "other.pem").public_key
+    key = private_keys.generate(tmp_path / "other.pem").public_key
     ended = PublicKey.of(key.material, not_after=END)
     revoked = PublicKey.of(key.material, revoked_from_hlc=Hlc(1, 0, "n"))
 
@@ -79,7 +79,7 @@ async def test_a_key_never_counts_longer_than_it_was_seen_to_whatever_is_said_la
 
 async def test_a_fork_forgets_the_root_and_nothing_else(tmp_path: Path, folder: Path, settings: Settings) -> None:
     keys = node_keys.open_keys(folder, settings)
-    key = key_file.generate(tmp_path / "other.pem").public_key
+    key = private_keys.generate(tmp_path / "other.pem").public_key
     await keys.learn_root(ROOT)
     await keys.narrowed({key.key_id: PublicKey.of(key.material, not_after=END)})
     keys.store()
@@ -107,8 +107,8 @@ async def test_files_of_an_earlier_version_that_a_crash_left_are_not_read_again(
 
 def test_the_file_names_a_key_by_where_its_signer_is(tmp_path: Path, folder: Path, settings: Settings) -> None:
     keys = node_keys.open_keys(folder, settings)
-    beside = key_file.generate(tmp_path / "keys" / "second.pem")
-    elsewhere = key_file.generate(tmp_path / "elsewhere" / "second.pem")
+    beside = private_keys.generate(tmp_path / "keys" / "second.pem")
+    elsewhere = private_keys.generate(tmp_path / "elsewhere" / "second.pem")
     remote = RemoteSigner("hv:name/3", elsewhere.public_key, str)
 
     assert keys.uri_of(keys.signer) == settings.signing_key_uri

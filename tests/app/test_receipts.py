@@ -20,7 +20,7 @@ from securesystemslib.signer import SSlibKey
 
 from ledger.exit_code import exit_code_of_receipt
 from ledger.facts.events import SYSTEM_TENANT
-from signing import envelope, key_file
+from signing import envelope, private_keys
 from signing.anchors import Outsiders
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring
@@ -435,7 +435,7 @@ async def test_prove_finds_a_log_that_went_back_behind_what_was_kept(
 ) -> None:
     await receipt_of(client, "job-1", await write(client, "job-1"))
     own = form.read(await receipt_of(client, "job-1")).receipt.tree_head
-    signer = key_file.load(str(shared.parts.settings.data_dir / "keys" / "signing.pem"))
+    signer = private_keys.load(str(shared.parts.settings.data_dir / "keys" / "signing.pem"))
     kept = tmp_path / "kept"
     for size, root in ((own.size + 5, own.root), (own.size, bytes(32))):
         kept.write_text(sign_checkpoint(Checkpoint(own.origin, size, root), signer))

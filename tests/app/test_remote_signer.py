@@ -21,7 +21,7 @@ from securesystemslib.signer import SSlibKey
 from app.runtime.settings.config import Settings
 from app.trust.keys import in_use
 from ledger.errors import ConfigurationError, SignerAwayError, SigningUnavailableError
-from signing import remote_signer
+from signing import private_keys
 from signing.keys import Keyring, material_of
 from signing.snapshot import open_snapshot
 from tests.app.admitting import start_recorded
@@ -260,7 +260,7 @@ def test_a_wrong_pin_is_tried_once(token: Token) -> None:
         asked.append(1)
         return "9999"
 
-    signer = remote_signer.fetch(uri, wrong_pin)
+    signer = private_keys.fetch(uri, wrong_pin)
     for _ in range(3):
         with pytest.raises(SigningUnavailableError):
             signer.sign(b"message")
@@ -269,7 +269,7 @@ def test_a_wrong_pin_is_tried_once(token: Token) -> None:
 
 def test_another_key_behind_the_same_uri_signs_nothing(token: Token) -> None:
     uri, other = token.make_key(2), token.make_key(3)
-    mixed = remote_signer.RemoteSigner(other, remote_signer.fetch(uri, lambda: PIN).public_key, lambda: PIN)
+    mixed = private_keys.RemoteSigner(other, private_keys.fetch(uri, lambda: PIN).public_key, lambda: PIN)
     with pytest.raises(SigningUnavailableError, match="signs with another key"):
         mixed.sign(b"message")
 

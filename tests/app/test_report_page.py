@@ -24,7 +24,7 @@ from app.share.bundle.report_page import HEADLINES, SignedWith, to_html
 from app.share.bundle.verify import verify_file
 from ledger import canonical
 from ledger.exit_code import ExitCode, exit_code_of_bundle
-from signing import key_file
+from signing import private_keys
 from signing.anchors import Outsiders
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import judge_checkpoint
@@ -219,7 +219,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("signed")
     store(folder, FULL, "acme.tar")
     (folder / "keys.json").write_text(json.dumps(RING.to_json()))
-    (folder / "auditor.pub").write_text(key_file.generate(folder / "auditor.pem").public_key_pem)
+    (folder / "auditor.pub").write_text(private_keys.generate(folder / "auditor.pem").public_key_pem)
     options = ("--keys", folder / "keys.json", "--report", folder / "acme.html", "--sign-with", folder / "auditor.pem")
     done = run_tally("verify-bundle", folder / "acme.tar", *options, "--no-state")
     assert done.returncode == 0, done.stderr

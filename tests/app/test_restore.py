@@ -26,7 +26,7 @@ from app.write.followers import checkpoints
 from app.write.followers.checkpoints import CheckpointJournal
 from app.write.pending import quarantine
 from ledger.errors import BundleInvalidError, LedgerError, StartRefusedError, UntrustedKeyError
-from signing import key_file
+from signing import private_keys
 from signing.key_history import event_of
 from tests.app.admitting import admit_by_hand, run_two
 from tests.app.bundles import bundle_of
@@ -192,7 +192,7 @@ async def test_a_database_from_before_the_node_was_first_started_gets_all_of_it_
         await write(service, 1, tenant_id="other")
     older = await back_up()
     async with run_node(settings) as service:
-        await admit_by_hand(service, key_file.load(make_settings("other").signing_key_uri))
+        await admit_by_hand(service, private_keys.load(make_settings("other").signing_key_uri))
         await write(service, 1, 2)
     lost = await rows(database)
     await assert_refused(run_node, settings, older)

@@ -17,7 +17,7 @@ from ledger.exit_code import ExitCode
 from objects.store import ArchiveStore
 from pipeline.archiving.postgres import Ledger
 from pipeline.archiving.run import Archived, Run
-from signing import key_file
+from signing import private_keys
 from signing.keys import Keyring
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode
@@ -69,7 +69,7 @@ async def write(run_node: RunNode, settings: Settings, database: Database, *ns: 
 
 
 def archive(database: Database, settings: Settings, folder: Path) -> list[Archived]:
-    signer, url = key_file.load(str(settings.data_dir / "keys" / "signing.pem")), str(folder)
+    signer, url = private_keys.load(str(settings.data_dir / "keys" / "signing.pem")), str(folder)
     with Ledger.connected(database.service_url) as ledger:
         ring = Keyring([signer.public_key])
         return Run(ledger, ArchiveStore(url), signer, ring, file_here(database.service_url, url)).archive()

@@ -14,7 +14,7 @@ from app.runtime.settings.config import HlcSettings, Settings
 from app.share.bundle.from_wal import export_from_wal, survey
 from app.write.pending.requests import Receipt
 from ledger.hlc import Hlc
-from signing.key_file import load
+from signing.private_keys import load
 from tests.app.bundles import bundle_of, rows_of, store
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode

@@ -18,7 +18,7 @@ from app.runtime.state.unrecorded import LOST
 from app.store.sessions import AT_A_NODE
 from app.write.followers.checkpoints import NAME, CheckpointJournal
 from ledger.errors import LedgerError, StartRefusedError, WalCorruptError
-from signing import key_file
+from signing import private_keys
 from tests.app.chain_builder import unguarded
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode
@@ -332,7 +332,7 @@ async def test_a_node_with_a_new_key_goes_on_from_the_checkpoint_of_the_old_one(
         await service.key_changes.recorded.wait()
         await until(lambda: kept_size(settings), "the checkpoint is kept")
         old = CheckpointJournal(wal_folder(settings)).load("acme") or ""
-    new = key_file.generate(settings.data_dir / "keys" / "new.pem")
+    new = private_keys.generate(settings.data_dir / "keys" / "new.pem")
     changed = make_settings(signing={"key_uri": f"file:{new.path}"})
     async with run_node(changed) as service:
         await write(service, 2)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from app.dev.embedded import EmbeddedPostgres
-from signing import key_file
+from signing import private_keys
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot, sign_snapshot
 from tests.app.second_verifier import second_verifier
@@ -56,7 +56,7 @@ class Ledger:
         self.tally("bundle", "export", "-t", "acme", "-o", str(path))
         return path
 
-    def put_in_place_of(self, snapshot: dict[str, Any], thief: key_file.FileSigner) -> None:
+    def put_in_place_of(self, snapshot: dict[str, Any], thief: private_keys.FileSigner) -> None:
         """What the thief puts into the table as a superuser: the same claim, signed with the stolen key."""
         ring = Keyring.from_json(json.loads(self.save_keys().read_text()))
         claim = open_snapshot(json.dumps(snapshot["dsse_envelope"]), ring).claim
@@ -82,7 +82,7 @@ def test_a_stolen_key_is_rotated_its_forgery_named_and_then_revoked(postgres: Em
     with serving(postgres, folder, "stolen_key") as url:
         ledger = Ledger(url, folder, dsn)
         honest = [ledger.sign_jobs(2), ledger.sign_jobs(2)]
-        stolen = key_file.load(str(folder / "keys" / "signing.pem"))
+        stolen = private_keys.load(str(folder / "keys" / "signing.pem"))
 
         # Rotated: what was signed stays valid, and the new key signs.
         rotation = ledger.tally("keys", "rotate")

@@ -24,12 +24,11 @@ from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead
 from pipeline.cli.looks import Looks
 from pipeline.places import place_of
-from signing import key_file, note
+from signing import note, private_keys
 from signing.anchors import Outsiders
 from signing.checkpoint import parse, sign_checkpoint
 from signing.keys import Keyring
-from signing.looks import remember_told
-from signing.memory import Memory
+from signing.memory import Memory, remember_told
 from tests.app.chains import followed, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.starting import assert_no_start, wal_folder
@@ -197,7 +196,7 @@ async def test_a_checkpoint_by_a_key_that_does_not_count_is_an_unknown_key_and_n
         await grow(client, WHOLE)
         assert (await by_service(client, tmp_path / "auditor"))["valid"]
         stored = await superuser.fetchval("SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = 'acme'")
-        forged = sign_checkpoint(parse(note.parse(stored).text), key_file.generate(tmp_path / "stranger.pem"))
+        forged = sign_checkpoint(parse(note.parse(stored).text), private_keys.generate(tmp_path / "stranger.pem"))
         await superuser.execute("UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = 'acme'", forged)
         found = await by_service(client, tmp_path / "auditor")
         assert (found["verdicts"]["checkpoint"], found["first_break"]) == ("unknown_key", None)

@@ -28,10 +28,10 @@ from ledger.hlc import Hlc
 from signing import envelope
 from signing.anchors import Outsiders
 from signing.checkpoint import judge_checkpoint
-from signing.key_file import FileSigner
 from signing.keys import Keyring, PublicKey
 from signing.note import VerifierKey
 from signing.note import sign as sign_note
+from signing.private_keys import FileSigner
 from signing.receipt.judging import judged
 from tests.app import bundle_cases, receipt_cases
 from tests.app.bundle_cases import GOOD, LEDGER, anchored

@@ -16,9 +16,8 @@ import pytest
 
 from app.dev.embedded import EmbeddedPostgres
 from signing.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
-from signing.cosignature import WitnessKey, cosignatures_of
-from signing.key_file import load
-from signing.note import parse
+from signing.note import WitnessKey, cosignatures_of, parse
+from signing.private_keys import load
 from tests.app.service_thread import serving
 from tests.app.witness import Witness
 from tests.conftest import connected_to

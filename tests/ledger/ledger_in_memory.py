@@ -37,8 +37,8 @@ from ledger.verification import (
 )
 from ledger.verification.projection_check import stored_form
 from ledger.verification.snapshot_check import SnapshotClaim
-from signing.key_file import FileSigner
 from signing.keys import Keyring
+from signing.private_keys import FileSigner
 from signing.snapshot import open_snapshot, sign_snapshot
 from tests.ledger.job_facts import fact_of, merge
 

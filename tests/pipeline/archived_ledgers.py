@@ -12,8 +12,8 @@ from pipeline.archiving.filing import FileTask, Outcome, file_each
 from pipeline.archiving.postgres import Ledger as PostgresLedger
 from pipeline.archiving.run import Archived, FileAll, Run
 from signing.checkpoint import Checkpoint, sign_checkpoint
-from signing.key_file import FileSigner
 from signing.keys import Keyring
+from signing.private_keys import FileSigner
 from tests.app.chain_builder import insert, remove
 from tests.conftest import Database, connected_to, execute
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, link_of

@@ -10,8 +10,8 @@ from pathlib import Path
 from ledger import canonical
 from ledger.bundle.merge import incoming_entries
 from ledger.hlc import Hlc
-from signing.bundle.own_chain import OwnChainBundle, OwnEntry
 from signing.bundle.reader import BundleReader
+from signing.bundle.writer import OwnChainBundle, OwnEntry
 from tests.ledger.ledger_in_memory import SIGNER
 
 BEGIN_MS = 1_704_931_200_000

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ledger.exit_code import ExitCode
-from signing import key_file
+from signing import private_keys
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from tests.conftest import Database
@@ -21,7 +21,7 @@ from tests.pipeline.conftest import RunCommand
 def test_archive_says_what_it_lacks_and_what_is_wrong_with_rows(
     run_command: RunCommand, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key_file.generate(tmp_path / "key.pem")
+    private_keys.generate(tmp_path / "key.pem")
     monkeypatch.setenv("TALLY_PIPELINE_DSN", database.service_url)
     monkeypatch.setenv("TALLY_PIPELINE_SIGNING_KEY", str(tmp_path / "key.pem"))
     nowhere = run_command("archive")
@@ -49,7 +49,7 @@ def test_keys_of_the_database_are_not_believed_beside_those_that_are_named(
             f" ('{SIGNER.key_id}', 'ed25519', '{SIGNER.public_key_pem}', '2020-01-01', 'node-1')",
         )
     )
-    mine = key_file.generate(tmp_path / "key.pem")
+    mine = private_keys.generate(tmp_path / "key.pem")
     (tmp_path / "trusted.pem").write_text(mine.public_key_pem)
     refused = run_command(
         *("archive", "--dest", str(tmp_path / "archive"), "--dsn", database.service_url, "--json"),
@@ -71,7 +71,7 @@ def test_unpack_goes_on_past_a_tenant_that_does_not_hold(
     manifest.mkdir()
     (manifest / "stray").touch()
     (tmp_path / "archive" / "manifests" / "aaa").mkdir()
-    key_file.generate(tmp_path / "key.pem")
+    private_keys.generate(tmp_path / "key.pem")
     (tmp_path / "ledger.pem").write_text(SIGNER.public_key_pem)
     unpacked = run_command(
         *("unpack", "--archive", str(tmp_path / "archive"), "--out", str(tmp_path / "out"), "--json"),
@@ -87,7 +87,7 @@ def test_unpack_writes_what_held_keys_signed_and_nothing_else(
     run_command: RunCommand, database: Database, tmp_path: Path
 ) -> None:
     asyncio.run(store(database, ledger_of("acme", days(10)), ledger_of("other", days(20))))
-    signer = key_file.generate(tmp_path / "key.pem")
+    signer = private_keys.generate(tmp_path / "key.pem")
     archive_at(database, str(tmp_path / "archive"), Keyring([signer.public_key, SIGNER.public_key]), signer)
     arguments = ("unpack", "--archive", str(tmp_path / "archive"), "--out", str(tmp_path / "out"))
     unknown = run_command(*arguments, "--signing-key", str(tmp_path / "key.pem"))
@@ -116,7 +116,7 @@ def test_archive_says_what_it_leaves_because_no_snapshot_signs_it(
     asyncio.run(store(database, ledger_of("acme", days(25)), unsigned))
     archive_at(database, str(tmp_path / "archive"))
     (tmp_path / "ledger.pem").write_text(SIGNER.public_key_pem)
-    key_file.generate(tmp_path / "key.pem")
+    private_keys.generate(tmp_path / "key.pem")
     options = [
         *("archive", "--dest", str(tmp_path / "archive"), "--dsn", database.service_url),
         *("--signing-key", str(tmp_path / "key.pem"), "--keys", str(tmp_path / "ledger.pem")),

@@ -15,7 +15,7 @@ from objects.store import ArchiveStore
 from pipeline.archiving.filing import file_on
 from pipeline.archiving.postgres import Ledger as PostgresLedger
 from pipeline.archiving.run import Run
-from signing import key_file
+from signing import private_keys
 from signing.keys import Keyring
 from tests.app.chains import until
 from tests.conftest import Database
@@ -41,7 +41,7 @@ async def test_spark_makes_the_archive_that_one_process_makes(
 async def test_the_command_killed_while_spark_is_at_work_is_finished_by_the_next(
     spark: SparkSession, run_command: RunCommand, database: Database, tmp_path: Path
 ) -> None:
-    signer = key_file.generate(tmp_path / "key.pem")
+    signer = private_keys.generate(tmp_path / "key.pem")
     (tmp_path / "ledger.pem").write_text(SIGNER.public_key_pem)
     ledgers = [ledger_of(f"tenant-{number}", days(40)) for number in range(6)]
     await store(database, *ledgers)

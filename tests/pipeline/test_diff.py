@@ -24,7 +24,7 @@ from pipeline.diff.job import Diff, diff
 from pipeline.keys import Signers
 from pipeline.places import parse_place
 from pipeline.places.connection import Connection
-from signing import key_file
+from signing import private_keys
 from signing.keys import Keyring
 from tests.app.bundles import bundle_of, checkpoint_of, store
 from tests.app.chain_builder import insert
@@ -418,7 +418,7 @@ def test_three_regions_repaired_pair_by_pair_have_the_job_states_of_one_import(
 ) -> None:
     keys = tmp_path / "keys"
     keys.mkdir()
-    signers = [key_file.generate(tmp_path / f"signing-{number}.pem") for number in range(3)]
+    signers = [private_keys.generate(tmp_path / f"signing-{number}.pem") for number in range(3)]
     for signer in (*signers, REPAIRER):
         (keys / f"{signer.key_id}.pem").write_text(signer.public_key_pem)
     with ExitStack() as stack:
@@ -480,7 +480,7 @@ def folded(postgres: EmbeddedPostgres, name: str) -> dict[str, Any]:
 def test_the_command_tells_what_differs_and_writes_what_is_lacking(run_command: RunCommand, tmp_path: Path) -> None:
     a = store(tmp_path, bundle_of(build(30)), "a.tar")
     b = store(tmp_path, bundle_of(forked(9, fence_token=5), log_origin="other.example"), "b.tar")
-    key_file.generate(tmp_path / "key.pem")
+    private_keys.generate(tmp_path / "key.pem")
     done = run_command("diff", a, b, "--json", "--out", "out", "--signing-key", f"file:{tmp_path / 'key.pem'}")
 
     assert done.returncode == ExitCode.INCOMPLETE, done.stderr

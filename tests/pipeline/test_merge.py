@@ -36,8 +36,8 @@ from pipeline.merge.taking import TakenBundle, _taken, take
 from pipeline.own_folder import MARKER
 from signing.bundle.judging import refuse_unless_trusted
 from signing.bundle.reader import BundleReader
-from signing.key_file import FileSigner
 from signing.keys import Keyring
+from signing.private_keys import FileSigner
 from tests.app.bundle_cases import cases
 from tests.app.bundles import bundle_of, store
 from tests.app.importing import fresh, import_all, links, states

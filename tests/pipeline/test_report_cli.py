@@ -13,7 +13,7 @@ from ledger import canonical
 from ledger.exit_code import ExitCode
 from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import Hlc
-from signing.bundle.own_chain import OwnEntry
+from signing.bundle.writer import OwnEntry
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import Ledger
 from tests.pipeline.archived_ledgers import archive_here, days, ledger_of, store

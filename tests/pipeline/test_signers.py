@@ -8,8 +8,8 @@ import pytest
 
 from ledger.errors import ConfigurationError
 from pipeline.keys import open_signers
-from signing.key_file import ED25519, LOG_KEY_SUFFIX, generate
 from signing.keys import ECDSA_P256
+from signing.private_keys import ED25519, LOG_KEY_SUFFIX, generate
 
 
 def test_an_ed25519_key_in_a_file_signs_everything(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from ledger.exit_code import ExitCode
-from signing import key_file
+from signing import private_keys
 from tests.app.bundles import bundle_of
 from tests.app.roles import run_roles_sql
 from tests.conftest import Database
@@ -70,7 +70,7 @@ def test_an_auditor_who_can_only_read_verifies_a_database(
     (told,) = json.loads(found.stdout)["tenants"]
     assert (told["valid"], told["entries_checked"]) == (True, 20)
 
-    key_file.generate(tmp_path / "archive.pem")
+    private_keys.generate(tmp_path / "archive.pem")
     options = ("--dest", str(tmp_path / "archive"), "--dsn", auditor, "--keys", "keys.pem", "--json")
     archived = run_command("archive", *options, "--signing-key", str(tmp_path / "archive.pem"))
     assert archived.returncode == ExitCode.FINE, archived.stderr

@@ -10,7 +10,7 @@ import pytest
 from ledger.bundle.format import CHECKPOINT, KEYS, SNAPSHOTS, Part, entries_name
 from ledger.errors import BundleInvalidError
 from signing.bundle.manifest import FORM, Manifest
-from signing.key_file import FileSigner
+from signing.private_keys import FileSigner
 
 HASH = "ab" * 32
 MANIFEST = Manifest(

@@ -10,9 +10,9 @@ from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
 from signing import note
 from signing.checkpoint import SIZE_MAX, Checkpoint, body, open_checkpoint, parse, sign_checkpoint
-from signing.key_file import FileSigner
 from signing.keys import Keyring, PublicKey
 from signing.note import Note
+from signing.private_keys import FileSigner
 
 ORIGIN = "log.example/acme"
 ROOT = bytes(range(32))

@@ -9,8 +9,8 @@ import pytest
 from ledger.errors import InvalidInputError, SignatureError
 from signing import note
 from signing.checkpoint import Checkpoint, sign_checkpoint
-from signing.cosignature import WitnessKey, cosignatures_of
-from signing.key_file import FileSigner
+from signing.note import WitnessKey, cosignatures_of
+from signing.private_keys import FileSigner
 from tests.app.witness import Witness
 
 WITNESS = Witness()

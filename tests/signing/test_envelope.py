@@ -17,8 +17,8 @@ from securesystemslib.signer import CryptoSigner, SSlibKey
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
 from signing import envelope
-from signing.key_file import FileSigner
 from signing.keys import Keyring, PublicKey
+from signing.private_keys import FileSigner
 
 PAYLOAD = b'{"what": "\xc3\xa9\xf0\x9f\x94\x91"}'
 

@@ -29,7 +29,7 @@ from signing import files
 from signing.anchors import Outsiders
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import read_kept
-from signing.file_kinds import HEAD_BYTES, is_like_bundle, is_like_receipt, looks_like
+from signing.files import HEAD_BYTES, is_like_bundle, is_like_receipt, looks_like
 from signing.keys import Keyring
 from signing.memory import Memory
 from signing.timestamp import load_authorities

@@ -10,9 +10,9 @@ import pytest
 
 from ledger import canonical
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow
-from signing import key_file
-from signing.key_file import FileSigner
+from signing import private_keys
 from signing.key_history import added_facts, named_keys, root_facts, without_trust
+from signing.private_keys import FileSigner
 from tests.ledger.ledger_in_memory import Ledger
 
 ORIGIN = canonical.encode(
@@ -22,7 +22,7 @@ ORIGIN = canonical.encode(
 
 @pytest.fixture
 def keys(tmp_path: Path) -> list[FileSigner]:
-    return [key_file.generate(tmp_path / f"{number}.pem") for number in range(2)]
+    return [private_keys.generate(tmp_path / f"{number}.pem") for number in range(2)]
 
 
 def rows_of(*introduced: dict[str, Any], **changed: Any) -> list[EntryRow]:

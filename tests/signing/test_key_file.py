@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from ledger.errors import ConfigurationError
 from signing import note
-from signing.key_file import generate, load, load_or_generate, log_signer
 from signing.keys import ALGORITHMS, ECDSA_P256, ED25519
+from signing.private_keys import generate, load, load_or_generate, log_signer
 
 
 def mode_of(path: Path) -> int:

@@ -12,8 +12,7 @@ import pytest
 
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
-from signing import envelope, key_file, key_statement
-from signing.key_file import FileSigner
+from signing import envelope, key_statement, private_keys
 from signing.key_history import (
     KeyEvent,
     KeyFold,
@@ -25,6 +24,7 @@ from signing.key_history import (
     rotated_facts,
 )
 from signing.key_statement import FIELD, Anchor
+from signing.private_keys import FileSigner
 
 ADDED, ADMITTED = SystemAction.KEY_ADDED, SystemAction.KEY_ADMITTED
 ROTATED, REVOKED = SystemAction.KEY_ROTATED, SystemAction.KEY_REVOKED
@@ -38,7 +38,7 @@ Said = dict[str, Any] | None
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     """Keys by name."""
     folder = tmp_path_factory.mktemp("keys")
-    return {name: key_file.generate(folder / f"{name}.pem") for name in ("root", "one", "two", "thief", "late")}
+    return {name: private_keys.generate(folder / f"{name}.pem") for name in ("root", "one", "two", "thief", "late")}
 
 
 class Entries:

@@ -9,8 +9,8 @@ import pytest
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.hlc import Hlc
 from signing import note
-from signing.key_file import FileSigner, generate
 from signing.keys import ECDSA_P256, KEYS_MAX, Keyring, PublicKey
+from signing.private_keys import FileSigner, generate
 
 JUNE = datetime(2026, 6, 1, tzinfo=UTC)
 JULY = datetime(2026, 7, 1, tzinfo=UTC)

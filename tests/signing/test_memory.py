@@ -16,8 +16,7 @@ from ledger.errors import ConfigurationError, SignatureError
 from signing import memory as memories
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring, PublicKey
-from signing.looks import Look
-from signing.memory import Memory, Seen, memory_of, user_folder
+from signing.memory import Look, Memory, Seen, memory_of, user_folder
 from signing.note import VerifierKey
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER
 

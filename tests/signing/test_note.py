@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from signing import note
-from signing.key_file import FileSigner
 from signing.note import Note, VerifierKey
+from signing.private_keys import FileSigner
 
 TEXT = "If you think cryptography is the answer to your problem,\nthen you don't know what your problem is.\n"
 PETER_SEED = base64.b64decode("AYEKFALVFGyNhPJEMzD1QIDr+Y7hfZx09iUvxdXHKDFz")[1:]

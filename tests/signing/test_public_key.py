@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
-from signing.key_file import FileSigner
 from signing.keys import ECDSA_P256, ED25519, PublicKey
+from signing.private_keys import FileSigner
 
 ED25519_ORDER = 2**252 + 27742317777372353535851937790883648493
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551

@@ -18,8 +18,8 @@ from ledger.errors import InvalidInputError, SignatureError
 from ledger.hlc import Hlc
 from ledger.verification.snapshot_check import SnapshotClaim
 from signing import envelope
-from signing.key_file import FileSigner
 from signing.keys import Keyring, PublicKey
+from signing.private_keys import FileSigner
 from signing.snapshot import open_snapshot, sign_snapshot, statement
 
 HLC_MS = 1704931200000

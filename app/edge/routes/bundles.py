@@ -18,7 +18,7 @@ from app.edge.forms.uploads import uploaded
 from app.edge.parts import PartsDep
 from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.runtime.answers.chain import ImportAnswer
-from signing.range_manifest import RangeManifest
+from signing.manifest import RangeManifest
 
 router = APIRouter(route_class=StrictRoute, tags=["bundles"], responses=PROBLEM_RESPONSE)
 

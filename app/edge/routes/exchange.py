@@ -14,7 +14,7 @@ from app.runtime.rights import Right
 from app.store import exchange
 from app.store.reading import reading
 from ledger import names
-from signing.range_manifest import LOG_ORIGIN
+from signing.manifest import LOG_ORIGIN
 
 router = APIRouter(route_class=StrictRoute, tags=["exchange"], responses=PROBLEM_RESPONSE)
 

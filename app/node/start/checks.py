@@ -23,11 +23,11 @@ from app.write.followers.signed_chain import root_of_chain, tree_agrees
 from app.write.pending import quarantine
 from ledger.errors import LedgerError, StartRefusedError, UnknownKeyError, WalCorruptError
 from ledger.positions import BEFORE_FIRST
-from signing import key_file
+from signing import private_keys
 from signing.checkpoint import Checkpoint, open_checkpoint, read
 from signing.files import folder_of_others, path_of
 from signing.note import VerifierKey
-from signing.remote_signer import is_remote
+from signing.private_keys import is_remote
 from wal import control as wal_control
 from wal.control import Control
 from wal.replication.configuration import MEMBERS_NAME
@@ -216,7 +216,7 @@ async def check_chain(
     head: ChainHead | None,
     note: str,
     origin: str,
-    log_signer: key_file.FileSigner,
+    log_signer: private_keys.FileSigner,
 ) -> StoredTree:
     """Refuse a chain that is shorter than the checkpoint beside the WAL, or differs from it; how its stored tree
     compares with it.
@@ -275,7 +275,7 @@ def kept_origin(checkpoints: CheckpointJournal) -> str | None:
     return None
 
 
-def _kept_checkpoint(tenant_id: str, note: str, origin: str, log_signer: key_file.FileSigner) -> Checkpoint:
+def _kept_checkpoint(tenant_id: str, note: str, origin: str, log_signer: private_keys.FileSigner) -> Checkpoint:
     """The checkpoint beside the WAL. One of an earlier key of this node counts as well: the folder is the node's."""
     with _readable(tenant_id):
         with suppress(UnknownKeyError):

@@ -17,9 +17,9 @@ from app.runtime.settings.postgres_address import parse_address
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.names import GATE, NODE_ID, TENANTS, anchored
 from ledger.secret_text import secret_text
-from signing import remote_signer
-from signing.cosignature import WitnessKey
+from signing import private_keys
 from signing.files import path_of
+from signing.note import WitnessKey
 
 Item = TypeVar("Item")
 
@@ -210,7 +210,7 @@ def _tenants_pattern(value: str) -> str:
 
 
 def _key_place(value: str) -> str:
-    if remote_signer.is_remote(value):
+    if private_keys.is_remote(value):
         return value
     try:
         path_of(value)

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from ledger import hlc, names, rfc3339
-from signing.range_manifest import LOG_ORIGIN
+from signing.manifest import LOG_ORIGIN
 
 _TENANT: Final = "1 to 63 of a-z, 0-9, _ and -, the first and the last a letter or a digit"
 _DIGEST: Final = "must be 64 hexadecimal digits in small letters"

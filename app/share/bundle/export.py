@@ -43,9 +43,9 @@ from ledger.merkle import tiles
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings, damaged
 from signing import checkpoint as checkpoints
-from signing.bundle.snapshot_rows import encode_as_stored as snapshot_as_stored
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.keys import Keyring, Signer
+from signing.snapshot import encode_as_stored as snapshot_as_stored
 
 if TYPE_CHECKING:
     import asyncpg

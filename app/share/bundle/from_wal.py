@@ -21,7 +21,7 @@ from ledger.chain.record import IdempotencyKey
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
 from ledger.facts.events import ACTIONS
 from ledger.positions import Lsn
-from signing.bundle.own_chain import OwnChainBundle, OwnEntry
+from signing.bundle.writer import OwnChainBundle, OwnEntry
 from signing.keys import Signer
 from wal import control as wal_control
 from wal import inspect as wal_inspect

@@ -61,7 +61,7 @@ from ledger.errors import (
 )
 from signing.files import close_for_good
 from signing.keys import Keyring
-from signing.range_manifest import RangeManifest
+from signing.manifest import RangeManifest
 
 if TYPE_CHECKING:
     from app.runtime.metrics import Metrics

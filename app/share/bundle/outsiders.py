@@ -8,8 +8,7 @@ from functools import partial
 from app.store.anchors import CosignatureRow, TimestampRow
 from ledger.errors import SignatureError
 from signing import checkpoint as checkpoints
-from signing.anchors import rfc_3339
-from signing.bundle.anchors import ANCHORS_MAX, Unproven, cosignature, timestamp
+from signing.anchors import ANCHORS_MAX, Unproven, cosignature, rfc_3339, timestamp
 
 ANCHORS_A_KIND_MAX = ANCHORS_MAX // 2
 """Witnesses, and authorities, whose statements one file carries."""

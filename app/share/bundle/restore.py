@@ -30,8 +30,8 @@ from ledger.errors import StartRefusedError
 from ledger.hlc import Hlc
 from ledger.verification.entry_check import EntryRow
 from signing.bundle.reader import BundleReader
-from signing.bundle.snapshot_rows import ENVELOPE, FROM_SEQ, SNAPSHOT_HLC, TO_SEQ
 from signing.key_history import time_of
+from signing.snapshot import ENVELOPE, FROM_SEQ, SNAPSHOT_HLC, TO_SEQ
 
 if TYPE_CHECKING:
     from app.store import Connection

@@ -34,8 +34,7 @@ from ledger.errors import (
     UploadTooLargeError,
 )
 from signing.bundle.judging import refused
-from signing.file_kinds import is_like_bundle, looks_like
-from signing.files import close_for_good
+from signing.files import close_for_good, is_like_bundle, looks_like
 
 FILES_MAX: Final = 100
 UPLOADS_AT_ONCE_MAX: Final = 2

@@ -29,7 +29,7 @@ from signing.bundle.judging import judged, refuse_unless_trusted, refused
 from signing.bundle.manifest import FORM
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
-from signing.range_manifest import RangeManifest
+from signing.manifest import RangeManifest
 
 CheckBorn = Callable[[str, Born], None]
 """Refuses entries of a tenant that say falsely where in its log of this ledger they were born; waits for PostgreSQL."""

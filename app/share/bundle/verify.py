@@ -24,9 +24,8 @@ from ledger.errors import BundleInvalidError, NotABundleError
 from ledger.verification import verify
 from ledger.verification.verdict import Head
 from signing.anchors import NOBODY, Outsiders
-from signing.bundle.chain_reader import BundleChainReader
 from signing.bundle.judging import BundleVerdict, judged, refused
-from signing.bundle.reader import BundleReader, digest_of
+from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
 from signing.checkpoint import JudgedCheckpoint
 from signing.keys import Keyring
 from signing.memory import Memory

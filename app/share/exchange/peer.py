@@ -42,8 +42,8 @@ from ledger.secret_text import token_in
 from signing import files
 from signing.checkpoint import Checkpoint, open_checkpoint, read, signer_of
 from signing.keys import Keyring, PublicKey
+from signing.manifest import LOG_ORIGIN, RangeManifest
 from signing.note import is_signed_by
-from signing.range_manifest import LOG_ORIGIN, RangeManifest
 
 TIMEOUT_S = 30.0
 PAUSE_MAX_S = 60.0

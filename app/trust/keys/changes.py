@@ -66,10 +66,10 @@ from ledger.errors import (
 )
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
-from signing import key_file, key_statement, remote_signer
-from signing.key_file import FileSigner
+from signing import key_statement, private_keys
 from signing.key_history import SUBJECT_PREFIX, KeyHistory, added_facts, revoked_facts, root_facts, rotated_facts
 from signing.keys import ED25519, PublicKey, Signer
+from signing.private_keys import FileSigner
 
 FOLLOW_INTERVAL_S = 1.0
 """How often a node looks whether its keys count, and whether the rows say what the chain says."""
@@ -421,12 +421,12 @@ class KeyChanges:
         if new_key_uri is None and log_key:
             return self._new_log_key()
         if new_key_uri is None:
-            if isinstance(self.keys.signer, remote_signer.RemoteSigner) or remote_signer.is_remote(configured):
+            if isinstance(self.keys.signer, private_keys.RemoteSigner) or private_keys.is_remote(configured):
                 raise InvalidInputError("new_key_uri: name the new key; this node signs outside of files")
             return _generated(new_key_path(configured), self.keys.signer.public_key.algorithm)
         signing = self.settings.signing
         signer = open_named(new_key_uri, signing.uris_allowed, signing.read_pin)
-        if isinstance(signer, remote_signer.RemoteSigner):
+        if isinstance(signer, private_keys.RemoteSigner):
             if log_key:
                 raise InvalidInputError("new_key_uri: checkpoints are signed with a key in a file", ("new_key_uri",))
             return signer
@@ -550,6 +550,6 @@ def _generated(path: Path, algorithm: str) -> FileSigner:
         SigningUnavailableError: the file cannot be made.
     """
     try:
-        return key_file.generate(path, algorithm)
+        return private_keys.generate(path, algorithm)
     except ConfigurationError as error:
         raise SigningUnavailableError(str(error)) from error

@@ -27,9 +27,9 @@ from app.trust.keys.node_keys import NodeKeys
 from app.trust.keys.trust import KeyChain
 from ledger.errors import LedgerError, SignerAwayError, SigningUnavailableError
 from ledger.hlc import Hlc
-from signing.key_file import FileSigner
 from signing.key_history import time_of
 from signing.keys import PublicKey, Signer
+from signing.private_keys import FileSigner
 
 SIGN_TIMEOUT_S = 10.0
 """Longest that one signature may take."""

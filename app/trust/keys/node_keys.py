@@ -37,10 +37,10 @@ from app.runtime.state import identity
 from app.trust.keys.uris import LocalOrRemote, file_of, log_signer_of, open_signer
 from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
 from ledger.hlc import Clock, Hlc
-from signing import key_file, remote_signer
+from signing import private_keys
 from signing.files import path_of, read_regular
-from signing.key_file import FileSigner
 from signing.keys import Keyring, PublicKey, Signer
+from signing.private_keys import FileSigner
 from wal.segment import store_file, sync_folder
 
 NAME = "keys"
@@ -208,10 +208,10 @@ class NodeKeys:
 
     def uri_of(self, signer: LocalOrRemote) -> str:
         """What names the key in the file: the setting, a name beside the key of the setting, or where it is."""
-        if isinstance(signer, remote_signer.RemoteSigner):
+        if isinstance(signer, private_keys.RemoteSigner):
             return signer.key_uri
         path = signer.path.absolute()
-        if remote_signer.is_remote(self.configured_uri):
+        if private_keys.is_remote(self.configured_uri):
             return str(path)
         configured = path_of(self.configured_uri).absolute()
         if path == configured:
@@ -255,7 +255,7 @@ def open_keys(folder: Path, settings: Settings) -> NodeKeys:
         if kept.log_signer.key_id == kept.signer.key_id:
             log_signer = log_signer_of(signer, settings)
         else:
-            log_signer = key_file.load_or_generate(str(file_of(kept.log_signer.uri, configured)))
+            log_signer = private_keys.load_or_generate(str(file_of(kept.log_signer.uri, configured)))
         configured_key_id = signer.key_id if is_configured else kept.configured.key_id
     keys = NodeKeys(folder, configured, configured_key_id, signer, log_signer)
     keys.root_key_id, keys.ended = _seen(folder, kept)
@@ -279,7 +279,7 @@ def uri_in_use(settings: Settings) -> str:
     if kept is None or not _is_as_configured(kept, configured) or kept.signer.uri == kept.configured.uri:
         return configured
     uri = kept.signer.uri
-    return uri if remote_signer.is_remote(uri) else f"file:{file_of(uri, configured).absolute()}"
+    return uri if private_keys.is_remote(uri) else f"file:{file_of(uri, configured).absolute()}"
 
 
 def key_files(folder: Path, configured: str) -> tuple[FileSigner, FileSigner]:
@@ -293,7 +293,7 @@ def key_files(folder: Path, configured: str) -> tuple[FileSigner, FileSigner]:
     found = []
     for each in (kept.signer, kept.log_signer):
         is_configured = each.uri == kept.configured.uri
-        signer = key_file.load(configured if is_configured else str(file_of(each.uri, configured)))
+        signer = private_keys.load(configured if is_configured else str(file_of(each.uri, configured)))
         if signer.key_id != each.key_id:
             raise ConfigurationError(f"{signer.path} is not the key that the node of {folder} signs with; name one")
         found.append(signer)
@@ -308,15 +308,15 @@ def _retire_replaced(keys: NodeKeys, kept: _KeysFile) -> None:
             keys.retired.append(Retired.by(successor, old.key_id, None, old.uri))
 
 
-def retired_signer(item: Retired, keys: NodeKeys, pin: remote_signer.PinSource) -> LocalOrRemote | None:
+def retired_signer(item: Retired, keys: NodeKeys, pin: private_keys.PinSource) -> LocalOrRemote | None:
     """The key that retired, None where it cannot be had any more. Blocks."""
     if item.uri is None:
         return None
     try:
-        if remote_signer.is_remote(item.uri):
+        if private_keys.is_remote(item.uri):
             signer = open_signer(item.uri, pin, may_generate=False)
         else:
-            signer = key_file.load(str(file_of(item.uri, keys.configured_uri)))
+            signer = private_keys.load(str(file_of(item.uri, keys.configured_uri)))
     except (ConfigurationError, SigningUnavailableError):
         return None
     return signer if signer.key_id == item.key_id else None
@@ -326,21 +326,19 @@ def _is_as_configured(kept: _KeysFile, configured: str) -> bool:
     """Whether the setting names what it named before; a key file that was moved is the same key."""
     if kept.configured.uri == configured:
         return True
-    if remote_signer.is_remote(configured) or not path_of(configured).exists():
+    if private_keys.is_remote(configured) or not path_of(configured).exists():
         return False
-    return bool(key_file.load(configured).key_id == kept.configured.key_id)
+    return bool(private_keys.load(configured).key_id == kept.configured.key_id)
 
 
-def _reopened(
-    described: _Signer, configured: str, pin: remote_signer.PinSource, *, may_generate: bool
-) -> LocalOrRemote:
+def _reopened(described: _Signer, configured: str, pin: private_keys.PinSource, *, may_generate: bool) -> LocalOrRemote:
     """The signer that the node used last."""
     uri = described.uri
-    if remote_signer.is_remote(uri):
-        return remote_signer.RemoteSigner(uri, PublicKey.of(described.public_key_pem), pin)
+    if private_keys.is_remote(uri):
+        return private_keys.RemoteSigner(uri, PublicKey.of(described.public_key_pem), pin)
     if may_generate:
-        return key_file.load_or_generate(configured)
-    return key_file.load(str(file_of(uri, configured)))
+        return private_keys.load_or_generate(configured)
+    return private_keys.load(str(file_of(uri, configured)))
 
 
 def offline_root(settings: Settings) -> PublicKey | None:

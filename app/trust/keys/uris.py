@@ -17,35 +17,35 @@ import structlog
 
 from app.runtime.settings.config import Settings
 from ledger.errors import ConfigurationError, InvalidInputError
-from signing import key_file, remote_signer
+from signing import private_keys
 from signing.files import path_of
-from signing.key_file import FileSigner
+from signing.private_keys import FileSigner
 
 LOG_KEY_NAME = "log-key"
 """What the file of a log key is called that stands beside no key file, without its suffix."""
 
-LocalOrRemote = FileSigner | remote_signer.RemoteSigner
+LocalOrRemote = FileSigner | private_keys.RemoteSigner
 
 log = structlog.get_logger()
 
 
-def open_signer(uri: str, pin: remote_signer.PinSource, *, may_generate: bool) -> LocalOrRemote:
+def open_signer(uri: str, pin: private_keys.PinSource, *, may_generate: bool) -> LocalOrRemote:
     """The signer that ``uri`` names; the public key of one outside of files is fetched, which blocks.
 
     Raises:
         ConfigurationError: the key cannot be used.
         SigningUnavailableError: the signer does not answer.
     """
-    if remote_signer.is_remote(uri):
-        return remote_signer.fetch(uri, pin)
-    return key_file.load_or_generate(uri) if may_generate else key_file.load(uri)
+    if private_keys.is_remote(uri):
+        return private_keys.fetch(uri, pin)
+    return private_keys.load_or_generate(uri) if may_generate else private_keys.load(uri)
 
 
 def log_signer_of(signer: LocalOrRemote, settings: Settings) -> FileSigner:
     """The key of checkpoints that goes with ``signer``: the same if it can be, else a file of its own."""
     if isinstance(signer, FileSigner):
-        return key_file.log_signer(signer)
-    return key_file.load_or_generate(str(settings.data_dir / "keys" / f"{LOG_KEY_NAME}.pem"))
+        return private_keys.log_signer(signer)
+    return private_keys.load_or_generate(str(settings.data_dir / "keys" / f"{LOG_KEY_NAME}.pem"))
 
 
 def new_key_path(configured: str) -> Path:
@@ -56,7 +56,7 @@ def new_key_path(configured: str) -> Path:
 
 def log_key_beside(configured: str, settings: Settings) -> Path:
     """A file for a new log key: beside the configured key, else below ``data_dir``."""
-    if remote_signer.is_remote(configured):
+    if private_keys.is_remote(configured):
         folder = settings.data_dir / "keys"
         return folder / f"{LOG_KEY_NAME}-{time.time_ns() // 1_000_000}.pem"
     path = path_of(configured)
@@ -66,7 +66,7 @@ def log_key_beside(configured: str, settings: Settings) -> Path:
 def file_of(uri: str, configured: str) -> Path:
     """The file of ``uri``: a bare name stands beside the configured key."""
     path = path_of(uri)
-    if path.parent == Path() and not uri.startswith("file:") and not remote_signer.is_remote(configured):
+    if path.parent == Path() and not uri.startswith("file:") and not private_keys.is_remote(configured):
         return path_of(configured).with_name(path.name)
     return path
 
@@ -74,14 +74,14 @@ def file_of(uri: str, configured: str) -> Path:
 # --- named by a caller ----------------------------------------------------------------------------
 
 
-def open_named(uri: str, allowed: Sequence[str], pin: remote_signer.PinSource) -> LocalOrRemote:
+def open_named(uri: str, allowed: Sequence[str], pin: private_keys.PinSource) -> LocalOrRemote:
     """The signer that a caller named by ``uri``. Blocks.
 
     Raises:
         InvalidInputError: it may not be named, or there is no such key.
         SigningUnavailableError: it may, and the signer does not answer.
     """
-    if remote_signer.is_remote(uri):
+    if private_keys.is_remote(uri):
         if not any(_covers(entry, uri) for entry in allowed):
             raise _refused()
         try:
@@ -109,7 +109,7 @@ def _named_file(uri: str, allowed: Sequence[str]) -> Path:
         OSError, RuntimeError: it cannot be looked at.
     """
     path = Path(os.path.abspath(path_of(uri)))
-    folders = [Path(os.path.abspath(path_of(entry))) for entry in allowed if not remote_signer.is_remote(entry)]
+    folders = [Path(os.path.abspath(path_of(entry))) for entry in allowed if not private_keys.is_remote(entry)]
     if path.parent not in folders:
         raise ConfigurationError("it lies in no folder of signing.uris_allowed")
     real = path.resolve(strict=True)

@@ -30,9 +30,8 @@ from ledger.merkle import tiles
 from signing import checkpoint as checkpoints
 from signing import note as notes
 from signing.checkpoint import Checkpoint
-from signing.cosignature import Cosignature, WitnessKey, cosignatures_of
 from signing.keys import Keyring
-from signing.note import Note
+from signing.note import Cosignature, Note, WitnessKey, cosignatures_of
 
 
 @dataclass(kw_only=True, eq=False)

@@ -1,8 +1,16 @@
 """Manifests of ranges, those of bundles and of archives alike: signed statements of what a range holds.
 
-The payload is an in-toto Statement (:mod:`signing.statement`), in a DSSE envelope that is canonical JSON itself and has
-exactly one signature, so each has one spelling and a reader compares bytes. The digest of its subject is that over the
-32-byte digests, in order, of the files that make up the range; its predicate begins with ``format_version``.
+The payload is an in-toto Statement (github.com/in-toto/attestation, spec/v1/statement.md), in a DSSE envelope that is
+canonical JSON itself and has exactly one signature, so each has one spelling and a reader compares bytes. The digest of
+its subject is that over the 32-byte digests, in order, of the files that make up the range; its predicate begins with
+``format_version``.
+
+A statement, which snapshots are too, is canonical JSON about one range of a tenant's chain::
+
+    _type          https://in-toto.io/Statement/v1
+    subject        one: name "{tenant_id}/{from_seq}-{to_seq}", digest sha256 of what the range holds
+    predicateType  which form it is
+    predicate      the fields of that form
 """
 
 from __future__ import annotations
@@ -17,17 +25,44 @@ import msgspec
 from msgspec import Meta
 
 from ledger import canonical
+from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError, LedgerError, SignatureError
 from ledger.hlc import Hlc
 from ledger.merkle import verify_consistency
+from ledger.names import NODE_ID, READABLE_TENANT_ID
 from signing import envelope
-from signing import statement as statements
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.envelope import PAYLOAD_BYTES_MAX, PAYLOAD_TYPE, Envelope, EnvelopeSignature, Signed
 from signing.keys import Keyring, Signer
-from signing.statement import Hash, HlcText, NodeId, Seq, TenantId
 from signing.strict import decode_base64
+
+STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+HLC_CHARACTERS_MAX: Final = 200
+
+Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
+Seq = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
+HlcText = Annotated[str, Meta(max_length=HLC_CHARACTERS_MAX)]
+TenantId = Annotated[str, Meta(pattern=rf"^(?:{READABLE_TENANT_ID})\Z")]
+NodeId = Annotated[str, Meta(pattern=rf"^(?:{NODE_ID})\Z")]
+
+
+def subject_of(tenant_id: str, from_seq: int, to_seq: int, sha256: str) -> list[dict[str, object]]:
+    """What a statement about this range is about."""
+    return [{"name": f"{tenant_id}/{from_seq}-{to_seq}", "digest": {"sha256": sha256}}]
+
+
+def encode(subject: list[dict[str, object]], predicate_type: str, predicate: object) -> bytes:
+    """The bytes that are signed.
+
+    Raises:
+        CanonicalError: a field has no canonical form, such as an integer beyond 2^53 - 1.
+    """
+    return canonical.encode(
+        {"_type": STATEMENT_TYPE, "subject": subject, "predicateType": predicate_type, "predicate": predicate}
+    )
+
 
 CONSISTENCY_HASHES_MAX: Final = 128
 LOG_ORIGIN: Final = r"[!-*,-~]{1,300}"
@@ -131,8 +166,8 @@ class ManifestForm(Generic[M]):
             CanonicalError: a field has no canonical form, such as an integer beyond 2^53 - 1.
         """
         digest = sha256(b"".join(map(bytes.fromhex, self.digests(manifest)))).hexdigest()
-        subject = statements.subject_of(manifest.tenant_id, manifest.from_seq, manifest.to_seq, digest)
-        return statements.encode(subject, self.predicate_type, msgspec.to_builtins(manifest))
+        subject = subject_of(manifest.tenant_id, manifest.from_seq, manifest.to_seq, digest)
+        return encode(subject, self.predicate_type, msgspec.to_builtins(manifest))
 
     def seal(self, manifest: M, signer: Signer) -> bytes:
         """The bytes of the envelope around ``manifest``.
