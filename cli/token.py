@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from app.runtime.answers.node import NewTokenAnswer, TokenAnswer, TokenList
-from app.runtime.rights import Right
+from app.runtime.principals import Right
 from app.runtime.settings.config import load_settings
-from app.runtime.state.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, FirstToken
+from app.runtime.state.kept_file import FIRST_TOKEN, KEPT_TOKENS, FirstToken
 from app.trust.access import tokens
 from cli.client import LedgerClient
 from cli.options import Url

@@ -52,7 +52,7 @@ from app.runtime.answers import chain as chain_answers
 from app.runtime.answers import commitments as commitment_answers
 from app.runtime.answers import jobs as job_answers
 from app.runtime.answers import node as node_answers
-from app.runtime.rights import Rule
+from app.runtime.principals import Rule
 
 TITLE = "Tallystick"
 ROUTERS = (

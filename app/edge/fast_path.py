@@ -33,8 +33,7 @@ from app.edge.routes.jobs import CANCELLATION, CREATION, REPORT, Submission, sub
 from app.edge.routing import BEGUN, Begun, RightedRoute
 from app.edge.writes import Route as KeyRoute
 from app.edge.writes import key_of, location_of, receipt_body, token_of
-from app.runtime.principals import Principal
-from app.runtime.rights import Right
+from app.runtime.principals import Principal, Right
 from app.trust.access import callers
 from app.write.intake.answers import Entered
 from app.write.intake.proposals import EnteredProposal

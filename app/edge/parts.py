@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from app.runtime.state.losses import Losses
     from app.runtime.state.node import Node
     from app.runtime.state.session import SessionTokens
+    from app.runtime.tasks.sharing import FairTurns
     from app.runtime.tasks.slots import Room
-    from app.runtime.tasks.turns import FairTurns
     from app.share.bundle.export import BundleExporter
     from app.share.bundle.importer import BundleImporter
     from app.share.bundle.receipts import ReceiptMaker

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.edge.forms.unknown_fields import first_error, nearest_field
-from app.runtime.settings.validation_words import words_of
+from app.runtime.settings.words import words_of
 from ledger import errors
 
 PROBLEM_URI = "https://tallystick.dev/problems/"

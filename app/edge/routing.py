@@ -27,9 +27,8 @@ from app.edge.forms.body import JSON_MEDIA_TYPE, SCHEMA_REF, JsonBody
 from app.edge.forms.fields import IDEMPOTENCY_KEY_PATTERN, SESSION_PATTERN
 from app.edge.parts import Parts, parts_of
 from app.edge.problems import PROBLEM_MEDIA_TYPE
-from app.runtime.principals import Principal
-from app.runtime.rights import ACTS, RULES, UNLISTED, Needs
-from app.runtime.settings.validation_words import nearest
+from app.runtime.principals import ACTS, RULES, UNLISTED, Needs, Principal
+from app.runtime.settings.words import nearest
 from app.trust.access import callers
 from app.trust.access.callers import ASKED_S, CALLER
 from ledger.errors import InvalidInputError, NotReadyError, UnauthenticatedError

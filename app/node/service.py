@@ -27,14 +27,12 @@ from app.node.start_entries import record_losses, record_start
 from app.node.upkeep import Upkeep
 from app.runtime.metrics import Metrics
 from app.runtime.settings.config import Settings
-from app.runtime.state import times_fenced
 from app.runtime.state.found_breaks import DAMAGED, FoundBreak, FoundBreaks
+from app.runtime.state.kept_file import count_fenced, times_fenced
 from app.runtime.state.losses import Losses
 from app.runtime.state.node import Node, expire
-from app.runtime.tasks.kept_running import kept_running
-from app.runtime.tasks.loops import called_in
-from app.runtime.tasks.share import Share
-from app.runtime.tasks.turns import FairTurns
+from app.runtime.tasks.running import called_in, kept_running
+from app.runtime.tasks.sharing import FairTurns, Share
 from app.share.watch.tail import Tails
 from app.store import chaining, following
 from app.store import node as node_store
@@ -117,7 +115,7 @@ class Service:
         self.metrics = Metrics()
         self.backlog = Backlog(settings.wal.backlog_max_entries)
         self.metrics.watch(self.node, self.backlog.__len__, self.backlog.entries_max)
-        self.metrics.fencing_rejects.inc(times_fenced.load(started.folder))
+        self.metrics.fencing_rejects.inc(times_fenced(started.folder))
         self.breaks = FoundBreaks(started.folder, self.metrics.break_met, called_in(self._loop, self._record_break))
         self.metrics.watch_breaks(lambda: len(self.breaks.open()))
         self.quotas = Quotas.of(
@@ -384,7 +382,7 @@ class Service:
         self.node.failure = error
         if isinstance(error, FencedError):
             self.metrics.fencing_rejects.inc()
-            times_fenced.count(self._started.folder)
+            count_fenced(self._started.folder)
         event = "wal_sync_failure" if isinstance(error, WalPoisonedError) else "node_failed"
         log.critical(event, error=str(error), kind=type(error).__name__)
         for watermark in self.node.watermarks:

@@ -12,11 +12,20 @@ import msgspec
 import structlog
 
 from app.node.start.procedure import StartedNode
-from app.runtime.state import unrecorded
-from app.runtime.state.losses import JOBS_LISTED_MAX, Loss, Losses, jobs_of, losses_of
-from app.runtime.state.lsn_ranges import LsnRange, merged, without
+from app.runtime.state.losses import (
+    ASIDE,
+    FORK,
+    JOBS_LISTED_MAX,
+    LOST,
+    Loss,
+    Losses,
+    LsnRange,
+    jobs_of,
+    losses_of,
+    merged,
+    without,
+)
 from app.runtime.state.node import Node
-from app.runtime.state.unrecorded import ASIDE, LOST
 from app.trust.keys.changes import KeyChanges
 from app.write.intake.returning import Returned, Returning
 from app.write.intake.system_entries import SystemEntries
@@ -40,7 +49,7 @@ async def record_start(started: StartedNode, system_entries: SystemEntries, key_
         if started.fork is not None:
             fork = started.fork
             await _unless_refused(system_entries.record(SystemAction.LOG_FORKED, fork.subject, fork.facts()))
-            unrecorded.FORK.store(started.folder, None)
+            FORK.store(started.folder, None)
         await _unless_refused(key_changes.record_start())
     except ChainDamagedError as error:
         log.error("start_not_recorded", error=str(error))

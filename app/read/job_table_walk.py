@@ -21,7 +21,7 @@ import asyncpg
 import structlog
 
 from app.read.folded_jobs import FoldedJobs
-from app.runtime.tasks.paced import paced
+from app.runtime.tasks.running import paced
 from app.store import job_table
 from app.store.chain_reads import list_tenants
 from app.store.reading import reading

@@ -28,7 +28,7 @@ from joserfc import jws
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
 from app.runtime.principals import Principal
-from app.runtime.settings.auth import OidcSettings
+from app.runtime.settings.sections import OidcSettings
 from app.trust.access.issuer_keys import IssuerKeys
 from app.trust.access.oidc import OidcIssuer
 from ledger.errors import UnauthenticatedError

@@ -10,7 +10,7 @@ from app.edge.listener import listening
 from app.edge.parts import Parts
 from app.node.wiring import running
 from app.runtime.settings.config import Settings
-from app.runtime.state.kept_tokens import FIRST_TOKEN, FirstToken
+from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
 from app.trust.access import tokens
 from tests.app.client import Client
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.runtime.principals import Grant
-from app.runtime.rights import Right
+from app.runtime.principals import Grant, Right
 from app.runtime.settings.config import load_settings
-from app.runtime.settings.names import ENV_OF_PIPELINE
+from app.runtime.settings.words import ENV_OF_PIPELINE
 from ledger.errors import ConfigurationError
 from pipeline import keys
 from pipeline.cli import options, running

@@ -16,9 +16,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from app.dev.embedded import EmbeddedPostgres
-from app.runtime.rights import RULES
+from app.runtime.principals import RULES
 from app.runtime.settings.config import load_settings
-from app.runtime.settings.names import ENV_NOT_SETTINGS
+from app.runtime.settings.words import ENV_NOT_SETTINGS
 from tests.app.certificates import Authority
 from tests.app.service_thread import serving
 from tests.tally import Tally, bare_environment, run_tally

@@ -35,7 +35,7 @@ from openlineage.client.facet_v2 import (
 from app.dev.embedded import EmbeddedPostgres
 from app.edge.routes import lineage, openlineage
 from app.edge.routes.openlineage import NAMES_MAX, TEXT_CHARACTERS_MAX
-from app.runtime.state.kept_tokens import FIRST_TOKEN, FirstToken
+from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
 from app.trust.access import tokens
 from tests.app.service_thread import serving
 

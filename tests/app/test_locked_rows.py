@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from app.node.service import Service
-from app.runtime.state.unrecorded import ASIDE
+from app.runtime.state.losses import ASIDE
 from app.store.sessions import AT_A_NODE
 from app.write.pending import quarantine
 from app.write.pending.event_lines import EventLines

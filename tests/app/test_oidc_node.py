@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from app.runtime.rights import Right
+from app.runtime.principals import Right
 from app.share.watch import watchers
 from app.trust.access.oidc import NAME_CHARACTERS_MAX
 from tests.app.chains import until

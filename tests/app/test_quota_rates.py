@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.runtime.settings.config import QUOTAS, QuotaSettings
+from app.runtime.tasks.sharing import TURNS_IN_A_ROW, FairTurns
 from app.runtime.tasks.slots import Room
-from app.runtime.tasks.turns import TURNS_IN_A_ROW, FairTurns
 from app.trust.access import quotas
 from app.trust.access.quotas import AtOnce, Quotas, Rate
 from ledger.errors import NotReadyError, QuotaExceededError, RequestTooLargeError

@@ -20,7 +20,7 @@ from app.node.service import Service
 from app.node.start.restore import fork_log, restore_from_bundles, restore_from_wal
 from app.node.wiring import running
 from app.runtime.settings.config import Settings
-from app.runtime.state.unrecorded import ASIDE, FORK, Fork
+from app.runtime.state.losses import ASIDE, FORK, Fork
 from app.store import keys as key_store
 from app.write.followers import checkpoints
 from app.write.followers.checkpoints import CheckpointJournal

@@ -18,8 +18,7 @@ from app.edge.listener import listening
 from app.edge.routes.jobs import submissions
 from app.edge.routing import LeanRoute, RightedRoute
 from app.node.wiring import running
-from app.runtime.principals import EVERYBODY, Principal
-from app.runtime.rights import RULES, UNLISTED, Needs, Right
+from app.runtime.principals import EVERYBODY, RULES, UNLISTED, Needs, Principal, Right
 from app.trust.access.callers import OpenToAll
 from tests.app.conftest import MakeSettings
 from tests.app.served import Serve

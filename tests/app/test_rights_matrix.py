@@ -16,7 +16,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from app.dev.embedded import EmbeddedPostgres
-from app.runtime.rights import ACTS, RULES, Needs, Right
+from app.runtime.principals import ACTS, RULES, Needs, Right
 from ledger.facts.events import SystemAction
 from tests.app.bundles import bundle_of
 from tests.app.served import Serve, Served
@@ -198,7 +198,7 @@ SECRET = "of-nobody-elses-business"
 @pytest.fixture(scope="module")
 def weak(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """A service in which another tenant has secrets, and a token that may read its own tenant alone."""
-    from app.runtime.state.kept_tokens import FIRST_TOKEN, FirstToken
+    from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
     from app.trust.access import tokens
 
     folder, first = tmp_path_factory.mktemp("weak"), tokens.make()

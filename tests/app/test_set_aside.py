@@ -14,7 +14,7 @@ import pytest
 
 from app.node.start.quorum import Takeover
 from app.node.wiring import running
-from app.runtime.state.unrecorded import ASIDE
+from app.runtime.state.losses import ASIDE
 from ledger.errors import WalCorruptError
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer

@@ -13,8 +13,8 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from app.runtime.settings.config import Settings
-from app.runtime.settings.names import ENV_NOT_SETTINGS, unknown_variables
 from app.runtime.settings.types import Bounds
+from app.runtime.settings.words import ENV_NOT_SETTINGS, unknown_variables
 from wal.group_commit import GroupCommit
 from wal.log import Log
 

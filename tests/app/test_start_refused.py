@@ -14,7 +14,7 @@ import pytest
 
 from app.node.start.procedure import start_node
 from app.runtime.settings.config import Settings
-from app.runtime.state.unrecorded import LOST
+from app.runtime.state.losses import LOST
 from app.store.sessions import AT_A_NODE
 from app.write.followers.checkpoints import NAME, CheckpointJournal
 from ledger.errors import LedgerError, StartRefusedError, WalCorruptError

@@ -20,10 +20,8 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from app.runtime.principals import Principal, covers, grant_of
-from app.runtime.rights import Right
-from app.runtime.state.kept_file import KeptFile
-from app.runtime.state.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, FirstToken
+from app.runtime.principals import Principal, Right, covers, grant_of
+from app.runtime.state.kept_file import FIRST_TOKEN, KEPT_TOKENS, FirstToken, KeptFile
 from app.trust.access import tokens
 from app.trust.keys import tokens as keys_tokens
 from ledger import canonical

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from app.edge.forms.unknown_fields import LISTED_MAX
 from app.edge.problems import invalid
 from app.runtime.settings.config import Settings, load_settings
-from app.runtime.settings.validation_words import WORDS
+from app.runtime.settings.words import WORDS
 from ledger import names
 from ledger.errors import ConfigurationError
 from tests.app.client import Client

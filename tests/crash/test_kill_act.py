@@ -11,7 +11,7 @@ from pathlib import Path
 import asyncpg
 import httpx
 
-from app.runtime.state.kept_tokens import FIRST_TOKEN, FirstToken
+from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
 from app.trust.access import tokens
 from ledger.chain import record
 from ledger.facts.events import SystemAction

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Path, Query
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from app.runtime.rights import Right
+from app.runtime.principals import Right
 from ledger import hlc, names, rfc3339
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError

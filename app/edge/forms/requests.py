@@ -38,7 +38,7 @@ from app.edge.forms.fields import (
     Text,
     TimeText,
 )
-from app.runtime.rights import Right
+from app.runtime.principals import Right
 from app.runtime.settings.types import PATTERNS_MAX, FetchedUrl, TenantsPattern
 from app.trust.access.console_sessions import TOKEN_BYTES_MAX
 from ledger import names

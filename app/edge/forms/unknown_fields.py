@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from app.runtime.settings.validation_words import nearest, words_of
+from app.runtime.settings.words import nearest, words_of
 from ledger.enumeration import first_of
 
 LISTED_MAX: Final = 16

@@ -16,7 +16,7 @@ from app.edge.forms.requests import TokenRequest
 from app.edge.parts import PartsDep
 from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.runtime.answers.node import AccessList, NewTokenAnswer, TokenAnswer, TokenList, WhoamiAnswer
-from app.runtime.rights import Right
+from app.runtime.principals import Right
 from app.runtime.settings.types import parse_duration
 from ledger import rfc3339
 from ledger.errors import InvalidInputError

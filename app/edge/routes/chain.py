@@ -28,7 +28,7 @@ from app.runtime.answers.chain import (
     TreeAnswer,
     VerdictAnswer,
 )
-from app.runtime.rights import Right
+from app.runtime.principals import Right
 from app.runtime.state.losses import KIND as WAL_LOST
 from app.store import chain_reads
 from app.store.notary import read_link

@@ -29,7 +29,7 @@ from app.edge.writes import Route, request_key, token_of, write_headers
 from app.read.commitments import PromisedPage
 from app.runtime.answers import json_bytes
 from app.runtime.answers.commitments import CapacityAnswer, CommitmentList, NodeList, VerdictOfProposal
-from app.runtime.settings.validation_words import WORDS
+from app.runtime.settings.words import WORDS
 from app.write.intake.proposals import Recorded
 from ledger.errors import InvalidInputError
 

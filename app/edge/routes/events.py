@@ -39,7 +39,7 @@ from app.edge.writes import (
 )
 from app.runtime.answers.jobs import BatchAnswer
 from app.runtime.state.session import SessionTokens
-from app.runtime.tasks.turns import FairTurns, turns
+from app.runtime.tasks.sharing import FairTurns, turns
 from app.trust.access.callers import check_tenant
 from app.write.pending.event_lines import EventLines
 from app.write.pending.requests import BatchReceipt, draft_of

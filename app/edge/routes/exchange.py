@@ -10,7 +10,7 @@ from app.edge.answers import json_answer
 from app.edge.parts import PartsDep
 from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.runtime.answers.node import ExchangeAnswer, HeldList
-from app.runtime.rights import Right
+from app.runtime.principals import Right
 from app.store import exchange
 from app.store.reading import reading
 from ledger import names

@@ -42,8 +42,8 @@ from app.edge.routing import (
 from app.edge.writes import Route, receipt_answer, request_key, session_tokens
 from app.read.consistency import Promise, ReadLevel
 from app.runtime.answers.jobs import EventAnswer, JobAnswer, JobEventList, JobList
-from app.runtime.rights import Right
-from app.runtime.settings.validation_words import WORDS
+from app.runtime.principals import Right
+from app.runtime.settings.words import WORDS
 from app.write.pending.requests import Draft, draft_of
 from ledger import rfc3339
 from ledger.errors import InvalidInputError

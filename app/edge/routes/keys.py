@@ -13,7 +13,7 @@ from app.edge.forms.requests import AdmitRequest, RevokeRequest, RotateRequest
 from app.edge.parts import Parts, PartsDep
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, caller_if_known
 from app.runtime.answers.node import KeyAnswer, KeyList, RotationAnswer
-from app.runtime.rights import Right
+from app.runtime.principals import Right
 from app.store import chain_reads
 from app.store.reading import reading
 from app.trust.keys.trust import PublishedKey

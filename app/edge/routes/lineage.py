@@ -24,8 +24,7 @@ from app.edge.routes.openlineage import STARTS, TYPES, RunEvent, read
 from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.edge.writes import Route
 from app.runtime.answers.jobs import LineageAnswer
-from app.runtime.principals import Principal
-from app.runtime.rights import Right
+from app.runtime.principals import Principal, Right
 from app.trust.access.callers import check_tenant
 from app.write.pending.requests import RequestKey, draft_of
 from ledger import canonical

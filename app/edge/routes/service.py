@@ -14,8 +14,7 @@ from app.edge.problems import NOT_READY, problem_response
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, caller_if_known
 from app.runtime import metrics
 from app.runtime.answers.node import LiveAnswer, NodeAnswer, ReadyAnswer, VerifiedAnswer
-from app.runtime.principals import EVERY_TENANT
-from app.runtime.rights import Right
+from app.runtime.principals import EVERY_TENANT, Right
 from app.store import chain_reads
 from app.store.reading import reading
 from ledger import native, rfc3339

@@ -15,7 +15,7 @@ from app.edge.forms.requests import SnapshotRequest
 from app.edge.parts import PartsDep
 from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.runtime.answers.chain import SnapshotAnswer, SnapshotList
-from app.runtime.rights import Right
+from app.runtime.principals import Right
 from app.store import chain_reads
 from app.store.reading import reading
 from ledger import rfc3339

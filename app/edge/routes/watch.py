@@ -29,8 +29,7 @@ from app.edge.forms.fields import (
 from app.edge.middleware import IS_HEAD
 from app.edge.parts import Parts, PartsDep
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute
-from app.runtime.principals import Principal
-from app.runtime.rights import Right
+from app.runtime.principals import Principal, Right
 from app.share.watch.blocks import Wanted
 from app.share.watch.watchers import Watcher
 from app.trust.access.callers import CALLER

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from app.runtime.settings.config import Settings
-from app.runtime.state.unrecorded import ASIDE, Aside
+from app.runtime.state.losses import ASIDE, Aside
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead, WalPosition
 from app.store.schema import powers_of_login

@@ -55,10 +55,9 @@ from app.runtime.database_faults import DATABASE_FAULTS
 from app.runtime.settings.config import Settings
 from app.runtime.state import identity
 from app.runtime.state.identity import Identity
-from app.runtime.state.lsn_ranges import LsnRange
+from app.runtime.state.losses import ASIDE, FORK, LOST, Aside, Fork, LsnRange
 from app.runtime.state.node import Node
 from app.runtime.state.session import SECRET_BYTES
-from app.runtime.state.unrecorded import ASIDE, FORK, LOST, Aside, Fork
 from app.store import chaining
 from app.store import node as node_store
 from app.store.chaining import ChainEnd, ChainHead, WalPosition

@@ -38,8 +38,8 @@ from app.runtime.settings.config import Settings
 from app.runtime.state import identity
 from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.identity import Identity
+from app.runtime.state.losses import DIFFERING_LISTED_MAX, FORK, Fork, SignedHead, fork_subject
 from app.runtime.state.node import Node
-from app.runtime.state.unrecorded import DIFFERING_LISTED_MAX, FORK, Fork, SignedHead, fork_subject
 from app.share.bundle.restore import RestoredRange, restore_bundle
 from app.share.bundle.verify import verify_bundle
 from app.store import chaining, sessions

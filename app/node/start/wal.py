@@ -1,7 +1,7 @@
 """The WAL of a starting node: judged against Postgres, recovered, and what is gone from it told: steps 5 and 6 of
 ``app.node.start.procedure``.
 
-Ranges that are given up are kept in ``lost.json`` until ``_system`` records them (``state.unrecorded``). Records
+Ranges that are given up are kept in ``lost.json`` until ``_system`` records them (``runtime.state.losses``). Records
 that an earlier process could not chain, because the chain of their tenant was damaged or its rows were locked, are
 listed in ``held.json`` (``app.write.pending.quarantine``) and stay in the WAL.
 """
@@ -19,8 +19,7 @@ from typing import TypeVar
 import structlog
 
 from app.node.start.checks import accepting, judge_wal, load_control, set_aside
-from app.runtime.state.lsn_ranges import LsnRange, merged
-from app.runtime.state.unrecorded import ASIDE, CUT, LOST, Aside
+from app.runtime.state.losses import ASIDE, CUT, LOST, Aside, LsnRange, merged
 from app.store.chaining import WalPosition
 from app.write.pending import quarantine
 from app.write.pending.backlog import Pending, pending_of

@@ -35,10 +35,13 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from app.runtime.settings.auth import AuthSettings
-from app.runtime.settings.exchange import ExchangeSettings
-from app.runtime.settings.names import ENV_PREFIX, explain, unknown_variables
-from app.runtime.settings.replication import LeaseSettings, ReplicationSettings
+from app.runtime.settings.sections import (
+    AuthSettings,
+    ExchangeSettings,
+    LeaseSettings,
+    ReplicationSettings,
+    WebhookSettings,
+)
 from app.runtime.settings.types import (
     PATTERNS_MAX,
     AuthorityUrl,
@@ -59,7 +62,7 @@ from app.runtime.settings.types import (
     parse_size,
     sized,
 )
-from app.runtime.settings.webhooks import WebhookSettings
+from app.runtime.settings.words import ENV_PREFIX, explain, unknown_variables
 from ledger.errors import ConfigurationError
 from ledger.names import TENANT_ID, anchored
 from terminal.outcome import readable

@@ -1,9 +1,18 @@
-"""A small JSON file that a node keeps beside its WAL, replaced by temp file, fsync, rename and directory fsync."""
+"""Small JSON files that a node keeps beside its WAL, each replaced by temp file, fsync, rename and directory fsync.
+
+    first-token.json   {"name", "digest"}     made by ``tally token new --first``; all rights for all tenants
+    tokens.json        {"counting": [ids], "revoked": [ids]}
+    fenced.json        how often this node was fenced: a fenced process ends before a scraper can see it
+
+The first token counts while the ledger has none, and is issued as soon as the ledger accepts it. A token that this node
+knows as revoked stays revoked, whatever becomes of the database. Other files are declared where they are used.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -49,3 +58,44 @@ class KeptFile(Generic[Value]):
         elif path.exists():
             path.unlink()
             sync_folder(folder)
+
+
+class FirstToken(msgspec.Struct, frozen=True):
+    """Whose the first token is, and its SHA-256 in hex."""
+
+    name: str
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class KeptTokens(msgspec.Struct, frozen=True):
+    """Ids of tokens: those that counted when this was written, and all that were ever seen revoked."""
+
+    counting: list[str] = []
+    revoked: list[str] = []
+
+
+FIRST_TOKEN: Final[KeptFile[FirstToken | None]] = KeptFile(
+    "first-token.json", FirstToken | None, b"null", "remove it, and make a first token again"
+)
+KEPT_TOKENS: Final[KeptFile[KeptTokens]] = KeptFile(
+    "tokens.json",
+    KeptTokens,
+    msgspec.json.encode(KeptTokens()),
+    "restore it, or move it away: tokens that were revoked then count again if the database was put back",
+)
+
+
+_FENCED: KeptFile[int] = KeptFile("fenced.json", int, b"0", "remove it: it only counts how often this node was fenced")
+
+
+def times_fenced(folder: Path) -> int:
+    """How often the node whose WAL is in ``folder`` was fenced; 0 where that cannot be read, which stops no start."""
+    with contextlib.suppress(StartRefusedError):
+        return _FENCED.load(folder)
+    return 0
+
+
+def count_fenced(folder: Path) -> None:
+    """Count once more; nothing where the disk does not take it."""
+    with contextlib.suppress(OSError):
+        _FENCED.store(folder, times_fenced(folder) + 1)

@@ -1,29 +1,38 @@
-"""Records that were answered and cannot be brought back: kept beside the WAL until somebody acknowledges them.
+"""What befell this node's log: records that were answered and are lost, and what ``_system`` does not record yet.
 
-``<wal folder>/losses.json``, replaced by temp file, fsync, rename and directory fsync::
+Files beside the WAL, each replaced by temp file, fsync, rename and directory fsync::
 
-    [{"first_lsn": 17, "last_lsn": 17, "seq": 9, "found_at": "2026-11-22T02:10:00Z",
-      "jobs": [{"lsn": 17, "tenant_id": "acme", "job_id": "use1-1704931200000-gate42-00001"}]}]
+    losses.json [{"first_lsn": 17, "last_lsn": 17, "seq": 9, "found_at": "2026-11-22T02:10:00Z",
+                  "jobs": [{"lsn": 17, "tenant_id": "acme", "job_id": "use1-1704931200000-gate42-00001"}]}]
+    fork.json   {"from_origin", "to_origin", "reason", "node_id", "differing_count",
+                 "differing": [{"tenant_id", "root_hash", "size"}]}
+    lost.json   [[first_lsn, last_lsn], ...]
+    aside.json  {"lost-1": {"chained_lsn", "is_known"}}
 
-``seq`` is that of the entry WAL_LOST of ``_system``, which says the same. The file has what is not acknowledged yet.
+``losses.json`` has the losses that nobody has acknowledged yet; ``seq`` is that of the entry WAL_LOST of ``_system``,
+which names the same records. The other three have what a process found and could not record before it ended; the next
+start records it. ``lost.json`` has the ranges that a start missed; a record in a file that ``aside.json`` names is
+not lost. ``differing`` are the checkpoints beside the WAL that the chains no longer reach or no longer fit: the first
+``DIFFERING_LISTED_MAX`` are listed, all are counted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from app.runtime.state.kept_file import KeptFile
-from app.runtime.state.lsn_ranges import LsnRange
 from ledger.chain import record
 from ledger.enumeration import first_of
 from ledger.errors import InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT
+from signing.key_history import FORK_PREFIX
 
 KIND: Final = "wal-lost"
 """What an acknowledgement calls it."""
@@ -32,6 +41,37 @@ JOBS_LISTED_MAX: Final = 100
 NAMED_MAX: Final = 3
 """Ranges, and jobs, that a readiness check names."""
 _is_name = re.compile(r"[A-Za-z0-9._:-]{1,128}").fullmatch
+
+
+LsnRange = tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
+"""First and last LSN; the last is below the first when nobody knows how much there was."""
+
+
+def merged(ranges: Iterable[LsnRange]) -> list[LsnRange]:
+    """The same LSNs in as few ranges as can be, in order."""
+    result: list[LsnRange] = []
+    for first, last in sorted(ranges):
+        if result and first <= result[-1][1] + 1:
+            result[-1] = (result[-1][0], max(last, result[-1][1]))
+        else:
+            result.append((first, last))
+    return result
+
+
+def without(ranges: Iterable[LsnRange], others: Iterable[LsnRange]) -> list[LsnRange]:
+    """The LSNs of ``ranges`` that are in none of ``others``, in order."""
+    left: list[LsnRange] = []
+    taken = [each for each in merged(others) if each[0] <= each[1]]
+    for first, last in merged(each for each in ranges if each[0] <= each[1]):
+        for taken_first, taken_last in taken:
+            if taken_last < first or last < taken_first:
+                continue
+            if first < taken_first:
+                left.append((first, taken_first - 1))
+            first = taken_last + 1
+        if first <= last:
+            left.append((first, last))
+    return left
 
 
 class LostJob(msgspec.Struct, frozen=True):
@@ -137,3 +177,56 @@ def losses_of(ranges: Sequence[LsnRange], jobs: Sequence[LostJob]) -> list[Loss]
         Loss(first_lsn, last_lsn, [each for each in jobs if first_lsn <= each.lsn <= last_lsn])
         for first_lsn, last_lsn in ranges
     ]
+
+
+DIFFERING_LISTED_MAX: Final = 100
+
+
+class SignedHead(msgspec.Struct, frozen=True):
+    """A tree head that this node signed for one tenant; ``root_hash`` is lowercase hex."""
+
+    tenant_id: str
+    size: int
+    root_hash: str
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """Where the log went on under a new origin, and why."""
+
+    from_origin: str
+    to_origin: str
+    reason: str
+    node_id: str
+    differing: list[SignedHead]
+    differing_count: int
+
+    @property
+    def subject(self) -> str:
+        """Names this fork in ``_system``; follows from the new origin alone."""
+        return fork_subject(self.to_origin)
+
+    def facts(self) -> dict[str, object]:
+        """Fields of the LOG_FORKED entry."""
+        facts: dict[str, object] = msgspec.to_builtins(self)
+        return facts
+
+
+def fork_subject(to_origin: str) -> str:
+    """What the LOG_FORKED entry of the fork to ``to_origin`` is about."""
+    return f"{FORK_PREFIX}{hashlib.sha256(to_origin.encode()).hexdigest()[:16]}"
+
+
+class Aside(msgspec.Struct, frozen=True):
+    """A log that was set aside, in a folder of this name, or under ``CUT`` the ends that a start cut off."""
+
+    chained_lsn: int
+    """All up to here is chained, but for what was held back, by its control file or by Postgres."""
+    is_known: bool
+    """Whether it is the WAL that Postgres knows; else nothing of ``lost.json`` is found in it."""
+
+
+CUT: Final = "cut"
+_REMEDY: Final = "restore it, or move it away"
+FORK: Final[KeptFile[Fork | None]] = KeptFile("fork.json", Fork | None, b"null", _REMEDY)
+LOST: Final[KeptFile[list[LsnRange]]] = KeptFile("lost.json", list[LsnRange], b"[]", _REMEDY)
+ASIDE: Final[KeptFile[dict[str, Aside]]] = KeptFile("aside.json", dict[str, Aside], b"{}", _REMEDY)

@@ -30,7 +30,7 @@ import structlog
 from app.runtime.database_faults import DATABASE_FAULTS
 from app.runtime.outgoing.asking import client_of
 from app.runtime.principals import covers
-from app.runtime.settings.exchange import PeerSettings
+from app.runtime.settings.sections import PeerSettings
 from app.share.exchange.peer_client import TENANTS_MAX, PeerClient
 from app.share.exchange.turns import Turns
 from app.store import exchange

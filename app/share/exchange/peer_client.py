@@ -15,7 +15,7 @@ import httpx
 from pydantic import BaseModel, Field, ValidationError
 
 from app.runtime.outgoing.asking import NoAnswerError, read_answer, stream_answer
-from app.runtime.settings.validation_words import words_of
+from app.runtime.settings.words import words_of
 from ledger import names
 from signing.checkpoint import SIZE_MAX
 

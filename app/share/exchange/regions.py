@@ -8,7 +8,7 @@ from time import monotonic
 
 import asyncpg
 
-from app.runtime.settings.exchange import ExchangeSettings
+from app.runtime.settings.sections import ExchangeSettings
 from app.share.exchange.peer import Peer, Take
 from app.share.exchange.turns import Turns
 from ledger.errors import DurabilityTimeoutError

@@ -25,8 +25,8 @@ from typing import Final, Protocol
 
 import structlog
 
-from app.runtime.tasks.kept_running import kept_running
-from app.runtime.tasks.share import Share
+from app.runtime.tasks.running import kept_running
+from app.runtime.tasks.sharing import Share
 from app.share.watch.blocks import EVERYTHING, Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
 from app.store import Connection, chain_reads, job_table
 from app.store.chain_reads import ListedEntry

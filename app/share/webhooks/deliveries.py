@@ -21,7 +21,7 @@ import structlog
 from app.runtime.database_faults import DATABASE_FAULTS
 from app.runtime.metrics import Metrics
 from app.runtime.settings.types import IpNetwork
-from app.runtime.tasks.kept_running import kept_running
+from app.runtime.tasks.running import kept_running
 from app.share.webhooks.delivery import Bury, Delivery, Follow
 from app.share.webhooks.names import Names
 from app.store import webhooks as store

@@ -9,8 +9,7 @@ from secrets import token_hex
 from typing import NamedTuple
 
 from app.runtime.metrics import Metrics
-from app.runtime.principals import Principal
-from app.runtime.rights import Right
+from app.runtime.principals import Principal, Right
 from app.runtime.settings.types import IpNetwork
 from app.share.webhooks.deliveries import Deliveries
 from app.share.webhooks.delivery import Follow

@@ -15,8 +15,7 @@ from functools import lru_cache
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
 
-from app.runtime.principals import EVERY_TENANT, EVERYBODY, Principal
-from app.runtime.rights import Needs, Rule
+from app.runtime.principals import EVERY_TENANT, EVERYBODY, Needs, Principal, Rule
 from app.trust.access.console_sessions import ConsoleSessions, shown_cookie
 from app.trust.access.tokens import KnownTokens
 from ledger.errors import UnauthenticatedError

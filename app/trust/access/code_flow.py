@@ -27,7 +27,7 @@ import httpx
 import orjson
 
 from app.runtime.outgoing.asking import NoAnswerError, client_of, read_answer
-from app.runtime.settings.auth import AuthSettings, OidcSettings
+from app.runtime.settings.sections import AuthSettings, OidcSettings
 from app.runtime.settings.types import is_fetched_url
 from app.trust.access.issuer_keys import DISCOVERY, DOCUMENT_BYTES_MAX, FETCH_TIMEOUT_S
 from ledger.errors import ConfigurationError, UnauthenticatedError

@@ -25,7 +25,7 @@ from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jwt import JWTClaimsRegistry
 
 from app.runtime.principals import Principal
-from app.runtime.settings.auth import OidcSettings
+from app.runtime.settings.sections import OidcSettings
 from app.trust.access.issuer_keys import IssuerKeys, KeySet
 from ledger.errors import UnauthenticatedError
 

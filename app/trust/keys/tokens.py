@@ -18,9 +18,8 @@ from typing import Final
 
 import structlog
 
-from app.runtime.principals import EVERY_TENANT, Principal, grant_of
-from app.runtime.rights import Right
-from app.runtime.state.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, KeptTokens
+from app.runtime.principals import EVERY_TENANT, Principal, Right, grant_of
+from app.runtime.state.kept_file import FIRST_TOKEN, KEPT_TOKENS, KeptTokens
 from app.trust.access import tokens
 from app.trust.access.tokens import KnownTokens
 from app.trust.keys.changes import TRY_AGAIN, Facts, KeyChanges

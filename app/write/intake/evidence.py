@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from app.runtime.tasks.turns import Turn
+from app.runtime.tasks.sharing import Turn
 from app.write.intake.member_copies import MemberCopies, Stretch
 from ledger.errors import COPIES_REMOVED, NO_QUORUM, DurabilityTimeoutError
 from ledger.facts.events import Durability

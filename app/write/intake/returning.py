@@ -19,9 +19,8 @@ from pathlib import Path
 import structlog
 
 from app.runtime.database_faults import DATABASE_FAULTS
-from app.runtime.state.lsn_ranges import LsnRange, merged, without
+from app.runtime.state.losses import CUT, Aside, LsnRange, merged, without
 from app.runtime.state.node import Node
-from app.runtime.state.unrecorded import CUT, Aside
 from app.write.intake.system_entries import SystemEntries
 from app.write.pending.backlog import Pending, pending_of, record_bytes_of
 from ledger.chain import record

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.runtime.tasks.turns import Turn
+from app.runtime.tasks.sharing import Turn
 from app.trust.privacy.keys import Tag
 from app.trust.privacy.knowledge import PrivacyKnowledge
 from app.write.pending.event_lines import EventLines

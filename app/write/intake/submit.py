@@ -24,7 +24,7 @@ from itertools import repeat
 from typing import TypeVar
 
 from app.runtime.state.node import Node
-from app.runtime.tasks.turns import LINES_PER_TURN, FairTurns, Turn
+from app.runtime.tasks.sharing import LINES_PER_TURN, FairTurns, Turn
 from app.store.growth import Growth
 from app.store.job_table import JobKey
 from app.store.log_rows import LOG_COLUMNS

@@ -12,7 +12,7 @@ from hashlib import sha256
 
 import orjson
 
-from app.runtime.tasks.turns import Turn
+from app.runtime.tasks.sharing import Turn
 from app.store.idempotency import ChainedLine, NamedEntry, key_row_error
 from app.write.pending.backlog import Pending
 from app.write.pending.keyed_entries import KEPT_MS

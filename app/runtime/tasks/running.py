@@ -1,0 +1,121 @@
+"""How tasks of the background run, pause and end.
+
+``kept_running`` restarts a task that failed; ``paced`` keeps one to its share of the time; ``called_in`` lets another
+thread call into the loop; ``StopDeadline`` ends a process whose stop hangs. What was acknowledged is durable, so the
+next start loses nothing by that: it finds what a kill leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import sys
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+import structlog
+
+from app.runtime.database_faults import DATABASE_FAULTS
+from ledger.errors import DatabaseUnavailableError
+from ledger.exit_code import ExitCode
+
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 60.0
+
+log = structlog.get_logger()
+
+
+async def kept_running(
+    work: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    pause_first_s: float = PAUSE_FIRST_S,
+    report: Callable[[BaseException, str], object] = lambda error, task: None,
+) -> None:
+    """Run ``work`` to its end; when it fails, say so and restart it, after longer and longer pauses. ``report`` is
+    given each failure that is no outage, and the name of the task."""
+    pause_s = pause_first_s
+    task = (work.func if isinstance(work, partial) else work).__qualname__
+    while True:
+        try:
+            await work()
+            return
+        except DATABASE_FAULTS as error:
+            # An outage: where in the driver it was met says nothing.
+            log.warning("task_delayed", task=task, error=f"{type(error).__name__}: {error}", retry_in_s=pause_s)
+        except DatabaseUnavailableError as error:
+            log.warning("task_delayed", task=task, error=str(error), retry_in_s=pause_s)
+        except Exception as error:
+            # Rows and files that somebody edited may hold anything; the trace says what was not foreseen.
+            log.error("task_failed", task=task, exc_info=error, retry_in_s=pause_s)
+            report(error, task)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+
+@asynccontextmanager
+async def paced(share: float, *, rest_max_s: float = math.inf) -> AsyncIterator[None]:
+    """Do what is inside, then rest so long that it took no more than ``share`` of the time (0 to 1), the time that it
+    waited for others included; but no longer than ``rest_max_s`` seconds."""
+    assert 0 < share <= 1
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    yield
+    took_s = loop.time() - began_s
+    await asyncio.sleep(min(rest_max_s, took_s * (1 - share) / share))
+
+
+Value = TypeVar("Value")
+
+
+def called_in(loop: asyncio.AbstractEventLoop, callback: Callable[[Value], None]) -> Callable[[Value], None]:
+    """``callback``, called on any thread, run in ``loop``; dropped once that has ended."""
+
+    def call(value: Value) -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(callback, value)
+
+    return call
+
+
+class StopDeadline:
+    """Ends the process, with exit code 1, ``seconds`` after ``begin`` was first called; unless it was left before.
+    ``before_end`` is called then, behind the last line of the log, and MUST NOT wait long."""
+
+    def __init__(self, seconds: float, before_end: Callable[[], object] = lambda: None) -> None:
+        self._seconds = seconds
+        self._before_end = before_end
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+        self._has_begun = False
+
+    def __enter__(self) -> StopDeadline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+
+    def begin(self) -> None:
+        """The stop begins; more calls change nothing."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._timer.start()
+
+    def _end(self) -> None:
+        frames = sys._current_frames()
+        stands = {
+            thread.name: "".join(traceback.format_stack(frames[thread.ident], limit=3)).strip().splitlines()
+            for thread in threading.enumerate()
+            if thread is not threading.current_thread() and thread.ident in frames
+        }
+        log.critical("stop_overdue", after_s=self._seconds, threads=stands)
+        self._before_end()
+        os._exit(ExitCode.COULD_NOT_RUN)

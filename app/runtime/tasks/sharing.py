@@ -1,0 +1,217 @@
+"""How work shares the event loop: in turns, so that requests are served between two of them.
+
+``FairTurns`` are for requests: one task takes a turn, and the loop looks at the network before the next. However many
+are at work, a small request waits for one turn, not for one of each. Turns rotate by key::
+
+    each turn: <= LINES_PER_TURN lines, and <= BYTES_PER_TURN bytes or one line; or about TURN_S
+
+``Share`` is for work that nobody waits for. It hands out turns in the order of asking and pauses between them, so that
+all turns together take no more than a share of the loop's processor time: ``BUSY`` while others work in the loop or on
+the machine, ``IDLE`` otherwise::
+
+    time in turns <= share * time of the loop, within a piece or two
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import accumulate, count
+from typing import Final
+from weakref import WeakKeyDictionary
+
+BUSY: Final = 0.03
+"""Share of the loop's time that turns get while others work."""
+IDLE: Final = 0.4
+BUSY_FROM: Final = 0.25
+"""Others work where they take more than this part of a processor, or keep the loop from having it."""
+GOT_MIN: Final = 0.05
+"""Least part of the processor time it wants that the loop is taken to get."""
+LOOK_INTERVAL_S: Final = 0.05
+"""How often it is looked how much others take."""
+TURNS_AT_ONCE: Final = 16
+"""Turns that are taken in one pass of the event loop."""
+REST_FROM_S: Final = 0.0005
+"""What was spent is rested from once it is so much: timers are no finer."""
+
+
+class Share:
+    """Hands out turns. Belongs to one event loop; ``run`` MUST run for turns to come."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._wanted = asyncio.Event()
+        self._owed_s = 0.0
+        """Spent and not rested from."""
+        self._spent_s = 0.0
+        """Spent since others were looked at."""
+        self._share = BUSY
+        self._got = 1.0
+        """Part of the processor time that the loop wanted, and got."""
+        self._scheduled = _Scheduled()
+        self._looked_at = self._scheduled.look()
+
+    def grant(self, future: asyncio.Future[None]) -> None:
+        """Set ``future`` when its turn has come; until its next await whoever waits for it has the turn."""
+        self._waiting.append(future)
+        self._wanted.set()
+
+    async def turn(self) -> None:
+        """Return when it is the caller's turn, which lasts until its next await."""
+        future = asyncio.get_running_loop().create_future()
+        self.grant(future)
+        await future
+
+    def spent(self, seconds: float) -> None:
+        """A turn took so much processor time."""
+        self._owed_s += seconds
+        self._spent_s += seconds
+
+    async def run(self) -> None:
+        """Hand out turns, until cancelled."""
+        while True:
+            await self._wanted.wait()
+            handed_out = 0
+            while self._waiting and handed_out < TURNS_AT_ONCE:
+                future = self._waiting.popleft()
+                if not future.done():
+                    future.set_result(None)
+                    handed_out += 1
+            if not self._waiting:
+                self._wanted.clear()
+            # Behind those who were woken just now.
+            await asyncio.sleep(0)
+            if self._owed_s >= REST_FROM_S:
+                self._look()
+                owed_s, self._owed_s = self._owed_s, 0.0
+                await asyncio.sleep(owed_s * (1 - self._share) / (self._share * self._got))
+
+    def _look(self) -> None:
+        """See how much of a processor others took since it was last looked."""
+        now = self._scheduled.look()
+        took_s, ran_s, waited_s = (after - before for after, before in zip(now, self._looked_at, strict=True))
+        if took_s >= LOOK_INTERVAL_S:
+            self._share = BUSY if ran_s - self._spent_s + waited_s > BUSY_FROM * took_s else IDLE
+            self._got = max(GOT_MIN, ran_s / (ran_s + waited_s)) if ran_s + waited_s else 1.0
+            self._looked_at, self._spent_s = now, 0.0
+
+
+class _Scheduled:
+    """How the system schedules the thread that asks, where it says so."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        with suppress(OSError):
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+    def look(self) -> tuple[float, float, float]:
+        """The time, how long the thread has run, and how long it has waited for a processor, in seconds."""
+        if self._file is None:
+            return time.perf_counter(), time.thread_time(), 0.0
+        ran_ns, waited_ns, _ = os.pread(self._file, 128, 0).split()
+        return time.perf_counter(), int(ran_ns) / 1e9, int(waited_ns) / 1e9
+
+
+LINES_PER_TURN = 500
+"""Most lines of a turn."""
+BYTES_PER_TURN = 128 * 1024
+"""Most bytes of a turn of several lines: it is bytes that take the time, not lines."""
+TURN_S = 0.02
+"""A turn whose work nobody can tell in advance ends with the line that brings it to this time."""
+TURNS_IN_A_ROW = 16
+"""Most turns before others of the same key, who came later, have theirs: enough for a request of 2,000 lines, which are
+then on their way to the chain while the next request is looked at."""
+
+
+def turns(sizes: Sequence[int]) -> Iterator[range]:
+    """Turns for lines of these sizes: ranges that follow each other, each of at least one line."""
+    upto_bytes = list(accumulate(sizes, initial=0))
+    start = 0
+    while start < len(sizes):
+        end = bisect_right(upto_bytes, upto_bytes[start] + BYTES_PER_TURN, start + 1) - 1
+        end = min(max(end, start + 1), start + LINES_PER_TURN, len(sizes))
+        yield range(start, end)
+        start = end
+
+
+class Turn:
+    """The turn that is being taken."""
+
+    __slots__ = ("_began_s",)
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def is_over(self) -> bool:
+        """Whether it has taken its time. MUST be asked between two lines; ``pause`` begins the next one."""
+        return time.perf_counter() - self._began_s > TURN_S
+
+    async def pause(self) -> None:
+        """Let others go first."""
+        await asyncio.sleep(0)
+        self._began_s = time.perf_counter()
+
+
+class FairTurns:
+    """Hands out turns, one in each pass of the event loop, by keys in rotation; those of one key by the age of who
+    asks, so that one request is done before the next is begun. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str | None, list[tuple[int, int, asyncio.Future[None]]]] = {}
+        """By key, in the order in which the keys come next: a heap of who waits, by place and then as they came."""
+        self._places: WeakKeyDictionary[asyncio.Task[object], _Place] = WeakKeyDictionary()
+        self._numbers = count()
+
+    async def next(self, key: str | None) -> None:
+        """Return when it is the turn of ``key``, and of this task among those of the key; it lasts until the task's
+        next await."""
+        loop = asyncio.get_running_loop()
+        mine = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._hand_out)
+        heappush(self._waiting.setdefault(key, []), (self._place(), next(self._numbers), mine))
+        await mine
+
+    def _place(self) -> int:
+        """Where the task that runs stands among others: as it came, or as it last took ``TURNS_IN_A_ROW``."""
+        task = asyncio.current_task()
+        assert task is not None
+        place = self._places.get(task)
+        if place is None or not place.turns_left:
+            place = self._places[task] = _Place(next(self._numbers))
+        place.turns_left -= 1
+        return place.number
+
+    def _hand_out(self) -> None:
+        """Give the first turn to somebody who still waits; the next one in the next pass of the loop."""
+        handed_out = False
+        while self._waiting and not handed_out:
+            key = next(iter(self._waiting))
+            waiting = self._waiting.pop(key)
+            *_, first = heappop(waiting)
+            if waiting:
+                self._waiting[key] = waiting
+            if not first.done():
+                first.set_result(None)
+                handed_out = True
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._hand_out)
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a task stands: the lower the number, the sooner it comes."""
+
+    number: int
+    turns_left: int = TURNS_IN_A_ROW
