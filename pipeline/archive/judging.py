@@ -10,9 +10,11 @@ for which ``ArchiveChainReader`` reads the archive as ``ledger.verification`` re
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing
 from functools import partial
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from ledger.errors import (
     ArchiveInvalidError,
@@ -20,6 +22,7 @@ from ledger.errors import (
     LedgerError,
     ProofError,
     SignatureError,
+    UnknownKeyError,
 )
 from ledger.verification import verify
 from ledger.verification.reader import RowsAlone
@@ -30,8 +33,10 @@ from objects.store import ArchiveStore
 from pipeline.archive.manifest import FORM, Manifest
 from pipeline.archive.reader import TenantArchive
 from pipeline.arrow import Row
+from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import Checkpoint
-from signing.keys import Keyring
+from signing.files import whole_file
+from signing.keys import Keyring, Signer
 from signing.manifest import judge_own_checkpoint
 from signing.snapshot import open_snapshot
 
@@ -209,3 +214,61 @@ class ArchiveChainReader(RowsAlone):
             wanted = [row for row in rows if row[_FROM_SEQ] >= from_seq and (to_seq is None or row[_TO_SEQ] <= to_seq)]
             if wanted:
                 yield wanted
+
+
+# --- as bundles -----------------------------------------------------------------------------------
+
+
+class Unpacked(NamedTuple):
+    """One bundle that was written: entries 1 to ``to_seq``."""
+
+    tenant_id: str
+    file: Path
+    to_seq: int
+    snapshots: int
+
+
+async def unpack(store: ArchiveStore, tenant_id: str, folder: Path, keyring: Keyring, signer: Signer) -> Unpacked:
+    """Write ``TENANT.bundle.tar`` into ``folder``, signed by ``signer``.
+
+    Raises:
+        TenantNotFoundError: there is nothing of the tenant in the archive.
+        ArchiveInvalidError: what is archived of it does not hold.
+        UnknownKeyError: a key that signed it is not in ``keyring``.
+        ArchiveUnavailableError, SigningUnavailableError, OSError: it cannot be read, signed or written.
+    """
+    refuse_unless_trusted(await verify_tenant(store, tenant_id, keyring))
+    archive = TenantArchive.read(store, tenant_id, keyring)
+    file = folder / f"{tenant_id}.bundle.tar"
+    with whole_file(file) as target:
+        for piece in _pieces(archive, keyring, signer):
+            target.write(piece)
+    snapshots = sum(each.manifest.snapshot_count for each in archive.sealed)
+    return Unpacked(tenant_id, file, archive.newest.to_seq, snapshots)
+
+
+def refuse_unless_trusted(verdict: dict[str, Any]) -> None:
+    """Refuse what is broken, and what no held key signed.
+
+    Raises:
+        ArchiveInvalidError, UnknownKeyError: it is.
+    """
+    results, first = verdict["verdicts"].values(), verdict["first_break"]
+    name = f"tenant {verdict['tenant_id']} of the archive"
+    if "broken" in results:
+        raise ArchiveInvalidError(f"{name} does not hold: {first['kind']} at seq {first['seq']}: {first['detail']}")
+    if "unknown_key" in results:
+        why = first["detail"] if first is not None else verdict["not_checked"][0]
+        raise UnknownKeyError(f"{name}: {why}; name the keys you trust with --keys")
+
+
+def _pieces(archive: TenantArchive, keyring: Keyring, signer: Signer) -> Iterator[bytes]:
+    newest = archive.newest
+    writer = BundleWriter(tenant_id=archive.tenant_id, node_id=newest.node_id, log_origin=newest.log_origin)
+    with closing(writer):
+        for rows in archive.entry_batches():
+            yield writer.add_entries(rows)
+        for rows in archive.snapshot_batches():
+            writer.add_snapshots(rows)
+        proof = [bytes.fromhex(each) for each in newest.consistency]
+        yield from writer.finish(BundleEnd(newest.tree_root, newest.checkpoint, proof, keyring), signer)

@@ -1,40 +1,164 @@
-"""The manifest of an archived range: a signed statement of what the range holds and which files make it up.
+"""Names and bounds of an archive: where each object of it stands, and how large anything may be.
 
-Spelled and signed as ``signing.manifest`` has it, with predicate type ``https://tallystick.dev/archive/v1``. The
-digests that its subject covers are those of all files (docs/formats/archive.md).
+The format is described in docs/formats/archive.md. In short::
 
-Each manifest has one spelling: what was read is written again and compared. Invariants::
+    entries/tenant_id=acme/month=2026-11/<from>-<to>.parquet     entries from..to, 20 digits each
+    snapshots/tenant_id=acme/<from>-<to>.parquet                 the snapshots that cover from..to without gap
+    manifests/acme/<from>-<to>.dsse.json                         signed: what the range from..to is made of
+    plans/acme/<from>.json                                       what a run that begins at from was to write
 
-    entry_count == to_seq - from_seq + 1 == rows of all entry files >= 1
-    files cover the range without gap; the last is of snapshots, with snapshot_count rows
-    tree_size == to_seq        root of frontier == tree_root
-    previous_manifest is None exactly when from_seq == 1
+Invariants, of one tenant::
+
+    manifests cover 1..n without gap; each names the digest of the one before
+    the entry files of a manifest cover its range without gap; none crosses a multiple of FILE_ROWS_MAX or a month
+    the month of an entry is that of the highest hlc_physical up to it, so months never go back
 """
 
 from __future__ import annotations
 
+import re
 from hashlib import sha256
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, InvalidInputError
 from ledger.merkle import Frontier
+from ledger.names import is_readable_tenant
 from ledger.verification.verdict import Head
-from pipeline.archive.layout import (
-    CHECKPOINT_CHARACTERS_MAX,
-    FILE_BYTES_MAX,
-    FILES_MAX,
-    FORMAT_VERSION,
-    FRONTIER_HASHES_MAX,
-    MANIFEST_BYTES_MAX,
-    FileName,
-    month_order,
-)
 from signing.envelope import Envelope
 from signing.keys import Keyring
 from signing.manifest import Count, Hash, ManifestForm, RangeManifest, Seq, Statement
+
+FORMAT_VERSION: Final = 1
+
+FILE_ROWS_MAX: Final = 262_144
+"""An entry file ends at the next multiple of it, at the latest."""
+GROUP_ROWS: Final = 8_192
+"""Row groups end at multiples of it, so that a range is read without what lies around it."""
+GROUP_BYTES_MAX: Final = 32 << 20
+"""A row group ends with the entry whose payload, or origin, takes it over this many bytes."""
+FILE_STORED_BYTES: Final = 128 << 20
+"""An entry file ends before its payloads take more than this in the database, unless it has one row."""
+FILE_BYTES_MAX: Final = 1 << 30
+"""No file of an archive is larger; one is sent whole."""
+FILES_MAX: Final = 4_096
+"""Most files of one manifest."""
+RANGE_ROWS_MAX: Final = 64 * FILE_ROWS_MAX
+"""Most entries that a run puts under one manifest, unless a single snapshot has more."""
+RANGE_FILES: Final = 256
+"""Most files that a run puts under one manifest, unless a single snapshot needs more."""
+RANGE_SNAPSHOTS: Final = 4_096
+"""Most snapshots that a run puts under one manifest: they are held until their entries are read."""
+MANIFEST_BYTES_MAX: Final = 4 << 20
+PLAN_BYTES_MAX: Final = 2 << 20
+CHECKPOINT_CHARACTERS_MAX: Final = 1 << 20
+FRONTIER_HASHES_MAX: Final = 64
+SEQ_DIGITS: Final = 20
+
+MANIFESTS: Final = "manifests"
+
+assert FILE_ROWS_MAX % GROUP_ROWS == 0
+assert RANGE_FILES < FILES_MAX
+
+_ENTRY_FILE = re.compile(
+    rf"entries/tenant_id=([a-z0-9_-]{{1,64}})/month=([0-9]{{4,9}}-[0-9]{{2}})/([0-9]{{{SEQ_DIGITS}}})-([0-9]{{{SEQ_DIGITS}}})\.parquet"
+)
+_SNAPSHOT_FILE = re.compile(
+    rf"snapshots/tenant_id=([a-z0-9_-]{{1,64}})/([0-9]{{{SEQ_DIGITS}}})-([0-9]{{{SEQ_DIGITS}}})\.parquet"
+)
+_MANIFEST = re.compile(rf"([0-9]{{{SEQ_DIGITS}}})-([0-9]{{{SEQ_DIGITS}}})\.dsse\.json")
+
+
+class FileName(NamedTuple):
+    """What the name of a file says. ``month`` is None of a file of snapshots."""
+
+    tenant_id: str
+    from_seq: int
+    to_seq: int
+    month: str | None
+
+    def path(self) -> str:
+        """The name itself."""
+        span = _span(self.from_seq, self.to_seq)
+        if self.month is None:
+            return f"snapshots/tenant_id={self.tenant_id}/{span}.parquet"
+        return f"entries/tenant_id={self.tenant_id}/month={self.month}/{span}.parquet"
+
+    def is_over(self) -> bool:
+        """Whether the range is none, or crosses a multiple of ``FILE_ROWS_MAX``."""
+        return not self.from_seq <= self.to_seq <= -(-self.from_seq // FILE_ROWS_MAX) * FILE_ROWS_MAX
+
+    @classmethod
+    def parse(cls, path: str) -> FileName:
+        """What ``path`` says.
+
+        Raises:
+            ArchiveInvalidError: no file of an archive is called that.
+        """
+        entries, snapshots = _ENTRY_FILE.fullmatch(path), _SNAPSHOT_FILE.fullmatch(path)
+        if entries is not None:
+            name = cls(entries[1], int(entries[3]), int(entries[4]), entries[2])
+        elif snapshots is not None:
+            name = cls(snapshots[1], int(snapshots[2]), int(snapshots[3]), None)
+        else:
+            raise ArchiveInvalidError(f"{path[:200]!r} is no name of a file of an archive")
+        if not is_readable_tenant(name.tenant_id):
+            raise ArchiveInvalidError(f"{name.tenant_id[:200]!r} can be no tenant")
+        return name
+
+
+def manifest_path(tenant_id: str, from_seq: int, to_seq: int) -> str:
+    """Where the manifest of a range stands."""
+    return f"{manifests_of(tenant_id)}/{_span(from_seq, to_seq)}.dsse.json"
+
+
+def manifests_of(tenant_id: str) -> str:
+    """Where the manifests of a tenant stand."""
+    return f"{MANIFESTS}/{tenant_id}"
+
+
+def manifest_range(name: str) -> tuple[int, int]:
+    """First and last seq that the name of a manifest, without its folder, says.
+
+    Raises:
+        ArchiveInvalidError: no manifest is called that.
+    """
+    found = _MANIFEST.fullmatch(name)
+    if found is None:
+        raise ArchiveInvalidError(f"{name[:200]!r} stands among the manifests and is no name of one")
+    return int(found[1]), int(found[2])
+
+
+def plan_path(tenant_id: str, from_seq: int) -> str:
+    """Where it stands what a run that begins at ``from_seq`` was to write."""
+    return f"plans/{tenant_id}/{from_seq:0{SEQ_DIGITS}d}.json"
+
+
+def month_of(physical_ms: int) -> str:
+    """The month, in UTC, of a time in milliseconds since 1970, such as ``2026-11``."""
+    return str(np.datetime64(physical_ms, "ms").astype("datetime64[M]"))
+
+
+def month_order(month: str) -> tuple[int, str]:
+    """What months are in order by, years beyond 9999 too."""
+    return len(month), month
+
+
+def month_after(physical_ms: int) -> int:
+    """When, in milliseconds since 1970, the month after that of ``physical_ms`` begins."""
+    following = np.datetime64(physical_ms, "ms").astype("datetime64[M]") + 1
+    return int(following.astype("datetime64[ms]").astype(np.int64))
+
+
+def _span(from_seq: int, to_seq: int) -> str:
+    return f"{from_seq:0{SEQ_DIGITS}d}-{to_seq:0{SEQ_DIGITS}d}"
+
+
+# --- manifests ------------------------------------------------------------------------------------
+
 
 PREDICATE_TYPE: Final = "https://tallystick.dev/archive/v1"
 

@@ -18,16 +18,20 @@ from ledger.errors import ArchiveInvalidError, TenantNotFoundError, UnknownKeyEr
 from ledger.names import is_readable_tenant
 from ledger.verification.verdict import Head
 from objects.store import ArchiveStore
-from pipeline.archive.layout import (
+from pipeline.archive.manifest import (
+    FORM,
     MANIFEST_BYTES_MAX,
     MANIFESTS,
+    ArchivedFile,
+    Manifest,
+    SealedManifest,
     manifest_path,
     manifest_range,
     manifests_of,
     month_of,
     month_order,
+    open_manifest,
 )
-from pipeline.archive.manifest import FORM, ArchivedFile, Manifest, SealedManifest, open_manifest
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.arrow import Row, rows_of
 from signing.keys import Keyring

@@ -1,1 +1,358 @@
-"""Archiving a ledger: what is chained and signed of it gets into an archive, in rounds, and nothing twice."""
+"""A run of the archive: what is chained and signed of a ledger, and not archived yet, gets there; nothing twice.
+
+In rounds, until nothing is left, each tenant one range at a time::
+
+    1. the last manifest of the tenant says what is archived; it is of this log, signed by a key of it, and the chain
+       has its last link
+    2. the plan of the next range: one that stands there without its manifest, else a new one, written first
+    3. the files of entries of all plans of the round, wherever and in whatever order (pipeline.archiving.filing)
+    4. the range as a whole, folded of its files as a verification folds ranges: they follow on what is archived, every
+       snapshot is one of these entries; months are right, and the newest checkpoint extends the tree
+    5. the file of its snapshots, and the manifest, which makes the range a part of the archive
+
+Killed anywhere, the next run finds at 2 what it has to finish. Two runs at once write the same bytes: plans, files and
+manifests are written once, and who comes second compares. A tenant whose rows, or whose part of the archive, do not
+hold gets no manifest; others do. A tenant that the archive has and the ledger has no more is one of those.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from ledger.errors import (
+    ArchiveConflictError,
+    ArchiveInvalidError,
+    BrokenRangeError,
+    InvalidInputError,
+    ProofError,
+    TenantNotFoundError,
+    UnknownKeyError,
+)
+from ledger.merkle import Frontier, tiles, verify_consistency
+from ledger.verification.range_fold import Ends, Fold
+from ledger.verification.snapshot_check import open_row
+from ledger.verification.verdict import Break, Findings, Head
+from objects.store import ArchiveStore
+from pipeline.archive.manifest import (
+    FORM,
+    MANIFEST_BYTES_MAX,
+    Manifest,
+    SealedManifest,
+    manifest_path,
+    month_of,
+    open_manifest,
+)
+from pipeline.archive.reader import newest_manifest, tenants_of
+from pipeline.archiving.filing import (
+    FileAll,
+    FiledEntries,
+    FileTask,
+    Outcome,
+    UnjudgedBreak,
+    file_snapshots,
+    found_in,
+)
+from pipeline.archiving.plan import Plan, checkpoint_of, last_snapshot, next_plan
+from pipeline.archiving.postgres import Ledger, SignedEnd
+from pipeline.arrow import rows_of
+from signing.keys import Keyring, Signer
+from signing.snapshot import open_snapshot
+
+ROUND_FILES_MAX: Final = 512
+"""A round is closed by the plan that takes it to so many files, of each of which a summary of some 400 kB is held."""
+
+
+class Archived(NamedTuple):
+    """What a run did for one tenant: entries ``from_seq..to_seq`` are new in the archive, none when it ends below."""
+
+    tenant_id: str
+    from_seq: int
+    to_seq: int
+    files: int
+    bytes: int
+    first_break: Break | None
+    """What is wrong with the rows behind ``to_seq``; none of those is archived."""
+    unsigned: int = 0
+    """Entries behind ``to_seq`` that are sound as far as is known, and stay behind until a snapshot signs them."""
+
+
+class Run:
+    """One run. ``archive`` MUST be called once."""
+
+    def __init__(
+        self, ledger: Ledger, store: ArchiveStore, signer: Signer, keyring: Keyring, file_all: FileAll
+    ) -> None:
+        """``keyring`` holds the keys that may have signed the ledger, and what is archived already."""
+        self._ledger = ledger
+        self._store = store
+        self._signer = signer
+        self._keyring = keyring
+        self._file_all = file_all
+        self._log_origin = ledger.log_origin()
+        self._last: dict[str, SealedManifest | None] = {}
+        self._done: dict[str, Archived] = {}
+
+    def archive(self, tenants: Collection[str] | None = None) -> list[Archived]:
+        """Archive these tenants, by default all; what was done for each, by name.
+
+        Raises:
+            TenantNotFoundError: one of them has nothing that is signed, nor archived.
+            ArchiveUnavailableError, DatabaseUnavailableError, SigningUnavailableError: one of them does not answer.
+        """
+        self._store.prepare()
+        waiting = {each.tenant_id: each for each in self._ledger.signed(tenants)}
+        last_seqs = {each.tenant_id: each.last_seq for each in waiting.values()}
+        unsigned = self._ledger.unsigned() if tenants is None else {}
+        archived = tenants_of(self._store)
+        gone = [each for each in archived if each not in waiting and (tenants is None or each in tenants)]
+        unsigned = {tenant_id: last_seq for tenant_id, last_seq in unsigned.items() if tenant_id not in gone}
+        for tenant_id in sorted(set(tenants or ()) - waiting.keys() - set(gone)):
+            raise TenantNotFoundError(f"there is nothing signed of a tenant {tenant_id} that could be archived")
+        for tenant_id in sorted([*waiting, *gone]):
+            self._done[tenant_id] = Archived(tenant_id, 1, 0, 0, 0, None)
+            with self._giving_up(tenant_id, waiting):
+                last = self._last[tenant_id] = newest_manifest(self._store, tenant_id, self._keyring)
+                end = 0 if last is None else last.manifest.to_seq
+                self._done[tenant_id] = Archived(tenant_id, end + 1, end, 0, 0, None)
+                if tenant_id not in waiting:
+                    detail = f"the archive has entries up to seq {end}, and the ledger has no signed entry any more"
+                    raise BrokenRangeError(Break(end, "rollback", detail))
+        while waiting:
+            self._round(waiting)
+        for tenant_id, last_seq in unsigned.items():
+            self._done.setdefault(tenant_id, Archived(tenant_id, 1, 0, 0, 0, None))
+            last_seqs.setdefault(tenant_id, last_seq)
+        return [self._with_unsigned(each, last_seqs.get(name, 0)) for name, each in sorted(self._done.items())]
+
+    @staticmethod
+    def _with_unsigned(done: Archived, last_seq: int) -> Archived:
+        is_sound = done.first_break is None
+        return done._replace(unsigned=max(0, last_seq - done.to_seq)) if is_sound else done
+
+    def _round(self, waiting: dict[str, SignedEnd]) -> None:
+        """The next range of each tenant; those that are done are not waiting any more."""
+        plans: list[Plan] = []
+        tasks: list[FileTask] = []
+        for tenant_id, signed in list(waiting.items()):
+            with self._giving_up(tenant_id, waiting):
+                last = self._last[tenant_id]
+                plan = next_plan(self._ledger, self._store, self._log_origin, signed, last, self._keyring)
+                if plan is None:
+                    del waiting[tenant_id]
+                    continue
+                tasks += [FileTask(name, plan.from_seq) for name in plan.entry_files]
+                plans.append(plan)
+            if len(tasks) >= ROUND_FILES_MAX:
+                break
+        outcomes = iter(self._file_all(tasks) if tasks else ())
+        for plan in plans:
+            filed = list(islice(outcomes, len(plan.entry_files)))
+            with self._giving_up(plan.tenant_id, waiting):
+                self._finish(plan, filed)
+
+    def _finish(self, plan: Plan, filed: Sequence[Outcome]) -> None:
+        found = [each for each in filed if isinstance(each, Break)]
+        if found:
+            raise BrokenRangeError(min(found, key=lambda each: (isinstance(each, UnjudgedBreak), each.seq)))
+        entries = [each for each in filed if isinstance(each, FiledEntries)]
+        last = self._last[plan.tenant_id]
+        found_whole = whole(self._ledger, self._store, plan, last, entries, self._keyring)
+        manifest = manifest_of(self._ledger, self._store, found_whole, self._keyring)
+        self._last[plan.tenant_id] = write_manifest(self._store, manifest, self._signer, self._keyring)
+        done, size = self._done[plan.tenant_id], sum(file.bytes for file in manifest.files)
+        self._done[plan.tenant_id] = done._replace(
+            to_seq=manifest.to_seq, files=done.files + len(manifest.files), bytes=done.bytes + size
+        )
+
+    @contextmanager
+    def _giving_up(self, tenant_id: str, waiting: dict[str, SignedEnd]) -> Iterator[None]:
+        """Whatever is wrong with this tenant is told of it, and others go on."""
+        try:
+            yield
+        except BrokenRangeError as broken:
+            self._give_up(tenant_id, broken.found, waiting)
+        except (ArchiveConflictError, ArchiveInvalidError, InvalidInputError, UnknownKeyError) as error:
+            self._give_up(tenant_id, found_in(error, self._done[tenant_id].to_seq + 1), waiting)
+
+    def _give_up(self, tenant_id: str, found: Break, waiting: dict[str, SignedEnd]) -> None:
+        self._done[tenant_id] = self._done[tenant_id]._replace(first_break=found)
+        waiting.pop(tenant_id, None)
+
+
+def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyring: Keyring) -> SealedManifest:
+    """Sign and write it; returns the manifest that stands there, which may be of another run that was first.
+
+    Raises:
+        ArchiveConflictError: another manifest stands there.
+        ArchiveInvalidError, UnknownKeyError: what stands there does not hold.
+        ArchiveUnavailableError, SigningUnavailableError: one of the two does not answer.
+    """
+    path = manifest_path(manifest.tenant_id, manifest.from_seq, manifest.to_seq)
+    data = FORM.seal(manifest, signer)
+    if store.create(path, io.BytesIO(data)):
+        return open_manifest(data)
+    standing = store.read(path, MANIFEST_BYTES_MAX)
+    if standing is None:
+        raise ArchiveInvalidError(f"{path} was there and is gone")
+    theirs = open_manifest(standing, keyring)
+    signed = FORM.judge(theirs.envelope, keyring)
+    if signed.verdict != "ok":
+        raise UnknownKeyError(f"{path}: {signed.detail}")
+    # A run that was first may have seen another checkpoint.
+    ours = msgspec.structs.replace(
+        manifest, checkpoint=theirs.manifest.checkpoint, consistency=theirs.manifest.consistency
+    )
+    if ours != theirs.manifest:
+        raise ArchiveConflictError(f"{path} is there already and says something else: nothing was overwritten")
+    return theirs
+
+
+# --- a range as a whole ---------------------------------------------------------------------------
+
+
+class Whole(NamedTuple):
+    """A range whose entries and snapshots were found to hold, and to follow on what is archived."""
+
+    plan: Plan
+    entries: Sequence[FiledEntries]
+    snapshots: Sequence[pa.RecordBatch]
+    node_id: str
+    """Of the last snapshot."""
+    last: Head
+    highest_physical_ms: int
+    """Of all entries up to the last, those before the range too."""
+    tree: Frontier
+    """Right edge of the tree up to the last entry."""
+
+
+def whole(
+    ledger: Ledger,
+    store: ArchiveStore,
+    plan: Plan,
+    before: SealedManifest | None,
+    entries: Sequence[FiledEntries],
+    keyring: Keyring,
+) -> Whole:
+    """The range of ``plan``, which follows on ``before``, folded of its files; ``keyring`` has the keys that may have
+    signed its snapshots.
+
+    Raises:
+        BrokenRangeError: an entry or a snapshot does not hold, or they do not go all the way.
+        ArchiveConflictError: the plan is not one of these entries.
+        ArchiveInvalidError: what is archived before is not what its manifest says.
+    """
+    ends, highest = Ends(plan.tenant_id, None, None, first_seq=plan.from_seq, is_to_end=False), 0
+    if before is not None:
+        manifest, highest = before.manifest, before.manifest.highest_physical_ms
+        ends = ends._replace(
+            expected_prev=manifest.to_chain_link,
+            expected_snapshot=last_snapshot(store, manifest),
+            expected_frontier=tuple(map(bytes.fromhex, manifest.frontier)),
+        )
+    # 1. The snapshots, few enough to be held: what is judged is what will be written.
+    batches = list(ledger.snapshots(plan.tenant_id, plan.from_seq, plan.to_seq))
+    findings, opener = Findings(), partial(open_snapshot, keyring=keyring)
+    snapshots = [open_row(row, opener, findings) for batch in batches for row in rows_of(batch)]
+    # 2. All of it together.
+    fold = Fold(ends, findings)
+    for name, filed in zip(plan.entry_files, entries, strict=True):
+        findings.merge(filed.summary.found)
+        begun = [each for each in snapshots if name.from_seq <= each.stored_from <= name.to_seq]
+        fold.add(filed.summary._replace(snapshots=begun))
+    fold.close()
+    found = worst(findings) or _end_missing(plan, fold)
+    if found is not None:
+        raise BrokenRangeError(found)
+    # 3. The months.
+    for name, filed in zip(plan.entry_files, entries, strict=True):
+        months = {month_of(max(highest, each)) for each in (filed.first["hlc_physical"], filed.highest_physical_ms)}
+        if months != {name.month}:
+            raise ArchiveConflictError(f"the plan of {name.path()} does not fit the entries: {sorted(months)}")
+        highest = max(highest, filed.highest_physical_ms)
+    claim, tree = snapshots[-1].claim, fold.frontier
+    assert claim is not None
+    assert tree is not None
+    return Whole(plan, entries, batches, claim.node_id, fold.verdict().head, highest, tree)
+
+
+def worst(findings: Findings) -> Break | None:
+    """The break to tell: of keys that nobody here can judge only where there is nothing else."""
+    first = findings.first_break()
+    if first is None or findings.verdicts()["signatures"] != "unknown_key":
+        return first
+    others = [each for each in findings.found.first.values() if each.kind != "snapshot-signature"]
+    return min(others, key=lambda each: each.seq, default=UnjudgedBreak(*first))
+
+
+def _end_missing(plan: Plan, fold: Fold) -> Break | None:
+    """What is missing at the end of a range, of which nothing is wrong as far as it goes."""
+    entries_end, snapshots_end = fold.verdict().to_seq, fold.verdict().signed_to.seq
+    if entries_end < plan.to_seq:
+        missing = f"entries from seq {entries_end + 1} on are missing, and a snapshot covers them"
+        return Break(entries_end + 1, "gap", missing)
+    if snapshots_end < plan.to_seq:
+        detail = f"the snapshots end at {snapshots_end} and not at {plan.to_seq}"
+        return Break(snapshots_end + 1, "snapshot-chain", detail)
+    return None
+
+
+def manifest_of(ledger: Ledger, store: ArchiveStore, found: Whole, keyring: Keyring) -> Manifest:
+    """The manifest of a range, whose snapshots are in the archive on return, once its newest checkpoint is found to
+    extend its tree.
+
+    Raises:
+        BrokenRangeError: the checkpoint does not.
+        ArchiveConflictError: something else stands where the snapshots are to go.
+        InvalidInputError: a snapshot holds what it never may.
+    """
+    plan, entries, root = found.plan, found.entries, found.tree.root()
+    files = [each.file for each in entries if each.file is not None]
+    assert len(files) == len(entries), "what holds was written"
+    checkpoint, proof = _checkpoint(ledger, plan, root, keyring)
+    snapshots = file_snapshots(store, plan.files[-1], found.snapshots)
+    return Manifest(
+        node_id=found.node_id,
+        log_origin=plan.log_origin,
+        tenant_id=plan.tenant_id,
+        from_seq=plan.from_seq,
+        to_seq=plan.to_seq,
+        from_chain_link=entries[0].first["chain_link"],
+        to_chain_link=str(found.last.chain_link),
+        first_hlc=entries[0].first["t_hlc"],
+        last_hlc=str(found.last.hlc),
+        highest_physical_ms=found.highest_physical_ms,
+        entry_count=plan.to_seq - plan.from_seq + 1,
+        snapshot_count=snapshots.rows,
+        tree_size=plan.to_seq,
+        tree_root=root.hex(),
+        frontier=tuple(each.hex() for each in found.tree.hashes),
+        checkpoint=checkpoint,
+        consistency=tuple(each.hex() for each in proof),
+        previous_manifest=plan.previous_manifest,
+        files=(*files, snapshots),
+    )
+
+
+def _checkpoint(ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring) -> tuple[str, list[bytes]]:
+    """The newest checkpoint, and the proof that it extends the tree under ``root``, which ends with the range."""
+    tenant_id, size = plan.tenant_id, plan.to_seq
+    with ledger.at_one_time():
+        text = ledger.checkpoint(tenant_id)
+        checkpoint = None if text is None else checkpoint_of(plan.log_origin, tenant_id, text, keyring)
+        if text is None or checkpoint is None or checkpoint.size < size:
+            raise BrokenRangeError(Break(size, "tree", f"the newest checkpoint does not cover seq {size} any more"))
+        try:
+            proof = tiles.consistency_proof(size, checkpoint.size, partial(ledger.tile, tenant_id))
+            verify_consistency(size, checkpoint.size, root, checkpoint.root, proof)
+        except ProofError as error:
+            detail = f"the newest checkpoint is not shown to extend these entries: {error}"
+            raise BrokenRangeError(Break(size, "tree", detail)) from error
+    return text, proof

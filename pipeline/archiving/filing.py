@@ -37,8 +37,7 @@ from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTas
 from ledger.verification.verdict import Break, Findings
 from objects.store import ArchiveStore
 from pipeline.archive import parquet
-from pipeline.archive.layout import FileName
-from pipeline.archive.manifest import ArchivedFile
+from pipeline.archive.manifest import ArchivedFile, FileName
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter, WrittenFile
 from pipeline.archiving.postgres import Ledger
 from pipeline.arrow import ArrowEntries, lists_of

@@ -27,7 +27,7 @@ from ledger.errors import (
 )
 from ledger.verification.verdict import Break, is_number
 from objects.store import ArchiveStore
-from pipeline.archive.layout import (
+from pipeline.archive.manifest import (
     FILE_ROWS_MAX,
     FILE_STORED_BYTES,
     FILES_MAX,
@@ -36,11 +36,12 @@ from pipeline.archive.layout import (
     RANGE_FILES,
     RANGE_ROWS_MAX,
     FileName,
+    Manifest,
+    SealedManifest,
     month_after,
     month_of,
     plan_path,
 )
-from pipeline.archive.manifest import Manifest, SealedManifest
 from pipeline.archive.parquet import SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.archiving.filing import UnjudgedBreak
 from pipeline.archiving.postgres import Ledger, SignedEnd, Stretch

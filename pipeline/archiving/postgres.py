@@ -18,10 +18,9 @@ from ledger.hlc import Hlc
 from ledger.names import is_readable_tenant
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
-from pipeline.archive.layout import FILE_STORED_BYTES, GROUP_ROWS, RANGE_SNAPSHOTS
+from pipeline.archive.manifest import FILE_STORED_BYTES, GROUP_ROWS, RANGE_SNAPSHOTS
 from pipeline.places import statements
-from pipeline.places.connection import Connection, connected
-from pipeline.places.dsn import Dsn
+from pipeline.places.connection import Connection, Dsn, connected
 from pipeline.places.postgres import PostgresPieceReader, PostgresState, state_of
 from pipeline.places.protocol import Piece
 from pipeline.places.statements import HEADS, LOG, SNAPSHOTS, TREES, literal, select_list, tenants_in, wanted

@@ -11,14 +11,10 @@ from typing import NoReturn
 
 import typer
 
-from pipeline.cli.archive import archive
-from pipeline.cli.diff import diff
-from pipeline.cli.merge import merge
-from pipeline.cli.report import report
-from pipeline.cli.running import unwind_on_signals
-from pipeline.cli.stats import stats
-from pipeline.cli.submitted import wait_until_printed, write_past_java
-from pipeline.cli.unpack import unpack
+from pipeline.cli.archive import archive, unpack
+from pipeline.cli.bundles import diff, merge
+from pipeline.cli.report import report, stats
+from pipeline.cli.running import unwind_on_signals, wait_until_printed, write_past_java
 from pipeline.cli.verify import verify
 from terminal.outcome import fail, readable
 from terminal.program import EXIT_CODES, run

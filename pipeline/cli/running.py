@@ -4,8 +4,14 @@ cluster, and how a failure of Spark is told.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import signal
+import stat
+import struct
+import sys
+import termios
 import threading
 import time
 import traceback
@@ -15,15 +21,18 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+from rich.console import Console
+
 from ledger.errors import LedgerError
-from pipeline.gateway import is_submitted, told
-from pipeline.masters import is_local
-from pipeline.spark import spark_session
+from pipeline.java import is_submitted, told
+from pipeline.spark import is_local, spark_session
 from terminal import stop_signals
 from terminal.outcome import CommandExit, err, fail
 
 if TYPE_CHECKING:
+    from pyspark import Accumulator, SparkContext
     from pyspark.sql import SparkSession
+
 
 SIGNAL_BASE: Final = 128
 """A command that a signal ends exits with this and the signal's number, as shells have it."""
@@ -35,7 +44,7 @@ ENDING_S: Final = 10.0
 """For so long a command that is ending is let end: somebody who asks again gets what was asked for already."""
 TOLD_AFTER_S: Final = 5.0
 """Shorter waits are not worth a line."""
-LOOK_INTERVAL_S: Final = 0.5
+WAIT_INTERVAL_S: Final = 0.5
 FOLDER_VARIABLE: Final = "TALLY_PIPELINE_LOGS"
 LOG_FILES_MAX: Final = 50
 """How many there are at most, that of the run which begins included."""
@@ -157,7 +166,7 @@ def _waits_told(master: str | None) -> Iterator[threading.Event]:
 
     def follow() -> None:
         what, since_s, is_told = None, 0.0, False
-        while not ended.wait(LOOK_INTERVAL_S):
+        while not ended.wait(WAIT_INTERVAL_S):
             now, now_s = _waits_for(_interruption.spark, master), time.monotonic()
             if now != what:
                 what, since_s, is_told = now, now_s, False
@@ -219,3 +228,103 @@ def _written_ns(file: Path) -> int:
         return file.stat().st_mtime_ns
     except FileNotFoundError:
         return 0
+
+
+# --- progress on a terminal -----------------------------------------------------------------------
+
+
+PROGRESS_INTERVAL_S: Final = 0.25
+
+
+@contextmanager
+def shown(spark: SparkSession, what: str, console: Console, rows: Accumulator[int] | None = None) -> Iterator[None]:
+    """Show how far the jobs are that run meanwhile; ``rows`` counts the rows that tasks which ended have passed.
+
+    Nothing is shown where ``console`` is no terminal.
+    """
+    if not console.is_terminal:
+        yield
+        return
+    # Imported here: most commands end without a terminal, and options should not wait for it.
+    from py4j.protocol import Py4JError
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task, ended = progress.add_task(what, total=None, told=""), threading.Event()
+
+        def follow() -> None:
+            with suppress(Py4JError, OSError):  # Java is gone; the work itself will say so.
+                while not ended.wait(PROGRESS_INTERVAL_S):
+                    done, total, stages = _tasks(spark.sparkContext)
+                    told = f"stage {stages}, {done}/{total} tasks" if total else "planning"
+                    if rows is not None and rows.value:
+                        elapsed_s = progress.tasks[task].elapsed or 1
+                        told += f", {rows.value:,} rows, {rows.value / elapsed_s:,.0f} rows/s"
+                    progress.update(task, total=total or None, completed=done, told=told)
+
+        follower = threading.Thread(target=follow, name="pipeline-progress", daemon=True)
+        follower.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            follower.join()
+
+
+def _tasks(context: SparkContext) -> tuple[int, int, str]:
+    """Tasks done and in all of the stages at work, and the numbers of those stages."""
+    tracker = context.statusTracker()
+    stages = [info for info in map(tracker.getStageInfo, tracker.getActiveStageIds()) if info is not None]
+    numbers = ", ".join(str(info.stageId + 1) for info in stages)
+    return sum(info.numCompletedTasks for info in stages), sum(info.numTasks for info in stages), numbers
+
+
+# --- output under spark-submit --------------------------------------------------------------------
+
+
+PRINTED_TIMEOUT_S: Final = 30.0
+"""How long Java may take to print: whoever reads its output may be slow."""
+PRINTED_INTERVAL_S: Final = 0.01
+
+
+def write_past_java() -> None:
+    """From now on errors go where those of ``spark-submit`` go, if it runs this process; to a terminal, output too."""
+    if not is_submitted():
+        return
+    with suppress(OSError):  # No /proc, or a socket: Java goes on printing all.
+        output, errors = (f"/proc/{os.getppid()}/fd/{number}" for number in (1, 2))
+        if not os.path.samefile(output, errors) or _is_terminal(errors):
+            _reopen(2, errors)
+        if _is_terminal(output):
+            _reopen(1, output)
+
+
+def wait_until_printed() -> None:
+    """Wait until nothing that was written is left for Java to read."""
+    if not is_submitted() or not stat.S_ISFIFO(os.fstat(1).st_mode):
+        return
+    with suppress(OSError):
+        sys.stdout.flush()
+    abandoned = select.poll()
+    abandoned.register(1, 0)  # What is told of a pipe unasked: that nobody reads it any more.
+    deadline_s = time.monotonic() + PRINTED_TIMEOUT_S
+    while time.monotonic() < deadline_s and not abandoned.poll(0):
+        (unread,) = struct.unpack("i", fcntl.ioctl(1, termios.FIONREAD, b"\0\0\0\0"))
+        if not unread:
+            return
+        time.sleep(PRINTED_INTERVAL_S)
+
+
+def _is_terminal(path: str) -> bool:
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    try:
+        return os.isatty(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reopen(number: int, path: str) -> None:
+    stream = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+    os.dup2(stream, number)
+    os.close(stream)

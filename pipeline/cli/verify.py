@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ledger.errors import SignatureError, TenantNotFoundError
+from ledger.errors import ArchiveInvalidError, ConfigurationError, SignatureError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
 from ledger.verification.tree_check import TreeHead
-from pipeline.cli.breaks import BreaksFolder
-from pipeline.cli.looks import Looks
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Keys, Master, MoreBundles, Tenants, load_keys, named_place
-from pipeline.cli.running import running
+from pipeline.cli.running import is_interrupted, running
+from pipeline.java import told
+from pipeline.places import OpenPlace
 from signing.checkpoint import judge_checkpoint, read_kept
 from signing.keys import Keyring
-from signing.memory import Memory, memory_of, remembering
+from signing.memory import Look, Memory, Seen, memory_of, remembering
 from terminal.counted import counted
 from terminal.incomplete import print_why_incomplete
 from terminal.options import Json, NoState, State
-from terminal.outcome import CommandExit, err, out, print_json
+from terminal.outcome import CommandExit, err, fail, out, print_json
 from terminal.verifying import coloured
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from pipeline.verify import Verified
+
 
 SOURCE = "file"
 """What ``compared_with`` calls a checkpoint given with ``--checkpoint``."""
@@ -185,7 +189,7 @@ def _worked(
     spark: SparkSession, request: _Request, work: Callable[[Accumulator[int]], Verified]
 ) -> tuple[dict[str, Any], ExitCode]:
     """What is told of a verification: verdict objects, rows, rate. And the exit code that writing the breaks means."""
-    from pipeline.progress import shown
+    from pipeline.cli.running import shown
 
     began_s = time.perf_counter()
     passed = spark.sparkContext.accumulator(0)
@@ -289,3 +293,104 @@ def _print_first_break(verdict: dict[str, Any]) -> None:
     out.print("[bold red]broken:[/] ", end="")
     out.print(f"{name}: {first['kind']} at seq {first['seq']:,}: {first['detail']}", markup=False)
     out.print(f"  all breaks: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}", markup=False)
+
+
+# --- --breaks -------------------------------------------------------------------------------------
+
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_FILE: Final = "file://"
+
+
+class BreaksFolder(NamedTuple):
+    """A folder that the breaks of a verification go to."""
+
+    shown: str
+    """What a user knows it by: an absolute path, or its URL."""
+    url: str
+    """What Spark knows it by."""
+    is_there: bool
+    """Whether it is there already, with nothing in it."""
+
+    @classmethod
+    def named(cls, text: str) -> BreaksFolder:
+        """The folder that ``text`` names. Of one on this machine it is known now whether it can be written.
+
+        Raises:
+            ConfigurationError: it cannot.
+        """
+        if _URL.match(text) and not text.startswith(_FILE):
+            return cls(text, text, is_there=False)
+        folder = Path(text.removeprefix(_FILE)).absolute()
+        above = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+        if above == folder and not folder.is_dir():
+            raise ConfigurationError(f"--breaks {folder} is a file: name a folder that is not there yet")
+        if not above.is_dir() or not os.access(above, os.R_OK | os.W_OK | os.X_OK):
+            raise ConfigurationError(f"--breaks {folder}: {above} is no folder that can be written to")
+        if above == folder and any(folder.iterdir()):
+            raise ConfigurationError(f"--breaks {folder} is there and not empty: name a folder that is not there yet")
+        return cls(str(folder), f"{_FILE}{folder}", is_there=above == folder)
+
+    def write(self, breaks: DataFrame) -> ExitCode:
+        """Write ``breaks`` as Parquet; what keeps that from being done is said on standard error, and the code for it
+        returned."""
+        try:
+            breaks.write.mode("append" if self.is_there else "errorifexists").parquet(self.url)
+        except Exception as error:  # Errors of Spark, of its Java and of its tasks have no root of their own.
+            if isinstance(error, CommandExit) or is_interrupted():
+                raise
+            message, code = told(error)
+            fail(f"the breaks could not be written to {self.shown}: {message}")
+            return code
+        return ExitCode.FINE
+
+
+# --- what the verifier remembers ------------------------------------------------------------------
+
+
+class Looks:
+    """One look at each tenant of a database or an archive."""
+
+    def __init__(
+        self, opened: OpenPlace, tenants: Sequence[str], keyring: Keyring | None, memory: Memory | None
+    ) -> None:
+        """Without keys nobody vouches for a checkpoint, and without a memory there is nothing to compare with."""
+        self._looks: dict[str, Look] = {}
+        self._keyring, self._memory = keyring, memory
+        if keyring is None or memory is None:
+            return
+        for tenant in tenants:
+            try:
+                newest = next(reversed(opened.sealed(tenant)), None)
+            except ArchiveInvalidError:
+                continue  # Its verification says so.
+            note, to_seq = (None, None) if newest is None else (newest.checkpoint, newest.to_seq)
+            self._looks[tenant] = Look.at(
+                memory, tenant, note, keyring, datetime.now(UTC), to_seq=to_seq, is_file=to_seq is not None
+            )
+
+    def heads(self, tenant: str) -> list[TreeHead]:
+        """Tree heads that the entries of ``tenant`` must agree with."""
+        look = self._looks.get(tenant)
+        return [] if look is None else look.heads
+
+    def gone(self, held: Collection[str]) -> list[Seen]:
+        """What was verified before of tenants that are not among ``held``, which are all that the ledger has: of logs
+        named as its others are, that a given key signed."""
+        seen = (each for look in self._looks.values() for each in (look.now, *look.before) if each is not None)
+        bases = {each.checkpoint.origin.rpartition("/")[0] for each in seen}
+        if self._keyring is None or self._memory is None:
+            return []
+        present = {*held}
+        return [
+            each
+            for (origin, _), each in sorted(self._memory.logs.items())
+            if origin.rpartition("/")[0] in bases
+            and origin.rpartition("/")[2] not in present
+            and judge_checkpoint(each.note, self._keyring).unknown is None
+        ]
+
+    def told(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
+        """The verdict object of a tenant with what the look at it came to."""
+        look = self._looks.get(verdict["tenant_id"])
+        return {**verdict} if look is None else look.with_verdict(verdict)

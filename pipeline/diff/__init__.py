@@ -3,7 +3,7 @@
 ::
 
     chains    the driver    are both one history? stored links are compared, a few of each     pipeline.diff.chains
-    links     Spark         the same by links that are computed from every row                 pipeline.diff.links
+    links     Spark         the same by links that are computed from every row                 pipeline.diff.events
     events    Spark         sets of events, joined by their ids                                pipeline.diff.events
     cover     the driver    ranges of seqs that hold what the other lacks                      pipeline.diff.repair
     endings   the driver    where such a range may end, so that a checkpoint covers it         pipeline.diff.repair
@@ -13,3 +13,296 @@ Two chains that have one link are one history up to it, whatever is in their row
 whether rows are what their links say. Chains of other logs never have one link, but may hold the same events: those are
 compared as sets.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ledger.errors import InvalidInputError, NotFoundError, TenantNotFoundError
+from ledger.exit_code import ExitCode
+from ledger.facts.events import SYSTEM_TENANT
+from pipeline.diff.chains import Chain, Meeting, chains_of, forked_log, meet, overlap, parting
+from pipeline.diff.events import conflicts, differences, events, first_differences
+from pipeline.diff.repair import GAP_MAX, SeqRange, WrittenBundle, cover, write_bundles
+from pipeline.keys import Signers
+from pipeline.places import OpenPlace, Piece
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+SIDES: Final = ("a", "b")
+CONFLICTS_LISTED_MAX: Final = 1000
+"""Conflicts that are listed, of all tenants; all are counted."""
+
+Stage = Callable[[str], AbstractContextManager[None]]
+"""Shows one stage of the work while it is entered."""
+
+
+@dataclass
+class TenantDiff:
+    """What the two ledgers have of one tenant."""
+
+    tenant_id: str
+    compared: str
+    """``merkle`` when their links said it all, ``hlc-ranges`` when sets of events were compared."""
+    only_in: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
+    """Events that only this side has."""
+    first_difference: dict[str, Any] | None = None
+    """The first seq at which the chains hold different entries, with their links; None when there is none."""
+    conflict_count: int = 0
+    conflicts: list[dict[str, Any]] = field(default_factory=list)
+    """Events that claim one HLC, one on each side; the first ``CONFLICTS_LISTED_MAX`` of all tenants."""
+    missing: dict[str, list[SeqRange]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    """Seqs of the chain of this side that hold what only it has, and little more."""
+    forked_log: str | None = None
+    """The log that both are of when they part all the same: one of them was rewritten, or went on from a copy."""
+    left: int = 0
+    """Entries that only one side has and that no bundle was written of, because no checkpoint covers them yet."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both sides have the same events."""
+        return not any(self.only_in.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "tenant_id": self.tenant_id,
+            "equal": self.is_equal,
+            "compared": self.compared,
+            **{f"only_in_{side}": count for side, count in self.only_in.items()},
+            "conflict_count": self.conflict_count,
+            "conflicts": self.conflicts,
+            "first_difference": self.first_difference,
+            "forked_log": self.forked_log,
+            "unsigned": self.left,
+        }
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What a comparison came to."""
+
+    tenants: Sequence[TenantDiff]
+    written: Sequence[WrittenBundle] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both ledgers have the same events of every tenant."""
+        return all(tenant.is_equal for tenant in self.tenants)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """TAMPERED where one log has two histories, INCOMPLETE where a side lacks events."""
+        if any(tenant.forked_log is not None for tenant in self.tenants):
+            return ExitCode.TAMPERED
+        return ExitCode.FINE if self.is_equal else ExitCode.INCOMPLETE
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "equal": self.is_equal,
+            "tenants": [tenant.to_json() for tenant in self.tenants],
+            "bundles": [each.to_json() for each in self.written],
+        }
+
+
+def diff(
+    spark: SparkSession,
+    a: OpenPlace,
+    b: OpenPlace,
+    *,
+    tenants: Collection[str] = (),
+    by_rows: bool = False,
+    output: Path | None = None,
+    signers: Signers | None = None,
+    stage: Stage = lambda what: nullcontext(),
+) -> Diff:
+    """Compare two ledgers, and write what each side lacks as bundles into ``output``, when that is given.
+
+    Args:
+        spark: the session.
+        a: the one, open until this returns.
+        b: the other.
+        tenants: those to compare; all that one of them has when there are none.
+        by_rows: do not believe stored links and digests: compute them from the rows.
+        output: a folder; ``to-a`` and ``to-b`` are made in it, and may hold nothing before.
+        signers: who signs the bundles; needed with ``output``.
+        stage: shows the work.
+
+    Raises:
+        NotFoundError: one is an archive of nothing.
+        TenantNotFoundError: neither has a tenant that was named.
+        InvalidInputError: ``to-a`` or ``to-b`` holds something already, or there are no ``signers``.
+        ChainDamagedError: rows of which a bundle was to be made do not hold.
+        SigningUnavailableError: the signer cannot be reached.
+        OSError: a file cannot be written.
+    """
+    for place in (a, b):
+        _refuse_nothing(place)
+    if output is not None:
+        _refuse_used(output)
+        if signers is None:
+            raise InvalidInputError("bundles need a key to be signed with")
+    names = _names(a, b, tenants)
+    chains = {"a": chains_of(a, names), "b": chains_of(b, names)}
+    with stage("comparing chains"):
+        found, apart = _by_links(chains, _met(spark, a, b, chains, by_rows=by_rows), names)
+    if apart:
+        with stage("comparing events"):
+            _by_events(spark, a, b, apart, by_rows=by_rows)
+    tenants_found = sorted([*found, *(each for each, _ in apart.values())], key=lambda each: each.tenant_id)
+    written: list[WrittenBundle] = []
+    if output is not None and signers is not None:
+        with stage("writing bundles"):
+            written = _write(tenants_found, chains, output, signers)
+    return Diff(tenants_found, written)
+
+
+def _refuse_nothing(place: OpenPlace) -> None:
+    # A folder that was mistaken for an archive would lack all that the other side has.
+    if place.is_copy and not place.tenants():
+        raise NotFoundError(f"there is no archive in {place}")
+
+
+def _refuse_used(output: Path) -> None:
+    """Bundles of an earlier comparison would be imported with those of this one."""
+    for side in SIDES:
+        folder = output / f"to-{side}"
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InvalidInputError(
+                f"{folder} is there already and not an empty folder: name another --out, or empty it"
+            )
+
+
+Apart = dict[str, tuple[TenantDiff, int]]
+"""Tenants whose events are to be compared, with the seq up to which their chains are the same."""
+Chains = Mapping[str, Mapping[str, Chain]]
+"""By side and tenant."""
+
+
+def _names(a: OpenPlace, b: OpenPlace, wanted: Collection[str]) -> list[str]:
+    held = set(a.tenants()) | set(b.tenants())
+    for name in sorted(set(wanted) - held):
+        raise TenantNotFoundError(f"neither of them has a tenant {name!r}")
+    return sorted(set(wanted) or held)
+
+
+def _met(spark: SparkSession, a: OpenPlace, b: OpenPlace, chains: Chains, *, by_rows: bool) -> dict[str, Meeting]:
+    """What the two chains of each tenant that both have are to one another."""
+    pairs = {name: (chain, chains["b"][name]) for name, chain in chains["a"].items() if name in chains["b"]}
+    whole = {
+        name: last
+        for name, pair in pairs.items()
+        if by_rows and all(chain.has_beginning for chain in pair) and (last := overlap(*pair)) is not None
+    }
+    differ = first_differences(spark, a, b, whole) if whole else {}
+    return {
+        name: parting(whole[name], differ.get(name)) if name in whole else meet(*pair) for name, pair in pairs.items()
+    }
+
+
+def _by_links(chains: Chains, met: Mapping[str, Meeting], names: Sequence[str]) -> tuple[list[TenantDiff], Apart]:
+    found: list[TenantDiff] = []
+    apart: Apart = {}
+    for name in names:
+        a, b = chains["a"].get(name), chains["b"].get(name)
+        tenant = TenantDiff(name, "merkle")
+        if a is None or b is None:
+            # Each ledger has a chain of its own of what happens to itself.
+            if name != SYSTEM_TENANT:
+                side, chain = ("a", a) if a is not None else ("b", b)
+                assert chain is not None
+                _note_rest(tenant, side, chain, [])
+                found.append(tenant)
+            continue
+        meeting = met[name]
+        if meeting.first_difference is not None:
+            seq = meeting.first_difference
+            tenant.first_difference = {"seq": seq, "a": a.link_at(seq), "b": b.link_at(seq)}
+        if meeting.is_one or name == SYSTEM_TENANT:
+            if meeting.is_one or meeting.common:
+                _note_rests(tenant, a, b, meeting)
+                found.append(tenant)
+        else:
+            tenant.compared = "hlc-ranges"
+            tenant.forked_log = forked_log(a, b, meeting)
+            apart[name] = tenant, meeting.common
+    return found, apart
+
+
+def _note_rests(tenant: TenantDiff, a: Chain, b: Chain, meeting: Meeting) -> None:
+    """Note what each has beyond the other, where their entries are the same wherever both have some."""
+    if not meeting.is_one:
+        for side, chain in (("a", a), ("b", b)):
+            _note_rest(tenant, side, chain, [SeqRange(1, meeting.common)])
+        return
+    _note_rest(tenant, "a", a, [SeqRange(b.first_seq, b.last_seq)])
+    _note_rest(tenant, "b", b, [SeqRange(a.first_seq, a.last_seq)])
+
+
+def _note_rest(tenant: TenantDiff, side: str, chain: Chain, held: Sequence[SeqRange]) -> None:
+    """Note the entries of ``chain`` outside of ``held``, at most one range, as those that only ``side`` has."""
+    low, high = held[0] if held else (chain.last_seq + 1, chain.last_seq)
+    rests = [
+        SeqRange(chain.first_seq, min(chain.last_seq, low - 1)),
+        SeqRange(max(chain.first_seq, high + 1), chain.last_seq),
+    ]
+    rests = [rest for rest in (rests if held else rests[:1]) if 1 <= rest.from_seq <= rest.to_seq]
+    tenant.only_in[side] = sum(rest.to_seq - rest.from_seq + 1 for rest in rests)
+    tenant.missing[side] = cover(rests)
+
+
+def _by_events(spark: SparkSession, a: OpenPlace, b: OpenPlace, apart: Apart, *, by_rows: bool) -> None:
+    from pyspark import StorageLevel
+    from pyspark.sql import functions
+
+    of_a, of_b = (events(spark, _pieces(place, apart), by_rows=by_rows) for place in (a, b))
+    found = differences(of_a, of_b).persist(StorageLevel.DISK_ONLY)
+    stretch = functions.floor(found.seq / GAP_MAX)
+    summary = found.groupBy("tenant_id", "side", stretch.alias("stretch")).agg(
+        functions.min("seq"), functions.max("seq"), functions.count("seq")
+    )
+    ranges: dict[tuple[str, str], list[SeqRange]] = {}
+    for tenant_id, side, _, first, last, count in summary.collect():
+        apart[tenant_id][0].only_in[side] += count
+        ranges.setdefault((tenant_id, side), []).append(SeqRange(first, last))
+    for (tenant_id, side), missing in ranges.items():
+        apart[tenant_id][0].missing[side] = cover(missing)
+    if any(all(tenant.missing.values()) for tenant, _ in apart.values()):
+        _note_conflicts(conflicts(found), apart)
+    found.unpersist()
+
+
+def _note_conflicts(found: DataFrame, apart: Apart) -> None:
+    for tenant_id, count in found.groupBy("tenant_id").count().collect():
+        apart[tenant_id][0].conflict_count = count
+    for row in found.orderBy("tenant_id", "seq_a", "seq_b").limit(CONFLICTS_LISTED_MAX).collect():
+        apart[row.tenant_id][0].conflicts.append({"hlc": row.hlc, "seq_a": row.seq_a, "seq_b": row.seq_b})
+
+
+def _pieces(place: OpenPlace, apart: Apart) -> list[Piece]:
+    """The pieces of these tenants behind what is known to be the same."""
+    names: dict[int, list[str]] = {}
+    for name, (_, common) in apart.items():
+        names.setdefault(common, []).append(name)
+    return [piece for common, some in names.items() for piece in place.pieces(some, from_seq=common + 1)]
+
+
+def _write(tenants: Sequence[TenantDiff], chains: Chains, output: Path, signers: Signers) -> list[WrittenBundle]:
+    written: list[WrittenBundle] = []
+    for tenant in tenants:
+        if tenant.tenant_id == SYSTEM_TENANT or tenant.forked_log is not None:
+            continue
+        for side, lacking in (("a", "b"), ("b", "a")):
+            if tenant.missing[side]:
+                chain, folder = chains[side][tenant.tenant_id], output / f"to-{lacking}"
+                made, left = write_bundles(chain, tenant.missing[side], lacking, folder, signers)
+                written += made
+                tenant.left += left
+    return written

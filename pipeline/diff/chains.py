@@ -2,7 +2,7 @@
 
 A link binds all entries up to its own. So two chains have the first ``n`` entries in common exactly when their entries
 ``n`` have one link, and the first entry in which they differ is found by halving. Links are taken as they are stored;
-``pipeline.diff.links`` computes them from the rows.
+``pipeline.diff.events`` computes them from the rows.
 """
 
 from __future__ import annotations

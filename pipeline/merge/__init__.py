@@ -4,8 +4,236 @@
 
     take      a task a bundle      verified wholly, its entries behind it            pipeline.merge.taking
     decide    a task a range       sorted by HLC; what becomes of each entry         pipeline.merge.deciding
-    link      the driver           one chain a tenant, streamed into a signed file   pipeline.merge.linking
+    link      the driver           one chain a tenant, streamed into a signed file   pipeline.merge.deciding
 
 What becomes of an entry is decided by the functions that an import asks (``ledger.bundle.merge``), in the same order.
 So the bundle that comes out, imported into an empty ledger, leaves what importing all of them at once would leave.
 """
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ledger.bundle.merge import set_digest
+from ledger.errors import InvalidInputError, MergeRefusedError
+from pipeline.keys import Signers
+from pipeline.merge.deciding import MergeCounts, MergedBundle, decided, link, partitions_of
+from pipeline.merge.taking import TakenBundle, bundles_of, take
+from pipeline.own_folder import own_folder
+from signing.keys import Keyring
+from signing.manifest import LOG_ORIGIN
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import DataFrame, SparkSession
+
+
+ORIGIN_PREFIX: Final = "merge/"
+SUFFIX: Final = ".bundle.tar"
+"""What a bundle in a folder of them is named with, behind its tenant."""
+SETTINGS: Final[Mapping[str, str]] = {"spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20)}
+"""Settings of Spark that a merge wants: entries have any length, so batches are bounded in bytes too."""
+
+Stage = Callable[[str, "Accumulator[int] | None"], AbstractContextManager[None]]
+"""Shows one stage of the work while it is entered."""
+PREFIX: Final = ".merge-"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What the writing of an open file fails with, which names none."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge came to."""
+
+    bundles: Sequence[TakenBundle]
+    merged: Sequence[MergedBundle]
+    found: MergeCounts
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "entries": sum(bundle.entries for bundle in self.bundles),
+            "merged": self.found.placed,
+            "duplicates": self.found.duplicates,
+            "conflict_count": self.found.conflict_count,
+            "conflicts": self.found.conflicts,
+            "bundles": [bundle.to_json() for bundle in self.merged],
+            "inputs": [bundle.to_json() for bundle in self.bundles],
+        }
+
+
+def merge(
+    spark: SparkSession,
+    files: Sequence[str],
+    keyring: Keyring,
+    output: Path,
+    signers: Signers,
+    *,
+    is_folder: bool = False,
+    log_origin: str | None = None,
+    stage: Stage = lambda what, counter: nullcontext(),
+) -> Merged:
+    """Merge the bundles in ``files`` into one a tenant.
+
+    ``output`` is the file that comes out; a folder for several of them, where it is one already, and when ``is_folder``
+    says so. Nothing is written unless every bundle may be merged, and each file is whole once it has its name.
+
+    Args:
+        spark: the session, made with ``SETTINGS``.
+        files: paths that the workers reach too.
+        keyring: the keys that are trusted.
+        output: a file or folder, on the driver's disk.
+        is_folder: ``output`` is a folder, whether it exists or not.
+        signers: who signs what comes out.
+        log_origin: origin of the merged logs but for ``/`` and the tenant, by default named after what went in.
+        stage: shows the work.
+
+    Raises:
+        MergeRefusedError: a bundle may not be merged.
+        InvalidInputError: chains of an older link version stand in each other's way, several tenants are to go into
+            one file, or something stands where a file or folder is to be.
+        SigningUnavailableError: the signer cannot be reached.
+        OSError: a file cannot be written.
+    """
+    from pyspark import StorageLevel
+
+    _check_origin(log_origin)
+    refuse_unless_a_folder_can_be(output)
+    counter = spark.sparkContext.accumulator(0)
+    # 1. Every bundle is verified wholly; its entries wait on the workers' disks.
+    taken = take(spark, files, keyring, counter).persist(StorageLevel.DISK_ONLY)
+    with stage("verifying", counter):
+        bundles = _each_once(bundles_of(taken))
+    refused = [bundle.to_json() for bundle in bundles if bundle.refusal is not None]
+    if refused:
+        raise MergeRefusedError(refused)
+    tenants = _tenants(bundles)
+    paths = _paths(output, sorted(tenants), files, is_folder=is_folder)
+    refuse_unless_files_can_be(list(paths.values()))
+    with workplace(next(iter(paths.values())).parent) as work:
+        # 2. What becomes of each entry.
+        raw_bytes = sum(bundle.raw_bytes for bundle in bundles)
+        partitions = partitions_of(raw_bytes, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
+        placed = decided(_of(taken, bundles), partitions).persist(StorageLevel.DISK_ONLY)
+        with stage("sorting", None):
+            placed.count()
+        # 3. One chain a tenant.
+        origins = {tenant: log_origin or ORIGIN_PREFIX + set_digest(digests) for tenant, digests in tenants.items()}
+        linked = spark.sparkContext.accumulator(0)
+        with stage("linking", linked):
+            merged, found = link(placed, lambda tenant: work / (tenant + SUFFIX), origins, signers, linked.add)
+        merged = _named(merged, paths)
+    for frame in (placed, taken):
+        frame.unpersist()
+    return Merged(bundles, merged, found)
+
+
+def _named(merged: Sequence[MergedBundle], paths: Mapping[str, Path]) -> list[MergedBundle]:
+    """The bundles under the names they are to have; nobody may have taken one since it was looked at."""
+    refuse_unless_files_can_be(list(paths.values()))
+    for bundle in merged:
+        bundle.file.replace(paths[bundle.tenant_id])
+    return [bundle._replace(file=paths[bundle.tenant_id]) for bundle in merged]
+
+
+def _check_origin(log_origin: str | None) -> None:
+    if log_origin is not None and not re.fullmatch(LOG_ORIGIN, log_origin):
+        raise InvalidInputError(
+            f"{log_origin!r} is no origin of a log: 1 to 300 visible characters, none of them a plus"
+        )
+
+
+def _each_once(bundles: Sequence[TakenBundle]) -> list[TakenBundle]:
+    """One of those that are the same file under several names, and all that could not be read."""
+    known: dict[str, TakenBundle] = {}
+    for bundle in bundles:
+        known.setdefault(bundle.digest or bundle.file, bundle)
+    return list(known.values())
+
+
+def _of(taken: DataFrame, bundles: Sequence[TakenBundle]) -> DataFrame:
+    """What was taken of these bundles."""
+    return taken.where(taken.file.isin([bundle.number for bundle in bundles]))
+
+
+def _tenants(bundles: Sequence[TakenBundle]) -> dict[str, list[str]]:
+    """Digests of the bundles of each tenant."""
+    tenants: dict[str, list[str]] = {}
+    beginnings: dict[str, str] = {}
+    for bundle in bundles:
+        tenants.setdefault(bundle.tenant_id, []).append(bundle.digest)
+        link = bundle.beginning
+        if link is not None and beginnings.setdefault(bundle.tenant_id, link) != link:
+            raise InvalidInputError(
+                f"{bundle.file} begins another chain of an older link version than the others of tenant "
+                f"{bundle.tenant_id}, and a chain can only begin with one"
+            )
+    return tenants
+
+
+def _paths(output: Path, tenants: Sequence[str], files: Sequence[str], *, is_folder: bool) -> dict[str, Path]:
+    """The file of each tenant's bundle."""
+    if is_folder and output.exists() and not output.is_dir():
+        raise InvalidInputError(f"{output} is a file: name a folder")
+    if len(tenants) > 1 and output.exists() and not output.is_dir():
+        raise InvalidInputError(f"the bundles are of {len(tenants)} tenants, and {output} is a file: name a folder")
+    is_folder = is_folder or len(tenants) > 1 or output.is_dir()
+    paths = {tenant: output / (tenant + SUFFIX) if is_folder else output for tenant in tenants}
+    inputs = {Path(file).resolve() for file in files}
+    for path in paths.values():
+        if path.resolve() in inputs:
+            raise InvalidInputError(f"{path} is one of the bundles that are merged; let the merged one go elsewhere")
+    return paths
+
+
+def refuse_unless_a_folder_can_be(output: Path) -> None:
+    """Look for a file that stands where a folder above ``output`` is or has to be made.
+
+    Raises:
+        InvalidInputError: there is one.
+    """
+    there = next(parent for parent in output.absolute().parents if os.path.lexists(parent))
+    if not there.is_dir():
+        raise InvalidInputError(f"{there} is no folder, so {output} cannot be made")
+
+
+def refuse_unless_files_can_be(paths: list[Path]) -> None:
+    """Look for what cannot be replaced by a file.
+
+    Raises:
+        InvalidInputError: there is something.
+    """
+    for path in paths:
+        if path.exists() and not path.is_file():
+            raise InvalidInputError(f"{path} is there already and no file: a bundle cannot take its name")
+
+
+@contextmanager
+def workplace(folder: Path) -> Iterator[Path]:
+    """A folder for this run in ``folder``, which is made if need be; those of dead runs are removed.
+
+    Raises:
+        OSError: nothing can be written there; it names ``folder``, whatever file it was.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with _told_of(folder), own_folder(folder, PREFIX) as work:
+        yield work
+
+
+@contextmanager
+def _told_of(folder: Path) -> Iterator[None]:
+    """What goes wrong with a file in the work folder is said of ``folder``, which is what the user named."""
+    try:
+        yield
+    except OSError as error:
+        begin = str(folder / PREFIX)
+        if str(error.filename or "").startswith(begin) or (error.filename is None and error.errno in _FULL):
+            raise OSError(error.errno, error.strerror, str(folder)) from error
+        raise

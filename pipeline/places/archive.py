@@ -19,8 +19,7 @@ from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, StoredTree
 from ledger.verification.range_fold import Ends
 from objects.store import ArchiveStore
 from pipeline.archive.judging import ArchiveJudge
-from pipeline.archive.layout import month_of, month_order
-from pipeline.archive.manifest import ArchivedFile
+from pipeline.archive.manifest import ArchivedFile, month_of, month_order
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.archive.reader import TenantArchive, check_month, tenants_of
 from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA

@@ -18,8 +18,7 @@ from ledger.errors import ConfigurationError
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
 from ledger.verification.range_fold import Ends
 from pipeline.places import statements
-from pipeline.places.connection import Connection, connected
-from pipeline.places.dsn import Dsn
+from pipeline.places.connection import Connection, Dsn, connected
 from pipeline.places.protocol import (
     EVER,
     ROWS_A_PIECE,

@@ -227,7 +227,7 @@ class Place(Protocol):
     """Where a ledger is. ``str()`` of it tells no password."""
 
     kind: ClassVar[str]
-    """The option that names such a place: one of ``pipeline.places.naming.NAMED_BY``."""
+    """The option that names such a place: one of ``pipeline.places.NAMED_BY``."""
 
     def open(self, keyring: Keyring | None = None) -> AbstractContextManager[OpenPlace]:
         """Hold it in one state for as long as the context lasts: tasks that read its pieces MUST run within.

@@ -19,13 +19,12 @@ from pyspark import StorageLevel
 
 from ledger.errors import InvalidInputError
 from ledger.machines.jobs import STATUSES
-from pipeline.report import access, jobs, lists, running, summaries
+from pipeline.report import access, jobs, lists, summaries
 from pipeline.report import folder as files
 from pipeline.report.facts import before_end, facts
-from pipeline.report.page.build import write_page
-from pipeline.report.period import Asked, Clock, Period, choose_clock, choose_period
+from pipeline.report.page import write_page
+from pipeline.report.period import Asked, Clock, Period, choose_clock, choose_period, moment_text
 from pipeline.report.summaries import OUTCOMES, PERCENTILES, SPANS
-from pipeline.report.texts import moment_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -85,10 +84,11 @@ def make(
             who = access.write(known, timed, system, made.tenants, asked, period, fresh)
             timed.unpersist()
             if stats is not None:
-                running.write(stats, made.tenants, period, fresh)
+                summaries.write_measures(stats, made.tenants, period, fresh)
         finally:
             known.unpersist()
-        for name in (*TABLES, *(["labels"] if made.by else ()), *(running.TABLES if stats is not None else ())):
+        measures = () if stats is None else summaries.MEASURE_TABLES
+        for name in (*TABLES, *(["labels"] if made.by else ()), *measures):
             files.write_csv(fresh, name)
         report = _headline(period, made, read, numbers, who, None if before is None else before.asDict(), fresh)
         (fresh / "report.json").write_text(json.dumps(report, indent=2) + "\n")

@@ -4,6 +4,147 @@
 ``over_numbers`` is for tasks that read whole files.
 """
 
-from pipeline.source.frames import entries, in_tasks, open_pieces, over_numbers, over_pieces
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from ledger.verification import ENTRY_COLUMNS
+from pipeline.arrow import ddl_of, schema_of
+from pipeline.places.protocol import EVER, ROWS_A_PIECE, OpenPlace, Piece, PieceReader, ReaderOf, Times, Where
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 
 __all__ = ["entries", "in_tasks", "open_pieces", "over_numbers", "over_pieces"]
+
+
+ROW_COLUMNS: Final = ("tenant_id", *ENTRY_COLUMNS)
+"""An entry as a row of a DataFrame; every column may be NULL, for somebody may have damaged it."""
+PIECES_A_TASK_MAX: Final = 256
+"""Pieces that share one task, however few rows they have; each costs its task a statement or a file to open."""
+TASKS_A_CORE: Final = 8
+"""Tasks beyond these balance no better; each costs Spark some 40 ms of a core."""
+Read = Callable[[Piece, PieceReader], Iterable[pa.RecordBatch]]
+"""What a task does with a piece; it travels to the workers, so it must hold plain values only."""
+
+
+def entries(
+    spark: SparkSession,
+    place: OpenPlace,
+    *,
+    tenants: Collection[str] | None = None,
+    columns: Sequence[str] = ROW_COLUMNS,
+    rows_a_piece: int = ROWS_A_PIECE,
+    from_seq: int | None = None,
+    to_seq: int | None = None,
+    times: Times = EVER,
+) -> DataFrame:
+    """The entries of ``place``, which MUST stay open until the DataFrame has been used.
+
+    Within a partition those of a tenant come by seq. A value that its column cannot hold is NULL.
+    """
+    pieces = place.pieces(tenants, rows_a_piece=rows_a_piece, from_seq=from_seq, to_seq=to_seq, times=times)
+    names = tuple(columns)
+
+    def read(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
+        return entry_rows(piece, reader, names)
+
+    return over_pieces(spark, pieces, read, ddl(names), rows_a_piece)
+
+
+def ddl(columns: Sequence[str] = ROW_COLUMNS) -> str:
+    """The schema of a DataFrame with these columns of ``ROW_COLUMNS``."""
+    return ddl_of(schema_of(columns))
+
+
+def entry_rows(piece: Piece, reader: PieceReader, columns: Sequence[str] = ROW_COLUMNS) -> Iterator[pa.RecordBatch]:
+    """The entries of a piece as rows of a DataFrame with these columns of ``ROW_COLUMNS``."""
+    schema = schema_of(columns)
+    # A read without columns would have no rows to count.
+    read = [name for name in columns if name != "tenant_id"] or ["seq"]
+    for batch in reader.entries(read):
+        arrays = [
+            pa.repeat(piece.tenant_id, batch.num_rows) if name == "tenant_id" else _held(batch.column(name), field.type)
+            for name, field in zip(columns, schema, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _held(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return array if array.type == kind else pa.nulls(len(array), kind)
+
+
+def over_pieces(
+    spark: SparkSession, pieces: Sequence[Piece], read: Read, schema: str, rows_a_task: int = ROWS_A_PIECE
+) -> DataFrame:
+    """What ``read`` gives of every piece, as a DataFrame of ``schema``.
+
+    A task reads one piece, or in order several small ones that have at most ``rows_a_task`` rows in all.
+    """
+    groups = in_tasks(pieces, rows_a_task)
+    if not groups:
+        return spark.createDataFrame([], schema)
+
+    def work(number: int) -> Iterator[pa.RecordBatch]:
+        for piece, reader in open_pieces(groups[number]):
+            yield from read(piece, reader)
+
+    return over_numbers(spark, len(groups), work, schema)
+
+
+def over_numbers(
+    spark: SparkSession, count: int, work: Callable[[int], Iterable[pa.RecordBatch]], schema: str
+) -> DataFrame:
+    """What ``work`` gives of each number below ``count``, each in a task of its own, as a DataFrame of ``schema``."""
+
+    def of_numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        _spare_the_collector()
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from work(number)
+
+    return spark.range(0, count, 1, max(1, count)).mapInArrow(of_numbers, schema)
+
+
+@cache
+def _spare_the_collector() -> None:
+    """Take what this process has loaded for what stays. Once a process: a worker of Spark has the collector go through
+    everything after each task, which took as long as reading fifty thousand rows."""
+    gc.freeze()
+
+
+def in_tasks(pieces: Iterable[Piece], rows_a_task: int = ROWS_A_PIECE) -> list[list[Piece]]:
+    """The pieces of each task: small ones together, while they have at most ``rows_a_task`` rows in all."""
+    groups: list[list[Piece]] = []
+    rows = 0
+    for piece in pieces:
+        if not groups or rows + piece.rows > rows_a_task or len(groups[-1]) == PIECES_A_TASK_MAX:
+            groups.append([])
+            rows = 0
+        groups[-1].append(piece)
+        rows += piece.rows
+    return groups
+
+
+def rows_a_task(pieces: Iterable[Piece], cores: int) -> int:
+    """How many rows small pieces may have together, so that there are few more tasks than these cores balance by."""
+    return max(ROWS_A_PIECE, sum(piece.rows for piece in pieces) // (TASKS_A_CORE * cores))
+
+
+def open_pieces(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, PieceReader]]:
+    """Each piece with its reader, good until the next; connections are used again, and closed at the end."""
+    held: Where | None = None
+    reader_of: ReaderOf | None = None
+    with ExitStack() as stack:
+        for piece in pieces:
+            if reader_of is None or piece.where != held:
+                stack.close()
+                held, reader_of = piece.where, stack.enter_context(piece.where.session())
+            yield piece, reader_of(piece)

@@ -19,20 +19,29 @@ evaluated by Spark, on all that the options leave.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from pipeline.places.protocol import ROWS_A_PIECE, OpenPlace, Place
-from pipeline.source.frames import ddl, entry_rows, in_tasks, open_pieces
-from pipeline.source.options import columns_of, number_of, places_of, refuse_unknown, tenants_of, times_of
-from pipeline.source.stream import LedgerStreamReader, PiecePartition
+from ledger.errors import ConfigurationError, DatabaseWentBackError
+from ledger.verification.verdict import is_number
+from pipeline.arrow import INTEGERS
+from pipeline.places import NAMED_BY, place_of
+from pipeline.places.connection import Dsn
+from pipeline.places.postgres import OpenPostgres, PostgresPlace
+from pipeline.places.protocol import ROWS_A_PIECE, Facts, OpenPlace, Piece, Place, Times
+from pipeline.source import ROW_COLUMNS, ddl, entry_rows, in_tasks, open_pieces
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
+
 
 FORMAT: Final = "tallystick"
 
@@ -103,3 +112,216 @@ class LedgerReader(DataSourceReader):
 def register(spark: SparkSession) -> None:
     """Make ``spark.read.format("tallystick")`` known to this session."""
     spark.dataSource.register(TallystickSource)
+
+
+# --- a ledger as a stream -------------------------------------------------------------------------
+
+
+ROWS_A_BATCH: Final = 1_000_000
+
+Offset = dict[str, int]
+"""Tenant to the last seq read."""
+
+
+class PiecePartition(InputPartition):
+    """What one task reads: a piece, or several small ones."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        super().__init__(pieces)
+
+
+class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows a ledger in PostgreSQL. Spark's driver has one at work, and tasks copies that only ``read``."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        refuse_unknown(options)
+        if [place.kind for place in places_of(options)] != [PostgresPlace.kind]:
+            raise ConfigurationError("only a ledger in PostgreSQL, option dsn, can be read as a stream")
+        self._dsn = Dsn(options["dsn"].strip())
+        self._tenants = tenants_of(options)
+        self._rows_a_piece = number_of(options, "rows_a_piece") or ROWS_A_PIECE
+        self._rows_a_batch = number_of(options, "rows_a_batch") or ROWS_A_BATCH
+        self._columns = columns_of(schema)
+        self._target: Offset | None = None
+
+    # --- on the driver ----------------------------------------------------------------------------
+
+    def initialOffset(self) -> Offset:  # noqa: N802 (Spark's name)
+        """Before the first entry of every tenant."""
+        return {}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
+        """What the option ``rows_a_batch`` says."""
+        return ReadMaxRows(self._rows_a_batch)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
+        """From now on, what is there now is all there is."""
+        self._target = self._ends()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 (Spark's name)
+        """Up to which seq of each tenant the next batch goes.
+
+        Raises:
+            DatabaseWentBackError: a tenant ends before what was read of it.
+        """
+        ends = self._target if self._target is not None else self._ends()
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return next_offset(start, ends, rows_max)
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """The pieces of one batch."""
+        moved = {tenant: seq for tenant, seq in end.items() if seq > start.get(tenant, 0)}
+        if not moved:
+            return []
+        with self._opened() as opened:
+            pieces = [
+                piece
+                for tenant, seq in moved.items()
+                for piece in opened.pieces(
+                    [tenant], rows_a_piece=self._rows_a_piece, from_seq=start.get(tenant, 0) + 1, to_seq=seq
+                )
+            ]
+        return [PiecePartition(group) for group in in_tasks(pieces, self._rows_a_piece)]
+
+    # --- in tasks -----------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The entries of its pieces."""
+        for piece, reader in open_pieces(partition.value):
+            yield from entry_rows(piece, reader, self._columns)
+
+    def _ends(self) -> Offset:
+        with self._opened() as opened:
+            existing = opened.tenants()
+            tenants = existing if self._tenants is None else [name for name in existing if name in self._tenants]
+            opened.read_facts(tenants)
+            return {tenant: end_of(opened.facts(tenant)) for tenant in tenants}
+
+    def _opened(self) -> AbstractContextManager[OpenPostgres]:
+        return PostgresPlace(self._dsn).planned()
+
+
+def next_offset(start: Mapping[str, int], ends: Mapping[str, int], rows_max: int | None) -> Offset:
+    """Where a batch ends that begins behind ``start`` and has at most ``rows_max`` entries.
+
+    Tenants share a batch evenly, so that none waits for another's backlog.
+
+    Raises:
+        DatabaseWentBackError: a tenant ends before ``start``.
+    """
+    waiting = {}
+    for tenant in {*start, *ends}:
+        done, end = start.get(tenant, 0), ends.get(tenant, 0)
+        if end < done:
+            raise DatabaseWentBackError(
+                f"tenant {tenant!r} ends at seq {end}, and was read up to {done}: the database was set back, or entries"
+                " were removed; verify it, and begin the stream with a new checkpoint folder"
+            )
+        waiting[tenant] = end - done
+    offset = dict(start)
+    left = sum(waiting.values()) if rows_max is None else rows_max
+    for at, tenant in enumerate(sorted(waiting, key=lambda tenant: (waiting[tenant], tenant))):
+        share = -(-left // (len(waiting) - at))
+        taken = min(waiting[tenant], share if rows_max is not None else left)
+        left -= taken
+        if taken:
+            offset[tenant] = start.get(tenant, 0) + taken
+    return offset
+
+
+def end_of(facts: Facts) -> int:
+    """The seq up to which entries can be read and none will be added.
+
+    It is the lower one of head and last entry: these differ only where somebody forged one of them.
+    """
+    last_seq = facts.last.seq if facts.last is not None else 0
+    head_seq = facts.head.seq if facts.head is not None and is_number(facts.head.seq) else last_seq
+    return max(0, min(last_seq, head_seq))
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+BOUNDS: Final = ("tenant", "from_seq", "to_seq", "from_time", "to_time")
+SIZES: Final = ("rows_a_piece", "rows_a_batch")
+_NUMBER: Final = re.compile(r"[0-9]+")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def places_of(options: Mapping[str, str]) -> list[Place]:
+    """The places that the options name.
+
+    Raises:
+        ConfigurationError: none or several kinds are named, or what is named is none.
+    """
+    named = [name for name in NAMED_BY if options.get(name)]
+    if len(named) != 1:
+        raise ConfigurationError(f"say where the ledger is by one of the options {', '.join(NAMED_BY)}")
+    text = options[named[0]]
+    return [place_of(named[0], part.strip()) for part in (text.split(",") if named[0] == "bundle" else [text])]
+
+
+def refuse_unknown(options: Mapping[str, str]) -> None:
+    """Refuse options that the Data Source does not have: one that is misspelt would read what was not asked for.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    known = (*NAMED_BY, *BOUNDS, *SIZES)
+    for name in options:
+        if name.lower() not in known:
+            raise ConfigurationError(f"there is no option {name!r}; there are {', '.join(known)}")
+
+
+def tenants_of(options: Mapping[str, str]) -> list[str] | None:
+    """The tenants that the option names, None for all."""
+    named = options.get("tenant")
+    return None if named is None else [tenant.strip() for tenant in named.split(",")]
+
+
+def number_of(options: Mapping[str, str], name: str) -> int | None:
+    """The number, at least 1, that an option says; None when it is not said.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    text = options.get(name)
+    if text is not None and not (_NUMBER.fullmatch(text) and int(text) >= 1):
+        raise ConfigurationError(f"option {name} must be a number, at least 1, and is {text!r}")
+    return None if text is None else int(text)
+
+
+def times_of(options: Mapping[str, str]) -> Times:
+    """The HLC times that the options ask for.
+
+    Raises:
+        ConfigurationError: one is no time.
+    """
+    begin_ms, end_ms = _milliseconds(options, "from_time"), _milliseconds(options, "to_time")
+    return Times(begin_ms, None if end_ms is None else end_ms - 1)
+
+
+def _milliseconds(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ConfigurationError(f"option {name} must be a time such as 2026-01-31T00:00:00Z, and is {text!r}")
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def columns_of(schema: StructType) -> tuple[str, ...]:
+    """The columns that a schema names.
+
+    Raises:
+        ConfigurationError: one is no column of an entry, or is of another type.
+    """
+    for field in schema.fields:
+        kind = "bigint" if field.name in INTEGERS else "string"
+        if field.name not in ROW_COLUMNS or field.dataType.simpleString() != kind:
+            raise ConfigurationError(f"an entry has no column {field.name} {field.dataType.simpleString()}: {ddl()}")
+    return tuple(schema.fieldNames())

@@ -12,7 +12,408 @@ as DataFrames. Rows of a ledger never leave the task that reads them::
 The verdict is the service's own, since both feed the same checks in ``ledger``.
 """
 
-from pipeline.verify.bundles import verify_bundles
-from pipeline.verify.job import BREAKS_DDL, VERDICTS_DDL, Verified, verify
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+import orjson
+import pyarrow as pa
+
+from ledger import verification
+from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, BundleInvalidError, NotABundleError
+from ledger.exit_code import ExitCode
+from ledger.verification.projection_check import CHAIN_ASPECTS
+from ledger.verification.range_check import RangeTask
+from ledger.verification.range_fold import Ends, tasks
+from ledger.verification.tree_check import TreeHead
+from ledger.verification.verdict import KINDS, Break, Verdict
+from pipeline.archive.judging import broken
+from pipeline.arrow import batch_of_columns, ddl_of
+from pipeline.keys import keyring_of, sent
+from pipeline.places import OpenPlace, Piece
+from pipeline.places.protocol import ROWS_A_PIECE
+from pipeline.source import over_numbers, over_pieces, rows_a_task
+from pipeline.spark import SHUFFLE_PARTITIONS_A_CORE
+from pipeline.verify.tasks import (
+    AGAIN,
+    BREAK,
+    CANDIDATE,
+    CHAINS_SORTED_BY,
+    DDL,
+    JOBS_SORTED_BY,
+    REFUSED,
+    ROWS_FOLDED,
+    VERDICT,
+    CheckRanges,
+    FoldChains,
+    PlannedChain,
+    Refusal,
+    TaskRow,
+    batched,
+    compare_jobs,
+    decode_break,
+    encode,
+    read_jobs,
+    rows_in,
+)
+from signing.bundle.judging import BundleVerdict, judged, refused
+from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
+from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
+from signing.keys import Keyring
+from signing.memory import Memory
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import DataFrame, SparkSession
+
 
 __all__ = ["BREAKS_DDL", "VERDICTS_DDL", "Verified", "verify", "verify_bundles"]
+
+
+ROUNDS_MAX: Final = 5
+"""Times that ranges may have to be checked again: each round knows what the one before was missing."""
+
+_BREAKS_SCHEMA: Final = pa.schema(
+    [("tenant_id", pa.string()), ("seq", pa.int64())]
+    + [(name, pa.string()) for name in ("kind", "detail", "expected", "actual")]
+)
+BREAKS_DDL: Final = ddl_of(_BREAKS_SCHEMA)
+VERDICTS_DDL: Final = "tenant_id string, valid boolean, entries_checked bigint, verdict string"
+_TASK_DECODER: Final = msgspec.msgpack.Decoder(RangeTask)
+_VERDICT_DECODER: Final = msgspec.msgpack.Decoder(Verdict)
+_REFUSAL_DECODER: Final = msgspec.msgpack.Decoder(Refusal)
+
+
+class Checked(NamedTuple):
+    """What checking chains came to, by tenant; ``found`` are kept rows, among them every break."""
+
+    verdicts: dict[str, Verdict]
+    refused: dict[str, Refusal]
+    found: tuple[DataFrame, ...]
+
+
+class Verified:
+    """What a verification came to; ``close`` it once the breaks were read."""
+
+    def __init__(self, spark: SparkSession, objects: list[dict[str, Any]], found: Sequence[DataFrame]) -> None:
+        """``found`` are kept rows of ``pipeline.verify.tasks``, among them every break."""
+        self.objects = objects
+        """The verdict object of each tenant or file, in their order; that of a file not read has ``error``."""
+        self._spark = spark
+        self._found = found
+
+    def verdicts(self) -> DataFrame:
+        """One row a tenant or file; ``verdict`` is the verdict object as JSON."""
+        rows = [
+            (each["tenant_id"], each["valid"], each["entries_checked"], orjson.dumps(each).decode())
+            for each in self.objects
+        ]
+        return self._spark.createDataFrame(rows, VERDICTS_DDL).coalesce(1)
+
+    def breaks(self) -> DataFrame:
+        """Every break there is, in no order."""
+        broken = [each for each in self.objects if each["first_break"] is not None]
+        outside = [each for each in broken if each["first_break"]["kind"] not in KINDS]
+        rows = [(each["tenant_id"], *map(_text, each["first_break"].values())) for each in outside]
+        told = self._spark.createDataFrame([(tenant, int(seq or 0), *rest) for tenant, seq, *rest in rows], BREAKS_DDL)
+        # Where the place itself does not hold, or a job's chain, nothing else is said.
+        tell = _TellBreaks(
+            frozenset(each["tenant_id"] for each in outside if not each["entries_checked"]),
+            frozenset(each["tenant_id"] for each in self.objects if _is_chain_whole(each)),
+        )
+        for rows_found in self._found:
+            kept = rows_found.filter(rows_found.kind.isin(BREAK, CANDIDATE))
+            told = told.union(kept.mapInArrow(tell, BREAKS_DDL))
+        # A shuffle of 200 partitions leaves most of them empty, and each is a task.
+        return told.coalesce(self._spark.sparkContext.defaultParallelism)
+
+    def close(self) -> None:
+        """Release what is kept."""
+        for each in self._found:
+            each.unpersist()
+
+
+@dataclass(frozen=True)
+class _TellBreaks:
+    """Decodes breaks; those of job states count where the chain itself is whole."""
+
+    refused: frozenset[str]
+    whole: frozenset[str]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = [
+                (row.tenant_id, *decode_break(row.data))
+                for row in rows_in([batch])
+                if row.tenant_id not in self.refused and (row.kind == BREAK or row.tenant_id in self.whole)
+            ]
+            if rows:
+                tenants, seqs, kinds, details, expected, actual = zip(*rows, strict=True)
+                columns = (tenants, seqs, kinds, details, [*map(_text, expected)], [*map(_text, actual)])
+                yield batch_of_columns(columns, _BREAKS_SCHEMA)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def verify(
+    spark: SparkSession,
+    place: OpenPlace,
+    *,
+    tenants: Collection[str] | None = None,
+    keyring: Keyring | None = None,
+    checkpoints: Mapping[str, Sequence[TreeHead]] | None = None,
+    rows_a_piece: int = ROWS_A_PIECE,
+    passed: Accumulator[int] | None = None,
+) -> Verified:
+    """Verify the ledgers of ``place``, which MUST stay open until the breaks were read.
+
+    A tenant that has neither head nor entries, and that some table still names, is one whose chain was removed. Of an
+    archive the objects have the aspect ``archive``, and job states are in none.
+
+    Args:
+        spark: the session.
+        place: where they are: a database or an archive. For bundles see ``verify_bundles``.
+        tenants: whose, by default all.
+        keyring: keys to judge signatures with; without it those that the ledger names, with which none is good.
+        checkpoints: by tenant, tree heads kept elsewhere, which the chain must extend.
+        rows_a_piece: entries that a task checks.
+        passed: counts entries that were checked.
+
+    Raises:
+        InvalidInputError: ``place`` is a bundle.
+        TenantNotFoundError: there is nothing of a tenant that was named.
+    """
+    began_s = time.perf_counter()
+    wanted = place.tenants() if tenants is None else sorted(set(tenants))
+    judged, refused = place.judged(wanted, keyring)
+    ends = {
+        tenant: each.ends._replace(checkpoints=(*each.ends.checkpoints, *(checkpoints or {}).get(tenant, ())))
+        for tenant, each in judged.items()
+    }
+    ring = keyring if keyring is not None else place.named_keys()
+    pieces = place.pieces([*ends], rows_a_piece=rows_a_piece)
+    checked = check_chains(spark, pieces, ends, keyring=ring, with_jobs=not place.is_copy, passed=passed)
+    for tenant, refusal in checked.refused.items():
+        kind = ArchiveSignatureError if refusal.is_signature else ArchiveInvalidError
+        refused[tenant] = kind(refusal.message, refusal.seq)
+    seconds = time.perf_counter() - began_s
+    objects = {tenant: broken(tenant, error, seconds) for tenant, error in refused.items()}
+    for tenant, verdict in checked.verdicts.items():
+        objects[tenant] = judged[tenant].told(verdict.to_json(seconds * 1000))
+    return Verified(spark, [objects[tenant] for tenant in wanted], checked.found)
+
+
+def check_chains(
+    spark: SparkSession,
+    pieces: Sequence[Piece],
+    ends: Mapping[str, Ends],
+    *,
+    keyring: Keyring | None,
+    with_jobs: bool,
+    passed: Accumulator[int] | None,
+) -> Checked:
+    """Check the chains that lie in ``pieces``; ``ends`` is what is said of each as a whole, by tenant.
+
+    ``with_jobs`` says that job states are compared, where they are stored.
+    """
+    chains = _planned(pieces, ends)
+    keys = sent(keyring)
+    # 1. The ranges. 2. The jobs.
+    check = CheckRanges(_by_piece(pieces, chains), keys, with_jobs, passed=passed)
+    found = over_pieces(spark, pieces, check, DDL, rows_a_task(pieces, spark.sparkContext.defaultParallelism))
+    if with_jobs:
+        stored = over_pieces(spark, [piece for piece in pieces if piece.is_first], read_jobs, DDL)
+        tasks_min = SHUFFLE_PARTITIONS_A_CORE * spark.sparkContext.defaultParallelism
+        partitions = _partitions(found, max(tasks_min, len(pieces)))
+        by_job = found.union(stored).repartition(partitions, "tenant_id", "job_id")
+        found = by_job.sortWithinPartitions(*JOBS_SORTED_BY).mapInArrow(compare_jobs, DDL)
+    found = found.persist()
+    # 3. The verdicts.
+    folded, verdicts, refused, changed = _fold(found, chains)
+    # 4. What must be done again.
+    rounds = 1
+    while changed:
+        if rounds == ROUNDS_MAX:
+            raise AssertionError(f"ranges are to be checked again without end: {sorted(changed)[:3]}")
+        for (tenant, number), task in changed.items():
+            chains[tenant].tasks[number] = task
+        found = _without(spark, found, changed).union(_again(spark, pieces, chains, changed, keys)).persist()
+        folded, verdicts, refused, changed = _fold(found, chains)
+        rounds += 1
+    return Checked(verdicts, refused, (found, folded))
+
+
+def _planned(pieces: Sequence[Piece], ends: Mapping[str, Ends]) -> dict[str, PlannedChain]:
+    borders: dict[str, list[int]] = {tenant: [] for tenant in ends}
+    for piece in pieces:
+        if not piece.is_first and piece.from_seq is not None:
+            borders[piece.tenant_id].append(piece.from_seq)
+    return {tenant: PlannedChain(ends[tenant], tasks(ends[tenant], of_tenant)) for tenant, of_tenant in borders.items()}
+
+
+def _by_piece(pieces: Sequence[Piece], chains: Mapping[str, PlannedChain]) -> dict[tuple[str, int | None], RangeTask]:
+    left = {tenant: iter(chain.tasks) for tenant, chain in chains.items()}
+    return {(piece.tenant_id, piece.from_seq): next(left[piece.tenant_id]) for piece in pieces}
+
+
+_Changed = dict[tuple[str, int], RangeTask]
+"""By tenant and number."""
+
+
+def _fold(
+    found: DataFrame, chains: Mapping[str, PlannedChain]
+) -> tuple[DataFrame, dict[str, Verdict], dict[str, Refusal], _Changed]:
+    """What folding gave, and what is in it: verdicts, refusals, tasks to be done again."""
+    of_chains = found.filter(found.kind.isin(*ROWS_FOLDED)).repartition(_partitions(found, len(chains)), "tenant_id")
+    folded = of_chains.sortWithinPartitions(*CHAINS_SORTED_BY).mapInArrow(FoldChains(chains), DDL).persist()
+    verdicts: dict[str, Verdict] = {}
+    refused: dict[str, Refusal] = {}
+    changed: _Changed = {}
+    for row in folded.filter(folded.kind.isin(VERDICT, REFUSED, AGAIN)).collect():
+        data = bytes(row.data)
+        if row.kind == VERDICT:
+            verdicts[row.tenant_id] = _VERDICT_DECODER.decode(data)
+        elif row.kind == REFUSED:
+            refused[row.tenant_id] = _REFUSAL_DECODER.decode(data)
+        else:
+            changed[row.tenant_id, row.number] = _TASK_DECODER.decode(data)
+    return folded, verdicts, refused, changed
+
+
+def _partitions(found: DataFrame, useful: int) -> int:
+    """Partitions to shuffle ``found`` into: as many as the session has, and no more than are ``useful``."""
+    configured = found.sparkSession.conf.get("spark.sql.shuffle.partitions")
+    assert configured is not None, "Spark has a default"
+    return max(1, min(int(configured), useful))
+
+
+def _without(spark: SparkSession, found: DataFrame, changed: _Changed) -> DataFrame:
+    """What was found, the ranges aside that are checked again."""
+    left_out = spark.createDataFrame([*changed], "tenant_id string, number bigint")
+    return found.join(left_out, ["tenant_id", "number"], "left_anti").select(found.columns)
+
+
+def _again(
+    spark: SparkSession,
+    pieces: Sequence[Piece],
+    chains: Mapping[str, PlannedChain],
+    changed: _Changed,
+    keys: str | None,
+) -> DataFrame:
+    of_pieces = _by_piece(pieces, chains)
+    numbers = {key: task.number for key, task in of_pieces.items()}
+    concerned = [piece for piece in pieces if (piece.tenant_id, numbers[piece.tenant_id, piece.from_seq]) in changed]
+    return over_pieces(spark, concerned, CheckRanges(of_pieces, keys, False, False), DDL)
+
+
+def _is_chain_whole(verdict: Mapping[str, Any]) -> bool:
+    """Whether nothing explains that job states are not those of the entries."""
+    return "broken" not in {verdict["verdicts"].get(aspect) for aspect in CHAIN_ASPECTS}
+
+
+# --- bundles --------------------------------------------------------------------------------------
+
+
+def verify_bundles(
+    spark: SparkSession,
+    files: Sequence[Path],
+    *,
+    keyring: Keyring | None = None,
+    kept: str | None = None,
+    memory: Memory | None = None,
+    passed: Accumulator[int] | None = None,
+) -> Verified:
+    """Verify bundle files; the objects have the aspect ``bundle`` and name their ``file``, in the order given.
+
+    A file that cannot be read has an object too, with ``error`` and ``exit_code`` and no aspect.
+    ``kept`` is the text of a checkpoint kept elsewhere, for the bundles of its log; ``memory`` is what was verified
+    before.
+
+    Raises:
+        SignatureError: ``kept`` does not hold.
+    """
+    if kept is not None:
+        judge_checkpoint(kept, keyring)
+    keys = sent(keyring)
+    names = [str(file.absolute()) for file in files]
+
+    def check(number: int) -> Iterator[pa.RecordBatch]:
+        return batched(_rows(names[number], number, keyring_of(keys), kept, memory, passed))
+
+    found = over_numbers(spark, len(files), check, DDL).persist()
+    verdicts = found.filter(found.kind == VERDICT).orderBy("number").collect()
+    return Verified(spark, [orjson.loads(bytes(row.data)) for row in verdicts], [found])
+
+
+def _rows(
+    file: str,
+    number: int,
+    keyring: Keyring | None,
+    kept: str | None,
+    memory: Memory | None,
+    passed: Accumulator[int] | None,
+) -> Iterator[TaskRow]:
+    breaks: list[Break] = []
+    try:
+        verdict = _verified(Path(file), keyring, kept, memory, breaks).to_json()
+    except NotABundleError as error:
+        breaks, verdict = [], _unread(str(error))
+    except OSError as error:
+        breaks, verdict = [], _unread(error.strerror or _readable(str(error)))
+    if passed is not None:
+        passed.add(verdict["entries_checked"])
+    tenant_id = verdict["tenant_id"] or ""
+    for each in breaks:
+        yield TaskRow(tenant_id, BREAK, number, 0, None, encode(each))
+    yield TaskRow(tenant_id, VERDICT, number, 0, None, orjson.dumps({"file": _readable(file), **verdict}))
+
+
+def _unread(why: str) -> dict[str, Any]:
+    """Instead of a verdict: nothing was checked, and nothing is said of the file but why."""
+    return {
+        "tenant_id": None,
+        "valid": False,
+        "verdicts": {},
+        "entries_checked": 0,
+        "breaks": {},
+        "first_break": None,
+        "exit_code": int(ExitCode.COULD_NOT_RUN),
+        "error": why,
+    }
+
+
+def _readable(name: str) -> str:
+    """The text of a file's name; bytes of it that are no UTF-8 are escaped."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _verified(
+    file: Path, keyring: Keyring | None, kept: str | None, memory: Memory | None, breaks: list[Break]
+) -> BundleVerdict:
+    began_s = time.perf_counter()
+    try:
+        with BundleReader.open(file, keyring) as reader:
+            verify_rows = partial(verification.verify, BundleChainReader(reader), on_break=breaks.append)
+            return asyncio.run(judged(reader, keyring, _kept_of_log(reader, kept, keyring), verify_rows, memory))
+    except NotABundleError:
+        raise
+    except BundleInvalidError as error:
+        return refused(error, *digest_of(file), time.perf_counter() - began_s)
+
+
+def _kept_of_log(reader: BundleReader, kept: str | None, keyring: Keyring | None) -> JudgedCheckpoint | None:
+    """The checkpoint kept elsewhere, where it is of the bundle's log."""
+    if kept is None:
+        return None
+    found = judge_checkpoint(kept, keyring)
+    return found if found.checkpoint.origin == reader.manifest.origin else None

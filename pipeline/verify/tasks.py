@@ -1,18 +1,15 @@
-"""The tasks of a verification: they check ranges, compare jobs, and fold what was found.
+"""What tasks of a verification hand on: rows of one shape, most of them a plain value in MessagePack.
 
-``CheckRanges`` takes a piece: its rows in one pass; it hands on a summary, breaks, and the jobs as far as it folded
-them. ``compare_jobs`` takes rows sorted by tenant and job, so it holds one job at a time: states that ranges folded are
-merged and compared with the stored ones, all other rows are passed on. ``FoldChains`` takes what the ranges of a tenant
-gave, and makes its verdict of it, or says what must be checked again.
+A row of ``number`` belongs to that range of its tenant; ``place`` orders rows of one kind within it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -25,32 +22,103 @@ from ledger.verification.projection_check import JobJudge, JobsFound, StoredJob,
 from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask, opened_for
 from ledger.verification.range_fold import CheckAgain, Ends, fold
 from ledger.verification.verdict import Break, Findings, is_number
-from pipeline.arrow import ArrowEntries, lists_of, rows_of
+from pipeline import arrow
+from pipeline.arrow import ArrowEntries, ddl_of, lists_of, rows_of
 from pipeline.keys import keyring_of
 from pipeline.places import Piece, PieceReader
 from pipeline.places.protocol import SEQ_MIN
-from pipeline.verify.task_rows import (
-    AGAIN,
-    BREAK,
-    CANDIDATE,
-    COMMITMENT,
-    JOBS,
-    PART,
-    REFUSED,
-    STORED,
-    SUMMARY,
-    VERDICT,
-    Judged,
-    Refusal,
-    TaskRow,
-    batched,
-    encode,
-    rows_in,
-)
 from signing.snapshot import open_snapshot
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
+
+
+SUMMARY: Final = "summary"
+"""A ``RangeSummary``."""
+BREAK: Final = "break"
+"""A ``Break``."""
+CANDIDATE: Final = "candidate"
+"""A ``Break`` of the projection, if the chain itself is whole."""
+PART: Final = "part"
+"""The state of ``job_id`` folded from some of its entries."""
+STORED: Final = "stored"
+"""A stored job, as its columns."""
+JOBS: Final = "jobs"
+"""What comparing some of the jobs came to, as ``JobsFound``."""
+COMMITMENT: Final = "commitment"
+"""What judging verdicts takes: a ``Judged``. They belong to no range; ``place`` is the seq."""
+VERDICT: Final = "verdict"
+"""A ``Verdict``; of a bundle its verdict object, as JSON."""
+REFUSED: Final = "refused"
+"""A ``Refusal``: what holds the rows does not hold, so nothing in it says anything."""
+AGAIN: Final = "again"
+"""A ``RangeTask`` to be done again before there can be a verdict."""
+
+_SCHEMA: Final = pa.schema(
+    [
+        ("tenant_id", pa.string()),
+        ("kind", pa.string()),
+        ("number", pa.int64()),
+        ("place", pa.int64()),
+        ("job_id", pa.string()),
+        ("data", pa.binary()),
+    ]
+)
+DDL: Final = ddl_of(_SCHEMA)
+
+_BREAK_DECODER: Final = msgspec.msgpack.Decoder(Break)
+
+
+class Refusal(NamedTuple):
+    """Why the rows of a tenant were not looked at: an ``ArchiveInvalidError``."""
+
+    is_signature: bool
+    message: str
+    seq: int
+
+
+class Judged(NamedTuple):
+    """One entry or row of the table of commitments, or, before all of these, how far the table has followed."""
+
+    entry: CommitmentRow | None = None
+    promised: PromisedRow | None = None
+    followed_seq: int = 0
+
+
+class TaskRow(NamedTuple):
+    """One row of ``DDL``."""
+
+    tenant_id: str
+    kind: str
+    number: int
+    place: int
+    job_id: str | None
+    data: bytes
+
+
+def batched(rows: Iterable[TaskRow]) -> Iterator[pa.RecordBatch]:
+    """``rows`` in batches that are bounded in number and bytes."""
+    return arrow.batched(rows, _SCHEMA, lambda row: len(row.data))
+
+
+def rows_in(batches: Iterable[pa.RecordBatch]) -> Iterator[TaskRow]:
+    """The rows of batches that Spark hands to a task."""
+    for batch in batches:
+        yield from map(TaskRow, *lists_of(batch))
+
+
+def encode(value: Any) -> bytes:
+    """A plain value."""
+    return msgspec.msgpack.encode(value)
+
+
+def decode_break(data: bytes) -> Break:
+    """What ``encode`` gave of a break."""
+    return _BREAK_DECODER.decode(data)
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
 
 JOBS_HELD_MAX: Final = 20_000
 """Jobs whose states a task holds before it hands them on: some tens of megabytes."""

@@ -22,7 +22,7 @@ from cli.verify_database import kept_head, verify_database
 from lab.tampering import cut_tail
 from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead
-from pipeline.cli.looks import Looks
+from pipeline.cli.verify import Looks
 from pipeline.places import place_of
 from signing import note, private_keys
 from signing.anchors import Outsiders

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from objects.store import ArchiveStore
+from pipeline.archiving import Archived, FileAll, Run
 from pipeline.archiving.filing import FileTask, Outcome, file_each
 from pipeline.archiving.postgres import Ledger as PostgresLedger
-from pipeline.archiving.run import Archived, FileAll, Run
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring
 from signing.private_keys import FileSigner

@@ -24,14 +24,12 @@ from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from objects.store import ArchiveStore
 from pipeline.archive import parquet
-from pipeline.archive.layout import FileName, month_after, month_of
-from pipeline.archive.manifest import Manifest, open_manifest
+from pipeline.archive.manifest import FileName, Manifest, month_after, month_of, open_manifest
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
-from pipeline.archiving import plan
+from pipeline.archiving import Run, plan
 from pipeline.archiving.filing import FileTask, Outcome, UnjudgedBreak, file_each
 from pipeline.archiving.plan import Stretch, cut
 from pipeline.archiving.postgres import Ledger as PostgresLedger
-from pipeline.archiving.run import Run
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring
 from tests.conftest import Database

@@ -24,9 +24,9 @@ from objects.store import ArchiveStore
 from pipeline.archive.judging import verify_tenant
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
 from pipeline.archive.reader import tenants_of
-from pipeline.places.naming import parse_place
+from pipeline.places import parse_place
 from pipeline.places.protocol import Times
-from pipeline.source.frames import open_pieces
+from pipeline.source import open_pieces
 from signing import envelope
 from signing.keys import Keyring
 from tests.conftest import Database

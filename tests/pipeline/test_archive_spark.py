@@ -12,9 +12,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from objects.store import ArchiveStore
+from pipeline.archiving import Run
 from pipeline.archiving.filing import file_on
 from pipeline.archiving.postgres import Ledger as PostgresLedger
-from pipeline.archiving.run import Run
 from signing import private_keys
 from signing.keys import Keyring
 from tests.app.chains import until

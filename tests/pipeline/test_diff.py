@@ -18,9 +18,9 @@ from app.dev.embedded import EmbeddedPostgres
 from ledger.errors import ChainDamagedError, InvalidInputError, LedgerError, NotFoundError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_error
 from objects.store import ArchiveStore
+from pipeline.archiving import Run
 from pipeline.archiving.postgres import Ledger as PostgresLedger
-from pipeline.archiving.run import Run
-from pipeline.diff.job import Diff, diff
+from pipeline.diff import Diff, diff
 from pipeline.keys import Signers
 from pipeline.places import parse_place
 from pipeline.places.connection import Connection

@@ -109,7 +109,7 @@ import sys
 from pathlib import Path
 
 from pyspark import SparkContext
-from pipeline.gateway import begun, java
+from pipeline.java import begun, java
 from pipeline.java import class_archive_options
 
 

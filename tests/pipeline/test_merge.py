@@ -28,10 +28,10 @@ from ledger.errors import (
 )
 from ledger.exit_code import ExitCode, exit_code_of_bundle
 from ledger.hlc import Hlc
-from pipeline.cli.merge import _print_refused
+from pipeline.cli.bundles import _print_refused
 from pipeline.keys import Signers
+from pipeline.merge import SETTINGS, Merged, merge, workplace
 from pipeline.merge.deciding import decided
-from pipeline.merge.job import SETTINGS, Merged, merge, workplace
 from pipeline.merge.taking import TakenBundle, _taken, take
 from pipeline.own_folder import MARKER
 from signing.bundle.judging import refuse_unless_trusted
@@ -339,7 +339,7 @@ def test_a_run_that_was_killed_leaves_nothing_for_ever_and_one_that_lives_keeps_
         assert sorted(tmp_path.iterdir()) == sorted([one, other, foreign])
     assert list(tmp_path.iterdir()) == [foreign]
     program = (
-        "import os, signal, sys; from pathlib import Path; from pipeline.merge.job import workplace\n"
+        "import os, signal, sys; from pathlib import Path; from pipeline.merge import workplace\n"
         "with workplace(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)

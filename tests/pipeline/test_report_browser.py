@@ -13,9 +13,8 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Page
 
-from pipeline.report.page.build import page
+from pipeline.report.page import lead, page
 from pipeline.report.page.contents import Contents, Some, folded, largest
-from pipeline.report.page.words import lead
 from pipeline.report.summaries import OUTCOMES, PERCENTILES, SPANS
 from tests.browser import browsing
 

@@ -27,8 +27,8 @@ from pipeline.report.folder import rows_of
 from pipeline.report.jobs import fold
 from pipeline.report.make import Made, make
 from pipeline.report.period import Asked, Clock, Period, choose_period
-from pipeline.source.frames import ddl
-from pipeline.stats.output import WINDOW_SCHEMA
+from pipeline.source import ddl
+from pipeline.stats.destination import WINDOW_SCHEMA
 
 MADE_AT = datetime(2026, 11, 21, tzinfo=UTC)
 MADE = Made("memory", [], ["log.example/1"], "1.0", MADE_AT, "report", "tally pipeline verify")

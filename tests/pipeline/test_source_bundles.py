@@ -14,7 +14,7 @@ from ledger.verification import ENTRY_COLUMNS
 from objects.store import ArchiveStore
 from pipeline.places import Times, parse_place
 from pipeline.source import open_pieces
-from pipeline.source.options import places_of
+from pipeline.source.data_source import places_of
 from tests.app.bundles import bundle_of, reseal, rows_of, with_rows
 from tests.ledger.ledger_in_memory import Ledger, build
 from tests.pipeline.test_source_postgres import rows_of as rows_in

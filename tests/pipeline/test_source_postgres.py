@@ -15,10 +15,9 @@ from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerEr
 from ledger.verification import ENTRY_COLUMNS
 from pipeline.archiving.postgres import Ledger
 from pipeline.places import OpenPlace, Piece, Times, parse_place
-from pipeline.places.dsn import Dsn
+from pipeline.places.connection import Dsn
 from pipeline.places.protocol import SEQ_MAX, SEQ_MIN
-from pipeline.source import entries, in_tasks, open_pieces
-from pipeline.source.frames import ROW_COLUMNS
+from pipeline.source import ROW_COLUMNS, entries, in_tasks, open_pieces
 from tests.app.chain_builder import insert
 from tests.app.test_tamper import CASES, LEDGER, OTHER, ZEROS, Connection, copy_row, drop_guards, update
 from tests.conftest import Database

@@ -15,10 +15,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from ledger.errors import DatabaseWentBackError, LedgerError
 from ledger.verification import ENTRY_COLUMNS, Head
-from pipeline.gateway import told
+from pipeline.java import told
 from pipeline.places.protocol import Facts
-from pipeline.source.data_source import LedgerReader, register
-from pipeline.source.stream import end_of, next_offset
+from pipeline.source.data_source import LedgerReader, end_of, next_offset, register
 from tests.app.bundles import bundle_of
 from tests.app.chain_builder import insert
 from tests.app.chains import until

@@ -27,9 +27,8 @@ from ledger.exit_code import ExitCode
 from ledger.verification.verdict import Break
 from pipeline import java
 from pipeline.cli import running
-from pipeline.gateway import _kept, apart, told
-from pipeline.masters import refuse_unless_there
-from pipeline.spark import SHUFFLE_PARTITIONS_MIN, _java_options, shuffle_partitions, spark_session
+from pipeline.java import _kept, apart, told
+from pipeline.spark import SHUFFLE_PARTITIONS_MIN, _java_options, refuse_unless_there, shuffle_partitions, spark_session
 
 SPARK_FLAG = "--add-modules=jdk.incubator.vector"
 

@@ -18,10 +18,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from ledger.errors import ConfigurationError, InvalidInputError, NotFoundError
-from pipeline.cli.stats import duration_s, told
+from pipeline.cli.report import duration_s, told
 from pipeline.stats import Summary, committed_files, read, rejected, run
-from pipeline.stats.clock import Tick, next_tick, refuse_behind
-from pipeline.stats.lines import LINE_BYTES_MAX
+from pipeline.stats.destination import Tick, next_tick, refuse_behind
+from pipeline.stats.reports import LINE_BYTES_MAX
 
 START = datetime(2024, 1, 15, 13, 0, tzinfo=UTC)
 WATERMARK_S = 600

@@ -8,8 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ledger.errors import ConfigurationError
-from pipeline.stats.clock import Tick
-from pipeline.stats.destination import Destination, check_logs
+from pipeline.stats.destination import Destination, Tick, check_logs
 
 NAMES = ["0", "9.compact", "10", ".10.crc", ".11.8f3.tmp", "_x"]
 """Of a log whose newest batch is 10."""

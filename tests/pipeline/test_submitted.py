@@ -11,12 +11,12 @@ import pytest
 
 PRINT = """
 import fcntl, sys, struct, termios
-from pipeline.cli import submitted
+from pipeline.cli import running
 
-submitted.PRINTED_TIMEOUT_S = 1e6
+running.PRINTED_TIMEOUT_S = 1e6
 print("x" * 1000, flush=True)
 print("printed", file=sys.stderr, flush=True)
-submitted.wait_until_printed()
+running.wait_until_printed()
 sys.exit(struct.unpack("i", fcntl.ioctl(1, termios.FIONREAD, bytes(4)))[0])
 """
 """Prints, waits as a command does, and says how much nobody has read by then."""

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.places.archive import FileOfArchive
 from pipeline.places.protocol import ROWS_A_PIECE, Piece
-from pipeline.source.frames import TASKS_A_CORE, in_tasks, over_numbers, rows_a_task
+from pipeline.source import TASKS_A_CORE, in_tasks, over_numbers, rows_a_task
 from pipeline.spark import TASK_DAEMON
 
 
