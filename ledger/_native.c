@@ -2,8 +2,8 @@
  * The batch functions of the ledger in C: what each entry costs, and no decision.
  *
  * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.merkle, ledger.canonical,
- * ledger.chain.form, ledger.verification.entry_check, app.store.growth, app.write.pending.backlog; for the lines of
- * events, app.edge.forms.requests with app.write.pending.event_lines; for COPY, the driver.
+ * ledger.chain.form, ledger.verification.entry_check, app.store.growth; for the lines of events, app.edge.forms.requests
+ * with app.write.pending.event_lines; for COPY, the driver.
  * A function here answers what its twin answers, byte for byte, or None, and then the twin is asked: so it may give up
  * on whatever is unusual, and need not name what is wrong.
  *
@@ -178,49 +178,33 @@ static Text bytes_or_none(Text text)
 
 /* --- Merkle hashes: ledger.merkle --------------------------------------------------------------------------------- */
 
-static PyObject *hash_groups(PyObject *nodes, Py_ssize_t group, unsigned char domain)
-{
-    Batch batch;
-    unsigned char message[1 + 2 * HASH_BYTES], hash[HASH_BYTES];
-    if (!take(&batch, &nodes, 1))
-        Py_RETURN_NONE;
-    const Py_ssize_t count = batch.rows / group;
-    PyObject *found = PyList_New(count);
-    int is_whole = found != NULL;
-    message[0] = domain;
-    for (Py_ssize_t i = 0; i < count && is_whole; i++) {
-        for (Py_ssize_t part = 0; part < group && is_whole; part++) {
-            Text node;
-            is_whole = bytes_of(batch.values[0][i * group + part], &node) && node.count == HASH_BYTES;
-            if (is_whole)
-                memcpy(message + 1 + part * HASH_BYTES, node.bytes, HASH_BYTES);
-        }
-        if (is_whole) {
-            hash_of(message, (size_t)(1 + group * HASH_BYTES), hash);
-            PyObject *made = PyBytes_FromStringAndSize((char *)hash, HASH_BYTES);
-            is_whole = made != NULL;
-            if (is_whole)
-                PyList_SET_ITEM(found, i, made);
-        }
-    }
-    release(&batch);
-    return answer_of(found, is_whole);
-}
-
-PyDoc_STRVAR(leaf_hashes_doc,
-    "leaf_hashes(links)\n--\n\nAs ledger.merkle.leaf_hashes, of data of 32 bytes each; None where that must be asked.");
-
-static PyObject *leaf_hashes(PyObject *Py_UNUSED(module), PyObject *links_given)
-{
-    return hash_groups(links_given, 1, 0);
-}
-
 PyDoc_STRVAR(paired_doc,
     "paired(nodes)\n--\n\nAs ledger.merkle.paired; None where that must be asked.");
 
 static PyObject *paired(PyObject *Py_UNUSED(module), PyObject *nodes)
 {
-    return hash_groups(nodes, 2, 1);
+    Batch batch;
+    unsigned char message[1 + 2 * HASH_BYTES] = {1}, hash[HASH_BYTES];
+    if (!take(&batch, &nodes, 1))
+        Py_RETURN_NONE;
+    PyObject *found = PyList_New(batch.rows / 2);
+    int is_whole = found != NULL;
+    for (Py_ssize_t i = 0; i < batch.rows / 2 && is_whole; i++) {
+        Text left, right;
+        is_whole = bytes_of(batch.values[0][2 * i], &left) && left.count == HASH_BYTES
+            && bytes_of(batch.values[0][2 * i + 1], &right) && right.count == HASH_BYTES;
+        if (!is_whole)
+            break;
+        memcpy(message + 1, left.bytes, HASH_BYTES);
+        memcpy(message + 1 + HASH_BYTES, right.bytes, HASH_BYTES);
+        hash_of(message, sizeof message, hash);
+        PyObject *made = PyBytes_FromStringAndSize((char *)hash, HASH_BYTES);
+        is_whole = made != NULL;
+        if (is_whole)
+            PyList_SET_ITEM(found, i, made);
+    }
+    release(&batch);
+    return answer_of(found, is_whole);
 }
 
 /* --- canonical JSON: ledger.canonical ----------------------------------------------------------------------------- */
@@ -500,117 +484,6 @@ static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py
     PyObject *found = rows != NULL ? PyTuple_Pack(2, rows, places) : NULL;
     Py_XDECREF(rows);
     Py_XDECREF(places);
-    return answer_of(found, found != NULL);
-}
-
-static int write_number(Buffer *out, uint64_t value, int width)
-{
-    char *at = grow(out, (size_t)width);
-    for (int i = 0; at != NULL && i < width; i++)
-        at[i] = (char)(value >> (8 * (width - 1 - i)));
-    return at != NULL;
-}
-
-/* One value in the binary form of COPY: a text, or an integer of so many bytes. */
-static int write_column(Buffer *out, PyObject *value, int width)
-{
-    Text text;
-    long long number;
-    if (value == Py_None)
-        return write_number(out, UINT32_MAX, 4);
-    if (width == 0)
-        return text_of(value, &text) && text.count <= INT32_MAX && write_number(out, (uint64_t)text.count, 4)
-            && write_bytes(out, text.bytes, (size_t)text.count);
-    if (!number_of(value, &number) || (width == 2 && (number < INT16_MIN || number > INT16_MAX)))
-        return 0;
-    return write_number(out, (uint64_t)width, 4) && write_number(out, (uint64_t)number, width);
-}
-
-PyDoc_STRVAR(copy_rows_doc,
-    "copy_rows(widths, rows)\n--\n\n"
-    "Rows as COPY takes them in its binary form: of each column a width in bytes, 0 of texts; None where that is left "
-    "to the driver.");
-
-static PyObject *copy_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
-{
-    static const char header[] = "PGCOPY\n\377\r\n\0\0\0\0\0\0\0\0";
-    Text widths;
-    Batch batch;
-    if (count != 2 || !bytes_of(args[0], &widths) || !take(&batch, args + 1, 1))
-        Py_RETURN_NONE;
-    Buffer out = {PyMem_Malloc(4096), 0, 4096};
-    int is_whole = out.bytes != NULL && write_bytes(&out, header, sizeof header);
-    for (Py_ssize_t at = 0; at < batch.rows && is_whole; at++) {
-        PyObject *row = batch.values[0][at];
-        is_whole = PyTuple_CheckExact(row) && PyTuple_GET_SIZE(row) == widths.count
-            && write_number(&out, (uint64_t)widths.count, 2);
-        for (Py_ssize_t column = 0; column < widths.count && is_whole; column++)
-            is_whole = write_column(&out, PyTuple_GET_ITEM(row, column), widths.bytes[column]);
-    }
-    is_whole = is_whole && write_number(&out, UINT16_MAX, 2);
-    PyObject *found = is_whole ? PyBytes_FromStringAndSize(out.bytes, (Py_ssize_t)out.count) : NULL;
-    PyMem_Free(out.bytes);
-    release(&batch);
-    return answer_of(found, found != NULL);
-}
-
-/* --- what waits to be chained: app.write.pending.backlog ---------------------------------------------------------------- */
-
-typedef struct {
-    PyObject *tenant; /* borrowed: ``places`` holds it */
-    Py_ssize_t events, bytes;
-} Tally;
-
-PyDoc_STRVAR(tallied_doc,
-    "tallied(events)\n--\n\n"
-    "By tenant_id, how many of the events there are, and the bytes of their payloads; None where that must be asked.");
-
-static PyObject *tallied(PyObject *Py_UNUSED(module), PyObject *events)
-{
-    static PyObject *tenant_id, *payload;
-    Batch batch;
-    if (tenant_id == NULL && (tenant_id = PyUnicode_InternFromString("tenant_id")) == NULL)
-        return NULL;
-    if (payload == NULL && (payload = PyUnicode_InternFromString("payload")) == NULL)
-        return NULL;
-    if (!take(&batch, &events, 1))
-        Py_RETURN_NONE;
-    Tally *tallies = PyMem_Malloc((size_t)(batch.rows + 1) * sizeof *tallies);
-    PyObject *places = PyDict_New(), *found = NULL;
-    Py_ssize_t tenants = 0;
-    int is_whole = tallies != NULL && places != NULL;
-    for (Py_ssize_t row = 0; row < batch.rows && is_whole; row++) {
-        PyObject *tenant = PyObject_GetAttr(batch.values[0][row], tenant_id);
-        PyObject *bytes = tenant == NULL ? NULL : PyObject_GetAttr(batch.values[0][row], payload);
-        is_whole = bytes != NULL && PyUnicode_CheckExact(tenant) && PyBytes_CheckExact(bytes);
-        PyObject *place = is_whole ? PyDict_GetItemWithError(places, tenant) : NULL;
-        if (is_whole && place == NULL && !PyErr_Occurred() && (place = PyLong_FromSsize_t(tenants)) != NULL) {
-            is_whole = PyDict_SetItem(places, tenant, place) == 0;
-            Py_DECREF(place);
-            tallies[tenants++] = (Tally){.tenant = tenant};
-        }
-        is_whole = is_whole && place != NULL;
-        if (is_whole) {
-            Tally *tally = &tallies[PyLong_AsSsize_t(place)];
-            tally->events++;
-            tally->bytes += PyBytes_GET_SIZE(bytes);
-        }
-        Py_XDECREF(tenant);
-        Py_XDECREF(bytes);
-    }
-    if (is_whole)
-        found = PyDict_New();
-    for (Py_ssize_t at = 0; at < tenants && found != NULL; at++) {
-        PyObject *tally = Py_BuildValue("(nn)", tallies[at].events, tallies[at].bytes);
-        if (tally == NULL || PyDict_SetItem(found, tallies[at].tenant, tally) != 0)
-            Py_CLEAR(found);
-        Py_XDECREF(tally);
-    }
-    PyMem_Free(tallies);
-    Py_XDECREF(places);
-    release(&batch);
-    if (!is_whole && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_AttributeError))
-        PyErr_Clear();
     return answer_of(found, found != NULL);
 }
 
@@ -1871,12 +1744,9 @@ static PyObject *are_well_formed(PyObject *Py_UNUSED(module), PyObject *const *a
 
 static PyMethodDef methods[] = {
     {"leaves_of_entries", (PyCFunction)(void (*)(void))leaves_of_entries, METH_FASTCALL, leaves_of_entries_doc},
-    {"leaf_hashes", leaf_hashes, METH_O, leaf_hashes_doc},
     {"paired", paired, METH_O, paired_doc},
     {"canonical", canonical, METH_O, canonical_doc},
     {"new_rows", (PyCFunction)(void (*)(void))new_rows, METH_FASTCALL, new_rows_doc},
-    {"tallied", tallied, METH_O, tallied_doc},
-    {"copy_rows", (PyCFunction)(void (*)(void))copy_rows, METH_FASTCALL, copy_rows_doc},
     {"event_lines", (PyCFunction)(void (*)(void))event_lines, METH_FASTCALL, event_lines_doc},
     {"entries_in_copy", (PyCFunction)(void (*)(void))entries_in_copy, METH_FASTCALL, entries_in_copy_doc},
     {"rows_in_copy", (PyCFunction)(void (*)(void))rows_in_copy, METH_FASTCALL, rows_in_copy_doc},

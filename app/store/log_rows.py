@@ -20,9 +20,7 @@ LOG_COLUMNS = ("tenant_id", *ENTRY_COLUMNS)
 Row = tuple[Any, ...]
 """A row of ``LOG_COLUMNS``."""
 
-_INTEGERS = {"seq": 8, "hlc_physical": 8, "hlc_logical": 8, "link_version": 2}
-_WIDTHS = bytes(_INTEGERS.get(name, 0) for name in LOG_COLUMNS)
-"""Of each column, the bytes of an integer, or 0 of a text."""
+_INTEGERS = ("seq", "hlc_physical", "hlc_logical", "link_version")
 _FORMS = "".join("i" if name in _INTEGERS else "t" for name in LOG_COLUMNS).encode()
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
@@ -63,10 +61,7 @@ class Piece(NamedTuple):
 
     def encoded(self) -> bytes | None:
         """The rows as COPY takes them; None where that is left to the driver."""
-        if isinstance(self.kept, bytes):
-            return self.kept
-        whole = native.copy_rows(_WIDTHS, self.kept)
-        return None if whole is None else whole[len(_HEADER) : -len(_TRAILER)]
+        return self.kept if isinstance(self.kept, bytes) else None
 
 
 class LogRows:

@@ -7,14 +7,13 @@ import json
 import struct
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.edge.forms.requests import EVENT_LINE
 from app.store.chaining import ChainHead
 from app.store.growth import ChainPosition, Grower, Growth, _new_rows, new_rows
-from app.store.log_rows import _HEADER, _TRAILER, _WIDTHS, LOG_COLUMNS, Piece
+from app.store.log_rows import _HEADER, _TRAILER, LOG_COLUMNS, Piece
 from app.store.notary import LinkRow
 from app.write.pending.requests import draft_of
 from ledger import canonical, chain, native
@@ -169,21 +168,7 @@ def decoded(encoded: bytes) -> list[tuple[Any, ...]]:
 def test_rows_go_to_copy_as_they_are(given_lines: list[tuple[str, str, dict[str, Any]]]) -> None:
     log_rows = grown(taken(given_lines))[0].log_rows
     tuples = [*log_rows]
-    encoded = native.copy_rows(_WIDTHS, tuples)
-    assert (encoded is None) == (native.NAME != "c")
-    assert encoded is None or decoded(encoded) == tuples
     of_tenants = [row for tenant_id in dict.fromkeys(row[0] for row in tuples) for row in tuples if row[0] == tenant_id]
     whole = log_rows.for_copy()
     assert (whole is None) == (native.NAME != "c" and bool(tuples))
     assert whole is None or decoded(whole) == of_tenants
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [("seq", 2**63), ("seq", "1"), ("link_version", 2**15), ("payload", b"{}"), ("job_id", "\ud800"), ("seq", True)],
-)
-def test_what_copy_has_no_form_for_is_left_to_the_driver(column: str, value: object) -> None:
-    (row,) = grown(taken([("acme", "j1", {"type": "JobCreated"})]))[0].log_rows
-    at = LOG_COLUMNS.index(column)
-    assert native.copy_rows(_WIDTHS, [row, (*row[:at], value, *row[at + 1 :])]) is None
-    assert native.copy_rows(_WIDTHS, [row[:-1]]) is None

@@ -21,7 +21,6 @@ from operator import attrgetter
 import msgspec
 
 from app.store.growth import ChainPosition
-from ledger import native
 from ledger.chain.record import EventRecord, IdempotencyKey
 from ledger.errors import LedgerError, RequestTooLargeError, WalFullError
 from ledger.hlc import Hlc
@@ -253,8 +252,6 @@ def payload_bytes_of(events: Iterable[Pending]) -> int:
 
 def _by_tenant(events: Sequence[Pending]) -> dict[str, tuple[int, int]]:
     """How many events of each tenant there are, and the bytes of their payloads."""
-    if (tallied := native.tallied(events)) is not None:
-        return tallied
     found: dict[str, tuple[int, int]] = {}
     for pending in events:
         tenant_id = pending.tenant_id
