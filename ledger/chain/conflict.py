@@ -23,10 +23,9 @@ from typing import Any, Final, NamedTuple
 
 from ledger import canonical
 from ledger.errors import InvalidInputError
-from ledger.facts.events import VERDICTS, CommitmentAction
+from ledger.facts.events import CONFLICT_TYPE, VERDICTS, CommitmentAction
 from ledger.hlc import Hlc
 
-CONFLICT_TYPE: Final = "Conflict"
 NODE_PREFIX: Final = "conflict-"
 NODE_DIGITS: Final = 40
 _FIELDS: Final = frozenset(("action", "digest", "hlc", "kept_digest", "payload", "type"))

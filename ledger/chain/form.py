@@ -25,27 +25,15 @@ from typing import Any, Final, NamedTuple
 
 from ledger import canonical, native
 from ledger.chain import LINK_VERSION
-from ledger.chain.conflict import CONFLICT_TYPE, conflict_hlc, held_event
+from ledger.chain.conflict import conflict_hlc, held_event
 from ledger.errors import InvalidInputError
-from ledger.facts.events import EVENTS_BY_ACTION, VERDICTS, CommitmentAction, SystemAction
+from ledger.facts.events import EVENTS_BY_ACTION, TYPE_OF_ACTION, SystemAction
 from ledger.hlc import Hlc
-from ledger.machines.promises import CAPACITY_TYPE, PROPOSAL_TYPE
-from ledger.machines.refusals import REFUSED_TYPE
 
 ORIGIN_BYTES_MAX: Final = 4 << 10
 """Longest origin."""
 SUBJECT_BYTES_MAX: Final = 255
 """Longest job id of an entry that is of no job: a WAL record has one byte for its length."""
-
-TYPE_OF_ACTION: Final[Mapping[str, str]] = {
-    **{action.value: action.value for action in SystemAction},
-    **dict.fromkeys((CommitmentAction.PROPOSED.value, *(verdict.value for verdict in VERDICTS)), PROPOSAL_TYPE),
-    CommitmentAction.CAPACITY_SET.value: CAPACITY_TYPE,
-    SystemAction.CONFLICT.value: CONFLICT_TYPE,
-    SystemAction.REFUSED.value: REFUSED_TYPE,
-    **{action: event.name for action, event in EVENTS_BY_ACTION.items()},
-}
-"""What the payload of an entry gives as its ``type``, by action."""
 
 _ACTION = re.compile("[A-Z_]{1,64}")
 _JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

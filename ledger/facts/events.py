@@ -1,13 +1,18 @@
-"""The kinds of entry: job events, what the ledger itself records, and their names and numbers.
+"""The kinds of entry: events of jobs, proposals, and what the ledger records about itself.
 
-The type number stands in the WAL record, the action in ``scheduler_log``, the name in the payload.
-Numbers 1 to 10 are job events, 34 and 35 proposals and capacities of nodes; 16 and 33 are records of the WAL alone,
-which become no entry of their own. The rest the ledger writes itself: 22, 23 and 31 into the chain of the tenant they
-are about, the others into ``_system``.
+To add an event of a job, declare it in ``JOB_EVENTS``, write the generated files again (``make facts``), and, where it
+changes a job's status, declare the status (:mod:`ledger.facts.statuses`). A part of a job's state that needs more than
+the newest event that raised it also needs a rule in :mod:`ledger.machines.job_fold`.
+
+The type number is in the WAL record, the action in ``scheduler_log``, the name in the payload. Numbers 1 to 15 are job
+events, 34 and 35 proposals and capacities of nodes; 16 and 33 are records of the WAL alone, which become no entry of
+their own. The ledger writes the others itself: 22, 23 and 31 into the chain of the tenant they are about, the rest into
+``_system``.
 """
 
-from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from collections.abc import Mapping
+from enum import Enum, IntEnum, StrEnum, auto
+from typing import Final, Literal, NamedTuple
 
 SYSTEM_TENANT = "_system"
 """Tenant whose chain records what happens to the ledger itself: tenants, keys, lost WALs."""
@@ -22,13 +27,217 @@ class Durability(IntEnum):
     GLOBAL = 3
 
 
-class EventType(NamedTuple):
-    """One kind of job event: ``name`` in the payload, ``action`` in the log, ``record_type`` in the WAL."""
+# --- events of jobs -------------------------------------------------------------------------------
+
+
+class Kind(Enum):
+    """Kinds of value of a field; ``app.edge.forms.fields`` has the bounds of each."""
+
+    TENANT = auto()
+    JOB_ID = auto()
+    NAME = auto()
+    NAMES = auto()
+    TEXT = auto()
+    COUNT = auto()
+    NUMBER = auto()
+    HLC = auto()
+    OBJECT = auto()
+
+
+class Field(NamedTuple):
+    """A member of an event. An optional one that a caller leaves out is left out of the payload."""
 
     name: str
+    kind: Kind
+    is_required: bool = False
+
+
+class Part(Enum):
+    """The part of a job's state that an event raises. Of several events that raise one part, the fold of jobs keeps the
+    one of highest rank; where a comment says more, :mod:`ledger.machines.job_fold` has a rule for it."""
+
+    CREATION = auto()  # the first counts
+    ACCEPTANCE = auto()  # for each data centre
+    RUN = auto()
+    PROGRESS = auto()  # for each data centre; raises RUN, too
+    WORKFLOW = auto()  # for each workflow; raises RUN, too
+    CANCELLATION = auto()
+    ACKNOWLEDGEMENT = auto()  # for each data centre
+    END = auto()  # keeps the outcome
+
+
+class EventType(NamedTuple):
+    """One kind of job event."""
+
+    name: str
+    """The ``type`` of its payload."""
     action: str
+    """The action of its entries in the log."""
     record_type: int
+    """The type of its records in the WAL."""
     durability: Durability
+    """The level that a request gets which asks for none."""
+    part: Part
+    meaning: str
+    """What happened, in a sentence; Markdown."""
+    fields: tuple[Field, ...]
+    """The members of its own, beside ``COMMON_FIELDS``."""
+    past: str
+    """What happened, in the few words of a heading."""
+    headline: tuple[str, ...] = ()
+    """What else the console shows at once: texts with fields in braces, each left out where a field is not given."""
+    tone: Literal["", "ok", "bad"] = ""
+    """How the console colours it."""
+
+
+COMMON_FIELDS: Final = (
+    Field("tenant_id", Kind.TENANT, is_required=True),
+    Field("fence_token", Kind.COUNT),
+    Field("trace_time", Kind.NUMBER),
+    Field("subject", Kind.NAME),
+)
+"""The members that every event may have."""
+
+_DC = Field("dc_id", Kind.NAME, is_required=True)
+_WORKFLOW = Field("workflow_id", Kind.NAME, is_required=True)
+
+JOB_EVENTS: Final[Mapping[str, EventType]] = {
+    event.name: event
+    for event in (
+        EventType(
+            name="JobCreated",
+            action="ENQUEUE",
+            record_type=1,
+            durability=Durability.GLOBAL,
+            part=Part.CREATION,
+            meaning="A job exists.",
+            fields=(Field("job_id", Kind.JOB_ID), Field("spec", Kind.OBJECT), Field("assigned_dcs", Kind.NAMES)),
+            past="Created",
+        ),
+        EventType(
+            name="JobAccepted",
+            action="DEQUEUE",
+            record_type=2,
+            durability=Durability.REGIONAL,
+            part=Part.ACCEPTANCE,
+            meaning="A data centre took the job.",
+            fields=(_DC, Field("worker_count", Kind.COUNT)),
+            past="Accepted",
+            headline=("in {dc_id}", "{worker_count} workers"),
+        ),
+        EventType(
+            name="WorkflowDispatched",
+            action="DISPATCH",
+            record_type=9,
+            durability=Durability.REGIONAL,
+            part=Part.WORKFLOW,
+            meaning="A part of the job was sent to a data centre.",
+            fields=(_WORKFLOW, _DC),
+            past="Dispatched a workflow",
+        ),
+        EventType(
+            name="WorkflowCompleted",
+            action="WORKFLOW_COMPLETE",
+            record_type=10,
+            durability=Durability.REGIONAL,
+            part=Part.WORKFLOW,
+            meaning="A part of the job is done.",
+            fields=(_WORKFLOW, _DC),
+            past="Completed a workflow",
+        ),
+        EventType(
+            name="JobProgressReported",
+            action="EXECUTE",
+            record_type=3,
+            durability=Durability.LOCAL,
+            part=Part.PROGRESS,
+            meaning="How far a data centre has come; totals, not differences.",
+            fields=(_DC, Field("completed", Kind.COUNT), Field("failed", Kind.COUNT)),
+            past="Reported progress",
+            headline=("{completed} done", "{failed} failed"),
+        ),
+        EventType(
+            name="JobCancellationRequested",
+            action="CANCEL",
+            record_type=4,
+            durability=Durability.GLOBAL,
+            part=Part.CANCELLATION,
+            meaning="Somebody wants the job to stop.",
+            fields=(Field("reason", Kind.TEXT), Field("requestor", Kind.TEXT)),
+            past="Cancellation requested",
+            headline=("{reason}", "asked by {requestor}"),
+            tone="bad",
+        ),
+        EventType(
+            name="JobCancellationAcked",
+            action="CANCEL_ACK",
+            record_type=5,
+            durability=Durability.REGIONAL,
+            part=Part.ACKNOWLEDGEMENT,
+            meaning="A data centre has stopped its part of the job.",
+            fields=(_DC, Field("workflows_cancelled", Kind.COUNT)),
+            past="Cancellation acknowledged",
+            headline=("by {dc_id}",),
+            tone="bad",
+        ),
+        EventType(
+            name="JobCompleted",
+            action="COMPLETE",
+            record_type=6,
+            durability=Durability.GLOBAL,
+            part=Part.END,
+            meaning="The job is done.",
+            fields=(Field("final_status", Kind.TEXT), Field("aggregate_metrics", Kind.OBJECT)),
+            past="Completed",
+            headline=("{final_status}",),
+            tone="ok",
+        ),
+        EventType(
+            name="JobFailed",
+            action="FAIL",
+            record_type=7,
+            durability=Durability.GLOBAL,
+            part=Part.END,
+            meaning="The job went wrong.",
+            fields=(Field("error", Kind.TEXT), Field("failed_dc", Kind.NAME)),
+            past="Failed",
+            headline=("{error}", "in {failed_dc}"),
+            tone="bad",
+        ),
+        EventType(
+            name="JobTimedOut",
+            action="TIMEOUT",
+            record_type=8,
+            durability=Durability.GLOBAL,
+            part=Part.END,
+            meaning="The job took too long.",
+            fields=(Field("timeout_type", Kind.TEXT), Field("last_progress_hlc", Kind.HLC)),
+            past="Timed out",
+            headline=("{timeout_type}",),
+            tone="bad",
+        ),
+    )
+}
+"""Events of jobs by name."""
+
+EVENTS_BY_ACTION: Final = {event.action: event for event in JOB_EVENTS.values()}
+"""Events of jobs by the action of their entries; entries with other actions change no job."""
+
+
+# --- entries about commitments, and about the ledger ---------------------------------------------
+
+
+class CommitmentAction(StrEnum):
+    """Actions of entries about commitments: how a proposal was judged, and the capacity of a node."""
+
+    PROPOSED = "PROPOSED"
+    """Not judged yet: in the WAL, and in chains only as an imported entry."""
+    PROPOSE_ACCEPTED = "PROPOSE_ACCEPTED"
+    PROPOSE_REJECTED = "PROPOSE_REJECTED"
+    CAPACITY_SET = "CAPACITY_SET"
+
+
+VERDICTS = frozenset({CommitmentAction.PROPOSE_ACCEPTED, CommitmentAction.PROPOSE_REJECTED})
 
 
 class SystemAction(StrEnum):
@@ -41,6 +250,8 @@ class SystemAction(StrEnum):
     KEY_ADMITTED = "KEY_ADMITTED"
     WAL_LOST = "WAL_LOST"
     REFUSED = "REFUSED"
+    """Holds an event that PostgreSQL refused, or that lost against another of its key: see
+    :mod:`ledger.machines.refusals`."""
     LOG_FORKED = "LOG_FORKED"
     BREAK_FOUND = "BREAK_FOUND"
     BREAK_ACKNOWLEDGED = "BREAK_ACKNOWLEDGED"
@@ -59,46 +270,13 @@ class SystemAction(StrEnum):
     WEBHOOK_DEAD_LETTERED = "WEBHOOK_DEAD_LETTERED"
 
 
-class CommitmentAction(StrEnum):
-    """Actions of entries about commitments: how a proposal was judged, and what a node has."""
-
-    PROPOSED = "PROPOSED"
-    """Not judged yet: in the WAL, and in chains only as an entry of somewhere else."""
-    PROPOSE_ACCEPTED = "PROPOSE_ACCEPTED"
-    PROPOSE_REJECTED = "PROPOSE_REJECTED"
-    CAPACITY_SET = "CAPACITY_SET"
-
-
-VERDICTS = frozenset({CommitmentAction.PROPOSE_ACCEPTED, CommitmentAction.PROPOSE_REJECTED})
-
 BATCH_RECORD_TYPE = 16
 RETURNED_RECORD_TYPE = 33
 """A record of an end of the WAL that lost, appended again: it holds the event with its own type and HLC."""
 PROPOSED_RECORD_TYPE = 34
 CAPACITY_RECORD_TYPE = 35
 DECIDED_RECORD_TYPES = frozenset({PROPOSED_RECORD_TYPE, CAPACITY_RECORD_TYPE})
-"""Records whose entries follow from the chain before them: they are judged, or what is judged hangs on them."""
-
-ACTOR = "actor"
-"""Member of a payload that says who sent the event, as the service knows it; no client can set it. The first member of
-its canonical form: no other begins so."""
-
-JOB_EVENTS = {
-    event.name: event
-    for event in (
-        EventType("JobCreated", "ENQUEUE", 1, Durability.GLOBAL),
-        EventType("JobAccepted", "DEQUEUE", 2, Durability.REGIONAL),
-        EventType("JobProgressReported", "EXECUTE", 3, Durability.LOCAL),
-        EventType("JobCancellationRequested", "CANCEL", 4, Durability.GLOBAL),
-        EventType("JobCancellationAcked", "CANCEL_ACK", 5, Durability.REGIONAL),
-        EventType("JobCompleted", "COMPLETE", 6, Durability.GLOBAL),
-        EventType("JobFailed", "FAIL", 7, Durability.GLOBAL),
-        EventType("JobTimedOut", "TIMEOUT", 8, Durability.GLOBAL),
-        EventType("WorkflowDispatched", "DISPATCH", 9, Durability.REGIONAL),
-        EventType("WorkflowCompleted", "WORKFLOW_COMPLETE", 10, Durability.REGIONAL),
-    )
-}
-"""Job events by name; the durability is the default that a caller may override."""
+"""Records whose entries follow from the chain before them: proposals are judged, by capacities."""
 
 SYSTEM_RECORD_TYPES = {
     17: SystemAction.TENANT_CREATED,
@@ -123,17 +301,32 @@ SYSTEM_RECORD_TYPES = {
     39: SystemAction.BREAK_FOUND,
 }
 
-ACTIONS: dict[int, str] = {event.record_type: event.action for event in JOB_EVENTS.values()} | {
-    number: str(action) for number, action in SYSTEM_RECORD_TYPES.items()
-}
-ACTIONS |= {
-    PROPOSED_RECORD_TYPE: str(CommitmentAction.PROPOSED),
-    CAPACITY_RECORD_TYPE: str(CommitmentAction.CAPACITY_SET),
+
+# --- every kind of entry --------------------------------------------------------------------------
+
+ACTOR = "actor"
+"""Member of a payload with the principal who sent the event, set by the service; no client can set it. The first member
+of its canonical form: no other begins so."""
+
+ACTIONS: Final[Mapping[int, str]] = {
+    **{event.record_type: event.action for event in JOB_EVENTS.values()},
+    **{number: action.value for number, action in SYSTEM_RECORD_TYPES.items()},
+    PROPOSED_RECORD_TYPE: CommitmentAction.PROPOSED.value,
+    CAPACITY_RECORD_TYPE: CommitmentAction.CAPACITY_SET.value,
 }
 """Action of the log by WAL record type, for every record that becomes an entry; a proposal's is its verdict there."""
 
-EVENTS_BY_ACTION = {event.action: event for event in JOB_EVENTS.values()}
-"""Job events by the action their entries carry; entries with other actions do not touch a job."""
+REFUSED_TYPE: Final = "Refused"
+CONFLICT_TYPE: Final = "Conflict"
+PROPOSAL_TYPE: Final = "CommitmentProposed"
+CAPACITY_TYPE: Final = "CapacitySet"
 
-EVERY_ACTION = frozenset((*ACTIONS.values(), *SystemAction, *CommitmentAction))
-"""The action of every entry that there can be."""
+TYPE_OF_ACTION: Final[Mapping[str, str]] = {
+    **{action: event.name for action, event in EVENTS_BY_ACTION.items()},
+    **{action.value: action.value for action in SystemAction},
+    **{action.value: PROPOSAL_TYPE for action in CommitmentAction},
+    CommitmentAction.CAPACITY_SET.value: CAPACITY_TYPE,
+    SystemAction.CONFLICT.value: CONFLICT_TYPE,
+    SystemAction.REFUSED.value: REFUSED_TYPE,
+}
+"""The ``type`` of the payload of an entry, by action: every action that there is."""

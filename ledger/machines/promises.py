@@ -15,10 +15,6 @@ import orjson
 from ledger import canonical
 from ledger.errors import InvalidInputError
 
-PROPOSAL_TYPE: Final = "CommitmentProposed"
-CAPACITY_TYPE: Final = "CapacitySet"
-"""What payloads give as their ``type``."""
-
 REJECTION: Final = "rejection"
 """Member of the payload of a proposal that was rejected."""
 

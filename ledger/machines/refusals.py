@@ -12,16 +12,13 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterable
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
 from ledger.facts.events import ACTIONS, EVENTS_BY_ACTION
 from ledger.hlc import Hlc
 from ledger.machines.job_fold import CREATION
-
-REFUSED_TYPE: Final = "Refused"
-"""What the payload of such an entry gives as its ``type``."""
 
 
 class Refusal(NamedTuple):

@@ -13,7 +13,7 @@ import pytest
 
 from app.share.bundle.counting import ACTORS_MAX
 from ledger import canonical
-from ledger.chain.form import TYPE_OF_ACTION
+from ledger.facts.events import TYPE_OF_ACTION
 from ledger.hlc import Hlc
 from signing.bundle.writer import OwnEntry
 from signing.keys import Keyring

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from ledger import canonical
 from ledger.chain.conflict import Event, conflict_hlc, conflict_payload
-from ledger.chain.form import ORIGIN_BYTES_MAX, TYPE_OF_ACTION
-from ledger.facts.events import EVENTS_BY_ACTION
+from ledger.chain.form import ORIGIN_BYTES_MAX
+from ledger.facts.events import EVENTS_BY_ACTION, TYPE_OF_ACTION
 from ledger.verification import COMMITMENT_ACTIONS
 from tests.ledger.ledger_in_memory import Ledger, build, origin_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
@@ -14,6 +14,7 @@ from app.runtime.principals import Right
 from ledger import hlc, names, rfc3339
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError
+from ledger.facts.events import Kind
 from ledger.hlc import Hlc
 from ledger.machines.job_state import CREATOR_CHARACTERS_MAX
 from ledger.private_fields import PATH_CHARACTERS_MAX
@@ -70,6 +71,18 @@ JsonObject = dict[str, Any]
 """Any JSON object; what it holds is checked when it becomes canonical bytes."""
 Level = Literal["LOCAL", "REGIONAL", "GLOBAL"]
 """A level of durability that can be asked for."""
+FORM_OF_KIND: Mapping[Kind, Any] = {
+    Kind.TENANT: TenantId,
+    Kind.JOB_ID: JobId,
+    Kind.NAME: Name,
+    Kind.NAMES: Annotated[list[Name], Field(max_length=ASSIGNED_DCS_MAX)],
+    Kind.TEXT: Text,
+    Kind.COUNT: Count,
+    Kind.NUMBER: Number,
+    Kind.HLC: HlcText,
+    Kind.OBJECT: JsonObject,
+}
+"""The fields of events."""
 
 
 def _digits(value: object) -> object:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Literal, Required, get_args, get_origin
+from typing import Annotated, Any, Literal, Required
 
 from pydantic import ConfigDict, Discriminator, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from app.edge.forms.fields import (
     ASSIGNED_DCS_MAX,
+    FORM_OF_KIND,
     NAME_CHARACTERS_MAX,
     STATS_NAMES_MAX,
     TEXT_CHARACTERS_MAX,
@@ -25,10 +26,8 @@ from app.edge.forms.fields import (
     FieldName,
     HlcText,
     JobId,
-    JsonObject,
     Level,
     Name,
-    Number,
     PrincipalName,
     ReadableTenantId,
     RightName,
@@ -43,7 +42,8 @@ from app.runtime.settings.types import PATTERNS_MAX, FetchedUrl, TenantsPattern
 from app.trust.access.console_sessions import TOKEN_BYTES_MAX
 from ledger import names
 from ledger.canonical import INTEGER_MAX
-from ledger.facts.events import JOB_EVENTS
+from ledger.facts.events import COMMON_FIELDS, JOB_EVENTS, EventType, Kind, Part
+from ledger.facts.events import Field as EventField
 from ledger.machines.job_search import FIELDS_MAX as SEARCH_FIELDS_MAX
 from ledger.private_fields import FIELDS_MAX
 
@@ -55,51 +55,22 @@ ACCELERATORS_MAX = 64
 GANG_MEMBERS_MAX = 1024
 
 
-_DcNames = Annotated[list[Name], Field(max_length=ASSIGNED_DCS_MAX)]
-_FACT = {"tenant_id": Required[TenantId], "fence_token": Count, "trace_time": Number, "subject": Name}
-"""What every event may have."""
-_CREATION = {
-    "job_id": JobId,
-    "spec": JsonObject,
-    "assigned_dcs": _DcNames,
-}
-_CANCELLATION = {"reason": Text, "requestor": Text}
-_OF_A_WORKFLOW = {"workflow_id": Required[Name], "dc_id": Required[Name]}
-_EVENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "JobCreated": ("A job exists.", _CREATION),
-    "JobAccepted": ("A data centre took the job.", {"dc_id": Required[Name], "worker_count": Count}),
-    "WorkflowDispatched": ("A part of the job was sent to a data centre.", _OF_A_WORKFLOW),
-    "WorkflowCompleted": ("A part of the job is done.", _OF_A_WORKFLOW),
-    "JobProgressReported": (
-        "How far a data centre has come; totals, not differences.",
-        {"dc_id": Required[Name], "completed": Count, "failed": Count},
-    ),
-    "JobCancellationRequested": ("Somebody wants the job to stop.", _CANCELLATION),
-    "JobCancellationAcked": (
-        "A data centre has stopped its part of the job.",
-        {"dc_id": Required[Name], "workflows_cancelled": Count},
-    ),
-    "JobCompleted": ("The job is done.", {"final_status": Text, "aggregate_metrics": JsonObject}),
-    "JobFailed": ("The job went wrong.", {"error": Text, "failed_dc": Name}),
-    "JobTimedOut": ("The job took too long.", {"timeout_type": Text, "last_progress_hlc": HlcText}),
-}
-"""What each type of event says, and the fields that it may have beside those of all."""
-assert _EVENTS.keys() == JOB_EVENTS.keys()
-EVENT_TAGS = frozenset(_EVENTS)
-"""Parts of an error's path that stand there because a model was chosen by ``type``."""
+EVENT_TAGS = frozenset(JOB_EVENTS)
+"""Parts of an error's path that are there because a model was chosen by ``type``."""
 
 
-def _fact(name: str, says: str, fields: Mapping[str, Any], **more: Any) -> Any:
-    """The strict form of an event with these fields and those of all."""
-    form = TypedDict(name, {**_FACT, **fields, **more}, total=False)  # type: ignore[misc]
-    form.__doc__ = says
+def _fact(name: str, meaning: str, fields: Sequence[EventField], **more: Any) -> Any:
+    """The strict form of an event with these fields and ``COMMON_FIELDS``."""
+    kinds = {field.name: (FORM_OF_KIND[field.kind], field.is_required) for field in (*COMMON_FIELDS, *fields)}
+    members = {name: Required[form] if is_required else form for name, (form, is_required) in kinds.items()}
+    form = TypedDict(name, members | more, total=False)  # type: ignore[misc]
+    form.__doc__ = meaning
     return with_config(STRICT)(form)
 
 
-def _event(name: str, suffix: str, **more: Any) -> Any:
+def _event(event: EventType, suffix: str, **more: Any) -> Any:
     """The strict form of one type of event, with the fields that one place adds to it."""
-    says, fields = _EVENTS[name]
-    return _fact(name + suffix, says, fields, type=Required[Literal[name]], **more)
+    return _fact(event.name + suffix, event.meaning, event.fields, type=Required[Literal[event.name]], **more)
 
 
 def _by_type(forms: Sequence[Any]) -> TypeAdapter[Any]:
@@ -107,47 +78,43 @@ def _by_type(forms: Sequence[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(union)
 
 
-_ABOUT_A_JOB = [name for name in _EVENTS if name != "JobCreated"]
+_CREATED, *_ABOUT_A_JOB = JOB_EVENTS.values()
+assert _CREATED.part is Part.CREATION
+_CANCELLED = JOB_EVENTS["JobCancellationRequested"]
 JOB_REQUEST: TypeAdapter[Any] = TypeAdapter(
-    _fact("JobRequest", "Body of ``POST /v1/jobs``.", _CREATION, durability=Level)
+    _fact("JobRequest", "Body of ``POST /v1/jobs``.", _CREATED.fields, durability=Level)
 )
 CANCEL_REQUEST: TypeAdapter[Any] = TypeAdapter(
-    _fact("CancelRequest", "Body of ``POST /v1/jobs/{job_id}/cancel``.", _CANCELLATION, durability=Level)
+    _fact("CancelRequest", "Body of ``POST /v1/jobs/{job_id}/cancel``.", _CANCELLED.fields, durability=Level)
 )
-EVENT_REQUEST = _by_type([_event(name, "Request", durability=Level) for name in _ABOUT_A_JOB])
-"""Body of ``POST /v1/jobs/{job_id}/events``: the job stands in the path."""
+EVENT_REQUEST = _by_type([_event(event, "Request", durability=Level) for event in _ABOUT_A_JOB])
+"""Body of ``POST /v1/jobs/{job_id}/events``: the path names the job."""
 EVENT_LINE = _by_type(
-    [_event("JobCreated", "Line"), *(_event(name, "Line", job_id=Required[JobId]) for name in _ABOUT_A_JOB)]
+    [_event(_CREATED, "Line"), *(_event(event, "Line", job_id=Required[JobId]) for event in _ABOUT_A_JOB)]
 )
-"""A line of ``POST /v1/events``: the job stands in the line, the level in the query."""
+"""A line of ``POST /v1/events``: the line names the job, the query the level."""
 
 
-def _form(name: str) -> tuple[object, ...]:
+def _form(event: EventType) -> tuple[object, ...]:
     """What ``native.event_lines`` needs to know of the lines of one type: the fields that it can check itself. A line
     that has others is left to ``EVENT_LINE``."""
     fields = []
-    for field, says in {**_FACT, **_EVENTS[name][1]}.items():
-        is_required = get_origin(says) is Required
-        kind = next(
-            (form for given, form in _CHECKED_FAST if given is (get_args(says)[0] if is_required else says)), None
-        )
-        if kind is not None and field not in _KEPT_APART:
-            fields.append((field, *kind, int(is_required)))
-        assert kind is not None or not is_required
-    return name, JOB_EVENTS[name].record_type, name == "JobCreated", tuple(fields)
+    for field in (*COMMON_FIELDS, *event.fields):
+        if field.kind in _CHECKED_IN_C and field.name != "subject":
+            fields.append((field.name, *_CHECKED_IN_C[field.kind], int(field.is_required)))
+        assert field.kind in (*_CHECKED_IN_C, Kind.TENANT) or not field.is_required
+    return event.name, event.record_type, event.part is Part.CREATION, tuple(fields)
 
 
-_KEPT_APART = frozenset({"tenant_id", "job_id", "subject"})
-_CHECKED_FAST: Sequence[tuple[Any, tuple[int, int, int, int]]] = (
-    (TenantId, (ord("s"), 1, 63, 0)),
-    (Name, (ord("s"), 1, NAME_CHARACTERS_MAX, 0)),
-    (Text, (ord("s"), 0, TEXT_CHARACTERS_MAX, 0)),
-    (Count, (ord("i"), 0, INTEGER_MAX, 0)),
-    (JsonObject, (ord("o"), 0, 0, 0)),
-    (_DcNames, (ord("l"), 1, NAME_CHARACTERS_MAX, ASSIGNED_DCS_MAX)),
-)
-"""Kinds of value: what JSON calls it, the least and the most of its characters or of itself, and how many at most."""
-EVENT_FORMS = tuple(map(_form, _EVENTS))
+_CHECKED_IN_C: Mapping[Kind, tuple[int, int, int, int]] = {
+    Kind.NAME: (ord("s"), 1, NAME_CHARACTERS_MAX, 0),
+    Kind.TEXT: (ord("s"), 0, TEXT_CHARACTERS_MAX, 0),
+    Kind.COUNT: (ord("i"), 0, INTEGER_MAX, 0),
+    Kind.OBJECT: (ord("o"), 0, 0, 0),
+    Kind.NAMES: (ord("l"), 1, NAME_CHARACTERS_MAX, ASSIGNED_DCS_MAX),
+}
+"""Kinds of value: their kind of JSON, the least and the most of its characters or of itself, and how many at most."""
+EVENT_FORMS = tuple(map(_form, JOB_EVENTS.values()))
 """``EVENT_LINE`` for the lines that most are."""
 
 

@@ -34,7 +34,7 @@ from app.share.watch.blocks import Wanted
 from app.share.watch.watchers import Watcher
 from app.trust.access.callers import CALLER
 from ledger.errors import ChainDamagedError, InvalidInputError, NotReadyError, UnauthenticatedError
-from ledger.facts.events import EVERY_ACTION
+from ledger.facts.events import TYPE_OF_ACTION
 
 router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RESPONSE)
 
@@ -98,8 +98,8 @@ def _actions(text: str | None) -> frozenset[str] | None:
     if text is None:
         return None
     named = frozenset(str(in_upper_case(name.strip())) for name in text.split(","))
-    if unknown := named - EVERY_ACTION:
-        known = ", ".join(sorted(EVERY_ACTION))
+    if unknown := named - TYPE_OF_ACTION.keys():
+        known = ", ".join(sorted(TYPE_OF_ACTION))
         raise InvalidInputError(f"actions: there is no action {min(unknown)[:100]!r}; there are {known}", ("actions",))
     return named
 

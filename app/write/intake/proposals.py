@@ -27,12 +27,14 @@ from ledger.errors import InvalidInputError, RecordTooLargeError
 from ledger.facts.events import (
     ACTOR,
     CAPACITY_RECORD_TYPE,
+    CAPACITY_TYPE,
+    PROPOSAL_TYPE,
     PROPOSED_RECORD_TYPE,
     CommitmentAction,
     Durability,
     SystemAction,
 )
-from ledger.machines.promises import CAPACITY_TYPE, NO_BET, PROPOSAL_TYPE, node_subject, read_proposal
+from ledger.machines.promises import NO_BET, node_subject, read_proposal
 from ledger.positions import Epoch, Lsn
 
 

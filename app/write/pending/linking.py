@@ -35,6 +35,7 @@ from ledger.facts.events import (
     CAPACITY_RECORD_TYPE,
     DECIDED_RECORD_TYPES,
     PROPOSED_RECORD_TYPE,
+    REFUSED_TYPE,
     SYSTEM_RECORD_TYPES,
     CommitmentAction,
     SystemAction,
@@ -43,7 +44,7 @@ from ledger.hlc import Hlc
 from ledger.machines import jobs
 from ledger.machines.commitments import Commitments
 from ledger.machines.promises import Rejection, read_capacity, read_proposal, rejected_payload
-from ledger.machines.refusals import REFUSED_TYPE, refused_job_id
+from ledger.machines.refusals import refused_job_id
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
