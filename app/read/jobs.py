@@ -17,6 +17,7 @@ from app.store.rows import json_in
 from ledger import rfc3339
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
 from ledger.facts.events import ACTOR
+from ledger.facts.statuses import CANCELLING
 from ledger.machines import job_dcs, jobs
 from ledger.machines.refusals import Refusal
 
@@ -193,7 +194,7 @@ class JobReader:
             last = below
             for _ in range(CANCELLATION_PAGES_MAX):
                 page = await reads.list_jobs(
-                    connection, tenant_id, (jobs.CANCELLING,), None, None, last, CANCELLATIONS_A_PAGE
+                    connection, tenant_id, (CANCELLING,), None, None, last, CANCELLATIONS_A_PAGE
                 )
                 states, met, cut = await self._states(connection, tenant_id, page.rows, place)
                 damaged += met

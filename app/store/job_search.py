@@ -19,7 +19,7 @@ from app.store.job_table import EVER, JobClaim, claimed
 from app.store.reads import OLDEST, ORDER, CreatedHlc, ListedRow, size_of_job
 from app.store.rows import columns, fetch_as, page_of
 from ledger.errors import ChainDamagedError
-from ledger.machines.jobs import STATUSES
+from ledger.facts.statuses import STATUSES
 
 if TYPE_CHECKING:
     from app.store import Connection

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError
-from ledger.facts.events import ACTIONS, ACTOR, EVENTS_BY_ACTION, JOB_EVENTS, SystemAction
+from ledger.facts.events import ACTIONS, ACTOR, EVENTS_BY_ACTION, JOB_EVENTS, Part, SystemAction
 from ledger.machines.job_state import (
     Created,
     End,
@@ -36,6 +36,7 @@ from ledger.machines.job_state import (
 )
 
 _Fact = TypeVar("_Fact", Progress, Workflow)
+_Key = TypeVar("_Key")
 
 CREATION: Final = JOB_EVENTS["JobCreated"].action
 
@@ -53,8 +54,9 @@ class JobFold:
     def __init__(self, job_id: str, state: JobState | None = None) -> None:
         self.is_empty = state is None
         known = _NOTHING if state is None else state
-        _, self.last_hlc, self.last_seq, self.fence, self.created, self.cancel, self.run, self.end, *_ = known
+        _, self.last_hlc, self.last_seq, self.fence, self.created, self.cancel, reached, self.end, *_ = known
         self.job_id = job_id
+        self.reached = dict(reached)
         self.accepted, self.ack, self.progress = dict(known.accepted), dict(known.ack), dict(known.progress)
         self.workflow = {dc: dict(facts) for dc, facts in known.workflow.items()}
         self.others = known.others
@@ -101,8 +103,8 @@ class JobFold:
         self.created, self.others = merge_creations(self.created, self.others, other.created, other.others)
         if other.cancel is not None:
             _take_cancelled(self, other.cancel)
-        if other.run is not None:
-            _take_run(self, other.run)
+        for part, rank in other.reached.items():
+            _raise_rank(self.reached, part, rank)
         if other.end is not None and (self.end is None or other.end.rank > self.end.rank):
             self.end = other.end
         if other.refused is not None and (self.refused is None or other.refused.rank > self.refused.rank):
@@ -153,18 +155,25 @@ def _take_ended(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, An
 
 
 def _take_accepted(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
-    _raise_rank(fold.accepted, payload.get("dc_id"), rank)
+    dc = payload.get("dc_id")
+    if dc.__class__ is str:
+        _raise_rank(fold.accepted, dc, rank)
 
 
 def _take_acknowledged(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
-    _raise_rank(fold.ack, payload.get("dc_id"), rank)
-
-
-def _raise_rank(ranks: dict[str, Rank], dc: Any, rank: Rank) -> None:
+    dc = payload.get("dc_id")
     if dc.__class__ is str:
-        held = ranks.get(dc)
-        if held is None or rank > held:
-            ranks[dc] = rank
+        _raise_rank(fold.ack, dc, rank)
+
+
+def _take_reached(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
+    _raise_rank(fold.reached, EVENTS_BY_ACTION[action].part, rank)
+
+
+def _raise_rank(ranks: dict[_Key, Rank], key: _Key, rank: Rank) -> None:
+    held = ranks.get(key)
+    if held is None or rank > held:
+        ranks[key] = rank
 
 
 def _raise_facts(facts: dict[str, _Fact], others: Mapping[str, _Fact]) -> None:
@@ -174,13 +183,8 @@ def _raise_facts(facts: dict[str, _Fact], others: Mapping[str, _Fact]) -> None:
             facts[name] = fact
 
 
-def _take_run(fold: JobFold, rank: Rank) -> None:
-    if fold.run is None or rank > fold.run:
-        fold.run = rank
-
-
 def _take_progress(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
-    _take_run(fold, rank)
+    _raise_rank(fold.reached, Part.RUN, rank)
     dc = payload.get("dc_id")
     if dc.__class__ is str:
         held = fold.progress.get(dc)
@@ -189,7 +193,7 @@ def _take_progress(fold: JobFold, rank: Rank, action: str, payload: Mapping[str,
 
 
 def _take_workflow(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
-    _take_run(fold, rank)
+    _raise_rank(fold.reached, Part.RUN, rank)
     dc, workflow_id = payload.get("dc_id"), payload.get("workflow_id")
     if dc.__class__ is str and workflow_id.__class__ is str:
         facts = fold.workflow.setdefault(dc, {})
@@ -225,17 +229,17 @@ def _count(value: Any) -> int:
     return int(value) if value.__class__ is int and 0 <= value <= INTEGER_MAX else 0
 
 
-_TAKE: Final[dict[str, Take]] = {
-    "ENQUEUE": _take_created,
-    "DEQUEUE": _take_accepted,
-    "EXECUTE": _take_progress,
-    "CANCEL": _take_cancelled,
-    "CANCEL_ACK": _take_acknowledged,
-    "COMPLETE": _take_ended,
-    "FAIL": _take_ended,
-    "TIMEOUT": _take_ended,
-    "DISPATCH": _take_workflow,
-    "WORKFLOW_COMPLETE": _take_workflow,
-    SystemAction.REFUSED.value: _take_refused,
+_RULES: Final[Mapping[Part, Take]] = {
+    Part.CREATION: _take_created,
+    Part.ACCEPTANCE: _take_accepted,
+    Part.PROGRESS: _take_progress,
+    Part.WORKFLOW: _take_workflow,
+    Part.CANCELLATION: _take_cancelled,
+    Part.ACKNOWLEDGEMENT: _take_acknowledged,
+    Part.END: _take_ended,
 }
-assert _TAKE.keys() == EVENTS_BY_ACTION.keys() | {SystemAction.REFUSED}
+"""The parts of a state that are more than the newest event that raised them."""
+_TAKE: Final[Mapping[str, Take]] = {
+    SystemAction.REFUSED.value: _take_refused,
+    **{action: _RULES.get(event.part, _take_reached) for action, event in EVENTS_BY_ACTION.items()},
+}

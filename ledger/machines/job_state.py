@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from ledger import canonical
 from ledger.canonical import INTEGER_MAX, NESTING_MAX
 from ledger.errors import CanonicalError
+from ledger.facts.events import Part
 from ledger.private_fields import PRIVATE_MARK
 
 HlcParts = tuple[int, int, str]
@@ -85,7 +86,8 @@ class JobState(NamedTuple):
     """Highest fence token seen."""
     created: Created | None = None
     cancel: Rank | None = None
-    run: Rank | None = None
+    reached: Mapping[Part, Rank] = {}
+    """Of each part of ``ledger.facts.statuses.REACHED`` the highest rank."""
     end: End | None = None
     accepted: Mapping[str, Rank] = {}
     ack: Mapping[str, Rank] = {}
@@ -104,13 +106,12 @@ def seqs_of(state: JobState) -> list[int]:
     """Seqs of the entries that ``state`` comes from, ascending: folding these alone gives it again, but for its
     workflows. Those may be thousands, nothing that is shown of a job follows from one, and the log has them."""
     seqs = {state.last_seq, state.last_hlc_seq, state.fence_seq}
-    ranks: Mapping[str, Rank] | Mapping[str, Order]
-    for ranks in (state.accepted, state.ack, state.others):
+    ranks: Mapping[str, Rank] | Mapping[Part, Rank] | Mapping[str, Order]
+    for ranks in (state.accepted, state.ack, state.reached, state.others):
         if ranks:
             seqs.update([rank[-1] for rank in ranks.values()])
-    for rank in (state.cancel, state.run):
-        if rank is not None:
-            seqs.add(rank[-1])
+    if state.cancel is not None:
+        seqs.add(state.cancel[-1])
     for fact in (state.end, state.refused, *state.progress.values()):
         if fact is not None:
             seqs.add(fact.rank[-1])

@@ -15,13 +15,36 @@ from ledger import rfc3339
 from ledger.canonical import INTEGER_MAX
 from ledger.chain.conflict import held_event
 from ledger.errors import InvalidInputError
-from ledger.facts.events import EVENTS_BY_ACTION, SystemAction
+from ledger.facts.events import EVENTS_BY_ACTION, JOB_EVENTS, Part, SystemAction
+from ledger.facts.statuses import (
+    ACCEPTED,
+    CANCELLED,
+    CANCELLING,
+    COMPLETED,
+    ENDED,
+    FAILED,
+    REACHED,
+    REFUSED,
+    RUNNING,
+    STATUS_OF_END,
+    STATUSES,
+    SUBMITTED,
+    TIMED_OUT,
+)
 from ledger.machines.job_fold import CREATION, JobFold, refused_of
 from ledger.machines.job_state import HlcParts, JobState, Refused, creator_of, seqs_of
 from ledger.machines.refusals import Refusal
 
 __all__ = [
+    "ACCEPTED",
+    "CANCELLED",
+    "CANCELLING",
+    "COMPLETED",
+    "FAILED",
+    "RUNNING",
     "STATUSES",
+    "SUBMITTED",
+    "TIMED_OUT",
     "JobFold",
     "JobState",
     "creator_of",
@@ -37,20 +60,6 @@ __all__ = [
     "view",
 ]
 
-SUBMITTED: Final = "SUBMITTED"
-ACCEPTED: Final = "ACCEPTED"
-RUNNING: Final = "RUNNING"
-CANCELLING: Final = "CANCELLING"
-CANCELLED: Final = "CANCELLED"
-COMPLETED: Final = "COMPLETED"
-FAILED: Final = "FAILED"
-TIMED_OUT: Final = "TIMED_OUT"
-REFUSED: Final = "REFUSED"
-"""The creation was acknowledged at LOCAL and lost against another of its Idempotency-Key: the job never was."""
-
-STATUSES: Final = (SUBMITTED, ACCEPTED, RUNNING, CANCELLING, CANCELLED, COMPLETED, FAILED, TIMED_OUT, REFUSED)
-"""Every status a job can have."""
-
 KEY_REUSED: Final = "idempotency-key-reused"
 """Reason of a refusal: the key of an event that was acknowledged turned out to be taken by another body."""
 KEY_REPLAYED: Final = "idempotent-replay"
@@ -59,11 +68,10 @@ KEY_REPLAYED: Final = "idempotent-replay"
 ABOUT_JOBS: Final = frozenset((*EVENTS_BY_ACTION, SystemAction.REFUSED.value, SystemAction.CONFLICT.value))
 """Actions of the entries that may say something of their job."""
 
-_ENDED: Final = frozenset((CANCELLED, COMPLETED, FAILED, TIMED_OUT, REFUSED))
-_STATUS_OF_END: Final = {"COMPLETE": COMPLETED, "FAIL": FAILED, "TIMEOUT": TIMED_OUT}
-ENDS: Final = frozenset(_STATUS_OF_END)
-"""Actions of the events that end a job."""
-ENDING: Final = frozenset((*_STATUS_OF_END, "CANCEL", "CANCEL_ACK", SystemAction.CONFLICT.value))
+_MAY_END: Final = frozenset((Part.END, Part.CANCELLATION, Part.ACKNOWLEDGEMENT))
+ENDING: Final = frozenset(
+    (*(event.action for event in JOB_EVENTS.values() if event.part in _MAY_END), SystemAction.CONFLICT.value)
+)
 """Actions of the entries by which a job may end."""
 
 Said = tuple[str, Mapping[str, Any], HlcParts, str]
@@ -72,7 +80,7 @@ Said = tuple[str, Mapping[str, Any], HlcParts, str]
 
 def is_ended(status: str) -> bool:
     """Whether a job of this status takes no more events at the edge."""
-    return status in _ENDED
+    return status in ENDED
 
 
 # --- what an entry says ---------------------------------------------------------------------------
@@ -143,8 +151,8 @@ def folded(job_id: str, state: JobState | None, entries: Iterable[Sequence[Any]]
 
 
 def status(state: JobState) -> str:
-    """The status: REFUSED for a job that never was, then cancellation, then the highest fence, and within it how far
-    the job has come."""
+    """The status: REFUSED for a job that never was, then cancellation, then that of the highest fence, within it of the
+    highest precedence."""
     if state.refused is not None and state.created is None and state.refused.action == CREATION:
         return REFUSED
     if state.cancel is not None:
@@ -153,9 +161,11 @@ def status(state: JobState) -> str:
         return CANCELLING
     fence, value = -1, SUBMITTED
     if state.end is not None:
-        fence, value = state.end.rank[0], _STATUS_OF_END[state.end.action]
-    if state.run is not None and state.run[0] > fence:
-        fence, value = state.run[0], RUNNING
+        fence, value = state.end.rank[0], STATUS_OF_END[state.end.action]
+    for part, reached in REACHED:
+        held = state.reached.get(part)
+        if held is not None and held[0] > fence:
+            fence, value = held[0], reached
     for rank in state.accepted.values():
         if rank[0] > fence:
             fence, value = rank[0], ACCEPTED
@@ -170,7 +180,7 @@ def _all_acknowledged(state: JobState) -> bool:
 
 def outcome(state: JobState) -> Mapping[str, Any]:
     """What its end gave of final_status, aggregate_metrics and error, as far as that counts."""
-    return state.end.outcome if state.end is not None and is_ended(status(state)) else {}
+    return state.end.outcome if state.end is not None and status(state) in ENDED else {}
 
 
 def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
@@ -179,7 +189,7 @@ def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
     created, now = state.created, status(state)
     if created is None and refusal is not None and refusal.is_creation:
         now = REFUSED
-    ended = state.end.outcome if state.end is not None and is_ended(now) else {}
+    ended = state.end.outcome if state.end is not None and now in ENDED else {}
     result = {name: ended[name] for name in ("final_status", "aggregate_metrics") if name in ended}
     return {
         "job_id": state.job_id,
@@ -233,4 +243,4 @@ def ended_text(status: str, refused: Refused | None) -> str | None:
             f"was never made, though it was acknowledged at LOCAL: with its Idempotency-Key {how} had made job "
             f"{refused.lost_to_job_id} first"
         )
-    return "has ended and takes no more events" if is_ended(status) else None
+    return "has ended and takes no more events" if status in ENDED else None

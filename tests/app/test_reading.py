@@ -15,8 +15,8 @@ import pytest
 from app.dev.embedded import EmbeddedPostgres
 from app.store import reads
 from ledger import chain, merkle
+from ledger.facts.statuses import STATUSES
 from ledger.hlc import Hlc
-from ledger.machines.jobs import STATUSES
 from signing import checkpoint, envelope
 from tests.app.service_thread import serving
 from tests.conftest import Database, connected_to

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ledger import canonical
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import CanonicalError, InvalidInputError
-from ledger.facts.events import EVENTS_BY_ACTION, JOB_EVENTS
+from ledger.facts.events import EVENTS_BY_ACTION, JOB_EVENTS, Part
 from ledger.machines.job_state import (
     CREATOR_CHARACTERS_MAX,
     OTHERS_MAX,
@@ -400,7 +400,7 @@ def naive_status(events: list[JobState]) -> str:
         asked = accepted or set(created.assigned_dcs if created else [])
         return "CANCELLED" if ends or (acked and asked <= acked) else "CANCELLING"
     stages = [(e.end.rank[0], 3) for e in events if e.end]
-    stages += [(e.run[0], 2) for e in events if e.run]
+    stages += [(e.reached[Part.RUN][0], 2) for e in events if Part.RUN in e.reached]
     stages += [(rank[0], 1) for e in events for rank in e.accepted.values()]
     stage = max(stages, default=(0, 0))[1]
     if stage == 3:
@@ -419,8 +419,9 @@ def test_joining_states_keeps_of_every_field_what_a_naive_reading_keeps(states: 
     assert (joined.fence, joined.fence_seq) == max((x.fence, x.fence_seq) for x in (a, b))
     assert joined.last_seq == max(a.last_seq, b.last_seq)
     assert joined.created == min((x.created for x in (a, b) if x.created), key=lambda c: c.order, default=None)
-    for name in ("cancel", "run"):
-        assert getattr(joined, name) == max((r for x in (a, b) if (r := getattr(x, name))), default=None)
+    assert joined.cancel == max((x.cancel for x in (a, b) if x.cancel), default=None)
+    for part in {*a.reached, *b.reached}:
+        assert joined.reached[part] == max(x.reached[part] for x in (a, b) if part in x.reached)
     assert joined.end == max((x.end for x in (a, b) if x.end), key=lambda end: end.rank, default=None)
     for name in ("accepted", "ack"):
         one, other = getattr(a, name), getattr(b, name)

@@ -34,8 +34,8 @@ from app.runtime.answers.jobs import JobList, JobStatus
 from app.store.reads import CreatedHlc
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
+from ledger.facts.statuses import STATUSES
 from ledger.machines.job_search import CONDITIONS_MAX, VALUE_CHARACTERS_MAX, FieldIs, JobFilter, field_is
-from ledger.machines.jobs import STATUSES
 
 router = APIRouter(route_class=StrictRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
 

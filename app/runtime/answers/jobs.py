@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
 from app.runtime.answers import HexHash, HlcText, JobId, TimeOfHlc
-from ledger.machines.jobs import STATUSES
+from ledger.facts.statuses import STATUSES
 from ledger.positions import Epoch, Lsn
 
-JobStatus = Literal[
-    "SUBMITTED", "ACCEPTED", "RUNNING", "CANCELLING", "CANCELLED", "COMPLETED", "FAILED", "TIMED_OUT", "REFUSED"
-]
-assert set(JobStatus.__args__) == set(STATUSES)  # type: ignore[attr-defined]
+JobStatus = Annotated[str, WithJsonSchema({"enum": [*STATUSES], "type": "string"})]
 Level = Literal["NONE", "LOCAL", "REGIONAL", "GLOBAL"]
 
 

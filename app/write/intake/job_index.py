@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from ledger.machines.jobs import COMPLETED, ended_text
+from ledger.facts.statuses import COMPLETED
+from ledger.machines.jobs import ended_text
 from ledger.positions import BEFORE_FIRST, Lsn
 
 ENDED: Final = ended_text(COMPLETED, None)

@@ -48,14 +48,14 @@ from ledger.errors import (
     InvalidEventError,
     RecordTooLargeError,
 )
-from ledger.facts.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, Durability, SystemAction
+from ledger.facts.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, Durability, Part, SystemAction
 from ledger.machines import jobs
 from ledger.positions import BEFORE_FIRST, Lsn, lsns_from
 
 FIRST_FENCE_TOKEN = 1
 """Fence of a job whose creator named none."""
 
-_ENDS = frozenset(event.record_type for event in JOB_EVENTS.values() if event.action in jobs.ENDS)
+_ENDS = frozenset(event.record_type for event in JOB_EVENTS.values() if event.part is Part.END)
 _LASTING = _ENDS | {CREATED}
 """Types of events each of which says something of its job."""
 _TENANT, _JOB = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id"))
