@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ledger.facts import problems
+from ledger.facts.problems import ProblemType
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -18,9 +21,22 @@ if TYPE_CHECKING:
 class LedgerError(Exception):
     """Root of all errors raised on purpose."""
 
+    problem: ProblemType = problems.INTERNAL_ERROR
+    """What a request is answered with that ends in it; that of its base where a class names none."""
+
+
+class ProblemError(LedgerError):
+    """A request is refused with a problem that no program catches, so that it has no class of its own."""
+
+    def __init__(self, problem: ProblemType, message: str) -> None:
+        super().__init__(message)
+        self.problem = problem
+
 
 class InvalidInputError(LedgerError):
     """A value from outside is not allowed; ``path`` names the field, such as ``("spec", "image")``."""
+
+    problem = problems.INVALID_REQUEST
 
     def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
         super().__init__(message)
@@ -34,6 +50,8 @@ class CanonicalError(InvalidInputError):
 class ClockSkewError(LedgerError):
     """A remote HLC is further ahead of the wall clock than allowed; the clock was left untouched."""
 
+    problem = problems.CLOCK_SKEW
+
 
 class ProofError(LedgerError):
     """A Merkle proof does not prove what it is said to prove."""
@@ -46,9 +64,13 @@ class ConfigurationError(LedgerError):
 class UnauthenticatedError(LedgerError):
     """Nothing says who the caller is, or what does is not believed."""
 
+    problem = problems.UNAUTHENTICATED
+
 
 class ForbiddenError(LedgerError):
     """The caller is known and has not the right; where it is one for a tenant, ``tenant_id`` says for which."""
+
+    problem = problems.FORBIDDEN
 
     def __init__(self, message: str, tenant_id: str | None = None) -> None:
         super().__init__(message)
@@ -58,6 +80,8 @@ class ForbiddenError(LedgerError):
 
 class QuotaExceededError(LedgerError):
     """The caller, or the tenant that ``tenant_id`` names, has had its share; there is more in ``retry_after_s``."""
+
+    problem = problems.QUOTA_EXCEEDED
 
     tenant_id: str
 
@@ -108,17 +132,25 @@ class WalCorruptError(WalFilesError):
 class WalPoisonedError(WalError):
     """A write or fsync failed earlier; this writer takes nothing any more and the process must restart."""
 
+    problem = problems.NOT_READY
+
 
 class WalFullError(WalError):
     """The bounded queue has no room; nothing was queued. Try again later."""
+
+    problem = problems.BACKLOG_FULL
 
 
 class RequestTooLargeError(InvalidInputError):
     """The events of one request can never fit within a bound, however empty the node is; nothing was queued."""
 
+    problem = problems.PAYLOAD_TOO_LARGE
+
 
 class RecordTooLargeError(WalError, InvalidInputError):
     """One record is over ``wal.record_bytes_max``; nothing was queued."""
+
+    problem = problems.PAYLOAD_TOO_LARGE
 
     def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
         InvalidInputError.__init__(self, message, path)
@@ -127,9 +159,13 @@ class RecordTooLargeError(WalError, InvalidInputError):
 class FencedError(LedgerError):
     """Another process took a higher epoch on this WAL; this one must stop writing."""
 
+    problem = problems.FENCED
+
 
 class DatabaseWentBackError(LedgerError):
     """Postgres is older than what this node has seen: a restore or a bad failover."""
+
+    problem = problems.NOT_READY
 
 
 NO_QUORUM = "no-quorum"
@@ -147,6 +183,8 @@ class DurabilityTimeoutError(LedgerError):
     ``members_away`` are the addresses of those that do not follow, or, for an event that was chained before, of those
     that do not hold the record, or did not answer.
     """
+
+    problem = problems.DURABILITY_TIMEOUT
 
     def __init__(
         self,
@@ -173,6 +211,8 @@ class DurabilityTimeoutError(LedgerError):
 class NotFoundError(LedgerError):
     """The thing asked for does not exist."""
 
+    problem = problems.NOT_FOUND
+
 
 class SignatureError(LedgerError):
     """A signature or a signed document does not hold."""
@@ -185,9 +225,13 @@ class UnknownKeyError(SignatureError):
 class CosignatureRefusedError(InvalidInputError):
     """A cosigned checkpoint is not one this log signed, or brings nothing new of a registered witness."""
 
+    problem = problems.COSIGNATURE_REFUSED
+
 
 class SigningUnavailableError(LedgerError):
     """The signer cannot be reached or has no key; chaining goes on, signing catches up."""
+
+    problem = problems.SIGNING_UNAVAILABLE
 
 
 class SignerAwayError(SigningUnavailableError):
@@ -197,21 +241,31 @@ class SignerAwayError(SigningUnavailableError):
 class KeyConflictError(LedgerError):
     """What is asked of a key cannot be done in the state it is in."""
 
+    problem = problems.KEY_CONFLICT
+
 
 class JobNotFoundError(NotFoundError):
     """No such job, neither chained nor waiting on this node."""
+
+    problem = problems.JOB_NOT_FOUND
 
 
 class TenantNotFoundError(NotFoundError):
     """No such tenant; a tenant begins with its first write."""
 
+    problem = problems.TENANT_NOT_FOUND
+
 
 class JobEndedError(LedgerError):
     """The job is known to have ended; it takes no more events."""
 
+    problem = problems.JOB_ENDED
+
 
 class OtherRegionError(LedgerError):
     """An event is about a job of another region, whose ledger at ``url`` takes it."""
+
+    problem = problems.OTHER_REGION
 
     def __init__(self, job_id: str, region: str, url: str) -> None:
         super().__init__(f"job {job_id} is of region {region}: send what concerns it to {url}")
@@ -222,6 +276,8 @@ class OtherRegionError(LedgerError):
 class JobExistsError(LedgerError):
     """The job is known to have been created, and with another spec."""
 
+    problem = problems.JOB_EXISTS
+
 
 class CommitmentConflictError(LedgerError):
     """A proposal was rejected: its precondition does not hold, or it would break what always holds.
@@ -230,6 +286,8 @@ class CommitmentConflictError(LedgerError):
     proposal and is None where it says nothing: ``free``, what the node has, ``blocking_index``, of a commitment that
     stands in the way, ``current_epoch``, of the newest adjustment.
     """
+
+    problem = problems.CONFLICT
 
     def __init__(
         self,
@@ -256,9 +314,13 @@ class CommitmentConflictError(LedgerError):
 class IdempotencyReusedError(LedgerError):
     """An Idempotency-Key came back with another body than its first request had."""
 
+    problem = problems.IDEMPOTENCY_KEY_REUSED
+
 
 class KeyUnprovenError(LedgerError):
     """An Idempotency-Key names an entry from before entries said their key: nothing proves that it came with it."""
+
+    problem = problems.IDEMPOTENCY_KEY_UNPROVEN
 
 
 class EventRefusedError(LedgerError):
@@ -266,6 +328,8 @@ class EventRefusedError(LedgerError):
 
     ``line`` counts from 1 and is there when the event was one of many in a request.
     """
+
+    problem = problems.EVENT_REFUSED
 
     line: int
 
@@ -285,6 +349,8 @@ class EventRefusedError(LedgerError):
 class InvalidEventError(InvalidInputError):
     """A line of an NDJSON request is not a valid event; ``line`` counts from 1."""
 
+    problem = problems.INVALID_EVENT
+
     def __init__(self, message: str, line: int, path: tuple[str | int, ...] = ()) -> None:
         super().__init__(message, path)
         self.line = line
@@ -293,25 +359,37 @@ class InvalidEventError(InvalidInputError):
 class SeqOutOfRangeError(InvalidInputError):
     """A seq or tree size lies outside what the chain, or its newest checkpoint, covers."""
 
+    problem = problems.SEQ_OUT_OF_RANGE
+
 
 class SessionNotCaughtUpError(LedgerError):
     """The writes of a session token were not chained in ``read.wait``; they may be later."""
+
+    problem = problems.SESSION_NOT_CAUGHT_UP
 
 
 class TooStaleError(LedgerError):
     """No source fresh enough for a bounded-staleness read answered in time."""
 
+    problem = problems.TOO_STALE
+
 
 class WriteLostError(LedgerError):
     """A session token names a write beyond the end of its epoch: it was lost and will never appear."""
+
+    problem = problems.WRITE_LOST
 
 
 class NotReadyError(LedgerError):
     """The node is starting or shutting down and takes no writes."""
 
+    problem = problems.NOT_READY
+
 
 class DatabaseUnavailableError(LedgerError):
     """Postgres cannot be reached, does not answer in time or refuses; try again later."""
+
+    problem = problems.NOT_READY
 
 
 class ChainBrokenError(SigningUnavailableError):
@@ -344,6 +422,8 @@ class ChainDamagedError(LedgerError):
     Every other tenant goes on. ``found`` is the break where its place is known; the node reports it, whatever it was
     doing (``app.runtime.state.found_breaks``). A restart of the node is needed only where the tenant is quarantined.
     """
+
+    problem = problems.CHAIN_DAMAGED
 
     damaged = "the chain"
     what_to_do = (
@@ -399,6 +479,8 @@ class HeldBackError(QuarantinedError):
 class BundleInvalidError(LedgerError):
     """A file is not a bundle as docs/formats/bundle.md has it, or its parts are not those its manifest names."""
 
+    problem = problems.BUNDLE_INVALID
+
 
 class NotABundleError(BundleInvalidError):
     """A file is no bundle, whole or damaged: it is something else, which the text names."""
@@ -414,6 +496,8 @@ class ReceiptInvalidError(LedgerError):
 
 class ReceiptTooLargeError(LedgerError):
     """A job is more than one receipt holds; the text says what to do."""
+
+    problem = problems.RECEIPT_TOO_LARGE
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -478,6 +562,8 @@ class UntrustedKeyError(UnknownKeyError):
     """A bundle is not signed by a key that this ledger trusts to import from, or it trusts none; ``verdict`` and
     ``file`` as in BundleRefusedError."""
 
+    problem = problems.UNTRUSTED_KEY
+
     def __init__(self, message: str, verdict: dict[str, Any] | None = None, file: str | None = None) -> None:
         super().__init__(message)
         self.verdict = verdict
@@ -487,9 +573,13 @@ class UntrustedKeyError(UnknownKeyError):
 class UploadTooLargeError(InvalidInputError):
     """Files sent together are over their bound; nothing of them was kept."""
 
+    problem = problems.PAYLOAD_TOO_LARGE
+
 
 class PrivacyUnavailableError(LedgerError):
     """The keys of private fields cannot be used on this node now; nothing was stored, least of all in clear."""
+
+    problem = problems.PRIVACY_UNAVAILABLE
 
 
 class PrivacyDamagedError(PrivacyUnavailableError):
@@ -502,3 +592,5 @@ class PrivateValueError(LedgerError):
 
 class SubjectNotFoundError(NotFoundError):
     """No event of the tenant has private fields of this subject."""
+
+    problem = problems.SUBJECT_NOT_FOUND

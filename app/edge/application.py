@@ -17,11 +17,7 @@ from app.edge.forms.body import SCHEMA_REF
 from app.edge.forms.requests import EVENT_LINE, EVENT_REQUEST, PROPOSAL, STATS_REPORT
 from app.edge.middleware import Observed
 from app.edge.parts import Parts
-from app.edge.problems import (
-    KINDS,
-    respond_to_http_exception,
-    respond_to_invalid_parameters,
-)
+from app.edge.problems import respond_to_http_exception, respond_to_invalid_parameters
 from app.edge.routes import (
     access,
     bundles,
@@ -53,6 +49,7 @@ from app.runtime.answers import commitments as commitment_answers
 from app.runtime.answers import jobs as job_answers
 from app.runtime.answers import node as node_answers
 from app.runtime.principals import Rule
+from ledger.facts.problems import PROBLEMS
 
 TITLE = "Tallystick"
 ROUTERS = (
@@ -173,7 +170,7 @@ def _say_what_it_is(answer: dict[str, Any], models: dict[str, Any]) -> None:
 
 def _problems() -> str:
     """Every problem, as a list in Markdown."""
-    lines = [f"- `{kind.name}` ({kind.status}): {kind.title}" for kind in KINDS]
+    lines = [f"- `{kind.name}` ({kind.status}): {kind.title}" for kind in PROBLEMS]
     return "\n".join(lines)
 
 

@@ -12,12 +12,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.edge.accepted import record_refusal, report_break
 from app.edge.forms.body import HELD_BYTES
 from app.edge.parts import Parts
-from app.edge.problems import INVALID_REQUEST, ProblemError, respond
+from app.edge.problems import respond
 from app.edge.routing import BEGUN, Begun
 from app.runtime.metrics import UNMATCHED_ROUTE
 from app.runtime.principals import Principal
 from app.trust.access.callers import CALLER
-from ledger.errors import NotReadyError, QuotaExceededError, WalFullError
+from ledger.errors import NotReadyError, ProblemError, QuotaExceededError, WalFullError
+from ledger.facts.problems import INVALID_REQUEST
 
 CLIENT_GONE_STATUS = 499
 IS_HEAD = "tally.is_head"

@@ -2,8 +2,8 @@
 
     {"type": URI, "title", "status", "detail", ...members of the problem}
 
-``type`` is ``https://tallystick.dev/problems/`` and one of the names below; clients compare it and may show
-``title`` and ``detail``. ``detail`` is the text of an error raised on purpose. Any other exception becomes
+``type`` is ``https://tallystick.dev/problems/`` and a name of :mod:`ledger.facts.problems`; clients compare it and
+may show ``title`` and ``detail``. ``detail`` is the text of an error raised on purpose. Any other exception becomes
 ``internal-error`` without a word about its cause, which goes to the log. Every 503 has Retry-After, but one that stays
 as it is.
 """
@@ -11,7 +11,7 @@ as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 import structlog
@@ -24,6 +24,16 @@ from starlette.responses import Response
 from app.edge.forms.unknown_fields import first_error, nearest_field
 from app.runtime.settings.words import words_of
 from ledger import errors
+from ledger.facts.problems import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    METHOD_NOT_ALLOWED,
+    NOT_FOUND,
+    NOT_READY,
+    PAYLOAD_TOO_LARGE,
+    UNSUPPORTED_MEDIA_TYPE,
+    ProblemType,
+)
 
 PROBLEM_URI = "https://tallystick.dev/problems/"
 PROBLEM_MEDIA_TYPE = "application/problem+json"
@@ -38,108 +48,18 @@ ERRORS_LISTED_MAX = 1000
 _log = structlog.get_logger(__name__)
 
 
-class ProblemType(NamedTuple):
-    """One kind of problem: the end of its URI, its HTTP status and what it is called."""
-
-    name: str
-    status: int
-    title: str
-
-
-class ProblemError(Exception):
-    """A problem that is a matter of HTTP alone, so no ledger error stands for it."""
-
-    def __init__(self, kind: ProblemType, detail: str) -> None:
-        super().__init__(detail)
-        self.kind = kind
-
-
-HEADERS_TOO_LARGE = ProblemType("headers-too-large", 431, "The head of the request is too large")
-HOST_NOT_ALLOWED = ProblemType("host-not-allowed", 421, "The service is not called by this name")
-INTERNAL_ERROR = ProblemType("internal-error", 500, "The service failed")
-INVALID_REQUEST = ProblemType("invalid-request", 422, "The request is not valid")
-MALFORMED_HTTP = ProblemType("malformed-http", 400, "That is not an HTTP request")
-METHOD_NOT_ALLOWED = ProblemType("method-not-allowed", 405, "The method is not allowed here")
-NOT_FOUND = ProblemType("not-found", 404, "There is nothing here")
-NOT_READY = ProblemType("not-ready", 503, "The node is not ready")
-ORIGIN_NOT_ALLOWED = ProblemType("origin-not-allowed", 403, "A page of another origin may change nothing")
-PAYLOAD_TOO_LARGE = ProblemType("payload-too-large", 413, "The request is too large")
-REQUEST_TIMEOUT = ProblemType("request-timeout", 408, "The request did not come in time")
-TRANSFER_CODING_UNSUPPORTED = ProblemType("transfer-coding-unsupported", 501, "The transfer coding is not supported")
-UNSUPPORTED_MEDIA_TYPE = ProblemType("unsupported-media-type", 415, "The media type is not supported")
-
-PROBLEMS: Mapping[type[Exception], ProblemType] = {
-    errors.BundleInvalidError: ProblemType("bundle-invalid", 422, "The bundle does not hold"),
-    errors.ChainDamagedError: ProblemType("chain-damaged", 409, "Stored rows of the tenant are damaged"),
-    errors.ClockSkewError: ProblemType("clock-skew", 400, "A time lies too far ahead"),
-    errors.CommitmentConflictError: ProblemType("conflict", 409, "The proposal was rejected"),
-    errors.CosignatureRefusedError: ProblemType("cosignature-refused", 422, "The cosigned checkpoint is not taken"),
-    errors.DatabaseUnavailableError: NOT_READY,
-    errors.DatabaseWentBackError: NOT_READY,
-    errors.DurabilityTimeoutError: ProblemType(
-        "durability-timeout", 503, "The level asked for was not reached, or cannot be shown now"
-    ),
-    errors.EventRefusedError: ProblemType("event-refused", 422, "The event was recorded as REFUSED"),
-    errors.ForbiddenError: ProblemType("forbidden", 403, "The caller may not do this"),
-    errors.FencedError: ProblemType("fenced", 503, "This node may not write any more"),
-    errors.IdempotencyReusedError: ProblemType(
-        "idempotency-key-reused", 422, "The Idempotency-Key belongs to another request"
-    ),
-    errors.InvalidEventError: ProblemType("invalid-event", 422, "A line is not a valid event"),
-    errors.InvalidInputError: INVALID_REQUEST,
-    errors.JobEndedError: ProblemType("job-ended", 409, "The job has ended"),
-    errors.JobExistsError: ProblemType("job-exists", 409, "The job was created with another spec"),
-    errors.JobNotFoundError: ProblemType("job-not-found", 404, "There is no such job"),
-    errors.KeyConflictError: ProblemType("key-conflict", 409, "The key is in another state"),
-    errors.KeyUnprovenError: ProblemType(
-        "idempotency-key-unproven", 409, "Nothing proves what the Idempotency-Key was used for"
-    ),
-    errors.NotFoundError: NOT_FOUND,
-    errors.NotReadyError: NOT_READY,
-    errors.OtherRegionError: ProblemType("other-region", 421, "The job is of another region"),
-    errors.PrivacyUnavailableError: ProblemType(
-        "privacy-unavailable", 503, "Private fields cannot be encrypted here now"
-    ),
-    errors.ReceiptTooLargeError: ProblemType("receipt-too-large", 422, "The job is more than one receipt holds"),
-    errors.RecordTooLargeError: PAYLOAD_TOO_LARGE,
-    errors.RequestTooLargeError: PAYLOAD_TOO_LARGE,
-    errors.QuotaExceededError: ProblemType("quota-exceeded", 429, "The caller or the tenant has had its share"),
-    errors.SeqOutOfRangeError: ProblemType("seq-out-of-range", 422, "The chain does not reach that far"),
-    errors.SessionNotCaughtUpError: ProblemType("session-not-caught-up", 503, "The session's writes are not here yet"),
-    errors.SigningUnavailableError: ProblemType("signing-unavailable", 503, "Nothing can be signed now"),
-    errors.SubjectNotFoundError: ProblemType("subject-not-found", 404, "There is no such subject"),
-    errors.TenantNotFoundError: ProblemType("tenant-not-found", 404, "There is no such tenant"),
-    errors.TooStaleError: ProblemType("too-stale", 503, "Nothing fresh enough could answer"),
-    errors.UnauthenticatedError: ProblemType("unauthenticated", 401, "Nothing says who calls"),
-    errors.UntrustedKeyError: ProblemType("untrusted-key", 422, "The bundle was not signed by a trusted key"),
-    errors.UploadTooLargeError: PAYLOAD_TOO_LARGE,
-    errors.WalFullError: ProblemType("backlog-full", 503, "Too many events wait to be chained"),
-    errors.WalPoisonedError: NOT_READY,
-    errors.WriteLostError: ProblemType("write-lost", 409, "The session's write was lost"),
-}
-"""The problem of each error; a subclass that is not here takes its nearest base's."""
-
-KINDS = sorted({*PROBLEMS.values(), *(kind for kind in tuple(vars().values()) if isinstance(kind, ProblemType))})
-"""Every problem, by name."""
-
 _MEMBERS = ("line", "tenant_id", "job_id", "seq", "hlc", "epoch", "lsn", "achieved", "file", "verdict")
 """Attributes of an error that become members of its problem when it has them."""
 _MEMBERS_IF_SAID = ("reason", "index", "free", "blocking_index", "current_epoch", "members_away")
 """The same, where they are not None."""
 _BY_STATUS = {
-    404: NOT_FOUND,
-    405: METHOD_NOT_ALLOWED,
-    413: PAYLOAD_TOO_LARGE,
-    415: UNSUPPORTED_MEDIA_TYPE,
-    503: NOT_READY,
+    kind.status: kind for kind in (NOT_FOUND, METHOD_NOT_ALLOWED, PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, NOT_READY)
 }
 
 
 def problem_type_of(error: Exception) -> ProblemType:
     """The problem that ``error`` is answered with; ``INTERNAL_ERROR`` when it was not raised on purpose."""
-    if isinstance(error, ProblemError):
-        return error.kind
-    return next((PROBLEMS[base] for base in type(error).__mro__ if base in PROBLEMS), INTERNAL_ERROR)
+    return error.problem if isinstance(error, errors.LedgerError) else INTERNAL_ERROR
 
 
 def problem_response(

@@ -16,13 +16,13 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from app.dev.embedded import EmbeddedPostgres
-from app.edge.problems import KINDS as PROBLEM_KINDS
 from app.pages import read_folder
 from app.pages.verify_page import verify_page
 from app.runtime.state.found_breaks import DAMAGED
 from app.store.idempotency import KEY_ROW
 from ledger.facts.events import EVENTS_BY_ACTION, JOB_EVENTS
-from ledger.machines.jobs import STATUSES
+from ledger.facts.problems import PROBLEMS as PROBLEM_KINDS
+from ledger.facts.statuses import STATUSES
 from ledger.verification import ASPECTS, KINDS
 from tests.app.bundles import bundle_of
 from tests.app.console_page import WIDE, ZONE, Console, barriers, consoling, job

@@ -10,15 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.edge.forms.requests import EVENT_FORMS
-from app.edge.problems import PAYLOAD_TOO_LARGE, ProblemError
 from app.edge.routes.events import _EVENTS, LINES_MAX, lines_of
 from app.runtime.tasks.sharing import BYTES_PER_TURN, LINES_PER_TURN, turns
 from app.write.pending.event_lines import EventLines
 from app.write.pending.requests import draft_of
 from ledger import canonical, native
 from ledger.chain.record import IdempotencyKey
-from ledger.errors import CanonicalError, InvalidEventError
+from ledger.errors import CanonicalError, InvalidEventError, ProblemError
 from ledger.facts.events import JOB_EVENTS
+from ledger.facts.problems import PAYLOAD_TOO_LARGE
 from tests.conftest import EXAMPLES
 from tests.turns import counted_turns
 

@@ -10,7 +10,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from app.dev.embedded import EmbeddedPostgres
-from app.edge import problems
+from ledger.facts.problems import PROBLEMS
 from tests.app.service_thread import serving
 from tests.app.test_openapi import OPERATIONS
 
@@ -54,7 +54,7 @@ def test_every_parameter_header_and_answer_says_what_it_is(document: dict[str, A
 
 def test_every_problem_is_named(document: dict[str, Any]) -> None:
     said = document["components"]["schemas"]["Problem"]["description"]
-    for kind in problems.KINDS:
+    for kind in PROBLEMS:
         assert f"- `{kind.name}` ({kind.status}): {kind.title}" in said
 
 

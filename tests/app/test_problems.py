@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.edge import problems
 from app.runtime.state.session import SECRET_BYTES, SessionTokens, Token
+from ledger.facts.problems import PROBLEMS
 from tests.app.service_thread import serving
 from tests.conftest import connected_to
 
@@ -397,7 +397,7 @@ def test_a_path_that_is_none_is_told_where_the_paths_are(client: httpx.Client) -
 def test_the_page_of_problems_lists_exactly_those_there_are() -> None:
     page = Path(__file__).parents[2] / "docs" / "problems.md"
     listed = re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \| ([^|]+) \| [^|]+ \|$", page.read_text(), re.MULTILINE)
-    assert sorted(listed) == [(kind.name, str(kind.status), kind.title) for kind in problems.KINDS]
+    assert sorted(listed) == [(kind.name, str(kind.status), kind.title) for kind in PROBLEMS]
 
 
 def test_a_key_used_with_another_body_is_refused(client: httpx.Client) -> None:

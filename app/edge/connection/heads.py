@@ -17,13 +17,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from app.edge.problems import (
-    HOST_NOT_ALLOWED,
-    MALFORMED_HTTP,
-    ORIGIN_NOT_ALLOWED,
-    TRANSFER_CODING_UNSUPPORTED,
-    ProblemError,
-)
+from ledger.errors import ProblemError
+from ledger.facts.problems import HOST_NOT_ALLOWED, MALFORMED_HTTP, ORIGIN_NOT_ALLOWED, TRANSFER_CODING_UNSUPPORTED
 
 SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 HOSTS_REMEMBERED = 256

@@ -25,16 +25,11 @@ from app.edge.connection.deadlines import PROGRESS_BYTES, ConnectionBounds, Prog
 from app.edge.connection.heads import ServedNames, check_head
 from app.edge.connection.proxies import TrustedProxies
 from app.edge.connection.uvicorn_internals import AnswerTransport
-from app.edge.problems import (
-    HEADERS_TOO_LARGE,
-    MALFORMED_HTTP,
-    NOT_READY,
-    REQUEST_TIMEOUT,
-    ProblemError,
-    problem_response,
-)
+from app.edge.problems import problem_response
 from app.trust.access.callers import AUTHORIZATION, CERTIFICATE
 from app.trust.access.certificates import CallerCertificate, shown
+from ledger.errors import ProblemError
+from ledger.facts.problems import HEADERS_TOO_LARGE, MALFORMED_HTTP, NOT_READY, REQUEST_TIMEOUT
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, HTTPScope
@@ -504,7 +499,7 @@ class _Flow(FlowControl):
 
 def fault_answer(fault: ProblemError, fields: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
     """The whole answer to what is refused before there is a request, after which the connection ends."""
-    answer = problem_response(fault.kind, str(fault), headers={"Connection": "close"})
+    answer = problem_response(fault.problem, str(fault), headers={"Connection": "close"})
     head = b"".join(b"%b: %b\r\n" % field for field in (*answer.raw_headers, *fields))
     return b"".join((STATUS_LINE[answer.status_code], head, b"\r\n", answer.body))
 

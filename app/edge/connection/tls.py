@@ -19,7 +19,8 @@ import structlog
 
 from app.edge.connection.deadlines import ConnectionBounds, end_longest_waiting
 from app.edge.connection.protocol import ProblemProtocol, fault_answer
-from app.edge.problems import MALFORMED_HTTP, ProblemError
+from ledger.errors import ProblemError
+from ledger.facts.problems import MALFORMED_HTTP
 
 READ_BYTES_MAX = 64 * 1024
 """Most bytes that are handed on at once."""

@@ -16,8 +16,10 @@ from app.edge.accepted import allow
 from app.edge.charging import body_chunks, charge_tenant
 from app.edge.forms.unique_members import check_unique
 from app.edge.parts import parts_of
-from app.edge.problems import PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, ProblemError, invalid
+from app.edge.problems import invalid
 from app.trust.access.callers import CALLER
+from ledger.errors import ProblemError
+from ledger.facts.problems import PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE
 
 JSON_MEDIA_TYPE = "application/json"
 NDJSON_MEDIA_TYPE = "application/x-ndjson"

@@ -14,9 +14,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from app.edge.forms.unique_members import check_unique, is_unique
-from app.edge.problems import PAYLOAD_TOO_LARGE, ProblemError, dotted, invalid
+from app.edge.problems import dotted, invalid
 from ledger import canonical
-from ledger.errors import ClockSkewError, InvalidEventError, InvalidInputError
+from ledger.errors import ClockSkewError, InvalidEventError, InvalidInputError, ProblemError
+from ledger.facts.problems import PAYLOAD_TOO_LARGE
 
 _BRACKETS_SAFE = 60
 """A line with fewer cannot be nested too deep."""

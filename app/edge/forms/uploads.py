@@ -20,8 +20,8 @@ from python_multipart.exceptions import FormParserError
 from starlette.requests import Request
 
 from app.edge.charging import body_chunks
-from app.edge.problems import UNSUPPORTED_MEDIA_TYPE, ProblemError
-from ledger.errors import InvalidInputError, NotReadyError, UploadTooLargeError
+from ledger.errors import InvalidInputError, NotReadyError, ProblemError, UploadTooLargeError
+from ledger.facts.problems import UNSUPPORTED_MEDIA_TYPE
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

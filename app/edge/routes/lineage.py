@@ -19,7 +19,6 @@ from fastapi import APIRouter, Request, Response
 from app.edge.answers import json_answer
 from app.edge.forms.body import JSON_MEDIA_TYPE, read_body
 from app.edge.parts import Parts, PartsDep
-from app.edge.problems import PAYLOAD_TOO_LARGE, ProblemError
 from app.edge.routes.openlineage import STARTS, TYPES, RunEvent, read
 from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.edge.writes import Route
@@ -34,8 +33,10 @@ from ledger.errors import (
     JobEndedError,
     JobExistsError,
     JobNotFoundError,
+    ProblemError,
 )
 from ledger.facts.events import SYSTEM_TENANT
+from ledger.facts.problems import PAYLOAD_TOO_LARGE
 
 router = APIRouter(route_class=StrictRoute, tags=["events"], responses=PROBLEM_RESPONSE)
 

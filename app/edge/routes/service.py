@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from app.edge.answers import json_answer
 from app.edge.forms.body import TEXT_MEDIA_TYPE
 from app.edge.parts import Parts, PartsDep
-from app.edge.problems import NOT_READY, problem_response
+from app.edge.problems import problem_response
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, caller_if_known
 from app.runtime import metrics
 from app.runtime.answers.node import LiveAnswer, NodeAnswer, ReadyAnswer, VerifiedAnswer
@@ -20,6 +20,7 @@ from app.store.reading import reading
 from ledger import native, rfc3339
 from ledger.errors import DatabaseUnavailableError, InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT
+from ledger.facts.problems import NOT_READY
 
 router = APIRouter(route_class=StrictRoute, tags=["service"], responses=PROBLEM_RESPONSE)
 

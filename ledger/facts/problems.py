@@ -1,0 +1,358 @@
+"""The problems that a request may be refused with, as Problem Details (RFC 9457).
+
+To add one, declare it here and write the generated files again (``make facts``). An error of :mod:`ledger.errors` names
+its problem; what nobody catches needs no class of its own: ``raise ProblemError(PROBLEM, detail)``.
+"""
+
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+
+class Retry(Enum):
+    """Whether the same request may succeed when it is sent again."""
+
+    LATER = auto()
+    """Yes, without a change: programs try again, after ``Retry-After`` where there is one."""
+    ONCE_CHANGED = auto()
+    """Once something else has changed, such as rights, a setting or the chain."""
+    NEVER = auto()
+    """No: the request itself is at fault, so it is refused again."""
+
+
+class ProblemType(NamedTuple):
+    """One problem."""
+
+    name: str
+    """The end of its URI."""
+    status: int
+    """The status of the HTTP answer."""
+    title: str
+    retry: Retry
+    remedy: str
+    """What a caller or an operator does about it; Markdown."""
+    advice: str = ""
+    """The same for a person at the console, where people meet it there."""
+
+
+BACKLOG_FULL = ProblemType(
+    "backlog-full",
+    503,
+    "Too many events wait to be chained",
+    Retry.LATER,
+    "try again after `Retry-After`; the database is behind or away",
+)
+BUNDLE_INVALID = ProblemType(
+    "bundle-invalid",
+    422,
+    "The bundle does not hold",
+    Retry.ONCE_CHANGED,
+    "`verdict` and `file` say what does not hold; get the bundle again from its ledger",
+    advice="Get the bundle again from its ledger. What does not hold stands above.",
+)
+CHAIN_DAMAGED = ProblemType(
+    "chain-damaged",
+    409,
+    "Stored rows of the tenant are damaged",
+    Retry.ONCE_CHANGED,
+    "the operator runs `tally verify`, restores the rows from a backup and verifies again; a row of the table of "
+    "keys is restored, or removed, first; a quarantined tenant also needs a restart of the node, as the detail "
+    "says; other tenants are not affected, and lists name a damaged job in `damaged`",
+    advice="Verify the tenant: that shows where.",
+)
+CLOCK_SKEW = ProblemType(
+    "clock-skew",
+    400,
+    "A time lies too far ahead",
+    Retry.ONCE_CHANGED,
+    "set the clock of whoever made the time (`hlc.max_clock_skew`)",
+)
+CONFLICT = ProblemType(
+    "conflict",
+    409,
+    "The proposal was rejected",
+    Retry.ONCE_CHANGED,
+    "`reason` says why ([commitments](commitments.md)), `index` which entry records it, `blocking_index` which "
+    "commitment stands in the way, `free` what the node has; read again and propose something else",
+)
+COSIGNATURE_REFUSED = ProblemType(
+    "cosignature-refused",
+    422,
+    "The cosigned checkpoint is not taken",
+    Retry.ONCE_CHANGED,
+    "cosign the newest checkpoint, unchanged, with a key that `log.witnesses` names",
+)
+DURABILITY_TIMEOUT = ProblemType(
+    "durability-timeout",
+    503,
+    "The level asked for was not reached, or cannot be shown now",
+    Retry.LATER,
+    "the event may reach its level yet, `achieved` says what it has; repeat with the same Idempotency-Key, unless "
+    "`reason` is `copies-removed`: that answer is final. `members_away` names the safekeepers to look at "
+    "([replication](replication.md#what-is-answered-when))",
+)
+EVENT_REFUSED = ProblemType(
+    "event-refused",
+    422,
+    "The event was recorded as REFUSED",
+    Retry.NEVER,
+    "the REFUSED entry at `seq` keeps the bytes; correct the event, send it under a new Idempotency-Key",
+)
+FENCED = ProblemType(
+    "fenced",
+    503,
+    "This node may not write any more",
+    Retry.LATER,
+    "another process writes this WAL; use another node",
+)
+FORBIDDEN = ProblemType(
+    "forbidden",
+    403,
+    "The caller may not do this",
+    Retry.ONCE_CHANGED,
+    "ask whoever issues tokens for the right; `GET /v1/whoami` says which there are",
+    advice="Ask whoever issues tokens for this right; your rights are listed under Access.",
+)
+HEADERS_TOO_LARGE = ProblemType(
+    "headers-too-large",
+    431,
+    "The head of the request is too large",
+    Retry.ONCE_CHANGED,
+    "send fewer or shorter headers",
+)
+HOST_NOT_ALLOWED = ProblemType(
+    "host-not-allowed",
+    421,
+    "The service is not called by this name",
+    Retry.ONCE_CHANGED,
+    "use an address, or have the operator name the host in `http.hosts`",
+)
+IDEMPOTENCY_KEY_REUSED = ProblemType(
+    "idempotency-key-reused",
+    422,
+    "The Idempotency-Key belongs to another request",
+    Retry.NEVER,
+    "use a new key for another body",
+)
+IDEMPOTENCY_KEY_UNPROVEN = ProblemType(
+    "idempotency-key-unproven",
+    409,
+    "Nothing proves what the Idempotency-Key was used for",
+    Retry.NEVER,
+    "it was used before entries said their key; take the job that is named for the outcome if it is yours, else "
+    "send the request under a new key",
+)
+INTERNAL_ERROR = ProblemType(
+    "internal-error",
+    500,
+    "The service failed",
+    Retry.LATER,
+    "the cause is in the log of the service; repeat with the same Idempotency-Key",
+)
+INVALID_EVENT = ProblemType(
+    "invalid-event",
+    422,
+    "A line is not a valid event",
+    Retry.NEVER,
+    "correct line `line`; nothing of the request was taken",
+)
+INVALID_REQUEST = ProblemType(
+    "invalid-request",
+    422,
+    "The request is not valid",
+    Retry.NEVER,
+    "correct what `path` names",
+)
+JOB_ENDED = ProblemType(
+    "job-ended",
+    409,
+    "The job has ended",
+    Retry.NEVER,
+    "nothing more can happen to the job; one that lost its Idempotency-Key never was: the detail names the job "
+    "that won",
+)
+JOB_EXISTS = ProblemType(
+    "job-exists",
+    409,
+    "The job was created with another spec",
+    Retry.NEVER,
+    "choose another `job_id`; the same `spec` and `assigned_dcs` again are recorded and change nothing",
+)
+JOB_NOT_FOUND = ProblemType(
+    "job-not-found",
+    404,
+    "There is no such job",
+    Retry.NEVER,
+    "check tenant and id; a job just made elsewhere needs its `Tally-Session`",
+    advice="Check tenant and job.",
+)
+KEY_CONFLICT = ProblemType(
+    "key-conflict",
+    409,
+    "The key is in another state",
+    Retry.ONCE_CHANGED,
+    "look at `/v1/keys`: the key was rotated, admitted or revoked meanwhile, or the node asked is not admitted "
+    "itself; or no key that counts signed the newest checkpoint",
+)
+MALFORMED_HTTP = ProblemType(
+    "malformed-http",
+    400,
+    "That is not an HTTP request",
+    Retry.ONCE_CHANGED,
+    "correct the client, or the proxy before the service",
+)
+METHOD_NOT_ALLOWED = ProblemType(
+    "method-not-allowed",
+    405,
+    "The method is not allowed here",
+    Retry.ONCE_CHANGED,
+    "use a method that the header `Allow` names",
+)
+NOT_FOUND = ProblemType(
+    "not-found",
+    404,
+    "There is nothing here",
+    Retry.ONCE_CHANGED,
+    "look at `/docs` for the paths, at the list for what there is",
+)
+NOT_READY = ProblemType(
+    "not-ready",
+    503,
+    "The node is not ready",
+    Retry.LATER,
+    "try again after `Retry-After`; `/readyz` says what is missing",
+    advice="Try again in a moment; the overview says what is wrong.",
+)
+ORIGIN_NOT_ALLOWED = ProblemType(
+    "origin-not-allowed",
+    403,
+    "A page of another origin may change nothing",
+    Retry.ONCE_CHANGED,
+    "call from a page of the service's own origin; behind a proxy the operator names its host in `http.hosts`",
+)
+OTHER_REGION = ProblemType(
+    "other-region",
+    421,
+    "The job is of another region",
+    Retry.NEVER,
+    "send what concerns the job to the ledger that `Location` names",
+)
+PAYLOAD_TOO_LARGE = ProblemType(
+    "payload-too-large",
+    413,
+    "The request is too large",
+    Retry.NEVER,
+    "send less at once; the detail names the bound",
+)
+PRIVACY_UNAVAILABLE = ProblemType(
+    "privacy-unavailable",
+    503,
+    "Private fields cannot be encrypted here now",
+    Retry.LATER,
+    "try again later; the operator looks at `privacy` in `/readyz`, and at `privacy.master_key_uri`",
+)
+QUOTA_EXCEEDED = ProblemType(
+    "quota-exceeded",
+    429,
+    "The caller or the tenant has had its share",
+    Retry.LATER,
+    "try again after `Retry-After`; `quota.*` says how much there is",
+    advice="Wait a moment and try again.",
+)
+RECEIPT_TOO_LARGE = ProblemType(
+    "receipt-too-large",
+    422,
+    "The job is more than one receipt holds",
+    Retry.ONCE_CHANGED,
+    "it has more than 10,000 entries or 64 MiB: ask for receipts of single entries, or export a bundle of the range",
+)
+REQUEST_TIMEOUT = ProblemType(
+    "request-timeout",
+    408,
+    "The request did not come in time",
+    Retry.LATER,
+    "send the rest faster, or raise `http.header_timeout` or `http.body_timeout`; nothing of it was taken",
+)
+SEQ_OUT_OF_RANGE = ProblemType(
+    "seq-out-of-range",
+    422,
+    "The chain does not reach that far",
+    Retry.ONCE_CHANGED,
+    "ask for entries up to the head",
+)
+SESSION_NOT_CAUGHT_UP = ProblemType(
+    "session-not-caught-up",
+    503,
+    "The session's writes are not here yet",
+    Retry.LATER,
+    "try again after `Retry-After`, or read without the session",
+)
+SIGNING_UNAVAILABLE = ProblemType(
+    "signing-unavailable",
+    503,
+    "Nothing can be signed now",
+    Retry.LATER,
+    "try again after `Retry-After`; the operator looks at the signer",
+)
+SUBJECT_NOT_FOUND = ProblemType(
+    "subject-not-found",
+    404,
+    "There is no such subject",
+    Retry.ONCE_CHANGED,
+    "check tenant and subject: no event has private fields of this subject",
+)
+TENANT_NOT_FOUND = ProblemType(
+    "tenant-not-found",
+    404,
+    "There is no such tenant",
+    Retry.ONCE_CHANGED,
+    "check the name; a tenant begins with its first event",
+    advice="Check the name. A tenant begins with its first event.",
+)
+TOO_STALE = ProblemType(
+    "too-stale",
+    503,
+    "Nothing fresh enough could answer",
+    Retry.LATER,
+    "allow more staleness, or try again after `Retry-After`",
+)
+TRANSFER_CODING_UNSUPPORTED = ProblemType(
+    "transfer-coding-unsupported",
+    501,
+    "The transfer coding is not supported",
+    Retry.ONCE_CHANGED,
+    "send `Transfer-Encoding: chunked`, or a `Content-Length`",
+)
+UNAUTHENTICATED = ProblemType(
+    "unauthenticated",
+    401,
+    "Nothing says who calls",
+    Retry.ONCE_CHANGED,
+    "send `Authorization: Bearer` and a token that counts",
+    advice="Sign in again.",
+)
+UNSUPPORTED_MEDIA_TYPE = ProblemType(
+    "unsupported-media-type",
+    415,
+    "The media type is not supported",
+    Retry.ONCE_CHANGED,
+    "send the media type that `/docs` names, without a Content-Encoding",
+)
+UNTRUSTED_KEY = ProblemType(
+    "untrusted-key",
+    422,
+    "The bundle was not signed by a trusted key",
+    Retry.ONCE_CHANGED,
+    "the operator adds the key to `bundle.trusted_keys`, if it is to be trusted",
+    advice="Whoever runs the service adds the key to bundle.trusted_keys, if it is to be trusted.",
+)
+WRITE_LOST = ProblemType(
+    "write-lost",
+    409,
+    "The session's write was lost",
+    Retry.NEVER,
+    "do the write again, forget the session",
+)
+
+
+PROBLEMS: Final = tuple(sorted(problem for problem in tuple(vars().values()) if isinstance(problem, ProblemType)))
+"""Every problem, by name."""
