@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from app.read.anchors import newest_anchors
 from app.read.checking import verified
+from app.read.witness_statements import newest_anchors
 from app.runtime.database_faults import DATABASE_FAULTS
 from app.store import keys as key_store
 from app.store import sessions

@@ -22,7 +22,7 @@ from app.edge.connection.proxies import TrustedProxies
 from app.edge.connection.tls import TlsConnection
 from app.edge.fast_path import PlainWrites
 from app.edge.parts import Parts
-from app.read.replicas import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
+from app.read.copies import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
 from app.runtime.settings.config import Settings
 from ledger.errors import StartRefusedError
 

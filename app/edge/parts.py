@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from app.read.commitments import CommitmentReader
     from app.read.consistency import Consistency
+    from app.read.folded_jobs import JobTableWalk
     from app.read.full_walk import FullWalk
-    from app.read.job_table_walk import JobTableWalk
     from app.read.jobs import JobReader
     from app.read.revealing import Revealing
     from app.read.verification import ChainVerifier

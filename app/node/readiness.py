@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from app.edge.parts import ReadinessCheck
 from app.node.service import Service
 from app.node.start.procedure import StartedNode
-from app.read.replicas import Replicas
+from app.read.copies import Replicas
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import HISTORY_READ, ROWS_LOCKED, Node
 from app.share.exchange.regions import Regions

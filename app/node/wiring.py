@@ -18,18 +18,15 @@ from app.node.service import Service
 from app.node.start.connecting import went_away
 from app.node.start.procedure import StartedNode, start_node
 from app.node.start.quorum import Takeover
-from app.read.anchors import judged_anchors
 from app.read.commitments import CommitmentReader
 from app.read.consistency import Consistency
-from app.read.copies import Copies
-from app.read.folded_jobs import FoldedJobs
+from app.read.copies import Copies, Replicas, replicas_at
+from app.read.folded_jobs import FoldedJobs, JobTableWalk
 from app.read.full_walk import FullWalk
-from app.read.job_table_walk import JobTableWalk
 from app.read.jobs import JobReader
-from app.read.replicas import Replicas, replicas_at
 from app.read.revealing import Revealing
-from app.read.verification import ChainVerifier
-from app.read.verified_positions import VerifiedPositions
+from app.read.verification import ChainVerifier, VerifiedPositions
+from app.read.witness_statements import judged_anchors
 from app.runtime.database_faults import DATABASE_FAULTS
 from app.runtime.principals import Principal
 from app.runtime.settings.config import Settings

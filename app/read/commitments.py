@@ -13,8 +13,7 @@ from app.store.reading import reading
 from ledger.errors import ChainDamagedError, SeqOutOfRangeError
 
 if TYPE_CHECKING:
-    from app.read.copies import Copies
-    from app.read.replicas import Judge
+    from app.read.copies import Copies, Judge
     from app.store.commitments import PromiseEntry
     from app.store.entry_check import EntryCheck
     from app.store.promise_check import PromiseCheck

@@ -1,13 +1,49 @@
-"""The copies of the database that reads come from: the primary, and its replicas where there are some."""
+"""The copies of the database that reads come from: the primary, and its hot standbys where there are some.
+
+A replica is asked only while it is fit: it answered the last time it was checked, and holds this very ledger. The
+snapshot that it reads from must then prove, by itself, that it keeps the promise of the read. In every other case the
+primary answers, so a replica can only ever spare work, never cost an answer::
+
+    replica answers, snapshot keeps the promise    its answer, and how old the snapshot is at most
+    snapshot too old, or writes missing            the next replica, then the primary
+    error, or silence of ANSWER_TIMEOUT_S          the same, and unfit until it answers again
+
+A replica that is unfit is in the log, at once and when the reason changes, in ``/metrics``, and once it has been so
+for ``REPORTED_AFTER_S``, or from the first check on, in ``/readyz``.
+
+*How old a snapshot is* follows from the primary's clock alone. Every node that has replicas writes the primary's time
+into one row again and again. A snapshot, of whichever copy, that shows the beat of time b holds all that was committed
+before b. This node knows when it sent its own newest beat, and what time the primary put on it, so it knows the
+primary's time at most::
+
+    sent <= put on it           primary's time now <= own beat + (now - sent)
+    age of a snapshot <= own beat + (now - sent) - b
+
+Both beats are times of the primary and the rest is this node's monotonic clock, so no two clocks are compared. The
+bound holds while the primary is away, and while other nodes write the newer beats.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, TypeVar
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
-from app.read.consistency import Promise, ReadLevel, UnfitError
-from app.read.replicas import Judge, Look, Replicas, Source
-from app.store import reads
+import structlog
+
+from app.read.consistency import POLL_FIRST_S, POLL_LONGEST_S, Promise, ReadLevel, UnfitError
+from app.runtime.database_faults import DATABASE_FAULTS, text_of
+from app.store import node as node_store
+from app.store import reads, sessions
+from app.store.node import beat
+from app.store.reading import READ_TIMEOUT_S, reading
+from app.store.sessions import PLANNED_ONCE
 from ledger.errors import (
     DatabaseUnavailableError,
     QuarantinedError,
@@ -23,12 +59,236 @@ if TYPE_CHECKING:
     from app.runtime.state.session import Token
     from app.store import Connection
     from app.store.reading import Pool
+    from app.store.reads import Seen
+
+BEAT_INTERVAL_S = 0.25
+"""Pause between two beats: an age is never known finer than this."""
+BEAT_TIMEOUT_S = 2.0
+
+
+class Heartbeat:
+    """Writes the heartbeat and judges ages by it."""
+
+    def __init__(self, primary: Pool) -> None:
+        self._primary = primary
+        self._own_beat_at: datetime | None = None
+        self._sent_s = 0.0
+
+    async def run(self) -> None:
+        """Beat until cancelled, whatever becomes of the primary."""
+        missed = False
+        while True:
+            try:
+                await self.beat()
+                missed = False
+            except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
+                if not missed:
+                    log.warning("heartbeat_missed", error=str(error))
+                missed = True
+            await asyncio.sleep(BEAT_INTERVAL_S)
+
+    async def beat(self) -> None:
+        """Write one beat.
+
+        Raises:
+            DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: the primary does not take it.
+        """
+        sent_s = time.monotonic()
+        async with reading(self._primary, timeout_s=BEAT_TIMEOUT_S) as connection:
+            beat_at = await beat(connection)
+        self._own_beat_at, self._sent_s = beat_at, sent_s
+
+    def age_ms(self, beat_at: datetime | None) -> int | None:
+        """How old a snapshot that shows ``beat_at`` is at most; None when that cannot be told.
+
+        That is so before this node's first beat, and for a beat of the future: the primary's clock was set back.
+        """
+        if beat_at is None or self._own_beat_at is None:
+            return None
+        now = self._own_beat_at + timedelta(seconds=time.monotonic() - self._sent_s)
+        age_s = (now - beat_at).total_seconds()
+        return None if age_s < -BEAT_INTERVAL_S else max(0, round(age_s * 1000))
+
+
+CONNECTIONS_MAX = 16
+"""Connections to each replica."""
+ANSWER_TIMEOUT_S = 0.3
+"""How long a replica may be silent before a read goes elsewhere; an answer that has begun may take longer."""
+REPORTED_AFTER_S = 10.0
+"""A replica that answers again sooner, as after a restart, is no fault of the node."""
+UNSEEN = "it was not asked yet"
+
+Value = TypeVar("Value")
+Judge = Callable[["Seen"], None]
+"""Raises ``UnfitError`` when a snapshot does not do."""
+Look = Callable[["Pool", Judge], Awaitable[Value]]
+"""Takes a snapshot of the copy behind a pool, shows the judge what it sees in it, and reads from that snapshot."""
+
+log = structlog.get_logger()
+
+
+class Source(NamedTuple):
+    """Where an answer comes from, and how far behind the primary that is at most."""
+
+    name: str
+    staleness_ms: int
+
+
+@dataclass(slots=True)
+class _Replica:
+    name: str
+    at: str
+    """Its host, port and database, without the login."""
+    pool: Pool
+    fault: str | None = UNSEEN
+    """Why it is not asked now."""
+    fit_s: float = -math.inf
+    """When it was fit last, by the monotonic clock."""
+    staleness_ms: int = 0
+    """Of the last snapshot it was judged by."""
+
+
+@asynccontextmanager
+async def replicas_at(urls: Sequence[str], primary_url: str, log_origin: str) -> AsyncIterator[Replicas | None]:
+    """The replicas at ``urls``, numbered from 1; none of them needs to answer. None when there is no URL."""
+    if not urls:
+        yield None
+        return
+    # The beat has a connection of its own, so that it never waits behind reads.
+    to_primary = await sessions.pool(primary_url, connections_max=1, timeout_s=READ_TIMEOUT_S)
+    pools = [
+        await sessions.pool(url, PLANNED_ONCE, connections_max=CONNECTIONS_MAX, timeout_s=READ_TIMEOUT_S)
+        for url in urls
+    ]
+    try:
+        yield Replicas(list(zip(map(_place_of, urls), pools, strict=True)), Heartbeat(to_primary), log_origin)
+    finally:
+        for pool in (to_primary, *pools):
+            pool.terminate()
+
+
+class Replicas:
+    """The hot standbys of one ledger, in turn."""
+
+    def __init__(self, copies: Sequence[tuple[str, Pool]], heartbeat: Heartbeat, log_origin: str) -> None:
+        """``copies`` are each a place, as people are to read it, and the pool of connections to it."""
+        self._replicas = [_Replica(f"replica-{number}", at, pool) for number, (at, pool) in enumerate(copies, 1)]
+        self._heartbeat = heartbeat
+        self._log_origin = log_origin
+        self._turn = 0
+
+    async def run(self) -> None:
+        """Beat, and look after the replicas, until cancelled."""
+        await asyncio.gather(self._heartbeat.run(), *map(self._watch, self._replicas))
+
+    async def read(self, look: Look[Value], promise: Promise, wait_s: float) -> tuple[Value, Source] | None:
+        """What ``look`` reads at a replica whose snapshot keeps ``promise``; None when the primary has to answer.
+
+        Waits up to ``wait_s`` seconds for a replica that is nearly there.
+
+        Raises:
+            WriteLostError: a replica saw that a write of the session was lost.
+        """
+        deadline_s = time.monotonic() + wait_s
+        pause_s = POLL_FIRST_S
+        while True:
+            for replica in self._fit_in_turn():
+                answer = await self._ask(replica, look, promise)
+                if answer is not None:
+                    return answer
+            if time.monotonic() + pause_s > deadline_s or not self._one_is_near(wait_s):
+                return None
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, POLL_LONGEST_S)
+
+    def fault(self) -> str | None:
+        """Which replicas have answered no read for ``REPORTED_AFTER_S``, and why; None when all do."""
+        since_s = time.monotonic() - REPORTED_AFTER_S
+        faults = [
+            f"{replica.name} at {replica.at} answers no reads: {replica.fault}"
+            for replica in self._replicas
+            if replica.fault not in (None, UNSEEN) and replica.fit_s < since_s
+        ]
+        return "; ".join(faults) or None
+
+    def fitness(self) -> list[tuple[str, bool]]:
+        """Each replica by name, and whether it answers reads now."""
+        return [(replica.name, replica.fault is None) for replica in self._replicas]
+
+    def _fit_in_turn(self) -> Iterator[_Replica]:
+        self._turn += 1
+        for number in range(len(self._replicas)):
+            replica = self._replicas[(self._turn + number) % len(self._replicas)]
+            if replica.fault is None:
+                yield replica
+
+    def _one_is_near(self, wait_s: float) -> bool:
+        """Whether a replica may catch up in ``wait_s`` seconds; ages are known no finer than a beat."""
+        near_ms = (wait_s + BEAT_INTERVAL_S) * 1000
+        return any(replica.fault is None and replica.staleness_ms < near_ms for replica in self._replicas)
+
+    async def _ask(self, replica: _Replica, look: Look[Value], promise: Promise) -> tuple[Value, Source] | None:
+        """The answer of ``replica``, or None when it has none that keeps the promise."""
+        staleness_ms: int | None = None
+
+        def judge(seen: Seen) -> None:
+            nonlocal staleness_ms
+            silence.reschedule(None)
+            staleness_ms = self._heartbeat.age_ms(seen.beat_at)
+            if staleness_ms is None:
+                raise UnfitError
+            replica.staleness_ms = staleness_ms
+            promise.check(seen, staleness_ms)
+
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S) as silence:
+                value = await look(replica.pool, judge)
+        except UnfitError:
+            return None
+        except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
+            self._note(replica, _said(error))
+            return None
+        assert staleness_ms is not None, "nothing is read that was not judged"
+        return value, Source(replica.name, staleness_ms)
+
+    async def _watch(self, replica: _Replica) -> None:
+        """Say again and again whether ``replica`` is fit."""
+        while True:
+            self._note(replica, await self._fault_of(replica))
+            await asyncio.sleep(BEAT_INTERVAL_S)
+
+    async def _fault_of(self, replica: _Replica) -> str | None:
+        try:
+            async with reading(replica.pool, timeout_s=ANSWER_TIMEOUT_S) as connection:
+                origin = await node_store.log_origin(connection)
+        except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
+            return _said(error)
+        return None if origin == self._log_origin else f"it holds the ledger {origin}, not {self._log_origin}"
+
+    def _note(self, replica: _Replica, fault: str | None) -> None:
+        if fault != replica.fault and not (fault is None and replica.fault == UNSEEN):
+            event = "replica_fit" if fault is None else "replica_unfit"
+            log.warning(event, replica=replica.name, at=replica.at, fault=fault)
+        replica.fault = fault
+        if fault is None:
+            replica.fit_s = time.monotonic()
+
+
+def _said(error: Exception) -> str:
+    """What the replica, or the driver, said."""
+    cause = error.__cause__ if isinstance(error, DatabaseUnavailableError) else None
+    return text_of(cause or error)
+
+
+def _place_of(url: str) -> str:
+    """Host, port and database of an address, as people are to read it: without login and parameters."""
+    parts = urlsplit(url)
+    return parts.netloc.rpartition("@")[2] + parts.path
+
 
 PRIMARY = Source("primary", 0)
 REPLICA_WAIT_PART = 0.1
 """Part of ``read.wait`` that a session waits for a replica before it goes to the primary."""
-
-Value = TypeVar("Value")
 
 
 class Copies:

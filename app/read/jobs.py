@@ -23,9 +23,8 @@ from ledger.machines.refusals import Refusal
 
 if TYPE_CHECKING:
     from app.read.consistency import Promise
-    from app.read.copies import Copies
+    from app.read.copies import Copies, Judge, Source
     from app.read.folded_jobs import DamagedJob, FoldedJobs
-    from app.read.replicas import Judge, Source
     from app.read.revealing import Revealing
     from app.store import Connection
     from app.store.entry_check import EntryCheck

@@ -1,8 +1,17 @@
 """Verification as the service runs it: on request, at start, and again and again.
 
-Whole chains on request. At start and at every interval only what came after the last verified snapshot, and that
-the entry there is still the one that was verified. What this node keeps beside its WAL is read before the
-database is looked at, so that it is never newer than what it is compared with.
+Whole chains on request. At start and at every interval only what came after the last verified snapshot, and that the
+entry there is still the one that was verified. What this node keeps beside its WAL is read before the database, so
+that it is never newer than what it is compared with.
+
+How far each chain was verified is kept beside the WAL, where a database administrator cannot reach it, in ``<wal
+folder>/verified.json``, replaced by temp file, fsync, rename and directory fsync::
+
+    {"version": 1, "tenants": {"acme": {"seq": 23000, "chain_link": "64 hex digits"}}}
+
+A position is the end of a snapshot, or seq 0, so that verifying from there on meets whole snapshots. The entry at a
+position must still have that link the next time. A file that is missing or damaged means that verification begins at
+seq 1 again, which is safe.
 """
 
 from __future__ import annotations
@@ -11,21 +20,24 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
+import msgspec
 import structlog
 
 from app.read.checking import KeptProcesses, verified
-from app.read.verified_positions import Position, VerifiedPositions
 from app.runtime.database_faults import DATABASE_FAULTS
 from app.runtime.state.found_breaks import DAMAGED, VERIFICATION
+from app.runtime.state.kept_file import KeptFile
 from app.runtime.state.last_verified import NODE, LastVerified, Verified
 from app.runtime.tasks.slots import Slots
 from app.store.chain_reader import consistent_reader
 from app.store.chain_reads import list_tenants
 from app.store.idempotency import KEY_ROW, NamedEntry, named_entries
 from app.store.reading import reading
-from ledger.errors import DatabaseUnavailableError, LedgerError, TenantNotFoundError
+from ledger.errors import DatabaseUnavailableError, LedgerError, StartRefusedError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.verdict import ASPECT_OF_KIND, KINDS, Break
@@ -38,6 +50,74 @@ if TYPE_CHECKING:
     from app.runtime.state.found_breaks import FoundBreaks
     from app.store.chain_reader import PostgresChainReader
     from signing.keys import Keyring
+
+POSITIONS_FILE_NAME = "verified.json"
+
+
+class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last entry verified and its link."""
+
+    seq: Annotated[int, msgspec.Meta(ge=1)]
+    chain_link: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class _Positions(msgspec.Struct):
+    version: Literal[1]
+    tenants: dict[str, Position]
+
+
+_POSITIONS_FILE: Final = KeptFile[_Positions](
+    POSITIONS_FILE_NAME, _Positions, b'{"version":1,"tenants":{}}', "it is made again"
+)
+
+
+def forget_positions(wal_folder: Path) -> None:
+    """Verify every chain from its beginning the next time."""
+    (wal_folder / POSITIONS_FILE_NAME).unlink(missing_ok=True)
+
+
+class VerifiedPositions:
+    """The positions of one node, in memory and in its WAL folder."""
+
+    def __init__(self, wal_folder: Path) -> None:
+        self._folder = wal_folder
+        self._storing = Lock()
+        self._by_tenant: dict[str, Position] = {}
+        try:
+            self._by_tenant = _POSITIONS_FILE.load(wal_folder).tenants
+        except StartRefusedError as error:
+            log.warning("verified_positions_unreadable", error=str(error))
+
+    def get(self, tenant_id: str) -> Position | None:
+        """Where the tenant was last verified, None before the first time."""
+        return self._by_tenant.get(tenant_id)
+
+    def tenants(self) -> list[str]:
+        """Tenants that were verified before."""
+        return sorted(self._by_tenant)
+
+    def advance(self, tenant_id: str, position: Position) -> bool:
+        """Note that the tenant is verified up to ``position``; a lower one changes nothing.
+
+        Returns:
+            Whether it changed, so that ``store`` has something to do.
+        """
+        held = self._by_tenant.get(tenant_id)
+        if held is not None and held.seq >= position.seq:
+            return False
+        self._by_tenant[tenant_id] = position
+        return True
+
+    def store(self) -> None:
+        """Write the file; on return it survives a crash. Blocks on the disk.
+
+        Raises:
+            OSError: the disk refuses; the positions in memory stay.
+        """
+        # Verifications end at the same time, each on a thread of its own.
+        with self._storing:
+            _POSITIONS_FILE.store(self._folder, _Positions(1, dict(sorted(self._by_tenant.items()))))
+
 
 VERIFICATIONS_AT_ONCE_MAX = 2
 """Those that were asked for; each holds a connection and a snapshot of the database for as long as it runs."""

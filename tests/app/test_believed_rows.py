@@ -12,7 +12,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.read import job_table_walk
+from app.read import folded_jobs
 from app.store import Connection
 from app.store.entry_check import EntryCheck
 from app.store.job_table import EntryRow, JobSpan
@@ -275,7 +275,7 @@ async def test_rows_that_nobody_reads_are_compared_and_written_again(
         "UPDATE scheduler.jobs SET seqs = '{1,2}', status = 'RUNNING' WHERE tenant_id = $1 AND last_seq = 3"
     )
     await ledger.edit("DELETE FROM scheduler.jobs WHERE tenant_id = $1 AND last_seq = 6")
-    monkeypatch.setattr(job_table_walk, "RANGE_ENTRIES", 2)
+    monkeypatch.setattr(folded_jobs, "WALK_RANGE_ENTRIES", 2)
     async with run_server() as client:
         ledger = Ledger(client, superuser)
 

@@ -10,8 +10,7 @@ import asyncpg
 import pytest
 import structlog
 
-from app.read.verification import ChainVerifier
-from app.read.verified_positions import FILE_NAME, Position, VerifiedPositions
+from app.read.verification import POSITIONS_FILE_NAME, ChainVerifier, Position, VerifiedPositions
 from app.runtime.metrics import Metrics
 from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.last_verified import LastVerified
@@ -224,7 +223,7 @@ async def test_it_verifies_at_start_and_again_after_every_interval(setting: Sett
     ],
 )
 def test_a_damaged_file_of_positions_means_from_the_start_again(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / FILE_NAME).write_bytes(content)
+    (tmp_path / POSITIONS_FILE_NAME).write_bytes(content)
     positions = VerifiedPositions(tmp_path)
     assert positions.tenants() == []
     positions.advance("acme", Position(5, "ab" * 32))

@@ -17,7 +17,7 @@ import pytest
 from app.edge.parts import Parts
 from app.node.wiring import running
 from app.read import full_walk
-from app.read.verified_positions import Position, VerifiedPositions
+from app.read.verification import Position, VerifiedPositions
 from app.runtime.settings.config import Settings
 from app.runtime.state.found_breaks import FoundBreaks
 from ledger.verification.verdict import Break

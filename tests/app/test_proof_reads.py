@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.read import log_tiles, proofs
+from app.read import proofs
 from ledger import merkle
 from ledger.errors import NotFoundError, SeqOutOfRangeError
 from signing.checkpoint import Checkpoint
@@ -102,5 +102,5 @@ async def test_nothing_past_the_newest_checkpoint_is_proved_or_served(
     with pytest.raises(SeqOutOfRangeError):
         await proofs.consistency(counted, "acme", 1, SIZE + 1)
     with pytest.raises(NotFoundError):
-        await log_tiles.hash_tile(counted, "acme", 0, SIZE // 256, SIZE % 256 + 1)
-    assert len(await log_tiles.hash_tile(counted, "acme", 0, SIZE // 256, SIZE % 256)) == SIZE % 256 * 32
+        await proofs.hash_tile(counted, "acme", 0, SIZE // 256, SIZE % 256 + 1)
+    assert len(await proofs.hash_tile(counted, "acme", 0, SIZE // 256, SIZE % 256)) == SIZE % 256 * 32

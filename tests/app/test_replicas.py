@@ -18,8 +18,7 @@ from structlog.testing import capture_logs
 from app.dev.embedded import EmbeddedPostgres
 from app.node.wiring import running
 from app.read.consistency import Promise, ReadLevel
-from app.read.heartbeat import BEAT_TIMEOUT_S, Heartbeat
-from app.read.replicas import Replicas, Source, replicas_at
+from app.read.copies import BEAT_TIMEOUT_S, Heartbeat, Replicas, Source, replicas_at
 from app.runtime.state.session import SessionTokens, Token
 from app.store import reads
 from app.store.reading import READ_TIMEOUT_S, reading

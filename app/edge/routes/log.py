@@ -25,7 +25,7 @@ from app.edge.forms.fields import CursorQuery, Limit, ReadableTenantPath
 from app.edge.forms.lists import NewestFirst, page
 from app.edge.parts import Parts, PartsDep
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.read import cosigned, log_tiles
+from app.read import proofs, witness_statements
 from app.runtime.answers.chain import CosignatureList, CosignedAnswer, TimestampList
 from app.store import anchors
 from app.trust.keys.trust import open_stored
@@ -68,7 +68,7 @@ async def read_checkpoint(
 
     With ``cosigned`` the newest one that a registered witness has cosigned.
     """
-    read = cosigned.newest_cosigned if is_cosigned == "true" else cosigned.newest
+    read = witness_statements.cosigned_checkpoint if is_cosigned == "true" else witness_statements.served_checkpoint
     with parts.mending(tenant_id):
         note = await read(parts.pool, tenant_id, parts.witnesses)
         open_stored(tenant_id, note, await parts.trust.log_keys(tenant_id), parts.notary.origin(tenant_id))
@@ -80,7 +80,7 @@ async def read_entry_bundle(
     request: Request, parts: PartsDep, tenant_id: ReadableTenantPath, bundle: Annotated[str, Path(description=_NAME)]
 ) -> Response:
     """The entries that hash to the level 0 tile of the same path: chain links, 32 bytes each."""
-    entries = await log_tiles.entry_bundle(parts.pool, tenant_id, *_parse_index(bundle))
+    entries = await proofs.entry_bundle(parts.pool, tenant_id, *_parse_index(bundle))
     headers = {**_kept_for_ever(parts), "Vary": "Accept-Encoding"}
     if _takes_gzip(request.headers.getlist("accept-encoding")):
         entries = gzip.compress(entries, compresslevel=1, mtime=0)
@@ -96,7 +96,7 @@ async def read_tile(
     match = _LEVEL.fullmatch(tile)
     if match is None or int(match["level"]) > TILE_LEVEL_MAX:
         raise NotFoundError("not the path of a hash tile")
-    hashes = await log_tiles.hash_tile(parts.pool, tenant_id, int(match["level"]), *_parse_index(match["rest"]))
+    hashes = await proofs.hash_tile(parts.pool, tenant_id, int(match["level"]), *_parse_index(match["rest"]))
     return Response(hashes, headers=_kept_for_ever(parts), media_type="application/octet-stream")
 
 
@@ -123,7 +123,7 @@ async def list_cosignatures(
 ) -> Response:
     """Cosignatures on the tenant's checkpoints, newest first, each with whether it holds."""
     rows, following = await _COSIGNATURES.read(parts.pool, tenant_id, cursor, limit)
-    statuses = await asyncio.to_thread(lambda: [cosigned.status_of(row, parts.witnesses) for row in rows])
+    statuses = await asyncio.to_thread(lambda: [witness_statements.status_of(row, parts.witnesses) for row in rows])
     items = [
         {
             "tree_size": row.tree_size,

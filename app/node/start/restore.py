@@ -32,7 +32,7 @@ from app.node.start.checks import accepting, check_chain, files_usable, kept_ori
 from app.node.start.claims import check_chained
 from app.node.start.connecting import connected_for_now
 from app.node.start.wal import FoundWal, find_wal
-from app.read import verified_positions
+from app.read import verification
 from app.runtime.metrics import Metrics
 from app.runtime.settings.config import Settings
 from app.runtime.state import identity
@@ -331,7 +331,7 @@ async def fork_log(settings: Settings, database_url: str, reason: str, *, accept
         FORK.store(folder, fork)
         await node_store.fork_log(connection, fork.from_origin, fork.to_origin)
         CheckpointJournal(folder).set_aside()
-        verified_positions.forget(folder)
+        verification.forget_positions(folder)
         node_keys.forget_root(folder)
         await _give_up_what_is_gone(locked, accept_lost_wal=accept_lost_wal)
     log.warning("log_forked", from_origin=fork.from_origin, to_origin=fork.to_origin, reason=fork.reason)

@@ -1,27 +1,89 @@
-"""Checkpoints as they are served: the log's note, and under it the cosignatures of registered witnesses that hold.
+"""What external witnesses and time-stamping authorities stated about a tenant's checkpoints: judged for verification,
+and served with the log's own note.
 
-What is stored is not believed: a cosignature that does not hold, or whose witness is not registered (any more), is not
-served, since one bad line of a known key spoils the whole note for its reader.
+The database is not trusted with them. A cosignature that does not hold, or whose witness is not registered (any more),
+is not served, since one bad line of a known key spoils the whole note for its reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from app.read.proofs import newest_checkpoint
 from app.store import anchors, chain_reads
+from app.store import anchors as store
 from app.store.reading import reading
 from ledger.errors import NotFoundError, SignatureError
 from ledger.verification.verdict import damaged
 from signing import checkpoint as checkpoints
 from signing import note as notes
+from signing.anchors import RFC_3161, WITNESS, OpenNote, Said, as_of, judge
+from signing.checkpoint import open_checkpoint
 from signing.note import SIGNATURES_MAX, Cosignature, Note, NoteSignature, WitnessKey, cosignatures_of
 
 if TYPE_CHECKING:
     import asyncpg
+    from cryptography import x509
 
+    from app.store import Connection
     from app.store.anchors import CosignatureRow
+    from app.store.reading import Pool
+    from ledger.verification.tree_check import Anchor
+    from signing.keys import Keyring
+
+AUTHORITIES_MAX = 64
+"""Authorities whose newest stamp is judged, those of former times among them."""
+
+
+RootsOf: TypeAlias = Callable[[str], "Sequence[x509.Certificate]"]
+"""Gives the certificates that an authority's stamps may be traced to, none when nobody said."""
+
+
+async def judged_anchors(
+    pool: Pool, tenant_id: str, keyring: Keyring, origin: str, witnesses: Sequence[WitnessKey], roots: RootsOf
+) -> list[Anchor]:
+    """The newest statement of each registered witness and of each authority, judged.
+
+    Raises:
+        DatabaseUnavailableError: Postgres cannot be reached.
+    """
+    async with reading(pool) as connection:
+        judge_all = await newest_anchors(
+            connection,
+            tenant_id,
+            lambda note, time: open_checkpoint(note, as_of(keyring, time), origin=origin),
+            witnesses,
+            roots,
+        )
+    return await asyncio.to_thread(judge_all)
+
+
+async def newest_anchors(
+    connection: Connection,
+    tenant_id: str,
+    open_note: OpenNote,
+    witnesses: Sequence[WitnessKey],
+    roots: RootsOf,
+) -> Callable[[], list[Anchor]]:
+    """What judges the newest statements, which have been read; it computes and reads nothing more."""
+    names = [witness.text() for witness in witnesses]
+    cosigned = await store.newest_cosignatures(connection, tenant_id, names)
+    stamped = await store.newest_timestamps(connection, tenant_id, AUTHORITIES_MAX)
+
+    def judge_all() -> list[Anchor]:
+        by_witnesses = [
+            judge(Said(WITNESS, row.witness, row.note, row.tree_size, row.cosigned_at), witnesses, (), open_note)
+            for row in cosigned
+        ]
+        stamps = [
+            Said(RFC_3161, row.authority, row.note, row.tree_size, row.generated_at, row.response) for row in stamped
+        ]
+        return by_witnesses + [judge(said, (), roots(said.by), open_note) for said in stamps]
+
+    return judge_all
+
 
 ROWS_A_SIZE_MAX = SIGNATURES_MAX - 10
 """Cosignatures of one checkpoint that are looked at, the newest; with the log's own they fit into one note."""
@@ -29,7 +91,7 @@ SIZES_MAX = 16
 """Cosigned sizes that are looked at for the newest of which a cosignature holds."""
 
 
-async def newest(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: Sequence[WitnessKey]) -> str:
+async def served_checkpoint(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: Sequence[WitnessKey]) -> str:
     """The newest checkpoint, with the cosignatures there are on it.
 
     Raises:
@@ -50,7 +112,9 @@ async def newest(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: 
     return _cosigned(note, rows, witnesses).encode()
 
 
-async def newest_cosigned(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: Sequence[WitnessKey]) -> str:
+async def cosigned_checkpoint(
+    pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: Sequence[WitnessKey]
+) -> str:
     """The newest checkpoint that a registered witness has cosigned.
 
     Raises:
