@@ -39,7 +39,7 @@ from app.store import node as node_store
 from app.store.edge import EdgeLookups
 from app.store.entry_check import EntryCheck
 from app.store.growth import Growth
-from app.store.large_jobs import LargeJobs
+from app.store.job_folds import JobFolds
 from app.store.reading import reading
 from app.store.sessions import STATEMENT_TIMEOUT_S, NodeConnection
 from app.trust.access.access_log import AccessLog
@@ -128,8 +128,8 @@ class Service:
         self._stats_writer = self._make_stats_writer()
         self.job_index = JobIndex()
         self.entry_check = EntryCheck(started.checkpoints.newest, lambda tenant_id: self.notary.mend(tenant_id))
-        self.large_jobs = LargeJobs()
-        lookups = EdgeLookups(pool, self.entry_check, self.large_jobs, self.breaks.report_error)
+        self.job_folds = JobFolds(self.entry_check)
+        lookups = EdgeLookups(pool, self.job_folds, self.breaks.report_error)
         keyed_entries = KeyedEntries(lookups.newest_keyed, self.node.wall.now_ms)
         self.keyed = KeyedRequests(self.node, lookups.find_lines, keyed_entries, self.breaks.report_error)
         members = None if started.lead is None else started.lead.members
@@ -196,7 +196,7 @@ class Service:
             waiting=lambda: self.node.committed.lsn - self.node.chained.lsn,
         )
         self._table_followers = (self.job_table,)
-        self.tails = Tails(pool, Share(), self.entry_check, self.breaks.report_error)
+        self.tails = Tails(pool, Share(), self.job_folds, self.breaks.report_error)
         self._followers: tuple[Follower, ...] = (self.notary, *self._table_followers, self.tails)
         self.key_changes = KeyChanges(
             settings=settings,

@@ -218,7 +218,7 @@ def _parts(
     if replicas is not None:
         service.metrics.watch_replicas(replicas.fitness)
     last_verified = LastVerified(started.folder)
-    folded = FoldedJobs(service.entry_check, service.large_jobs, service.job_table.doubt, service.breaks.report_error)
+    folded = FoldedJobs(service.job_folds, service.job_table.doubt, service.breaks.report_error)
     verifier = _verifier(service, started, pool, given.authorities, last_verified)
     importer = _importer(service, pool)
     staging = Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
@@ -257,9 +257,7 @@ def _parts(
         importer=importer,
         staging=staging,
         regions=regions,
-        job_reader=JobReader(
-            copies, revealing, service.entry_check, folded, service.job_table.hurry, service.breaks.report_error
-        ),
+        job_reader=JobReader(copies, revealing, folded, service.job_table.hurry, service.breaks.report_error),
         job_table_walk=JobTableWalk(pool, folded, service.breaks.report_error),
         proposals=Proposals(
             system=service.system_entries,

@@ -28,7 +28,8 @@ from app.runtime.tasks.running import paced
 from app.store import job_table
 from app.store.chain_reads import list_tenants
 from app.store.entry_check import not_as_chained
-from app.store.job_table import ENTRIES_MAX, JobSpan
+from app.store.job_folds import Folded, JobFolds, ReadJob
+from app.store.job_table import JobSpan
 from app.store.reading import reading
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError
 from ledger.machines.jobs import JobState
@@ -36,11 +37,9 @@ from ledger.verification.verdict import Break
 
 if TYPE_CHECKING:
     from app.store import Connection
-    from app.store.entry_check import EntryCheck
-    from app.store.job_table import EntryRow, JobClaim
-    from app.store.large_jobs import Folded, LargeJobs
+    from app.store.job_table import JobClaim, ListedRow
     from app.store.reading import Pool
-    from app.store.reads import JobRows, ListedRow
+    from app.store.reads import JobRows
 
 LARGE_JOBS_A_PAGE_MAX: Final = 5
 """Most jobs of a page that are folded in parts: behind them the page ends, and another follows."""
@@ -58,24 +57,15 @@ class DamagedJob(NamedTuple):
 
 
 class FoldedJobs:
-    """Folds the entries of jobs. ``doubt`` takes jobs whose rows in the job table are false, ``report`` the damage that
-    the answer does not name."""
+    """Folds the entries of jobs, and compares what they give with the job table. ``doubt`` takes jobs whose rows there
+    are false, ``report`` the damage that the answer does not name."""
 
     def __init__(
-        self,
-        check: EntryCheck,
-        large: LargeJobs,
-        doubt: Callable[[str, str], None],
-        report: Callable[[ChainDamagedError, str], object],
+        self, folds: JobFolds, doubt: Callable[[str, str], None], report: Callable[[ChainDamagedError, str], object]
     ) -> None:
-        self._check = check
+        self.folds = folds
         self._doubt = doubt
         self._report = report
-        self._large = large
-
-    def remembered(self, tenant_id: str, job_id: str) -> Folded:
-        """What need not be read again of the job: nothing of most."""
-        return self._large.remembered(tenant_id, job_id)
 
     async def state_of(
         self, connection: Connection, tenant_id: str, job_id: str, known: Folded, rows: JobRows
@@ -85,15 +75,17 @@ class FoldedJobs:
         Raises:
             ChainDamagedError: an entry is not what was chained, or the row in the job table is false.
         """
-        state, last_seq = await self._folded(connection, JobSpan(tenant_id, job_id), known, rows.entries)
+        read = ReadJob(JobSpan(tenant_id, job_id), known, rows.entries)
+        state, last_seq = await self.folds.fold(connection, read)
         if rows.followed_seq is None or last_seq > rows.followed_seq:
             return state
-        if rows.claim is not None:
+        try:
             self._compare(tenant_id, job_id, rows.claim, state)
-        elif state is not None:
-            # Only lists lack it. What is shown here is what its entries say.
-            self._doubt(tenant_id, job_id)
-            self._report(_not_stored(tenant_id, state), "job_read")
+        except ChainDamagedError as error:
+            if rows.claim is not None:
+                raise
+            # Only lists lack the job. What is shown here is what its entries say.
+            self._report(error, "job_read")
         return state
 
     async def states_of(
@@ -101,93 +93,66 @@ class FoldedJobs:
     ) -> tuple[list[JobState], list[DamagedJob], int]:
         """What the jobs of these rows of the job table were once it had followed to ``to_seq``, those that are damaged,
         and how many of the rows that is: at least one, all but for a page of large jobs."""
-        job_ids = [row.job_id for row in rows]
-        parts, are_checked = await self._entries(connection, tenant_id, job_ids, to_seq)
+        read, are_checked = await self._read(connection, tenant_id, rows, to_seq)
         states: list[JobState] = []
-        met: list[DamagedJob] = []
+        damaged: list[DamagedJob] = []
         large = 0
-        for number, (row, (span, known, of_job)) in enumerate(zip(rows, parts, strict=True)):
-            large += len(of_job) > ENTRIES_MAX
+        for number, (row, job) in enumerate(zip(rows, read, strict=True)):
+            large += job.is_large
             if large > LARGE_JOBS_A_PAGE_MAX:
-                return states, met, number
+                return states, damaged, number
             try:
-                if are_checked and len(of_job) <= ENTRIES_MAX:
-                    state, last_seq = known.onto(span, of_job)
-                else:
-                    state, last_seq = await self._folded(connection, span, known, of_job, are_checked=are_checked)
-                if last_seq <= to_seq:
-                    self._compare(tenant_id, row.job_id, row.claim, state)
+                state = await self._compared(connection, job, row.claim, to_seq, are_checked=are_checked)
             except ChainDamagedError as error:
-                met.append(DamagedJob(row.job_id, error))
+                damaged.append(DamagedJob(row.job_id, error))
             else:
                 if state is not None:
                     states.append(state)
-        return states, met, len(rows)
+        return states, damaged, len(rows)
 
     async def compare(
-        self, connection: Connection, tenant_id: str, rows: Sequence[tuple[str, JobClaim | None]], to_seq: int
+        self, connection: Connection, tenant_id: str, rows: Sequence[ListedRow], to_seq: int
     ) -> list[ChainDamagedError]:
-        """What is wrong with these jobs, each with its row in the job table, None where it has none, once that has
-        followed to ``to_seq``."""
-        job_ids = [job_id for job_id, _ in rows]
-        parts, are_checked = await self._entries(connection, tenant_id, job_ids, to_seq)
-        met: list[ChainDamagedError] = []
-        for (job_id, claim), (span, known, of_job) in zip(rows, parts, strict=True):
+        """What is wrong with these jobs or their rows in the job table, once that has followed to ``to_seq``."""
+        read, are_checked = await self._read(connection, tenant_id, rows, to_seq)
+        found: list[ChainDamagedError] = []
+        for row, job in zip(rows, read, strict=True):
             try:
-                state, last_seq = await self._folded(connection, span, known, of_job, are_checked=are_checked)
-                if last_seq > to_seq:
-                    continue
-                if claim is not None:
-                    self._compare(tenant_id, job_id, claim, state)
-                elif state is not None:
-                    self._doubt(tenant_id, job_id)
-                    met.append(_not_stored(tenant_id, state))
+                await self._compared(connection, job, row.claim, to_seq, are_checked=are_checked)
             except ChainDamagedError as error:
-                met.append(error)
-        return met
+                found.append(error)
+        return found
 
-    async def _entries(
-        self, connection: Connection, tenant_id: str, job_ids: Sequence[str], to_seq: int
-    ) -> tuple[list[tuple[JobSpan, Folded, list[EntryRow]]], bool]:
-        """What is to be read of each job, what it is folded onto, and its entries; and whether all entries are what was
-        chained: of a page that is whole, as nearly all are, no job is looked at by itself."""
-        known = [self.remembered(tenant_id, job_id) for job_id in job_ids]
-        spans = [JobSpan(tenant_id, job_id, each.seq, to_seq) for job_id, each in zip(job_ids, known, strict=True)]
-        entries = await job_table.entries_of(connection, spans) if spans else []
-        parts = list(zip(spans, known, entries, strict=True))
+    async def _read(
+        self, connection: Connection, tenant_id: str, rows: Sequence[ListedRow], to_seq: int
+    ) -> tuple[list[ReadJob], bool]:
+        """What is to be folded of each job, and whether all entries are what was chained: they nearly always are, and
+        then no job is checked by itself."""
+        read = await self.folds.read(connection, [(tenant_id, row.job_id) for row in rows], to_seq)
         try:
-            await self._check.require(connection, tenant_id, [entry for of_job in entries for entry in of_job])
+            await self.folds.check.require(connection, tenant_id, [entry for job in read for entry in job.entries])
         except ChainDamagedError:
-            return parts, False
-        return parts, True
+            return read, False
+        return read, True
 
-    async def _folded(
-        self,
-        connection: Connection,
-        span: JobSpan,
-        known: Folded,
-        entries: Sequence[EntryRow],
-        *,
-        are_checked: bool = False,
-    ) -> Folded:
-        """The fold of what is ``known`` of the job, of ``entries`` and of those behind them."""
-        if not are_checked:
-            await self._check.require(connection, span.tenant_id, entries)
-        folded = known.onto(span, entries)
-        if len(entries) <= ENTRIES_MAX:
-            return folded
-        return await self._large.fold(connection, self._check, span, folded)
+    async def _compared(
+        self, connection: Connection, job: ReadJob, claim: JobClaim | None, to_seq: int, *, are_checked: bool
+    ) -> JobState | None:
+        state, last_seq = await self.folds.fold(connection, job, are_checked=are_checked)
+        if last_seq <= to_seq:
+            self._compare(job.span.tenant_id, job.span.job_id, claim, state)
+        return state
 
-    def _compare(self, tenant_id: str, job_id: str, claim: JobClaim, state: JobState | None) -> None:
-        found = claim.break_in(job_id, state)
+    def _compare(self, tenant_id: str, job_id: str, claim: JobClaim | None, state: JobState | None) -> None:
+        if claim is not None:
+            found = claim.break_in(job_id, state)
+        elif state is not None:
+            found = Break(state.last_seq, "projection", f"job {job_id} has entries but is not stored")
+        else:
+            return
         if found is not None:
             self._doubt(tenant_id, job_id)
             raise not_as_chained(tenant_id, found)
-
-
-def _not_stored(tenant_id: str, state: JobState) -> ChainDamagedError:
-    detail = f"job {state.job_id} has entries but is not stored"
-    return not_as_chained(tenant_id, Break(state.last_seq, "projection", detail))
 
 
 WALK_SHARE: Final = 0.02
@@ -234,10 +199,10 @@ class JobTableWalk:
                         to_seq = min(after_seq + WALK_RANGE_ENTRIES, place.seq)
                         found = await job_table.jobs_ending(connection, tenant_id, after_seq, to_seq, place.seq)
                         stored = await job_table.rows_of(connection, tenant_id, found)
-                        met = await self._folded.compare(connection, tenant_id, stored, place.seq)
+                        damaged = await self._folded.compare(connection, tenant_id, stored, place.seq)
                 except ChainDamagedError as error:
                     self._report(error, "job_table_walk")
                     return
-            for each in met:
+            for each in damaged:
                 self._report(each, "job_table_walk")
             after_seq = to_seq

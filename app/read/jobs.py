@@ -10,8 +10,7 @@ import orjson
 
 from app.read.consistency import ReadLevel, UnfitError
 from app.read.copies import PRIMARY
-from app.store import job_search, job_table, reads
-from app.store.job_table import JobSpan
+from app.store import job_search, reads
 from app.store.reading import reading
 from app.store.rows import json_in
 from ledger import rfc3339
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     from app.read.folded_jobs import DamagedJob, FoldedJobs
     from app.read.revealing import Revealing
     from app.store import Connection
-    from app.store.entry_check import EntryCheck
     from app.store.following import Place
+    from app.store.job_table import ListedRow
     from app.store.reading import Pool
-    from app.store.reads import CreatedHlc, ListedRow
+    from app.store.reads import CreatedHlc
     from ledger.hlc import Hlc
     from ledger.machines.job_search import JobFilter
 
@@ -74,17 +73,17 @@ class JobReader:
         self,
         copies: Copies,
         revealing: Revealing,
-        check: EntryCheck,
         folded: FoldedJobs,
         hurry: Callable[[str], None],
         report: Callable[[ChainDamagedError, str], object],
     ) -> None:
         """``hurry`` asks for a tenant's chain to be followed now: somebody waits for a list of its jobs. ``report`` is
-        told of damaged jobs that a list leaves out."""
+        given damaged jobs that a list leaves out."""
         self._copies = copies
         self._revealing = revealing
-        self._check = check
         self._folded = folded
+        self._folds = folded.folds
+        self._check = folded.folds.check
         self._hurry = hurry
         self._report = report
 
@@ -114,13 +113,13 @@ class JobReader:
             async with reading(pool, snapshot=as_of is not None) as connection:
                 if as_of is not None:
                     await self._copies.judged(connection, promise, judge)
-                    state = await job_table.fold(connection, self._check, JobSpan(of_tenant, job_id), as_of=as_of)
+                    state = await self._folds.state_at(connection, of_tenant, job_id, as_of)
                     refusal = await reads.find_refusal(connection, self._check, of_tenant, job_id)
                     if refusal is not None and refusal.hlc > as_of:
                         refusal = None
                 else:
                     asked = self._copies.asked_of(promise)
-                    known = self._folded.remembered(of_tenant, job_id)
+                    known = self._folds.remembered(of_tenant, job_id)
                     rows, seen = await reads.job_and_seen(connection, of_tenant, job_id, known.seq, *asked)
                     judge(seen)
                     state = await self._folded.state_of(connection, of_tenant, job_id, known, rows)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from app.read.proofs import newest_checkpoint
-from app.store import anchors, chain_reads
 from app.store import anchors as store
+from app.store import chain_reads
 from app.store.reading import reading
 from ledger.errors import NotFoundError, SignatureError
 from ledger.verification.verdict import damaged
@@ -108,7 +108,7 @@ async def served_checkpoint(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, 
         if (signed.size, signed.root.hex()) != (head.tree_size, head.root_hash):
             raise damaged(tenant_id, "tree", 0, "the stored checkpoint is not that of the stored tree")
         note, size = notes.parse(head.checkpoint), signed.size
-        rows = await anchors.cosignatures_of_size(connection, tenant_id, size, _names(witnesses), ROWS_A_SIZE_MAX)
+        rows = await store.cosignatures_of_size(connection, tenant_id, size, _names(witnesses), ROWS_A_SIZE_MAX)
     return _cosigned(note, rows, witnesses).encode()
 
 
@@ -124,8 +124,8 @@ async def cosigned_checkpoint(
     async with reading(pool) as connection:
         await chain_reads.require_tenant(connection, tenant_id)
         names = _names(witnesses)
-        for size in await anchors.newest_cosigned_sizes(connection, tenant_id, names, SIZES_MAX):
-            rows = await anchors.cosignatures_of_size(connection, tenant_id, size, names, ROWS_A_SIZE_MAX)
+        for size in await store.newest_cosigned_sizes(connection, tenant_id, names, SIZES_MAX):
+            rows = await store.cosignatures_of_size(connection, tenant_id, size, names, ROWS_A_SIZE_MAX)
             for row in rows:
                 if held(row, witnesses) is not None:
                     return _cosigned(_by_log_alone(row), rows, witnesses).encode()

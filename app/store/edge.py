@@ -9,10 +9,10 @@ from typing import NamedTuple
 import asyncpg
 
 from app.store import Connection, idempotency, job_table
-from app.store.entry_check import EntryCheck, Report
+from app.store.entry_check import Report
 from app.store.idempotency import ChainedLine, KeyedEntry
-from app.store.job_table import ENTRIES_MAX, EntryRow, JobKey, JobSpan
-from app.store.large_jobs import Folded, LargeJobs
+from app.store.job_folds import JobFolds
+from app.store.job_table import JobKey
 from app.store.reading import reading
 from app.store.reads import find_refusal
 from app.store.rows import whole
@@ -48,11 +48,10 @@ class ChainedJob(NamedTuple):
 class EdgeLookups:
     """Which jobs exist, and which keyed lines are chained. All raise DatabaseUnavailableError."""
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], check: EntryCheck, large: LargeJobs, report: Report) -> None:
-        """``report`` is told of each entry that is not what was chained."""
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], folds: JobFolds, report: Report) -> None:
+        """``report`` is given the error about each entry that is not what was chained."""
         self._pool = pool
-        self._check = check
-        self._large = large
+        self._folds = folds
         self._report = report
         self._waiting: list[tuple[Sequence[JobKey], asyncio.Future[dict[JobKey, ChainedJob]]]] = []
         self._lookups: set[asyncio.Task[None] | None] = set()
@@ -101,34 +100,23 @@ class EdgeLookups:
     async def _find_jobs(self, connection: Connection, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
         found, created = {}, set()
         mentioned, refused = await job_table.mentioned(connection, wanted)
-        known = [self._large.remembered(*job) for job in mentioned]
-        spans = [JobSpan(*job, after_seq=each.seq) for job, each in zip(mentioned, known, strict=True)]
-        entries = await job_table.entries_of(connection, spans) if spans else []
-        for span, folded, rows in zip(spans, known, entries, strict=True):
+        for job in await self._folds.read(connection, mentioned):
+            tenant_id, job_id, *_ = job.span
             try:
-                state = await self._state_of(connection, span, folded, rows)
+                if not job.entries and job.known.state is None:
+                    raise ChainDamagedError(tenant_id, f"job {job_id} is in the job table and has no entries")
+                state, _ = await self._folds.fold(connection, job)
             except ChainDamagedError as error:
                 self._report(error, "job_lookup")
-                state = JobState(span.job_id, (0, 0, ""), 0, 0)
+                state = JobState(job_id, (0, 0, ""), 0, 0)
             if state is not None:
-                found[span.tenant_id, span.job_id] = _chained_job(state)
-                created.update([(span.tenant_id, span.job_id)] if state.created is not None else [])
+                found[tenant_id, job_id] = _chained_job(state)
+                created.update([(tenant_id, job_id)] if state.created is not None else [])
         for tenant_id, job_id in set(refused) - created:
-            refusal = await find_refusal(connection, self._check, tenant_id, job_id)
+            refusal = await find_refusal(connection, self._folds.check, tenant_id, job_id)
             if refusal is not None and refusal.is_creation:
                 found[tenant_id, job_id] = ChainedJob(0, refusal.text(), None, is_made=False)
         return found
-
-    async def _state_of(
-        self, connection: Connection, span: JobSpan, known: Folded, rows: Sequence[EntryRow]
-    ) -> JobState | None:
-        if not rows and known.state is None:
-            raise ChainDamagedError(span.tenant_id, f"job {span.job_id} is in the job table and has no entries")
-        await self._check.require(connection, span.tenant_id, rows)
-        folded = known.onto(span, rows)
-        if len(rows) > ENTRIES_MAX:
-            folded = await self._large.fold(connection, self._check, span, folded)
-        return folded.state
 
     async def find_lines(self, tenants: Sequence[str], route: int, key: str) -> list[ChainedLine]:
         """Chained lines of a keyed request, in line order.

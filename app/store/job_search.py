@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from app.store.job_table import EVER, JobClaim, claimed
-from app.store.reads import OLDEST, ORDER, CreatedHlc, ListedRow, size_of_job
+from app.store.job_table import EVER, JobClaim, ListedRow, claimed
+from app.store.reads import OLDEST, ORDER, CreatedHlc, size_of_job
 from app.store.rows import columns, fetch_as, page_of
 from ledger.errors import ChainDamagedError
 from ledger.facts.statuses import STATUSES

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.store.chaining import dropped
 from app.store.following import Place
-from app.store.rows import json_in, turned
-from ledger.errors import ChainDamagedError, InvalidInputError
+from app.store.rows import turned
+from ledger.errors import ChainDamagedError
 from ledger.facts.events import EVENTS_BY_ACTION
 from ledger.machines import jobs
 from ledger.machines.jobs import JobState
@@ -27,8 +26,6 @@ from ledger.verification.verdict import Break
 
 if TYPE_CHECKING:
     from app.store import Connection
-    from app.store.entry_check import EntryCheck
-    from ledger.hlc import Hlc
 
 FOLLOWER = "jobs"
 """Name of the follower that keeps the table."""
@@ -40,11 +37,6 @@ JobKey = tuple[str, str]
 EntryRow = tuple[Any, ...]
 """One row of ``ENTRY_COLUMNS``."""
 SEQ_MAX: Final = 2**63 - 1
-
-_FACTS = itemgetter(
-    *map(ENTRY_COLUMNS.index, ("seq", "hlc_physical", "hlc_logical", "hlc_node", "action", "payload_digest"))
-)
-_PAYLOAD = ENTRY_COLUMNS.index("payload")
 
 _STORE = """
 WITH stored AS (
@@ -187,6 +179,13 @@ class JobClaim(NamedTuple):
         return _not_of_entries(job_id, state.last_seq, self._fields[at], (expected[at], self[at]))
 
 
+class ListedRow(NamedTuple):
+    """A job, and its row in the table; None where it has none."""
+
+    job_id: str
+    claim: JobClaim | None
+
+
 def _not_of_entries(job_id: str, seq: int | None, column: str | None, values: tuple[object, object] | None) -> Break:
     if column is None or values is None:
         return Break(seq or 1, "projection", f"job {job_id} is stored but has no entries")
@@ -217,41 +216,6 @@ async def entries_of(connection: Connection, wanted: Sequence[JobSpan]) -> list[
     for row in await connection.fetch(_ENTRIES, *turned(wanted, len(JobSpan._fields))):
         found[row[0] - 1].append(row[1:])
     return found
-
-
-def folded(tenant_id: str, job_id: str, state: JobState | None, rows: Sequence[EntryRow]) -> JobState | None:
-    """``state`` merged with what rows of ``ENTRY_COLUMNS`` say of the job; None where nothing does.
-
-    Raises:
-        ChainDamagedError: one of them says nothing that can be read.
-    """
-    try:
-        return jobs.folded(job_id, state, [(*_FACTS(row), json_in(row[_PAYLOAD])) for row in rows])
-    except InvalidInputError as error:
-        raise ChainDamagedError(tenant_id, f"an entry of job {job_id} is none: {error}") from error
-
-
-async def fold(
-    connection: Connection, check: EntryCheck, span: JobSpan, state: JobState | None = None, as_of: Hlc | None = None
-) -> JobState | None:
-    """``state`` merged with all entries of ``span``, read in parts; with those up to the HLC ``as_of`` if one is given.
-
-    Raises:
-        ChainDamagedError: one of them is not what was chained.
-    """
-    while True:
-        (rows,) = await entries_of(connection, [span])
-        await check.require(connection, span.tenant_id, rows)
-        said = rows if as_of is None else [row for row in rows if _hlc_of(row) <= as_of]
-        state = folded(span.tenant_id, span.job_id, state, said)
-        if len(rows) <= ENTRIES_MAX:
-            return state
-        span = span._replace(after_seq=rows[-1][0])
-
-
-def _hlc_of(row: EntryRow) -> tuple[int, int, str]:
-    physical, logical, node = row[2:5]
-    return physical, logical, node
 
 
 async def place(connection: Connection, tenant_id: str) -> Place | None:
@@ -292,10 +256,10 @@ async def jobs_ending(
     return [row["job_id"] for row in await connection.fetch(_ENDING, *asked)]
 
 
-async def rows_of(connection: Connection, tenant_id: str, job_ids: Sequence[str]) -> list[tuple[str, JobClaim | None]]:
-    """What the table has of each of these jobs, None where it has no row."""
+async def rows_of(connection: Connection, tenant_id: str, job_ids: Sequence[str]) -> list[ListedRow]:
+    """What the table has of each of these jobs."""
     rows = await connection.fetch(_ROWS, tenant_id, job_ids)
-    return [(row[0], JobClaim._make(row[2:]) if row[1] else None) for row in rows]
+    return [ListedRow(row[0], JobClaim._make(row[2:]) if row[1] else None) for row in rows]
 
 
 async def store(connection: Connection, rows: Sequence[tuple[object, ...]]) -> None:

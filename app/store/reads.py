@@ -16,6 +16,7 @@ from app.store.job_table import (
     PLACES,
     EntryRow,
     JobClaim,
+    ListedRow,
     claimed,
     entries_of_job,
     place_of,
@@ -74,13 +75,6 @@ class JobRows(NamedTuple):
     """How far the job table has followed the chain; None where it has not begun."""
     has_refusals: bool
     """Whether PostgreSQL refused events of it."""
-
-
-class ListedRow(NamedTuple):
-    """One row of the job table, as a list has it."""
-
-    job_id: str
-    claim: JobClaim
 
 
 class JobPage(NamedTuple):
@@ -344,6 +338,7 @@ async def list_jobs(
 def created_of(row: ListedRow) -> CreatedHlc:
     """Where the row is in the order of lists: a row without a creation is not listed."""
     claim = row.claim
+    assert claim is not None
     assert claim.created_physical is not None
     assert claim.created_logical is not None
     assert claim.created_node is not None

@@ -15,8 +15,8 @@ import pytest
 from app.read import folded_jobs
 from app.store import Connection
 from app.store.entry_check import EntryCheck
-from app.store.job_table import EntryRow, JobSpan
-from app.store.large_jobs import LargeJobs
+from app.store.job_folds import JobFolds
+from app.store.job_table import EntryRow
 from ledger import merkle
 from ledger.chain import Linker
 from ledger.merkle import HASH_BYTES
@@ -32,10 +32,7 @@ from tests.conftest import Database, connected_to
 
 LIMITED = (
     "app.store.job_table",
-    "app.store.large_jobs",
-    "app.read.folded_jobs",
-    "app.store.edge",
-    "app.share.watch.tail",
+    "app.store.job_folds",
 )
 """Modules that know how many entries of a job are read at once."""
 FORGED = '{"error":"a forged one","failed_dc":"dc1","fence_token":1,"type":"JobFailed"}'
@@ -322,7 +319,7 @@ async def test_jobs_of_many_entries_are_whole_while_others_take_their_place_in_m
 ) -> None:
     for module in LIMITED:
         monkeypatch.setattr(f"{module}.ENTRIES_MAX", 3)
-    monkeypatch.setattr("app.store.large_jobs.LARGE_JOBS_MAX", 1)
+    monkeypatch.setattr("app.store.job_folds.LARGE_JOBS_MAX", 1)
     jobs = ("job-1", "job-2")
     for job_id in jobs:
         assert (await ledger.create(job_id)).status_code == 201
@@ -341,7 +338,7 @@ async def test_a_fold_that_is_ended_goes_on_where_it_was(ledger: SharedLedger, s
     headers = {"Content-Type": "application/x-ndjson"}
     answer = await ledger.client.post("/v1/events?durability=GLOBAL", content=lines, headers=headers)
     assert answer.status_code == 200, answer.text
-    large, span, read = LargeJobs(), JobSpan(ledger.tenant_id, "job-1"), []
+    job, read = (ledger.tenant_id, "job-1"), []
 
     class Ended(EntryCheck):
         async def require(self, connection: Connection, tenant_id: str, entries: Sequence[EntryRow]) -> None:
@@ -349,13 +346,12 @@ async def test_a_fold_that_is_ended_goes_on_where_it_was(ledger: SharedLedger, s
             if len(read) == 3:
                 raise TimeoutError
 
-    check = Ended(lambda _: None, lambda _: None)
+    folds = JobFolds(Ended(lambda _: None, lambda _: None))
     async with connected_to(shared_database.service_url) as connection:
         with pytest.raises(TimeoutError):
-            await large.fold(connection, check, span, large.remembered(*span[:2]))
-        known = large.remembered(*span[:2])
-        assert known.seq == sum(read[:2])
-        folded = await large.fold(connection, check, span, known)
+            await folds.fold(connection, *await folds.read(connection, [job]))
+        assert folds.remembered(*job).seq == sum(read[:2])
+        folded = await folds.fold(connection, *await folds.read(connection, [job]))
     assert (sum(read) - read[2], folded.seq) == (1200, 1200)
 
 

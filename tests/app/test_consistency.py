@@ -18,7 +18,7 @@ from app.read.revealing import Revealing
 from app.runtime.state.node import Node
 from app.runtime.state.session import Token
 from app.store.entry_check import EntryCheck
-from app.store.large_jobs import LargeJobs
+from app.store.job_folds import JobFolds
 from app.store.reads import TokenPosition
 from app.trust.privacy.keys import SubjectKeys
 from app.trust.privacy.knowledge import PrivacyKnowledge
@@ -59,8 +59,8 @@ class World:
     def reader(self, wait_s: float) -> JobReader:
         revealing = Revealing(PrivacyKnowledge(self.pool, SubjectKeys(self.pool, "file:/no/master.key")))
         check = EntryCheck(lambda _: None)
-        folded = FoldedJobs(check, LargeJobs(), lambda *_: None, lambda *_: None)
-        return JobReader(self.copies(wait_s), revealing, check, folded, self.hurried.append, lambda *_: None)
+        folded = FoldedJobs(JobFolds(check), lambda *_: None, lambda *_: None)
+        return JobReader(self.copies(wait_s), revealing, folded, self.hurried.append, lambda *_: None)
 
     def copies(self, wait_s: float) -> Copies:
         return Copies(self.node, self.pool, Consistency(self.node, self.pool, wait_s))

@@ -14,7 +14,7 @@ from app.node.service import Service
 from app.store import edge, job_table
 from app.store.edge import ChainedJob, EdgeLookups
 from app.store.entry_check import EntryCheck
-from app.store.large_jobs import LargeJobs
+from app.store.job_folds import JobFolds
 from app.write.intake.job_checks import JobChecks
 from app.write.intake.job_index import JobIndex
 from app.write.pending.event_lines import EventLines
@@ -172,7 +172,7 @@ async def test_the_store_is_asked_for_any_number_of_jobs_in_as_many_statements(d
     ):
         await logged(connection, asked)
         await pool.release(connection)
-        lookups = EdgeLookups(pool, EntryCheck(lambda _: None), LargeJobs(), lambda *_: None)
+        lookups = EdgeLookups(pool, JobFolds(EntryCheck(lambda _: None)), lambda *_: None)
         counts = []
         for jobs in (1, 100):
             asked.clear()
@@ -187,7 +187,7 @@ async def test_requests_that_come_together_ask_the_store_together(run_node: RunN
             await service.submitter.submit(created("acme", n, job_id=f"job-{n}"), key=None)
     asked: list[str] = []
     async with asyncpg.create_pool(database.service_url, min_size=0, init=lambda each: logged(each, asked)) as pool:
-        lookups = EdgeLookups(pool, EntryCheck(lambda _: None), LargeJobs(), lambda *_: None)
+        lookups = EdgeLookups(pool, JobFolds(EntryCheck(lambda _: None)), lambda *_: None)
         wanted = [[("acme", "job-0")], [("acme", "job-1"), ("acme", "job-0")], [("beta", "job-0")], [("acme", "job-2")]]
         one = await lookups.find_jobs(wanted[0])
         alone = len(asked)
@@ -208,7 +208,7 @@ async def test_who_asks_in_the_turn_in_which_a_lookup_ends_is_answered(
 ) -> None:
     monkeypatch.setattr(edge, "LOOKUPS_AT_ONCE", 1)
     async with asyncpg.create_pool(database.service_url, min_size=0) as pool:
-        lookups = EdgeLookups(pool, EntryCheck(lambda _: None), LargeJobs(), lambda *_: None)
+        lookups = EdgeLookups(pool, JobFolds(EntryCheck(lambda _: None)), lambda *_: None)
         before = asyncio.all_tasks()
         asking = asyncio.ensure_future(lookups.find_jobs([("acme", "job-0")]))
         await asyncio.sleep(0)
@@ -228,7 +228,7 @@ async def test_an_answer_does_not_wait_until_its_connection_is_given_back(databa
     async with asyncpg.create_pool(
         database.service_url, min_size=0, init=lambda each: logged(each, given_back, "RESET ALL")
     ) as pool:
-        lookups = EdgeLookups(pool, EntryCheck(lambda _: None), LargeJobs(), lambda *_: None)
+        lookups = EdgeLookups(pool, JobFolds(EntryCheck(lambda _: None)), lambda *_: None)
         looking = asyncio.ensure_future(lookups.find_jobs([("acme", "job-0")]))
         before_it: list[int] = []
         looking.add_done_callback(lambda _: before_it.append(len(given_back)))
@@ -240,7 +240,7 @@ async def test_an_answer_does_not_wait_until_its_connection_is_given_back(databa
 async def test_no_more_than_two_lookups_are_under_way(database: Database, superuser: asyncpg.Connection) -> None:
     waiting = "SELECT count(*) = $1 FROM pg_locks WHERE NOT granted"
     async with asyncpg.create_pool(database.service_url, min_size=0, max_size=9) as pool:
-        lookups = EdgeLookups(pool, EntryCheck(lambda _: None), LargeJobs(), lambda *_: None)
+        lookups = EdgeLookups(pool, JobFolds(EntryCheck(lambda _: None)), lambda *_: None)
         async with superuser.transaction():
             await superuser.execute("LOCK TABLE scheduler.jobs")
             looking = []

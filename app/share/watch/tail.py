@@ -28,11 +28,11 @@ import structlog
 from app.runtime.tasks.running import kept_running
 from app.runtime.tasks.sharing import Share
 from app.share.watch.blocks import EVERYTHING, Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
-from app.store import Connection, chain_reads, job_table
+from app.store import Connection, chain_reads
 from app.store.chain_reads import ListedEntry
-from app.store.entry_check import EntryCheck, Report
+from app.store.entry_check import Report
 from app.store.growth import Growth
-from app.store.job_table import ENTRIES_MAX, JobSpan
+from app.store.job_folds import JobFolds
 from app.store.log_rows import LOG_COLUMNS, Piece, RecentRows, Row
 from app.store.reading import Pool, reading
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, TenantNotFoundError
@@ -182,10 +182,11 @@ class Tail:
 class Tails:
     """The tails of a node."""
 
-    def __init__(self, pool: Pool, share: Share, check: EntryCheck, report: Report) -> None:
+    def __init__(self, pool: Pool, share: Share, folds: JobFolds, report: Report) -> None:
         """``report`` is given each error that says that stored rows are damaged, and the part that met it."""
         self._pool = pool
-        self._check = check
+        self._folds = folds
+        self._check = folds.check
         self._report = report
         self.share = share
         self._tails: dict[str, Tail] = {}
@@ -365,21 +366,16 @@ class Tails:
 
     async def _dcs(self, connection: Connection, tenant_id: str, listed: Sequence[ListedEntry]) -> DcsOfJobs:
         """The data centres of the jobs that must be asked for it."""
-        spans = [JobSpan(tenant_id, job_id) for job_id in jobs_in_question(listed)]
         found: dict[str, frozenset[str] | None] = {}
-        entries = await job_table.entries_of(connection, spans) if spans else []
-        for span, rows in zip(spans, entries, strict=True):
+        asked = [(tenant_id, job_id) for job_id in jobs_in_question(listed)]
+        for job in await self._folds.read(connection, asked):
             try:
-                if len(rows) > ENTRIES_MAX:
-                    state = await job_table.fold(connection, self._check, span)
-                else:
-                    await self._check.require(connection, tenant_id, rows)
-                    state = job_table.folded(tenant_id, span.job_id, None, rows)
-                found[span.job_id] = frozenset() if state is None else job_dcs.dcs_of(state)
+                state, _ = await self._folds.fold(connection, job)
+                found[job.span.job_id] = frozenset() if state is None else job_dcs.dcs_of(state)
             except ChainDamagedError as error:
                 # It is not known whom the job's entries concern, so all clients get them.
                 self._report(error, "watch")
-                found[span.job_id] = None
+                found[job.span.job_id] = None
         return found
 
     async def head_seq(self, tenant_id: str) -> int:
