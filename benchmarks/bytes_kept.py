@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
-import orjson
 
 from benchmarks.bench import Bench, wait_for
+from benchmarks.events import created
 from benchmarks.http_client import Client, Target, post
 from benchmarks.ledger_checks import check_service, wait_until_chained
 from benchmarks.processes import tally_serve
 from benchmarks.row import Outcome, Row, expect
-from ledger import canonical
 
 PAYLOAD_BYTES = 330
 TIMES_MAX = 5
@@ -60,24 +58,9 @@ def measure(bench: Bench) -> Outcome:
     return Outcome(kept, allowed, allowed / kept, 1, f"{ENTRIES:,} entries; bytes an entry: {parts}")
 
 
-def _events() -> Iterator[bytes]:
-    """Lines of JobCreated, the payload of each as long as is asked for."""
-    for number in range(ENTRIES):
-        spec: dict[str, object] = {
-            "image": f"registry.example/batch/render:{number:06d}",
-            "command": ["render", "--frames", "240"],
-        }
-        spec |= {"cpu_millis": 2000, "memory_mib": 4096, "qos": "Burstable", "padding": ""}
-        fields = {"type": "JobCreated", "spec": spec, "assigned_dcs": ["use1"]}
-        missing = PAYLOAD_BYTES - len(canonical.encode({**fields, "fence_token": 1}))
-        assert missing >= 0
-        spec["padding"] = "x" * missing
-        yield orjson.dumps({"tenant_id": TENANT, "job_id": f"job-{number:08d}", **fields})
-
-
 async def _send(url: str) -> None:
     client = await Client.connect(Target.of(url))
-    lines = list(_events())
+    lines = list(created(TENANT, ENTRIES, PAYLOAD_BYTES))
     for begin in range(0, ENTRIES, LINES_A_REQUEST):
         await client.ask(post("/v1/events", b"\n".join(lines[begin : begin + LINES_A_REQUEST]), "ndjson"))
     await wait_until_chained(client)

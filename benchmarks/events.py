@@ -8,6 +8,8 @@ from typing import Any
 
 import orjson
 
+from ledger import canonical
+
 TENANTS = tuple(f"tenant-{number:02d}" for number in range(10))
 _SEED = 20_240_117
 _JOBS_AT_ONCE = 50
@@ -79,6 +81,21 @@ def stream(name: str, jobs: int) -> Iterator[tuple[str, dict[str, Any]]]:
         for step in range(EVENTS_A_JOB):
             for tenant, life in lives:
                 yield tenant, life[step]
+
+
+def created(tenant_id: str, count: int, payload_bytes: int) -> Iterator[bytes]:
+    """Lines of JobCreated, a job each, whose canonical payload is ``payload_bytes`` long."""
+    for number in range(count):
+        spec: dict[str, object] = {
+            "image": f"registry.example/batch/render:{number:06d}",
+            "command": ["render", "--frames", "240"],
+        }
+        spec |= {"cpu_millis": 2000, "memory_mib": 4096, "qos": "Burstable", "padding": ""}
+        fields = {"type": "JobCreated", "spec": spec, "assigned_dcs": ["use1"]}
+        missing = payload_bytes - len(canonical.encode({**fields, "fence_token": 1}))
+        assert missing >= 0
+        spec["padding"] = "x" * missing
+        yield orjson.dumps({"tenant_id": tenant_id, "job_id": f"job-{number:08d}", **fields})
 
 
 def ndjson(events: Iterator[tuple[str, dict[str, Any]]], lines: int) -> Iterator[bytes]:
