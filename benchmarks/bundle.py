@@ -173,7 +173,7 @@ def _verify(path: Path, entries: int, public_key_pem: str) -> Verified:
 RATE = Row(
     "verify_bundle",
     "rows/s",
-    0.7,
+    0.85,
     "verification of a bundle from its file: container, digests, manifest, links, payloads, snapshots, tree, "
     "checkpoint; against verifying the same chain straight from PostgreSQL",
     measure_rate,

@@ -127,7 +127,7 @@ assert len(TENANTS) == 10
 ROW = Row(
     "ingest_ndjson",
     "events/s",
-    0.6,
+    0.53,
     f"POST /v1/events, 10 tenants, {CONNECTIONS} connections, {LINES_A_REQUEST} lines a request, until the last row is "
     "chained, against COPY of the same events into the table and indexes that were first asked for, no service: the "
     "faster of one transaction and batches of 2000",

@@ -79,7 +79,7 @@ def measure(bench: Bench) -> Outcome:
 ETCD = Row(
     "propose_etcd",
     "proposals/s",
-    1.0,
+    1.1,
     "single POST /v1/commitments, 64 connections, a placement that bets on a free node each, judged and chained in "
     "PostgreSQL, against etcd, one member with fsync on: one transaction that compares and puts the same bytes",
     measure,

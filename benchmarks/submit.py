@@ -143,7 +143,7 @@ def measure_quorum_etcd(bench: Bench) -> Outcome:
 LOCAL = Row(
     "submit_local",
     "requests/s",
-    0.8,
+    1.0,
     "single POST /v1/jobs at LOCAL, 64 connections, against FastAPI as one would set it up first: the same models, an "
     "empty handler, an answer some 100 bytes longer",
     measure_local,
@@ -151,7 +151,7 @@ LOCAL = Row(
 LOCAL_TOKENS = Row(
     "submit_local_tokens",
     "requests/s",
-    0.95,
+    0.85,
     "single POST /v1/jobs at LOCAL, 64 connections, a token in each request and an actor in each event, against the "
     "same service with auth.mode none",
     measure_local_tokens,
@@ -159,7 +159,7 @@ LOCAL_TOKENS = Row(
 LOCAL_ETCD = Row(
     "submit_local_etcd",
     "requests/s",
-    0.7,
+    1.3,
     "single POST /v1/jobs at LOCAL, 64 connections, against etcd, one member with fsync on: one put-if-absent "
     "transaction a request through its JSON gateway",
     measure_local_etcd,
@@ -167,7 +167,7 @@ LOCAL_ETCD = Row(
 QUORUM_ETCD = Row(
     "submit_quorum_etcd",
     "requests/s",
-    1.0,
+    1.7,
     "single POST /v1/jobs at REGIONAL, 64 connections, committed by a quorum of three safekeepers, against etcd, three "
     "members with fsync on: one put-if-absent transaction a request through the JSON gateway of their leader",
     measure_quorum_etcd,
@@ -175,7 +175,7 @@ QUORUM_ETCD = Row(
 GLOBAL = Row(
     "submit_global",
     "requests/s",
-    4.0,
+    5.5,
     "single POST /v1/jobs at GLOBAL, 64 connections, one tenant, against a naive service: one locked, chained INSERT "
     "transaction a request, pool of 16, same table and indexes, frozen",
     measure_global,

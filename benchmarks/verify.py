@@ -211,7 +211,7 @@ async def _fetch_all(chain: Chain) -> float:
 RATE = Row(
     "verify_chain",
     "rows/s",
-    0.6,
+    0.85,
     "verification of a chain: links, payloads re-hashed, snapshots and their signatures, head, tree; against fetching "
     "the same columns with the same driver and kind of cursor, doing nothing",
     measure_rate,
@@ -219,7 +219,7 @@ RATE = Row(
 SERVICE = Row(
     "verify_service",
     "rows/s",
-    0.2,
+    0.28,
     "GET /v1/chain/verify of a running service, job states included, its processes kept from run to run; "
     "against fetching the same columns with the same driver and kind of cursor, doing nothing",
     measure_service,

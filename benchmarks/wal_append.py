@@ -166,5 +166,5 @@ def _row(writers: int, records: int, floor: float) -> Row:
     )
 
 
-WITH_64 = _row(64, 128_000, 1.0)
-WITH_1000 = _row(1000, 300_000, 0.8)
+WITH_64 = _row(64, 128_000, 0.95)
+WITH_1000 = _row(1000, 300_000, 1.5)

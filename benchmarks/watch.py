@@ -190,7 +190,7 @@ async def _watch_all(target: Target, ready: Event, stop: Event) -> dict[str, int
 ROW = Row(
     "watch",
     "events/s",
-    0.9,
+    0.85,
     f"POST /v1/events as ingest_ndjson, until the last row is chained, while {WATCHERS} clients watch the tenants that "
     "are written to, some of which take nothing, against the same without a watcher",
     measure,
