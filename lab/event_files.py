@@ -204,7 +204,7 @@ def _checked(line: int, event: EventFields, tenant_id: str) -> EventFields:
         canonical.encode(event)
     except ValidationError as error:
         # Imported here because it loads the web framework, which only a malformed line needs.
-        from app.edge.problems import invalid
+        from app.edge.forms.validation import invalid
 
         raise InvalidInputError(f"line {line}: {invalid(error, EVENT_TAGS, EVENT_LINE)}") from None
     except CanonicalError as error:

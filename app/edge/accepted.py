@@ -1,70 +1,293 @@
-"""What of a request goes on record: that somebody may do what it asks for, that it was refused, what it read."""
+"""A request whose caller is known and may make it: what the edge knows of it, takes from quotas for it, and records.
+
+The fast path (``app.edge.fast_path``) and the routes of the framework accept a request by the same steps::
+
+    1. caller      what the request shows says who calls: before a body is read
+    2. right       the caller has the right that the route needs, as far as path and query name tenants
+    3. quotas      of the caller: one request, and the bytes of its body. A body without a length, or longer than the
+                   quota ever holds, is read as fast as the quota fills instead.
+                   of each tenant: one request, or as many as it has lines, and their bytes; now where path or query
+                   name the tenant, else once the body is read. Stats and imports have bounds of their own.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
+from fastapi import Depends
 from starlette.requests import Request
 from starlette.types import Scope
 
-from app.edge.parts import Parts, parts_of
 from app.edge.problems import problem_type_of
-from app.runtime.principals import Principal
-from app.trust.access.callers import CALLER, check_tenant
-from app.write.intake.access_records import RecordedRequest
-from ledger.errors import ForbiddenError, QuotaExceededError, UnauthenticatedError
+from app.runtime.principals import Principal, Rule
+from app.runtime.state.found_breaks import FoundBreaks
+from app.runtime.tasks.slots import MemoryBudget
+from app.trust.access.callers import CallerSource, check, is_outdated, named_tenants
+from app.trust.access.quotas import Quotas
+from app.write.intake.access_records import AccessRecords, RecordedRequest
+from app.write.pending.event_lines import EventLines
+from ledger.errors import ForbiddenError, NotReadyError, QuotaExceededError, UnauthenticatedError
 
-REFUSALS = (UnauthenticatedError, ForbiddenError, QuotaExceededError)
-"""Errors that say who may do what."""
+ACCEPTED: Final = "tally.accepted"
+"""Where the scope of a request holds its ``Accepted``."""
+FAULT: Final = "tally.fault"
+"""Where the scope holds the error that the fast path met: the route raises it."""
+REFUSALS: Final = (UnauthenticatedError, ForbiddenError, QuotaExceededError)
+"""Errors that go on record: they say who may do what."""
+
+
+@dataclass(slots=True, eq=False)
+class Accepted:
+    """What the edge knows of a request."""
+
+    access: AccessControl
+    scope: Scope
+    caller: Principal
+    began_s: float
+    """When the edge began to work on it, by ``time.perf_counter``."""
+    checked_s: float
+    """When what the caller shows was checked last, by the same clock."""
+    is_paced: bool = False
+    """Whether the bytes of the body are charged while they are read."""
+    is_tenant_charged: bool = False
+    held_bytes: int = 0
+    """Bytes that the body holds of the memory budget, until the request is answered."""
+
+    @property
+    def quotas(self) -> Quotas:
+        """What callers and tenants may send."""
+        return self.access.quotas
+
+    def header_values(self, name: bytes) -> list[str]:
+        """The values of a header, whose ``name`` is in small letters."""
+        return [value.decode("latin-1") for given, value in self.scope["headers"] if given == name]
+
+    def check_tenant(self, tenant_id: str) -> None:
+        """Return if the caller has the right that the route needs, for a tenant that the body names.
+
+        Raises:
+            ForbiddenError: the caller has not.
+        """
+        self.caller.check(self.scope["route"].rule.right, tenant_id)
+
+    def charge_tenant(self, tenant_id: str, body_bytes: int) -> None:
+        """Take the request, whose body names the tenant, out of the quota of the tenant, once.
+
+        Raises:
+            ForbiddenError: the caller has not the right for the tenant.
+            QuotaExceededError: there is not as much now.
+            RequestTooLargeError: there never is.
+        """
+        self.check_tenant(tenant_id)
+        if self.quotas.bounds_tenants and not self.is_tenant_charged:
+            self.quotas.admit_tenants({tenant_id: 1}, {tenant_id: body_bytes})
+            self.is_tenant_charged = True
+
+    def check_again(self) -> None:
+        """Check again what the caller shows, where that was a while ago, or before a token was revoked; what an issuer
+        signed counts for all of a request.
+
+        Raises:
+            UnauthenticatedError: it counts no more.
+        """
+        now_s = time.perf_counter()
+        if is_outdated(self.access.callers, self.checked_s, now_s):
+            self.access.callers.known(self.scope)
+            self.checked_s = now_s
+
+    def hold(self, count: int) -> None:
+        """Hold so many bytes more of the memory budget until the request is answered.
+
+        Raises:
+            NotReadyError: other requests hold as many as may be in memory.
+        """
+        self.access.memory.take(count, self.caller.id)
+        self.held_bytes += count
+
+    async def allow(self, *tenant_ids: str) -> None:
+        """Return if the caller may do what the request asks for, to all tenants, or patterns of them, that the body
+        names; an act is on record then.
+
+        Raises:
+            ForbiddenError: the caller may not.
+            LedgerError: as ``AccessRecords.act``.
+        """
+        route = self.scope["route"]
+        for tenant_id in tenant_ids:
+            self.check_tenant(tenant_id)
+        if route.is_act:
+            named = tenant_ids[0] if len(tenant_ids) == 1 else self.scope["path_params"].get("tenant_id")
+            await self.access.records.act(recorded_request(self.scope), route.rule.right, named)
+
+    async def record_read(self, tenant_id: str, **what: Any) -> None:
+        """Record that payloads of the tenant are about to be sent; of ``what``, those that are None are left out.
+
+        Raises:
+            LedgerError: as ``AccessRecords.read``.
+        """
+        facts = {name: value for name, value in what.items() if value is not None}
+        await self.access.records.read(recorded_request(self.scope), tenant_id, facts)
+
+    def report_break(self, error: Exception) -> None:
+        """As ``AccessControl.report_break``, of an error that the answer to the request does not carry."""
+        self.access.report_break(self.scope, error)
+
+
+async def accepted_of(request: Request) -> Accepted:
+    """The request, as its route has accepted it."""
+    accepted: Accepted = request.scope[ACCEPTED]
+    return accepted
+
+
+AcceptedDep = Annotated[Accepted, Depends(accepted_of)]
+
+
+@dataclass(kw_only=True, eq=False)
+class AccessControl:
+    """Accepts requests."""
+
+    callers: CallerSource
+    quotas: Quotas
+    memory: MemoryBudget
+    """For large bodies, from their first byte until they are answered."""
+    records: AccessRecords
+    breaks: FoundBreaks
+
+    def accept_known(self, scope: Scope, rule: Rule) -> Accepted | None:
+        """As ``accept``; None where the issuer must be asked who calls."""
+        began_s = time.perf_counter()
+        caller = self.callers.known(scope)
+        return None if caller is None else self._accept(scope, rule, caller, began_s)
+
+    async def accept(self, scope: Scope, rule: Rule) -> Accepted:
+        """The request of ``scope``, whose route needs ``rule``.
+
+        Raises:
+            UnauthenticatedError: nothing says who calls.
+            ForbiddenError: the caller has not the right.
+            QuotaExceededError: the quota of the caller, or of a tenant that is named, is used up.
+        """
+        began_s = time.perf_counter()
+        return self._accept(scope, rule, await self.callers.caller(scope), began_s)
+
+    def _accept(self, scope: Scope, rule: Rule, caller: Principal, began_s: float) -> Accepted:
+        accepted = scope[ACCEPTED] = Accepted(self, scope, caller, began_s, began_s)
+        check(caller, rule, scope)
+        if self.quotas.bounds_principals:
+            self._charge_caller(accepted)
+        # A route without a right has no tenant either: who names one is refused, and takes nothing from it.
+        if self.quotas.bounds_tenants and rule.right is not None:
+            named = dict.fromkeys(named_tenants(scope), 1)
+            if named:
+                self.quotas.admit_tenants(named, {})
+        return accepted
+
+    def _charge_caller(self, accepted: Accepted) -> None:
+        sizes, body_bytes = self.quotas.principal_bytes, 0
+        if sizes is not None:
+            body_bytes = _declared_bytes(accepted.scope)
+            if body_bytes < 0 or body_bytes > sizes.burst:
+                body_bytes, accepted.is_paced = 0, True
+        self.quotas.admit(accepted.caller.id, body_bytes)
+
+    async def caller_if_known(self, scope: Scope) -> Principal | None:
+        """Who calls, where nobody need say so; None where nothing says it, or cannot be asked now."""
+        try:
+            return await self.callers.caller(scope)
+        except (UnauthenticatedError, NotReadyError):
+            return None
+
+    def record_refusal(self, scope: Scope, error: Exception) -> None:
+        """Record that the request was refused with ``error``, if that is about who may do what."""
+        if isinstance(error, REFUSALS):
+            named = getattr(error, "tenant_id", None) or scope.get("path_params", {}).get("tenant_id")
+            self.records.refused(recorded_request(scope), problem_type_of(error).name, named)
+
+    def report_break(self, scope: Scope, error: Exception) -> None:
+        """Report the break of stored rows that the request met, if ``error`` is about one. Every request whose error
+        is answered comes here; a stream that ends with an error calls this itself."""
+        self.breaks.report_error(error, getattr(scope.get("route"), "operation_id", None) or "request")
+
+    def release_memory(self, scope: Scope) -> None:
+        """Give back what the body of the request holds of the memory budget."""
+        accepted: Accepted | None = scope.get(ACCEPTED)
+        if accepted is not None and accepted.held_bytes:
+            self.memory.give_back(accepted.held_bytes, accepted.caller.id)
+            accepted.held_bytes = 0
 
 
 def recorded_request(scope: Scope) -> RecordedRequest:
-    """The request, as records tell of it."""
-    caller: Principal | None = scope.get(CALLER)
+    """The request, as records have it."""
+    accepted: Accepted | None = scope.get(ACCEPTED)
     route, client = scope.get("route"), scope.get("client")
     return RecordedRequest(
-        None if caller is None else caller.id,
+        None if accepted is None else accepted.caller.id,
         f"{scope['method']} {route.path}" if route is not None else scope["method"],
         scope["path"],
         client[0] if client else None,
     )
 
 
-async def allow(request: Request, *tenants: str) -> None:
-    """Return if the caller may do what the request asks for, to all tenants, or patterns of them, that its body names;
-    an act is on record then.
+async def body_chunks(request: Request) -> AsyncIterator[bytes]:
+    """The body, as it comes; one that is paced as fast as the caller's quota allows.
 
     Raises:
-        ForbiddenError: he may not.
-        LedgerError: as ``AccessRecords.act``.
+        UnauthenticatedError: once it is whole, what the caller showed counts no more.
     """
-    route = request.scope["route"]
-    for tenant_id in tenants:
-        check_tenant(request.scope, tenant_id)
-    if route.is_act:
-        named = tenants[0] if len(tenants) == 1 else request.path_params.get("tenant_id")
-        await parts_of(request).access_records.act(recorded_request(request.scope), route.rule.right, named)
+    accepted: Accepted | None = request.scope.get(ACCEPTED)
+    sizes = accepted.quotas.principal_bytes if accepted is not None and accepted.is_paced else None
+    async for chunk in request.stream():
+        if sizes is not None and accepted is not None:
+            await asyncio.sleep(sizes.owe(accepted.caller.id, len(chunk)))
+        yield chunk
+    if accepted is not None:
+        accepted.check_again()
 
 
-async def record_read(request: Request, tenant_id: str, **what: Any) -> None:
-    """Record that payloads of the tenant are about to be told; of ``what``, those that are None are left out.
+class LineCharges:
+    """What the lines of one request take from their tenants."""
 
-    Raises:
-        LedgerError: as ``AccessRecords.read``.
-    """
-    told = {name: value for name, value in what.items() if value is not None}
-    await parts_of(request).access_records.read(recorded_request(request.scope), tenant_id, told)
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+        self._lines = 0
+        self._bytes = 0
+        self._requests: Counter[str] = Counter()
+        self._bytes_of: Counter[str] = Counter()
+
+    def read(self, lines: EventLines) -> None:
+        """Some more of the ``lines`` were read.
+
+        Raises:
+            QuotaExceededError, RequestTooLargeError: as ``Quotas.check_tenants``, as far as can be said by now.
+        """
+        sources = lines.sources
+        for (tenant_id, _), source in zip(lines.jobs[self._lines :], sources[self._lines : len(lines)], strict=True):
+            self._requests[tenant_id] += 1
+            self._bytes_of[tenant_id] += len(source)
+            self._bytes += len(source)
+        self._lines = len(lines)
+        left_bytes = sum(map(len, sources)) - self._bytes
+        self._quotas.check_tenants(self._requests, self._bytes_of, len(sources) - len(lines), left_bytes)
+
+    def charge(self) -> None:
+        """Take all of it, or nothing.
+
+        Raises:
+            QuotaExceededError, RequestTooLargeError: as ``Quotas.check_tenants``.
+        """
+        self._quotas.admit_tenants(self._requests, self._bytes_of)
 
 
-def report_break(parts: Parts, scope: Scope, error: Exception) -> None:
-    """Report the break of stored rows that the request met, if ``error`` is about one. Every request whose error is
-    answered comes here; a stream that ends with an error calls this itself."""
-    route = scope.get("route")
-    parts.breaks.report_error(error, getattr(route, "operation_id", None) or "request")
-
-
-def record_refusal(parts: Parts, scope: Scope, error: Exception) -> None:
-    """Record that the request was refused with ``error``, if that is about who may do what."""
-    if isinstance(error, REFUSALS):
-        named = getattr(error, "tenant_id", None) or scope.get("path_params", {}).get("tenant_id")
-        parts.access_records.refused(recorded_request(scope), problem_type_of(error).name, named)
+def _declared_bytes(scope: Scope) -> int:
+    """Bytes of the body, 0 when there is none, -1 when its length is not said."""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value)
+        if name == b"transfer-encoding":
+            return -1
+    return 0

@@ -1,12 +1,143 @@
-"""Answers as they leave: plain values in the shapes of ``app.runtime.answers``, as JSON."""
+"""Answers: JSON values, whole answers of writes, streams; and work that ends when its client goes away."""
 
 from __future__ import annotations
 
-from starlette.responses import Response
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from typing import NamedTuple
 
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.edge.accepted import Accepted
 from app.runtime.answers import json_bytes
+from ledger.errors import LedgerError
+
+JSON_MEDIA_TYPE = "application/json"
+
+log = structlog.get_logger()
+
+
+class Answer(NamedTuple):
+    """A whole answer, as the framework sends it and as the fast path writes it."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    @classmethod
+    def of(cls, status: int, body: bytes, *headers: tuple[str, str]) -> Answer:
+        """An answer in JSON with these headers."""
+        fields = [(name.lower().encode(), value.encode()) for name, value in headers]
+        return cls(status, [*fields, (b"content-length", b"%d" % len(body)), _JSON], body)
+
+    @classmethod
+    def by(cls, response: Response) -> Answer:
+        """The answer that ``response`` gives."""
+        return cls(response.status_code, response.raw_headers, bytes(response.body))
+
+    def response(self) -> Response:
+        """The answer for the framework."""
+        response = Response(self.body, self.status)
+        response.raw_headers = self.headers
+        return response
+
+
+_JSON = (b"content-type", JSON_MEDIA_TYPE.encode())
 
 
 def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """``value`` as a JSON answer."""
-    return Response(json_bytes(value), status, headers, media_type="application/json")
+    return Response(json_bytes(value), status, headers, media_type=JSON_MEDIA_TYPE)
+
+
+class Streamed(Response):
+    """Sends pieces as they come, in the task of the request; a client that went away, or whose token was revoked, ends
+    it."""
+
+    def __init__(
+        self,
+        request: Request,
+        accepted: Accepted,
+        pieces: AsyncGenerator[bytes, None],
+        media_type: str,
+        headers: dict[str, str],
+    ) -> None:
+        super().__init__(headers=headers, media_type=media_type)
+        del self.headers["content-length"]
+        self._request = request
+        self._accepted = accepted
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all of it, or break off: a body without its end, which the client sees as one."""
+        async with aclosing(self._pieces) as pieces:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            try:
+                async for piece in pieces:
+                    if await self._request.is_disconnected():
+                        return
+                    self._accepted.check_again()
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            except LedgerError as error:
+                log.warning("answer_broken_off", path=scope["path"], error=str(error))
+                self._accepted.report_break(error)
+                return
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@asynccontextmanager
+async def started(request: Request, pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[AsyncExitStack]:
+    """The first piece, an empty one, has come on entering. On leaving ``pieces`` are closed, unless the stack was told
+    to ``pop_all``: the answer has them then.
+
+    Raises:
+        ClientDisconnect: the client is gone.
+    """
+    async with AsyncExitStack() as unless_sent:
+        unless_sent.push_async_callback(pieces.aclose)
+        async with while_connected(request):
+            await anext(pieces)
+        yield unless_sent
+
+
+async def within(
+    held: AbstractContextManager[None], pieces: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    """The pieces; ``held`` is entered with the first and left with the last, or where they are closed."""
+    with held:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+
+@asynccontextmanager
+async def while_connected(request: Request) -> AsyncIterator[None]:
+    """Cancel what is done within once the client is gone. The body of the request MUST have been read.
+
+    Raises:
+        ClientDisconnect: it is gone.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    is_gone = False
+
+    async def watch() -> None:
+        nonlocal is_gone
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        is_gone = True
+        task.cancel()
+
+    watching = asyncio.get_running_loop().create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if is_gone and task.uncancel() == 0:
+            raise ClientDisconnect from None
+        raise
+    finally:
+        watching.cancel()

@@ -13,11 +13,15 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from typing_extensions import is_typeddict
 
+from app.edge.accepted import AccessControl
 from app.edge.forms.body import SCHEMA_REF
 from app.edge.forms.requests import EVENT_LINE, EVENT_REQUEST, PROPOSAL, STATS_REPORT
+from app.edge.forms.validation import invalid_parameter
 from app.edge.middleware import Observed
-from app.edge.parts import Parts
-from app.edge.problems import respond_to_http_exception, respond_to_invalid_parameters
+from app.edge.problems import (
+    respond,
+    respond_to_http_exception,
+)
 from app.edge.routes import (
     access,
     bundles,
@@ -43,12 +47,15 @@ from app.edge.routes import (
     webhooks,
 )
 from app.edge.routing import RightedRoute
+from app.edge.services import Services, kinds_named_by
 from app.runtime import answers
 from app.runtime.answers import chain as chain_answers
 from app.runtime.answers import commitments as commitment_answers
 from app.runtime.answers import jobs as job_answers
 from app.runtime.answers import node as node_answers
+from app.runtime.metrics import Metrics
 from app.runtime.principals import Rule
+from app.runtime.settings.config import Settings
 from ledger.facts.problems import PROBLEMS
 
 TITLE = "Tallystick"
@@ -79,15 +86,28 @@ ROUTERS = (
 """Those that are asked most stand first: a path is looked for in one route after the other."""
 
 
-def create_app(parts: Parts) -> FastAPI:
-    """The application over ``parts``; the caller serves it."""
+def create_app(services: Services) -> FastAPI:
+    """The application over ``services``; the caller serves it.
+
+    Raises:
+        LookupError: a route names a service that there is not.
+    """
     app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.state.parts = parts
+    app.state.services = services
     routes: list[APIRoute] = []
     for module in ROUTERS:
         routes += [route for route in module.router.routes if isinstance(route, APIRoute)]
     app.router.routes.extend(routes)
-    app.add_middleware(Observed, parts=parts)
+    for route in routes:
+        missing = set(kinds_named_by(route.dependant)) - services.keys()
+        if missing:
+            raise LookupError(f"{route.path} names services that are not wired: {sorted(map(str, missing))}")
+    app.add_middleware(Observed, access=services[AccessControl], metrics=services[Metrics])
+
+    async def respond_to_invalid_parameters(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return respond(invalid_parameter(error))
+
     app.add_exception_handler(RequestValidationError, respond_to_invalid_parameters)
 
     async def respond_to_http(request: Request, error: Exception) -> Response:
@@ -130,7 +150,7 @@ def _describe(app: FastAPI) -> dict[str, Any]:
                 (method,) = route.methods or {"GET"}
                 operation = document["paths"][route.path_format][method.lower()]
                 operation["description"] = f"{operation['description']}\n\n{_needed(route.rule)}"
-        if app.state.parts.settings.auth.mode != "none":
+        if app.state.services[Settings].auth.mode != "none":
             document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             document["security"] = [{"token": []}]
         app.openapi_schema = document

@@ -16,14 +16,20 @@ import uvicorn
 
 from app.edge.application import create_app
 from app.edge.connection.deadlines import DESCRIPTORS_RESERVED, ConnectionBounds, connections_allowed
+from app.edge.connection.header_cache import HeaderCache
 from app.edge.connection.heads import ServedNames
 from app.edge.connection.protocol import ProblemProtocol
 from app.edge.connection.proxies import TrustedProxies
 from app.edge.connection.tls import TlsConnection
-from app.edge.fast_path import PlainWrites
-from app.edge.parts import Parts
+from app.edge.fast_path import (
+    FastPath,
+)
+from app.edge.services import Services
 from app.read.copies import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
 from app.runtime.settings.config import Settings
+from app.runtime.state.node import Node
+from app.share.watch.watchers import Watchers
+from app.trust.access.tls import ServerTls
 from ledger.errors import StartRefusedError
 
 OPEN_REQUESTS_SHARE = 0.5
@@ -56,8 +62,9 @@ class Server(uvicorn.Server):
         yield
 
 
-def connections_max(settings: Settings) -> int:
-    """``http.connections_max``, as far as this process may open files; its own limit is raised for it.
+def connection_bounds(settings: Settings) -> ConnectionBounds:
+    """The bounds that the settings name, ``http.connections_max`` as far as this process may open files; its own limit
+    is raised for it.
 
     Raises:
         StartRefusedError: it may open too few.
@@ -71,22 +78,29 @@ def connections_max(settings: Settings) -> int:
     allowed = connections_allowed(wanted, soft, reserved)
     if allowed < wanted:
         log.warning("connections_limited", connections_max=allowed, wanted=wanted, descriptors=soft, reserved=reserved)
-    return allowed
-
-
-def _protocol_for(parts: Parts) -> Callable[..., ProblemProtocol | TlsConnection]:
-    """What makes the protocol of each connection."""
-    settings, tls = parts.settings, parts.tls
     timeouts = settings.http.header_timeout, settings.http.body_timeout
-    bounds = ConnectionBounds(parts.connections_max, *(timeout.total_seconds() for timeout in timeouts))
-    names = ServedNames(settings.http.host, settings.http.hosts)
-    proxies = TrustedProxies(settings.http.trusted_proxies) if settings.http.trusted_proxies else None
-    served = partial(ProblemProtocol, bounds=bounds, names=names, plain=PlainWrites(parts), proxies=proxies)
+    return ConnectionBounds(allowed, *(timeout.total_seconds() for timeout in timeouts))
+
+
+def _protocol_for(services: Services) -> Callable[..., asyncio.Protocol]:
+    """What makes the protocol of each connection."""
+    settings: Settings = services[Settings]
+    bounds: ConnectionBounds = services[ConnectionBounds]
+    tls: ServerTls | None = services[ServerTls | None]
+    served = partial(
+        ProblemProtocol,
+        bounds=bounds,
+        names=ServedNames(settings.http.host, settings.http.hosts),
+        fast_path=services[FastPath],
+        header_cache=HeaderCache(),
+        proxies=TrustedProxies(settings.http.trusted_proxies) if settings.http.trusted_proxies else None,
+    )
     if tls is None:
         return served
+    context = tls.context
 
     def secured(**given: Any) -> TlsConnection:
-        return TlsConnection(served(**given), tls.context, bounds)
+        return TlsConnection(served(**given), context, bounds)
 
     return secured
 
@@ -108,19 +122,20 @@ def _listener(host: str, port: int, *, is_shared: bool = False) -> socket.socket
 
 
 @contextlib.asynccontextmanager
-async def listening(parts: Parts, own_port: int | None = None) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
-    """The HTTP server over ``parts``: its base URL and its task; leaving ends it once open requests are answered.
+async def listening(services: Services, own_port: int | None = None) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
+    """The HTTP server over ``services``: its base URL and its task; leaving ends it once open requests are answered.
 
     With ``own_port`` the port is shared with other nodes, and the node listens there on loopback too.
     """
-    settings = parts.settings
+    settings: Settings = services[Settings]
+    node: Node = services[Node]
     listeners = [_listener(settings.listen_host, settings.listen_port, is_shared=own_port is not None)]
     if own_port is not None:
         listeners.append(_listener(LOOPBACK, own_port))
     server = Server(
         uvicorn.Config(
-            create_app(parts),
-            http=_protocol_for(parts),  # type: ignore[arg-type]
+            create_app(services),
+            http=_protocol_for(services),  # type: ignore[arg-type]
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -130,15 +145,14 @@ async def listening(parts: Parts, own_port: int | None = None) -> AsyncIterator[
         )
     )
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=listeners))
-    scheme = "http" if parts.tls is None else "https"
+    scheme = "http" if services[ServerTls | None] is None else "https"
     for own in listeners[1:]:
-        log.info("own_address", node_id=parts.node.node_id, url=_url(scheme, own))
+        log.info("own_address", node_id=node.node_id, url=_url(scheme, own))
     try:
         yield _url(scheme, listeners[0]), serving
     finally:
-        parts.accepting = False
-        parts.node.shutting_down = True
-        parts.watchers.close()
+        node.stop_accepting()
+        services[Watchers].close()
         server.should_exit = True
         await asyncio.wait((serving,))
         for listener in listeners:

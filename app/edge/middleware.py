@@ -9,14 +9,9 @@ import time
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.edge.accepted import record_refusal, report_break
-from app.edge.forms.body import HELD_BYTES
-from app.edge.parts import Parts
+from app.edge.accepted import ACCEPTED, Accepted, AccessControl
 from app.edge.problems import respond
-from app.edge.routing import BEGUN, Begun
-from app.runtime.metrics import UNMATCHED_ROUTE
-from app.runtime.principals import Principal
-from app.trust.access.callers import CALLER
+from app.runtime.metrics import UNMATCHED_ROUTE, Metrics
 from ledger.errors import NotReadyError, ProblemError, QuotaExceededError, WalFullError
 from ledger.facts.problems import INVALID_REQUEST
 
@@ -34,19 +29,18 @@ class Observed:
     HEAD is GET to all within; the connection keeps the body back.
     """
 
-    def __init__(self, app: ASGIApp, parts: Parts) -> None:
+    def __init__(self, app: ASGIApp, access: AccessControl, metrics: Metrics) -> None:
         self._app = app
-        self._parts = parts
-        self._bodies = parts.bodies
-        self._metrics = parts.metrics
+        self._access = access
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; answer it with a problem when nobody else did."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun: Begun | None = scope.get(BEGUN)
-        began_s = time.perf_counter() if begun is None else begun.at_s
+        accepted: Accepted | None = scope.get(ACCEPTED)
+        began_s = time.perf_counter() if accepted is None else accepted.began_s
         asked = scope["method"]
         if asked == "HEAD":
             scope = {**scope, "method": "GET", IS_HEAD: True}
@@ -71,18 +65,18 @@ class Observed:
             response = respond(NotReadyError("the service stops and had no time for this request; send it again"))
             await response(scope, receive, send_observed)
         except Exception as error:
-            record_refusal(self._parts, scope, error)
-            report_break(self._parts, scope, error)
+            self._access.record_refusal(scope, error)
+            self._access.report_break(scope, error)
             response = respond(error)
             if status:
                 raise
             if isinstance(error, (QuotaExceededError, WalFullError)):
                 error.__traceback__ = None
-                self._give_back(scope)
+                self._access.release_memory(scope)
                 await asyncio.sleep(random.uniform(*REFUSAL_PAUSE_S))  # noqa: S311
             await response(scope, receive, send_observed)
         finally:
-            self._give_back(scope)
+            self._access.release_memory(scope)
             route = scope.get("route")
             self._metrics.observe_request(
                 asked,
@@ -90,10 +84,3 @@ class Observed:
                 status or CLIENT_GONE_STATUS,
                 time.perf_counter() - began_s,
             )
-
-    def _give_back(self, scope: Scope) -> None:
-        """Give back the room that the body of the request has, once."""
-        held_bytes = scope.pop(HELD_BYTES, 0)
-        if held_bytes:
-            caller: Principal = scope[CALLER]
-            self._bodies.give_back(held_bytes, caller.id)

@@ -11,18 +11,13 @@ as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import orjson
 import structlog
-from fastapi.exceptions import RequestValidationError
-from pydantic import TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.edge.forms.unknown_fields import first_error, nearest_field
-from app.runtime.settings.words import words_of
 from ledger import errors
 from ledger.facts.problems import (
     INTERNAL_ERROR,
@@ -42,8 +37,6 @@ AUTHENTICATE = 'Bearer realm="tallystick"'
 DETAIL_CHARACTERS_MAX = 1000
 """Longest ``detail``; what a caller sent may be part of it."""
 PATH_PART_CHARACTERS_MAX = 128
-ERRORS_LISTED_MAX = 1000
-"""With more faults than this in one body none is picked out: listing them would hold up everybody else."""
 
 _log = structlog.get_logger(__name__)
 
@@ -74,7 +67,7 @@ def problem_response(
         "type": PROBLEM_URI + kind.name,
         "title": kind.title,
         "status": kind.status,
-        "detail": _cut(detail, DETAIL_CHARACTERS_MAX),
+        "detail": cut(detail, DETAIL_CHARACTERS_MAX),
         **(members or {}),
     }
     # A 404 may be kept by caches like any answer, and what is not there yet may come.
@@ -123,49 +116,9 @@ def _what_to_do(request: Request, error: HTTPException) -> str:
     return error.detail
 
 
-async def respond_to_invalid_parameters(_request: Request, error: Exception) -> Response:
-    """What the framework finds wrong with the query, the path or a header."""
-    assert isinstance(error, RequestValidationError)
-    item = error.errors()[0]
-    return respond(_wrong(tuple(item["loc"][1:]), words_of(item)))
-
-
-def invalid(
-    error: ValidationError, tags: frozenset[str] = frozenset(), form: TypeAdapter[Any] | None = None
-) -> errors.InvalidInputError:
-    """The first thing ``error`` found, as our own; ``tags`` are parts of its path that no caller wrote, ``form`` is
-    what was not met."""
-    if error.error_count() > ERRORS_LISTED_MAX:
-        return errors.InvalidInputError(f"{error.error_count()} fields are wrong or unknown")
-    items = error.errors(include_url=False, include_input=False)
-    first = items[0]
-    if first["type"].startswith("union_tag_"):
-        # A tag is chosen before any field is looked at.
-        path, message = _wrong_tag(first, error.errors(include_url=False)[0]["input"])
-    else:
-        path, message = first_error(items, form)
-    # A tag stands first, or behind the field whose value it is of.
-    return _wrong(tuple(part for at, part in enumerate(path) if at > 1 or part not in tags), message)
-
-
-def _wrong_tag(item: Mapping[str, Any], given: object) -> tuple[tuple[str | int, ...], str]:
-    name = item["ctx"]["discriminator"].strip("'") if "ctx" in item else "type"
-    if item["type"] == "union_tag_not_found":
-        meant = nearest_field(given, name)
-        if meant is not None:
-            return (*item["loc"], meant), f"there is no such field; the nearest is {name}, which is required"
-        return (*item["loc"], name), "is required"
-    return (*item["loc"], name), words_of(item)
-
-
-def _wrong(path: tuple[str | int, ...], message: str) -> errors.InvalidInputError:
-    message = _cut(message, DETAIL_CHARACTERS_MAX)
-    return errors.InvalidInputError(f"{dotted(path)}: {message}" if path else message, path)
-
-
 def dotted(path: Sequence[str | int]) -> str:
     """``("spec", "image")`` as ``spec.image``, bounded."""
-    return _cut(".".join(_cut(str(part), PATH_PART_CHARACTERS_MAX) for part in path), DETAIL_CHARACTERS_MAX)
+    return cut(".".join(cut(str(part), PATH_PART_CHARACTERS_MAX) for part in path), DETAIL_CHARACTERS_MAX)
 
 
 def _members_of(error: Exception) -> dict[str, object]:
@@ -179,6 +132,7 @@ def _members_of(error: Exception) -> dict[str, object]:
     return members
 
 
-def _cut(text: str, characters_max: int) -> str:
+def cut(text: str, characters_max: int) -> str:
+    """``text``, or its beginning and an ellipsis; lone surrogates are replaced."""
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= characters_max else text[: characters_max - 1] + "…"

@@ -10,28 +10,23 @@ check and answer one event. So routes stand in the application directly, and the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, get_origin
+from typing import Any, get_origin
 
-from fastapi import Depends
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.edge.charging import charge_caller, charge_named
-from app.edge.forms.body import JSON_MEDIA_TYPE, SCHEMA_REF, JsonBody
+from app.edge.accepted import ACCEPTED, FAULT, AccessControl
+from app.edge.answers import JSON_MEDIA_TYPE
+from app.edge.forms.body import SCHEMA_REF, JsonBody
 from app.edge.forms.fields import IDEMPOTENCY_KEY_PATTERN, SESSION_PATTERN
-from app.edge.parts import Parts, parts_of
 from app.edge.problems import PROBLEM_MEDIA_TYPE
-from app.runtime.principals import ACTS, RULES, UNLISTED, Needs, Principal
+from app.runtime.principals import ACTS, RULES, UNLISTED, Needs
 from app.runtime.settings.words import nearest
-from app.trust.access import callers
-from app.trust.access.callers import ASKED_S, CALLER
-from ledger.errors import InvalidInputError, NotReadyError, UnauthenticatedError
+from ledger.errors import InvalidInputError
 
 PROBLEM_RESPONSE: dict[int | str, dict[str, Any]] = {
     "default": {
@@ -74,23 +69,6 @@ WRITE_HEADERS: dict[str, Any] = {
 }
 
 
-BEGUN = "tally.begun"
-"""Where the scope of a request holds the ``Begun`` of one that its connection began to answer."""
-
-
-@dataclass(slots=True)
-class Begun:
-    """What a connection did of a request before the framework got it: the caller is known, and has the right."""
-
-    at_s: float
-    """When, by ``time.perf_counter``."""
-    caller: Principal | None = None
-    error: Exception | None = None
-    """What came of it, where the route has only to raise this."""
-    is_charged: bool = False
-    """Whether it was taken out of what there is for its tenant."""
-
-
 class RightedRoute(APIRoute):
     """A route that asks who calls, and for a right, before it looks at a request. Has one method."""
 
@@ -102,46 +80,18 @@ class RightedRoute(APIRoute):
         self.is_act = f"{method} {path}" in ACTS
 
     async def authorize(self, scope: Scope) -> None:
-        """Refuse a caller who has not the right; a request that its connection began has been asked for it.
+        """Accept the request, unless the fast path has, which may have met an error.
 
         Raises:
-            UnauthenticatedError: nothing says who calls.
-            ForbiddenError: the caller has not the right.
-            QuotaExceededError: he, or a tenant that he names, has had his share.
-            LedgerError, ProblemError: what the connection met.
+            UnauthenticatedError, ForbiddenError, QuotaExceededError: as ``AccessControl.accept``.
+            LedgerError, ProblemError: what the fast path met.
         """
-        begun: Begun | None = scope.get(BEGUN)
-        scope[ASKED_S] = time.perf_counter() if begun is None else begun.at_s
-        if begun is not None:
-            scope[CALLER] = begun.caller
-            if begun.error is not None:
-                raise begun.error
-        elif self.rule.needs is not Needs.NOTHING:
-            parts: Parts = scope["app"].state.parts
-            caller = scope[CALLER] = await parts.callers.caller(scope)
-            callers.check(caller, self.rule, scope)
-            if parts.quotas.bounds_principals:
-                charge_caller(parts.quotas, caller, scope)
-            # A route without a right has no tenant either: who names one is refused, and takes nothing from it.
-            if parts.quotas.bounds_tenants and self.rule.right is not None:
-                charge_named(parts.quotas, scope)
-
-
-def caller_of(request: Request) -> Principal:
-    """Who calls; of a route that needs to know."""
-    caller: Principal = request.scope[CALLER]
-    return caller
-
-
-CallerDep = Annotated[Principal, Depends(caller_of)]
-
-
-async def caller_if_known(request: Request) -> Principal | None:
-    """Who calls, where nobody need say so; None where nothing says it, or cannot be asked now."""
-    try:
-        return await parts_of(request).callers.caller(request.scope)
-    except (UnauthenticatedError, NotReadyError):
-        return None
+        fault: Exception | None = scope.get(FAULT)
+        if fault is not None:
+            raise fault
+        if ACCEPTED not in scope and self.rule.needs is not Needs.NOTHING:
+            access: AccessControl = scope["app"].state.services[AccessControl]
+            await access.accept(scope, self.rule)
 
 
 class StrictRoute(RightedRoute):
@@ -182,28 +132,36 @@ class OpenRoute(RightedRoute):
 
 
 class LeanRoute(RightedRoute):
-    """A route whose endpoint takes the request, and path parameters that it checks by itself, and no query.
+    """A route whose endpoint takes the request, path parameters that it checks by itself, and services; no query.
 
     Raises:
-        TypeError: it has a dependency, or another parameter, which would never be looked at.
+        TypeError: it has another parameter or dependency, which would never be given.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
         super().__init__(path, endpoint, **described)
         wanted = self.dependant
-        given_nothing = (wanted.dependencies, wanted.query_params, wanted.header_params, wanted.cookie_params)
-        if any(given_nothing) or self.body_field is not None:
-            raise TypeError(f"{path}: a LeanRoute gives its endpoint the request and parts of its path, nothing else")
+        unfit = [part for part in wanted.dependencies if not _takes_request_alone(part)]
+        if unfit or wanted.query_params or wanted.header_params or wanted.cookie_params or self.body_field:
+            raise TypeError(f"{path}: a LeanRoute gives its endpoint the request, parts of its path and services alone")
+        dependencies = [(str(part.name), part.call) for part in wanted.dependencies if part.call is not None]
 
         async def call_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
             await self.authorize(scope)
             request = Request(scope, receive, send)
             if scope["query_string"]:
                 _check_query(request, {})
-            response = await endpoint(request, **scope["path_params"])
+            given = {name: await call(request) for name, call in dependencies}
+            response = await endpoint(request, **given, **scope["path_params"])
             await response(scope, receive, send)
 
         self.app = call_endpoint
+
+
+def _takes_request_alone(part: Dependant) -> bool:
+    """Whether a dependency is a parameter of its endpoint, as services are, and asks for nothing but the request."""
+    asks_for = (part.dependencies, part.path_params, part.query_params, part.header_params, part.body_params)
+    return part.name is not None and part.request_param_name is not None and not any(asks_for)
 
 
 def _query_names(dependant: Dependant) -> Iterator[tuple[str, bool]]:

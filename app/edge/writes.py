@@ -1,27 +1,58 @@
-"""What the routes that write share: from a checked body to a draft, from a receipt to an answer."""
+"""Writes of one event or one proposal: what is done for each, however its request came.
+
+The routes of the framework call ``submit``. The fast path (``app.edge.fast_path``) calls ``enter`` and, once the entry
+has reached its level, ``answer``. Both begin with the same form and the same charge, end in the same ``Submitter``, and
+give the same answer.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, Final, NamedTuple
 
-from fastapi import Request, Response
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
 
-from app.edge.forms.body import JSON_MEDIA_TYPE
-from app.edge.forms.fields import IDEMPOTENCY_KEY_PATTERN
-from app.edge.parts import parts_of
+from app.edge.accepted import Accepted
+from app.edge.answers import JSON_MEDIA_TYPE, Answer
+from app.edge.forms.body import read_body
+from app.edge.forms.fields import IDEMPOTENCY_KEY_PATTERN, JOB_ID_PATTERN
+from app.edge.forms.requests import (
+    CANCEL_REQUEST,
+    CAPACITY,
+    EVENT_REQUEST,
+    EVENT_TAGS,
+    JOB_REQUEST,
+    PROMISE_PATTERN,
+    PROPOSAL,
+    PROPOSAL_TAGS,
+)
+from app.edge.forms.validation import parse
+from app.edge.problems import respond
+from app.read.consistency import Consistency
 from app.runtime.answers import json_bytes
+from app.runtime.settings.words import WORDS
+from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens, Token
-from app.write.pending.requests import Receipt, RequestKey
+from app.write.intake.answers import Entered
+from app.write.intake.proposals import EnteredProposal, Proposals, Recorded
+from app.write.intake.sealing import Sealing
+from app.write.intake.submit import Submitter
+from app.write.pending.linking import DuplicateLineError
+from app.write.pending.requests import Draft, Receipt, RequestKey, draft_of
 from ledger import rfc3339
-from ledger.errors import InvalidInputError
-from ledger.facts.events import Durability
+from ledger.errors import CommitmentConflictError, InvalidInputError
+from ledger.facts.events import JOB_EVENTS, Durability, EventType
 from ledger.positions import Epoch, Lsn
 
 _KEY = re.compile(IDEMPOTENCY_KEY_PATTERN)
-_SESSION_HEADER = "Tally-Session"
+_JOB_ID = re.compile(JOB_ID_PATTERN)
+_PROMISE_NAME = re.compile(PROMISE_PATTERN)
 
 
 class Route(IntEnum):
@@ -35,38 +66,210 @@ class Route(IntEnum):
     LINEAGE = 6
 
 
-def request_key(request: Request, route: Route, body: bytes, scope: str) -> RequestKey | None:
+class Write(NamedTuple):
+    """A way to send one event or proposal. ``event`` is None where the body says which event it is."""
+
+    path: str
+    form: TypeAdapter[Any]
+    tags: frozenset[str]
+    key_route: Route
+    event: EventType | None = None
+
+    def read(self, body: bytes) -> Any:
+        """What ``body`` asks for.
+
+        Raises:
+            InvalidInputError: it is not of the form.
+        """
+        return parse(self.form, body, self.tags)
+
+
+CREATION: Final = Write("/v1/jobs", JOB_REQUEST, EVENT_TAGS, Route.JOBS, JOB_EVENTS["JobCreated"])
+REPORT: Final = Write("/v1/jobs/{job_id}/events", EVENT_REQUEST, EVENT_TAGS, Route.JOB_EVENTS)
+CANCELLATION: Final = Write(
+    "/v1/jobs/{job_id}/cancel", CANCEL_REQUEST, EVENT_TAGS, Route.CANCEL, JOB_EVENTS["JobCancellationRequested"]
+)
+PROPOSING: Final = Write("/v1/commitments", PROPOSAL, PROPOSAL_TAGS, Route.COMMITMENTS)
+
+
+@dataclass(kw_only=True, eq=False)
+class EventWrites:
+    """Takes single events."""
+
+    node: Node
+    submitter: Submitter
+    sealing: Sealing
+    consistency: Consistency
+    sessions: SessionTokens
+    event_bytes_max: int
+
+    def enter(self, write: Write, accepted: Accepted, body: bytes, job_id: str | None) -> Entered | None:
+        """The event in the WAL; None, and nothing of it taken, where only ``submit`` can do that: it may need a seal,
+        or the store must be asked for its job.
+
+        Raises:
+            LedgerError: as ``submit``; nothing was taken.
+        """
+        draft = self._draft(write, accepted, body, job_id)
+        return None if self.sealing.may_have_private(draft) else self.submitter.enter_known(draft)
+
+    def answer(self, entered: Entered) -> Answer:
+        """The answer once ``entered.reached`` is done; errors as ``Entered.receipt``."""
+        return self._answer(entered.receipt())
+
+    async def submit(self, write: Write, request: Request, accepted: Accepted, job_id: str | None = None) -> Response:
+        """Take the event that a request holds, and answer once it has reached its level.
+
+        Raises:
+            ProblemError: as ``read_body``.
+            LedgerError: as ``Accepted``, ``Sealing.prepare``, ``Consistency`` and ``Submitter.submit``.
+        """
+        self.node.check_writable()
+        if job_id is not None and _JOB_ID.fullmatch(job_id) is None:
+            raise InvalidInputError(f"job_id: {WORDS[JOB_ID_PATTERN]}", ("job_id",))
+        body = await read_body(request, JSON_MEDIA_TYPE, self.event_bytes_max)
+        draft = await self.sealing.prepare(self._draft(write, accepted, body, job_id))
+        key = request_key(accepted, write.key_route, body, job_id or "")
+        key = self.sealing.key_of(key, draft.seal is not None)
+        tokens = shown_session(accepted, self.sessions, self.consistency)
+        if tokens and job_id is not None:
+            await self.consistency.wait_for_session(tokens)
+        return self._answer(await self.submitter.submit(draft, key=key)).response()
+
+    def _draft(self, write: Write, accepted: Accepted, body: bytes, job_id: str | None) -> Draft:
+        """The event that the body describes, taken out of the quota of its tenant."""
+        draft = draft_of(write.read(body), write.event, job_id, accepted.caller.id)
+        accepted.charge_tenant(draft.tenant_id, len(body))
+        return draft
+
+    def _answer(self, receipt: Receipt) -> Answer:
+        """201 for one event. Equal receipts give equal bytes."""
+        session = token_of(self.sessions, receipt.hlc, receipt.epoch, receipt.lsn)
+        chain = receipt.chain
+        body = {
+            "job_id": receipt.job_id,
+            "tenant_id": receipt.tenant_id,
+            "type": receipt.event.name,
+            "action": receipt.event.action,
+            "hlc": receipt.hlc,
+            "at": rfc3339.time_of(receipt.hlc),
+            "epoch": receipt.epoch,
+            "lsn": receipt.lsn,
+            "fence_token": receipt.fence_token,
+            "durability": durability_answer(receipt.requested, receipt.achieved, receipt.survives),
+            "chain": None
+            if chain is None
+            else {"seq": chain.seq, "chain_link": chain.chain_link, "prev_chain_link": chain.prev_chain_link},
+            "session": session,
+        }
+        location = ("Location", f"/v1/jobs/{receipt.job_id}")
+        return Answer.of(201, json_bytes(body), *write_headers(session, receipt.replayed).items(), location)
+
+
+@dataclass(kw_only=True, eq=False)
+class ProposalWrites:
+    """Takes proposals, each under its Idempotency-Key, and capacities of nodes."""
+
+    node: Node
+    proposals: Proposals
+    sessions: SessionTokens
+    event_bytes_max: int
+
+    def enter(self, write: Write, accepted: Accepted, body: bytes, _job_id: str | None = None) -> EnteredProposal:
+        """The proposal in the WAL.
+
+        Raises:
+            LedgerError: as ``submit``; nothing was taken.
+        """
+        return self.proposals.enter(*self._wanted(write, accepted, body))
+
+    def answer(self, entered: EnteredProposal) -> Answer | None:
+        """The verdict, once ``entered.reached`` is done; None where the key was chained before, so that only ``submit``
+        of the same request can tell.
+
+        Raises:
+            DurabilityTimeoutError: it was not chained in time.
+            LedgerError: as ``Submitter.submit``.
+        """
+        try:
+            return self._verdict(entered.recorded())
+        except DuplicateLineError:
+            return None
+        except CommitmentConflictError as error:
+            return Answer.by(respond(error))
+
+    async def submit(self, write: Write, request: Request, accepted: Accepted) -> Response:
+        """Propose what a request asks for, and answer with the verdict.
+
+        Raises:
+            ProblemError: as ``read_body``.
+            CommitmentConflictError: the proposal was rejected, and that is recorded.
+            LedgerError: as ``Accepted`` and ``Proposals.propose``.
+        """
+        self.node.check_writable()
+        body = await read_body(request, JSON_MEDIA_TYPE, self.event_bytes_max)
+        return self._verdict(await self.proposals.propose(*self._wanted(write, accepted, body))).response()
+
+    async def set_capacity(self, node: str, request: Request, accepted: Accepted) -> Response:
+        """Record what a node has.
+
+        Raises:
+            ProblemError: as ``read_body``.
+            LedgerError: as ``Accepted`` and ``Proposals.set_capacity``.
+        """
+        self.node.check_writable()
+        if _PROMISE_NAME.fullmatch(node) is None:
+            raise InvalidInputError(f"node: {WORDS[PROMISE_PATTERN]}", ("node",))
+        body = await read_body(request, JSON_MEDIA_TYPE, self.event_bytes_max)
+        wanted = parse(CAPACITY, body)
+        accepted.charge_tenant(wanted["tenant_id"], len(body))
+        recorded = await self.proposals.set_capacity(wanted["tenant_id"], node, wanted["capacity"], accepted.caller.id)
+        return self._answer(recorded, 200, {"node": node}).response()
+
+    def _wanted(self, write: Write, accepted: Accepted, body: bytes) -> tuple[Any, str | None, RequestKey]:
+        """What the body proposes, taken out of the quota of its tenant; who does; under which key."""
+        wanted = write.read(body)
+        accepted.charge_tenant(wanted["tenant_id"], len(body))
+        key = request_key(accepted, write.key_route, body, "")
+        if key is None:
+            raise InvalidInputError(
+                "Idempotency-Key: a proposal needs one, so that it can be repeated", ("Idempotency-Key",)
+            )
+        return wanted, accepted.caller.id, key
+
+    def _verdict(self, recorded: Recorded) -> Answer:
+        return self._answer(recorded, 201, {"verdict": "accepted"})
+
+    def _answer(self, recorded: Recorded, status: int, facts: Mapping[str, Any]) -> Answer:
+        session = token_of(self.sessions, recorded.hlc, recorded.epoch, recorded.lsn)
+        body = json_bytes({"index": recorded.seq, "hlc": recorded.hlc, **facts})
+        return Answer.of(status, body, *write_headers(session, recorded.replayed).items())
+
+
+def request_key(accepted: Accepted, route: Route, body: bytes, scope: str) -> RequestKey | None:
     """The request's Idempotency-Key; ``scope`` is what identifies the request beside its body.
 
     Raises:
         InvalidInputError: not 1 to 255 visible ASCII characters, or more than one.
     """
-    given = request.headers.getlist("idempotency-key")
+    given = accepted.header_values(b"idempotency-key")
     if not given:
         return None
-    if len(given) > 1:
-        raise _no_key()
-    return key_of(given[0], route, body, scope)
+    if len(given) > 1 or _KEY.fullmatch(given[0]) is None:
+        raise InvalidInputError("Idempotency-Key: send one, of 1 to 255 visible ASCII characters", ("Idempotency-Key",))
+    return RequestKey(int(route), given[0], hashlib.sha256(b"%b\n%b" % (scope.encode(), body)).digest())
 
 
-def key_of(given: str, route: Route, body: bytes, scope: str) -> RequestKey:
-    """As ``request_key``, of the value of the header."""
-    if _KEY.fullmatch(given) is None:
-        raise _no_key()
-    return RequestKey(int(route), given, hashlib.sha256(b"%b\n%b" % (scope.encode(), body)).digest())
-
-
-def _no_key() -> InvalidInputError:
-    return InvalidInputError("Idempotency-Key: send one, of 1 to 255 visible ASCII characters", ("Idempotency-Key",))
-
-
-def session_tokens(request: Request) -> Sequence[Token]:
-    """The tokens the request shows.
+def shown_session(accepted: Accepted, sessions: SessionTokens, consistency: Consistency) -> Sequence[Token]:
+    """The session tokens that the request shows; the clock learns of their times.
 
     Raises:
         InvalidInputError: one is not of this ledger.
+        ClockSkewError: the time of one lies too far ahead.
     """
-    return parts_of(request).sessions.decode_header(",".join(request.headers.getlist("tally-session")))
+    tokens = sessions.decode_header(",".join(accepted.header_values(b"tally-session")))
+    consistency.receive(tokens)
+    return tokens
 
 
 def token_of(sessions: SessionTokens, hlc: str, epoch: Epoch, lsn: Lsn) -> str:
@@ -81,43 +284,7 @@ def durability_answer(requested: Durability, achieved: Durability, survives: Seq
 
 def write_headers(session: str, replayed: bool) -> dict[str, str]:
     """Headers of every answer to a write."""
-    headers = {_SESSION_HEADER: session}
+    headers = {"Tally-Session": session}
     if replayed:
         headers["Idempotent-Replay"] = "true"
     return headers
-
-
-def receipt_answer(sessions: SessionTokens, receipt: Receipt) -> Response:
-    """201 for one event."""
-    session, body = receipt_body(sessions, receipt)
-    headers = write_headers(session, receipt.replayed)
-    headers["Location"] = location_of(receipt)
-    return Response(body, 201, headers, media_type=JSON_MEDIA_TYPE)
-
-
-def location_of(receipt: Receipt) -> str:
-    """Where the job of an event is read."""
-    return f"/v1/jobs/{receipt.job_id}"
-
-
-def receipt_body(sessions: SessionTokens, receipt: Receipt) -> tuple[str, bytes]:
-    """The session token of one event, and the JSON that answers it. Equal receipts give equal bytes."""
-    session = token_of(sessions, receipt.hlc, receipt.epoch, receipt.lsn)
-    chain = receipt.chain
-    body = {
-        "job_id": receipt.job_id,
-        "tenant_id": receipt.tenant_id,
-        "type": receipt.event.name,
-        "action": receipt.event.action,
-        "hlc": receipt.hlc,
-        "at": rfc3339.time_of(receipt.hlc),
-        "epoch": receipt.epoch,
-        "lsn": receipt.lsn,
-        "fence_token": receipt.fence_token,
-        "durability": durability_answer(receipt.requested, receipt.achieved, receipt.survives),
-        "chain": None
-        if chain is None
-        else {"seq": chain.seq, "chain_link": chain.chain_link, "prev_chain_link": chain.prev_chain_link},
-        "session": session,
-    }
-    return session, json_bytes(body)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from app.edge.parts import ReadinessCheck
 from app.node.service import Service
 from app.node.start.procedure import StartedNode
 from app.read.copies import Replicas
+from app.read.readiness import Check
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import HISTORY_READ, ROWS_LOCKED, Node
 from app.share.exchange.regions import Regions
@@ -22,7 +22,7 @@ TENANTS_NAMED_MAX = 10
 """Damaged tenants that ``/readyz`` names."""
 
 
-def readiness_checks(service: Service) -> Mapping[str, ReadinessCheck]:
+def readiness_checks(service: Service) -> Mapping[str, Check]:
     """Those that make the node not ready, beside what every service has."""
     leadership = service.leadership
     return {
@@ -42,7 +42,7 @@ def reported_checks(
     issuer: OidcIssuer | None,
     regions: Regions,
     replicas: Replicas | None,
-) -> Mapping[str, ReadinessCheck]:
+) -> Mapping[str, Check]:
     """What ``/readyz`` tells of, and takes writes all the same."""
     return {
         "signing": lambda: (

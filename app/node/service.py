@@ -140,7 +140,6 @@ class Service:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.writer = self._open_writer(started)
         self._loop.add_reader(self._bell, self._rung)
-        self.node.written_lsn = lambda: self.writer.written_lsn
         self.keys = KeyInUse(started.key_chain, self.metrics)
         self.keys.not_admitted = started.not_admitted
         self.notary = self._make_notary(started)

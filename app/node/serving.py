@@ -70,8 +70,8 @@ async def serve(
         if entered is None:
             log.info("stopped_while_starting")
             return 0
-        service, parts = entered
-        url, serving = await stack.enter_async_context(listening(parts, own_port))
+        service, services = entered
+        url, serving = await stack.enter_async_context(listening(services, own_port))
         if on_ready is not None:
             on_ready(url)
         asked = [loop.create_task(event.wait()) for event in (signalled, service.stop_requested)]

@@ -7,11 +7,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from functools import partial
 from typing import NamedTuple
 
-import asyncpg
 import structlog
 
-from app.edge.listener import connections_max
-from app.edge.parts import Parts
+from app.edge.accepted import AccessControl
+from app.edge.connection.deadlines import ConnectionBounds
+from app.edge.fast_path import FastPath
+from app.edge.listener import connection_bounds
+from app.edge.services import Services
+from app.edge.writes import EventWrites, ProposalWrites
 from app.node import wall_clock
 from app.node.readiness import readiness_checks, reported_checks
 from app.node.service import Service
@@ -24,15 +27,21 @@ from app.read.copies import Copies, Replicas, replicas_at
 from app.read.folded_jobs import FoldedJobs, JobTableWalk
 from app.read.full_walk import FullWalk
 from app.read.jobs import JobReader
+from app.read.readiness import Readiness
 from app.read.revealing import Revealing
 from app.read.verification import ChainVerifier, VerifiedPositions
 from app.read.witness_statements import judged_anchors
 from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.metrics import Metrics
 from app.runtime.principals import Principal
 from app.runtime.settings.config import Settings
+from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.last_verified import LastVerified
+from app.runtime.state.losses import Losses
+from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens
-from app.runtime.tasks.slots import Room
+from app.runtime.tasks.sharing import FairTurns
+from app.runtime.tasks.slots import MemoryBudget
 from app.share.bundle.export import BundleExporter
 from app.share.bundle.importer import BundleImporter
 from app.share.bundle.receipts import ReceiptMaker
@@ -41,29 +50,40 @@ from app.share.exchange.peer import Admit
 from app.share.exchange.regions import Regions
 from app.share.watch.watchers import Watchers, watchers_max
 from app.share.webhooks.registry import WebhookRegistry
+from app.store.entry_check import EntryCheck
 from app.store.privacy import PrivacyEntry
 from app.store.promise_check import PromiseCheck
 from app.store.sessions import STATEMENT_TIMEOUT_S, NodePool
 from app.trust.access.callers import Callers, CallerSource, OpenToAll
 from app.trust.access.certificates import principals_by_name
-from app.trust.access.code_flow import code_flow_of
+from app.trust.access.code_flow import CodeFlow, code_flow_of
 from app.trust.access.console_sessions import ConsoleSessions
 from app.trust.access.oidc import OidcIssuer, issuer_of
 from app.trust.access.tls import ServerTls, TlsFiles
+from app.trust.keys.changes import KeyChanges
+from app.trust.keys.tokens import Tokens
+from app.trust.keys.trust import Trust
 from app.trust.privacy.agreement import Unchained
 from app.trust.privacy.keys import SubjectKeys
 from app.trust.privacy.knowledge import PrivacyKnowledge
 from app.write.followers.cosignatures import CosignatureInbox
 from app.write.followers.ledger_watch import LedgerWatch
+from app.write.followers.notary import Notary
 from app.write.followers.timestamps import Authority, Timestamper
+from app.write.intake.access_records import AccessRecords
 from app.write.intake.privacy_changes import PrivacyChanges
 from app.write.intake.proposals import Proposals
 from app.write.intake.sealing import Sealing
+from app.write.intake.submit import Submitter
+from app.write.intake.system_entries import SystemEntries
 from app.write.pending.keyed_entry import are_rows_whole
+from app.write.stats.intake import StatsIntake
 from ledger.errors import DatabaseUnavailableError
 from ledger.facts.events import ACTIONS, SystemAction
 from signing.keys import Keyring
 from signing.timestamp import load_authorities, require_available
+from wal.group_commit import GroupCommit
+from wal.replication.leading import Shipper
 
 POOL_CONNECTIONS_MAX = 16
 LONGEST_BODIES_MAX = 16
@@ -75,8 +95,8 @@ log = structlog.get_logger()
 @contextlib.asynccontextmanager
 async def running(
     settings: Settings, database_url: str, *, accept_lost_wal: bool = False, takeover: Takeover = Takeover.WAITS
-) -> AsyncIterator[tuple[Service, Parts]]:
-    """A started service with its parts, stopped on leaving."""
+) -> AsyncIterator[tuple[Service, Services]]:
+    """A started node with the services that routes name, stopped on leaving."""
     given = _Given.of(settings)
     started = await start_node(settings, database_url, accept_lost_wal=accept_lost_wal, takeover=takeover)
     async with contextlib.AsyncExitStack() as held:
@@ -98,8 +118,9 @@ async def running(
         replicas = await held.enter_async_context(
             replicas_at(settings.database_replica_urls, database_url, started.log_origin)
         )
-        parts = _parts(service, started, pool, replicas, knowledge, given)
-        held.push_async_callback(parts.verifier.close)
+        services = _services(service, started, pool, replicas, knowledge, given)
+        verifier: ChainVerifier = services[ChainVerifier]
+        held.push_async_callback(verifier.close)
         try:
             await service.tokens.start()
             if settings.auth.mode == "tokens" and not service.tokens.known:
@@ -109,42 +130,41 @@ async def running(
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
             raise went_away(error) from error
         service.start()
-        service.keep(parts.ledger_watch.run)
+        service.keep(services[LedgerWatch].run)
         service.keep(partial(wall_clock.watch, service.node.wall, pool))
         service.keep(knowledge.run)
-        service.keep(parts.privacy_changes.finish)
+        service.keep(services[PrivacyChanges].finish)
         service.keep(service.tokens.run)
         service.keep(service.access_records.run)
         service.keep(service.access_records.log.run)
-        service.keep(parts.webhooks.deliveries.run)
-        if parts.tls is not None:
-            service.keep(parts.tls.run)
+        service.keep(services[WebhookRegistry].deliveries.run)
+        if given.tls is not None:
+            service.keep(given.tls.run)
         if given.issuer is not None:
             service.keep(given.issuer.keys.run)
-        if parts.timestamper is not None:
-            service.keep(parts.timestamper.run)
+        if given.authorities:
+            service.keep(_timestamper(service, pool, given.authorities).run)
         verify = settings.verify
-        verifying = partial(parts.verifier.run, verify.interval.total_seconds(), on_start=verify.on_start)
+        verifying = partial(verifier.run, verify.interval.total_seconds(), on_start=verify.on_start)
         service.keep(verifying)
-        service.keep(parts.full_walk.run)
-        service.keep(parts.job_table_walk.run)
-        service.keep(parts.watchers.run)
-        for peer in parts.regions.peers:
+        service.keep(services[FullWalk].run)
+        service.keep(services[JobTableWalk].run)
+        service.keep(services[Watchers].run)
+        for peer in services[Regions].peers:
             service.keep(peer.run)
-        service.keep(parts.importer.log_unfinished)
+        service.keep(services[BundleImporter].log_unfinished)
         if replicas is not None:
             service.keep(replicas.run)
-        parts.accepting = True
+        service.node.accepting = True
         try:
-            yield service, parts
+            yield service, services
         finally:
-            parts.accepting = False
-            service.node.shutting_down = True
+            service.node.stop_accepting()
             await service.stop()
 
 
 async def _private_fields(
-    pool: asyncpg.Pool[asyncpg.Record], master_key_uri: str, started: StartedNode, service: Service
+    pool: NodePool, master_key_uri: str, started: StartedNode, service: Service
 ) -> PrivacyKnowledge:
     """What the ledger's private fields are, known before the first event is taken."""
     keys, node_id = SubjectKeys(pool, master_key_uri), started.node.node_id
@@ -168,7 +188,7 @@ class _Given(NamedTuple):
     tls: ServerTls | None
     by_certificate: Callable[[Sequence[str]], Principal | None]
     issuer: OidcIssuer | None
-    connections_max: int
+    bounds: ConnectionBounds
 
     @classmethod
     def of(cls, settings: Settings) -> _Given:
@@ -186,7 +206,7 @@ class _Given(NamedTuple):
             None if cert is None or key is None else ServerTls(TlsFiles(cert, key, auth.client_ca)),
             principals_by_name((each.name, each.grant) for each in auth.certificates),
             issuer_of(auth.oidc) if auth.mode == "oidc" else None,
-            connections_max(settings),
+            connection_bounds(settings),
         )
 
 
@@ -202,15 +222,15 @@ def _authorities(settings: Settings) -> list[Authority]:
     return [Authority(each.url, load_authorities(each.ca_file) if each.ca_file else ()) for each in configured]
 
 
-def _parts(
+def _services(
     service: Service,
     started: StartedNode,
-    pool: asyncpg.Pool[asyncpg.Record],
+    pool: NodePool,
     replicas: Replicas | None,
     knowledge: PrivacyKnowledge,
     given: _Given,
-) -> Parts:
-    """What the routers use, wired to ``service``."""
+) -> Services:
+    """The services that routes name, over those of ``service``."""
     settings, node = service.settings, service.node
     consistency = Consistency(node, pool, settings.read.wait.total_seconds())
     copies = Copies(node, pool, consistency, replicas)
@@ -224,28 +244,86 @@ def _parts(
     staging = Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
     regions = _regions(service, started, pool, importer, staging)
     console_sessions = ConsoleSessions(started.session_secret, settings.auth.session_life)
-
-    needed = readiness_checks(service)
-    reported = reported_checks(service, started, knowledge, given.tls, given.issuer, regions, replicas)
-    parts = Parts(
-        settings=settings,
-        connections_max=given.connections_max,
-        bodies=Room(LONGEST_BODIES_MAX * settings.http.body_bytes_max, "request bodies"),
+    sessions = SessionTokens(started.session_secret)
+    sealing = Sealing(knowledge)
+    readiness = Readiness(
         node=node,
         pool=pool,
-        submitter=service.submitter,
-        notary=service.notary,
-        verifier=verifier,
+        needed=readiness_checks(service),
+        reported=reported_checks(service, started, knowledge, given.tls, given.issuer, regions, replicas),
+    )
+    service.metrics.watch_checks(
+        {"database": lambda: readiness.database_fault, **readiness.needed, **readiness.reported}
+    )
+    access = AccessControl(
+        callers=_callers(service, given, console_sessions),
+        quotas=service.quotas,
+        memory=MemoryBudget(LONGEST_BODIES_MAX * settings.http.body_bytes_max, "request bodies"),
+        records=service.access_records,
         breaks=service.breaks,
-        entry_check=service.entry_check,
-        losses=service.losses,
-        last_verified=last_verified,
-        full_walk=_full_walk(service, started, pool, verifier),
-        system_entries=service.system_entries,
-        access_records=service.access_records,
-        ledger_watch=_ledger_watch(service, started, pool),
-        exporter=_exporter(service, started, pool),
-        receipts=ReceiptMaker(
+    )
+    events = EventWrites(
+        node=node,
+        submitter=service.submitter,
+        sealing=sealing,
+        consistency=consistency,
+        sessions=sessions,
+        event_bytes_max=settings.event_bytes_max,
+    )
+    proposals = ProposalWrites(
+        node=node,
+        proposals=Proposals(
+            system=service.system_entries,
+            keyed=service.keyed,
+            answers=service.submitter.answers,
+            record_bytes_max=settings.wal.record_bytes_max,
+        ),
+        sessions=sessions,
+        event_bytes_max=settings.event_bytes_max,
+    )
+    return {
+        Settings: settings,
+        ConnectionBounds: given.bounds,
+        ServerTls | None: given.tls,
+        Node: node,
+        NodePool: pool,
+        GroupCommit: service.writer,
+        Shipper | None: None if service.leadership is None else service.leadership.shipper,
+        Readiness: readiness,
+        Metrics: service.metrics,
+        AccessControl: access,
+        AccessRecords: service.access_records,
+        EventWrites: events,
+        ProposalWrites: proposals,
+        FastPath: FastPath(
+            node=node,
+            access=access,
+            events=events,
+            proposals=proposals,
+            metrics=service.metrics,
+            event_bytes_max=settings.event_bytes_max,
+        ),
+        Submitter: service.submitter,
+        Sealing: sealing,
+        FairTurns: service.line_turns,
+        StatsIntake: service.stats,
+        SystemEntries: service.system_entries,
+        PrivacyChanges: PrivacyChanges(node, pool, knowledge, service.system_entries),
+        SessionTokens: sessions,
+        Consistency: consistency,
+        JobReader: JobReader(copies, revealing, folded, service.job_table.hurry, service.breaks.report_error),
+        CommitmentReader: CommitmentReader(copies, service.entry_check, PromiseCheck(service.job_table.begin_again)),
+        EntryCheck: service.entry_check,
+        ChainVerifier: verifier,
+        FullWalk: _full_walk(service, started, pool, verifier),
+        JobTableWalk: JobTableWalk(pool, folded, service.breaks.report_error),
+        LastVerified: last_verified,
+        FoundBreaks: service.breaks,
+        Losses: service.losses,
+        LedgerWatch: _ledger_watch(service, started, pool),
+        Notary: service.notary,
+        CosignatureInbox: _cosignatures(service, pool),
+        ReceiptMaker: ReceiptMaker(
             pool=pool,
             node_id=node.node_id,
             log_origin=started.log_origin,
@@ -254,51 +332,24 @@ def _parts(
             known_break=service.breaks.unmended_fault,
             attempts=consistency.attempts,
         ),
-        importer=importer,
-        staging=staging,
-        regions=regions,
-        job_reader=JobReader(copies, revealing, folded, service.job_table.hurry, service.breaks.report_error),
-        job_table_walk=JobTableWalk(pool, folded, service.breaks.report_error),
-        proposals=Proposals(
-            system=service.system_entries,
-            keyed=service.keyed,
-            answers=service.submitter.answers,
-            record_bytes_max=settings.wal.record_bytes_max,
-        ),
-        commitment_reader=CommitmentReader(copies, service.entry_check, PromiseCheck(service.job_table.begin_again)),
-        sealing=Sealing(knowledge),
-        revealing=revealing,
-        privacy_changes=PrivacyChanges(node, pool, knowledge, service.system_entries),
-        sessions=SessionTokens(started.session_secret),
-        consistency=consistency,
-        metrics=service.metrics,
-        quotas=service.quotas,
-        line_turns=service.line_turns,
-        stats=service.stats,
-        watchers=Watchers(service.tails, watchers_max(given.connections_max), service.metrics),
-        key_changes=service.key_changes,
-        tokens=service.tokens,
-        webhooks=_webhooks(service, pool, knowledge),
-        callers=_callers(service, given, console_sessions),
-        console_sessions=console_sessions,
-        code_flow=code_flow_of(settings.auth),
-        tls=given.tls,
-        trust=service.trust,
-        reported_checks=reported,
-        witnesses=settings.log.witnesses,
-        cosignatures=_cosignatures(service, pool),
-        timestamper=_timestamper(service, pool, given.authorities),
-        members=service.leadership.shipper.reports if service.leadership is not None else tuple,
-        readiness_checks=needed,
-    )
-    service.metrics.watch_checks({"database": lambda: parts.database_fault, **needed, **reported})
-    return parts
+        BundleExporter: _exporter(service, started, pool),
+        BundleImporter: importer,
+        Staging: staging,
+        Regions: regions,
+        Watchers: Watchers(service.tails, watchers_max(given.bounds.connections_max), service.metrics),
+        WebhookRegistry: _webhooks(service, pool, knowledge),
+        KeyChanges: service.key_changes,
+        Trust: service.trust,
+        Tokens: service.tokens,
+        ConsoleSessions: console_sessions,
+        CodeFlow | None: code_flow_of(settings.auth),
+    }
 
 
 def _regions(
     service: Service,
     started: StartedNode,
-    pool: asyncpg.Pool[asyncpg.Record],
+    pool: NodePool,
     importer: BundleImporter,
     staging: Staging,
 ) -> Regions:
@@ -321,7 +372,7 @@ def _regions(
     return regions
 
 
-def _webhooks(service: Service, pool: asyncpg.Pool[asyncpg.Record], knowledge: PrivacyKnowledge) -> WebhookRegistry:
+def _webhooks(service: Service, pool: NodePool, knowledge: PrivacyKnowledge) -> WebhookRegistry:
     """The receivers of entries, whose secrets follow from that of the ledger."""
 
     @contextlib.asynccontextmanager
@@ -356,7 +407,7 @@ def _callers(service: Service, given: _Given, console_sessions: ConsoleSessions)
 def _verifier(
     service: Service,
     started: StartedNode,
-    pool: asyncpg.Pool[asyncpg.Record],
+    pool: NodePool,
     authorities: Sequence[Authority],
     last_verified: LastVerified,
 ) -> ChainVerifier:
@@ -383,7 +434,7 @@ def _verifier(
     )
 
 
-def _exporter(service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record]) -> BundleExporter:
+def _exporter(service: Service, started: StartedNode, pool: NodePool) -> BundleExporter:
     return BundleExporter(
         pool=pool,
         node=service.node,
@@ -396,7 +447,7 @@ def _exporter(service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg
     )
 
 
-def _importer(service: Service, pool: asyncpg.Pool[asyncpg.Record]) -> BundleImporter:
+def _importer(service: Service, pool: NodePool) -> BundleImporter:
     return BundleImporter(
         pool=pool,
         node=service.node,
@@ -410,7 +461,7 @@ def _importer(service: Service, pool: asyncpg.Pool[asyncpg.Record]) -> BundleImp
     )
 
 
-def _cosignatures(service: Service, pool: asyncpg.Pool[asyncpg.Record]) -> CosignatureInbox:
+def _cosignatures(service: Service, pool: NodePool) -> CosignatureInbox:
     return CosignatureInbox(
         pool=pool,
         origin=service.notary.origin,
@@ -420,12 +471,7 @@ def _cosignatures(service: Service, pool: asyncpg.Pool[asyncpg.Record]) -> Cosig
     )
 
 
-def _timestamper(
-    service: Service, pool: asyncpg.Pool[asyncpg.Record], authorities: Sequence[Authority]
-) -> Timestamper | None:
-    """None when no authority is configured."""
-    if not authorities:
-        return None
+def _timestamper(service: Service, pool: NodePool, authorities: Sequence[Authority]) -> Timestamper:
     return Timestamper(
         pool=pool,
         authorities=authorities,
@@ -437,9 +483,7 @@ def _timestamper(
     )
 
 
-def _full_walk(
-    service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record], verifier: ChainVerifier
-) -> FullWalk:
+def _full_walk(service: Service, started: StartedNode, pool: NodePool, verifier: ChainVerifier) -> FullWalk:
     return FullWalk(
         pool=pool,
         verifier=verifier,
@@ -449,7 +493,7 @@ def _full_walk(
     )
 
 
-def _ledger_watch(service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record]) -> LedgerWatch:
+def _ledger_watch(service: Service, started: StartedNode, pool: NodePool) -> LedgerWatch:
     return LedgerWatch(
         node=service.node,
         pool=pool,

@@ -163,7 +163,7 @@ def run_node(database: Database, make_settings: MakeSettings) -> RunNode:
     ) -> AsyncIterator[Service]:
         async with running(
             settings or make_settings(), url or database.service_url, accept_lost_wal=accept_lost_wal
-        ) as (service, _parts):
+        ) as (service, _services):
             yield service
 
     return run
@@ -189,10 +189,10 @@ def run_server(database: Database, make_settings: MakeSettings) -> RunServer:
         settings: Settings | None = None, *, url: str | None = None, accept_lost_wal: bool = False
     ) -> AsyncIterator[Client]:
         async with AsyncExitStack() as stack:
-            _service, parts = await stack.enter_async_context(
+            _service, services = await stack.enter_async_context(
                 running(settings or make_settings(), url or database.service_url, accept_lost_wal=accept_lost_wal)
             )
-            base_url, _serving = await stack.enter_async_context(listening(parts))
+            base_url, _serving = await stack.enter_async_context(listening(services))
             client = Client(base_url=base_url, timeout=30, trust_env=False)
             yield await stack.enter_async_context(client)
 

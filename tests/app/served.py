@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from app.edge.listener import listening
-from app.edge.parts import Parts
+from app.edge.services import Services
 from app.node.wiring import running
 from app.runtime.settings.config import Settings
 from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
@@ -18,9 +18,9 @@ from tests.app.client import Client
 class Served:
     """A node that asks for tokens, and clients of it."""
 
-    def __init__(self, url: str, parts: Parts, root: str) -> None:
+    def __init__(self, url: str, services: Services, root: str) -> None:
         self.url = url
-        self.parts = parts
+        self.services = services
         self.root = root
 
     def client(self, token: str | None, **more: Any) -> Client:
@@ -49,6 +49,6 @@ async def serving_with_tokens(settings: Settings, database_url: str, *, with_fir
         settings.data_dir.mkdir()
         FIRST_TOKEN.store(settings.data_dir, FirstToken("root", first.digest.hex()))
     async with AsyncExitStack() as stack:
-        _service, parts = await stack.enter_async_context(running(settings, database_url))
-        url, _serving = await stack.enter_async_context(listening(parts))
-        yield Served(url, parts, first.text)
+        _service, services = await stack.enter_async_context(running(settings, database_url))
+        url, _serving = await stack.enter_async_context(listening(services))
+        yield Served(url, services, first.text)

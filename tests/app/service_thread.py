@@ -64,7 +64,7 @@ async def _serve(
     # A machine that runs other things too is not what a test is about.
     patient = {"write": {"timeout": "60s"}, "read": {"wait": "20s"}}
     read = load_settings(**{"data_dir": folder, "port": 0, **patient, **settings})
-    async with running(read, database_url) as (service, parts), listening(parts) as (url, _task):
+    async with running(read, database_url) as (service, services), listening(services) as (url, _task):
         await service.key_changes.recorded.wait()
         started.set_result((url, asyncio.get_running_loop(), stop))
         await stop.wait()

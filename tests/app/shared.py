@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import asyncpg
 
 from app.edge.listener import listening
-from app.edge.parts import Parts
+from app.edge.services import Services
 from app.node.service import Service
 from app.node.wiring import running
 from app.runtime.settings.config import Settings
@@ -22,10 +22,10 @@ from tests.conftest import Database, connected_to
 class Shared:
     """A node that listens, what it consists of, and the superuser of its database."""
 
-    def __init__(self, url: str, service: Service, parts: Parts, superuser: asyncpg.Connection) -> None:
+    def __init__(self, url: str, service: Service, services: Services, superuser: asyncpg.Connection) -> None:
         self.url = url
         self.service = service
-        self.parts = parts
+        self.services = services
         self.superuser = superuser
         self.chains = Chains(superuser)
 
@@ -34,9 +34,9 @@ class Shared:
 async def sharing(settings: Settings, database: Database) -> AsyncIterator[Shared]:
     """A node of these settings, whose start is recorded: it writes nothing more by itself."""
     async with (
-        running(settings, database.service_url) as (service, parts),
-        listening(parts) as (url, _serving),
+        running(settings, database.service_url) as (service, services),
+        listening(services) as (url, _serving),
         connected_to(database.superuser_url) as superuser,
     ):
         await service.key_changes.recorded.wait()
-        yield Shared(url, service, parts, superuser)
+        yield Shared(url, service, services, superuser)

@@ -11,9 +11,11 @@ import asyncpg
 import httpx
 import pytest
 
+from app.share.bundle.importer import BundleImporter
 from app.trust.access import access_log
 from app.trust.access.access_log import AccessLog
 from app.write.intake import access_records
+from app.write.intake.access_records import AccessRecords
 from ledger.errors import ChainDamagedError, NotReadyError
 from ledger.facts.events import SystemAction
 from tests.app.chains import Chains, until
@@ -51,7 +53,7 @@ async def test_what_an_operator_or_admin_does_is_an_entry_before_it_is_done(
             ("root", "admin", "PUT /v1/tenants/{tenant_id}/privacy", "acme"),
             ("root", "admin", "POST /v1/keys/rotate", None),
         ]
-        served.parts.importer._on_damaged(ChainDamagedError("_system", "takes nothing"))
+        served.services[BundleImporter]._on_damaged(ChainDamagedError("_system", "takes nothing"))
         snapshots = (await root.get("/v1/snapshots?tenant_id=acme")).json()["items"]
         assert (await root.post("/v1/snapshots", json={"tenant_id": "acme"})).status_code == 409
         assert (await root.get("/v1/snapshots?tenant_id=acme")).json()["items"] == snapshots
@@ -212,7 +214,7 @@ async def test_callers_with_the_longest_names_are_on_record_with_all_of_them(
 ) -> None:
     async with serve(privacy={"log_reads": ["acme"]}) as served, served.client(served.root) as root:
         await root.post("/v1/jobs", json={"tenant_id": "acme"})
-        records = served.parts.access_records
+        records = served.services[AccessRecords]
         request = access_records.RecordedRequest(name, "GET /v1/jobs", "/v1/jobs", None)
         await records.read(request, "acme", {"jobs": 1})
         await records.act(request, "admin", None)
@@ -232,7 +234,7 @@ async def test_callers_with_the_longest_names_are_on_record_with_all_of_them(
 async def test_what_is_to_be_in_the_chain_is_not_told_when_the_chain_takes_nothing(serve: Serve) -> None:
     async with serve(privacy={"log_reads": ["acme"]}) as served, served.client(served.root) as root:
         await root.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "secret", "spec": {"image": "hush"}})
-        served.parts.importer._on_damaged(ChainDamagedError("acme", "takes nothing"))
+        served.services[BundleImporter]._on_damaged(ChainDamagedError("acme", "takes nothing"))
         for path in ("/v1/jobs/secret?tenant_id=acme", "/v1/jobs?tenant_id=acme", "/v1/chain/entries?tenant_id=acme"):
             answer = await root.get(path)
             assert answer.status_code == 409

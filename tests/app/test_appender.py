@@ -534,8 +534,8 @@ async def test_two_nodes_that_write_to_the_same_tenants_make_one_gapless_chain_o
 
     for tenant in tenants:
         entries = await chains.sound(tenant)
-        for service, parts in ((one, written[:3]), (two, written[3:])):
-            mine = [receipt for part in parts for receipt in part if receipt.tenant_id == tenant]
+        for service, services in ((one, written[:3]), (two, written[3:])):
+            mine = [receipt for part in services for receipt in part if receipt.tenant_id == tenant]
             assert_in_chain_once_in_order(mine, entries)
             hlcs = [entry["t_hlc"] for entry in entries if entry["hlc_node"] == service.node.node_id]
             assert sorted(hlcs) == sorted(receipt.hlc for receipt in mine)

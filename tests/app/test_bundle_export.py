@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
+from app.share.bundle.export import BundleExporter
 from app.share.bundle.verify import verify_file
 from signing.bundle import writer
 from signing.bundle.judging import BundleVerdict
@@ -117,7 +118,7 @@ async def test_the_keys_of_a_bundle_are_asked_for_once_it_is_settled_what_leaves
             return await shared.service.trust.keys_of(tenant_id)
 
         await sign("job-1")
-        exporter = copy.copy(shared.parts.exporter)
+        exporter = copy.copy(shared.services[BundleExporter])
         exporter._keyring = keyring
         path = store(tmp_path, b"".join([piece async for piece in exporter.export("acme")]), "acme.tar")
     with BundleReader.open(path) as bundle:

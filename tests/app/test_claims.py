@@ -22,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from app.dev.embedded import EmbeddedPostgres
 from app.edge.listener import listening
-from app.edge.parts import Parts
-from app.edge.writes import Route
+from app.edge.services import Services
+from app.edge.writes import ProposalWrites, Route
 from app.node.service import Service
 from app.node.wiring import running
 from app.runtime.settings.config import Settings, load_settings
@@ -68,7 +68,7 @@ class Request(NamedTuple):
         name = f"{self.kind}-{self.level.name}-{self.number}"
         return RequestKey(int(route), name, hashlib.sha256(name.encode()).digest())
 
-    async def answered(self, service: Service, parts: Parts) -> Claim:
+    async def answered(self, service: Service, services: Services) -> Claim:
         """Send it, once or again."""
         draft = created("acme", self.number, durability=self.level)
         try:
@@ -80,7 +80,9 @@ class Request(NamedTuple):
                 batch = await service.submitter.submit_lines(lines, durability=self.level, key=self.key)
                 return Claim(batch.achieved, batch.last_hlc, batch._replace(replayed=False))
             lease = {"kind": "Lease", "resource": f"r-{self.number}", "holder": "h"}
-            recorded = await parts.proposals.propose({"tenant_id": "acme", "commitment": lease}, None, self.key)
+            recorded = await services[ProposalWrites].proposals.propose(
+                {"tenant_id": "acme", "commitment": lease}, None, self.key
+            )
             return Claim(Durability.GLOBAL, recorded.hlc, recorded._replace(replayed=False))
         except DurabilityTimeoutError as late:
             return Claim(late.achieved or Durability.NONE, late.hlc, None)
@@ -130,7 +132,7 @@ class Claims(RuleBasedStateMachine):
     async def send(self, request: Request) -> bool:
         """Send it, once or again; whether it was answered with its level."""
         self.sent.add(request)
-        claim = await request.answered(self.service, self.parts)
+        claim = await request.answered(self.service, self.services)
         assert claim.body is None or claim.level >= request.level
         if claim.hlc is not None:
             await self.check(claim, claim.hlc)
@@ -198,7 +200,7 @@ class ClaimsOfMembers(Claims):
             lease={"ttl": "60s"},
             write={"timeout": self.timeout},
         )
-        self.service, self.parts = await self.node.enter_async_context(running(settings, self.database.service_url))
+        self.service, self.services = await self.node.enter_async_context(running(settings, self.database.service_url))
 
     async def heal(self) -> None:
         self.keepers.start(*({*HOME, *REMOTE} - self.keepers.running.keys()))
@@ -268,8 +270,8 @@ class ClaimsOfPeers(Claims):
             write={"timeout": "1500ms"},
             **here.peers(there, self.trusted, is_global=True),
         )
-        self.service, self.parts = await self.node.enter_async_context(running(settings, self.database.service_url))
-        await self.node.enter_async_context(listening(self.parts))
+        self.service, self.services = await self.node.enter_async_context(running(settings, self.database.service_url))
+        await self.node.enter_async_context(listening(self.services))
 
     async def start_peer(self) -> None:
         here, there = self.ledgers

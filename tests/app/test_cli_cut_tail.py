@@ -31,7 +31,7 @@ class Left(NamedTuple):
 @pytest.fixture(scope="module")
 async def left(make_shared_settings: MakeSettings, shared_database: Database) -> Left:
     settings = make_shared_settings()
-    async with running(settings, shared_database.service_url) as (_, parts), listening(parts) as (url, _):
+    async with running(settings, shared_database.service_url) as (_, services), listening(services) as (url, _):
         return await asyncio.to_thread(kept_of, Service(url, settings.data_dir, shared_database.superuser_url))
 
 

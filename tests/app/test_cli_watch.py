@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from app.dev.cluster import free_port
+from app.share.watch.watchers import Watchers
 from cli.client import NotTheLedgerError
 from cli.watch import _events
 from tests.app.test_cli_hostile import answering, sized
@@ -65,7 +66,7 @@ async def test_filters_and_a_stream_that_ends_and_goes_on(run_watched: RunWatche
         options = ("--from-seq", "1", "--json", "--dc", "b", "--actions", "enqueue,cancel")
         with tally_watch(node.url, *options) as process:
             assert [json.loads(line)["seq"] for line in await lines(process, 3)] == [4, 5, 6]
-            for watcher in [*node.parts.watchers._open]:
+            for watcher in [*node.services[Watchers]._open]:
                 watcher.end()
             body = {"tenant_id": "acme", "reason": "no need", **GLOBAL}
             for job in ("job-1", "job-4"):

@@ -11,6 +11,8 @@ import pytest
 from app.edge.listener import listening
 from app.node.wiring import running
 from app.read import checking, full_walk
+from app.read.full_walk import FullWalk
+from app.runtime.state.found_breaks import FoundBreaks
 from app.store.chain_reader import consistent_reader
 from ledger.verification import ASPECTS, PROMISED_COLUMNS, Break, Verdict, verify
 from tests.app import test_tamper as tamper
@@ -215,8 +217,8 @@ async def test_the_walk_names_an_edited_table_of_a_chain_that_it_reads_in_ranges
     monkeypatch.setattr(full_walk, "RANGE_ENTRIES", 3)
     settings = make_settings(verify={"on_start": False, "full_interval": "1s"})
     async with (
-        running(settings, database.service_url) as (service, parts),
-        listening(parts) as (url, _serving),
+        running(settings, database.service_url) as (service, services),
+        listening(services) as (url, _serving),
         Client(base_url=url) as client,
     ):
         index = 0
@@ -224,12 +226,12 @@ async def test_the_walk_names_an_edited_table_of_a_chain_that_it_reads_in_ranges
             index = (await propose(client, placement(name, "n1", {}))).json()["index"]
             await service.notary.sign_now("acme")
         await until(lambda: followed(superuser), "the table follows")
-        done = parts.full_walk.walks_done
-        await until(lambda: parts.full_walk.walks_done >= done + 2, "the chain is walked whole")
-        assert not parts.breaks.open()
+        done = services[FullWalk].walks_done
+        await until(lambda: services[FullWalk].walks_done >= done + 2, "the chain is walked whole")
+        assert not services[FoundBreaks].open()
         async with unguarded(superuser):
             await superuser.execute("DELETE FROM scheduler.commitments WHERE seq = $1", index)
-        (found,) = await until(parts.breaks.open, "the walk finds it")
+        (found,) = await until(services[FoundBreaks].open, "the walk finds it")
     assert (found.tenant_id, found.kind, found.seq) == ("acme", "projection", index)
 
 

@@ -16,6 +16,7 @@ import structlog
 from app.dev.embedded import EmbeddedPostgres
 from app.node.service import Service
 from app.node.wiring import running
+from app.read.verification import ChainVerifier
 from app.store.schema import check_schema
 from app.write.followers.checkpoints import CheckpointJournal
 from ledger.errors import StartRefusedError
@@ -391,14 +392,14 @@ EDITS: dict[str, Callable[[str], str]] = {
 
 
 async def test_a_kept_checkpoint_that_does_not_open_is_broken(make_settings: MakeSettings, database: Database) -> None:
-    async with running(make_settings(), database.service_url) as (service, parts):
+    async with running(make_settings(), database.service_url) as (service, services):
         await write(service, 1)
         kept = service._started.checkpoints
         await until(lambda: kept.size("acme") == 1, "the checkpoint is kept")
         note = kept.load("acme") or ""
         for name, edited in EDITS.items():
             kept.store({"acme": edited(note)})
-            verdict = (await parts.verifier.full("acme")).to_json()
+            verdict = (await services[ChainVerifier].full("acme")).to_json()
             assert verdict["verdicts"]["checkpoint"] == "broken", name
             assert verdict["first_break"]["kind"] == "rollback", name
             assert "does not open" in verdict["first_break"]["detail"], name

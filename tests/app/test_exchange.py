@@ -52,8 +52,8 @@ class Ledger:
     async def running(self, **given: Any) -> AsyncIterator[httpx.AsyncClient]:
         settings = self._make_settings(self.region, region=self.region, port=self.port, **given)
         async with (
-            running(settings, self.database.service_url) as (_service, parts),
-            listening(parts) as (url, _serving),
+            running(settings, self.database.service_url) as (_service, services),
+            listening(services) as (url, _serving),
             Client(base_url=url, timeout=30, trust_env=False) as client,
         ):
             yield client
@@ -124,10 +124,10 @@ async def has_lag(client: httpx.AsyncClient, entries: int) -> bool:
     return (await told(client))["lag_entries"] == entries
 
 
-async def tells(client: httpx.AsyncClient, *parts: str) -> bool:
+async def tells(client: httpx.AsyncClient, *services: str) -> bool:
     """Whether the fault is told, with these words in it, wherever faults are."""
     fault = (await told(client))["fault"]
-    if fault is None or not all(part in fault for part in parts):
+    if fault is None or not all(part in fault for part in services):
         return False
     return not (await client.get("/readyz")).json()["checks"]["exchange"]["ok"]
 

@@ -14,10 +14,11 @@ import asyncpg
 import httpx
 import pytest
 
-from app.edge.parts import Parts
+from app.edge.services import Services
 from app.node.wiring import running
 from app.read import full_walk
-from app.read.verification import Position, VerifiedPositions
+from app.read.full_walk import FullWalk
+from app.read.verification import ChainVerifier, Position, VerifiedPositions
 from app.runtime.settings.config import Settings
 from app.runtime.state.found_breaks import FoundBreaks
 from ledger.verification.verdict import Break
@@ -47,10 +48,10 @@ async def signed_to(superuser: asyncpg.Connection, seq: int) -> None:
     await until(lambda: superuser.fetchval(query, seq), "snapshots cover it")
 
 
-async def walked(parts: Parts) -> None:
+async def walked(services: Services) -> None:
     """Wait for a walk that began after this call."""
-    done = parts.full_walk.walks_done
-    await until(lambda: parts.full_walk.walks_done >= done + 2, "the chains are walked again")
+    done = services[FullWalk].walks_done
+    await until(lambda: services[FullWalk].walks_done >= done + 2, "the chains are walked again")
 
 
 async def breaks_of(client: httpx.AsyncClient) -> dict[str, Any]:
@@ -72,15 +73,15 @@ async def test_a_row_changed_below_what_was_verified_is_found_by_the_walk_whole_
     range_entries: int,
 ) -> None:
     monkeypatch.setattr(full_walk, "RANGE_ENTRIES", range_entries)
-    async with running(settings, database.service_url) as (service, parts):
+    async with running(settings, database.service_url) as (service, services):
         await write(service, *range(11))
         await signed_to(superuser, 11)
-        assert (await parts.verifier.incremental("acme")).verdict.is_valid
-        await walked(parts)
-        assert not parts.breaks.open()
+        assert (await services[ChainVerifier].incremental("acme")).verdict.is_valid
+        await walked(services)
+        assert not services[FoundBreaks].open()
         await damage(superuser, 3)
-        assert (await parts.verifier.incremental("acme")).verdict.is_valid, "what is new is in order"
-        (found,) = await until(parts.breaks.open, "the walk finds it")
+        assert (await services[ChainVerifier].incremental("acme")).verdict.is_valid, "what is new is in order"
+        (found,) = await until(services[FoundBreaks].open, "the walk finds it")
     assert (found.tenant_id, found.kind, found.seq) == ("acme", "payload-digest", 3)
 
 
@@ -103,19 +104,19 @@ async def test_what_was_acknowledged_hides_nothing_behind_it_from_the_walk(
     first: str,
 ) -> None:
     monkeypatch.setattr(full_walk, "RANGE_ENTRIES", 5)
-    async with running(settings, database.service_url) as (service, parts):
+    async with running(settings, database.service_url) as (service, services):
         await write(service, *range(24))
         await signed_to(superuser, 24)
         await edit(superuser, first)
         await damage(superuser, 20)
 
         def found_behind() -> bool:
-            found = parts.breaks.unacknowledged("acme")
+            found = services[FoundBreaks].unacknowledged("acme")
             for each in found:
-                parts.breaks.acknowledge(each, "ops")
+                services[FoundBreaks].acknowledge(each, "ops")
             return 20 in {each.seq for each in found}
 
-        await until(parts.breaks.open, "the walk finds what comes first")
+        await until(services[FoundBreaks].open, "the walk finds what comes first")
         await until(found_behind, "the walk finds what is behind it")
 
 
@@ -128,17 +129,17 @@ async def test_a_snapshot_that_is_taken_away_where_a_range_begins_is_missed_by_t
 ) -> None:
     monkeypatch.setattr(full_walk, "RANGE_ENTRIES", 5)
     query = "SELECT from_seq, to_seq FROM scheduler.batch_snapshot WHERE tenant_id = 'acme' ORDER BY from_seq"
-    async with running(settings, database.service_url) as (service, parts):
+    async with running(settings, database.service_url) as (service, services):
         for last in (4, 8, 11):
             await write(service, *range(last - 3, last))
             await service.notary.sign_now("acme")
         snapshots = [tuple(row) for row in await superuser.fetch(query)]
         begin = max(to_seq for _, to_seq in snapshots if to_seq <= 5) + 1
         assert snapshots[-1][0] > begin
-        await walked(parts)
-        assert not parts.breaks.open()
+        await walked(services)
+        assert not services[FoundBreaks].open()
         await edit(superuser, "DELETE FROM scheduler.batch_snapshot WHERE from_seq = $1", begin)
-        (found,) = await until(parts.breaks.open, "the walk finds it")
+        (found,) = await until(services[FoundBreaks].open, "the walk finds it")
     assert (found.tenant_id, found.kind, found.seq) == ("acme", "snapshot-chain", begin)
     assert "job_states_not_compared" in capsys.readouterr().out
 
@@ -147,15 +148,17 @@ async def test_a_rewritten_chain_is_found_by_the_kept_checkpoint_where_the_walk_
     settings: Settings, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(full_walk, "RANGE_ENTRIES", 5)
-    async with running(settings, database.service_url) as (service, parts):
+    async with running(settings, database.service_url) as (service, services):
         await write(service, *range(11))
         await signed_to(superuser, 11)
         kept = service._started.checkpoints
         await until(lambda: kept.size("acme") >= 11, "it is kept")
         anchor = kept.newest("acme")
         assert anchor is not None
-        monkeypatch.setattr(parts.full_walk, "_kept", lambda tenant_id: anchor._replace(root=bytes(32)))
-        await until(lambda: any(each.kind == "rollback" for each in parts.breaks.open("acme")), "the root differs")
+        monkeypatch.setattr(services[FullWalk], "_kept", lambda tenant_id: anchor._replace(root=bytes(32)))
+        await until(
+            lambda: any(each.kind == "rollback" for each in services[FoundBreaks].open("acme")), "the root differs"
+        )
 
 
 async def test_a_walk_goes_on_where_the_last_process_left_it(
@@ -168,11 +171,11 @@ async def test_a_walk_goes_on_where_the_last_process_left_it(
     position = {"version": 1, "began_at": time.time(), "is_done": False, "tenant_id": "b"}
     (folder / full_walk.NAME).write_text(json.dumps(position))
     await damage(superuser, 1)
-    async with running(rarely, database.service_url) as (_, parts):
-        await until(lambda: parts.full_walk.walks_done, "the rest is walked")
-        assert not parts.breaks.open(), "acme was done before"
-    async with running(settings, database.service_url) as (_, parts):
-        await until(parts.breaks.open, "the next walk comes to it")
+    async with running(rarely, database.service_url) as (_, services):
+        await until(lambda: services[FullWalk].walks_done, "the rest is walked")
+        assert not services[FoundBreaks].open(), "acme was done before"
+    async with running(settings, database.service_url) as (_, services):
+        await until(services[FoundBreaks].open, "the next walk comes to it")
 
 
 async def test_a_break_lasts_over_restarts_until_it_is_mended_and_acknowledged_and_comes_back_with_its_alarm(

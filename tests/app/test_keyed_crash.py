@@ -91,7 +91,7 @@ async def crashed(
     folder = tmp_path_factory.mktemp("crashed")
     alive, copy = make_shared_settings(folder / "alive", shutdown_grace="100ms"), folder / "copy"
     async with connected_to(crashed_database.superuser_url) as superuser, AsyncExitStack() as holding:
-        async with running(alive, crashed_database.service_url) as (service, _parts):
+        async with running(alive, crashed_database.service_url) as (service, _services):
             for tenant in {draft.tenant_id for draft in drafts}:
                 await service.submitter.submit(created(tenant, 100), key=None)
             await until(Chains(superuser).key_recorded, "the node has recorded its key")

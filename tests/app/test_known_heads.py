@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from app.edge.connection.header_cache import BLOCK_BYTES_MAX, BLOCKS_MAX, KnownHeads
+from app.edge.accepted import ACCEPTED
+from app.edge.connection.header_cache import BLOCK_BYTES_MAX, BLOCKS_MAX, HeaderCache
 from app.edge.connection.protocol import ProblemProtocol
-from app.edge.parts import Parts
-from app.edge.routing import BEGUN
+from app.edge.services import Services
 from tests.app.shared import Shared
 from tests.app.test_plain_writes import CREATE, PROMISE, answered, connected, post
 from tests.app.test_protocol import Pieces, until
@@ -21,14 +21,14 @@ KEYED = [*FIELDS[:2], (b"idempotency-key", b"one"), FIELDS[2]]
 
 
 @pytest.fixture
-def parts(shared: Shared) -> Parts:
-    return shared.parts
+def services(shared: Shared) -> Services:
+    return shared.services
 
 
 @pytest.fixture
-def heads() -> KnownHeads:
+def heads() -> HeaderCache:
     """Knows the head of ``BODY``, without a key."""
-    heads = KnownHeads()
+    heads = HeaderCache()
     heads.remember(post("/v1/jobs", BODY), FIELDS)
     return heads
 
@@ -38,14 +38,14 @@ def keyed(key: str, path: str = "/v1/commitments") -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/use1-1-a-1/cancel", "/v1/commitments"])
-def test_a_known_head_is_found_whatever_its_path_and_key(heads: KnownHeads, path: str) -> None:
+def test_a_known_head_is_found_whatever_its_path_and_key(heads: HeaderCache, path: str) -> None:
     assert heads.find(post(path, BODY)) == (path.encode(), b"", FIELDS, BODY, None)
     headers = [*FIELDS, (b"idempotency-key", b"a-key")]
     assert heads.find(keyed("a-key", path)) == (path.encode(), b"a-key", headers, BODY, None)
     assert heads.find(keyed("a-key", path).replace(b"Idempotency-Key", b"idempotency-key")) is not None
 
 
-def test_a_known_head_tells_what_it_says_of_its_caller(heads: KnownHeads) -> None:
+def test_a_known_head_tells_what_it_says_of_its_caller(heads: HeaderCache) -> None:
     for token in (b"Bearer a", b"Bearer b"):
         shown = post("/v1/jobs", BODY, f"Authorization: {token.decode()}")
         heads.remember(shown, [(b"authorization", token), *FIELDS])
@@ -80,7 +80,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("what", UNKNOWN)
-def test_what_differs_in_anything_else_is_the_parsers(heads: KnownHeads, what: str) -> None:
+def test_what_differs_in_anything_else_is_the_parsers(heads: HeaderCache, what: str) -> None:
     assert heads.find(UNKNOWN[what]) is None
 
 
@@ -102,13 +102,13 @@ def test_what_differs_in_anything_else_is_the_parsers(heads: KnownHeads, what: s
 def test_a_head_that_is_spelt_in_an_unusual_way_or_came_with_more_is_not_remembered(
     data: bytes, headers: list[tuple[bytes, bytes]]
 ) -> None:
-    heads = KnownHeads()
+    heads = HeaderCache()
     heads.remember(data, headers)
     assert heads.find(data) is None
     assert heads.find(data[: len(KNOWN)]) is None
 
 
-def test_so_many_heads_are_remembered_and_no_more(heads: KnownHeads) -> None:
+def test_so_many_heads_are_remembered_and_no_more(heads: HeaderCache) -> None:
     for number in range(BLOCKS_MAX):
         accept = f"Accept: {number}"
         heads.remember(post("/v1/jobs", BODY, accept), [(b"accept", b"%d" % number), *FIELDS])
@@ -124,18 +124,18 @@ def never_parses(protocol: ProblemProtocol) -> None:
     vars(protocol)["parser"] = None
 
 
-async def warm(parts: Parts, *sent: bytes) -> tuple[ProblemProtocol, Pieces]:
+async def warm(services: Services, *sent: bytes) -> tuple[ProblemProtocol, Pieces]:
     """A connection that answered these plain writes."""
-    protocol, transport = connected(parts)
+    protocol, transport = connected(services)
     for count, each in enumerate(sent, 1):
         protocol.data_received(each)
         assert set(await answered(transport, count)) == {201}
     return protocol, transport
 
 
-async def test_a_write_with_a_known_head_is_answered_without_the_parser(parts: Parts) -> None:
+async def test_a_write_with_a_known_head_is_answered_without_the_parser(services: Services) -> None:
     proposal = post("/v1/commitments", PROMISE, "Idempotency-Key: known-1")
-    protocol, transport = await warm(parts, KNOWN, proposal)
+    protocol, transport = await warm(services, KNOWN, proposal)
     never_parses(protocol)
     second = {"tenant_id": "acme", "commitment": {"kind": "Lease", "resource": "s", "holder": "h"}}
     for count, sent in enumerate((KNOWN, post("/v1/commitments", second, "Idempotency-Key: known-2"), KNOWN), 3):
@@ -144,8 +144,8 @@ async def test_a_write_with_a_known_head_is_answered_without_the_parser(parts: P
     assert len({json.loads(piece.partition(b"\r\n\r\n")[2])["hlc"] for piece in transport.pieces}) == 5
 
 
-async def test_what_the_framework_got_of_a_known_head_it_keeps(parts: Parts) -> None:
-    protocol, transport = await warm(parts, KNOWN)
+async def test_what_the_framework_got_of_a_known_head_it_keeps(services: Services) -> None:
+    protocol, transport = await warm(services, KNOWN)
     wrong = post("/v1/jobs", BODY.replace(b"tenant_id", b"tenant-id"))
     assert len(wrong) == len(KNOWN)
     for count, (sent, status) in enumerate(((wrong, 404), (KNOWN, 201), (wrong, 404), (KNOWN, 201), (KNOWN, 201)), 2):
@@ -156,7 +156,7 @@ async def test_what_the_framework_got_of_a_known_head_it_keeps(parts: Parts) -> 
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/jobs"])
 @pytest.mark.parametrize("is_paused", [False, True])
 async def test_what_was_found_out_about_one_request_is_found_out_anew_for_the_next(
-    parts: Parts, path: str, *, is_paused: bool
+    services: Services, path: str, *, is_paused: bool
 ) -> None:
     """Who calls, and what was taken out of quotas: also where the next is the framework's from its head on, and where
     answers wait for the client, so that nothing is answered from the connection."""
@@ -167,7 +167,7 @@ async def test_what_was_found_out_about_one_request_is_found_out_anew_for_the_ne
         await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body"})
 
-    protocol, transport = connected(parts, framework)
+    protocol, transport = connected(services, framework)
     protocol.data_received(KNOWN)
     assert await answered(transport, 1) == [201]
     if is_paused:
@@ -176,18 +176,18 @@ async def test_what_was_found_out_about_one_request_is_found_out_anew_for_the_ne
     if is_paused or path == "/v1/events":
         await until(lambda: seen)
         assert (seen[0]["path"], seen[0]["method"]) == (path, "POST")
-        assert {BEGUN, "route"}.isdisjoint(seen[0])
+        assert {ACCEPTED, "route"}.isdisjoint(seen[0])
     protocol.flow.resume_writing()
     await until(lambda: len(transport.pieces) > 1)
 
 
-async def test_a_path_without_end_is_the_parsers(heads: KnownHeads) -> None:
+async def test_a_path_without_end_is_the_parsers(heads: HeaderCache) -> None:
     assert heads.find(post(f"/v1/{'a' * 1024}", BODY)) is not None
     assert heads.find(post(f"/v1/{'a' * 1025}", BODY)) is None
 
 
-async def test_what_every_answer_says_is_said_as_of_now(parts: Parts) -> None:
-    protocol, transport = await warm(parts, KNOWN)
+async def test_what_every_answer_says_is_said_as_of_now(services: Services) -> None:
+    protocol, transport = await warm(services, KNOWN)
     for count, now in enumerate((b"then", b"later"), 2):
         protocol.server_state.default_headers = [(b"date", now)]
         protocol.data_received(KNOWN)
@@ -195,8 +195,8 @@ async def test_what_every_answer_says_is_said_as_of_now(parts: Parts) -> None:
         assert b"\r\ndate: %b\r\n" % now in transport.pieces[-1]
 
 
-async def test_one_that_comes_in_pieces_is_parsed(parts: Parts) -> None:
-    protocol, transport = await warm(parts, KNOWN)
+async def test_one_that_comes_in_pieces_is_parsed(services: Services) -> None:
+    protocol, transport = await warm(services, KNOWN)
     protocol.data_received(KNOWN[:-1])
     protocol.data_received(KNOWN[-1:] + KNOWN)
     protocol.data_received(KNOWN[:9])
@@ -204,9 +204,9 @@ async def test_one_that_comes_in_pieces_is_parsed(parts: Parts) -> None:
     assert await answered(transport, 4) == [201] * 4
 
 
-async def test_one_that_comes_while_another_is_answered_waits_for_its_turn(parts: Parts) -> None:
+async def test_one_that_comes_while_another_is_answered_waits_for_its_turn(services: Services) -> None:
     first, second = (post("/v1/jobs", {**CREATE, "durability": level}) for level in ("GLOBAL", "LOCAL"))
-    protocol, transport = await warm(parts, first, second)
+    protocol, transport = await warm(services, first, second)
     protocol.data_received(first)
     protocol.data_received(second)
     await answered(transport, 4)
@@ -214,15 +214,15 @@ async def test_one_that_comes_while_another_is_answered_waits_for_its_turn(parts
     assert levels == ["GLOBAL", "LOCAL"]
 
 
-async def test_what_looks_like_one_within_a_head_is_part_of_that(parts: Parts) -> None:
-    protocol, transport = await warm(parts, KNOWN)
+async def test_what_looks_like_one_within_a_head_is_part_of_that(services: Services) -> None:
+    protocol, transport = await warm(services, KNOWN)
     protocol.data_received(b"POST /v1/nothing HTTP/1.1\r\nAccept: ")
     protocol.data_received(KNOWN)
     assert await answered(transport, 2) == [201, 404]
 
 
-async def test_what_looks_like_one_within_a_body_that_nobody_reads_is_part_of_that(parts: Parts) -> None:
-    protocol, transport = await warm(parts, KNOWN)
+async def test_what_looks_like_one_within_a_body_that_nobody_reads_is_part_of_that(services: Services) -> None:
+    protocol, transport = await warm(services, KNOWN)
     unread = post("/v1/nothing", KNOWN.rjust(500))
     protocol.data_received(unread[: -len(KNOWN)])
     assert await answered(transport, 2) == [201, 404]
@@ -231,11 +231,11 @@ async def test_what_looks_like_one_within_a_body_that_nobody_reads_is_part_of_th
     assert await answered(transport, 3) == [201, 404, 404]
 
 
-async def test_a_head_is_not_learnt_from_the_middle_of_a_body(parts: Parts) -> None:
+async def test_a_head_is_not_learnt_from_the_middle_of_a_body(services: Services) -> None:
     """Else the end of a body, as the first lines of a head, would come to mean what the real head behind it says."""
     end = b"POST /v1/jobs HTTP/1.1\r\nX-Way: "
     unread = post("/v1/nothing", end.rjust(200))
-    protocol, transport = connected(parts)
+    protocol, transport = connected(services)
     protocol.data_received(unread[: -len(end)])
     assert await answered(transport, 1) == [404]
     protocol.data_received(end + KNOWN)
@@ -244,19 +244,19 @@ async def test_a_head_is_not_learnt_from_the_middle_of_a_body(parts: Parts) -> N
     assert await answered(transport, 3) == [404, 201, 404]
 
 
-async def test_each_byte_of_a_known_head_counts(parts: Parts) -> None:
+async def test_each_byte_of_a_known_head_counts(services: Services) -> None:
     """Whichever is changed, the answer is that of a connection to which no head is known."""
     head_bytes = KNOWN.index(BODY)
     for at in range(head_bytes):
         for changed in {KNOWN[at] ^ 0x20, ord("\r"), ord(" ")} - {KNOWN[at]}:
             sent = KNOWN[:at] + bytes([changed]) + KNOWN[at + 1 :]
-            told = [await ended_by(protocol, transport, sent) for protocol, transport in await both(parts)]
+            told = [await ended_by(protocol, transport, sent) for protocol, transport in await both(services)]
             assert told[0] == told[1], sent
 
 
-async def both(parts: Parts) -> list[tuple[ProblemProtocol, Pieces]]:
+async def both(services: Services) -> list[tuple[ProblemProtocol, Pieces]]:
     """A connection to which the head is known, and one to which none is."""
-    return [await warm(parts, KNOWN), connected(parts)]
+    return [await warm(services, KNOWN), connected(services)]
 
 
 async def ended_by(protocol: ProblemProtocol, transport: Pieces, sent: bytes) -> list[bytes]:

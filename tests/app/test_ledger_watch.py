@@ -16,6 +16,7 @@ from app.node.start.restore import restore_from_wal
 from app.node.wiring import running
 from app.runtime.settings.config import Settings
 from app.write.followers.checkpoints import CheckpointJournal
+from app.write.followers.ledger_watch import LedgerWatch
 from lab.tampering import cut_tail
 from ledger import canonical
 from ledger.errors import DatabaseWentBackError, StartRefusedError
@@ -135,10 +136,10 @@ async def test_a_tenant_that_vanished_is_missed_though_its_checkpoint_was_kept_a
     database: Database, both: tuple[Settings, Settings], superuser: asyncpg.Connection
 ) -> None:
     writer, _ = both
-    async with running(writer, database.service_url) as (service, parts):
+    async with running(writer, database.service_url) as (service, services):
         await write(service, *range(ENTRIES))
         await followed(writer)
-        watched = parts.ledger_watch._watched
+        watched = services[LedgerWatch]._watched
         await until(lambda: "acme" in watched and watched["acme"].kept_size == ENTRIES, "the checkpoint is taken up")
         await until(lambda: watched["acme"].link, "the chain is compared with it")
         # As where a round comes between the commit of a checkpoint and its file.
@@ -152,14 +153,14 @@ async def test_a_tenant_that_came_and_vanished_between_two_rounds_is_missed(
 ) -> None:
     monkeypatch.setattr("app.write.followers.ledger_watch.ROUND_INTERVAL_S", 3600.0)
     writer, _ = both
-    async with running(writer, database.service_url) as (service, parts):
+    async with running(writer, database.service_url) as (service, services):
         await write(service, *range(ENTRIES))
         await followed(writer)
         await remove_acme(superuser)
 
         async def look_twice() -> None:
             for _ in range(2):
-                await parts.ledger_watch._round()
+                await services[LedgerWatch]._round()
 
         with pytest.raises(DatabaseWentBackError, match="tenant acme ends at seq 0"):
             await look_twice()
@@ -170,11 +171,11 @@ async def test_a_chain_that_went_back_to_just_what_the_watch_saw_last_is_missed(
 ) -> None:
     monkeypatch.setattr("app.write.followers.ledger_watch.ROUND_INTERVAL_S", 3600.0)
     writer, _ = both
-    async with running(writer, database.service_url) as (service, parts):
+    async with running(writer, database.service_url) as (service, services):
         await write(service, *range(3))
         await until(lambda: kept_size(writer) == 3, "the checkpoint is kept")
         for _ in range(2):
-            await parts.ledger_watch._round()
+            await services[LedgerWatch]._round()
         for table in _ENDS:
             await superuser.execute(f"CREATE TABLE public.{table} AS TABLE scheduler.{table}")
         await write(service, *range(3, ENTRIES))
@@ -184,7 +185,7 @@ async def test_a_chain_that_went_back_to_just_what_the_watch_saw_last_is_missed(
 
         async def look_twice() -> None:
             for _ in range(2):
-                await parts.ledger_watch._round()
+                await services[LedgerWatch]._round()
 
         with pytest.raises(DatabaseWentBackError, match="tenant acme ends at seq 3"):
             await look_twice()
@@ -208,7 +209,7 @@ async def test_a_database_that_lost_what_nobody_had_signed_stops_an_idle_node(
     database: Database, make_settings: MakeSettings, superuser: asyncpg.Connection
 ) -> None:
     settings = make_settings(chain={"checkpoint_interval": "1h"})
-    async with running(settings, database.service_url) as (service, _parts):
+    async with running(settings, database.service_url) as (service, _services):
         await write(service, 1)
         await superuser.execute("CREATE TABLE public.wal_positions AS TABLE scheduler.wal_positions")
         await write(service, 2)
@@ -232,9 +233,9 @@ async def test_however_long_a_page_took_the_next_is_looked_at_soon(
     monkeypatch.setattr("app.write.followers.ledger_watch.SHARE", 1e-6)
     monkeypatch.setattr("app.write.followers.ledger_watch.REST_MAX_S", 0.1)
     writer, _ = both
-    async with running(writer, database.service_url) as (service, parts):
+    async with running(writer, database.service_url) as (service, services):
         await write(service, *range(ENTRIES))
-        watched = parts.ledger_watch._watched
+        watched = services[LedgerWatch]._watched
         await until(lambda: "acme" in watched and watched["acme"].kept_size == ENTRIES, "the checkpoint is taken up")
         await remove_acme(superuser)
         await assert_stopped(service, match="tenant acme ends at seq 0")

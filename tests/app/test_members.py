@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from app.edge.forms.body import parse
 from app.edge.forms.requests import JOB_REQUEST
-from app.edge.forms.unique_members import check_unique
+from app.edge.forms.validation import check_unique, parse
 from app.edge.routes.events import lines_of
 from ledger.errors import InvalidEventError, InvalidInputError
 

@@ -236,8 +236,8 @@ async def test_the_roles_file_gives_owner_and_service_what_they_need_and_an_audi
     assert run_roles_sql(own_server.superuser_url(), **passwords) == ""
     settings = load_settings(data_dir=tmp_path / "node", port=0)
     async with (
-        running(settings, f"postgresql://{SERVICE}:service@{address}") as (_, parts),
-        listening(parts) as (url, _),
+        running(settings, f"postgresql://{SERVICE}:service@{address}") as (_, services),
+        listening(services) as (url, _),
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         (await client.post("/v1/jobs", json={"tenant_id": "acme"})).raise_for_status()

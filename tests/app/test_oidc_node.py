@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from app.edge.accepted import AccessControl
 from app.runtime.principals import Right
 from app.share.watch import watchers
 from app.trust.access.oidc import NAME_CHARACTERS_MAX
@@ -85,7 +86,7 @@ async def test_the_second_write_with_a_token_is_taken_from_the_connection(serve_
     token = issuer.token(groups="writers")
     scope = {"headers": [(b"authorization", f"Bearer {token}".encode())]}
     async with serve_oidc() as served, served.client(token) as ada:
-        callers = served.parts.callers
+        callers = served.services[AccessControl].callers
         assert callers.known(scope) is None
         assert (await ada.post("/v1/jobs", json={"tenant_id": "acme"})).status_code == 201
         principal = callers.known(scope)
@@ -160,7 +161,7 @@ async def test_a_watch_ends_when_its_token_counts_no_more(
             async with watching(ada, from_seq=1) as stream:
                 assert len(await stream.take(1)) == 1
                 if why == "it expires":
-                    served.parts.callers.now_s = lambda: expires_s + 600
+                    served.services[AccessControl].callers.now_s = lambda: expires_s + 600
                 else:
                     issuer.keys = [make_key("RS256", "rsa-2")]
                 assert await stream.rest() == []

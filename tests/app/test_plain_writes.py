@@ -20,13 +20,18 @@ from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
 from app.dev.embedded import EmbeddedPostgres
+from app.edge.accepted import AccessControl
 from app.edge.application import create_app
 from app.edge.connection.protocol import ProblemProtocol
-from app.edge.fast_path import PlainWrites
+from app.edge.fast_path import FastPath
 from app.edge.forms.body import FREE_BYTES
-from app.edge.parts import Parts
+from app.edge.services import Services
 from app.node.wiring import running
+from app.runtime.metrics import Metrics
+from app.runtime.settings.config import Settings
+from app.runtime.state.node import Node
 from app.trust.access.quotas import Quotas
+from app.write.intake.submit import Submitter
 from tests.app.conftest import MakeSettings
 from tests.app.postgres_proxy import PostgresProxy
 from tests.app.service_thread import serving
@@ -283,18 +288,18 @@ def test_every_request_has_the_same_answer_both_ways(
 
 
 @pytest.fixture
-def parts(shared: Shared) -> Parts:
-    return shared.parts
+def services(shared: Shared) -> Services:
+    return shared.services
 
 
-def connected(parts: Parts, framework: Starlette | None = None) -> tuple[ProblemProtocol, Pieces]:
+def connected(services: Services, framework: Starlette | None = None) -> tuple[ProblemProtocol, Pieces]:
     """A connection to the service whose framework knows no path, so that all it is asked for is not found."""
     config = uvicorn.Config(
         framework or Starlette(), log_config=None, access_log=False, lifespan="off", date_header=False
     )
     config.load()
     given = {"config": config, "server_state": ServerState(), "app_state": {}, "bounds": BOUNDS, "names": NAMES}
-    protocol, transport = ProblemProtocol(**given, plain=PlainWrites(parts)), Pieces()
+    protocol, transport = ProblemProtocol(**given, fast_path=services[FastPath]), Pieces()
     protocol.connection_made(transport)
     return protocol, transport
 
@@ -326,15 +331,15 @@ FOLLOWED = [
 ]
 
 
-async def test_plain_writes_are_answered_without_the_framework(parts: Parts) -> None:
-    protocol, transport = connected(parts)
+async def test_plain_writes_are_answered_without_the_framework(services: Services) -> None:
+    protocol, transport = connected(services)
     for count, sent in enumerate(FOLLOWED, 1):
         protocol.data_received(sent)
         assert set(await answered(transport, count)) == {201}
 
 
-async def test_a_body_behind_its_head_is_taken_without_the_framework_when_it_comes_soon(parts: Parts) -> None:
-    protocol, transport = connected(parts)
+async def test_a_body_behind_its_head_is_taken_without_the_framework_when_it_comes_soon(services: Services) -> None:
+    protocol, transport = connected(services)
     for cut in (FOLLOWED[0].index(b"\r\n\r\n") + 4, len(FOLLOWED[0]) - 1):
         transport.pieces.clear()
         protocol.data_received(FOLLOWED[0][:cut])
@@ -343,7 +348,7 @@ async def test_a_body_behind_its_head_is_taken_without_the_framework_when_it_com
         protocol.data_received(FOLLOWED[0][:cut])
         protocol.look(asyncio.get_running_loop().time())
         assert await answered(transport, 2) == [201, 404]
-        protocol, transport = connected(parts)
+        protocol, transport = connected(services)
 
 
 UNUSUAL = {
@@ -371,40 +376,40 @@ UNUSUAL = {
 }
 
 
-async def test_what_is_unusual_is_the_frameworks_and_nothing_of_it_is_taken(parts: Parts) -> None:
+async def test_what_is_unusual_is_the_frameworks_and_nothing_of_it_is_taken(services: Services) -> None:
     for what, sent in UNUSUAL.items():
-        protocol, transport = connected(parts)
-        before = parts.submitter.wal.next_lsn
+        protocol, transport = connected(services)
+        before = services[Submitter].wal.next_lsn
         protocol.data_received(sent)
         assert await answered(transport, 1) == [404], what
-        assert parts.submitter.wal.next_lsn == before, what
+        assert services[Submitter].wal.next_lsn == before, what
 
 
-async def test_requests_behind_a_plain_write_are_answered_in_their_order(parts: Parts) -> None:
-    protocol, transport = connected(parts)
+async def test_requests_behind_a_plain_write_are_answered_in_their_order(services: Services) -> None:
+    protocol, transport = connected(services)
     first = post("/v1/jobs", {**CREATE, "job_id": "behind"})
     second = post("/v1/jobs/behind/events", PROGRESS)
     protocol.data_received(first + UNUSUAL["a key"] + second + b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert await answered(transport, 4) == [201, 404, 201, 404]
 
 
-async def test_a_plain_write_whose_client_left_is_chained_and_nothing_is_written(parts: Parts) -> None:
-    protocol, transport = connected(parts)
-    before = parts.submitter.wal.next_lsn
+async def test_a_plain_write_whose_client_left_is_chained_and_nothing_is_written(services: Services) -> None:
+    protocol, transport = connected(services)
+    before = services[Submitter].wal.next_lsn
     protocol.data_received(FOLLOWED[0])
     protocol.connection_lost(None)
-    await until(lambda: before < parts.submitter.wal.next_lsn == parts.node.chained.lsn + 1)
+    await until(lambda: before < services[Submitter].wal.next_lsn == services[Node].chained.lsn + 1)
     assert transport.pieces == []
 
 
-async def test_a_plain_write_in_a_stop_is_answered_and_ends_its_connection(parts: Parts) -> None:
-    protocol, transport = connected(parts)
+async def test_a_plain_write_in_a_stop_is_answered_and_ends_its_connection(services: Services) -> None:
+    protocol, transport = connected(services)
     protocol.data_received(FOLLOWED[0])
     protocol.shutdown()
     assert await answered(transport, 1) == [201]
     assert b"\r\nconnection: close\r\n" in transport.pieces[0]
     assert transport.closed
-    started, another = connected(parts)
+    started, another = connected(services)
     started.data_received(FOLLOWED[0][:-1])
     started.shutdown()
     assert started.server_state.tasks, "the framework waits for the body, and is told when time is up"
@@ -417,39 +422,41 @@ async def test_an_event_that_is_not_chained_in_time_is_in_the_log_once_and_the_f
     make_settings: MakeSettings, proxy: PostgresProxy
 ) -> None:
     late = make_settings(write={"timeout": "1s"}, shutdown_grace="1s")
-    async with running(late, proxy.url) as (service, parts):
+    async with running(late, proxy.url) as (service, services):
         await service.key_changes.recorded.wait()
-        protocol, transport = connected(parts, create_app(parts))
+        protocol, transport = connected(services, create_app(services))
         protocol.data_received(FOLLOWED[0])
         assert await answered(transport, 1) == [201]
-        await until(lambda: parts.node.chained.lsn == parts.submitter.wal.next_lsn - 1)
+        await until(lambda: services[Node].chained.lsn == services[Submitter].wal.next_lsn - 1)
         await proxy.refuse()
-        lsn = parts.submitter.wal.next_lsn
+        lsn = services[Submitter].wal.next_lsn
         protocol.data_received(FOLLOWED[3])
         assert await answered(transport, 2) == [201, 503]
         told = json.loads(transport.pieces[-1].partition(b"\r\n\r\n")[2])
         assert (told["type"].rpartition("/")[2], told["lsn"], told["achieved"]) == ("durability-timeout", lsn, "LOCAL")
-        assert [each.lsn for each in parts.submitter.backlog if each.tenant_id == "acme"] == [lsn]
+        assert [each.lsn for each in services[Submitter].backlog if each.tenant_id == "acme"] == [lsn]
         labels = {"method": "POST", "route": "/v1/jobs"}
-        took_s = parts.metrics.registry.get_sample_value("http_request_duration_seconds_sum", labels)
+        took_s = services[Metrics].registry.get_sample_value("http_request_duration_seconds_sum", labels)
         assert took_s is not None
         assert took_s >= 1
 
 
 async def test_both_ways_refuse_alike_what_is_over_a_quota_and_take_one_request_for_one(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
+    services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = 10**15
 
     def clock() -> int:
         return now_ns
 
-    application = create_app(parts)
+    application = create_app(services)
     large = {**CREATE, "spec": {"text": "x" * 600}}
     for bound in ({"principal_requests": 1}, {"tenant_requests": 1}, {"tenant_bytes": 1024}):
-        given = parts.settings.quota.model_dump(exclude={"burst"}) | bound
-        monkeypatch.setattr(parts, "quotas", Quotas.of(given, 1.0, parts.metrics.quota_refused, clock))
-        protocol, transport = connected(parts, application)
+        given = services[Settings].quota.model_dump(exclude={"burst"}) | bound
+        monkeypatch.setattr(
+            services[AccessControl], "quotas", Quotas.of(given, 1.0, services[Metrics].quota_refused, clock)
+        )
+        protocol, transport = connected(services, application)
         # The store is asked for the job of the first: what the connection began, the framework ends.
         first = {**large, "durability": "GLOBAL", "job_id": f"job-{next(_numbers)}"}
         for count, body in enumerate((first, large), 1):
@@ -465,12 +472,12 @@ async def test_both_ways_refuse_alike_what_is_over_a_quota_and_take_one_request_
             now_ns += 10**9
 
 
-async def test_both_ways_are_counted_alike(parts: Parts) -> None:
+async def test_both_ways_are_counted_alike(services: Services) -> None:
     def counted(status: str) -> float:
         labels = {"method": "POST", "route": "/v1/jobs", "status": status}
-        return parts.metrics.registry.get_sample_value("http_requests_total", labels) or 0.0
+        return services[Metrics].registry.get_sample_value("http_requests_total", labels) or 0.0
 
-    protocol, transport = connected(parts)
+    protocol, transport = connected(services)
     taken, unknown = counted("201"), counted("404")
     protocol.data_received(FOLLOWED[0])
     await answered(transport, 1)

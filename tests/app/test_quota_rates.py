@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.runtime.settings.config import QUOTAS, QuotaSettings
 from app.runtime.tasks.sharing import TURNS_IN_A_ROW, FairTurns
-from app.runtime.tasks.slots import Room
+from app.runtime.tasks.slots import MemoryBudget
 from app.trust.access import quotas
 from app.trust.access.quotas import AtOnce, Quotas, Rate
 from ledger.errors import NotReadyError, QuotaExceededError, RequestTooLargeError
@@ -215,7 +215,7 @@ def test_so_much_may_be_under_way_and_what_ends_makes_room_also_by_failing() -> 
 
 
 def test_one_principal_leaves_a_quarter_of_the_room_to_others() -> None:
-    room = Room(100, "bytes")
+    room = MemoryBudget(100, "bytes")
     room.take(75, "ci")
     with pytest.raises(NotReadyError):
         room.take(1, "ci")

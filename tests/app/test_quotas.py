@@ -12,10 +12,16 @@ import asyncpg
 import httpx
 import pytest
 
+from app.edge.accepted import AccessControl
 from app.edge.listener import listening
-from app.edge.parts import Parts
+from app.edge.services import Services
 from app.node.wiring import running
+from app.runtime.metrics import Metrics
+from app.runtime.settings.config import Settings
+from app.share.bundle.importer import BundleImporter
 from app.trust.access.quotas import Quotas
+from app.write.intake.submit import Submitter
+from app.write.intake.system_entries import SystemEntries
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.served import Serve, Served
@@ -30,21 +36,23 @@ COUNTED = ("principal_requests", "tenant_bytes", "exports", "verifications")
 class Tuned:
     """A served node whose quotas go by a clock that is set by hand."""
 
-    def __init__(self, parts: Parts, superuser: asyncpg.Connection) -> None:
-        self.parts = parts
+    def __init__(self, services: Services, superuser: asyncpg.Connection) -> None:
+        self.services = services
         self.superuser = superuser
         self.now_ns = time.monotonic_ns()
         self._refused_before = {quota: self._refused(quota) for quota in COUNTED}
 
     def bound(self, burst_s: float = 1.0, **counts: int | None) -> None:
         """From now on these quotas hold, and no others but those of what is under way."""
-        given = self.parts.settings.quota.model_dump(exclude={"burst"}) | counts
-        self.parts.quotas = Quotas.of(given, burst_s, self.parts.metrics.quota_refused, lambda: self.now_ns)
-        self.parts.system_entries.new_tenants = self.parts.quotas.new_tenants
+        given = self.services[Settings].quota.model_dump(exclude={"burst"}) | counts
+        self.services[AccessControl].quotas = Quotas.of(
+            given, burst_s, self.services[Metrics].quota_refused, lambda: self.now_ns
+        )
+        self.services[SystemEntries].new_tenants = self.services[AccessControl].quotas.new_tenants
 
     async def stored(self) -> int:
         """Entries of all tenants but ``_system``, once all that was taken is chained."""
-        await until(lambda: not self.parts.submitter.backlog, "nothing waits")
+        await until(lambda: not self.services[Submitter].backlog, "nothing waits")
         query = "SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id <> '_system'"
         return await self.superuser.fetchval(query)
 
@@ -53,14 +61,14 @@ class Tuned:
         return self._refused(quota) - self._refused_before[quota]
 
     def _refused(self, quota: str) -> float:
-        return self.parts.metrics.registry.get_sample_value("quota_refusals_total", {"quota": quota}) or 0.0
+        return self.services[Metrics].registry.get_sample_value("quota_refusals_total", {"quota": quota}) or 0.0
 
 
 class TunedWithTokens(Tuned):
     """One that asks for tokens."""
 
     def __init__(self, served: Served, superuser: asyncpg.Connection) -> None:
-        super().__init__(served.parts, superuser)
+        super().__init__(served.services, superuser)
         self.served = served
 
 
@@ -69,8 +77,8 @@ async def tuned(
     served: Served, shared_superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> TunedWithTokens:
     """The node that tests share, whose own quotas hold again afterwards."""
-    monkeypatch.setattr(served.parts, "quotas", served.parts.quotas)
-    monkeypatch.setattr(served.parts.system_entries, "new_tenants", served.parts.system_entries.new_tenants)
+    monkeypatch.setattr(served.services[AccessControl], "quotas", served.services[AccessControl].quotas)
+    monkeypatch.setattr(served.services[SystemEntries], "new_tenants", served.services[SystemEntries].new_tenants)
     return TunedWithTokens(served, shared_superuser)
 
 
@@ -304,7 +312,11 @@ async def test_exports_and_verifications_at_once_are_bounded_for_each_principal_
                 ("GET", "/v1/chain/verify?tenant_id=acme", None),
             ):
                 under_way = asyncio.create_task(ci.request(method, path, json=body))
-                bound = tuned.parts.quotas.exports if body else tuned.parts.quotas.verifications
+                bound = (
+                    tuned.services[AccessControl].quotas.exports
+                    if body
+                    else tuned.services[AccessControl].quotas.verifications
+                )
                 await until(lambda bound=bound: bound._under_way["ci"], "it is under way")
                 assert refused(await ci.request(method, path, json=body)) == 1
                 waits = asyncio.create_task(another.request(method, path, json=body))
@@ -332,12 +344,12 @@ async def test_imports_at_once_are_bounded_for_each_principal(
 
         headers = {"Content-Type": "multipart/form-data; boundary=x"}
         key = (await ci.get("/v1/keys")).json()["keys"][0]["public_key_pem"]
-        trusted = tuned.parts.settings.data_dir / "trusted.pem"
+        trusted = tuned.services[Settings].data_dir / "trusted.pem"
         trusted.write_text(key)
-        monkeypatch.setattr(tuned.parts.importer, "_trusted_keys", trusted)
+        monkeypatch.setattr(tuned.services[BundleImporter], "_trusted_keys", trusted)
         first = asyncio.create_task(ci.post("/v1/bundles/import", content=slow(), headers=headers))
         await sending.wait()
-        await until(lambda: tuned.parts.quotas.imports._under_way["ci"], "it is under way")
+        await until(lambda: tuned.services[AccessControl].quotas.imports._under_way["ci"], "it is under way")
         assert refused(await ci.post("/v1/bundles/import", content=b"", headers=headers)) == 1
         may_end.set()
         assert (await first).status_code == 422
@@ -367,8 +379,11 @@ async def test_refusals_are_on_record(serve: Serve, superuser: asyncpg.Connectio
 async def test_without_authentication_everybody_is_one_principal_and_tenants_have_bounds_all_the_same(
     database: Database, make_settings: MakeSettings, superuser: asyncpg.Connection
 ) -> None:
-    async with running(make_settings(), database.service_url) as (_service, parts), listening(parts) as (url, _serving):
-        tuned = Tuned(parts, superuser)
+    async with (
+        running(make_settings(), database.service_url) as (_service, services),
+        listening(services) as (url, _serving),
+    ):
+        tuned = Tuned(services, superuser)
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
             tuned.bound(principal_requests=10, tenant_requests=5)
             assert (await client.post("/v1/events", content=lines(*["acme"] * 5), headers=NDJSON)).status_code == 200

@@ -18,6 +18,8 @@ import pytest
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
+from app.runtime.settings.config import Settings
+from app.share.bundle.receipts import ReceiptMaker
 from ledger.exit_code import exit_code_of_receipt
 from ledger.facts.events import SYSTEM_TENANT
 from signing import envelope, private_keys
@@ -242,13 +244,13 @@ async def test_a_receipt_is_made_though_the_key_of_its_checkpoint_was_admitted_o
     client: Client, shared: Shared
 ) -> None:
     await write(client, "job-1")
-    now = shared.parts.receipts.published
+    now = shared.services[ReceiptMaker].published
     rings = [Keyring([])]
 
     async def published(tenant_id: str) -> Keyring:
         return rings.pop() if rings else await now(tenant_id)
 
-    made = await replace(shared.parts.receipts, published=published).of_job(client.tenant, "job-1", None)
+    made = await replace(shared.services[ReceiptMaker], published=published).of_job(client.tenant, "job-1", None)
     assert (rings, made.entries) == ([], 1)
     assert exit_code_of_receipt(judged(made.file, await keys_of(client)).verdict) == 0
 
@@ -435,7 +437,7 @@ async def test_prove_finds_a_log_that_went_back_behind_what_was_kept(
 ) -> None:
     await receipt_of(client, "job-1", await write(client, "job-1"))
     own = form.read(await receipt_of(client, "job-1")).receipt.tree_head
-    signer = private_keys.load(str(shared.parts.settings.data_dir / "keys" / "signing.pem"))
+    signer = private_keys.load(str(shared.services[Settings].data_dir / "keys" / "signing.pem"))
     kept = tmp_path / "kept"
     for size, root in ((own.size + 5, own.root), (own.size, bytes(32))):
         kept.write_text(sign_checkpoint(Checkpoint(own.origin, size, root), signer))

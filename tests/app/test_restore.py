@@ -132,8 +132,8 @@ def keys_of(parent: Path, *nodes: Settings) -> Path:
 async def at_work(settings: Settings, url: str) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the node, which works on the database of this URL."""
     async with (
-        running(settings, url) as (_service, parts),
-        listening(parts) as (base_url, _serving),
+        running(settings, url) as (_service, services),
+        listening(services) as (base_url, _serving),
         httpx.AsyncClient(base_url=base_url, timeout=30, trust_env=False) as client,
     ):
         yield client

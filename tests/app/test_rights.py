@@ -13,12 +13,14 @@ import pytest
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
 
+from app.edge.accepted import AccessControl
 from app.edge.application import ROUTERS
 from app.edge.listener import listening
 from app.edge.routes.jobs import submissions
 from app.edge.routing import LeanRoute, RightedRoute
 from app.node.wiring import running
 from app.runtime.principals import EVERYBODY, RULES, UNLISTED, Needs, Principal, Right
+from app.runtime.state.node import Node
 from app.trust.access.callers import OpenToAll
 from tests.app.conftest import MakeSettings
 from tests.app.served import Serve
@@ -80,9 +82,9 @@ NOBODY = Principal("nobody", "token", ())
 async def test_every_route_asks_for_its_right_before_it_reads_the_body(
     database: Database, make_settings: MakeSettings
 ) -> None:
-    async with running(make_settings(), database.service_url) as (_service, parts):
-        parts.callers = asked = Asked(NOBODY)
-        async with listening(parts) as (url, _serving), asyncio.timeout(DEADLINE_S):
+    async with running(make_settings(), database.service_url) as (_service, services):
+        services[AccessControl].callers = asked = Asked(NOBODY)
+        async with listening(services) as (url, _serving), asyncio.timeout(DEADLINE_S):
             for route in ROUTES:
                 asked.routes.clear()
                 status = await status_without_body(url, route)
@@ -102,11 +104,11 @@ async def test_what_changes_something_is_refused_unread_while_the_node_takes_no_
     changing = [route for route in ROUTES if not name_of(route).startswith("GET ") and "console" not in route.path]
     assert len(changing) > 10
     async with (
-        running(make_settings(), database.service_url) as (_service, parts),
-        listening(parts) as (url, _serving),
+        running(make_settings(), database.service_url) as (_service, services),
+        listening(services) as (url, _serving),
         asyncio.timeout(DEADLINE_S),
     ):
-        parts.accepting = False
+        services[Node].accepting = False
         for route in changing:
             assert await status_without_body(url, route) == b"503", name_of(route)
 
@@ -116,17 +118,17 @@ async def test_a_plain_write_is_asked_for_its_right_once_whoever_answers_it(
 ) -> None:
     plain = [route for route in submissions.routes if isinstance(route, APIRoute)]
     async with (
-        running(make_settings(), database.service_url) as (_service, parts),
-        listening(parts) as (url, _serving),
+        running(make_settings(), database.service_url) as (_service, services),
+        listening(services) as (url, _serving),
         asyncio.timeout(DEADLINE_S),
     ):
         for route in plain:
             for principal, body, status in ((NOBODY, "", b"403"), (EVERYBODY, "{}", b"422")):
-                parts.callers = asked = Asked(principal)
+                services[AccessControl].callers = asked = Asked(principal)
                 assert await status_without_body(url, route, PLAIN, body) == status, name_of(route)
                 assert len(asked.routes) == 1, name_of(route)
         for body in ('{"tenant_id": "acme"}', '{"tenant_id": "acme", "job_id": "looked-up"}'):
-            parts.callers = asked = Asked(EVERYBODY)
+            services[AccessControl].callers = asked = Asked(EVERYBODY)
             assert await status_without_body(url, plain[0], PLAIN, body) == b"201"
             assert len(asked.routes) == 1
 
@@ -158,7 +160,7 @@ async def wanting(request: Request, tenant_id: Annotated[str, Query()]) -> None:
     return
 
 
-async def depending(request: Request, parts: Annotated[None, Depends(endpoint)]) -> None:
+async def depending(request: Request, services: Annotated[None, Depends(endpoint)]) -> None:
     return
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from app.node.start.quorum import Takeover
 from app.node.wiring import running
-from app.runtime.state.losses import ASIDE
+from app.runtime.state.losses import ASIDE, Losses
 from ledger.errors import WalCorruptError
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
@@ -207,10 +207,13 @@ async def test_a_failover_that_accepts_a_loss_says_so_until_somebody_acknowledge
     async with run_server(settings) as client:
         await submit(client, "GLOBAL")
     async with short_of_members(keepers, 1, 2):
-        async with running(replicated("elsewhere"), database.service_url, takeover=Takeover.ACCEPTS_LOSS) as (_, parts):
+        async with running(replicated("elsewhere"), database.service_url, takeover=Takeover.ACCEPTS_LOSS) as (
+            _,
+            services,
+        ):
             await until(lambda: losses(chains), "it is recorded")
-            await until(parts.losses.fault, "readiness says so")
-            assert "nobody knows how many" in str(parts.losses.fault())
+            await until(services[Losses].fault, "readiness says so")
+            assert "nobody knows how many" in str(services[Losses].fault())
         assert [each["accepted_loss"] for each in await epoch_starts(chains) if "accepted_loss" in each] == [True]
 
 
@@ -225,8 +228,8 @@ async def test_a_failover_that_accepts_a_loss_goes_on_above_what_postgres_saw_an
     keepers.start(2)
     settings = replicated("elsewhere")
     try:
-        async with running(settings, database.service_url, takeover=Takeover.ACCEPTS_LOSS) as (service, parts):
-            await until(parts.losses.fault, "readiness says so")
+        async with running(settings, database.service_url, takeover=Takeover.ACCEPTS_LOSS) as (service, services):
+            await until(services[Losses].fault, "readiness says so")
             assert service.node.durable.lsn >= lost[-1]["lsn"]
     finally:
         keepers.start(0, 1)

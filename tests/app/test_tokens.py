@@ -21,9 +21,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.runtime.principals import Principal, Right, covers, grant_of
+from app.runtime.settings.config import Settings
 from app.runtime.state.kept_file import FIRST_TOKEN, KEPT_TOKENS, FirstToken, KeptFile
+from app.share.bundle.importer import BundleImporter
 from app.trust.access import tokens
 from app.trust.keys import tokens as keys_tokens
+from app.trust.keys.tokens import Tokens
+from app.trust.keys.trust import Trust
 from ledger import canonical
 from ledger.errors import ChainDamagedError, UnauthenticatedError
 from ledger.facts.events import SystemAction
@@ -51,7 +55,7 @@ async def test_the_first_token_counts_at_once_and_is_issued_by_the_ledger(serve:
             "expires_at": None,
             "grants": [{"rights": list(map(str, Right)), "tenants": ["*"]}],
         }
-        folder = served.parts.settings.data_dir
+        folder = served.services[Settings].data_dir
 
         async def is_issued() -> bool:
             return (await root.get("/v1/whoami")).json()["token_id"] != "first" and not (
@@ -159,7 +163,7 @@ async def test_forged_truncated_and_altered_tokens_are_refused(served: Served) -
 async def two_nodes(serve: Serve) -> AsyncIterator[tuple[Served, Served]]:
     """Two nodes of a ledger that the first began: its key is that of the ledger, and it has issued its first token."""
     async with serve() as one:
-        await until(one.parts.tokens.counting, "the first token is issued")
+        await until(one.services[Tokens].counting, "the first token is issued")
         async with serve("other", node_id="node-b") as other:
             yield one, other
 
@@ -189,7 +193,7 @@ async def test_a_token_expires(served: Served) -> None:
     made = await served.issue("read", expires_in="1h")
     expires_at = datetime.fromisoformat(made["expires_at"])
     assert timedelta(minutes=59) < expires_at - datetime.now(UTC) <= timedelta(hours=1)
-    known = served.parts.tokens.known
+    known = served.services[Tokens].known
     now_s = expires_at.timestamp()
     assert known.caller(made["token"].encode(), now_s - 1).id == "somebody"
     with pytest.raises(UnauthenticatedError, match="expired"):
@@ -285,7 +289,7 @@ async def test_a_token_that_was_revoked_stays_so_when_the_database_forgets_it(
         made = await served.issue("read", name="stolen")
         async with served.client(served.root) as root:
             await root.delete(f"/v1/tokens/{made['token_id']}")
-        assert made["token_id"] in KEPT_TOKENS.load(served.parts.settings.data_dir).revoked
+        assert made["token_id"] in KEPT_TOKENS.load(served.services[Settings].data_dir).revoked
     await superuser.execute("SET session_replication_role = replica")
     await superuser.execute("UPDATE scheduler.scheduler_log SET job_id = 'x' WHERE action = 'TOKEN_REVOKED'")
     async with serve() as again, again.client(made["token"]) as thief, served.client(served.root) as root:
@@ -296,7 +300,7 @@ async def test_a_token_that_was_revoked_stays_so_when_the_database_forgets_it(
 
 async def test_whoever_lost_all_tokens_makes_another_where_nobody_is_asked_who_he_is(serve: Serve) -> None:
     async with serve() as served:
-        (lost,) = await until(served.parts.tokens.counting, "the first token is issued")
+        (lost,) = await until(served.services[Tokens].counting, "the first token is issued")
     async with serve(auth={"mode": "none"}) as opened, opened.client(None) as anybody:
         assert (await anybody.delete(f"/v1/tokens/{lost.token_id}")).status_code == 200
         body = {"name": "root", "rights": ALL, "tenants": ["*"]}
@@ -312,12 +316,12 @@ async def test_where_the_chain_is_damaged_what_is_revoked_stays_so_and_is_revoke
     async with serve() as served, served.client(served.root) as root:
         stolen, leaver = [await served.issue("read", name=name) for name in ("stolen", "leaver")]
         await root.delete(f"/v1/tokens/{stolen['token_id']}")
-        folder = served.parts.settings.data_dir
+        folder = served.services[Settings].data_dir
     (folder / KEPT_TOKENS.name).unlink()
     await superuser.execute("SET session_replication_role = replica")
     await superuser.execute("UPDATE scheduler.scheduler_log SET payload = '{}' WHERE action = 'TOKEN_REVOKED'")
     async with serve() as again, again.client(served.root) as root, again.client(leaver["token"]) as client:
-        assert again.parts.trust.fault() is not None
+        assert again.services[Trust].fault() is not None
         async with again.client(stolen["token"]) as thief:
             assert [await status(each) for each in (root, client, thief)] == [200, 200, 401]
         assert (await root.delete(f"/v1/tokens/{leaver['token_id']}")).status_code == 200
@@ -370,10 +374,10 @@ async def test_of_two_tokens_revoked_at_once_both_are_kept(serve: Serve, monkeyp
         one = asyncio.ensure_future(root.delete(f"/v1/tokens/{made[0]}"))
         await until(file.begun.is_set, "the first is being kept")
         other = asyncio.ensure_future(root.delete(f"/v1/tokens/{made[1]}"))
-        await until(lambda: len(served.parts.tokens._kept.revoked) == 2, "the second is to be kept, too")
+        await until(lambda: len(served.services[Tokens]._kept.revoked) == 2, "the second is to be kept, too")
         file.let_go.set()
         assert [answer.status_code for answer in await asyncio.gather(one, other)] == [200, 200]
-        assert KEPT_TOKENS.load(served.parts.settings.data_dir).revoked == sorted(made)
+        assert KEPT_TOKENS.load(served.services[Settings].data_dir).revoked == sorted(made)
 
 
 class _FullDisk(KeptFile[Any]):
@@ -395,7 +399,7 @@ async def test_a_revocation_counts_also_while_the_disk_takes_nothing(
         async with served.client(made["token"]) as leaver:
             assert (await root.delete(f"/v1/tokens/{made['token_id']}")).status_code == 200
             assert await status(leaver) == 401
-            folder = served.parts.settings.data_dir
+            folder = served.services[Settings].data_dir
             assert KEPT_TOKENS.load(folder).revoked == []
             monkeypatch.setattr(keys_tokens, "KEPT_TOKENS", KEPT_TOKENS)
             await until(lambda: KEPT_TOKENS.load(folder).revoked, "it is kept once the disk takes it")
@@ -407,9 +411,9 @@ async def test_the_first_token_does_not_come_back_when_its_file_stays(
     """A crash before the file is removed, or a folder that takes nothing: the file says no more than the ledger."""
     monkeypatch.setattr(keys_tokens, "FIRST_TOKEN", _FullDisk(FIRST_TOKEN))
     async with serve() as served, served.client(served.root) as root:
-        tokens_of = served.parts.tokens
+        tokens_of = served.services[Tokens]
         (issued,) = await until(tokens_of.counting, "the first token is issued")
-        folder = served.parts.settings.data_dir
+        folder = served.services[Settings].data_dir
         assert (await root.delete(f"/v1/tokens/{issued.token_id}")).status_code == 200
         assert FIRST_TOKEN.load(folder) is not None
         assert await status(root) == 401
@@ -417,22 +421,22 @@ async def test_the_first_token_does_not_come_back_when_its_file_stays(
     async with serve() as served, served.client(served.root) as root:
         await until(lambda: not (folder / FIRST_TOKEN.name).exists(), "the file is removed")
         assert await status(root) == 401
-        assert len(served.parts.tokens._issued) == 1
+        assert len(served.services[Tokens]._issued) == 1
 
 
 async def test_a_file_of_a_first_token_that_cannot_be_read_lets_no_revoked_token_count(serve: Serve) -> None:
     async with two_nodes(serve) as (served, other):
-        root_id = served.parts.tokens.counting()[0].token_id
+        root_id = served.services[Tokens].counting()[0].token_id
         async with served.client(served.root) as here, other.client(served.root) as there:
-            await until(lambda: other.parts.tokens.counting(), "the other node knows it")
-            (other.parts.settings.data_dir / FIRST_TOKEN.name).write_text("{")
+            await until(lambda: other.services[Tokens].counting(), "the other node knows it")
+            (other.services[Settings].data_dir / FIRST_TOKEN.name).write_text("{")
 
             async def counts_not() -> bool:
                 return await status(there) == 401
 
             assert (await here.delete(f"/v1/tokens/{root_id}")).status_code == 200
             await until(counts_not, "the other node knows it is revoked")
-            (other.parts.settings.data_dir / FIRST_TOKEN.name).unlink()
+            (other.services[Settings].data_dir / FIRST_TOKEN.name).unlink()
 
 
 async def test_an_admin_of_some_tenants_calls_nobody_as_an_admin_of_others_is_called(
@@ -451,7 +455,7 @@ async def test_an_admin_of_some_tenants_calls_nobody_as_an_admin_of_others_is_ca
 async def test_what_nobody_needs_a_token_for_names_no_tenant(serve: Serve) -> None:
     async with serve() as served, served.client(None) as nobody, served.client(served.root) as root:
         await root.post("/v1/jobs", json={"tenant_id": "acme"})
-        served.parts.importer._on_damaged(ChainDamagedError("acme", "takes nothing"))
+        served.services[BundleImporter]._on_damaged(ChainDamagedError("acme", "takes nothing"))
         some = await served.issue("operate", "audit", tenants="other")
         async with served.client(some["token"]) as other:
             for client, is_told in ((nobody, False), (other, False), (root, True)):
@@ -485,7 +489,7 @@ async def test_how_long_a_wrong_token_takes_says_nothing_of_a_right_one(serve: S
     """A wrong token that begins as a right one does takes as long as one that does not."""
     async with serve() as served:
         right = (await served.issue("read"))["token"].encode()
-        known = served.parts.tokens.known
+        known = served.services[Tokens].known
     near, far = right[:-1] + (b"A" if right[-1:] != b"A" else b"B"), tokens.make().text.encode()
     took: dict[bytes, list[int]] = {near: [], far: []}
     for _ in range(4000):

@@ -11,8 +11,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from app.edge.forms.unknown_fields import LISTED_MAX
-from app.edge.problems import invalid
+from app.edge.forms.validation import LISTED_MAX, invalid
 from app.runtime.settings.config import Settings, load_settings
 from app.runtime.settings.words import WORDS
 from ledger import names

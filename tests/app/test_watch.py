@@ -13,10 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from app.edge.parts import Parts
+from app.edge.accepted import AccessControl
+from app.edge.services import Services
+from app.runtime.metrics import Metrics
 from app.share.watch import watchers as watchers_module
 from app.share.watch.blocks import Wanted
 from app.share.watch.tail import ENTRIES_BEFORE, PAGE_ENTRIES
+from app.share.watch.watchers import Watchers
 from ledger.errors import ChainDamagedError
 from tests.app.chain_builder import edit
 from tests.app.chains import UNTIL_S, until
@@ -34,9 +37,9 @@ WIDE = "x" * 20_000
 class Node:
     """A node that listens, a client of it, and the tenant that a test writes to and watches."""
 
-    def __init__(self, url: str, parts: Parts, client: Client) -> None:
+    def __init__(self, url: str, services: Services, client: Client) -> None:
         self.url = url
-        self.parts = parts
+        self.services = services
         self.client = client
         self.tenant_id = client.tenant
 
@@ -54,7 +57,7 @@ class Node:
         (await self.client.post(f"/v1/jobs/{job_id}/cancel", json=body)).raise_for_status()
 
     def counted(self, name: str) -> float:
-        return self.parts.metrics.registry.get_sample_value(name) or 0.0
+        return self.services[Metrics].registry.get_sample_value(name) or 0.0
 
     async def open_streams(self, count: int) -> None:
         """Wait until so many clients watch."""
@@ -84,7 +87,7 @@ def run_watched(database: Database, make_settings: MakeSettings) -> RunWatched:
             sharing(make_settings(folder, **settings), database) as node,
             Client(base_url=node.url, timeout=60, trust_env=False, limits=httpx.Limits()) as client,
         ):
-            yield Node(node.url, node.parts, client)
+            yield Node(node.url, node.services, client)
 
     return run
 
@@ -92,7 +95,7 @@ def run_watched(database: Database, make_settings: MakeSettings) -> RunWatched:
 @pytest.fixture
 async def node(shared: Shared, shared_client: Client) -> Node:
     """The node that these tests share, once the streams of the one before have ended."""
-    node = Node(shared.url, shared.parts, shared_client)
+    node = Node(shared.url, shared.services, shared_client)
     await node.open_streams(0)
     return node
 
@@ -467,7 +470,7 @@ async def test_a_stop_ends_streams_at_once_also_those_that_nobody_reads(run_watc
         async with node.watching(from_seq=1) as caught_up, node.watching() as idle:
             await caught_up.take(300)
             await node.open_streams(3)
-            node.parts.watchers.close()
+            node.services[Watchers].close()
             assert await caught_up.rest() == []
             assert await idle.rest() == []
         # Long before http.body_timeout would have ended the one that nobody reads.
@@ -500,7 +503,7 @@ async def test_clients_that_go_away_are_forgotten(node: Node) -> None:
         async with node.watching(), node.watching(from_seq=1):
             await node.open_streams(2)
         await node.open_streams(0)
-    await until(lambda: not node.parts.watchers._tails._tails, "no tail is left")
+    await until(lambda: not node.services[Watchers]._tails._tails, "no tail is left")
 
 
 async def test_a_chain_that_is_damaged_ends_its_streams_and_no_other(node: Node, shared: Shared) -> None:
@@ -516,7 +519,7 @@ async def test_a_chain_that_is_damaged_ends_its_streams_and_no_other(node: Node,
 
 async def test_a_chain_that_fails_while_a_client_is_told_something_ends_its_stream(node: Node) -> None:
     await node.write(*jobs(range(5)))
-    watchers, everything = node.parts.watchers, Wanted()
+    watchers, everything = node.services[Watchers], Wanted()
 
     async def may_watch() -> bool:
         return True
@@ -575,8 +578,10 @@ async def test_open_streams_have_a_quota_and_a_bound_of_the_node(serve: Serve, r
             async with watching(client):
                 answer = await client.get("/v1/watch", params={"tenant_id": "acme"})
                 assert (answer.status_code, answer.headers["Retry-After"]) == (429, "1")
-            refused = served.parts.metrics.registry.get_sample_value("quota_refusals_total", {"quota": "watches"})
+            refused = served.services[Metrics].registry.get_sample_value("quota_refusals_total", {"quota": "watches"})
             assert refused == 1
+            watches = served.services[AccessControl].quotas.watches
+            await until(lambda: not +watches._under_way, "the stream has ended")
             async with watching(client):
                 pass
     async with run_watched(http={"connections_max": 8}) as node:

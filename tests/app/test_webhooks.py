@@ -28,6 +28,7 @@ from app.dev.cluster import free_port
 from app.share.webhooks import deliveries, delivery, sending
 from app.share.webhooks.messages import message_of, secret_text
 from app.share.webhooks.names import Names
+from app.share.webhooks.registry import WebhookRegistry
 from app.share.webhooks.sending import Outcome
 from app.store.chain_reads import ListedEntry
 from app.store.webhooks import Webhook
@@ -394,7 +395,7 @@ async def test_what_is_removed_gets_nothing_more(
         removed = await client.delete(f"/v1/webhooks/{webhook['webhook_id']}")
         assert (removed.status_code, removed.json()["webhook_id"]) == (200, webhook["webhook_id"])
         assert (await client.get("/v1/webhooks?tenant_id=acme")).json()["items"] == []
-        await until(lambda: served.parts.webhooks.deliveries.state()[0] == 0, "nobody delivers to it")
+        await until(lambda: served.services[WebhookRegistry].deliveries.state()[0] == 0, "nobody delivers to it")
         sent = len(receiver.requests)
         await write(client, 1)
         async with receiving() as other:

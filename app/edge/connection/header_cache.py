@@ -33,7 +33,7 @@ Fields = list[tuple[bytes, bytes]]
 """Headers: names in small letters, and values."""
 
 
-class KnownRequest(NamedTuple):
+class CachedHead(NamedTuple):
     """A request whose head needs no parser."""
 
     path: bytes
@@ -52,13 +52,13 @@ class _Split(NamedTuple):
     body_at: int
 
 
-class KnownHeads:
+class HeaderCache:
     """What the blocks of one listener's clients say."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[Fields, int, bytes | None]] = {}
 
-    def find(self, data: bytes) -> KnownRequest | None:
+    def find(self, data: bytes) -> CachedHead | None:
         """The one request that ``data`` is, if its block is known."""
         split = _split(data)
         known = None if split is None else self._known.get(split.block)
@@ -68,7 +68,7 @@ class KnownHeads:
         if len(data) - split.body_at != body_bytes:
             return None
         headers = [*fields, (_KEY, split.key)] if split.key else fields.copy()
-        return KnownRequest(split.path, split.key, headers, data[split.body_at :], authorization)
+        return CachedHead(split.path, split.key, headers, data[split.body_at :], authorization)
 
     def remember(self, data: bytes, headers: Fields) -> None:
         """Remember the block of a plain request: the parser found one with these ``headers``, beginning with the first

@@ -15,13 +15,14 @@ import socket
 import struct
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.edge.connection.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress, end_longest_waiting
+from app.edge.connection.header_cache import CachedHead, Fields, HeaderCache
 from app.edge.connection.heads import ServedNames, check_head
 from app.edge.connection.proxies import TrustedProxies
 from app.edge.connection.uvicorn_internals import AnswerTransport
@@ -34,8 +35,6 @@ from ledger.facts.problems import HEADERS_TOO_LARGE, MALFORMED_HTTP, NOT_READY, 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, HTTPScope
 
-    from app.edge.connection.header_cache import Fields, KnownRequest
-    from app.edge.fast_path import PlainAnswer, PlainWrite, PlainWrites, Settling
 
 HEAD_BYTES_MAX = 64 * 1024
 """Longest request line and headers together."""
@@ -58,32 +57,51 @@ _OF_EACH_REQUEST: Final = (
     "method",
     "query_string",
 )
-"""What the scopes of a connection's plain writes have in common."""
+"""What the scopes of a connection's fast-path writes have in common."""
 CUT_OFF: Final = "tally.cut_off"
 """Where the scope of a request has what ends its connection now, whatever the client has not taken yet."""
 _FIELD_BYTES = len(b": \r\n")
 
 
+class Settling(Protocol):
+    """What was entered, and will be answered."""
+
+    @property
+    def reached(self) -> asyncio.Future[Any]: ...
+
+
+class FastWrites(Protocol):
+    """Takes writes from connections, without the framework: ``app.edge.fast_path``. A write is of no concern here."""
+
+    def is_write(self, scope: Any, /) -> bool: ...
+    def begin(self, scope: Any, cached: CachedHead | None, /) -> Any: ...
+    def enter(self, write: Any, body: bytes, /) -> Settling | None: ...
+    def answer(self, write: Any, entered: Settling, /) -> Any: ...
+    def answered(self, write: Any, status: int, /) -> None: ...
+
+
 class ProblemProtocol(HttpToolsProtocol):
-    """One connection. Without ``plain`` all requests are the framework's; without ``proxies`` none is believed."""
+    """One connection. Without ``fast_path`` all requests are the framework's; without ``proxies`` none is believed."""
 
     def __init__(
         self,
         *given: Any,
         bounds: ConnectionBounds,
         names: ServedNames,
-        plain: PlainWrites | None = None,
+        fast_path: FastWrites | None = None,
+        header_cache: HeaderCache | None = None,
         proxies: TrustedProxies | None = None,
         **named: Any,
     ) -> None:
         super().__init__(*given, **named)
-        self._plain = plain
+        self._fast_path = fast_path
+        self._header_cache = HeaderCache() if header_cache is None else header_cache
         self._first: bytes | None = None
         """What is being parsed, if an idle connection got it."""
         self._kept: RequestResponseCycle | None = None
-        """One that was answered and never was the framework's: the next request with a known head is put into it."""
-        self._begun: PlainWrite | None = None
-        """The running request, while it is plain and its body is still to come."""
+        """One that was answered and never was the framework's: the next request with a cached head is put into it."""
+        self._write: Any = None
+        """The running request, while the fast path has it and its body is still to come."""
         self._names = names
         self._proxies = proxies
         """None as well where the client of the connection is no proxy that is believed."""
@@ -139,15 +157,15 @@ class ProblemProtocol(HttpToolsProtocol):
         running = self._running
         if running is None or running.more_body or running.response_complete or self.pipeline:
             return False
-        if self.scheme == "https" or self._plain is None or not self._plain.is_write(running.scope):
+        if self.scheme == "https" or self._fast_path is None or not self._fast_path.is_write(running.scope):
             return False
         running.keep_alive = False
         return True
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sent, unless it is a head, or a trailer, without end."""
-        is_idle = self._plain is not None and self._is_idle()
-        if is_idle and self._takes_known(data):
+        is_idle = self._fast_path is not None and self._is_idle()
+        if is_idle and self._takes_cached(data):
             return
         self._first = data if is_idle else None
         rest: bytes | memoryview | None = data
@@ -164,24 +182,24 @@ class ProblemProtocol(HttpToolsProtocol):
             and self._certificate is None
         )
 
-    def _takes_known(self, data: bytes) -> bool:
-        """Take ``data`` without the parser, if it is a request with a head that is known."""
-        assert self._plain is not None
+    def _takes_cached(self, data: bytes) -> bool:
+        """Take ``data`` without the parser, if it is a request with a head that is cached."""
+        assert self._fast_path is not None
         cycle = self._kept
-        known = None if cycle is None else self._plain.known_heads.find(data)
-        if cycle is None or known is None:
+        cached = None if cycle is None else self._header_cache.find(data)
+        if cycle is None or cached is None:
             return False
         self._received_bytes += len(data)
         self.cycle = self._running = cycle
         cycle.default_headers = self._default_headers(cycle.scope)
         cycle.response_started = cycle.response_complete = False
-        cycle.body = bytearray(known.body)
+        cycle.body = bytearray(cached.body)
         # Nothing of what was found out about the request before: who called, and what was charged.
         self.scope = cycle.scope = cast("HTTPScope", {name: cycle.scope[name] for name in _OF_EACH_REQUEST})
-        self.scope["headers"] = self.headers = known.headers
-        self.scope["path"], self.scope["raw_path"] = known.path.decode(), known.path
-        self.scope[AUTHORIZATION] = known.authorization  # type: ignore[typeddict-unknown-key]
-        self._begin(cycle, self.app, known)
+        self.scope["headers"] = self.headers = cached.headers
+        self.scope["path"], self.scope["raw_path"] = cached.path.decode(), cached.path
+        self.scope[AUTHORIZATION] = cached.authorization  # type: ignore[typeddict-unknown-key]
+        self._begin(cycle, self.app, cached)
         return True
 
     def _feed(self, data: bytes | memoryview) -> memoryview | None:
@@ -264,23 +282,23 @@ class ProblemProtocol(HttpToolsProtocol):
         self._body_is_open = False
         if not self._upgrades:
             super().on_message_complete()
-            if self._begun is not None:
-                if self._first is not None and self._plain is not None:
-                    self._plain.known_heads.remember(self._first, self.headers)
-                self._take(self._begun)
+            if self._write is not None:
+                if self._first is not None:
+                    self._header_cache.remember(self._first, self.headers)
+                self._take(self._write)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
         cycle.default_headers = self._default_headers(cycle.scope)
         self._begin(cycle, app)
 
-    def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application, known: KnownRequest | None = None) -> None:
-        if self._plain is not None and not self.flow.write_paused:
-            self._begun = self._plain.begin(cycle.scope, known)
-        if self._begun is None:
+    def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application, cached: CachedHead | None = None) -> None:
+        if self._fast_path is not None and not self.flow.write_paused:
+            self._write = self._fast_path.begin(cycle.scope, cached)
+        if self._write is None:
             self._start_framework(cycle, app)
         elif not cycle.more_body:
-            self._take(self._begun)
+            self._take(self._write)
 
     def _default_headers(self, scope: HTTPScope) -> Fields:
         """What every answer to such a request says."""
@@ -312,42 +330,41 @@ class ProblemProtocol(HttpToolsProtocol):
         self._hand_over()
         super().shutdown()
 
-    # --- plain writes -----------------------------------------------------------------------------
+    # --- the fast path ----------------------------------------------------------------------------
 
-    def _take(self, write: PlainWrite) -> None:
+    def _take(self, write: Any) -> None:
         """Answer the running request, which is whole, once its event has reached its level."""
-        assert self._plain is not None
+        assert self._fast_path is not None
         assert self._running is not None
-        entered = self._plain.enter(write, bytes(self._running.body))
+        entered = self._fast_path.enter(write, bytes(self._running.body))
         if entered is None:
             self._hand_over()
             return
-        self._begun = None
-        entered.reached.add_done_callback(partial(self._settled, self._plain, write, entered, self._running))
+        self._write = None
+        entered.reached.add_done_callback(partial(self._settled, write, entered, self._running))
 
     def _hand_over(self) -> None:
         """Let the framework have the running request, if it has not."""
-        if self._begun is not None:
+        if self._write is not None:
             assert self._running is not None
-            self._begun = None
+            self._write = None
             self._start_framework(self._running, self.app)
 
-    def _settled(
-        self, plain: PlainWrites, write: PlainWrite, entered: Settling, cycle: RequestResponseCycle, _reached: object
-    ) -> None:
-        answer = plain.answer(write, entered)
+    def _settled(self, write: Any, entered: Settling, cycle: RequestResponseCycle, _reached: object) -> None:
+        assert self._fast_path is not None
+        answer = self._fast_path.answer(write, entered)
         if answer is None:
             self._start_framework(cycle, self.app)
             return
-        plain.answered(write, answer.status)
+        self._fast_path.answered(write, answer.status)
         if not cycle.disconnected:
-            self._write(cycle, answer)
+            self._send(cycle, answer.status, answer.headers, answer.body)
 
-    def _write(self, cycle: RequestResponseCycle, answer: PlainAnswer) -> None:
+    def _send(self, cycle: RequestResponseCycle, status: int, headers: Fields, body: bytes) -> None:
         """Write a whole answer, as the framework and uvicorn do."""
-        first = [b"%b: %b\r\n" % field for field in cycle.default_headers]
+        lines = [b"%b: %b\r\n" % field for field in (*cycle.default_headers, *headers)]
         last = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
-        data = b"".join((STATUS_LINE[answer.status], *first, answer.lines, last, answer.body))
+        data = b"".join((STATUS_LINE[status], *lines, last, body))
         cycle.response_started = cycle.response_complete = True
         self.written_bytes += len(data)
         self.transport.write(data)

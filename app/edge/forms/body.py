@@ -1,7 +1,7 @@
 """Reading request bodies: bounded while they stream in, then parsed strictly, once.
 
 0 <= len(body) <= bytes_max       nothing past it is read or kept
-0 <= held of all bodies, but for the first FREE_BYTES of each, <= the room of parts.bodies, until they are answered
+0 <= held of all bodies, but for the first FREE_BYTES of each, <= the memory budget, until they are answered
 """
 
 from __future__ import annotations
@@ -9,25 +9,21 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Depends
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from starlette.requests import Request
 
-from app.edge.accepted import allow
-from app.edge.charging import body_chunks, charge_tenant
-from app.edge.forms.unique_members import check_unique
-from app.edge.parts import parts_of
-from app.edge.problems import invalid
-from app.trust.access.callers import CALLER
+from app.edge.accepted import ACCEPTED, Accepted, AcceptedDep, body_chunks
+from app.edge.answers import JSON_MEDIA_TYPE
+from app.edge.forms.validation import parse
+from app.edge.services import Service
+from app.runtime.state.node import Node
 from ledger.errors import ProblemError
 from ledger.facts.problems import PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE
 
-JSON_MEDIA_TYPE = "application/json"
 NDJSON_MEDIA_TYPE = "application/x-ndjson"
 TEXT_MEDIA_TYPE = "text/plain"
 FREE_BYTES = 64 * 1024
 """So long a body is always taken: clients that send large ones, or never end them, must not lock out the others."""
-HELD_BYTES = "held_body_bytes"
-"""Where the scope of a request says how many bytes of the room it holds, until it is answered."""
 SCHEMA_REF = "#/components/schemas/{model}"
 COMMAND_BYTES_MAX = 128 * 1024
 """Longest body of a request that is neither events nor files; the bounds of its fields are lower."""
@@ -57,24 +53,10 @@ async def read_body(request: Request, media_type: str, bytes_max: int) -> bytes:
             raise _too_large(bytes_max)
         counted = min(len(chunk), size - FREE_BYTES)
         if counted > 0:
-            parts_of(request).bodies.take(counted, request.scope[CALLER].id)
-            request.scope[HELD_BYTES] = request.scope.get(HELD_BYTES, 0) + counted
+            accepted: Accepted = request.scope[ACCEPTED]
+            accepted.hold(counted)
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-def parse(adapter: TypeAdapter[Any], body: bytes, tags: frozenset[str] = frozenset()) -> Any:
-    """The value of the JSON text ``body``; ``tags`` are path parts that chose a model and no caller wrote.
-
-    Raises:
-        InvalidInputError: not JSON, not of the adapter's form, or a member twice; ``path`` names the field.
-    """
-    try:
-        value = adapter.validate_json(body)
-    except ValidationError as error:
-        raise invalid(error, tags, adapter) from None
-    check_unique(body, value)
-    return value
 
 
 class JsonBody:
@@ -84,15 +66,15 @@ class JsonBody:
         self._adapter: TypeAdapter[Any] = TypeAdapter(model)
         self.description = body_of(self._adapter)
 
-    async def __call__(self, request: Request) -> Any:
-        """What the caller wants, checked, and his to want; refused unread while this node takes no writes."""
-        parts_of(request).check_writable()
+    async def __call__(self, request: Request, node: Service[Node], accepted: AcceptedDep) -> Any:
+        """What the caller asks for, checked, and allowed; refused unread while this node takes no writes."""
+        node.check_writable()
         body = await read_body(request, JSON_MEDIA_TYPE, COMMAND_BYTES_MAX)
         wanted = parse(self._adapter, body)
         if "tenant_id" in wanted:
-            charge_tenant(request, wanted["tenant_id"], body)
+            accepted.charge_tenant(wanted["tenant_id"], len(body))
         named = wanted.get("tenants") or [wanted.get("tenant_id")]
-        await allow(request, *filter(None, named))
+        await accepted.allow(*filter(None, named))
         return wanted
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from app.edge.forms.unique_members import check_unique, is_unique
-from app.edge.problems import dotted, invalid
+from app.edge.forms.validation import check_unique, invalid, is_unique
+from app.edge.problems import dotted
 from ledger import canonical
 from ledger.errors import ClockSkewError, InvalidEventError, InvalidInputError, ProblemError
 from ledger.facts.problems import PAYLOAD_TOO_LARGE

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import orjson
 
-from app.edge.forms.body import JSON_MEDIA_TYPE, NDJSON_MEDIA_TYPE
+from app.edge.answers import JSON_MEDIA_TYPE
+from app.edge.forms.body import NDJSON_MEDIA_TYPE
 from app.runtime.answers import json_bytes
 
 JSON: Final = JSON_MEDIA_TYPE

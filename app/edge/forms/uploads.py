@@ -19,7 +19,7 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from starlette.requests import Request
 
-from app.edge.charging import body_chunks
+from app.edge.accepted import body_chunks
 from ledger.errors import InvalidInputError, NotReadyError, ProblemError, UploadTooLargeError
 from ledger.facts.problems import UNSUPPORTED_MEDIA_TYPE
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Response
 
-from app.edge.accepted import allow
+from app.edge.accepted import AcceptedDep
 from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import TREE_SIZE_MAX, CursorQuery, Limit, ReadableTenantId
 from app.edge.forms.lists import Cursors, number_position, page
 from app.edge.forms.requests import TokenRequest
-from app.edge.parts import PartsDep
-from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.edge.services import Service
 from app.runtime.answers.node import AccessList, NewTokenAnswer, TokenAnswer, TokenList, WhoamiAnswer
 from app.runtime.principals import Right
 from app.runtime.settings.types import parse_duration
+from app.runtime.state.node import Node
+from app.trust.keys.tokens import Tokens
+from app.write.intake.access_records import AccessRecords
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
 from signing.issued_tokens import IssuedToken
@@ -33,31 +36,34 @@ TokenId = Annotated[str, Path(min_length=1, max_length=64, description="As lists
 
 @router.post("/v1/tokens", status_code=201, responses=answered(NewTokenAnswer, 201))
 async def issue_token(
-    parts: PartsDep, caller: CallerDep, wanted: Annotated[TokenRequest, json_body(TokenRequest)]
+    tokens: Service[Tokens], accepted: AcceptedDep, wanted: Annotated[TokenRequest, json_body(TokenRequest)]
 ) -> Response:
     """Issue a token, with rights for tenants that the caller administers. The answer has it, and nothing else ever."""
     expires_at = _end(wanted.get("expires_in"))
-    token, text = await parts.tokens.issue(wanted["name"], wanted["rights"], wanted["tenants"], expires_at, caller)
+    token, text = await tokens.issue(wanted["name"], wanted["rights"], wanted["tenants"], expires_at, accepted.caller)
     return json_answer({**_answer(token), "token": text}, 201, {"Cache-Control": "no-store"})
 
 
 @router.get("/v1/tokens", responses=answered(TokenList))
-async def list_tokens(parts: PartsDep, caller: CallerDep) -> Response:
+async def list_tokens(tokens: Service[Tokens], accepted: AcceptedDep) -> Response:
     """The tokens for tenants that the caller administers, newest first, those that count no more among them."""
-    return json_answer({"items": [_answer(each) for each in parts.tokens.issued(caller)], "next_cursor": None})
+    return json_answer({"items": [_answer(each) for each in tokens.issued(accepted.caller)], "next_cursor": None})
 
 
 @router.delete("/v1/tokens/{token_id}", responses=answered(TokenAnswer))
-async def revoke_token(request: Request, parts: PartsDep, caller: CallerDep, token_id: TokenId) -> Response:
+async def revoke_token(
+    node: Service[Node], tokens: Service[Tokens], accepted: AcceptedDep, token_id: TokenId
+) -> Response:
     """Let a token count no more: here at once, on other nodes within a second."""
-    parts.check_writable()
-    await allow(request)
-    return json_answer(_answer(await parts.tokens.revoke(token_id, caller)))
+    node.check_writable()
+    await accepted.allow()
+    return json_answer(_answer(await tokens.revoke(token_id, accepted.caller)))
 
 
 @router.get("/v1/whoami", responses=answered(WhoamiAnswer))
-async def tell_caller(caller: CallerDep) -> Response:
+async def tell_caller(accepted: AcceptedDep) -> Response:
     """Who the service takes the caller for, and what he may do."""
+    caller = accepted.caller
     grants = [
         {"rights": [right for right in Right if right in grant.rights], "tenants": list(grant.tenants)}
         for grant in caller.grants
@@ -75,14 +81,14 @@ async def tell_caller(caller: CallerDep) -> Response:
 
 @router.get("/v1/access-log", responses=answered(AccessList))
 async def list_access(
-    parts: PartsDep,
+    records: Service[AccessRecords],
     tenant_id: Annotated[ReadableTenantId, Query()],
     limit: Annotated[Limit, Query()] = 100,
     cursor: CursorQuery = None,
 ) -> Response:
     """Who read the tenant's payloads, acted on it or was refused, by this node's access log, newest first."""
     (below,) = _LINES.at(tenant_id, cursor) or (TREE_SIZE_MAX,)
-    lines, following = await parts.access_records.log.newest(tenant_id, below, limit)
+    lines, following = await records.log.newest(tenant_id, below, limit)
     return page(lines, _LINES.next(tenant_id, (following,)) if following is not None else None)
 
 

@@ -8,16 +8,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.edge.accepted import record_read, report_break
-from app.edge.answers import json_answer
-from app.edge.connection.disconnect import while_connected
+from app.edge.accepted import AcceptedDep
+from app.edge.answers import json_answer, while_connected
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import CursorQuery, CursorText, Limit, ReadableTenantId, SeqNumber
 from app.edge.forms.lists import Cursors, number_position, page, text_position
 from app.edge.forms.requests import AcknowledgeRequest
-from app.edge.parts import Parts, PartsDep
-from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.edge.services import Service
 from app.read import proofs
+from app.read.verification import ChainVerifier
 from app.runtime.answers.chain import (
     AcknowledgeAnswer,
     ConsistencyProofAnswer,
@@ -29,11 +29,19 @@ from app.runtime.answers.chain import (
     VerdictAnswer,
 )
 from app.runtime.principals import Right
+from app.runtime.settings.config import Settings
+from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.losses import KIND as WAL_LOST
+from app.runtime.state.losses import Losses
+from app.runtime.state.node import Node
 from app.store import chain_reads
+from app.store.entry_check import EntryCheck
 from app.store.notary import read_link
 from app.store.reading import reading
 from app.store.rows import whole
+from app.store.sessions import NodePool
+from app.write.followers.notary import Notary
+from app.write.intake.system_entries import SystemEntries
 from ledger import rfc3339
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, InvalidInputError, NotFoundError
 from ledger.facts.events import SystemAction
@@ -53,8 +61,9 @@ _TENANTS = Cursors("tenants", text_position)
 @router.get("/v1/chain/verify", responses=answered(VerdictAnswer))
 async def verify_chain(
     request: Request,
-    parts: PartsDep,
-    caller: CallerDep,
+    verifier: Service[ChainVerifier],
+    breaks: Service[FoundBreaks],
+    accepted: AcceptedDep,
     tenant_id: Annotated[ReadableTenantId | None, Query(description="Required, in one of its two spellings.")] = None,
     tenant_id_in_camel_case: Annotated[
         ReadableTenantId | None, Query(alias="tenantId", description="As tenant_id.")
@@ -73,19 +82,25 @@ async def verify_chain(
         raise InvalidInputError("tenant_id: needed once, as tenant_id or tenantId", ("tenant_id",))
     if from_seq is not None and to_seq is not None and from_seq > to_seq:
         raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
-    with parts.quotas.verifications.one(caller.id):
+    with accepted.quotas.verifications.one(accepted.caller.id):
         async with while_connected(request):
-            verification = await parts.verifier.full(given[0], from_seq, to_seq, by=caller.id or UNKNOWN_CALLER)
+            verification = await verifier.full(given[0], from_seq, to_seq, by=accepted.caller.id or UNKNOWN_CALLER)
     verdict = verification.verdict
     is_whole = from_seq is None and to_seq is None
-    standing = parts.breaks.of_tenant(verdict.tenant_id) if is_whole and verdict.is_valid else []
+    standing = breaks.of_tenant(verdict.tenant_id) if is_whole and verdict.is_valid else []
     not_mended = [{"seq": each.seq, "kind": each.kind, "detail": each.detail} for each in standing]
     return json_answer(verification.to_json() | {"not_mended": not_mended})
 
 
 @router.post("/v1/chain/acknowledge", responses=answered(AcknowledgeAnswer))
 async def acknowledge_breaks(
-    parts: PartsDep, caller: CallerDep, wanted: Annotated[AcknowledgeRequest, json_body(AcknowledgeRequest)]
+    losses: Service[Losses],
+    breaks: Service[FoundBreaks],
+    node: Service[Node],
+    settings: Service[Settings],
+    system_entries: Service[SystemEntries],
+    accepted: AcceptedDep,
+    wanted: Annotated[AcknowledgeRequest, json_body(AcknowledgeRequest)],
 ) -> Response:
     """Say that somebody has seen breaks that this node met: of one kind and seq, or all of the tenant.
     Those of `_system` include records of this node's WAL that are lost, kind `wal-lost`.
@@ -94,41 +109,35 @@ async def acknowledge_breaks(
     finds the chain valid.
     """
     tenant_id, kind, seq = wanted["tenant_id"], wanted.get("kind"), wanted.get("seq")
-    losses = parts.losses.wanted(tenant_id, kind, seq)
+    lost = losses.wanted(tenant_id, kind, seq)
     try:
-        breaks = parts.breaks.wanted(tenant_id, kind, seq)
+        found = breaks.wanted(tenant_id, kind, seq)
     except NotFoundError:
-        if not losses:
+        if not lost:
             raise
-        breaks = []
-    seen = []
-    for each in breaks:
-        said = {"kind": each.kind, "seq": each.seq, "detail": each.detail, "found_at": each.found_at}
-        await _record_acknowledgement(parts, each.subject, said, wanted)
-        await asyncio.to_thread(parts.breaks.acknowledge, each, caller.id or UNKNOWN_CALLER)
+        found = []
+
+    async def record(subject: str, said: Mapping[str, object]) -> None:
+        """Record in `_system` that somebody has seen it, and wait until that is chained."""
+        facts = {**said, "tenant_id": tenant_id, "node_id": node.node_id, "reason": wanted["reason"]}
+        try:
+            async with asyncio.timeout(settings.write.timeout.total_seconds()):
+                await system_entries.record(SystemAction.BREAK_ACKNOWLEDGED, subject, facts)
+        except TimeoutError as error:
+            raise DatabaseUnavailableError("the acknowledgement is not chained yet; try again later") from error
         seen.append(said)
-    for loss in losses:
+
+    seen: list[Mapping[str, object]] = []
+    for each in found:
+        await record(
+            each.subject, {"kind": each.kind, "seq": each.seq, "detail": each.detail, "found_at": each.found_at}
+        )
+        await asyncio.to_thread(breaks.acknowledge, each, accepted.caller.id or UNKNOWN_CALLER)
+    for loss in lost:
         said = {"kind": WAL_LOST, "seq": loss.seq, "detail": loss.text, "found_at": loss.found_at}
-        await _record_acknowledgement(parts, f"loss:{parts.node.node_id}:{loss.seq}", said, wanted)
-        await asyncio.to_thread(parts.losses.acknowledge, loss)
-        seen.append(said)
+        await record(f"loss:{node.node_id}:{loss.seq}", said)
+        await asyncio.to_thread(losses.acknowledge, loss)
     return json_answer({"tenant_id": tenant_id, "acknowledged": seen})
-
-
-async def _record_acknowledgement(
-    parts: Parts, subject: str, said: Mapping[str, object], wanted: AcknowledgeRequest
-) -> None:
-    """Record in `_system` that somebody has seen it, and wait until that is chained.
-
-    Raises:
-        DatabaseUnavailableError: it is not chained in time.
-    """
-    facts = {**said, "tenant_id": wanted["tenant_id"], "node_id": parts.node.node_id, "reason": wanted["reason"]}
-    try:
-        async with asyncio.timeout(parts.settings.write.timeout.total_seconds()):
-            await parts.system_entries.record(SystemAction.BREAK_ACKNOWLEDGED, subject, facts)
-    except TimeoutError as error:
-        raise DatabaseUnavailableError("the acknowledgement is not chained yet; try again later") from error
 
 
 # The spelling without prefix, as the seed of this project has it.
@@ -136,9 +145,9 @@ router.add_api_route("/chain/verify", verify_chain, include_in_schema=False)
 
 
 @router.get("/v1/chain/head", responses=answered(HeadAnswer))
-async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
+async def read_head(pool: Service[NodePool], tenant_id: TenantQuery) -> Response:
     """End of the tenant's chain, and of its Merkle tree."""
-    async with reading(parts.pool, snapshot=True) as connection:
+    async with reading(pool, snapshot=True) as connection:
         head = await chain_reads.head(connection, tenant_id)
         whole(tenant_id, head, ("head_chain_link", "head_hlc", "root_hash", "checkpoint"))
         link = await read_link(connection, tenant_id, head.head_seq)
@@ -164,8 +173,9 @@ async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
 
 @router.get("/v1/chain/entries", responses=answered(EntryList))
 async def list_entries(
-    request: Request,
-    parts: PartsDep,
+    accepted: AcceptedDep,
+    pool: Service[NodePool],
+    entry_check: Service[EntryCheck],
     tenant_id: TenantQuery,
     from_seq: Annotated[SeqNumber, Query(description="First entry of the list.")] = 1,
     limit: Annotated[Limit, Query()] = 100,
@@ -173,15 +183,15 @@ async def list_entries(
 ) -> Response:
     """Entries in seq order, every column as stored: what stands at a break is seen here, and reported."""
     (start,) = _ENTRIES.at(tenant_id, cursor) or (from_seq,)
-    async with reading(parts.pool) as connection:
+    async with reading(pool) as connection:
         entries, more = await chain_reads.list_entries(connection, tenant_id, start, limit)
         if not entries:
             await chain_reads.require_tenant(connection, tenant_id)
         try:
-            await parts.entry_check.require(connection, tenant_id, [entry.columns for entry in entries])
+            await entry_check.require(connection, tenant_id, [entry.columns for entry in entries])
         except ChainDamagedError as error:
-            report_break(parts, request.scope, error)
-    await record_read(request, tenant_id, from_seq=start, entries=len(entries))
+            accepted.report_break(error)
+    await accepted.record_read(tenant_id, from_seq=start, entries=len(entries))
     return page(
         [entry.as_listed() for entry in entries], _ENTRIES.next(tenant_id, (entries[-1].seq + 1,)) if more else None
     )
@@ -189,35 +199,37 @@ async def list_entries(
 
 @router.get("/v1/chain/proof/inclusion", responses=answered(InclusionAnswer))
 async def prove_inclusion(
-    parts: PartsDep,
+    notary: Service[Notary],
+    pool: Service[NodePool],
     tenant_id: TenantQuery,
     seq: Annotated[SeqNumber, Query(description="The entry.")],
     tree_size: Annotated[SeqNumber | None, Query(description="Leaves of the tree; the newest checkpoint's.")] = None,
 ) -> Response:
     """Prove that an entry stands in the tree; of the newest checkpoint when no size is given."""
-    with parts.mending(tenant_id):
-        return json_answer(await proofs.inclusion(parts.pool, tenant_id, seq, tree_size))
+    with notary.mending(tenant_id):
+        return json_answer(await proofs.inclusion(pool, tenant_id, seq, tree_size))
 
 
 @router.get("/v1/chain/proof/consistency", responses=answered(ConsistencyProofAnswer))
 async def prove_consistency(
-    parts: PartsDep,
+    notary: Service[Notary],
+    pool: Service[NodePool],
     tenant_id: TenantQuery,
     first: Annotated[SeqNumber, Query(description="Leaves of the smaller tree.")],
     second: Annotated[SeqNumber | None, Query(description="Leaves of the larger; the newest checkpoint's.")] = None,
 ) -> Response:
     """Prove that the tree of ``second`` leaves, or of the newest checkpoint, begins with that of ``first``."""
-    with parts.mending(tenant_id):
-        return json_answer(await proofs.consistency(parts.pool, tenant_id, first, second))
+    with notary.mending(tenant_id):
+        return json_answer(await proofs.consistency(pool, tenant_id, first, second))
 
 
 @router.get("/v1/tenants", responses=answered(TenantList))
 async def list_tenants(
-    parts: PartsDep, caller: CallerDep, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None
+    pool: Service[NodePool], accepted: AcceptedDep, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None
 ) -> Response:
     """The tenants that have a chain and whose the caller may read, by name, `_system` among them."""
     (after,) = _TENANTS.at("", cursor) or ("",)
-    async with reading(parts.pool) as connection:
-        found = await chain_reads.list_tenants(connection, after, limit + 1, caller.patterns(Right.AUDIT))
+    async with reading(pool) as connection:
+        found = await chain_reads.list_tenants(connection, after, limit + 1, accepted.caller.patterns(Right.AUDIT))
     following = _TENANTS.next("", (found[limit - 1],)) if len(found) > limit else None
     return page([{"tenant_id": tenant} for tenant in found[:limit]], following)

@@ -14,33 +14,36 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from app.edge.accepted import AcceptedDep, LineCharges
 from app.edge.answers import json_answer
-from app.edge.charging import LinesCharged
 from app.edge.forms.body import NDJSON_MEDIA_TYPE, read_body
 from app.edge.forms.fields import Level
 from app.edge.forms.lines import LineModel
 from app.edge.forms.requests import EVENT_FORMS, EVENT_LINE, EVENT_TAGS
-from app.edge.parts import parts_of
 from app.edge.routing import (
     PROBLEM_RESPONSE,
     WRITE_HEADERS,
     WRITE_PARAMETERS,
     StrictRoute,
     answered,
-    caller_of,
 )
+from app.edge.services import Service
 from app.edge.writes import (
     Route,
     durability_answer,
     request_key,
-    session_tokens,
+    shown_session,
     token_of,
     write_headers,
 )
+from app.read.consistency import Consistency
 from app.runtime.answers.jobs import BatchAnswer
+from app.runtime.settings.config import Settings
+from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens
 from app.runtime.tasks.sharing import FairTurns, turns
-from app.trust.access.callers import check_tenant
+from app.write.intake.sealing import Sealing
+from app.write.intake.submit import Submitter
 from app.write.pending.event_lines import EventLines
 from app.write.pending.requests import BatchReceipt, draft_of
 from ledger import native, rfc3339
@@ -70,32 +73,38 @@ _BODY = {
     openapi_extra={"requestBody": _BODY, "parameters": WRITE_PARAMETERS},
 )
 async def submit_events(
-    request: Request, durability: Annotated[Level | None, Query(description=_LEVEL)] = None
+    request: Request,
+    accepted: AcceptedDep,
+    node: Service[Node],
+    settings: Service[Settings],
+    line_turns: Service[FairTurns],
+    sealing: Service[Sealing],
+    sessions: Service[SessionTokens],
+    consistency: Service[Consistency],
+    submitter: Service[Submitter],
+    durability: Annotated[Level | None, Query(description=_LEVEL)] = None,
 ) -> Response:
     """Record many events, all or none."""
-    parts = parts_of(request)
-    parts.check_writable()
-    body = await read_body(request, NDJSON_MEDIA_TYPE, parts.settings.http.body_bytes_max)
-    charged = LinesCharged(parts.quotas) if parts.quotas.bounds_tenants else None
+    node.check_writable()
+    body = await read_body(request, NDJSON_MEDIA_TYPE, settings.http.body_bytes_max)
+    charges = LineCharges(accepted.quotas) if accepted.quotas.bounds_tenants else None
 
     def admit(lines: EventLines) -> None:
         for tenant_id in lines.tenants:
-            check_tenant(request.scope, tenant_id)
-        if charged is not None:
-            charged.read(lines)
+            accepted.check_tenant(tenant_id)
+        if charges is not None:
+            charges.read(lines)
 
-    caller = caller_of(request).id
-    lines = await lines_of(body, parts.settings.wal.record_bytes_max, caller, admit, parts.line_turns)
-    if charged is not None:
-        charged.charge()
-    is_sealed = await parts.sealing.prepare_lines(lines)
-    key = parts.sealing.key_of(request_key(request, Route.EVENTS, body, durability or ""), is_sealed)
-    tokens = session_tokens(request)
+    lines = await lines_of(body, settings.wal.record_bytes_max, accepted.caller.id, admit, line_turns)
+    if charges is not None:
+        charges.charge()
+    is_sealed = await sealing.prepare_lines(lines)
+    key = sealing.key_of(request_key(accepted, Route.EVENTS, body, durability or ""), is_sealed)
+    tokens = shown_session(accepted, sessions, consistency)
     if tokens:
-        parts.consistency.receive(tokens)
-        await parts.consistency.wait_for_session(tokens)
+        await consistency.wait_for_session(tokens)
     level = None if durability is None else Durability[durability]
-    return _answer(parts.sessions, await parts.submitter.submit_lines(lines, durability=level, key=key))
+    return _answer(sessions, await submitter.submit_lines(lines, durability=level, key=key))
 
 
 async def lines_of(

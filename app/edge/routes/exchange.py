@@ -6,13 +6,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from app.edge.accepted import AcceptedDep
 from app.edge.answers import json_answer
-from app.edge.parts import PartsDep
-from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.edge.services import Service
 from app.runtime.answers.node import ExchangeAnswer, HeldList
 from app.runtime.principals import Right
+from app.share.exchange.regions import Regions
 from app.store import exchange
 from app.store.reading import reading
+from app.store.sessions import NodePool
 from ledger import names
 from signing.manifest import LOG_ORIGIN
 
@@ -23,7 +26,7 @@ _TENANT_OR_NONE = names.anchored(f"({names.READABLE_TENANT_ID})?")
 
 
 @router.get("/v1/exchange", responses=answered(ExchangeAnswer))
-async def read_exchange(parts: PartsDep) -> Response:
+async def read_exchange(regions: Service[Regions]) -> Response:
     """The peers, and how this node finds them."""
     return json_answer(
         {
@@ -35,7 +38,7 @@ async def read_exchange(parts: PartsDep) -> Response:
                     "lag_entries": peer.lag_entries,
                     "imported_entries": peer.imported_entries,
                 }
-                for peer in parts.regions.peers
+                for peer in regions.peers
             ]
         }
     )
@@ -43,8 +46,8 @@ async def read_exchange(parts: PartsDep) -> Response:
 
 @router.get("/v1/exchange/held", responses=answered(HeldList))
 async def list_held(
-    parts: PartsDep,
-    caller: CallerDep,
+    pool: Service[NodePool],
+    accepted: AcceptedDep,
     origin: Annotated[
         str, Query(pattern=names.anchored(LOG_ORIGIN), description="Log origin of the ledger that asks.")
     ],
@@ -54,6 +57,6 @@ async def list_held(
     """By tenant that the caller may audit, up to which seq of that ledger this one has imported.
 
     A page with fewer than `limit` tenants is the last."""
-    async with reading(parts.pool) as connection:
-        held = await exchange.held_of(connection, origin, after, limit, caller.patterns(Right.AUDIT))
+    async with reading(pool) as connection:
+        held = await exchange.held_of(connection, origin, after, limit, accepted.caller.patterns(Right.AUDIT))
     return json_answer({"items": [{"tenant_id": tenant_id, "seq": seq} for tenant_id, seq in held]})

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator, Field
 
-from app.edge.accepted import record_read
-from app.edge.answers import json_answer
-from app.edge.connection.disconnect import while_connected
-from app.edge.connection.streaming import Streamed, within
+from app.edge.accepted import Accepted, AcceptedDep
+from app.edge.answers import Streamed, json_answer, started, within
 from app.edge.forms import tables
 from app.edge.forms.fields import (
     ActorName,
@@ -26,10 +23,10 @@ from app.edge.forms.fields import (
 )
 from app.edge.forms.lists import Cursors, hlc_position
 from app.edge.middleware import IS_HEAD
-from app.edge.parts import PartsDep
 from app.edge.routes.jobs import PromiseDep, TenantQuery
-from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
-from app.read.jobs import Page
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.edge.services import Service
+from app.read.jobs import JobReader, Page
 from app.runtime.answers.jobs import JobList, JobStatus
 from app.store.reads import CreatedHlc
 from ledger import rfc3339
@@ -74,9 +71,9 @@ def _statuses(values: object) -> object:
 @router.get("/v1/jobs", responses=_FORMS)
 async def list_jobs(
     request: Request,
-    parts: PartsDep,
+    jobs: Service[JobReader],
     promise: PromiseDep,
-    caller: CallerDep,
+    accepted: AcceptedDep,
     tenant_id: TenantQuery,
     status: Annotated[
         list[JobStatus],
@@ -122,14 +119,14 @@ async def list_jobs(
     begin = _JOBS.at(scope, cursor) or end
 
     async def page_below(below: CreatedHlc | None, count: int) -> Page:
-        return await parts.job_reader.list(tenant_id, promise, wanted, first, below, count)
+        return await jobs.list(tenant_id, promise, wanted, first, below, count)
 
     media_type = tables.media_type_of(request.headers.getlist("accept"))
     if media_type != tables.JSON and limit is None:
-        pieces = within(parts.quotas.exports.one(caller.id), _all_pages(media_type, page_below, begin))
-        return await _streamed(request, pieces, media_type, tenant_id)
+        pieces = within(accepted.quotas.exports.one(accepted.caller.id), _all_pages(media_type, page_below, begin))
+        return await _streamed(request, accepted, pieces, media_type, tenant_id)
     found = await page_below(begin, limit or LIMIT)
-    await record_read(request, tenant_id, jobs=len(found.items))
+    await accepted.record_read(tenant_id, jobs=len(found.items))
     next_cursor = _JOBS.next(scope, found.last) if found.last else None
     if media_type == tables.JSON:
         whole = {
@@ -150,17 +147,16 @@ def _conditions(texts: Sequence[str]) -> tuple[FieldIs, ...]:
         raise InvalidInputError(f"where: {error}", ("where",)) from None
 
 
-async def _streamed(request: Request, pieces: AsyncGenerator[bytes, None], media_type: str, tenant_id: str) -> Response:
+async def _streamed(
+    request: Request, accepted: Accepted, pieces: AsyncGenerator[bytes, None], media_type: str, tenant_id: str
+) -> Response:
     """All that ``pieces`` has, as an answer; it begins once the first page is there, and the read is on record."""
-    async with AsyncExitStack() as unless_sent:
-        unless_sent.push_async_callback(pieces.aclose)
-        async with while_connected(request):
-            await anext(pieces)
-        await record_read(request, tenant_id, jobs="all that are found")
+    async with started(request, pieces) as unless_sent:
+        await accepted.record_read(tenant_id, jobs="all that are found")
         if request.scope.get(IS_HEAD):
             return Response(headers=_VARIES, media_type=media_type)
         unless_sent.pop_all()
-    return Streamed(request, pieces, media_type, _VARIES)
+    return Streamed(request, accepted, pieces, media_type, _VARIES)
 
 
 async def _all_pages(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from pydantic import BeforeValidator, TypeAdapter
+from pydantic import BeforeValidator
 
-from app.edge.accepted import record_read
+from app.edge.accepted import AcceptedDep
 from app.edge.answers import json_answer
-from app.edge.charging import charge_tenant
-from app.edge.forms.body import JSON_MEDIA_TYPE, body_of, parse, read_body
+from app.edge.forms.body import body_of
 from app.edge.forms.fields import (
     JOB_ID_PATTERN,
     CursorQuery,
@@ -24,30 +22,24 @@ from app.edge.forms.fields import (
     moment,
 )
 from app.edge.forms.lists import Cursors, hlc_position, page
-from app.edge.forms.requests import CANCEL_REQUEST, EVENT_REQUEST, EVENT_TAGS, JOB_REQUEST
-from app.edge.parts import PartsDep, parts_of
 from app.edge.routing import (
-    BEGUN,
     PROBLEM_RESPONSE,
     SESSION_PARAMETER,
     WRITE_HEADERS,
     WRITE_PARAMETERS,
-    Begun,
-    CallerDep,
     LeanRoute,
     StrictRoute,
     answered,
-    caller_of,
 )
-from app.edge.writes import Route, receipt_answer, request_key, session_tokens
-from app.read.consistency import Promise, ReadLevel
+from app.edge.services import Service
+from app.edge.writes import CANCELLATION, CREATION, REPORT, EventWrites, Write, shown_session
+from app.read.consistency import Consistency, Promise, ReadLevel
+from app.read.jobs import JobReader
 from app.runtime.answers.jobs import EventAnswer, JobAnswer, JobEventList, JobList
 from app.runtime.principals import Right
-from app.runtime.settings.words import WORDS
-from app.write.pending.requests import Draft, draft_of
+from app.runtime.state.session import SessionTokens
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
-from ledger.facts.events import JOB_EVENTS, EventType
 
 router = APIRouter(route_class=StrictRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
 submissions = APIRouter(route_class=LeanRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
@@ -59,86 +51,42 @@ _TAKEN = answered(EventAnswer, 201, headers={**WRITE_HEADERS, "Location": _LOCAT
 _EVENTS = Cursors("events", hlc_position)
 _CANCELLATIONS = Cursors("cancellations", hlc_position)
 
-_JOB_ID = re.compile(JOB_ID_PATTERN)
-
 JobIdPath = Annotated[str, Path(pattern=JOB_ID_PATTERN, description="The job.")]
 TenantQuery = Annotated[ReadableTenantId, Query()]
 
 
-class Submission(NamedTuple):
-    """A way to send one event: to which path, checked by which model. ``event`` is None where the body's ``type`` says
-    it."""
-
-    path: str
-    model: TypeAdapter[Any]
-    key_route: Route
-    event: EventType | None
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """What its route says of itself."""
-        extra = {"requestBody": body_of(self.model), "parameters": WRITE_PARAMETERS}
-        return {"status_code": 201, "responses": _TAKEN, "openapi_extra": extra}
-
-    def draft_of(self, body: bytes, job_id: str | None, actor: str | None) -> Draft:
-        """The event that ``body`` of ``actor`` describes.
-
-        Raises:
-            InvalidInputError: it describes none.
-        """
-        return draft_of(parse(self.model, body, EVENT_TAGS), self.event, job_id, actor)
+def _described(write: Write) -> dict[str, Any]:
+    """What the route of ``write`` says of itself."""
+    extra = {"requestBody": body_of(write.form), "parameters": WRITE_PARAMETERS}
+    return {"status_code": 201, "responses": _TAKEN, "openapi_extra": extra}
 
 
-CREATION = Submission("/v1/jobs", JOB_REQUEST, Route.JOBS, JOB_EVENTS["JobCreated"])
-REPORT = Submission("/v1/jobs/{job_id}/events", EVENT_REQUEST, Route.JOB_EVENTS, None)
-CANCELLATION = Submission(
-    "/v1/jobs/{job_id}/cancel", CANCEL_REQUEST, Route.CANCEL, JOB_EVENTS["JobCancellationRequested"]
-)
-
-
-@submissions.post(CREATION.path, **CREATION.described)
-async def submit_job(request: Request) -> Response:
+@submissions.post(CREATION.path, **_described(CREATION))
+async def submit_job(request: Request, accepted: AcceptedDep, writes: Service[EventWrites]) -> Response:
     """Record that a job exists. Without ``job_id`` the node makes one."""
-    return await _submit(request, CREATION, None)
+    return await writes.submit(CREATION, request, accepted)
 
 
-@submissions.post(REPORT.path, **REPORT.described)
-async def report_event(request: Request, job_id: JobIdPath) -> Response:
+@submissions.post(REPORT.path, **_described(REPORT))
+async def report_event(
+    request: Request, accepted: AcceptedDep, writes: Service[EventWrites], job_id: JobIdPath
+) -> Response:
     """Record what happened to a job."""
-    return await _submit(request, REPORT, job_id)
+    return await writes.submit(REPORT, request, accepted, job_id)
 
 
-@submissions.post(CANCELLATION.path, **CANCELLATION.described)
-async def cancel_job(request: Request, job_id: JobIdPath) -> Response:
+@submissions.post(CANCELLATION.path, **_described(CANCELLATION))
+async def cancel_job(
+    request: Request, accepted: AcceptedDep, writes: Service[EventWrites], job_id: JobIdPath
+) -> Response:
     """Record that somebody wants the job to stop."""
-    return await _submit(request, CANCELLATION, job_id)
+    return await writes.submit(CANCELLATION, request, accepted, job_id)
 
 
-async def _submit(request: Request, submission: Submission, job_id: str | None) -> Response:
-    """Take the one event that a request holds. What is plain does not come here: see ``app.edge.fast_path``."""
-    parts = parts_of(request)
-    parts.check_writable()
-    if job_id is not None and _JOB_ID.fullmatch(job_id) is None:
-        raise InvalidInputError(f"job_id: {WORDS[JOB_ID_PATTERN]}", ("job_id",))
-    body = await read_body(request, JSON_MEDIA_TYPE, parts.settings.event_bytes_max)
-    unsealed = submission.draft_of(body, job_id, caller_of(request).id)
-    begun: Begun | None = request.scope.get(BEGUN)
-    if begun is None or not begun.is_charged:
-        charge_tenant(request, unsealed.tenant_id, body)
-    draft = await parts.sealing.prepare(unsealed)
-    key = parts.sealing.key_of(request_key(request, submission.key_route, body, job_id or ""), draft.seal is not None)
-    tokens = session_tokens(request)
-    if tokens:
-        parts.consistency.receive(tokens)
-        if job_id is not None:
-            await parts.consistency.wait_for_session(tokens)
-    receipt = await parts.submitter.submit(draft, key=key)
-    return receipt_answer(parts.sessions, receipt)
-
-
-def promise_of(
-    request: Request,
-    parts: PartsDep,
+async def promise_of(
+    accepted: AcceptedDep,
+    sessions: Service[SessionTokens],
+    freshness: Service[Consistency],
     consistency: Annotated[
         ReadLevel, BeforeValidator(in_lower_case), Query(description="How fresh the answer must be.")
     ] = ReadLevel.SESSION,
@@ -150,7 +98,7 @@ def promise_of(
         Header(description=SESSION_PARAMETER["description"], json_schema_extra=SESSION_PARAMETER["schema"]),
     ] = None,
 ) -> Promise:
-    """The promise that ``request`` asks a read for; the clock learns of the times of its session.
+    """The promise that the request asks a read for; the clock learns of the times of its session.
 
     Raises:
         InvalidInputError: a token is malformed, or a bound is missing.
@@ -158,9 +106,7 @@ def promise_of(
     """
     if consistency is ReadLevel.BOUNDED_STALENESS and max_staleness_ms is None:
         raise InvalidInputError("max_staleness_ms: needed with bounded_staleness", ("max_staleness_ms",))
-    tokens = session_tokens(request)
-    parts.consistency.receive(tokens)
-    return Promise(consistency, tokens, max_staleness_ms or 0)
+    return Promise(consistency, shown_session(accepted, sessions, freshness), max_staleness_ms or 0)
 
 
 PromiseDep = Annotated[Promise, Depends(promise_of)]
@@ -168,10 +114,9 @@ PromiseDep = Annotated[Promise, Depends(promise_of)]
 
 @router.get("/v1/jobs/{job_id}", responses=answered(JobAnswer))
 async def read_job(
-    request: Request,
-    parts: PartsDep,
+    jobs: Service[JobReader],
     promise: PromiseDep,
-    caller: CallerDep,
+    accepted: AcceptedDep,
     job_id: JobIdPath,
     tenant_id: Annotated[
         ReadableTenantId | None, Query(description="May be left out where only one tenant has a job of this id.")
@@ -180,15 +125,15 @@ async def read_job(
 ) -> Response:
     """One job, as fresh as ``consistency`` says, or as it was at ``as_of``."""
     at = moment("as_of", as_of, rfc3339.up_to)
-    found = await parts.job_reader.read(tenant_id, job_id, promise, at, caller.patterns(Right.READ))
-    await record_read(request, found["tenant_id"], job_id=job_id)
+    found = await jobs.read(tenant_id, job_id, promise, at, accepted.caller.patterns(Right.READ))
+    await accepted.record_read(found["tenant_id"], job_id=job_id)
     return json_answer(found)
 
 
 @router.get("/v1/cancellations", responses=answered(JobList))
 async def list_cancellations(
-    request: Request,
-    parts: PartsDep,
+    accepted: AcceptedDep,
+    jobs: Service[JobReader],
     promise: PromiseDep,
     tenant_id: TenantQuery,
     dc: Annotated[Name, Query(description="The data centre.")],
@@ -198,16 +143,16 @@ async def list_cancellations(
     """Jobs that are to be cancelled and whose data centre `dc` has not acknowledged that, newest first: of those that
     are assigned to it, or that it has accepted. A page may have fewer than `limit` items and still a `next_cursor`."""
     scope = f"{tenant_id}/{dc}"
-    found = await parts.job_reader.list_cancellations(tenant_id, dc, promise, _CANCELLATIONS.at(scope, cursor), limit)
-    await record_read(request, tenant_id, dc=dc, jobs=len(found.items))
+    found = await jobs.list_cancellations(tenant_id, dc, promise, _CANCELLATIONS.at(scope, cursor), limit)
+    await accepted.record_read(tenant_id, dc=dc, jobs=len(found.items))
     following = _CANCELLATIONS.next(scope, found.last) if found.last else None
     return page(found.items, following, damaged=found.damaged, consistency=found.consistency)
 
 
 @router.get("/v1/jobs/{job_id}/events", responses=answered(JobEventList))
 async def list_job_events(
-    request: Request,
-    parts: PartsDep,
+    accepted: AcceptedDep,
+    jobs: Service[JobReader],
     promise: PromiseDep,
     job_id: JobIdPath,
     tenant_id: TenantQuery,
@@ -217,8 +162,8 @@ async def list_job_events(
     """Chained events of a job in HLC order."""
     scope = f"{tenant_id}/{job_id}"
     after = _EVENTS.at(scope, cursor)
-    found = await parts.job_reader.list_events(tenant_id, job_id, promise, after, limit)
-    await record_read(request, tenant_id, job_id=job_id, events=len(found.items))
+    found = await jobs.list_events(tenant_id, job_id, promise, after, limit)
+    await accepted.record_read(tenant_id, job_id=job_id, events=len(found.items))
     return page(found.items, _EVENTS.next(scope, found.last) if found.last else None, consistency=found.consistency)
 
 

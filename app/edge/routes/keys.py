@@ -6,17 +6,20 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from app.edge.accepted import AccessControl
 from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import ReadableTenantId
 from app.edge.forms.requests import AdmitRequest, RevokeRequest, RotateRequest
-from app.edge.parts import Parts, PartsDep
-from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, caller_if_known
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.edge.services import Service
 from app.runtime.answers.node import KeyAnswer, KeyList, RotationAnswer
 from app.runtime.principals import Right
 from app.store import chain_reads
 from app.store.reading import reading
-from app.trust.keys.trust import PublishedKey
+from app.store.sessions import NodePool
+from app.trust.keys.changes import KeyChanges
+from app.trust.keys.trust import PublishedKey, Trust
 from ledger.hlc import Hlc
 from signing.key_history import WaitingKey
 
@@ -33,17 +36,19 @@ KeyId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="First 16 hex 
 @router.get("/v1/keys", responses=answered(KeyList))
 async def list_keys(
     request: Request,
-    parts: PartsDep,
+    access: Service[AccessControl],
+    trust: Service[Trust],
+    pool: Service[NodePool],
     tenant_id: Annotated[
         ReadableTenantId | None, Query(description="Whose log keys; when left out, of all that the caller may audit.")
     ] = None,
 ) -> Response:
     """Keys of snapshots, when they count and where they sign; and of checkpoints, of one tenant's log or of all."""
     # The issuer may have to be asked who calls: not with a connection in hand, of which there are few.
-    caller = await caller_if_known(request)
+    caller = await access.caller_if_known(request.scope)
     patterns = [] if caller is None else caller.patterns(Right.AUDIT)
-    published = await parts.trust.published()
-    async with reading(parts.pool) as connection:
+    published = await trust.published()
+    async with reading(pool) as connection:
         tenants = [tenant_id] if tenant_id else await chain_reads.list_tenants(connection, "", TENANTS_MAX, patterns)
     ring = [item.key for item in published.admitted]
     return json_answer(
@@ -51,40 +56,48 @@ async def list_keys(
             "keys": [_answer(item) for item in published.admitted],
             "not_admitted": [_waiting_answer(item) for item in published.waiting[-WAITING_MAX:]],
             "root_key_id": published.root_key_id,
-            "log_verifier_keys": [text for tenant in tenants for text in parts.trust.log_verifier_keys(tenant, ring)],
+            "log_verifier_keys": [text for tenant in tenants for text in trust.log_verifier_keys(tenant, ring)],
         }
     )
 
 
 @router.post("/v1/keys/rotate", status_code=201, responses=answered(RotationAnswer, 201))
-async def rotate_key(parts: PartsDep, wanted: Annotated[RotateRequest, json_body(RotateRequest)]) -> Response:
+async def rotate_key(
+    key_changes: Service[KeyChanges], trust: Service[Trust], wanted: Annotated[RotateRequest, json_body(RotateRequest)]
+) -> Response:
     """Let a new key of this node sign from now on. What the old one signed stays valid; it signs nothing later."""
-    new_id, old_id = await parts.key_changes.rotate(wanted.get("new_key_uri"), log_key=wanted.get("log_key", False))
-    found = await _by_id(parts)
+    new_id, old_id = await key_changes.rotate(wanted.get("new_key_uri"), log_key=wanted.get("log_key", False))
+    found = await _by_id(trust)
     return json_answer({"key": found[new_id], "previous": found[old_id]}, 201)
 
 
 @router.post("/v1/keys/{key_id}/revoke", responses=answered(KeyAnswer))
 async def revoke_key(
-    parts: PartsDep, key_id: KeyId, wanted: Annotated[RevokeRequest, json_body(RevokeRequest)]
+    key_changes: Service[KeyChanges],
+    trust: Service[Trust],
+    key_id: KeyId,
+    wanted: Annotated[RevokeRequest, json_body(RevokeRequest)],
 ) -> Response:
     """Let nothing count that the key signed from an HLC on, now when none is given. A key in use is rotated first."""
     from_hlc = Hlc.parse(wanted["from_hlc"]) if "from_hlc" in wanted else None
-    await parts.key_changes.revoke(key_id, from_hlc, wanted.get("reason"), wanted.get("statement"))
-    return json_answer((await _by_id(parts))[key_id])
+    await key_changes.revoke(key_id, from_hlc, wanted.get("reason"), wanted.get("statement"))
+    return json_answer((await _by_id(trust))[key_id])
 
 
 @router.post("/v1/keys/{key_id}/admit", responses=answered(KeyAnswer))
 async def admit_key(
-    parts: PartsDep, key_id: KeyId, wanted: Annotated[AdmitRequest, json_body(AdmitRequest)]
+    key_changes: Service[KeyChanges],
+    trust: Service[Trust],
+    key_id: KeyId,
+    wanted: Annotated[AdmitRequest, json_body(AdmitRequest)],
 ) -> Response:
     """Let a key count that a node introduced, with the word of this node's key or with a statement made elsewhere."""
-    await parts.key_changes.admit(key_id, wanted.get("statement"))
-    return json_answer((await _by_id(parts))[key_id])
+    await key_changes.admit(key_id, wanted.get("statement"))
+    return json_answer((await _by_id(trust))[key_id])
 
 
-async def _by_id(parts: Parts) -> dict[str, dict[str, Any]]:
-    published = await parts.trust.published()
+async def _by_id(trust: Trust) -> dict[str, dict[str, Any]]:
+    published = await trust.published()
     waiting = {item.key.key_id: _waiting_answer(item) for item in published.waiting}
     return waiting | {item.key.key_id: _answer(item) for item in published.admitted}
 

@@ -16,15 +16,19 @@ from typing import Any, Final
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from app.edge.answers import json_answer
-from app.edge.forms.body import JSON_MEDIA_TYPE, read_body
-from app.edge.parts import Parts, PartsDep
+from app.edge.accepted import AcceptedDep
+from app.edge.answers import JSON_MEDIA_TYPE, json_answer
+from app.edge.forms.body import read_body
 from app.edge.routes.openlineage import STARTS, TYPES, RunEvent, read
-from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.edge.services import Service
 from app.edge.writes import Route
 from app.runtime.answers.jobs import LineageAnswer
 from app.runtime.principals import Principal, Right
-from app.trust.access.callers import check_tenant
+from app.runtime.settings.config import Settings
+from app.runtime.state.node import Node
+from app.write.intake.sealing import Sealing
+from app.write.intake.submit import Submitter
 from app.write.pending.requests import RequestKey, draft_of
 from ledger import canonical
 from ledger.errors import (
@@ -59,27 +63,54 @@ _BODY: Final = {
 
 
 @router.post("/api/v1/lineage", responses=answered(LineageAnswer), openapi_extra={"requestBody": _BODY})
-async def record_lineage(request: Request, parts: PartsDep, caller: CallerDep) -> Response:
+async def record_lineage(
+    request: Request,
+    accepted: AcceptedDep,
+    node: Service[Node],
+    settings: Service[Settings],
+    sealing: Service[Sealing],
+    submitter: Service[Submitter],
+) -> Response:
     """Record what run events of OpenLineage say, as events of the job that has the id of the run. The tenant is the one
     that `lineage.tenants` names for the namespace of the job, else the only one of the token. What adds nothing (said
     before, about a run that has ended, or about none) is counted and well."""
-    parts.check_writable()
-    body = await read_body(request, JSON_MEDIA_TYPE, parts.settings.http.body_bytes_max)
+    node.check_writable()
+    body = await read_body(request, JSON_MEDIA_TYPE, settings.http.body_bytes_max)
     events = [read(value) for value in _values(body)]
     by_run: defaultdict[tuple[str, str], list[RunEvent]] = defaultdict(list)
     tenants: Counter[str] = Counter()
     for event in filter(None, events):
-        tenant_id = tenant_of(event.namespace, parts.settings.lineage.tenants, caller)
-        check_tenant(request.scope, tenant_id)
+        tenant_id = tenant_of(event.namespace, settings.lineage.tenants, accepted.caller)
+        accepted.check_tenant(tenant_id)
         by_run[tenant_id, event.run_id].append(event)
         tenants[tenant_id] += 1
-    if parts.quotas.bounds_tenants and tenants:
-        parts.quotas.admit_tenants(tenants, dict.fromkeys(tenants, len(body) // len(tenants)))
+    if accepted.quotas.bounds_tenants and tenants:
+        accepted.quotas.admit_tenants(tenants, dict.fromkeys(tenants, len(body) // len(tenants)))
     at_once = asyncio.Semaphore(RUNS_AT_ONCE)
+
+    async def submit(tenant_id: str, event: RunEvent, types: Sequence[str]) -> None:
+        for event_type in types:
+            given = event.fields(event_type) | {"tenant_id": tenant_id}
+            digest = hashlib.sha256(canonical.encode(given)).digest()
+            draft = await sealing.prepare(draft_of(given, None, event.run_id, accepted.caller.id))
+            key = RequestKey(Route.LINEAGE, event.key(event_type), digest)
+            await submitter.submit(draft, key=sealing.key_of(key, draft.seal is not None))
+
+    async def record(tenant_id: str, event: RunEvent) -> bool:
+        """Record what the event says; whether the ledger has all of it now, by this request or another."""
+        try:
+            try:
+                await submit(tenant_id, event, TYPES[event.state])
+            except JobNotFoundError:
+                # The first event of the run to arrive: its START was lost, or is still on its way.
+                await submit(tenant_id, event, (*STARTS, *TYPES[event.state]))
+        except _ADDS_NOTHING:
+            return False
+        return True
 
     async def record_run(tenant_id: str, told: Sequence[RunEvent]) -> int:
         async with at_once:
-            return sum([await _record(parts, caller, tenant_id, event) for event in told])
+            return sum([await record(tenant_id, event) for event in told])
 
     recorded = await asyncio.gather(*(record_run(tenant_id, told) for (tenant_id, _), told in by_run.items()))
     return json_answer({"events": len(events), "recorded": sum(recorded)})
@@ -116,25 +147,3 @@ def _values(body: bytes) -> list[Any]:
     if len(values) > EVENTS_MAX:
         raise ProblemError(PAYLOAD_TOO_LARGE, f"at most {EVENTS_MAX} events go into one request")
     return values
-
-
-async def _record(parts: Parts, caller: Principal, tenant_id: str, event: RunEvent) -> bool:
-    """Record what the event says; whether the ledger has all of it now, by this request or another."""
-    try:
-        try:
-            await _submit(parts, caller, tenant_id, event, TYPES[event.state])
-        except JobNotFoundError:
-            # The first that is heard of the run: its START was lost, or is still on its way.
-            await _submit(parts, caller, tenant_id, event, (*STARTS, *TYPES[event.state]))
-    except _ADDS_NOTHING:
-        return False
-    return True
-
-
-async def _submit(parts: Parts, caller: Principal, tenant_id: str, event: RunEvent, types: Sequence[str]) -> None:
-    for event_type in types:
-        given = event.fields(event_type) | {"tenant_id": tenant_id}
-        digest = hashlib.sha256(canonical.encode(given)).digest()
-        draft = await parts.sealing.prepare(draft_of(given, None, event.run_id, caller.id))
-        key = RequestKey(Route.LINEAGE, event.key(event_type), digest)
-        await parts.submitter.submit(draft, key=parts.sealing.key_of(key, draft.seal is not None))

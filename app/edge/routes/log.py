@@ -18,17 +18,25 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.edge.accepted import allow
+from app.edge.accepted import AcceptedDep
 from app.edge.answers import json_answer
 from app.edge.forms.body import TEXT_MEDIA_TYPE, read_body
 from app.edge.forms.fields import CursorQuery, Limit, ReadableTenantPath
 from app.edge.forms.lists import NewestFirst, page
-from app.edge.parts import Parts, PartsDep
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.read import proofs, witness_statements
+from app.edge.services import Service
+from app.read import (
+    proofs,
+    witness_statements,
+)
 from app.runtime.answers.chain import CosignatureList, CosignedAnswer, TimestampList
+from app.runtime.settings.config import Settings
+from app.runtime.state.node import Node
 from app.store import anchors
-from app.trust.keys.trust import open_stored
+from app.store.sessions import NodePool
+from app.trust.keys.trust import Trust, open_stored
+from app.write.followers.cosignatures import CosignatureInbox
+from app.write.followers.notary import Notary
 from ledger.errors import NotFoundError
 from ledger.merkle.tiles import TILE_WIDTH
 from signing.anchors import RFC_3161
@@ -58,7 +66,10 @@ _TIMESTAMPS = NewestFirst("anchors", anchors.list_timestamps, lambda row: row.id
 
 @router.get("/v1/log/{tenant_id}/checkpoint", response_class=Response, responses={200: _TEXT})
 async def read_checkpoint(
-    parts: PartsDep,
+    notary: Service[Notary],
+    pool: Service[NodePool],
+    settings: Service[Settings],
+    trust: Service[Trust],
     tenant_id: ReadableTenantPath,
     is_cosigned: Annotated[
         Literal["true", "false"], Query(alias="cosigned", description="Only one that a witness has cosigned.")
@@ -69,19 +80,23 @@ async def read_checkpoint(
     With ``cosigned`` the newest one that a registered witness has cosigned.
     """
     read = witness_statements.cosigned_checkpoint if is_cosigned == "true" else witness_statements.served_checkpoint
-    with parts.mending(tenant_id):
-        note = await read(parts.pool, tenant_id, parts.witnesses)
-        open_stored(tenant_id, note, await parts.trust.log_keys(tenant_id), parts.notary.origin(tenant_id))
+    with notary.mending(tenant_id):
+        note = await read(pool, tenant_id, settings.log.witnesses)
+        open_stored(tenant_id, note, await trust.log_keys(tenant_id), notary.origin(tenant_id))
     return Response(note, headers=_NOT_KEPT, media_type=TEXT_MEDIA_TYPE)
 
 
 @router.get("/v1/log/{tenant_id}/tile/entries/{bundle:path}", response_class=Response, responses={200: _ENTRIES})
 async def read_entry_bundle(
-    request: Request, parts: PartsDep, tenant_id: ReadableTenantPath, bundle: Annotated[str, Path(description=_NAME)]
+    request: Request,
+    pool: Service[NodePool],
+    settings: Service[Settings],
+    tenant_id: ReadableTenantPath,
+    bundle: Annotated[str, Path(description=_NAME)],
 ) -> Response:
     """The entries that hash to the level 0 tile of the same path: chain links, 32 bytes each."""
-    entries = await proofs.entry_bundle(parts.pool, tenant_id, *_parse_index(bundle))
-    headers = {**_kept_for_ever(parts), "Vary": "Accept-Encoding"}
+    entries = await proofs.entry_bundle(pool, tenant_id, *_parse_index(bundle))
+    headers = {**_kept_for_ever(settings), "Vary": "Accept-Encoding"}
     if _takes_gzip(request.headers.getlist("accept-encoding")):
         entries = gzip.compress(entries, compresslevel=1, mtime=0)
         headers["Content-Encoding"] = "gzip"
@@ -90,14 +105,17 @@ async def read_entry_bundle(
 
 @router.get("/v1/log/{tenant_id}/tile/{tile:path}", response_class=Response, responses={200: _HASHES})
 async def read_tile(
-    parts: PartsDep, tenant_id: ReadableTenantPath, tile: Annotated[str, Path(description=_TILE)]
+    pool: Service[NodePool],
+    settings: Service[Settings],
+    tenant_id: ReadableTenantPath,
+    tile: Annotated[str, Path(description=_TILE)],
 ) -> Response:
     """One tile of hashes, full, or partial when its path ends in ``.p/<width>``."""
     match = _LEVEL.fullmatch(tile)
     if match is None or int(match["level"]) > TILE_LEVEL_MAX:
         raise NotFoundError("not the path of a hash tile")
-    hashes = await proofs.hash_tile(parts.pool, tenant_id, int(match["level"]), *_parse_index(match["rest"]))
-    return Response(hashes, headers=_kept_for_ever(parts), media_type="application/octet-stream")
+    hashes = await proofs.hash_tile(pool, tenant_id, int(match["level"]), *_parse_index(match["rest"]))
+    return Response(hashes, headers=_kept_for_ever(settings), media_type="application/octet-stream")
 
 
 @router.post(
@@ -106,12 +124,18 @@ async def read_tile(
     responses=answered(CosignedAnswer, 201),
     openapi_extra={"requestBody": {"required": True, "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}}}},
 )
-async def add_cosignatures(request: Request, parts: PartsDep, tenant_id: ReadableTenantPath) -> Response:
+async def add_cosignatures(
+    request: Request,
+    accepted: AcceptedDep,
+    node: Service[Node],
+    cosignatures: Service[CosignatureInbox],
+    tenant_id: ReadableTenantPath,
+) -> Response:
     """Take a checkpoint of this log, as C2SP signed note, that registered witnesses have cosigned."""
-    parts.check_writable()
+    node.check_writable()
     note = await read_body(request, TEXT_MEDIA_TYPE, NOTE_BYTES_MAX)
-    await allow(request)
-    checkpoint, added = await parts.cosignatures.take(tenant_id, note, datetime.now(UTC))
+    await accepted.allow()
+    checkpoint, added = await cosignatures.take(tenant_id, note, datetime.now(UTC))
     items = [{"witness": each.witness.text(), "time": each.time} for each in added]
     tree = {"tenant_id": tenant_id, "tree_size": checkpoint.size, "root_hash": checkpoint.root.hex()}
     return json_answer({**tree, "added": items}, 201)
@@ -119,11 +143,17 @@ async def add_cosignatures(request: Request, parts: PartsDep, tenant_id: Readabl
 
 @router.get("/v1/log/{tenant_id}/cosignatures", responses=answered(CosignatureList))
 async def list_cosignatures(
-    parts: PartsDep, tenant_id: ReadableTenantPath, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None
+    pool: Service[NodePool],
+    settings: Service[Settings],
+    tenant_id: ReadableTenantPath,
+    limit: Annotated[Limit, Query()] = 100,
+    cursor: CursorQuery = None,
 ) -> Response:
     """Cosignatures on the tenant's checkpoints, newest first, each with whether it holds."""
-    rows, following = await _COSIGNATURES.read(parts.pool, tenant_id, cursor, limit)
-    statuses = await asyncio.to_thread(lambda: [witness_statements.status_of(row, parts.witnesses) for row in rows])
+    rows, following = await _COSIGNATURES.read(pool, tenant_id, cursor, limit)
+    statuses = await asyncio.to_thread(
+        lambda: [witness_statements.status_of(row, settings.log.witnesses) for row in rows]
+    )
     items = [
         {
             "tree_size": row.tree_size,
@@ -139,10 +169,13 @@ async def list_cosignatures(
 
 @router.get("/v1/log/{tenant_id}/anchors", responses=answered(TimestampList))
 async def list_anchors(
-    parts: PartsDep, tenant_id: ReadableTenantPath, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None
+    pool: Service[NodePool],
+    tenant_id: ReadableTenantPath,
+    limit: Annotated[Limit, Query()] = 100,
+    cursor: CursorQuery = None,
 ) -> Response:
     """Time stamps (RFC 3161) on the tenant's checkpoints, newest first, as they came: whoever holds the CA judges."""
-    rows, following = await _TIMESTAMPS.read(parts.pool, tenant_id, cursor, limit)
+    rows, following = await _TIMESTAMPS.read(pool, tenant_id, cursor, limit)
     items = [
         {
             "kind": RFC_3161,
@@ -157,9 +190,9 @@ async def list_anchors(
     return page(items, following)
 
 
-def _kept_for_ever(parts: Parts) -> dict[str, str]:
+def _kept_for_ever(settings: Settings) -> dict[str, str]:
     """Headers of what never changes; shared caches keep it where everybody may read it, and nowhere else."""
-    kept_by = "public" if parts.settings.auth.mode == "none" else "private"
+    kept_by = "public" if settings.auth.mode == "none" else "private"
     return {"Cache-Control": f"{kept_by}, max-age=31536000, immutable"}
 
 

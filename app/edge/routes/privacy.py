@@ -6,18 +6,21 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
+from app.edge.accepted import AcceptedDep
 from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import TENANT_PATTERN, ReadableTenantPath
 from app.edge.forms.requests import ErasureRequest, PrivacyRequest
-from app.edge.parts import PartsDep
-from app.edge.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.edge.services import Service
 from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer
 from app.store import chain_reads
 from app.store.reading import reading
+from app.store.sessions import NodePool
 from app.trust.privacy.keys import TRUSTED_S
 from app.trust.privacy.knowledge import REFRESH_S
-from app.write.intake.privacy_changes import Declared
+from app.write.intake.privacy_changes import Declared, PrivacyChanges
+from app.write.intake.system_entries import SystemEntries
 from ledger.private_fields import declaration_of
 
 router = APIRouter(route_class=StrictRoute, tags=["privacy"], responses=PROBLEM_RESPONSE)
@@ -31,34 +34,39 @@ _NOTHING: dict[str, object] = {"fields": [], "subject": None, "seq": None, "decl
 
 @router.put("/v1/tenants/{tenant_id}/privacy", responses=answered(PrivacyAnswer))
 async def declare_private_fields(
-    parts: PartsDep,
-    caller: CallerDep,
+    system_entries: Service[SystemEntries],
+    privacy: Service[PrivacyChanges],
+    accepted: AcceptedDep,
     tenant_id: TenantPath,
     wanted: Annotated[PrivacyRequest, json_body(PrivacyRequest)],
 ) -> Response:
     """Encrypt these fields of the tenant's events from now on, each under the key of the person it is about."""
     declaration = declaration_of(wanted["fields"], wanted.get("subject"))
-    if tenant_id not in parts.system_entries.tenants:
-        parts.system_entries.charge_new(caller.id, 1)
-    return _answer(tenant_id, await parts.privacy_changes.declare(tenant_id, declaration))
+    if tenant_id not in system_entries.tenants:
+        system_entries.charge_new(accepted.caller.id, 1)
+    return _answer(tenant_id, await privacy.declare(tenant_id, declaration))
 
 
 @router.get("/v1/tenants/{tenant_id}/privacy", responses=answered(PrivacyAnswer))
-async def read_private_fields(parts: PartsDep, tenant_id: ReadableTenantPath) -> Response:
+async def read_private_fields(
+    privacy: Service[PrivacyChanges], pool: Service[NodePool], tenant_id: ReadableTenantPath
+) -> Response:
     """The tenant's private fields; none when it never declared any."""
-    declared = await parts.privacy_changes.declared(tenant_id)
+    declared = await privacy.declared(tenant_id)
     if declared is None:
-        async with reading(parts.pool) as connection:
+        async with reading(pool) as connection:
             await chain_reads.require_tenant(connection, tenant_id)
     return _answer(tenant_id, declared)
 
 
 @router.post("/v1/tenants/{tenant_id}/erasures", responses=answered(ErasureAnswer))
 async def erase_subject(
-    parts: PartsDep, tenant_id: TenantPath, wanted: Annotated[ErasureRequest, json_body(ErasureRequest)]
+    privacy: Service[PrivacyChanges],
+    tenant_id: TenantPath,
+    wanted: Annotated[ErasureRequest, json_body(ErasureRequest)],
 ) -> Response:
     """Destroy the key of a person's private fields, for good. The chain stays whole, and says so."""
-    erased = await parts.privacy_changes.erase(tenant_id, wanted["subject"], wanted.get("reason"))
+    erased = await privacy.erase(tenant_id, wanted["subject"], wanted.get("reason"))
     return json_answer({"tenant_id": tenant_id, **erased._asdict(), "other_nodes_within_s": TRUSTED_S})
 
 

@@ -7,24 +7,33 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from app.edge.accepted import AccessControl
 from app.edge.answers import json_answer
 from app.edge.forms.body import TEXT_MEDIA_TYPE
-from app.edge.parts import Parts, PartsDep
 from app.edge.problems import problem_response
-from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, caller_if_known
-from app.runtime import metrics
+from app.edge.routing import (
+    PROBLEM_RESPONSE,
+    StrictRoute,
+    answered,
+)
+from app.edge.services import Service
+from app.read.readiness import Readiness
 from app.runtime.answers.node import LiveAnswer, NodeAnswer, ReadyAnswer, VerifiedAnswer
+from app.runtime.metrics import CONTENT_TYPE, Metrics
 from app.runtime.principals import EVERY_TENANT, Right
-from app.store import chain_reads
-from app.store.reading import reading
+from app.runtime.settings.config import Settings
+from app.runtime.state.last_verified import LastVerified
+from app.runtime.state.node import Node
+from app.write.intake.system_entries import SystemEntries
 from ledger import native, rfc3339
-from ledger.errors import DatabaseUnavailableError, InvalidInputError
+from ledger.errors import InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.facts.problems import NOT_READY
+from wal.group_commit import GroupCommit
+from wal.replication.leading import Shipper
 
 router = APIRouter(route_class=StrictRoute, tags=["service"], responses=PROBLEM_RESPONSE)
 
-DATABASE_CHECK_TIMEOUT_S = 2.0
 EXCLUDED_CHARACTERS_MAX = 200
 ALWAYS_COUNTED = frozenset({"accepting", "writer"})
 """Checks without which no write is taken, whatever its level."""
@@ -38,9 +47,10 @@ _TEXT = {
 
 
 @router.get("/v1/node", responses=answered(NodeAnswer))
-async def read_node(parts: PartsDep) -> Response:
+async def read_node(
+    node: Service[Node], settings: Service[Settings], shipper: Service[Shipper | None], writer: Service[GroupCommit]
+) -> Response:
     """This node. Positions are read from the last to the first, so each is at least the next."""
-    node, settings = parts.node, parts.settings
     chained_lsn, commit_lsn, durable_lsn = node.chained.lsn, node.committed.lsn, node.durable.lsn
     return json_answer(
         {
@@ -65,10 +75,10 @@ async def read_node(parts: PartsDep) -> Response:
                     "lag_lsn": each.lag_lsn,
                     "fault": each.fault,
                 }
-                for each in parts.members()
+                for each in (() if shipper is None else shipper.reports())
             ],
             "positions": {
-                "written_lsn": node.written_lsn(),
+                "written_lsn": writer.written_lsn,
                 "durable_lsn": durable_lsn,
                 "commit_lsn": commit_lsn,
                 "chained_lsn": chained_lsn,
@@ -95,7 +105,10 @@ async def read_liveness() -> Response:
 @router.get("/readyz", responses=answered(ReadyAnswer))
 async def read_readiness(
     request: Request,
-    parts: PartsDep,
+    access: Service[AccessControl],
+    readiness: Service[Readiness],
+    system_entries: Service[SystemEntries],
+    last_verified: Service[LastVerified],
     exclude: Annotated[
         str | None,
         Query(
@@ -110,65 +123,38 @@ async def read_readiness(
     Other checks are reported and make no 503: without ``signing`` it still takes requests, and with damage to single
     tenants (``tenants``, ``rows``) it serves all others. Which, callers with `operate` for all are told.
     """
-    found = await _checks(parts)
+    found = await readiness.faults()
     excluded = set(exclude.split(",")) if exclude is not None else set()
     if unknown := excluded - (found.keys() - ALWAYS_COUNTED):
         raise InvalidInputError(f"exclude: {min(unknown)[:100]!r} is no check that can be left out", ("exclude",))
     checks = {name: {"ok": fault is None, "detail": fault} for name, fault in found.items()}
     faults = [f"{name}: {fault}" for name, fault in found.items() if fault is not None and name not in excluded]
-    for name, check in parts.reported_checks.items():
+    caller = await access.caller_if_known(request.scope)
+    may_know_tenants = caller is not None and caller.may(Right.OPERATE, EVERY_TENANT)
+    for name, check in readiness.reported.items():
         fault = check()
-        if fault is not None and name in NAMING_TENANTS and not await _may_know_tenants(request):
+        if fault is not None and name in NAMING_TENANTS and not may_know_tenants:
             fault = _NOT_TOLD
         checks[name] = {"ok": fault is None, "detail": fault}
-    verified = _verified(parts, may_know_callers=await _may_know_tenants(request))
+    verified = _verified(system_entries, last_verified, may_know_callers=may_know_tenants)
     if faults:
         return problem_response(NOT_READY, "; ".join(faults), members={"checks": checks, "verified": verified})
     return json_answer({"status": "ready", "checks": checks, "verified": verified})
 
 
 @router.get("/metrics", response_class=Response, responses={200: _TEXT})
-async def read_metrics(parts: PartsDep) -> Response:
+async def read_metrics(metrics: Service[Metrics], readiness: Service[Readiness]) -> Response:
     """Metrics in the text format of Prometheus."""
-    await _ask_database(parts)
-    return Response(parts.metrics.render(), headers={"Content-Type": metrics.CONTENT_TYPE})
+    await readiness.ask_database()
+    return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
-async def _checks(parts: Parts) -> dict[str, str | None]:
-    """Every check by name: None when it holds, else what is wrong."""
-    await _ask_database(parts)
-    found: dict[str, str | None] = {
-        "accepting": None if parts.accepting and not parts.node.shutting_down else "stopping",
-        "writer": None if parts.node.failure is None else str(parts.node.failure),
-        "database": parts.database_fault,
-    }
-    for name, check in parts.readiness_checks.items():
-        found[name] = check()
-    return found
-
-
-def _verified(parts: Parts, *, may_know_callers: bool) -> VerifiedAnswer:
-    tenants = parts.system_entries.tenants | {SYSTEM_TENANT}
-    oldest, never = parts.last_verified.of_all(tenants)
+def _verified(system_entries: SystemEntries, last_verified: LastVerified, *, may_know_callers: bool) -> VerifiedAnswer:
+    tenants = system_entries.tenants | {SYSTEM_TENANT}
+    oldest, never = last_verified.of_all(tenants)
     return VerifiedAnswer(
         at=None if oldest is None else datetime.fromtimestamp(oldest.at_s, UTC),
         by=oldest.by if oldest is not None and may_know_callers else None,
         tenants=len(tenants),
         never_verified=never,
     )
-
-
-async def _may_know_tenants(request: Request) -> bool:
-    caller = await caller_if_known(request)
-    return caller is not None and caller.may(Right.OPERATE, EVERY_TENANT)
-
-
-async def _ask_database(parts: Parts) -> None:
-    """See whether the database answers: ``parts.database_fault``, which metrics report as well."""
-    fault = None
-    try:
-        async with reading(parts.pool, timeout_s=DATABASE_CHECK_TIMEOUT_S) as connection:
-            await chain_reads.ping(connection)
-    except DatabaseUnavailableError as error:
-        fault = str(error)
-    parts.database_fault = fault

@@ -9,19 +9,20 @@ from urllib.parse import parse_qs
 import structlog
 from fastapi import APIRouter, Request, Response
 
-from app.edge.accepted import record_refusal
-from app.edge.answers import json_answer
-from app.edge.forms.body import JSON_MEDIA_TYPE, body_of, parse, read_body
+from app.edge.accepted import AccessControl
+from app.edge.answers import JSON_MEDIA_TYPE, json_answer
+from app.edge.forms.body import body_of, read_body
 from app.edge.forms.requests import SIGN_IN
-from app.edge.parts import Parts, PartsDep, parts_of
-from app.edge.routing import PROBLEM_RESPONSE, OpenRoute, StrictRoute, answered, caller_if_known
+from app.edge.forms.validation import parse
+from app.edge.routing import PROBLEM_RESPONSE, OpenRoute, StrictRoute, answered
+from app.edge.services import Service
 from app.runtime.answers.node import ConsoleSessionAnswer
 from app.runtime.outgoing.asking import NoAnswerError
 from app.runtime.principals import EVERYBODY, Principal
-from app.trust.access.callers import CALLER
+from app.runtime.settings.config import Settings
 from app.trust.access.code_flow import COOKIE as SIGN_IN_COOKIE
-from app.trust.access.code_flow import COOKIE_LIFE_S
-from app.trust.access.console_sessions import TOKEN_BYTES_MAX, ConsoleSession, set_cookie, shown_cookie
+from app.trust.access.code_flow import COOKIE_LIFE_S, CodeFlow
+from app.trust.access.console_sessions import TOKEN_BYTES_MAX, ConsoleSession, ConsoleSessions, set_cookie, shown_cookie
 from ledger.errors import InvalidInputError, LedgerError, NotFoundError, UnauthenticatedError
 
 router = APIRouter(route_class=StrictRoute, tags=["console"], responses=PROBLEM_RESPONSE)
@@ -36,11 +37,17 @@ log = structlog.get_logger()
 
 
 @router.get("/v1/console/session", responses=answered(ConsoleSessionAnswer))
-async def read_console_session(request: Request, parts: PartsDep) -> Response:
+async def read_console_session(
+    request: Request,
+    access: Service[AccessControl],
+    console_sessions: Service[ConsoleSessions],
+    code_flow: Service[CodeFlow | None],
+    settings: Service[Settings],
+) -> Response:
     """How one signs in here, and until when the caller is, by a cookie of the console."""
-    caller = await caller_if_known(request)
-    session = None if caller in (None, EVERYBODY) else _session_of(request)
-    return json_answer(_answer(parts, caller, session), headers=_NOT_KEPT)
+    caller = await access.caller_if_known(request.scope)
+    session = None if caller in (None, EVERYBODY) else _session_of(request, console_sessions)
+    return json_answer(_answer(settings, code_flow, caller, session), headers=_NOT_KEPT)
 
 
 @router.post(
@@ -49,34 +56,45 @@ async def read_console_session(request: Request, parts: PartsDep) -> Response:
     responses=answered(ConsoleSessionAnswer, 201, headers=_COOKIE),
     openapi_extra={"requestBody": body_of(SIGN_IN)},
 )
-async def sign_in(request: Request, parts: PartsDep) -> Response:
+async def sign_in(
+    request: Request,
+    access: Service[AccessControl],
+    console_sessions: Service[ConsoleSessions],
+    code_flow: Service[CodeFlow | None],
+    settings: Service[Settings],
+) -> Response:
     """Sign in with a token: the answer sets a cookie that counts as the token does, for the pages of this service."""
     body = await read_body(request, JSON_MEDIA_TYPE, _BODY_BYTES_MAX)
     token = parse(SIGN_IN, body)["token"].encode()
-    if parts.settings.auth.mode == "none":
-        return json_answer(_answer(parts, EVERYBODY, None), 201, _NOT_KEPT)
-    caller, session, cookie = await _begin(request, token)
-    return json_answer(_answer(parts, caller, session), 201, {**_NOT_KEPT, "Set-Cookie": cookie})
+    if settings.auth.mode == "none":
+        return json_answer(_answer(settings, code_flow, EVERYBODY, None), 201, _NOT_KEPT)
+    caller, session, cookie = await _begin(request, access, console_sessions, token)
+    return json_answer(_answer(settings, code_flow, caller, session), 201, {**_NOT_KEPT, "Set-Cookie": cookie})
 
 
 @router.delete("/v1/console/session", responses=answered(ConsoleSessionAnswer, headers=_COOKIE))
-async def sign_out(request: Request, parts: PartsDep) -> Response:
+async def sign_out(
+    request: Request,
+    console_sessions: Service[ConsoleSessions],
+    code_flow: Service[CodeFlow | None],
+    settings: Service[Settings],
+) -> Response:
     """Sign out: the browser forgets the cookie, and this node takes no copy of it any more. The token goes on
     counting."""
-    session = _session_of(request)
+    session = _session_of(request, console_sessions)
     if session is not None:
-        parts.console_sessions.end(session, time.time())
+        console_sessions.end(session, time.time())
     forgotten = set_cookie(request.scope["scheme"], "", 0)
-    return json_answer(_answer(parts, None, None), headers={**_NOT_KEPT, "Set-Cookie": forgotten})
+    return json_answer(_answer(settings, code_flow, None, None), headers={**_NOT_KEPT, "Set-Cookie": forgotten})
 
 
 @router.get("/v1/console/oidc", include_in_schema=False)
-async def begin_oidc(request: Request, parts: PartsDep) -> Response:
+async def begin_oidc(request: Request, code_flow: Service[CodeFlow | None]) -> Response:
     """The way to the issuer, who asks who it is."""
-    if parts.code_flow is None:
+    if code_flow is None:
         raise NotFoundError("people sign in with tokens here: auth.oidc.client_id is not set")
     try:
-        departure = await parts.code_flow.begin(_redirect_uri(request))
+        departure = await code_flow.begin(_redirect_uri(request))
     except NoAnswerError as error:
         log.warning("console_sign_in_failed", error=str(error))
         return _to_console("unanswered")
@@ -84,10 +102,15 @@ async def begin_oidc(request: Request, parts: PartsDep) -> Response:
 
 
 @callbacks.get(CALLBACK)
-async def finish_oidc(request: Request) -> Response:
+async def finish_oidc(
+    request: Request,
+    access: Service[AccessControl],
+    console_sessions: Service[ConsoleSessions],
+    code_flow: Service[CodeFlow | None],
+) -> Response:
     """The way back from the issuer: with a session, or with why there is none."""
-    parts, asked = parts_of(request), parse_qs(request.scope["query_string"].decode("latin-1"))
-    if parts.code_flow is None:
+    asked = parse_qs(request.scope["query_string"].decode("latin-1"))
+    if code_flow is None:
         raise NotFoundError("people sign in with tokens here: auth.oidc.client_id is not set")
     state, code, refused = (asked.get(name, [""])[0] for name in ("state", "code", "error"))
     forgotten = _sign_in_cookie(request, "", 0)
@@ -95,12 +118,12 @@ async def finish_oidc(request: Request) -> Response:
         log.warning("console_sign_in_refused", error=refused[:100])
         return _to_console("denied", forgotten)
     try:
-        tokens = await parts.code_flow.finish(
+        tokens = await code_flow.finish(
             request.cookies.get(_sign_in_name(request), ""), state, code, _redirect_uri(request)
         )
         for number, token in enumerate(tokens, 1):
             try:
-                *_, cookie = await _begin(request, token)
+                *_, cookie = await _begin(request, access, console_sessions, token)
                 return _to_console("", forgotten, cookie)
             except UnauthenticatedError:
                 if number == len(tokens):
@@ -108,21 +131,23 @@ async def finish_oidc(request: Request) -> Response:
         raise NoAnswerError("the issuer gives no token")
     except (NoAnswerError, LedgerError) as error:
         log.warning("console_sign_in_failed", error=str(error))
-        record_refusal(parts, request.scope, error)
+        access.record_refusal(request.scope, error)
         why = "refused" if isinstance(error, UnauthenticatedError) else "unanswered"
         return _to_console(why, forgotten)
 
 
-def _session_of(request: Request) -> ConsoleSession | None:
+def _session_of(request: Request, console_sessions: ConsoleSessions) -> ConsoleSession | None:
     """The session that the request shows, None where that is none that counts."""
     try:
         cookie = shown_cookie(request.scope["headers"], request.scope["scheme"])
-        return None if cookie is None else parts_of(request).console_sessions.open(cookie, time.time())
+        return None if cookie is None else console_sessions.open(cookie, time.time())
     except UnauthenticatedError:
         return None
 
 
-async def _begin(request: Request, token: bytes) -> tuple[Principal, ConsoleSession, str]:
+async def _begin(
+    request: Request, access: AccessControl, console_sessions: ConsoleSessions, token: bytes
+) -> tuple[Principal, ConsoleSession, str]:
     """Who ``token`` says signs in, his session, and its cookie.
 
     Raises:
@@ -130,18 +155,19 @@ async def _begin(request: Request, token: bytes) -> tuple[Principal, ConsoleSess
         NotReadyError: the issuer's keys cannot be had now.
         InvalidInputError: the token is too long for a cookie.
     """
-    parts, scheme = parts_of(request), request.scope["scheme"]
-    caller = await parts.callers.caller({"headers": [(b"authorization", b"Bearer " + token)]})
-    request.scope[CALLER] = caller
+    scheme = request.scope["scheme"]
+    caller = await access.callers.caller({"headers": [(b"authorization", b"Bearer " + token)]})
     now_s = time.time()
-    session, value = parts.console_sessions.begin(token, caller.expires_at, now_s)
+    session, value = console_sessions.begin(token, caller.expires_at, now_s)
     return caller, session, set_cookie(scheme, value, max(0, session.expires_s - int(now_s)))
 
 
-def _answer(parts: Parts, caller: Principal | None, session: ConsoleSession | None) -> dict[str, object]:
+def _answer(
+    settings: Settings, code_flow: CodeFlow | None, caller: Principal | None, session: ConsoleSession | None
+) -> dict[str, object]:
     return {
-        "auth_mode": parts.settings.auth.mode,
-        "oidc_sign_in": parts.code_flow is not None,
+        "auth_mode": settings.auth.mode,
+        "oidc_sign_in": code_flow is not None,
         "principal": None if caller is None else caller.id,
         "expires_at": None if session is None else session.expires_at,
     }

@@ -16,21 +16,22 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from app.edge.answers import json_answer
-from app.edge.forms.body import JSON_MEDIA_TYPE, NDJSON_MEDIA_TYPE, read_body
+from app.edge.accepted import AcceptedDep
+from app.edge.answers import JSON_MEDIA_TYPE, json_answer
+from app.edge.forms.body import NDJSON_MEDIA_TYPE, read_body
 from app.edge.forms.lines import LineModel, at_line
 from app.edge.forms.requests import STATS_REPORT
-from app.edge.parts import parts_of
 from app.edge.routing import PROBLEM_RESPONSE, LeanRoute, answered
+from app.edge.services import Service
 from app.runtime.answers.jobs import StatsAnswer
 from app.runtime.metrics import Metrics
-from app.trust.access.callers import check_tenant
+from app.runtime.settings.config import Settings
+from app.runtime.state.node import Node
 from app.write.stats.intake import Chunk, StatsIntake
 from app.write.stats.share import LoopShare
 from ledger import rfc3339
@@ -63,24 +64,30 @@ _BODY = {
 
 
 @router.post("/v1/stats", status_code=202, responses=answered(StatsAnswer, 202), openapi_extra={"requestBody": _BODY})
-async def report_stats(request: Request) -> Response:
+async def report_stats(
+    request: Request,
+    accepted: AcceptedDep,
+    node: Service[Node],
+    settings: Service[Settings],
+    intake: Service[StatsIntake],
+    metrics: Service[Metrics],
+) -> Response:
     """Report how jobs are doing. Never in the ledger: counted, sampled under pressure, kept for a while in files."""
-    parts = parts_of(request)
-    parts.check_accepting()
-    await parts.stats.admit()
+    node.check_accepting()
+    await intake.admit()
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     one = media_type == JSON_MEDIA_TYPE
-    body_bytes_max = min(BODY_BYTES_MAX, parts.settings.http.body_bytes_max)
+    body_bytes_max = min(BODY_BYTES_MAX, settings.http.body_bytes_max)
     body = await read_body(request, JSON_MEDIA_TYPE if one else NDJSON_MEDIA_TYPE, body_bytes_max)
-    async with parts.stats.turn(len(body)) as is_mine:
+    async with intake.turn(len(body)) as is_mine:
         if not is_mine:
             dropped = 1 if one else body.count(b"\n") + (not body.endswith(b"\n"))
-            parts.metrics.stats_dropped("busy", dropped)
+            metrics.stats_dropped("busy", dropped)
             return json_answer(StatsAnswer(accepted=0, dropped=dropped, sample_rate=0.0), 202)
-        with parts.stats.checking.charged():
+        with intake.checking.charged():
             lines = [body] if one else _REPORTS.split(body)
-        check = partial(check_tenant, request.scope)
-        answer = await take(lines, one, parts.settings.hlc.max_clock_skew_ms, check, parts.stats, parts.metrics)
+        skew_ms = settings.hlc.max_clock_skew_ms
+        answer = await take(lines, one, skew_ms, accepted.check_tenant, intake, metrics)
     return json_answer(answer, 202)
 
 

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Annotated, Final
 
 import structlog
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Response
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
-from app.edge.accepted import record_read, report_break
+from app.edge.accepted import Accepted, AcceptedDep
 from app.edge.connection.protocol import CUT_OFF
 from app.edge.forms.fields import (
     NAME_CHARACTERS_MAX,
@@ -27,14 +27,15 @@ from app.edge.forms.fields import (
     in_upper_case,
 )
 from app.edge.middleware import IS_HEAD
-from app.edge.parts import Parts, PartsDep
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute
-from app.runtime.principals import Principal, Right
+from app.edge.services import Service
+from app.runtime.principals import Right
 from app.share.watch.blocks import Wanted
-from app.share.watch.watchers import Watcher
-from app.trust.access.callers import CALLER
-from ledger.errors import ChainDamagedError, InvalidInputError, NotReadyError, UnauthenticatedError
-from ledger.facts.events import TYPE_OF_ACTION
+from app.share.watch.watchers import Watcher, Watchers
+from ledger.errors import ChainDamagedError, InvalidInputError
+from ledger.facts.events import (
+    TYPE_OF_ACTION,
+)
 
 router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RESPONSE)
 
@@ -58,8 +59,8 @@ Subject = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX, pat
 
 @router.get("/v1/watch", response_class=Response, responses={200: _STREAM})
 async def watch_chain(
-    request: Request,
-    parts: PartsDep,
+    accepted: AcceptedDep,
+    watchers: Service[Watchers],
     tenant_id: Annotated[ReadableTenantId, Query()],
     from_seq: Annotated[
         SeqNumber | None, Query(description="First entry; left out, what comes from now on. It need not be there yet.")
@@ -86,7 +87,7 @@ async def watch_chain(
         raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
     after_seq = last_event_id if last_event_id is not None else None if from_seq is None else from_seq - 1
     wanted = Wanted(_actions(actions), job, dc)
-    return EventStream(parts, request, tenant_id, wanted, after_seq, to_seq)
+    return EventStream(watchers, accepted, tenant_id, wanted, after_seq, to_seq)
 
 
 def _actions(text: str | None) -> frozenset[str] | None:
@@ -111,8 +112,8 @@ class EventStream(Response):
 
     def __init__(
         self,
-        parts: Parts,
-        request: Request,
+        watchers: Watchers,
+        accepted: Accepted,
         tenant_id: str,
         wanted: Wanted,
         after_seq: int | None,
@@ -120,8 +121,8 @@ class EventStream(Response):
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._parts = parts
-        self._request = request
+        self._watchers = watchers
+        self._accepted = accepted
         self._tenant_id = tenant_id
         self._wanted = wanted
         self._after_seq = after_seq
@@ -133,12 +134,11 @@ class EventStream(Response):
         Raises:
             LedgerError: the stream could not begin; nothing was sent.
         """
-        parts, tenant_id, after_seq = self._parts, self._tenant_id, self._after_seq
-        caller: Principal = scope[CALLER]
-        may_watch = partial(_may_watch, parts, scope, tenant_id)
-        with parts.quotas.watches.one(caller.id):
-            async with parts.watchers.open(tenant_id, self._wanted, after_seq, self._to_seq, may_watch) as watcher:
-                await record_read(self._request, tenant_id, watched_from=watcher.seq + 1, **self._filters())
+        accepted, tenant_id, after_seq = self._accepted, self._tenant_id, self._after_seq
+        may_watch = partial(_may_watch, accepted, tenant_id)
+        with accepted.quotas.watches.one(accepted.caller.id):
+            async with self._watchers.open(tenant_id, self._wanted, after_seq, self._to_seq, may_watch) as watcher:
+                await accepted.record_read(tenant_id, watched_from=watcher.seq + 1, **self._filters())
                 watcher.cut_off = scope[CUT_OFF]
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 if scope.get(IS_HEAD) is None:
@@ -147,7 +147,7 @@ class EventStream(Response):
                         await _tell(watcher, receive, send)
                     except ChainDamagedError as error:
                         log.error("watch_ended", tenant_id=error.tenant_id, error=str(error))
-                        report_break(parts, scope, error)
+                        accepted.report_break(error)
                 await send({"type": "http.response.body", "body": b""})
 
     def _filters(self) -> dict[str, object]:
@@ -187,10 +187,7 @@ def _piece(body: bytes) -> dict[str, object]:
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 
-async def _may_watch(parts: Parts, scope: Scope, tenant_id: str) -> bool:
+async def _may_watch(accepted: Accepted, tenant_id: str) -> bool:
     """Whether what the request showed still counts; not where nobody can tell, as for a request that came now."""
-    try:
-        caller = await parts.callers.caller(scope)
-    except (UnauthenticatedError, NotReadyError):
-        return False
-    return caller.may(Right.READ, tenant_id)
+    caller = await accepted.access.caller_if_known(accepted.scope)
+    return caller is not None and caller.may(Right.READ, tenant_id)

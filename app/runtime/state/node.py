@@ -8,13 +8,12 @@ Always true::
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from app.runtime.state.places import Places
 from app.runtime.state.wall_clock import WallClock
-from ledger.errors import DurabilityTimeoutError, LedgerError
+from ledger.errors import DurabilityTimeoutError, FencedError, LedgerError, NotReadyError
 from ledger.hlc import Clock
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 
@@ -68,8 +67,6 @@ class Node:
     wal_id: str
     epoch: Epoch
     clock: Clock
-    written_lsn: Callable[[], Lsn] = field(default=lambda: BEFORE_FIRST)
-    """How far the WAL was given to the operating system; the writer, which its thread moves, is asked."""
     durable: Watermark = field(default_factory=lambda: Watermark("durable"))
     committed: Watermark = field(default_factory=lambda: Watermark("committed"))
     chained: Watermark = field(default_factory=lambda: Watermark("chained"))
@@ -88,7 +85,35 @@ class Node:
     """Tenants whose rows this node does not sign any further, and why."""
     unfollowed: dict[str, str] = field(default_factory=dict)
     """Tenants of whose newest entries no checkpoint that counts is found, and why (``ledger_watch``)."""
+    accepting: bool = False
+    """Whether requests are taken: false while starting and from the signal to stop on."""
     shutting_down: bool = False
+
+    def stop_accepting(self) -> None:
+        """Take no request from now on: the service stops."""
+        self.accepting, self.shutting_down = False, True
+
+    def check_writable(self) -> None:
+        """Refuse unless this node takes writes now.
+
+        Raises:
+            FencedError: another process writes this WAL now.
+            NotReadyError: the service is starting or stopping, or the node has failed.
+        """
+        if isinstance(self.failure, FencedError):
+            raise FencedError(str(self.failure))
+        if self.failure is not None:
+            raise NotReadyError(f"this node has stopped writing: {self.failure}")
+        self.check_accepting()
+
+    def check_accepting(self) -> None:
+        """Refuse unless requests are taken.
+
+        Raises:
+            NotReadyError: the service is starting or stopping.
+        """
+        if not self.accepting:
+            raise NotReadyError("the service is starting or stopping; try again")
 
     def chained_lsn_of(self, tenant_id: str) -> Lsn:
         """Up to where every record of the tenant is in its chain; ``chained`` goes on past those that are held back."""

@@ -40,8 +40,8 @@ class Slots:
             self._free.release()
 
 
-class Room:
-    """Bytes that all who hold some may hold together; one principal three quarters of them."""
+class MemoryBudget:
+    """Bytes that all requests together may hold in memory; one principal three quarters of them."""
 
     def __init__(self, bytes_max: int, what: str) -> None:
         """``what`` says what they are."""

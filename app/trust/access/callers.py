@@ -22,12 +22,8 @@ from ledger.errors import UnauthenticatedError
 
 Scope = MutableMapping[str, Any]
 
-CALLER: Final = "tally.caller"
-"""Where the scope of a request holds its ``Principal``."""
 CERTIFICATE: Final = "tally.certificate"
 """Where the scope of a request holds the names in the certificate that its connection was made with, if it was."""
-ASKED_S: Final = "tally.asked_s"
-"""Where the scope of a request says when its caller was asked who he is, by ``time.perf_counter``."""
 ASK_AGAIN_S: Final = 1.0
 """A request that takes longer is asked again, as its token may have expired; where one was revoked meanwhile, at once:
 whoever held it open must not be let in by that."""
@@ -147,19 +143,6 @@ class Callers:
         return credentials
 
 
-def check_again(source: CallerSource, scope: Scope) -> None:
-    """Ask again who calls, where that was asked a while ago, or before a token was revoked; what an issuer signed
-    counts for all of a request.
-
-    Raises:
-        UnauthenticatedError: what the request shows counts no more.
-    """
-    now_s = time.perf_counter()
-    if is_outdated(source, scope.get(ASKED_S, now_s), now_s):
-        source.known(scope)
-        scope[ASKED_S] = now_s
-
-
 def is_outdated(source: CallerSource, asked_s: float, now_s: float) -> bool:
     """Whether what was said then of who calls must be asked again."""
     return asked_s <= source.narrowed_s or now_s - asked_s > ASK_AGAIN_S
@@ -181,16 +164,6 @@ def check(principal: Principal, rule: Rule, scope: Scope) -> None:
         principal.check(rule.right, tenant_id)
     if not named:
         principal.check_any(rule.right)
-
-
-def check_tenant(scope: Scope, tenant_id: str) -> None:
-    """Return if the caller has the right that the route needs, for a tenant that the body of the request names.
-
-    Raises:
-        ForbiddenError: he has not.
-    """
-    caller: Principal = scope[CALLER]
-    caller.check(scope["route"].rule.right, tenant_id)
 
 
 def named_tenants(scope: Scope) -> Iterator[str]:

@@ -23,8 +23,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -47,6 +47,8 @@ from app.write.followers.tenant_memory import FollowedTenant, TenantMemory
 from app.write.followers.tree_follower import TreeFollower
 from ledger.errors import (
     ChainBrokenError,
+    ChainDamagedError,
+    KeyConflictError,
     LedgerError,
     SignatureError,
     SignerAwayError,
@@ -300,6 +302,16 @@ class Notary:
         tenant.is_tree_damaged, tenant.is_kept = True, False
         self._grown.add(tenant_id)
         self._wake.set()
+
+    @contextmanager
+    def mending(self, tenant_id: str) -> Iterator[None]:
+        """A read of the tenant's stored tree: where that is damaged, or no key that counts signed its checkpoint, both
+        are made again in the background."""
+        try:
+            yield
+        except (ChainDamagedError, KeyConflictError):
+            self.mend(tenant_id)
+            raise
 
     async def _mend_trees(self, names: Sequence[str]) -> None:
         """Make the stored trees of these tenants again from their chains, each in a transaction of its own."""

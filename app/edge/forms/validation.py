@@ -1,0 +1,193 @@
+"""JSON that callers send, checked strictly; and what is wrong with it, in words that name the field.
+
+No object may name a member twice: two readers could read two different values out of it. Parsers keep one of the two
+and say nothing, so ``check_unique`` finds what they dropped. Outside of strings each member has one colon, and strings
+keep their colons when a value is written again. So, unless a colon was written as an escape, the text has as many
+colons as the parsed value written again, and more of them when a member was dropped. Only if the numbers differ, or an
+escape may hide the difference, is the text parsed a second time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+import orjson
+from fastapi.exceptions import RequestValidationError
+from pydantic import TypeAdapter, ValidationError
+
+from app.edge.problems import DETAIL_CHARACTERS_MAX, cut, dotted
+from app.runtime.settings.words import nearest, words_of
+from ledger.enumeration import first_of
+from ledger.errors import InvalidInputError
+
+ERRORS_LISTED_MAX: Final = 1000
+"""With more faults than this in one body none is picked out: listing them would hold up everybody else."""
+LISTED_MAX: Final = 16
+"""Fields that are listed where none is near; of more it is said how many."""
+_BACKSLASH = ord("\\")
+
+
+def parse(adapter: TypeAdapter[Any], body: bytes, tags: frozenset[str] = frozenset()) -> Any:
+    """The value of the JSON text ``body``; ``tags`` are path parts that chose a model and no caller wrote.
+
+    Raises:
+        InvalidInputError: not JSON, not of the adapter's form, or a member twice; ``path`` names the field.
+    """
+    try:
+        value = adapter.validate_json(body)
+    except ValidationError as error:
+        raise invalid(error, tags, adapter) from None
+    check_unique(body, value)
+    return value
+
+
+def invalid(
+    error: ValidationError, tags: frozenset[str] = frozenset(), form: TypeAdapter[Any] | None = None
+) -> InvalidInputError:
+    """The first thing ``error`` found, as our own; ``tags`` are parts of its path that no caller wrote, ``form`` is
+    what was not met."""
+    if error.error_count() > ERRORS_LISTED_MAX:
+        return InvalidInputError(f"{error.error_count()} fields are wrong or unknown")
+    items = error.errors(include_url=False, include_input=False)
+    first = items[0]
+    if first["type"].startswith("union_tag_"):
+        # A tag is chosen before any field is looked at.
+        path, message = _wrong_tag(first, error.errors(include_url=False)[0]["input"])
+    else:
+        path, message = first_error(items, form)
+    # A tag stands first, or behind the field whose value it is of.
+    return _wrong(tuple(part for at, part in enumerate(path) if at > 1 or part not in tags), message)
+
+
+def _wrong_tag(item: Mapping[str, Any], given: object) -> tuple[tuple[str | int, ...], str]:
+    name = item["ctx"]["discriminator"].strip("'") if "ctx" in item else "type"
+    if item["type"] == "union_tag_not_found":
+        meant = nearest_field(given, name)
+        if meant is not None:
+            return (*item["loc"], meant), f"there is no such field; the nearest is {name}, which is required"
+        return (*item["loc"], name), "is required"
+    return (*item["loc"], name), words_of(item)
+
+
+def _wrong(path: tuple[str | int, ...], message: str) -> InvalidInputError:
+    message = cut(message, DETAIL_CHARACTERS_MAX)
+    return InvalidInputError(f"{dotted(path)}: {message}" if path else message, path)
+
+
+def invalid_parameter(error: RequestValidationError) -> InvalidInputError:
+    """The first thing that the framework found wrong with the query, the path or a header."""
+    item = error.errors()[0]
+    return _wrong(tuple(item["loc"][1:]), words_of(item))
+
+
+def first_error(items: Sequence[Mapping[str, Any]], form: TypeAdapter[Any] | None) -> tuple[tuple[str | int, ...], str]:
+    """Where the first thing is that ``items``, errors of pydantic, found wrong, and what. An unknown field comes before
+    a missing one beside it, which it may stand for. ``form`` is what was not met, None where it is not known."""
+    first = items[0]
+    parent = tuple(first["loc"][:-1])
+    if first["type"] not in ("missing", "extra_forbidden"):
+        return tuple(first["loc"]), words_of(first)
+    beside = [item for item in items if tuple(item["loc"][:-1]) == parent]
+    missing = [str(item["loc"][-1]) for item in beside if item["type"] == "missing"]
+    unknown = [str(item["loc"][-1]) for item in beside if item["type"] == "extra_forbidden"]
+    if not unknown:
+        return tuple(first["loc"]), words_of(first)
+    name = next((name for name in unknown if nearest(name, missing)), unknown[0])
+    known = [] if form is None else fields_at(_schema_of(form), parent)
+    return (*parent, name), _unknown(name, missing, known)
+
+
+def nearest_field(given: object, name: str) -> str | None:
+    """The member of ``given`` that may stand for the one called ``name``, which it lacks."""
+    return nearest(name, [key for key in given if isinstance(key, str)]) if isinstance(given, dict) else None
+
+
+def _unknown(name: str, missing: Sequence[str], known: Sequence[str]) -> str:
+    near = nearest(name, missing) or nearest(name, known)
+    if near is not None:
+        required = ", which is required" if near in missing else ""
+        return f"there is no such field; the nearest is {near}{required}"
+    if not known:
+        return "there is no such field"
+    return f"there is no such field; there are {first_of(known, LISTED_MAX)}"
+
+
+def fields_at(schema: Mapping[str, Any], path: Sequence[str | int]) -> list[str]:
+    """The fields that an object may have at a place of a JSON schema. ``path`` is as pydantic has it: where a form is
+    chosen among several, its tag is a part."""
+    node = schema
+    for part in path:
+        node = _step(_resolved(node, schema), part)
+    return list(_resolved(node, schema).get("properties", ()))
+
+
+def _step(node: Mapping[str, Any], part: str | int) -> Mapping[str, Any]:
+    forms = node.get("discriminator", {}).get("mapping", {})
+    if part in forms:
+        return {"$ref": forms[part]}
+    if isinstance(part, int):
+        found = node.get("items")
+    else:
+        found = node.get("properties", {}).get(part) or node.get("additionalProperties")
+    return found if isinstance(found, dict) else {}
+
+
+def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = str(node.get("$ref", "")).rpartition("/")[2]
+    return schema["$defs"][name] if name else node
+
+
+@cache
+def _schema_of(form: TypeAdapter[Any]) -> Mapping[str, Any]:
+    return form.json_schema()
+
+
+def is_unique(text: bytes, value: object) -> bool:
+    """Whether no object in ``text`` has two members of one name; also false when that cannot be told at little cost.
+
+    ``text`` may be several JSON texts, and ``value`` the list of what was parsed out of each: none has fewer colons
+    than its value has, so as many in all are as many in each.
+    """
+    return text.count(b":") == _colons(value) and not (_BACKSLASH in text and b"\\u003" in text)
+
+
+def check_unique(text: bytes, value: object) -> None:
+    """Return if no object in the JSON ``text`` has two members of one name.
+
+    ``value`` is what was parsed out of the text: all of it, and nothing else.
+
+    Raises:
+        InvalidInputError: one has; ``path`` is the member's.
+    """
+    if is_unique(text, value):
+        return
+    for path in _repeated(json.loads(text, object_pairs_hook=_Members), ()):
+        raise InvalidInputError("there are two members of this name", path)
+
+
+def _colons(value: object) -> int:
+    try:
+        return orjson.dumps(value).count(b":")
+    except TypeError:  # Not a value that can be written; what is wrong with it is found where it is used.
+        return -1
+
+
+class _Members(tuple[tuple[str, object], ...]):
+    """The members of one object, as written."""
+
+
+def _repeated(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Paths of members whose name came before in the same object."""
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _repeated(item, (*path, index))
+    elif isinstance(value, _Members):
+        names: set[str] = set()
+        for name, member in value:
+            if name in names:
+                yield (*path, name)
+            names.add(name)
+            yield from _repeated(member, (*path, name))
