@@ -1,20 +1,20 @@
-"""What proposers and safekeepers say to each other, and its form on the wire.
+"""The messages between proposers and safekeepers, and their form on the wire.
 
 A frame::
 
     length u32 | crc32 u32 | kind u8 | head length u32 | head | body
 
-``length`` counts what is behind it, ``crc32`` (zlib) covers what is behind itself. ``head`` is the fields of the
-message in MessagePack, in order; ``body`` is WAL batches as they stand in a segment, in the messages that carry any.
+``length`` counts the bytes behind it, ``crc32`` (zlib) covers those behind itself. ``head`` is the fields of the
+message in MessagePack, in order; ``body`` is WAL batches as they are in a segment, in the messages that carry any.
 
-A request gets one answer, in order; but of Appends several may be answered by one Ack. Who is asked for something that
-a rule forbids answers Refusal, and has kept nothing of it.
+A request gets one answer, in order; but one Ack may answer several Appends. The answer to what a rule forbids is
+Refusal; then nothing of the request was kept.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Annotated, ClassVar
+from typing import Annotated
 from zlib import crc32
 
 import msgspec
@@ -55,14 +55,11 @@ EMPTY = Position(NO_EPOCH, BEFORE_FIRST)
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of all."""
 
-    KIND: ClassVar[int] = 0
-
 
 class Greet(Message, frozen=True, array_like=True):
-    """A proposer begins to speak of one log. ``wal_id`` is empty where it holds none of it; ``run`` is random, 32
-    hex digits, and stays for as long as this proposer lives."""
+    """A proposer begins a conversation about one log. ``wal_id`` is empty if it holds none of it; ``run`` is random, 32
+    hex digits, and the same for as long as this proposer lives."""
 
-    KIND: ClassVar[int] = 1
     node_id: _Name
     wal_id: _Id
     run: _Id
@@ -70,9 +67,8 @@ class Greet(Message, frozen=True, array_like=True):
 
 
 class Greeting(Message, frozen=True, array_like=True):
-    """Who answers, and what he holds. ``wal_id`` is empty while he holds nothing."""
+    """Which member answers, and what it holds. ``wal_id`` is empty while it holds nothing."""
 
-    KIND: ClassVar[int] = 2
     member_id: _Id
     region: _Name
     wal_id: _Id
@@ -85,16 +81,14 @@ class Greeting(Message, frozen=True, array_like=True):
 class Prepare(Message, frozen=True, array_like=True):
     """A run of a proposer wants to write the log of this id in ``epoch``."""
 
-    KIND: ClassVar[int] = 3
     epoch: _Epoch
     wal_id: _Id
     configuration: Configuration
 
 
 class Promise(Message, frozen=True, array_like=True):
-    """Nothing of a lower epoch will be accepted; and what the log holds now: its first LSN, its end, its history."""
+    """Nothing of a lower epoch will be accepted. What the log holds now: its first LSN, its end, its history."""
 
-    KIND: ClassVar[int] = 4
     epoch: _Epoch
     first_lsn: _Lsn
     tail: Position
@@ -107,7 +101,6 @@ class Elected(Message, frozen=True, array_like=True):
     """A majority promised. ``history`` is that of the log that counts, ``epoch`` its last; ``first_lsn`` is the oldest
     record that the proposer can still give."""
 
-    KIND: ClassVar[int] = 5
     epoch: _Epoch
     first_lsn: _Lsn
     history: tuple[EpochStart, ...]
@@ -116,16 +109,14 @@ class Elected(Message, frozen=True, array_like=True):
 class Ready(Message, frozen=True, array_like=True):
     """The history is applied, durably; the log goes on behind ``tail``."""
 
-    KIND: ClassVar[int] = 6
     epoch: _Epoch
     tail: Position
 
 
 class Append(Message, frozen=True, array_like=True):
     """Batches behind ``previous``, all written in ``written_in``; ``committed_lsn`` is what the proposer knows to be
-    committed, ``settled_lsn`` up to where nobody will need it again. Without batches it tells that alone."""
+    committed; the log up to ``settled_lsn`` will not be needed again. Without batches it reports these two alone."""
 
-    KIND: ClassVar[int] = 7
     epoch: _Epoch
     previous: Position
     written_in: _Epoch
@@ -136,7 +127,6 @@ class Append(Message, frozen=True, array_like=True):
 class Ack(Message, frozen=True, array_like=True):
     """All up to ``durable_lsn`` is synced."""
 
-    KIND: ClassVar[int] = 8
     epoch: _Epoch
     durable_lsn: _Lsn
 
@@ -144,7 +134,6 @@ class Ack(Message, frozen=True, array_like=True):
 class Fetch(Message, frozen=True, array_like=True):
     """Asks for the records from ``from_lsn`` on, about ``bytes_max`` of them."""
 
-    KIND: ClassVar[int] = 9
     from_lsn: _Lsn
     bytes_max: int
 
@@ -152,7 +141,6 @@ class Fetch(Message, frozen=True, array_like=True):
 class Batches(Message, frozen=True, array_like=True):
     """Batches of one epoch behind ``previous``; none at the end of the log."""
 
-    KIND: ClassVar[int] = 10
     previous: Position
     written_in: _Epoch
 
@@ -160,7 +148,6 @@ class Batches(Message, frozen=True, array_like=True):
 class Configure(Message, frozen=True, array_like=True):
     """From now on these are the members."""
 
-    KIND: ClassVar[int] = 11
     epoch: _Epoch
     configuration: Configuration
 
@@ -168,33 +155,29 @@ class Configure(Message, frozen=True, array_like=True):
 class Configured(Message, frozen=True, array_like=True):
     """The list is stored, durably."""
 
-    KIND: ClassVar[int] = 12
     epoch: _Epoch
     configuration: Configuration
 
 
 class Refusal(Message, frozen=True, array_like=True):
-    """Nothing of what was asked was done. ``reason`` is one of the constants below; ``promised_epoch`` is the epoch
-    that is followed."""
+    """Nothing of the request was done. ``reason`` is one of the constants below; ``promised_epoch`` is the epoch that
+    the member follows."""
 
-    KIND: ClassVar[int] = 13
     reason: str
     detail: str
     promised_epoch: _Epoch
 
 
 class Status(Message, frozen=True, array_like=True):
-    """Asks how the logs kept stand, those of the nodes behind ``after_node_id``: of no log, and by nobody in
-    particular."""
+    """Asks for the state of all logs kept, from the node behind ``after_node_id`` on; about no log in particular."""
 
-    KIND: ClassVar[int] = 14
     after_node_id: _Name = ""
 
 
 class WalStatus(msgspec.Struct, frozen=True, array_like=True):
-    """How one log stands. ``state`` is ``open``, ``closed``, ``busy`` where it is being recovered, or its disk does not
-    answer, and nothing else is told, or ``failed``, and then ``detail`` says why. Of
-    one that is not open its control file tells, whose positions have been reached at least.
+    """The state of one log. ``state`` is ``open``, ``closed``, ``failed`` with the reason in ``detail``, or ``busy``
+    while it is recovered or its disk does not answer; then nothing else is reported. The positions of a log that is not
+    open are those of its control file, which have been reached at least.
 
     ``tail`` is what was received, ``lastReplicatedLsn``; ``archived_lsn`` is 0 where nothing is archived, and
     ``archive_fault`` says why archiving fails now, empty while it does not. ``scrubbed_s`` is when all of the log had
@@ -222,7 +205,6 @@ class WalStatus(msgspec.Struct, frozen=True, array_like=True):
 class StatusReport(Message, frozen=True, array_like=True):
     """Logs in the order of their nodes; with ``more`` there are others behind the last."""
 
-    KIND: ClassVar[int] = 15
     region: str
     wals: tuple[WalStatus, ...]
     more: bool
@@ -245,33 +227,32 @@ COMMITTED = "committed"
 NOT_HERE = "not-here"
 """The records asked for are not held."""
 UNREADABLE = "unreadable"
-"""What was said cannot be understood, or not at this point."""
+"""The message cannot be read, or does not fit the conversation."""
 FORBIDDEN = "forbidden"
 """The certificate does not name this log."""
 UNAVAILABLE = "unavailable"
 """It cannot be kept or read just now: disk, or too many logs."""
 
-_KINDS: dict[int, type[Message]] = {
-    kind.KIND: kind
-    for kind in (
-        Greet,
-        Greeting,
-        Prepare,
-        Promise,
-        Elected,
-        Ready,
-        Append,
-        Ack,
-        Fetch,
-        Batches,
-        Configure,
-        Configured,
-        Refusal,
-        Status,
-        StatusReport,
-    )
-}
-_DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.items()}
+_KINDS: tuple[type[Message], ...] = (
+    Greet,
+    Greeting,
+    Prepare,
+    Promise,
+    Elected,
+    Ready,
+    Append,
+    Ack,
+    Fetch,
+    Batches,
+    Configure,
+    Configured,
+    Refusal,
+    Status,
+    StatusReport,
+)
+"""The place of a message in this list is its kind on the wire, from 1 on: never reorder it."""
+_KIND_OF = {message: kind for kind, message in enumerate(_KINDS, 1)}
+_DECODERS = {kind: msgspec.msgpack.Decoder(message) for message, kind in _KIND_OF.items()}
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -285,7 +266,7 @@ class Frame(msgspec.Struct, frozen=True):
 def encode(frame: Frame) -> tuple[bytes, bytes | memoryview]:
     """The frame's beginning and its body: the body is not copied."""
     head = _encode(frame.message)
-    inner = _HEAD.pack(frame.message.KIND, len(head)) + head
+    inner = _HEAD.pack(_KIND_OF[type(frame.message)], len(head)) + head
     crc = crc32(frame.body, crc32(inner))
     return _PREFIX.pack(4 + len(inner) + len(frame.body), crc) + inner, frame.body
 
@@ -319,5 +300,5 @@ def decode(data: bytes | memoryview) -> Frame:
     try:
         message = _DECODERS[kind].decode(view[at : at + head_bytes])
     except msgspec.MsgspecError as error:
-        raise InvalidInputError(f"a {_KINDS[kind].__name__} cannot be read: {error}") from error
+        raise InvalidInputError(f"a {_KINDS[kind - 1].__name__} cannot be read: {error}") from error
     return Frame(message, view[at + head_bytes :])

@@ -15,8 +15,8 @@ from tests.wal.replication.simulation.oracle import Oracle
 from tests.wal.replication.simulation.world import Act, Process, World
 from wal.format import encode_record
 from wal.replication.configuration import AckMode
-from wal.replication.election import Election, Held, Plan, Said, follow
-from wal.replication.messages import Fetch, Frame, Greet
+from wal.replication.election import Election, Held, Plan, Requests, follow
+from wal.replication.messages import Fetch, Frame, Greet, Greeting
 from wal.replication.proposer import Dropped, Proposer
 
 ELECT_S = 1.5
@@ -105,7 +105,7 @@ class Site(Process):
             self._election.time_is_up()
             self._decided()
 
-    def _say(self, said: Said) -> None:
+    def _say(self, said: Requests) -> None:
         for address, message in said:
             self._connections[address].send(Frame(message))
         self._decided()
@@ -303,7 +303,7 @@ class Site(Process):
         if (proposer := self.proposer) is not None:
             self._guard(lambda: proposer.received(address, frame.message))
         elif self._following is not None:
-            if frame.message.KIND == 2:
+            if isinstance(frame.message, Greeting):
                 connection.send(Frame(self._request))
             else:
                 self._guard(lambda: self._followed(frame))
