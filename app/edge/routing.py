@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, get_origin
 
-from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +22,7 @@ from app.edge.accepted import ACCEPTED, FAULT, AccessControl
 from app.edge.answers import JSON_MEDIA_TYPE
 from app.edge.forms.body import SCHEMA_REF, JsonBody
 from app.edge.forms.fields import IDEMPOTENCY_KEY_PATTERN, SESSION_PATTERN
+from app.edge.library_internals import Dependant
 from app.edge.problems import PROBLEM_MEDIA_TYPE
 from app.runtime.principals import ACTS, RULES, UNLISTED, Needs
 from app.runtime.settings.words import nearest

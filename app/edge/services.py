@@ -10,8 +10,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 from fastapi import Depends
-from fastapi.dependencies.models import Dependant
 from starlette.requests import Request
+
+from app.edge.library_internals import Dependant
 
 Kind = TypeVar("Kind")
 Services: TypeAlias = Mapping[Any, Any]

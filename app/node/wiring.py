@@ -12,6 +12,7 @@ import structlog
 from app.edge.accepted import AccessControl
 from app.edge.connection.deadlines import ConnectionBounds
 from app.edge.fast_path import FastPath
+from app.edge.library_internals import check_libraries
 from app.edge.listener import connection_bounds
 from app.edge.services import Services
 from app.edge.writes import EventWrites, ProposalWrites
@@ -97,6 +98,7 @@ async def running(
     settings: Settings, database_url: str, *, accept_lost_wal: bool = False, takeover: Takeover = Takeover.WAITS
 ) -> AsyncIterator[tuple[Service, Services]]:
     """A started node with the services that routes name, stopped on leaving."""
+    check_libraries()
     given = _Given.of(settings)
     started = await start_node(settings, database_url, accept_lost_wal=accept_lost_wal, takeover=takeover)
     async with contextlib.AsyncExitStack() as held:

@@ -15,26 +15,29 @@ import socket
 import struct
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
-
-import httptools
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from typing import Any, Final, Protocol, cast
 
 from app.edge.connection.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress, end_longest_waiting
 from app.edge.connection.header_cache import CachedHead, Fields, HeaderCache
 from app.edge.connection.heads import ServedNames, check_head
 from app.edge.connection.proxies import TrustedProxies
-from app.edge.connection.uvicorn_internals import AnswerTransport
+from app.edge.library_internals import (
+    STATUS_LINE,
+    AnswerTransport,
+    Application,
+    FlowControl,
+    HttpParserError,
+    HttpParserUpgrade,
+    HttpRequestParser,
+    HTTPScope,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from app.edge.problems import problem_response
 from app.trust.access.callers import AUTHORIZATION, CERTIFICATE
 from app.trust.access.certificates import CallerCertificate, shown
 from ledger.errors import ProblemError
 from ledger.facts.problems import HEADERS_TOO_LARGE, MALFORMED_HTTP, NOT_READY, REQUEST_TIMEOUT
-
-if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application, HTTPScope
-
 
 HEAD_BYTES_MAX = 64 * 1024
 """Longest request line and headers together."""
@@ -195,7 +198,7 @@ class ProblemProtocol(HttpToolsProtocol):
         cycle.response_started = cycle.response_complete = False
         cycle.body = bytearray(cached.body)
         # Nothing of what was found out about the request before: who called, and what was charged.
-        self.scope = cycle.scope = cast("HTTPScope", {name: cycle.scope[name] for name in _OF_EACH_REQUEST})
+        self.scope = cycle.scope = cast(HTTPScope, {name: cycle.scope[name] for name in _OF_EACH_REQUEST})
         self.scope["headers"] = self.headers = cached.headers
         self.scope["path"], self.scope["raw_path"] = cached.path.decode(), cached.path
         self.scope[AUTHORIZATION] = cached.authorization  # type: ignore[typeddict-unknown-key]
@@ -212,10 +215,10 @@ class ProblemProtocol(HttpToolsProtocol):
         self._empty_bytes += len(data)
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
+        except HttpParserUpgrade as upgrade:
             self._go_on_without_upgrade()
             return memoryview(data)[upgrade.args[0] :]
-        except httptools.HttpParserError as error:
+        except HttpParserError as error:
             refused = error.__context__
             self._refuse(refused if isinstance(refused, ProblemError) else _malformed("it could not be parsed"))
             return None
@@ -287,12 +290,12 @@ class ProblemProtocol(HttpToolsProtocol):
                     self._header_cache.remember(self._first, self.headers)
                 self._take(self._write)
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Application) -> None:
         self._running = cycle
         cycle.default_headers = self._default_headers(cycle.scope)
         self._begin(cycle, app)
 
-    def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application, cached: CachedHead | None = None) -> None:
+    def _begin(self, cycle: RequestResponseCycle, app: Application, cached: CachedHead | None = None) -> None:
         if self._fast_path is not None and not self.flow.write_paused:
             self._write = self._fast_path.begin(cycle.scope, cached)
         if self._write is None:
@@ -305,7 +308,7 @@ class ProblemProtocol(HttpToolsProtocol):
         now = self.server_state.default_headers
         return now if scope["scheme"] == "http" else [*now, STRICT_TRANSPORT]
 
-    def _start_framework(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+    def _start_framework(self, cycle: RequestResponseCycle, app: Application) -> None:
         if cycle is self._kept:
             self._kept = None
         if cycle.scope["method"] != "HEAD":
@@ -382,7 +385,7 @@ class ProblemProtocol(HttpToolsProtocol):
             return
         line = b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode())
         fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
-        self.parser = httptools.HttpRequestParser(self)
+        self.parser = HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._feed(b"".join((line, *fields, b"\r\n")))
 
