@@ -20,7 +20,7 @@ from app.trust.keys.node_keys import uri_in_use
 from ledger.errors import LedgerError
 from terminal.outcome import err, fail
 
-PACKAGES: Final = ("adbc_driver_postgresql", "jinja2", "pandas", "pyarrow", "pyspark")
+PACKAGES: Final = ("adbc_driver_postgresql", "pandas", "pyarrow", "pyspark")
 _CHECKOUT: Final = Path(__file__).resolve().parents[1]
 
 

@@ -15,8 +15,7 @@ from rich.markup import escape
 
 from app.share.bundle import report
 from app.share.bundle.counting import counts_of
-from app.share.bundle.report import Against, VerifiedFile
-from app.share.bundle.report_page import SignedWith, to_html
+from app.share.bundle.report import Against, SignedWith, VerifiedFile, to_html
 from app.share.bundle.verify import verify_file
 from cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
 from cli.trusted import Trusted

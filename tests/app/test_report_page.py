@@ -19,8 +19,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
 from app.share.bundle.counting import Actors, counts_of
-from app.share.bundle.report import Against, VerifiedFile
-from app.share.bundle.report_page import HEADLINES, SignedWith, to_html
+from app.share.bundle.report import HEADLINES, Against, SignedWith, VerifiedFile, to_html
 from app.share.bundle.verify import verify_file
 from ledger import canonical
 from ledger.exit_code import ExitCode, exit_code_of_bundle

@@ -1,21 +1,32 @@
 """The report on verified bundles that a person can file: what was checked, against what, what not, how to repeat it.
 
-Markdown that reads as plain text too. It says nothing that the JSON form does not.
+JSON, Markdown that reads as plain text too, and one HTML page. None says what the JSON form does not. The templates are
+``report.md.j2`` and ``report.html.j2``; every value that they show is escaped where it is output.
 """
 
 from __future__ import annotations
 
+import base64
+import html
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
+from markupsafe import Markup
 
 from app.share.bundle.counting import JOBS_MAX, Actors, Counts
+from ledger import rfc3339
+from ledger.exit_code import ExitCode, gravest
 from ledger.hlc import Hlc
 from signing.bundle.judging import BUNDLE, BundleVerdict, tree_head_json
 from signing.checkpoint import JudgedCheckpoint
 from signing.keys import Keyring
+from signing.report_statement import SUFFIX
 from terminal.counted import counted
 
 OUTCOMES: Final = {
@@ -42,6 +53,35 @@ MEANINGS: Final = {
     "checkpoint": "checkpoints, of the bundle and kept elsewhere",
 }
 """What each aspect of a verdict is."""
+
+
+HEADLINES: Final = {
+    0: "Whole and signed",
+    1: "Could not be read",
+    2: "Tampered with or corrupt",
+    3: "Nothing wrong found, not everything checked",
+    4: "Not signed by a key that is trusted",
+}
+"""What an exit code means, in the words of a conclusion."""
+VERDICTS: Final = {
+    "ok": "✓ holds",
+    "broken": "✗ broken",
+    "invalid": "– says nothing",
+    "not_checked": "– not checked",
+    "unknown_key": "? key unknown",
+}
+_POLICY: Final = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-{}'"
+_FOLDER: Final = Path(__file__).parent
+
+LIMITS: Final = (
+    "Whether what the entries say is true. The ledger shows who said what, in which order, and that nothing of it was "
+    "changed since.",
+    "Whether the clocks were right. Times of entries are those of the clocks of the nodes that wrote them; the ledger "
+    "binds them and orders by them. The time of this verification is that of the clock of the machine that ran it. "
+    "Clocks of others stand under the anchors.",
+    "What was never recorded.",
+)
+"""What no bundle shows, however whole it is."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +121,14 @@ class Against:
         return {"keys_from": self.keys_from, "keys": keys, "checkpoint": kept}
 
 
+class SignedWith(NamedTuple):
+    """The key that signs the page, and the name of the page."""
+
+    key_id: str
+    algorithm: str
+    report: str
+
+
 def to_json(files: Sequence[VerifiedFile], against: Against, verified_at: datetime, tool: str) -> dict[str, Any]:
     """The report as one JSON object; of a single file its verdict's members stand at the top as well."""
     items = [file.to_json() for file in files]
@@ -95,176 +143,65 @@ def to_json(files: Sequence[VerifiedFile], against: Against, verified_at: dateti
 
 def to_markdown(files: Sequence[VerifiedFile], against: Against, verified_at: datetime, tool: str) -> str:
     """The report as text."""
-    lines = [
-        "# Verification of " + ("a ledger bundle" if len(files) == 1 else f"{len(files)} ledger bundles"),
-        "",
-        f"Verified {utc(verified_at)} by {tool}, offline, from the files alone.",
-        "",
+    anchors = [(file, each) for file in files if file.outcome is not None for each in file.outcome.verdict["anchors"]]
+    lines = _rendered("report.md.j2", files, against, verified_at, tool, anchors=anchors, outcomes=OUTCOMES)
+    return lines.rstrip("\n") + "\n\n"
+
+
+def to_html(
+    files: Sequence[VerifiedFile], against: Against, verified_at: datetime, tool: str, signer: SignedWith | None
+) -> str:
+    """The report as one page for the file: plain conclusions first, on A4, signed off at its end.
+
+    The document asks for nothing: no script, no request, its style inside and named by digest in its policy.
+    """
+    style = (_FOLDER / "report.css").read_text("utf-8")
+    return _rendered(
+        "report.html.j2",
+        files,
+        against,
+        verified_at,
+        tool,
+        signer=signer,
+        suffix=SUFFIX,
+        subject=_subject(files),
+        is_alone=len(files) == 1,
+        code=gravest(ExitCode(file.exit_code) for file in files),
+        style=style,
+        policy=_POLICY.format(base64.b64encode(sha256(style.encode()).digest()).decode()),
+    )
+
+
+def _rendered(
+    template: str, files: Sequence[VerifiedFile], against: Against, verified_at: datetime, tool: str, **more: object
+) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        finalize=_escaped if template.endswith(".html.j2") else _on_one_line,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= _FILTERS
+    environment.globals |= _GLOBALS
+    commands = list(_commands(files, against))
+    return environment.get_template(template).render(
+        files=files, against=against, verified_at=utc(verified_at), tool=tool, commands=commands, **more
+    )
+
+
+def _subject(files: Sequence[VerifiedFile]) -> str:
+    manifests = [
+        file.outcome.manifest for file in files if file.outcome is not None and file.outcome.manifest is not None
     ]
-    for file in files:
-        lines += [*_about(file), ""]
-    parts = (_keys(against), _checkpoint(against), _times(files), _again(files, against), _sign_off())
-    return "\n".join([*lines, *(line for part in parts for line in (*part, ""))])
+    if len(files) == 1:
+        return f"Ledger {manifests[0].origin}" if manifests else files[0].name
+    return f"{len(files)} bundles of {counted(len({manifest.origin for manifest in manifests}), 'ledger')}"
 
 
-def _about(file: VerifiedFile) -> Iterator[str]:
-    yield f"## {_code(file.name)}"
-    yield ""
-    yield f"**{OUTCOMES[file.exit_code]}** (exit code {file.exit_code})"
-    yield ""
-    outcome = file.outcome
-    if outcome is None:
-        yield f"- {_plain(file.error or '')}"
-        return
-    yield f"- SHA-256 of the file: {_code(outcome.digest)}, {outcome.size_bytes:,} bytes"
-    yield from _contents(outcome)
-    yield from _added_up(file.counts)
-    yield ""
-    yield "| checked | verdict | what it is |"
-    yield "|---|---|---|"
-    for aspect, verdict in outcome.verdict["verdicts"].items():
-        yield f"| {aspect} | {verdict.replace('_', ' ')} | {MEANINGS[aspect]} |"
-    yield ""
-    first = outcome.verdict["first_break"]
-    if first is not None:
-        place = f" at seq {first['seq']}" if first["seq"] else ""
-        yield f"First break: {_code(first['kind'])}{place}: {_plain(first['detail'])}"
-        if first["expected"] is not None or first["actual"] is not None:
-            yield f"(expected {_code(str(first['expected']))}, found {_code(str(first['actual']))})"
-        yield ""
-    yield "Not checked:"
-    yield ""
-    for text in outcome.not_checked:
-        yield f"- {_plain(text)}"
-    yield ""
-    yield f"Compared with: {_plain(outcome.verdict['compared_with'] or 'no checkpoint')}."
-    if outcome.memory is not None:
-        yield f"Remembered by whoever verified: {_plain(outcome.memory['says'])}."
-
-
-def _contents(outcome: BundleVerdict) -> Iterator[str]:
-    manifest = outcome.manifest
-    if manifest is None:
-        return
-    yield f"- Tenant {_code(manifest.tenant_id)} of log {_code(manifest.origin)}, exported by {_code(manifest.node_id)}"
-    yield f"- Entries seq {manifest.from_seq} to {manifest.to_seq}: {manifest.entry_count:,}"
-    yield f"- First entry {_time(manifest.first_hlc)}; last entry {_time(manifest.last_hlc)}"
-    yield f"- Link of the last entry: {_code(manifest.to_chain_link)}"
-    yield f"- Root of the tree at seq {manifest.tree_size}: {_code(manifest.tree_root)}"
-    if outcome.checkpoint is not None:
-        yield f"- Checkpoint inside: size {outcome.checkpoint.size}, root {_code(outcome.checkpoint.root.hex())}"
-    signed = ", ".join(f"{_code(key)} ({count:,})" for key, count in sorted(outcome.snapshot_keys.items()))
-    yield f"- Signed to seq {outcome.verdict['signed_to_seq']}; snapshots by key: {signed or 'none seen'}"
-    yield f"- Manifest by key: {', '.join(map(_code, outcome.manifest_keys)) or 'none that is held'}"
-
-
-def _added_up(counts: Counts | None) -> Iterator[str]:
-    if counts is None:
-        return
-    if counts.jobs is None:
-        yield f"- Jobs: more than {JOBS_MAX:,}, not counted by status"
-    else:
-        by_status = ", ".join(f"{status} {count:,}" for status, count in counts.jobs.items())
-        yield f"- Jobs by status, as these entries say: {by_status or 'none'}; {sum(counts.jobs.values()):,} in all"
-    yield f"- Events by who sent them: {_actors(counts.senders)}"
-    yield f"- Reads of payloads that these entries record, by who read: {_actors(counts.readers)}"
-    if any(counts.proposals.values()):
-        yield f"- Proposals: {', '.join(f'{count:,} {verdict}' for verdict, count in counts.proposals.items())}"
-    if counts.erasures:
-        yield (
-            f"- Erased: {counted(counts.erasures, 'erasure')} destroyed {counted(counts.erased_keys, 'key')}. What "
-            "they protected is in the entries still, as bytes that nobody can read any more; every entry is here"
-        )
-    else:
-        yield "- Erased: nothing, as far as these entries say"
-
-
-def _actors(counts: Actors) -> str:
-    listed = list(counts.named.items())
-    shown = [f"{_code(name)} {count:,}" for name, count in listed[:ACTORS_SHOWN_MAX]]
-    others = counts.others + sum(count for _, count in listed[ACTORS_SHOWN_MAX:])
-    rest = ((others, "others"), (counts.private, "private"), (counts.unnamed, "not said"))
-    return ", ".join([*shown, *(f"{what} {count:,}" for count, what in rest if count)]) or "none"
-
-
-def _keys(against: Against) -> Iterator[str]:
-    yield "## Keys"
-    yield ""
-    if against.keyring is None:
-        yield "None was given. Signatures were not checked."
-        return
-    yield f"From {_code(against.keys_from or '')}; keys inside a bundle are never used."
-    yield ""
-    for key in against.keyring:
-        told = key.to_json()
-        window = f"from {told['not_before'] or 'the beginning'} to {told['not_after'] or 'no end'}"
-        revoked = f", revoked from HLC {told['revoked_from_hlc']}" if told["revoked_from_hlc"] else ""
-        yield f"- {_code(key.key_id)} {key.algorithm}, valid {window}{revoked}"
-
-
-def _checkpoint(against: Against) -> Iterator[str]:
-    yield "## Checkpoint kept elsewhere"
-    yield ""
-    if against.kept is None:
-        yield (
-            "None was given. A file that was compared with none that is remembered either cannot show whether its "
-            "log was longer once and cut before the export."
-        )
-        return
-    held = against.kept.checkpoint
-    yield (
-        f"{_code(against.checkpoint_from or '')}: log {_code(held.origin)}, size {held.size}, "
-        f"root {_code(held.root.hex())}"
-    )
-    if against.kept.unknown is not None:
-        yield f"It counts for nothing: {_plain(against.kept.unknown)}"
-
-
-def _times(files: Sequence[VerifiedFile]) -> Iterator[str]:
-    yield "## Whose clock the times are"
-    yield ""
-    yield (
-        "Times of entries are those of the clocks of the nodes that wrote them. The ledger binds them and orders by "
-        "them; it does not prove them. The time of this verification is that of the clock of the machine that ran it."
-    )
-    yield ""
-    said = [(file, each) for file in files if file.outcome is not None for each in _anchors(file.outcome)]
-    if not said:
-        yield "No bundle carries a word of a witness or of a time-stamping authority, whose clocks are others."
-        return
-    yield "Clocks of others, by which the first entries were there:"
-    yield ""
-    for file, each in said:
-        name = f"{_code(file.name)}: " if len(files) > 1 else ""
-        detail = "" if each["detail"] is None else f" ({_plain(each['detail'])})"
-        yield (
-            f"- {name}seq 1 to {each['to_seq']} at {_plain(each['time'])}, said {each['kind']} {_code(each['by'])}: "
-            f"{each['status'].replace('_', ' ')}{detail}"
-        )
-
-
-def _anchors(outcome: BundleVerdict) -> Sequence[Mapping[str, Any]]:
-    found: Sequence[Mapping[str, Any]] = outcome.verdict["anchors"]
-    return found
-
-
-def _sign_off() -> Iterator[str]:
-    yield "## Signed off"
-    yield ""
-    for what in ("Name", "Date", "Signature"):
-        yield f"{what}: {'_' * 40}"
-        yield ""
-
-
-def _again(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
-    yield "## To check again"
-    yield ""
-    yield "```sh"
-    yield from commands(files, against)
-    yield "```"
-
-
-def commands(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
+def _commands(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
     """What to run to verify the same again."""
     options = []
     if against.keys_from is not None:
@@ -279,13 +216,7 @@ def commands(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
         yield f"{command}  # docs/formats/verify.py, a second implementation"
 
 
-def _time(hlc: str) -> str:
-    """An HLC with the wall-clock time it stands for."""
-    try:
-        wall = datetime.fromtimestamp(Hlc.parse(hlc).physical_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    except (OverflowError, ValueError, OSError):
-        return _code(hlc)
-    return f"{wall.replace('+00:00', 'Z')} (HLC {_code(hlc)})"
+# --- text and values in templates ---------------------------------------------------------------------
 
 
 def utc(time: datetime) -> str:
@@ -293,11 +224,76 @@ def utc(time: datetime) -> str:
     return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
+def _printable(text: str) -> str:
+    """What is not printable becomes U+FFFD: nothing in a text from a file turns or hides what is around it."""
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def _escaped(value: object) -> object:
+    """A value as text of a page."""
+    return value if isinstance(value, Markup | Undefined) else Markup(html.escape(_printable(str(value))))  # noqa: S704
+
+
+def _on_one_line(value: object) -> object:
+    """A value as text of Markdown: nothing in it can begin a heading, a list or a row."""
+    return value if isinstance(value, Markup | Undefined) else Markup(_printable(str(value)).replace("|", "¦"))  # noqa: S704
+
+
 def _code(text: str) -> str:
-    """Text as Markdown code, on one line, whatever it holds."""
-    return f"`{_plain(text).replace('`', chr(39))}`"
+    """Text as Markdown code, whatever it holds."""
+    return f"`{text.replace('`', chr(39))}`"
 
 
-def _plain(text: str) -> str:
-    """Text from a file on one line: nothing in it can begin a heading, a list or a row."""
-    return "".join(character if character.isprintable() else "�" for character in text).replace("|", "¦")
+def _moment(hlc: str) -> str:
+    """An HLC with the wall-clock time it stands for, as Markdown."""
+    try:
+        wall = datetime.fromtimestamp(Hlc.parse(hlc).physical_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return _code(hlc)
+    return f"{wall.replace('+00:00', 'Z')} (HLC {_code(hlc)})"
+
+
+def _readable(time: str) -> str:
+    """A time of RFC 3339 in UTC, as people write it; any other text as it is."""
+    try:
+        at = datetime.fromisoformat(time).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return time
+    seconds = at.strftime("%Y-%m-%d %H:%M:%S")
+    return f"{seconds}.{at.microsecond // 1000:03} UTC" if at.microsecond else f"{seconds} UTC"
+
+
+def _shown(actors: Actors) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """The names that are shown, and all others together, each with a count."""
+    listed = list(actors.named.items())
+    others = actors.others + sum(count for _, count in listed[ACTORS_SHOWN_MAX:])
+    rest = (("others", others), ("private", actors.private), ("not said", actors.unnamed))
+    return listed[:ACTORS_SHOWN_MAX], [(name, count) for name, count in rest if count]
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
+_FILTERS: Final[dict[str, Callable[..., Any]]] = {
+    "by_status": lambda jobs: [(status.replace("_", " ").lower(), count) for status, count in jobs.items()],
+    "code": _code,
+    "count": "{:,}".format,
+    "counted": counted,
+    "keys": lambda keyring: [key.to_json() for key in keyring],
+    "moment": _moment,
+    "readable": _readable,
+    "sentence": _sentence,
+    "shown": _shown,
+    "snapshots_by_key": lambda outcome: [f"{key} ({count:,})" for key, count in sorted(outcome.snapshot_keys.items())],
+    "time_of": rfc3339.time_of,
+}
+_GLOBALS: Final[dict[str, object]] = {
+    "ExitCode": ExitCode,
+    "bundle": BUNDLE,
+    "headlines": HEADLINES,
+    "jobs_max": JOBS_MAX,
+    "limits_of_bundles": LIMITS,
+    "meanings": MEANINGS,
+    "verdicts": VERDICTS,
+}
