@@ -34,7 +34,7 @@ from wal import reader
 from wal.group_commit import GroupCommit
 from wal.history import EpochStart
 from wal.log import Log
-from wal.queue import NO_BELL
+from wal.queue import NO_FD
 from wal.replication.configuration import NO_MEMBERS, AckMode
 from wal.replication.file_log import TailReader
 from wal.replication.leading import Members, Reached, Shipper
@@ -124,20 +124,20 @@ async def _append(folder: Path, writers: int, records: int, addresses: list[str]
     failures: list[LedgerError] = []
     shipper = _shipper(folder, addresses, loop, committed, failures) if addresses else None
 
-    def rung() -> None:
-        os.eventfd_read(bell)
+    def woken() -> None:
+        os.eventfd_read(fd)
         hear()
 
     def hear() -> None:
-        for _ in writer.heard():
+        for _ in writer.take_durable():
             pass
         durable.advance(writer.durable_lsn)
 
-    bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     log = Log(folder, node_id=NODE_ID, wal_id=WAL_ID, epoch=Epoch(1), next_lsn=Lsn(1))
-    shipper_bell = shipper.bell if shipper else NO_BELL
-    writer = GroupCommit(log, bell=bell, shipper_bell=shipper_bell, on_failure=failures.append)
-    loop.add_reader(bell, rung)
+    shipper_fd = shipper.wake_fd if shipper else NO_FD
+    writer = GroupCommit(log, durable_fd=fd, shipper_fd=shipper_fd, on_failure=failures.append)
+    loop.add_reader(fd, woken)
     reached = durable if shipper is None else committed
     hlcs = iter([Hlc(PHYSICAL_MS, lsn, NODE_ID) for lsn in range(records + 1)])
     if shipper is not None:
@@ -156,10 +156,10 @@ async def _append(folder: Path, writers: int, records: int, addresses: list[str]
     took_s = time.perf_counter() - began_s
     await asyncio.to_thread(writer.close, CLOSE_TIMEOUT_S)
     hear()
-    loop.remove_reader(bell)
+    loop.remove_reader(fd)
     if shipper is not None:
         await asyncio.to_thread(shipper.close, CLOSE_TIMEOUT_S)
-    os.close(bell)
+    os.close(fd)
     expect(not failures, f"it failed: {failures}")
     return Ran(records / took_s, statistics.median(waits))
 

@@ -85,21 +85,21 @@ async def _append(folder: Path, writers: int, records: int) -> Appended:
     failures: list[WalPoisonedError] = []
     batches: list[int] = []
 
-    def rung() -> None:
-        os.eventfd_read(bell)
+    def woken() -> None:
+        os.eventfd_read(fd)
         hear()
 
     def hear() -> None:
-        batches.extend(batch.entries for batch in writer.heard())
+        batches.extend(batch.entries for batch in writer.take_durable())
         durable.advance(writer.durable_lsn)
 
-    bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     writer = GroupCommit(
         Log(folder, node_id=NODE_ID, wal_id=WAL_ID, epoch=Epoch(1), next_lsn=Lsn(1)),
-        bell=bell,
+        durable_fd=fd,
         on_failure=failures.append,
     )
-    loop.add_reader(bell, rung)
+    loop.add_reader(fd, woken)
 
     async def write(count: int) -> None:
         for _ in range(count):
@@ -111,8 +111,8 @@ async def _append(folder: Path, writers: int, records: int) -> Appended:
     took_s = time.perf_counter() - began_s
     await asyncio.to_thread(writer.close, CLOSE_TIMEOUT_S)
     hear()
-    loop.remove_reader(bell)
-    os.close(bell)
+    loop.remove_reader(fd)
+    os.close(fd)
     expect(not failures, f"the WAL failed: {failures}")
     return Appended(records / took_s, batches)
 

@@ -65,25 +65,25 @@ def measure(bench: Bench) -> Outcome:
 def _write_log(folder: Path, log_bytes: int) -> int:
     """A log of about so many bytes; the number of its records."""
     records = log_bytes // RECORD_BYTES
-    bell = os.eventfd(0, os.EFD_CLOEXEC)
+    fd = os.eventfd(0, os.EFD_CLOEXEC)
     failed: list[WalPoisonedError] = []
 
     def on_failure(error: WalPoisonedError) -> None:
         failed.append(error)
-        os.eventfd_write(bell, 1)
+        os.eventfd_write(fd, 1)
 
     writer = GroupCommit(
         Log(folder, node_id=NODE_ID, wal_id=WAL_ID, epoch=Epoch(1), next_lsn=Lsn(1)),
         batch_max_entries=BATCH_ENTRIES,
-        bell=bell,
+        durable_fd=fd,
         on_failure=on_failure,
     )
     for lsn in range(1, records + 1):
         while lsn - writer.durable_lsn > BATCH_ENTRIES * 16 and not failed:
-            os.eventfd_read(bell)
+            os.eventfd_read(fd)
         writer.append(Hlc(PHYSICAL_MS, lsn, NODE_ID), RECORD_TYPE, PAYLOAD)
     writer.close(CLOSE_TIMEOUT_S)
-    os.close(bell)
+    os.close(fd)
     return records
 
 

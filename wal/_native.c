@@ -2,13 +2,13 @@
  * The queue of the WAL, and the writer's loop over it, without the interpreter's lock (docs/decisions/0037); and batches
  * that go over the wire: checked, received as a stream (_stream.h), and sent (_shipping.h).
  *
- * Their twins in Python, which are the specification, are wal.queue.PythonQueue, wal.replication.replica_log, and what
+ * Their twins in Python, which are the specification, are wal.queue.Queue, wal.replication.replica_log, and what
  * wal.replication.safekeeper and leading do where this module is not there. CRC-32 is made by the processor's
  * instructions where it has them for carry-less products, and by zlib, found in the library that Python has loaded,
  * else and for short ends. Without zlib the module cannot be imported.
  *
  * A record is framed when it is appended, into chunks of memory that are queued one behind the other; nothing of Python's
- * is kept. The writer's thread takes what is framed, sums it, writes, syncs, looks at the name and rings the bells. What
+ * is kept. The writer's thread takes what is framed, sums it, writes, syncs, checks the name and wakes those that wait. What
  * is not common it leaves to Python: a segment that is full, the first space written ahead, the look at the folder, the
  * end.
  *
@@ -49,7 +49,7 @@
 #define LINGER_PART 3        /* as in wal.queue */
 #define HALF_MIN 16          /* as in wal.queue */
 #define HALF_AFTER 3         /* as in wal.queue */
-#define HEARD_MAX 4096       /* as in wal.queue */
+#define DURABLE_BATCHES_MAX 4096 /* as in wal.queue */
 #define AHEAD_FROM_BYTES (64 << 10) /* as in wal.log */
 #define AHEAD_BYTES (512 << 10)     /* as in wal.log */
 #define AHEAD_BATCHES 2             /* as in wal.log */
@@ -129,7 +129,7 @@ typedef struct Chunk {
 typedef struct {
     long long lsn, entries;
     double sync_s;
-} Heard;
+} DurableBatch;
 
 typedef struct {
     PyObject_HEAD
@@ -138,7 +138,7 @@ typedef struct {
     unsigned char node_hash[NODE_HASH_BYTES];
     long long payload_bytes_max, queue_max_entries, queue_max_bytes, batch_max_entries, batch_max_bytes;
     double batch_timeout_s;
-    int bell, shipper_bell;
+    int durable_fd, shipper_fd;
 
     pthread_mutex_t lock; /* guards what follows up to the writer's */
     pthread_cond_t changed;
@@ -154,8 +154,8 @@ typedef struct {
     long long held_entries;
     double held_at_s;
     double half_at_s; /* from when on half of them are enough */
-    Heard heard[HEARD_MAX];
-    size_t heard_first, heard_count;
+    DurableBatch durable[DURABLE_BATCHES_MAX];
+    size_t durable_first, durable_count;
 
     /* the writer's */
     struct iovec pieces[PIECES_MAX];
@@ -351,7 +351,7 @@ static PyObject *lsn_or_none(int found, long long lsn)
     return answer_of(found == IS_SOUND ? PyLong_FromLongLong(lsn) : NULL, found == IS_SOUND);
 }
 
-PyDoc_STRVAR(append_doc, "append(hlc, type, payload)\n--\n\nAs wal.queue.PythonQueue.append.");
+PyDoc_STRVAR(append_doc, "append(hlc, type, payload)\n--\n\nAs wal.queue.Queue.append.");
 
 static PyObject *append(Queue *queue, PyObject *const *args, Py_ssize_t count)
 {
@@ -368,7 +368,7 @@ static PyObject *append(Queue *queue, PyObject *const *args, Py_ssize_t count)
     return lsn_or_none(found, lsn);
 }
 
-PyDoc_STRVAR(append_all_doc, "append_all(records)\n--\n\nAs wal.queue.PythonQueue.append_all.");
+PyDoc_STRVAR(append_all_doc, "append_all(records)\n--\n\nAs wal.queue.Queue.append_all.");
 
 static PyObject *append_all(Queue *queue, PyObject *values)
 {
@@ -435,12 +435,12 @@ static int write_pieces(int file, const struct iovec *pieces, int count, off_t o
     return 0;
 }
 
-static int ring(int bell)
+static int wake(int fd)
 {
     const uint64_t one = 1;
-    while (bell >= 0 && write(bell, &one, sizeof one) < 0)
+    while (fd >= 0 && write(fd, &one, sizeof one) < 0)
         if (errno == EAGAIN)
-            return 0; /* whoever listens has not heard for long, and will */
+            return 0; /* a wake-up is pending already */
         else if (errno != EINTR)
             return errno;
     return 0;
@@ -596,9 +596,9 @@ static int commit(Queue *queue, Segment *segment, Taken *taken, double *sync_s)
         return failed;
     segment->offset += BATCH_RECORD_BYTES + (off_t)taken->bytes;
     __atomic_store_n(&queue->written_lsn, (long long)last_lsn, __ATOMIC_RELEASE);
-    const int unheard = ring(queue->shipper_bell);
-    if (unheard != 0)
-        return unheard;
+    const int failed_wake = wake(queue->shipper_fd);
+    if (failed_wake != 0)
+        return failed_wake;
     const double began_s = seconds();
     while (fdatasync(segment->file) != 0)
         if (errno != EINTR)
@@ -609,7 +609,7 @@ static int commit(Queue *queue, Segment *segment, Taken *taken, double *sync_s)
     return 0;
 }
 
-/* What was synced is durable, and whoever listens is told. 0, or what errno was. */
+/* What was synced is durable: wake those that wait for it. 0, or what errno was. */
 static int announce(Queue *queue, const Taken *taken, double sync_s)
 {
     pthread_mutex_lock(&queue->lock);
@@ -622,15 +622,15 @@ static int announce(Queue *queue, const Taken *taken, double sync_s)
     }
     queue->head_at = taken->end_at;
     hold_open(queue, taken->entries, sync_s / HALF_AFTER);
-    if (queue->heard_count == HEARD_MAX) {
-        queue->heard_first = (queue->heard_first + 1) % HEARD_MAX;
-        queue->heard_count--;
+    if (queue->durable_count == DURABLE_BATCHES_MAX) {
+        queue->durable_first = (queue->durable_first + 1) % DURABLE_BATCHES_MAX;
+        queue->durable_count--;
     }
-    queue->heard[(queue->heard_first + queue->heard_count++) % HEARD_MAX]
-        = (Heard){queue->durable_lsn, taken->entries, sync_s};
+    queue->durable[(queue->durable_first + queue->durable_count++) % DURABLE_BATCHES_MAX]
+        = (DurableBatch){queue->durable_lsn, taken->entries, sync_s};
     pthread_mutex_unlock(&queue->lock);
-    const int unheard = ring(queue->bell);
-    return unheard != 0 ? unheard : ring(queue->shipper_bell);
+    const int failed = wake(queue->durable_fd);
+    return failed != 0 ? failed : wake(queue->shipper_fd);
 }
 
 /* A batch of this size was synced: zeros for one like it, as wal.log.Log.prepare; where the disk has no room for them,
@@ -696,7 +696,7 @@ static int write_on(Queue *queue, Segment *segment)
 
 PyDoc_STRVAR(write_batches_doc,
     "write_batches(descriptor, offset, path, inode, end, small_end, small_bytes, until_s)\n--\n\n"
-    "Write batches into a segment, as wal.log.Room says, until Python is needed: at a time, for a batch that has no room,\n"
+    "Write batches into a segment, as wal.log.AppendSpace says, until Python is needed: at a time, for a batch without space,\n"
     "or at the end. Each that was taken is on the disk then: (the offset behind the last batch, the end of the space that\n"
     "was written ahead, bytes that the next batch wants or 0, whether the path still is of this inode, whether more may\n"
     "come). Other threads run meanwhile.");
@@ -729,18 +729,17 @@ static PyObject *write_batches(Queue *queue, PyObject *args)
 
 /* --- the rest: with the interpreter's lock ------------------------------------------------------------------------ */
 
-PyDoc_STRVAR(heard_doc,
-    "heard()\n--\n\nBatches that became durable since the last call: (LSN of the last record, seconds of the sync, records).");
+PyDoc_STRVAR(take_durable_doc, "take_durable()\n--\n\nAs wal.queue.Queue.take_durable.");
 
-static PyObject *heard(Queue *queue, PyObject *Py_UNUSED(ignored))
+static PyObject *take_durable(Queue *queue, PyObject *Py_UNUSED(ignored))
 {
     pthread_mutex_lock(&queue->lock);
-    const size_t count = queue->heard_count;
-    Heard *batches = PyMem_RawMalloc((count + 1) * sizeof(Heard));
+    const size_t count = queue->durable_count;
+    DurableBatch *batches = PyMem_RawMalloc((count + 1) * sizeof(DurableBatch));
     for (size_t i = 0; i < count && batches != NULL; i++)
-        batches[i] = queue->heard[(queue->heard_first + i) % HEARD_MAX];
+        batches[i] = queue->durable[(queue->durable_first + i) % DURABLE_BATCHES_MAX];
     if (batches != NULL)
-        queue->heard_count = 0;
+        queue->durable_count = 0;
     pthread_mutex_unlock(&queue->lock);
     if (batches == NULL)
         return PyErr_NoMemory();
@@ -756,10 +755,9 @@ static PyObject *heard(Queue *queue, PyObject *Py_UNUSED(ignored))
     return found;
 }
 
-PyDoc_STRVAR(stand_doc,
-    "stand()\n--\n\nThe LSN of the next record and the last that is durable, bytes of what is not, the last HLC's numbers.");
+PyDoc_STRVAR(state_doc, "state()\n--\n\nAs wal.queue.Queue.state.");
 
-static PyObject *stand(Queue *queue, PyObject *Py_UNUSED(ignored))
+static PyObject *state(Queue *queue, PyObject *Py_UNUSED(ignored))
 {
     pthread_mutex_lock(&queue->lock);
     const long long next = queue->next_lsn, durable = queue->durable_lsn, bytes = queue->bytes;
@@ -768,7 +766,7 @@ static PyObject *stand(Queue *queue, PyObject *Py_UNUSED(ignored))
     return Py_BuildValue("(LLLLL)", next, durable, bytes, physical, logical);
 }
 
-PyDoc_STRVAR(close_doc, "close()\n--\n\nAs wal.queue.PythonQueue.close.");
+PyDoc_STRVAR(close_doc, "close()\n--\n\nAs wal.queue.Queue.close.");
 
 static PyObject *close_queue(Queue *queue, PyObject *Py_UNUSED(ignored))
 {
@@ -780,8 +778,7 @@ static PyObject *close_queue(Queue *queue, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(expect_doc, "expect(entries)\n--\n\nSo many writers are about to come back: the next batch is held open for\n"
-    "them, if they are several.");
+PyDoc_STRVAR(expect_doc, "expect(entries)\n--\n\nAs wal.queue.Queue.expect.");
 
 static PyObject *expect(Queue *queue, PyObject *value)
 {
@@ -834,8 +831,8 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
         return NULL;
     if (!PyArg_ParseTuple(args, "Uy#LLLLLLdii", &node_id, &node_hash, &node_hash_bytes, &queue->next_lsn,
                           &queue->payload_bytes_max, &queue->queue_max_entries, &queue->queue_max_bytes,
-                          &queue->batch_max_entries, &queue->batch_max_bytes, &queue->batch_timeout_s, &queue->bell,
-                          &queue->shipper_bell)) {
+                          &queue->batch_max_entries, &queue->batch_max_bytes, &queue->batch_timeout_s, &queue->durable_fd,
+                          &queue->shipper_fd)) {
         Py_DECREF(queue);
         return NULL;
     }
@@ -967,8 +964,8 @@ static PyMethodDef queue_methods[] = {
     METHOD(append, append, METH_FASTCALL),
     METHOD(append_all, append_all, METH_O),
     METHOD(write_batches, write_batches, METH_VARARGS),
-    METHOD(heard, heard, METH_NOARGS),
-    METHOD(stand, stand, METH_NOARGS),
+    METHOD(take_durable, take_durable, METH_NOARGS),
+    METHOD(state, state, METH_NOARGS),
     METHOD(expect, expect, METH_O),
     METHOD(close, close_queue, METH_NOARGS),
     METHOD(ship, ship, METH_VARARGS),

@@ -2,9 +2,9 @@
  * Batches on their way from a node's log to its members, while all who follow stand where the log ends: read from the
  * segment, sent, and acknowledged, without the interpreter's lock. Part of wal/_native.c.
  *
- * Nothing is decided here. What is committed is Python's to say (wal.replication.proposer), who is woken once that
- * may have risen: when the log's own sync and so many members as it asked for are further than it was told. Whatever
- * members say but Acks, and all that goes wrong, is Python's as well.
+ * Nothing is decided here. Python decides what is committed (wal.replication.proposer), and is woken once that may have
+ * risen: when the log's own sync and as many members as it asked for are further than reported. Python handles all that
+ * members send but Acks, and all that goes wrong, too.
  */
 
 #include <sys/epoll.h>
@@ -14,7 +14,7 @@
 #define SHIPPED_BYTES_MAX ((1 << 20) + BATCH_RECORD_BYTES) /* as CHUNK_BYTES in wal.replication.proposer, about */
 #define READ_AHEAD_BYTES (4 << 10)
 #define APPEND_HEAD_BYTES_MAX (FRAME_HEAD_AT + 2 + 6 * 9)
-#define CALLED ((uint64_t)1 << 32) /* as in wal.replication.wires: Python rings so for itself */
+#define CALLED ((uint64_t)1 << 32) /* as in wal.replication.wires: Python wakes itself so */
 #define NEWS_S 0.02                /* no Ack is kept from Python for longer */
 #define IS_CLOSED (-1)
 
@@ -23,7 +23,7 @@ typedef struct {
     uint64_t acked_lsn, timed_lsn;
     double timed_since_s, took_s; /* since when an Ack of timed_lsn is waited for; how long the last took, or -1 */
     long long under_way;          /* bytes */
-    int is_heard;
+    int is_received;
     size_t unsent;                /* of the last frame */
     size_t said;                  /* what of it is no Ack, or not all of one */
     unsigned char said_bytes[SAID_BYTES_MAX];
@@ -31,12 +31,12 @@ typedef struct {
 
 typedef struct {
     Queue *queue;
-    int epoll, bell, file, enough, is_any;
-    uint64_t epoch, sent_lsn, committed_lsn, settled_lsn, told_lsn, durable_lsn;
+    int epoll, wake_fd, file, enough, is_any;
+    uint64_t epoch, sent_lsn, committed_lsn, settled_lsn, reported_lsn, durable_lsn;
     off_t offset;
     long long sent_bytes, under_way_max;
     double until_s;
-    int is_pythons, is_news;
+    int needs_python, is_news;
     Member members[MEMBERS_MAX];
     int count;
     unsigned char head[APPEND_HEAD_BYTES_MAX]; /* of the last frame, and its batch, which the queue keeps */
@@ -159,7 +159,7 @@ static int hear(Shipping *shipping, Member *member)
     }
     size_t at = 0, whole;
     member->said += (size_t)count;
-    member->is_heard = 1;
+    member->is_received = 1;
     while (member->said - at >= FRAME_PREFIX_BYTES
            && (whole = LENGTH_AT + (size_t)u32_at(member->said_bytes + at)) <= member->said - at) {
         const uint64_t lsn = acked_of(member->said_bytes + at, whole, shipping->epoch);
@@ -196,7 +196,7 @@ static uint64_t reach_of(const Shipping *shipping)
     return reach < shipping->durable_lsn ? reach : shipping->durable_lsn;
 }
 
-/* Wait for the bell or a member, and take in what there is; 0 when time is up. */
+/* Wait for a wake-up or a member, and take in what there is; 0 when time is up. */
 static int await_news(Shipping *shipping)
 {
     struct epoll_event found[MEMBERS_MAX + 2];
@@ -206,16 +206,16 @@ static int await_news(Shipping *shipping)
         left_s = NEWS_S;
     const int count = epoll_wait(shipping->epoll, found, MEMBERS_MAX + 2, left_s <= 0 ? 0 : (int)(left_s * 1e3) + 1);
     if (count < 0 && errno != EINTR)
-        shipping->is_pythons = 1;
+        shipping->needs_python = 1;
     for (int i = 0; i < count; i++) {
         int member = 0;
-        uint64_t rung = 0;
+        uint64_t woken = 0;
         while (member < shipping->count && shipping->members[member].socket != found[i].data.fd)
             member++;
-        if (found[i].data.fd == shipping->bell)
-            shipping->is_pythons |= read(shipping->bell, &rung, sizeof rung) == sizeof rung && rung >= CALLED;
+        if (found[i].data.fd == shipping->wake_fd)
+            shipping->needs_python |= read(shipping->wake_fd, &woken, sizeof woken) == sizeof woken && woken >= CALLED;
         else
-            shipping->is_pythons |= member == shipping->count || !hear(shipping, &shipping->members[member]);
+            shipping->needs_python |= member == shipping->count || !hear(shipping, &shipping->members[member]);
     }
     return count != 0;
 }
@@ -226,16 +226,16 @@ static void ship_on(Shipping *shipping)
         /* In this order: what is written is not less. */
         shipping->durable_lsn = (uint64_t)__atomic_load_n(&shipping->queue->durable_lsn, __ATOMIC_ACQUIRE);
         const uint64_t written_lsn = (uint64_t)__atomic_load_n(&shipping->queue->written_lsn, __ATOMIC_ACQUIRE);
-        while (!shipping->is_pythons && shipping->sent_lsn < written_lsn)
-            shipping->is_pythons = !ship_batch(shipping, written_lsn);
-        if (shipping->is_pythons || (shipping->is_any && shipping->is_news) || reach_of(shipping) > shipping->told_lsn
+        while (!shipping->needs_python && shipping->sent_lsn < written_lsn)
+            shipping->needs_python = !ship_batch(shipping, written_lsn);
+        if (shipping->needs_python || (shipping->is_any && shipping->is_news) || reach_of(shipping) > shipping->reported_lsn
             || !await_news(shipping))
             return;
     }
 }
 
 PyDoc_STRVAR(ship_doc,
-    "ship(epoll, bell, members, epoch, sent_lsn, committed_lsn, settled_lsn, file, offset, enough, is_any, told_lsn,\n"
+    "ship(epoll, wake_fd, members, epoch, sent_lsn, committed_lsn, settled_lsn, file, offset, enough, is_any, reported_lsn,\n"
     "     under_way_max, until_s)\n--\n\n"
     "As wal.native.Ship says. Other threads run meanwhile.");
 
@@ -245,7 +245,7 @@ static PyObject *ship(Queue *queue, PyObject *args)
     PyObject *members;
     unsigned long long epoch, sent, committed, settled, told;
     long long offset;
-    if (!PyArg_ParseTuple(args, "iiO!KKKKiLipKLd", &shipping.epoll, &shipping.bell, &PyList_Type, &members, &epoch, &sent,
+    if (!PyArg_ParseTuple(args, "iiO!KKKKiLipKLd", &shipping.epoll, &shipping.wake_fd, &PyList_Type, &members, &epoch, &sent,
                           &committed, &settled, &shipping.file, &offset, &shipping.enough, &shipping.is_any, &told,
                           &shipping.under_way_max, &shipping.until_s))
         return NULL;
@@ -265,7 +265,7 @@ static PyObject *ship(Queue *queue, PyObject *args)
     shipping.sent_lsn = sent;
     shipping.committed_lsn = committed;
     shipping.settled_lsn = settled;
-    shipping.told_lsn = told;
+    shipping.reported_lsn = told;
     shipping.offset = (off_t)offset;
     Py_BEGIN_ALLOW_THREADS
     ship_on(&shipping);
@@ -283,7 +283,7 @@ static PyObject *ship(Queue *queue, PyObject *args)
         }
         PyObject *const each = frame == NULL ? NULL
             : Py_BuildValue("(KOy#NiKdd)", (unsigned long long)member->acked_lsn,
-                            member->is_heard ? Py_True : Py_False, (const char *)member->said_bytes,
+                            member->is_received ? Py_True : Py_False, (const char *)member->said_bytes,
                             (Py_ssize_t)member->said, frame, member->error, (unsigned long long)member->timed_lsn,
                             member->timed_since_s, member->took_s);
         if (each == NULL)
@@ -293,7 +293,7 @@ static PyObject *ship(Queue *queue, PyObject *args)
     }
     if (said == NULL)
         return NULL;
-    return Py_BuildValue("(OKLLKKN)", shipping.is_pythons ? Py_True : Py_False, (unsigned long long)shipping.sent_lsn,
+    return Py_BuildValue("(OKLLKKN)", shipping.needs_python ? Py_True : Py_False, (unsigned long long)shipping.sent_lsn,
                          shipping.sent_bytes, (long long)shipping.offset, (unsigned long long)shipping.durable_lsn,
                          (unsigned long long)reach_of(&shipping), said);
 }

@@ -5,7 +5,7 @@
  * Python lends the log to the stream once it has accepted an Append by the rules (wal.replication.acceptor), and takes
  * it back before it does or asks anything else of it. Meanwhile nothing of what those rules look at changes but where
  * the log ends. So the stream takes one kind of message alone: an Append of the same epoch whose one batch goes
- * on where the log ends, is sound, and has room in the segment. Whatever else comes stays in the buffer and is
+ * on where the log ends, is sound, and has space in the segment. Whatever else comes stays in the buffer and is
  * Python's, who finds the log as if he had done all himself.
  */
 
@@ -223,7 +223,7 @@ static PyObject *serve(Stream *stream, PyObject *args)
 
 PyDoc_STRVAR(lend_doc,
     "lend(epoch, tail_lsn, committed_lsn, settled_lsn, node_hash, room, noted_lsn, wal_id, note)\n--\n\n"
-    "Let the stream go on with a log, all of it durable, that ends so, in this wal.log.Room with its path as bytes; and\n"
+    "Let the stream go on with a log, all of it durable, that ends so, in this wal.log.AppendSpace with its path as bytes; and\n"
     "with the note of what is committed, a descriptor.");
 
 static PyObject *lend(Stream *stream, PyObject *args)

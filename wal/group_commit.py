@@ -1,4 +1,4 @@
-"""Group commit: one thread owns the log, and whoever appends only queues.
+"""Group commit: one thread owns the log, and every other thread only queues records.
 
 Always true, and asserted where it can break::
 
@@ -8,17 +8,17 @@ Always true, and asserted where it can break::
 
 Life of a batch, and what a crash in each phase leaves:
 
-    1. collect   records stand in memory; nothing of them is left
+    1. collect   records are in memory; nothing of them is left
     2. encode    the same: header, CRC and payload of each, one behind the other
     3. write     one system call: BATCH record and body; a torn tail is left, or all of it
     4. sync      all of it is left, or a torn tail
     5. report    all of it is left
 
-All five are the queue's (``wal.queue``), which is in C where that is built: then the thread goes from one to the next
-without the interpreter's lock, batch after batch. Here are the thread, its end, and what is said to whoever appends.
+All five are done by the queue (``wal.queue``), which is in C where that is built: then the thread goes from one to the
+next without the interpreter's lock, batch after batch. Here are the thread, its end, and the errors of ``append``.
 
-After the sync, and twice a second when idle, the thread looks whether the files are where they were (wal.folder): what
-is written into a file that was removed is not acknowledged.
+After the sync, and twice a second when idle, the thread checks that the files are where they were (``wal.folder``):
+what is written into a file that was removed is not acknowledged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from wal.folder import CHECK_INTERVAL_S
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT, RECORD_HEADER_BYTES, QueuedRecord
 from wal.log import Log
 from wal.native import Ship
-from wal.queue import NO_BELL, Bounds, HeardBatch, Stand, fault_of
+from wal.queue import NO_FD, Bounds, DurableBatch, fault_of
 
 QUEUE_BYTES_MAX = 256 << 20
 """Records queued and not durable never hold more memory than this, however many of them are allowed."""
@@ -44,11 +44,10 @@ QUEUE_BYTES_MAX = 256 << 20
 class GroupCommit:
     """The one writer of ``log``, which from now on belongs to its thread.
 
-    ``bell`` is a descriptor, an eventfd as a rule, to which 8 bytes are written once a batch and only after its sync:
-    then ``durable_lsn`` has risen, and ``heard`` knows the batch. ``shipper_bell`` is another, rung when a batch was
-    written, and again behind its sync. Both stay the caller's, who closes them once the writer ``has_ended``;
-    without them nobody is told. ``on_failure(error)`` is called at most once, on the writer thread: nothing above
-    ``durable_lsn`` may be acknowledged any more. It may not block.
+    ``durable_fd`` and ``shipper_fd`` are descriptors that are written to as ``wal.queue`` says: then ``durable_lsn`` or
+    ``written_lsn`` has risen, and ``take_durable`` has the batch. The caller closes them once the writer ``has_ended``.
+    ``on_failure(error)`` is called at most once, on the writer thread: nothing above ``durable_lsn`` may be
+    acknowledged any more. It may not block.
 
     With ``batch_max_entries`` of 1 each record is a batch of its own. What is answered before it is durable is up to
     the caller.
@@ -59,14 +58,14 @@ class GroupCommit:
         log: Log,
         *,
         on_failure: Callable[[WalPoisonedError], None],
-        bell: int = NO_BELL,
+        durable_fd: int = NO_FD,
         batch_timeout_us: int = 500,
         batch_max_entries: int = 1000,
         batch_max_bytes: int = 1 << 20,
         record_bytes_max: int = 1 << 20,
         queue_max_entries: int = 100_000,
         queue_max_bytes: int = QUEUE_BYTES_MAX,
-        shipper_bell: int = NO_BELL,
+        shipper_fd: int = NO_FD,
     ) -> None:
         assert RECORD_HEADER_BYTES < record_bytes_max <= RECORD_BYTES_LIMIT
         assert 0 < batch_max_bytes <= BATCH_BODY_BYTES_LIMIT
@@ -83,10 +82,10 @@ class GroupCommit:
             batch_bytes_max=batch_max_bytes,
             batch_timeout_s=batch_timeout_us / 1e6,
         )
-        self._queue = native.make_queue(self._bounds, log, bell, shipper_bell)
+        self._queue = native.make_queue(self._bounds, log, durable_fd, shipper_fd)
         self._append = self._queue.append
         self.ship: Ship | None = getattr(self._queue, "ship", None)
-        """Ships what is written, without the interpreter's lock; None where the queue cannot."""
+        """Ships what is written, without the interpreter's lock; None where C is not built."""
         self._poison: WalPoisonedError | None = None
         self._closing = False
         self._check_at = time.monotonic() + CHECK_INTERVAL_S
@@ -96,30 +95,29 @@ class GroupCommit:
     @property
     def next_lsn(self) -> Lsn:
         """What the next record will have; all below it are queued, written or durable."""
-        return Lsn(self._queue.next_lsn)
+        return self._queue.next_lsn
 
     @property
     def written_lsn(self) -> Lsn:
         """Given to the operating system up to here. MUST NOT be taken for durable."""
-        return Lsn(self._queue.written_lsn)
+        return self._queue.written_lsn
 
     @property
     def durable_lsn(self) -> Lsn:
         """Everything up to here is synced."""
-        return Lsn(self._queue.durable_lsn)
+        return self._queue.durable_lsn
 
-    def heard(self) -> list[HeardBatch]:
+    def take_durable(self) -> list[DurableBatch]:
         """The batches that became durable since the last call, in their order; of very many, the last."""
-        return [HeardBatch(*batch) for batch in self._queue.heard()]
+        return [DurableBatch(*batch) for batch in self._queue.take_durable()]
 
     def expect(self, entries: int) -> None:
-        """The writers of so many records are answered now, and about to come back; from any thread. Said by whoever has
-        them wait for more than ``durable_lsn``: the next batch is held open for them, as behind a sync."""
+        """As ``wal.queue.Queue.expect``."""
         self._queue.expect(entries)
 
     def append(self, hlc: Hlc, record_type: int, payload: bytes) -> Lsn:
         """``append_all`` of one record: its LSN."""
-        lsn: Lsn | None = self._append(hlc, record_type, payload)  # type: ignore[assignment]  # Lsn() is a call
+        lsn = self._append(hlc, record_type, payload)
         return self.append_all(((hlc, record_type, payload),)) if lsn is None else lsn
 
     def append_all(self, records: Sequence[QueuedRecord]) -> Lsn:
@@ -140,20 +138,20 @@ class GroupCommit:
                 raise WalPoisonedError(str(self._poison))
             if self._closing:
                 raise WalPoisonedError("the WAL writer is closed")
-            fault = fault_of(records, self._bounds, Stand(*self._queue.stand()))
+            fault = fault_of(records, self._bounds, self._queue.state())
             if fault is not None:
                 raise fault
-            # What stood in the way has become durable since: once more.
-        return Lsn(lsn)
+            # What filled the queue has become durable since: try again.
+        return lsn
 
     @property
     def has_ended(self) -> bool:
-        """Nothing is written any more, nor is the bell rung."""
+        """Nothing is written any more, not to the descriptors either."""
         return not self._thread.is_alive()
 
     def retire(self, name: str) -> None:
         """The segment of this name is about to be removed, as nobody needs it any more."""
-        self._log.retire(name)
+        self._log.guard.retire(name)
 
     def close(self, timeout_s: float) -> None:
         """Take nothing more, make everything queued durable, and let the file go. A second call does nothing.
@@ -183,11 +181,11 @@ class GroupCommit:
     def _check_folder(self) -> None:
         """Every ``CHECK_INTERVAL_S``, see that no file of the log was taken away."""
         if time.monotonic() >= self._check_at:
-            self._log.check()
+            self._log.guard.check()
             self._check_at = time.monotonic() + CHECK_INTERVAL_S
 
     def _fail(self, error: Exception) -> None:
-        """Refuse everything from now on. The file stays as it is: recovery decides what of it counts."""
+        """Refuse all records from now on. The file stays as it is: recovery decides what of it counts."""
         poison = WalPoisonedError(
             f"the WAL failed above LSN {self.durable_lsn}: {error}. "
             "Nothing above it was acknowledged; the process must restart to recover"

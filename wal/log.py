@@ -1,7 +1,7 @@
 """The files of one WAL, open for append: batches of bytes, rotation, sync. No queue, no thread, no clock.
 
-A node's group commit stands on it, and so does whoever keeps the log of another node: both append batches as they stand
-in a segment. Belongs to one thread at a time; only ``retire`` may be called from any.
+Both a node's group commit and a member's copy of another node's log append batches with it, in the form that they have
+in a segment. Belongs to one thread at a time.
 
 Always true, and asserted where it can break::
 
@@ -42,9 +42,10 @@ _ZEROS = bytes(AHEAD_BYTES)
 _NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
-class Room(NamedTuple):
-    """Where batches may be written past ``Log.append``: into this file, which MUST keep its path, from ``offset`` up to
-    ``end``; those of ``small_bytes`` at the most up to ``small_end``."""
+class AppendSpace(NamedTuple):
+    """Where C may write batches past ``Log.append``: into this file, which MUST keep its path and inode, from
+    ``offset`` up to ``end``; batches of ``small_bytes`` at most only up to ``small_end``, where the zeros written ahead
+    end."""
 
     descriptor: int
     offset: int
@@ -97,7 +98,7 @@ class Log:
         the segment where the disk had no room for them: then no more are tried in this one."""
         self._zeros_end = 0
         """Where the zeros that were written ahead end; behind the last batch they go when the segment is finished."""
-        self._guard = FolderGuard(folder)
+        self.guard = FolderGuard(folder)
         self._open_segment(Lsn(next_lsn - 1) if previous_lsn is None else previous_lsn)
 
     def append(self, batch: BatchRecord, body: bytes | memoryview) -> None:
@@ -113,7 +114,7 @@ class Log:
         assert batch.first_lsn == self.next_lsn
         assert batch.body_bytes == len(body)
         opening = encode_batch(batch)
-        self._make_room(len(opening) + len(body))
+        self._make_space(len(opening) + len(body))
         write_fully(self._descriptor, (opening, body), self._offset)
         self._wrote(len(opening) + len(body), batch.last_lsn)
 
@@ -128,22 +129,24 @@ class Log:
         check_named(self._path, self._inode)
         self.durable_lsn = self.written_lsn
 
-    def room(self, size: int) -> Room:
-        """Where another may write and sync batches; ``wrote`` is to be called with what came of it. For one of ``size``
-        bytes, with its BATCH record, a segment that is full is left first; for 0 there may be no room.
+    def append_space(self, size: int) -> AppendSpace:
+        """Where C may write and sync batches; the caller then reports them to ``wrote``. For a batch of ``size`` bytes,
+        with its BATCH record, a segment that is full is left first; for 0 there may be no space.
 
         Raises:
             WalError, OSError: there is none.
         """
         assert self.written_lsn == self.durable_lsn
         if size > 0:
-            self._make_room(size)
+            self._make_space(size)
         end = max(self._segment_bytes, self._offset + size)
-        return Room(self._descriptor, self._offset, self._path, self._inode, end, self._ahead_at, AHEAD_BATCH_BYTES_MAX)
+        return AppendSpace(
+            self._descriptor, self._offset, self._path, self._inode, end, self._ahead_at, AHEAD_BATCH_BYTES_MAX
+        )
 
     def wrote(self, offset: int, last_lsn: Lsn, small_end: int = 0) -> None:
-        """Batches up to this LSN were written and synced, under the name of the segment, which now goes on at
-        ``offset``; and zeros up to ``small_end``, where that is higher than it was."""
+        """Batches up to this LSN were written and synced past ``append``; the segment continues at ``offset``, and the
+        zeros written ahead end at ``small_end``, if that is higher than before."""
         self._wrote(offset - self._offset, last_lsn)
         self.durable_lsn = last_lsn
         if small_end > self._ahead_at:
@@ -167,36 +170,27 @@ class Log:
         assert self.written_lsn == self.durable_lsn
         if self._offset == SEGMENT_HEADER_BYTES:
             return
-        self._finish_segment()
+        self.close()
         self._open_segment(Lsn(self.next_lsn - 1))
 
-    def check(self) -> None:
-        """Return when no file of the log was taken away.
-
-        Raises:
-            WalError: names the first that was.
-        """
-        self._guard.check()
-
-    def retire(self, name: str) -> None:
-        """The segment of this name is about to be removed, as nobody needs it any more."""
-        self._guard.retire(name)
-
     def close(self) -> None:
-        """Finish the segment, all of which is synced, and let the files go.
+        """Finish the segment, all of which is synced: remove the zeros behind the last batch, and close the file.
 
         Raises:
-            OSError: the zeros written ahead may still stand behind the last batch, which harms nothing.
+            OSError: the zeros may still be there, which harms nothing.
         """
-        self._finish_segment()
+        if self._zeros_end > self._offset:
+            os.ftruncate(self._descriptor, self._offset)
+            os.fsync(self._descriptor)
+        self.abandon()
 
     def abandon(self) -> None:
-        """Let the files go as they are after a failure: recovery decides what of them counts."""
+        """Close the file as it is after a failure: recovery decides what of it counts."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
-    def _make_room(self, size: int) -> None:
+    def _make_space(self, size: int) -> None:
         """Leave a segment that is full, and write ahead behind what is to be written next."""
         if self._offset + size > self._segment_bytes:
             self.rotate()
@@ -228,11 +222,5 @@ class Log:
         self._descriptor = create_segment(self._folder, header)
         self._path = self._folder / segment_name(self.next_lsn, self._epoch)
         self._inode = os.fstat(self._descriptor).st_ino
-        self._guard.made(self._path.name, self._inode)
+        self.guard.made(self._path.name, self._inode)
         self._offset = self._ahead_at = self._zeros_end = SEGMENT_HEADER_BYTES
-
-    def _finish_segment(self) -> None:
-        if self._zeros_end > self._offset:
-            os.ftruncate(self._descriptor, self._offset)
-            os.fsync(self._descriptor)
-        self.abandon()

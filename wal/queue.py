@@ -1,5 +1,4 @@
-"""The queue of a WAL, and the writer's loop over it: records come in at one end, and leave at the other as batches on
-the disk.
+"""The queue of a WAL, and the writer's loop over it: takes records in and writes them to the disk as batches.
 
 Always true, and asserted where it can break::
 
@@ -7,20 +6,25 @@ Always true, and asserted where it can break::
     HLCs rise with LSNs
     records queued and not durable <= entries_max of the bounds, their bytes <= bytes_max
 
-It is there twice: ``PythonQueue`` is the specification, and ``wal._native.Queue`` does the same in C, where it frames
+There are two: ``Queue`` here is the specification, and ``wal._native.Queue`` does the same in C, where it frames
 records when they are appended and writes batch after batch without the interpreter's lock (``wal.native``). Only
 ``fault_of`` says what is wrong with a record; both queues just refuse it.
 
-A batch begins at once when the log is idle. While one is written, the next collects. Behind a batch of several, their
-writers are about to come back: the next is held open until about as many records are queued again, for
-``batch_timeout_us`` at the most. Not so where many came while it was written: they go at once, and the others come back
-while that is done. Nor where coming back takes them longer than the sync took: then half of them go, and the log syncs
-one half while the other comes. Writers who wait for more than that, an answer of others, come back later: ``expect``
-says when.
+When the next batch is written:
 
-Whoever wants to know what is durable listens to the bell: a descriptor, an eventfd as a rule, to which 8 bytes are
-written once a batch, after its sync. That of whoever ships batches elsewhere is rung before each sync, too, as soon as
-``written_lsn`` has risen: what he ships is under way while it is synced here.
+    the log is idle                     at once
+    a batch is being written            when that is done; until then the next collects
+    a batch of several was written      its writers are about to append again, so the next is held open until about as
+                                        many records are queued, for ``batch_timeout_us`` at most
+    ... and many came meanwhile         at once; the others come while that batch is written
+    ... and they take longer than the   when half of them came: the log syncs one half while the other half comes
+    sync took
+    ``expect`` was called               as behind a batch of that many: writers that waited for more than their records'
+                                        durability, such as a quorum, are about to append again
+
+``durable_fd`` is a descriptor, an eventfd as a rule, to which the queue writes 8 bytes after the sync of each batch. It
+writes to ``shipper_fd`` before the sync, too, once ``written_lsn`` has risen: so a batch is sent to other machines
+while it is synced here.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ledger.errors import InvalidInputError, LedgerError, RecordTooLargeError, WalFullError
 from ledger.facts.events import BATCH_RECORD_TYPE
@@ -43,27 +47,28 @@ LINGER_ENTRIES_MIN = 2
 """A batch is held open only behind one of at least so many records: a lone writer never waits."""
 
 LINGER_PART = 3
-"""Nor is it where one of so many, beside those of the batch before, came while that was written: they need not wait for
-it."""
+"""Nor is it if one of so many records, relative to the batch before, came while that was written: they need not
+wait."""
 
 HALF_MIN = 16
-"""Half of them are enough where that is at least so many: each sync is work of the processor, too."""
+"""Half of the writers are enough if half is at least so many: each sync costs processor time, too."""
 
 HALF_AFTER = 3
-"""And where they came no sooner than one of so many parts of the last sync: two syncs of half a batch each then take
-less time than one and the coming back of all, for which the disk stands still."""
+"""And if they came no sooner than one of so many parts of the last sync: then two syncs of half a batch each take less
+time than one sync and the wait for all, during which the disk is idle."""
 
-HEARD_MAX = 4096
-"""Of more batches than this that nobody has asked for, the oldest are forgotten; what is durable never is."""
+DURABLE_BATCHES_MAX = 4096
+"""Of more durable batches than this that were not taken, the oldest are dropped; ``durable_lsn`` counts them all."""
 
-NO_BELL = -1
+NO_FD = -1
+"""Nothing is to be woken."""
 
-_RING = (1).to_bytes(8, "little")
+_WAKE_UP = (1).to_bytes(8, "little")
 _RECORD_TYPES = frozenset(range(1, 256)) - {BATCH_RECORD_TYPE}
 
 
 class Bounds(NamedTuple):
-    """What a queue takes, and what it makes of it."""
+    """What a queue accepts, and how large its batches are."""
 
     node_id: str
     payload_bytes_max: int
@@ -74,74 +79,23 @@ class Bounds(NamedTuple):
     batch_timeout_s: float
 
 
-class Stand(NamedTuple):
-    """Where a queue stands: what the next record is held against. ``waiting_bytes`` are those of all that is not
-    durable, queued or being written."""
-
-    next_lsn: int
-    durable_lsn: int
-    waiting_bytes: int
-    last_physical_ms: int
-    last_logical: int
+QueueState = tuple[int, int, int, int, int]
+"""What the next record is checked against: its LSN, the last durable LSN, the bytes of all that is not durable, and the
+physical and logical part of the last HLC."""
 
 
-class HeardBatch(NamedTuple):
-    """A batch that became durable."""
+class DurableBatch(NamedTuple):
+    """A batch that became durable. ``lsn`` is that of its last record."""
 
     lsn: int
-    """That of its last record."""
     sync_s: float
     entries: int
 
 
-class Queue(Protocol):
-    """What both queues are. ``append``, ``append_all``, ``expect``, ``close``, ``heard`` and the LSNs may be used by
-    any thread, ``write`` by the one that writes."""
-
-    @property
-    def next_lsn(self) -> int:
-        """What the next record will have; all below it are queued, written or durable."""
-
-    @property
-    def written_lsn(self) -> int:
-        """Given to the operating system up to here. MUST NOT be taken for durable."""
-
-    @property
-    def durable_lsn(self) -> int:
-        """Everything up to here is synced."""
-
-    def append(self, hlc: Hlc, record_type: int, payload: bytes) -> int | None:
-        """Queue one record: its LSN; None, and nothing is queued, where ``fault_of`` is to say what is wrong."""
-
-    def append_all(self, records: Sequence[QueuedRecord]) -> int | None:
-        """Queue records one behind the other, all or none: the LSN of the first; None as ``append``."""
-
-    def stand(self) -> tuple[int, int, int, int, int]:
-        """A ``Stand``."""
-
-    def heard(self) -> list[tuple[int, float, int]]:
-        """A ``HeardBatch`` for each that became durable since the last call."""
-
-    def expect(self, entries: int) -> None:
-        """So many writers, who waited for more than their records' durability, are about to come back: the next batch
-        is held open for them, if they are several."""
-
-    def close(self) -> None:
-        """Take nothing more; what is queued is written, without waiting for company."""
-
-    def write(self, log: Log, until_s: float) -> bool:
-        """Write and sync batches, one or several, and ring the bells; return by this time of the monotonic
-        clock, or behind the batch that is then written. False when nothing is left and no more comes.
-
-        Raises:
-            WalError, OSError: nothing above ``durable_lsn`` may be acknowledged any more.
-        """
-
-
-def fault_of(records: Sequence[QueuedRecord], bounds: Bounds, stand: Stand) -> LedgerError | None:
-    """Why a queue that stands so does not take these records; None when it does."""
-    last = (stand.last_physical_ms, stand.last_logical)
-    waiting, more_bytes = stand.next_lsn - 1 - stand.durable_lsn, 0
+def fault_of(records: Sequence[QueuedRecord], bounds: Bounds, state: QueueState) -> LedgerError | None:
+    """Why a queue in this state does not accept these records; None when it does."""
+    next_lsn, durable_lsn, waiting_bytes, *last_hlc = state
+    last, waiting, more_bytes = tuple(last_hlc), next_lsn - 1 - durable_lsn, 0
     for hlc, record_type, payload in records:
         length = RECORD_HEADER_BYTES + len(payload)
         if len(payload) > bounds.payload_bytes_max:
@@ -157,8 +111,8 @@ def fault_of(records: Sequence[QueuedRecord], bounds: Bounds, stand: Stand) -> L
         more_bytes += length
     if waiting + len(records) > bounds.entries_max:
         return _full(waiting, len(records), bounds.entries_max, "records")
-    if stand.waiting_bytes + more_bytes > bounds.bytes_max:
-        return _full(stand.waiting_bytes, more_bytes, bounds.bytes_max, "bytes")
+    if waiting_bytes + more_bytes > bounds.bytes_max:
+        return _full(waiting_bytes, more_bytes, bounds.bytes_max, "bytes")
     return None
 
 
@@ -168,166 +122,152 @@ def _full(waiting: int, more: int, most: int, what: str) -> WalFullError:
     )
 
 
-class PythonQueue:
-    """The queue in Python: the specification of the one in C, and what works where there is none."""
+class Queue:
+    """The queue in Python: the specification of the one in C, and the queue where C is not built.
 
-    def __init__(self, bounds: Bounds, log: Log, bell: int, shipper_bell: int = NO_BELL) -> None:
+    ``write`` belongs to the writer's thread; any thread may call the other methods.
+    """
+
+    def __init__(self, bounds: Bounds, log: Log, durable_fd: int, shipper_fd: int = NO_FD) -> None:
         self._bounds = bounds
         self._log = log
         self._node_hash = node_hash(bounds.node_id)
-        self._bell = bell
-        self._shipper_bell = shipper_bell
-
-        self._lock = threading.Lock()
-        """Guards what follows up to the alarm. Held for a moment, never over a system call."""
+        self._durable_fd = durable_fd
+        self._shipper_fd = shipper_fd
+        self._changed = threading.Condition(threading.Lock())
+        """Guards all that follows. Held for a moment, never over a system call."""
         self._records: list[QueuedRecord] = []
         self._bytes = 0
         """Of all that is not durable: what is queued, and the batch that is being written."""
-        self._next_lsn: int = log.next_lsn
-        self._durable_lsn: int = log.durable_lsn
+        self.next_lsn = log.next_lsn
+        """What the next record will have; all below it are queued, written or durable."""
+        self.durable_lsn = log.durable_lsn
+        """Everything up to here is synced."""
         self._last: tuple[int, int] = (-1, -1)
-        self._is_refusing = False
+        self._is_closed = False
         self._wanted = 0
         """How many queued records the writer thread sleeps for; 0 when it is awake."""
-        self._heard: deque[HeardBatch] = deque(maxlen=HEARD_MAX)
+        self._durable: deque[DurableBatch] = deque(maxlen=DURABLE_BATCHES_MAX)
         self._is_held_open = False
-        """Whether the batch to come waits for writers who are about to come back."""
+        """Whether the next batch waits for ``_held_entries`` records, since ``_held_at_s`` of the monotonic clock; half
+        of them are enough from ``_half_at_s`` on."""
         self._held_entries = 0
-        """For so many records."""
         self._held_at_s = float("-inf")
-        """Since when, as ``time.monotonic`` tells it."""
         self._half_at_s = float("inf")
-        """From when on half of them are enough."""
-        self._alarm = threading.Lock()
-        """Held while nothing is to be told; released to wake the writer thread."""
-        self._alarm.acquire()
 
     @property
-    def next_lsn(self) -> int:
-        """As ``Queue`` says."""
-        return self._next_lsn
-
-    @property
-    def written_lsn(self) -> int:
-        """As ``Queue`` says."""
+    def written_lsn(self) -> Lsn:
+        """Given to the operating system up to here. MUST NOT be taken for durable."""
         return self._log.written_lsn
 
-    @property
-    def durable_lsn(self) -> int:
-        """As ``Queue`` says."""
-        return self._durable_lsn
-
-    def append(self, hlc: Hlc, record_type: int, payload: bytes) -> int | None:
-        """As ``Queue`` says."""
+    def append(self, hlc: Hlc, record_type: int, payload: bytes) -> Lsn | None:
+        """Queue one record: its LSN; None, and nothing is queued, if ``fault_of`` is to say what is wrong."""
         return self.append_all(((hlc, record_type, payload),))
 
-    def append_all(self, records: Sequence[QueuedRecord]) -> int | None:
-        """As ``Queue`` says."""
-        with self._lock:
-            if self._is_refusing or fault_of(records, self._bounds, self._stand()) is not None:
+    def append_all(self, records: Sequence[QueuedRecord]) -> Lsn | None:
+        """Queue records one behind the other, all or none: the LSN of the first; None as ``append``."""
+        with self._changed:
+            if self._is_closed or fault_of(records, self._bounds, self._state()) is not None:
                 return None
-            first_lsn = self._next_lsn
+            first_lsn = self.next_lsn
             for hlc, _, payload in records:
                 self._bytes += RECORD_HEADER_BYTES + len(payload)
                 self._last = hlc[:2]
             self._records += records
-            self._next_lsn += len(records)
+            self.next_lsn = Lsn(first_lsn + len(records))
             if self._wanted and (len(self._records) >= self._wanted or self._bytes >= self._bounds.batch_bytes_max):
-                self._wake()
+                self._changed.notify()
         return first_lsn
 
-    def stand(self) -> Stand:
-        """As ``Queue`` says."""
-        with self._lock:
-            return self._stand()
+    def state(self) -> QueueState:
+        with self._changed:
+            return self._state()
 
-    def heard(self) -> list[tuple[int, float, int]]:
-        """As ``Queue`` says."""
-        with self._lock:
-            heard: list[tuple[int, float, int]] = list(self._heard)
-            self._heard.clear()
-        return heard
+    def take_durable(self) -> list[tuple[int, float, int]]:
+        """A ``DurableBatch`` for each that became durable since the last call."""
+        with self._changed:
+            taken: list[tuple[int, float, int]] = list(self._durable)
+            self._durable.clear()
+        return taken
 
     def expect(self, entries: int) -> None:
-        """As ``Queue`` says."""
+        """So many writers, which waited for more than their records' durability, are about to append again: the next
+        batch is held open for them, if they are several."""
         if entries >= LINGER_ENTRIES_MIN:
-            with self._lock:
+            with self._changed:
                 self._hold_open(entries, float("inf"))
 
     def close(self) -> None:
-        """As ``Queue`` says."""
-        with self._lock:
-            self._is_refusing = True
-            if self._wanted:
-                self._wake()
+        """Accept nothing more; what is queued is written, without waiting for other records."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
 
-    def _stand(self) -> Stand:
-        return Stand(self._next_lsn, self._durable_lsn, self._bytes, *self._last)
+    def write(self, log: Log, until_s: float) -> bool:
+        """Write and sync batches, one or several, and wake those that wait; return by this time of the monotonic
+        clock, or behind the batch that is then being written. False when nothing is left and no more comes.
+
+        Raises:
+            WalError, OSError: nothing above ``durable_lsn`` may be acknowledged any more.
+        """
+        with self._changed:
+            while True:
+                if not self._await_expected(until_s) or not self._await_record(until_s):
+                    return True
+                if not self._is_held_open or self._is_closed:
+                    break  # else ``expect`` was called since
+            records, body_bytes = self._take()
+        if records:
+            self._commit(log, records, body_bytes)
+        return bool(records)
+
+    # Called with the lock held, except the last.
+
+    def _state(self) -> QueueState:
+        return self.next_lsn, self.durable_lsn, self._bytes, *self._last
 
     def _hold_open(self, entries: int, half_after_s: float) -> None:
-        """Hold the next batch open for so many, but where many have come; half are enough after that long. The lock is
-        held."""
+        """Hold the next batch open for so many records, unless many have come; half are enough after that long."""
         entries = min(entries, self._bounds.batch_entries_max)
         self._is_held_open = entries >= LINGER_ENTRIES_MIN and len(self._records) * LINGER_PART < entries
         self._held_entries = entries
         self._held_at_s = time.monotonic()
         self._half_at_s = self._held_at_s + half_after_s if (entries + 1) // 2 >= HALF_MIN else float("inf")
 
-    def _wake(self) -> None:
-        """Wake the writer thread, which sleeps. The lock is held."""
+    def _sleep(self, records: int, until_s: float) -> None:
+        """Sleep until so many are queued, the queue is closed, or until this time."""
+        self._wanted = records
+        self._changed.wait(max(0.0, until_s - time.monotonic()))
         self._wanted = 0
-        self._alarm.release()
 
-    # Everything below runs on the writer thread.
-
-    def write(self, log: Log, until_s: float) -> bool:
-        """As ``Queue`` says: one batch."""
-        if not self._await_company(until_s) or not self._await_queued(1, until_s):
-            return True
-        with self._lock:
-            if self._is_held_open and not self._is_refusing:
-                return True  # since one came, others were said to come
-            records, body_bytes = self._take()
-        if records:
-            self._commit(log, records, body_bytes)
-        return bool(records)
-
-    def _await_company(self, until_s: float) -> bool:
+    def _await_expected(self, until_s: float) -> bool:
         """Sleep while the next batch is held open; False when it still is at this time."""
-        while True:
-            with self._lock:
-                entries, wake_at_s = self._held_entries, self._held_at_s + self._bounds.batch_timeout_s
-                is_there = len(self._records) >= entries or self._bytes >= self._bounds.batch_bytes_max
-                if self._half_at_s < wake_at_s:
-                    half = (entries + 1) // 2
-                    if len(self._records) < half:
-                        entries = half
-                    else:
-                        wake_at_s = self._half_at_s
-                if not self._is_held_open or self._is_refusing or is_there or time.monotonic() >= wake_at_s:
-                    self._is_held_open = False
-                    return True
+        while self._is_held_open and not self._is_closed and self._bytes < self._bounds.batch_bytes_max:
+            entries, wake_at_s = self._held_entries, self._held_at_s + self._bounds.batch_timeout_s
+            half = (entries + 1) // 2
+            if self._half_at_s < wake_at_s and len(self._records) < half:
+                entries = half
+            elif self._half_at_s < wake_at_s:
+                wake_at_s = self._half_at_s
+            now_s = time.monotonic()
+            if len(self._records) >= entries or now_s >= wake_at_s:
+                break
+            if now_s >= until_s:
+                return False
+            self._sleep(entries, min(wake_at_s, until_s))
+        self._is_held_open = False
+        return True
+
+    def _await_record(self, until_s: float) -> bool:
+        """Sleep until a record is queued, or the queue is closed; False when time was up before."""
+        while not self._records and not self._is_closed:
             if time.monotonic() >= until_s:
                 return False
-            self._await_queued(entries, min(wake_at_s, until_s))
-
-    def _await_queued(self, records: int, until_s: float) -> bool:
-        """Sleep until so many are queued or a full batch is, or the queue closes; False when time was up before."""
-        with self._lock:
-            if self._is_refusing or len(self._records) >= records or self._bytes >= self._bounds.batch_bytes_max:
-                return True
-            self._wanted = records
-        if self._alarm.acquire(timeout=max(0.0, until_s - time.monotonic())):
-            return True
-        with self._lock:
-            rung = self._wanted == 0
-            self._wanted = 0
-        if rung:
-            self._alarm.acquire()
-        return rung
+            self._sleep(1, until_s)
+        return True
 
     def _take(self) -> tuple[list[QueuedRecord], int]:
-        """The next batch and its bytes. The lock is held."""
+        """The next batch and its bytes."""
         queue, bounds = self._records, self._bounds
         if len(queue) <= bounds.batch_entries_max and self._bytes <= bounds.batch_bytes_max:
             self._records = []
@@ -343,29 +283,29 @@ class PythonQueue:
         return queue[:entries], total
 
     def _commit(self, log: Log, records: list[QueuedRecord], body_bytes: int) -> None:
-        """Encode, write and sync one batch, tell, and make room for the next while it comes."""
+        """Encode, write and sync one batch, wake those that wait for it, and write zeros ahead for the next."""
         entries = len(records)
         last_lsn = Lsn(log.next_lsn + entries - 1)
         body = encode_records(log.next_lsn, self._node_hash, records)
         log.append(batch_of(log.next_lsn, last_lsn, records[-1][0].pack(), body), body)
-        ring(self._shipper_bell)
+        wake(self._shipper_fd)
         began_s = time.perf_counter()
         log.sync()
         sync_s = time.perf_counter() - began_s
-        with self._lock:
-            self._durable_lsn = last_lsn
+        with self._changed:
+            self.durable_lsn = last_lsn
             self._bytes -= body_bytes
-            self._heard.append(HeardBatch(last_lsn, sync_s, entries))
+            self._durable.append(DurableBatch(last_lsn, sync_s, entries))
             self._hold_open(entries, sync_s / HALF_AFTER)
-        ring(self._bell)
-        ring(self._shipper_bell)
+        wake(self._durable_fd)
+        wake(self._shipper_fd)
         log.prepare(BATCH_RECORD_BYTES + body_bytes)
 
 
-def ring(bell: int) -> None:
-    """Tell whoever listens."""
-    if bell != NO_BELL:
+def wake(fd: int) -> None:
+    """Write 8 bytes to this descriptor, unless it is ``NO_FD`` or full: then a wake-up is pending already."""
+    if fd != NO_FD:
         try:
-            os.write(bell, _RING)
+            os.write(fd, _WAKE_UP)
         except BlockingIOError:
-            return  # who listens has not heard for long, and will
+            return

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from ledger.errors import WalCorruptError, WalError
+from ledger.errors import InvalidInputError, WalCorruptError, WalError
 from ledger.facts.events import BATCH_RECORD_TYPE, RETURNED_RECORD_TYPE
 from ledger.hlc import Hlc, node_hash
-from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
+from wal import native
 from wal.format import (
     BATCH,
     BATCH_BODY_BYTES_LIMIT,
@@ -33,9 +34,11 @@ from wal.format import (
     BatchRecord,
     FormatError,
     SegmentHeader,
+    batch_of,
     check_record,
     decode_batch,
     decode_returned,
+    encode_batch,
     node_of,
 )
 from wal.segment import Segment, list_segments, misplaced, opened, read_header
@@ -114,6 +117,8 @@ def batch_at(
     if record.last_lsn < from_lsn:
         return Batch(offset, record, b"")
     batch = Batch(offset, record, os.pread(descriptor, record.body_bytes, offset + BATCH_RECORD_BYTES))
+    if native.check_batches(data + batch.body, record.first_lsn, node_hash(node_id)) is not None:
+        return batch
     return _bad_record(batch, node_id) or batch
 
 
@@ -128,12 +133,46 @@ def _bad_record(batch: Batch, node_id: str) -> Damage | None:
             length = check_record(body, at, lsn=lsn, node_id=node_id, available=len(body) - at)
             sound_hlc = body[at + HLC_AT.start : at + HLC_AT.stop]
             at += length
-            lsn = Lsn(lsn + 1)
+            lsn = after(lsn)
     except FormatError as error:
         return Damage(offset + BATCH_RECORD_BYTES + at, lsn, str(error), offset, announced, sound_hlc)
     if at != announced.body_bytes or sound_hlc != announced.hlc or crc32(body) != announced.body_crc32:
         return Damage(offset, announced.first_lsn, "the BATCH record disagrees with its records", offset)
     return None
+
+
+def check_batches(data: bytes | memoryview, first_lsn: Lsn, node_id: str) -> Lsn:
+    """The last LSN of the batches that ``data`` is, which begin with ``first_lsn``: every CRC, length and LSN checked.
+
+    Raises:
+        InvalidInputError: says what is wrong, and where.
+    """
+    checked = native.check_batches(data, first_lsn, node_hash(node_id))
+    return check_each(data, first_lsn, node_id) if checked is None else Lsn(checked)
+
+
+def check_each(data: bytes | memoryview, first_lsn: Lsn, node_id: str) -> Lsn:
+    """``check_batches`` in Python."""
+    whole = bytes(data)
+    at, next_lsn = 0, first_lsn
+    while at < len(whole):
+        try:
+            record = decode_batch(whole, at, len(whole))
+            body_at = at + BATCH_RECORD_BYTES
+            batch = Batch(at, record, whole[body_at : body_at + record.body_bytes])
+            if record.first_lsn != next_lsn:
+                raise FormatError(f"a batch begins with LSN {record.first_lsn} where {next_lsn} should be")
+            if batch.end > len(whole):
+                raise FormatError("the batch is cut short")
+            if crc32(batch.body) != record.body_crc32:
+                raise FormatError("the CRC of the batch does not match")
+        except FormatError as error:
+            raise InvalidInputError(f"byte {at}: {error}") from error
+        damage = _bad_record(batch, node_id)
+        if damage is not None:
+            raise InvalidInputError(f"byte {damage.offset}: {damage.reason}")
+        at, next_lsn = batch.end, after(record.last_lsn)
+    return before(next_lsn)
 
 
 def scan_segment(descriptor: int, next_lsn: Lsn, node_id: str) -> SegmentScan:
@@ -154,7 +193,7 @@ def scan_segment(descriptor: int, next_lsn: Lsn, node_id: str) -> SegmentScan:
             if not isinstance(found, Batch):
                 damage = found
                 break
-            run = SoundRun(found.end - offset, Lsn(found.record.last_lsn + 1), 0, next_lsn)
+            run = SoundRun(found.end - offset, after(found.record.last_lsn), 0, next_lsn)
         last = offset + run.last_at, run.first_lsn
         offset += run.end
         next_lsn = run.next_lsn
@@ -302,20 +341,21 @@ def _header(segment: Segment, node_id: str, before: SegmentHeader | None, last_l
     return header
 
 
-def batches(segment: Segment, node_id: str, from_lsn: Lsn) -> Iterator[Batch]:
-    """The batches of a segment that end with ``from_lsn`` or later, every record of them checked.
+def batches(segment: Segment, node_id: str, from_lsn: Lsn, offset: int = SEGMENT_HEADER_BYTES) -> Iterator[Batch]:
+    """The batches of a segment that end with ``from_lsn`` or later, every record of them checked. At ``offset``, if
+    that is not behind the header, stands the batch that begins with ``from_lsn``.
 
     Raises:
         WalCorruptError: one is damaged, or the BATCH record of one before them.
     """
     with opened(segment.path) as descriptor:
-        offset, next_lsn = SEGMENT_HEADER_BYTES, segment.base_lsn
+        next_lsn = segment.base_lsn if offset == SEGMENT_HEADER_BYTES else from_lsn
         while (found := batch_at(descriptor, offset, next_lsn, node_id, from_lsn)) is not None:
             if isinstance(found, Damage):
                 raise WalCorruptError(segment.name, found.offset, found.reason)
             if found.body:
                 yield found
-            offset, next_lsn = found.end, Lsn(found.record.last_lsn + 1)
+            offset, next_lsn = found.end, after(found.record.last_lsn)
 
 
 def records_of(body: bytes, epoch: Epoch, node_id: str) -> Iterator[Record]:
@@ -329,3 +369,23 @@ def records_of(body: bytes, epoch: Epoch, node_id: str) -> Iterator[Record]:
             hlc, kind, payload = decode_returned(payload, node_id)
         yield Record(Lsn(lsn), epoch, hlc, kind, payload, length)
         at += length
+
+
+def cut_batch(batch: Batch, node_id: str, from_lsn: Lsn, upto_lsn: Lsn) -> bytes:
+    """The records of a batch from ``from_lsn`` to ``upto_lsn`` as a batch of their own, with its BATCH record; nothing
+    if it has none of them."""
+    announced, body = batch.record, batch.body
+    if from_lsn <= announced.first_lsn and announced.last_lsn <= upto_lsn:
+        return encode_batch(announced) + body
+    start = end = last_at = 0
+    for record in records_of(body, NO_EPOCH, node_id):
+        if record.lsn < from_lsn:
+            start = end = end + record.length
+        elif record.lsn <= upto_lsn:
+            last_at, end = end, end + record.length
+    if start == end:
+        return b""
+    hlc, body = body[last_at + HLC_AT.start : last_at + HLC_AT.stop], body[start:end]
+    return (
+        encode_batch(batch_of(max(announced.first_lsn, from_lsn), min(announced.last_lsn, upto_lsn), hlc, body)) + body
+    )

@@ -45,7 +45,7 @@ from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError, ba
 from wal.history import History
 from wal.reader import WINDOW_BYTES, Damage, end_of_data, find_batch, scan_segment
 from wal.segment import Segment, list_segments, misplaced, opened, read_header, remove_unnamed, sync_folder, write_fully
-from wal.truncation import CUT_PREFIX, copy_tail, set_aside
+from wal.truncation import CUT_PREFIX, keep_segment, keep_tail
 
 
 class Finding(NamedTuple):
@@ -232,7 +232,7 @@ def recover(folder: Path, node_id: str, known_durable_lsn: Lsn = BEFORE_FIRST, *
 
     # 3. Keep a copy, announce what is left.
     if finding is not None:
-        found.cut = _set_tail_aside(folder, found, finding)
+        found.cut = _cut_tail(folder, found, finding)
 
     # 4. Cut and sync.
     if found.last_segment is not None:
@@ -243,16 +243,16 @@ def recover(folder: Path, node_id: str, known_durable_lsn: Lsn = BEFORE_FIRST, *
     return found
 
 
-def _set_tail_aside(folder: Path, found: Survey, finding: Finding) -> TornTail:
+def _cut_tail(folder: Path, found: Survey, finding: Finding) -> TornTail:
     """Set aside what is bad and make ``found`` say what is left."""
     segment, damage = finding.segment, finding.damage
     prefix = TORN_PREFIX if finding.corruption is None else CUT_PREFIX
-    copies = [set_aside(folder, later, prefix) for later in reversed(finding.later)]
+    copies = [keep_segment(folder, later, prefix) for later in reversed(finding.later)]
     if damage.offset < SEGMENT_HEADER_BYTES:
         cut_bytes = segment.path.stat().st_size
-        copies.append(set_aside(folder, segment, prefix))
+        copies.append(keep_segment(folder, segment, prefix))
     else:
-        copies.append(copy_tail(folder, segment, damage.batch_offset, prefix))
+        copies.append(keep_tail(folder, segment, damage.batch_offset, prefix))
         cut_bytes = _announce_survivors(segment, damage)
         found.records += damage.survivors
         found.last_lsn = Lsn(found.last_lsn + damage.survivors)

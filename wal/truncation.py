@@ -26,10 +26,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from ledger.errors import WalError
-from ledger.positions import Epoch, Lsn
+from ledger.positions import Lsn
 from wal import control as control_file
-from wal.format import HLC_AT, batch_of, encode_batch
-from wal.reader import WINDOW_BYTES, Batch, batches, end_of_data, records_of
+from wal.reader import WINDOW_BYTES, batches, cut_batch, end_of_data
 from wal.segment import NEW_FILE, UNNAMED_SUFFIX, Segment, list_segments, opened, sync_folder, write_fully
 
 CUT_PREFIX = "cut-"
@@ -62,7 +61,7 @@ def truncate(folder: Path, node_id: str, last_lsn: Lsn) -> tuple[str, ...]:
 
     # 2. whole segments
     later = [segment for segment in segments if segment.base_lsn > last_lsn + 1]
-    kept = [set_aside(folder, segment, CUT_PREFIX) for segment in reversed(later)]
+    kept = [keep_segment(folder, segment, CUT_PREFIX) for segment in reversed(later)]
 
     # 3. and 4. the rest of one
     for segment in segments[: len(segments) - len(later)][-1:]:
@@ -72,44 +71,33 @@ def truncate(folder: Path, node_id: str, last_lsn: Lsn) -> tuple[str, ...]:
 
 def _shorten(folder: Path, segment: Segment, node_id: str, last_lsn: Lsn) -> list[str]:
     for batch in batches(segment, node_id, Lsn(last_lsn + 1)):
-        aside = copy_tail(folder, segment, batch.offset, CUT_PREFIX)
+        copy = keep_tail(folder, segment, batch.offset, CUT_PREFIX)
         unnamed = segment.path.with_name(segment.name + UNNAMED_SUFFIX)
         with opened(segment.path) as source:
-            copy_range(source, unnamed, 0, batch.offset, _first_of(batch, segment.epoch, node_id, last_lsn))
+            copy_range(source, unnamed, 0, batch.offset, cut_batch(batch, node_id, batch.record.first_lsn, last_lsn))
         os.rename(unnamed, segment.path)
         sync_folder(folder)
-        return [aside]
+        return [copy]
     return []
 
 
-def _first_of(batch: Batch, epoch: Epoch, node_id: str, last_lsn: Lsn) -> bytes:
-    """The batch with its records up to ``last_lsn`` alone; nothing when that is none of them."""
-    left = [record for record in records_of(batch.body, epoch, node_id) if record.lsn <= last_lsn]
-    if not left:
-        return b""
-    body = batch.body[: sum(record.length for record in left)]
-    last_at = len(body) - left[-1].length
-    hlc = body[last_at + HLC_AT.start : last_at + HLC_AT.stop]
-    return encode_batch(batch_of(left[0].lsn, last_lsn, hlc, body)) + body
-
-
-def set_aside(folder: Path, segment: Segment, prefix: str) -> str:
+def keep_segment(folder: Path, segment: Segment, prefix: str) -> str:
     """Rename a segment that no longer belongs to the log; its new name, which is durable."""
-    aside = _free_name(folder, segment, 0, prefix)
-    os.rename(segment.path, aside)
+    kept = _free_name(folder, segment, 0, prefix)
+    os.rename(segment.path, kept)
     sync_folder(folder)
-    return aside.name
+    return kept.name
 
 
-def copy_tail(folder: Path, segment: Segment, offset: int, prefix: str) -> str:
-    """Keep the bytes from ``offset`` on in a file of their own, durably; its name."""
-    aside = _free_name(folder, segment, offset, prefix)
-    unfinished = aside.with_name(aside.name + UNNAMED_SUFFIX)
+def keep_tail(folder: Path, segment: Segment, offset: int, prefix: str) -> str:
+    """Copy the bytes from ``offset`` on to a file of their own, durably; its name."""
+    kept = _free_name(folder, segment, offset, prefix)
+    unfinished = kept.with_name(kept.name + UNNAMED_SUFFIX)
     with opened(segment.path) as source:
         copy_range(source, unfinished, offset, end_of_data(source, offset))
-    os.rename(unfinished, aside)
+    os.rename(unfinished, kept)
     sync_folder(folder)
-    return aside.name
+    return kept.name
 
 
 def copy_range(source: int, target: Path, start: int, end: int, rest: bytes = b"") -> None:

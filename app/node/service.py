@@ -81,7 +81,7 @@ from ledger.positions import Epoch, Lsn
 from ledger.verification.verdict import Break
 from wal.group_commit import GroupCommit
 from wal.log import Log
-from wal.queue import NO_BELL
+from wal.queue import NO_FD
 from wal.replication.configuration import AckMode
 
 WAL_CLOSE_TIMEOUT_S = 10.0
@@ -137,9 +137,9 @@ class Service:
         self.losses = Losses(started.folder, self.node.node_id)
         self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.locked)
         self.leadership = self._lead(started)
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._durable_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.writer = self._open_writer(started)
-        self._loop.add_reader(self._bell, self._rung)
+        self._loop.add_reader(self._durable_fd, self._take_durable)
         self.keys = KeyInUse(started.key_chain, self.metrics)
         self.keys.not_admitted = started.not_admitted
         self.notary = self._make_notary(started)
@@ -282,8 +282,8 @@ class Service:
             record_bytes_max=wal.record_bytes_max,
             queue_max_entries=self.backlog.entries_max + self.backlog.kept_entries,
             queue_max_bytes=self.backlog.bytes_max + self.backlog.kept_bytes,
-            shipper_bell=self.leadership.shipper.bell if self.leadership else NO_BELL,
-            bell=self._bell,
+            shipper_fd=self.leadership.shipper.wake_fd if self.leadership else NO_FD,
+            durable_fd=self._durable_fd,
             on_failure=self._writer_failed,
         )
 
@@ -321,13 +321,13 @@ class Service:
 
         called_in(self._loop, take_in)(error)
 
-    def _rung(self) -> None:
-        os.eventfd_read(self._bell)
+    def _take_durable(self) -> None:
+        os.eventfd_read(self._durable_fd)
         self._hear_writer()
 
     def _hear_writer(self) -> None:
         """Take in what the writer has made durable."""
-        for batch in self.writer.heard():
+        for batch in self.writer.take_durable():
             self.metrics.wal_sync_seconds.observe(batch.sync_s)
             self.metrics.wal_batch_entries.observe(batch.entries)
         if self.writer.durable_lsn > self.node.durable.lsn:
@@ -335,12 +335,12 @@ class Service:
 
     def _leave_writer(self) -> None:
         """Listen no more, once. What a hanging writer rings stays open, lest it become another's."""
-        bell, self._bell = self._bell, NO_BELL
-        if bell == NO_BELL:
+        durable_fd, self._durable_fd = self._durable_fd, NO_FD
+        if durable_fd == NO_FD:
             return
-        self._loop.remove_reader(bell)
+        self._loop.remove_reader(durable_fd)
         if self.writer.has_ended:
-            os.close(bell)
+            os.close(durable_fd)
 
     def _chained(self, linked: LinkedBatch) -> None:
         self.gathering.chained()

@@ -42,7 +42,7 @@ class Node:
     async def has_synced(self, *batches: int) -> None:
         """So many records each, and nothing else."""
         await until(lambda: self.writer.durable_lsn == sum(batches), "they are synced")
-        assert [batch.entries for batch in self.writer.heard()] == list(batches)
+        assert [batch.entries for batch in self.writer.take_durable()] == list(batches)
 
 
 @pytest.fixture

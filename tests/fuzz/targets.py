@@ -43,10 +43,10 @@ from wal import native as wal_native
 from wal.control import Control
 from wal.format import BATCH, BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES
 from wal.inspect import verify
+from wal.reader import check_each
 from wal.replication import messages
 from wal.replication.frames import Budget, ConnectionOverError, FrameSocket
 from wal.replication.messages import Ack, Append, Frame, Position
-from wal.replication.replica_log import check_each
 
 FORMATS = Path(__file__).parents[2] / "docs" / "formats"
 

@@ -24,7 +24,7 @@ from wal.format import (
 )
 from wal.group_commit import GroupCommit
 from wal.log import Log
-from wal.queue import HeardBatch
+from wal.queue import DurableBatch
 from wal.reader import read
 from wal.segment import segment_name
 
@@ -57,7 +57,7 @@ class Failure:
 
 
 class LogWriter:
-    """A writer that can be waited for, and held in its reports: while its bell is one that is full, it stands in the
+    """A writer that can be waited for, and held in its reports: while its descriptor is a full one, it waits in the
     next until somebody makes room for that."""
 
     def __init__(
@@ -70,12 +70,12 @@ class LogWriter:
         segment_bytes: int = 64 << 20,
         **settings: object,
     ) -> None:
-        self.heard: list[HeardBatch] = []
+        self.heard: list[DurableBatch] = []
         self._failure = Failure()
         self._hearing = threading.Lock()
         self._free = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._full: list[int] = []
-        self._bell = os.dup(self._free)
+        self._wake_fd = os.dup(self._free)
         log = Log(
             folder,
             node_id=NODE,
@@ -87,14 +87,14 @@ class LogWriter:
         )
         self.writer = GroupCommit(
             log,
-            bell=self._bell,
+            durable_fd=self._wake_fd,
             on_failure=self._failure.take,
             **settings,  # type: ignore[arg-type]
         )
 
     def __del__(self) -> None:
         if not hasattr(self, "writer") or self.writer.has_ended:
-            for descriptor in (self._free, self._bell, *self._full):
+            for descriptor in (self._free, self._wake_fd, *self._full):
                 os.close(descriptor)
 
     @property
@@ -105,7 +105,7 @@ class LogWriter:
     def told(self) -> list[int]:
         """The LSNs up to which it reported the log durable, in order."""
         with self._hearing:
-            self.heard += self.writer.heard()
+            self.heard += self.writer.take_durable()
         return [batch.lsn for batch in self.heard]
 
     def append(self, payload: bytes | None = None) -> int:
@@ -114,11 +114,11 @@ class LogWriter:
 
     def becomes_durable(self, lsn: int, within_s: float) -> bool:
         until_s = time.monotonic() + within_s
-        bell = select.poll()  # also where a process has more than a thousand files open
-        bell.register(self._free, select.POLLIN)
+        fd = select.poll()  # also where a process has more than a thousand files open
+        fd.register(self._free, select.POLLIN)
         while (is_missing := self.writer.durable_lsn < lsn) and time.monotonic() < until_s:
             # Of a report in which it is held, nobody is told: looked for each millisecond.
-            if bell.poll(1):
+            if fd.poll(1):
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._free)
         return not is_missing
@@ -148,11 +148,11 @@ class LogWriter:
         full = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
         os.eventfd_write(full, FULL)
         self._full.append(full)
-        os.dup2(full, self._bell, inheritable=False)
+        os.dup2(full, self._wake_fd, inheritable=False)
         return self._release
 
     def _release(self) -> None:
-        os.dup2(self._free, self._bell, inheritable=False)
+        os.dup2(self._free, self._wake_fd, inheritable=False)
         os.eventfd_read(self._full[-1])
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ IMPORTED = {
 }
 WRITE = "pwritev,pwritev2"
 RING = r'"\1\0\0\0\0\0\0\0"'
-"""What is written to the bell, as strace shows it."""
+"""What is written to the descriptor, as strace shows it."""
 CALLS = (WRITE, "fdatasync", "fsync", "rename")
 
 
@@ -146,11 +146,11 @@ def test_nothing_is_reported_durable_before_its_fsync_has_returned(tmp_path: Pat
             unsynced = 0
         elif RING in line:
             rings += 1
-            assert unsynced == 0, "rung before the fsync returned"
+            assert unsynced == 0, "woken before the fsync returned"
             assert rings == synced
     assert rings > 10
 
-    # Nor does whoever does not wait for the bell, but asks, hear of a batch before.
+    # Nor does a caller see a batch before that asks without a wake-up.
     ends = [int(str(item["last_lsn"])) for item in dump(folder) if item["type"] == BATCH_RECORD_TYPE]
     assert len(ends) == rings
     synced = reports = 0

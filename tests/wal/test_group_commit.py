@@ -26,7 +26,7 @@ from wal.format import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
 from wal.group_commit import GroupCommit
 from wal.inspect import dump
 from wal.log import Log
-from wal.queue import HALF_MIN, HEARD_MAX
+from wal.queue import DURABLE_BATCHES_MAX, HALF_MIN
 from wal.reader import read
 from wal.recovery import recover
 from wal.segment import list_segments
@@ -321,7 +321,7 @@ def test_a_writer_that_cannot_report_fails_loudly(tmp_path: Path) -> None:
     read_only = os.open(os.devnull, os.O_RDONLY)
     writer = GroupCommit(
         Log(tmp_path, node_id=NODE, wal_id=WAL_ID, epoch=1, next_lsn=1),
-        bell=read_only,
+        durable_fd=read_only,
         on_failure=lambda error: failed.set(),
     )
     writer.append(hlc_of(1), 1, b"")
@@ -371,30 +371,30 @@ def test_of_every_batch_is_heard_once(tmp_path: Path) -> None:
     with LogWriter(tmp_path) as log:
         log.batches([1, 7, 2])
         assert log.told == [1, 8, 10]
-        assert log.writer.heard() == []
+        assert log.writer.take_durable() == []
     assert [batch.entries for batch in log.heard] == [1, 7, 2]
     assert all(batch.sync_s > 0 for batch in log.heard)
 
 
 def test_of_batches_that_nobody_asks_for_the_last_are_kept(tmp_path: Path) -> None:
     with LogWriter(tmp_path, batch_max_entries=1) as log:
-        for _ in range(HEARD_MAX + 10):
+        for _ in range(DURABLE_BATCHES_MAX + 10):
             last = log.append()
         log.wait_durable(last)
         assert log.told == list(range(11, last + 1))
 
 
 def test_a_bell_that_nobody_hears_holds_nothing_up(tmp_path: Path) -> None:
-    bell = os.eventfd(0, os.EFD_NONBLOCK)
-    os.eventfd_write(bell, FULL)
+    fd = os.eventfd(0, os.EFD_NONBLOCK)
+    os.eventfd_write(fd, FULL)
     writer = GroupCommit(
-        Log(tmp_path, node_id=NODE, wal_id=WAL_ID, epoch=1, next_lsn=1), bell=bell, on_failure=pytest.fail
+        Log(tmp_path, node_id=NODE, wal_id=WAL_ID, epoch=1, next_lsn=1), durable_fd=fd, on_failure=pytest.fail
     )
     for lsn in range(1, 10):
         writer.append(hlc_of(lsn), 1, b"")
     writer.close(WAIT_S)
-    assert (writer.durable_lsn, os.eventfd_read(bell), writer.has_ended) == (9, FULL, True)
-    os.close(bell)
+    assert (writer.durable_lsn, os.eventfd_read(fd), writer.has_ended) == (9, FULL, True)
+    os.close(fd)
 
 
 def test_a_child_of_the_process_writes_nothing(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_writer_misses_its_control_file_but_not_when_it_is_replaced(tmp_path: 
     (tmp_path / CONTROL_NAME).write_bytes(b"")
     log = LogWriter(tmp_path)
     replace(tmp_path / CONTROL_NAME)
-    log.writer._log.check()
+    log.writer._log.guard.check()
     (tmp_path / CONTROL_NAME).unlink()
     assert CONTROL_NAME in str(log.wait_failure())
 
@@ -99,6 +99,6 @@ def test_segments_that_retention_removes_are_not_missed(tmp_path: Path) -> None:
         log.batches([1, 2, 3, 4])
         removed = remove_segments(tmp_path, log.writer.durable_lsn, 0, 2e9, log.writer.retire)
         assert len(removed) > 1
-        while removed[0] in log.writer._log._guard._segments:
+        while removed[0] in log.writer._log.guard._segments:
             log.wait_durable(log.append())
         assert not log.failures

@@ -27,7 +27,7 @@ from tests.wal.logs import NODE, WAL_ID, hlc_of, payload_of, snapshot
 from wal import native, reader
 from wal.format import BATCH_RECORD_BYTES, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
 from wal.log import AHEAD_BYTES, AHEAD_FROM_BYTES, Log
-from wal.queue import NO_BELL, Bounds, Queue, Stand, fault_of
+from wal.queue import NO_FD, Bounds, Queue, fault_of
 from wal.recovery import recover
 from wal.segment import list_segments
 
@@ -58,7 +58,7 @@ class Side:
         core: str,
         bounds: Bounds = BOUNDS,
         segment_bytes: int = 3000,
-        bells: tuple[int, int] = (NO_BELL, NO_BELL),
+        fds: tuple[int, int] = (NO_FD, NO_FD),
     ) -> None:
         folder.mkdir()
         self.folder = folder
@@ -66,14 +66,14 @@ class Side:
         with pytest.MonkeyPatch.context() as patch:
             if core == "python":
                 patch.setattr(native, "_module", None)
-            self.queue: Queue = native.make_queue(bounds, self.log, *bells)
+            self.queue: Queue = native.make_queue(bounds, self.log, *fds)
 
     def write(self) -> list[tuple[int, int]]:
         """Everything that is queued; the batches: last LSN and records."""
         while self.queue.durable_lsn < self.queue.next_lsn - 1:
             self._step()
         assert self.queue.written_lsn == self.log.written_lsn == self.log.durable_lsn == self.queue.durable_lsn
-        return [(lsn, entries) for lsn, _, entries in self.queue.heard()]
+        return [(lsn, entries) for lsn, _, entries in self.queue.take_durable()]
 
     def write_one(self) -> None:
         """A batch, if one is queued."""
@@ -122,7 +122,7 @@ def test_both_queues_answer_and_write_the_same(steps: Sequence[Any]) -> None:
         for step in [*steps, "write"]:
             answers = []
             for side in sides:
-                before, queue = side.queue.stand(), side.queue
+                before, queue = side.queue.state(), side.queue
                 answer: object = None
                 if step == "write":
                     answer = side.write()
@@ -133,10 +133,10 @@ def test_both_queues_answer_and_write_the_same(steps: Sequence[Any]) -> None:
                 else:
                     answer = queue.append(*step[0]) if len(step) == 1 else queue.append_all(step)
                     if answer is None:
-                        assert queue.stand() == before, "half queued"
+                        assert queue.state() == before, "half queued"
                     else:
-                        assert fault_of(step, BOUNDS, Stand(*before)) is None
-                answers.append((answer, tuple(queue.stand())))
+                        assert fault_of(step, BOUNDS, before) is None
+                answers.append((answer, tuple(queue.state())))
             assert answers[0] == answers[1]
         for side in sides:
             side.log.close()
@@ -225,39 +225,39 @@ def test_a_batch_of_the_most_bytes_of_the_least_handy_records_is_written_whole(t
 
 
 @pytest.fixture
-def bells() -> Iterator[tuple[int, int]]:
+def fds() -> Iterator[tuple[int, int]]:
     made = tuple(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
     yield made[0], made[1]
-    for bell in made:
-        os.close(bell)
+    for fd in made:
+        os.close(fd)
 
 
 @pytest.mark.parametrize("core", ["c", "python"])
-def test_one_bell_is_rung_behind_each_sync_and_that_of_whoever_ships_before_it_too(
-    tmp_path: Path, core: str, bells: tuple[int, int]
+def test_one_descriptor_is_written_behind_each_sync_and_that_of_the_shipper_before_it_too(
+    tmp_path: Path, core: str, fds: tuple[int, int]
 ) -> None:
-    side = Side(tmp_path / "log", core, bells=bells)
+    side = Side(tmp_path / "log", core, fds=fds)
     side.queue.append_all(several(10))
     batches = len(side.write())
     side.log.close()
     assert batches > 2
-    assert [os.eventfd_read(bell) for bell in bells] == [batches, 2 * batches]
+    assert [os.eventfd_read(fd) for fd in fds] == [batches, 2 * batches]
 
 
 @pytest.mark.parametrize("core", ["c", "python"])
 def test_what_was_written_is_told_to_whoever_ships_where_its_sync_fails(
-    tmp_path: Path, core: str, bells: tuple[int, int]
+    tmp_path: Path, core: str, fds: tuple[int, int]
 ) -> None:
-    side = Side(tmp_path / "log", core, bells=bells)
+    side = Side(tmp_path / "log", core, fds=fds)
     side.queue.append_all(several(3))
     os.close(side.log._descriptor)
     side.log._descriptor = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)  # takes every byte, and syncs nothing
     with pytest.raises(OSError, match="Invalid argument"):
         side.write_one()
     assert (side.queue.written_lsn, side.queue.durable_lsn) == (3, 0)
-    assert os.eventfd_read(bells[1]) == 1
+    assert os.eventfd_read(fds[1]) == 1
     with pytest.raises(BlockingIOError):
-        os.eventfd_read(bells[0])
+        os.eventfd_read(fds[0])
     side.log.abandon()
 
 
@@ -274,7 +274,7 @@ def test_what_is_synced_into_a_file_that_lost_its_name_is_not_durable(
         shutil.copy2(tmp_path / "elsewhere", segment.path)
     with pytest.raises(WalError, match="removed, renamed or replaced"):
         side.write()
-    assert (side.queue.durable_lsn, side.queue.heard()) == (0, [])
+    assert (side.queue.durable_lsn, side.queue.take_durable()) == (0, [])
     side.log.abandon()
 
 
@@ -296,13 +296,13 @@ def test_what_is_no_record_is_an_error_and_nothing_is_queued(tmp_path: Path, rec
     if not IS_BUILT:
         return  # mypy sees to it
     side = Side(tmp_path / "log", "c")
-    before = side.queue.stand()
+    before = side.queue.state()
     with pytest.raises(TypeError):
         side.queue.append_all([(hlc_of(1), 1, b"sound"), record])
     if record:
         with pytest.raises(TypeError):
             side.queue.append(*record)
-    assert side.queue.stand() == before
+    assert side.queue.state() == before
     side.log.close()
 
 
@@ -318,7 +318,7 @@ def test_nothing_that_was_appended_is_kept_once_it_is_written(tmp_path: Path) ->
                 side.queue.append(Hlc(n, at, hlc.node_id), 1, payload)
             assert side.queue.append(hlc_of(1), 1, payload) is None
             side.write()
-            side.queue.stand()
+            side.queue.state()
 
     go(1_000_000, 5_000)
     counted = payload, hlc.node_id, None, True
@@ -372,13 +372,13 @@ from tests.wal.test_native import BOUNDS, Side
 side = Side(Path(sys.argv[1]), "c", BOUNDS._replace(payload_bytes_max=1 << 20, bytes_max=1 << 30, entries_max=100))
 payload = bytes(1 << 20)
 assert side.queue.append(hlc_of(1), 1, b"x") == 1
-before = side.queue.stand()
+before = side.queue.state()
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (30 << 20), resource.RLIM_INFINITY))
 try:
     side.queue.append_all([(hlc_of(2), 1, b"y"), *((hlc_of(lsn), 1, payload) for lsn in range(3, 60))])
 except MemoryError:
-    assert side.queue.stand() == before
+    assert side.queue.state() == before
     print("refused")
 assert side.queue.append_all([(hlc_of(lsn), 1, payload) for lsn in range(2, 10)]) == 2
 print([entries for _, entries in side.write()])

@@ -27,19 +27,19 @@ def say(text: str) -> None:
 
 def main(folder: Path, epoch: int, next_lsn: int, records: int, segment_bytes: int, seed: int) -> None:
     failed = threading.Event()
-    bell = os.eventfd(0)
+    fd = os.eventfd(0)
 
     def on_failure(error: WalPoisonedError) -> None:
         failed.set()
-        os.eventfd_write(bell, 1)
+        os.eventfd_write(fd, 1)
 
     def listen() -> None:
         """Until the writer has ended, and all that it rang for is said."""
         is_last = False
         while not is_last:
-            os.eventfd_read(bell)
+            os.eventfd_read(fd)
             is_last = has_ended.is_set()
-            for _ in writer.heard():
+            for _ in writer.take_durable():
                 say(f"durable {writer.durable_lsn}")
             with changed:
                 changed.notify_all()
@@ -47,7 +47,7 @@ def main(folder: Path, epoch: int, next_lsn: int, records: int, segment_bytes: i
     def say_last(text: str) -> None:
         """Say it behind everything else."""
         has_ended.set()
-        os.eventfd_write(bell, 1)
+        os.eventfd_write(fd, 1)
         listener.join()
         say(text)
 
@@ -56,7 +56,7 @@ def main(folder: Path, epoch: int, next_lsn: int, records: int, segment_bytes: i
     try:
         writer = GroupCommit(
             Log(folder, node_id=NODE, wal_id=WAL_ID, epoch=epoch, next_lsn=next_lsn, segment_bytes=segment_bytes),
-            bell=bell,
+            durable_fd=fd,
             on_failure=on_failure,
             batch_timeout_us=0,
         )

@@ -17,6 +17,7 @@ from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
 from wal import history as histories
 from wal.format import LSN_LIMIT
 from wal.history import History, last_common
+from wal.reader import check_batches
 from wal.replication import messages
 from wal.replication.messages import (
     Ack,
@@ -35,7 +36,7 @@ from wal.replication.messages import (
     Ready,
     Refusal,
 )
-from wal.replication.replica_log import ReplicaLog, check_batches
+from wal.replication.replica_log import ReplicaLog
 
 FETCH_BYTES_MAX = 4 << 20
 """More than about this is not given at once, whatever is asked for."""
@@ -45,29 +46,17 @@ class Acceptor:
     """Keeps one log, for the proposer that a run of a node is."""
 
     def __init__(self, log: ReplicaLog, region: str) -> None:
-        self._log = log
+        self.log = log
         self._region = region
         self._elected: Epoch = NO_EPOCH
         self._history: History = ()
         """That of the proposer of the epoch ``_elected``."""
-        self._committed_lsn = log.control.committed_lsn
-        self._settled_lsn = BEFORE_FIRST
+        self.committed_lsn = log.control.committed_lsn
+        """The highest position that is known here to be committed; it may lag."""
+        self.settled_lsn = BEFORE_FIRST
+        """Up to here the proposer said, since this was created, that the log will not be needed; it is committed."""
         self._unsynced = False
         self._owes_ack = False
-
-    @property
-    def log(self) -> ReplicaLog:
-        return self._log
-
-    @property
-    def committed_lsn(self) -> Lsn:
-        """The highest position that is known here to be committed; it may lag."""
-        return self._committed_lsn
-
-    @property
-    def settled_lsn(self) -> Lsn:
-        """Up to here the proposer said, since this was made, that nobody will need the log again; it is committed."""
-        return self._settled_lsn
 
     def handle(self, run: str, frame: Frame) -> Frame | None:
         """The answer to a message of the proposer's run ``run``; None for an Append, which ``flush`` answers.
@@ -99,15 +88,15 @@ class Acceptor:
         """The epoch whose Appends the log may be lent for: those of this run that go on where it ends with a batch
         that is sound would be accepted, each, until something else is asked of the log. None where that is not so."""
         epoch = self._elected
-        is_so = self._is_promised_to(run, epoch) and self._log.tail.epoch == epoch and not self._owes_ack
+        is_so = self._is_promised_to(run, epoch) and self.log.tail.epoch == epoch and not self._owes_ack
         return epoch if is_so and not self._unsynced else None
 
     def streamed(self, committed_lsn: Lsn, settled_lsn: Lsn) -> None:
         """The log that was lent is here again, and this was said to be committed and settled meanwhile, as far as it
         is held."""
-        assert self._committed_lsn <= committed_lsn <= self._log.tail.lsn
-        assert self._settled_lsn <= settled_lsn <= committed_lsn
-        self._committed_lsn, self._settled_lsn = committed_lsn, settled_lsn
+        assert self.committed_lsn <= committed_lsn <= self.log.tail.lsn
+        assert self.settled_lsn <= settled_lsn <= committed_lsn
+        self.committed_lsn, self.settled_lsn = committed_lsn, settled_lsn
 
     def flush(self) -> Frame | None:
         """Sync what was appended, and answer the Appends since the last time; None when there were none."""
@@ -115,12 +104,12 @@ class Acceptor:
             return None
         self._sync()
         self._owes_ack = False
-        return Frame(Ack(self._elected, self._log.tail.lsn))
+        return Frame(Ack(self._elected, self.log.tail.lsn))
 
     # --- who speaks -------------------------------------------------------------------------------
 
     def _greet(self, message: Greet) -> Message:
-        control = self._log.control
+        control = self.log.control
         if message.version != messages.PROTOCOL_VERSION:
             return self._refuse(messages.UNREADABLE, f"this safekeeper speaks version {messages.PROTOCOL_VERSION}")
         if message.wal_id not in ("", control.wal_id):
@@ -131,38 +120,38 @@ class Acceptor:
             self._region,
             control.wal_id,
             control.promised_epoch,
-            self._log.tail,
-            self._committed_lsn,
-            self._log.configuration,
+            self.log.tail,
+            self.committed_lsn,
+            self.log.configuration,
         )
 
     def _prepare(self, run: str, message: Prepare) -> Message:
-        control = self._log.control
+        control = self.log.control
         if message.wal_id != control.wal_id:
             return self._refuse(messages.OTHER_WAL, f"WAL {control.wal_id} of {control.node_id} is kept here")
         if not message.configuration.is_sound:
             return self._refuse(messages.UNREADABLE, "the list of members is not one")
-        if message.configuration.order < self._log.configuration.order:
+        if message.configuration.order < self.log.configuration.order:
             return self._refuse(messages.OTHER_MEMBERS, "a newer list of members is known here")
         if message.epoch < control.promised_epoch:
             return self._fenced()
         if message.epoch == control.promised_epoch and run != control.promised_run:
             return self._fenced()
         self._sync()
-        if message.configuration.order > self._log.configuration.order:
-            self._log.configure(message.configuration)
+        if message.configuration.order > self.log.configuration.order:
+            self.log.configure(message.configuration)
         if message.epoch > control.promised_epoch:
             self._elected = NO_EPOCH
-            self._log.store(
-                control._replace(promised_epoch=message.epoch, promised_run=run, committed_lsn=self._committed_lsn)
+            self.log.store(
+                control._replace(promised_epoch=message.epoch, promised_run=run, committed_lsn=self.committed_lsn)
             )
         return Promise(
             message.epoch,
-            self._log.first_lsn,
-            self._log.tail,
-            self._committed_lsn,
-            self._log.history,
-            self._log.configuration,
+            self.log.first_lsn,
+            self.log.tail,
+            self.committed_lsn,
+            self.log.history,
+            self.log.configuration,
         )
 
     # --- the log ----------------------------------------------------------------------------------
@@ -172,12 +161,12 @@ class Acceptor:
             return self._fenced()
         if not _is_history(message.history, message.epoch) or message.first_lsn < 1:
             return self._refuse(messages.UNREADABLE, "the history is not one of this epoch")
-        log = self._log
+        log = self.log
         common = last_common(log.history, log.tail.lsn, message.history)
-        if common < self._committed_lsn and message.first_lsn <= self._committed_lsn:
+        if common < self.committed_lsn and message.first_lsn <= self.committed_lsn:
             return self._refuse(
                 messages.COMMITTED,
-                f"LSN {self._committed_lsn} is committed here, but the history parts from this log behind {common}",
+                f"LSN {self.committed_lsn} is committed here, but the history parts from this log behind {common}",
             )
         self._sync()
         is_behind = after(common) < max(message.first_lsn, log.first_lsn)
@@ -194,7 +183,7 @@ class Acceptor:
             return self._fenced()
         if self._elected != message.epoch:
             return self._refuse(messages.NOT_ELECTED, f"the history of epoch {message.epoch} was not applied here")
-        tail = self._log.tail
+        tail = self.log.tail
         if body:
             if message.previous != tail:
                 return self._refuse(messages.DOES_NOT_FIT, f"the log ends with {tail}, not with {message.previous}")
@@ -204,22 +193,22 @@ class Acceptor:
                     messages.DOES_NOT_FIT, f"epoch {message.written_in} did not write LSN {first_lsn} by the history"
                 )
             try:
-                last_lsn = check_batches(body, first_lsn, self._log.control.node_id)
+                last_lsn = check_batches(body, first_lsn, self.log.control.node_id)
             except InvalidInputError as error:
                 return self._refuse(messages.DAMAGED, str(error))
             if histories.epoch_of(self._history, last_lsn) != message.written_in:
                 return self._refuse(messages.DOES_NOT_FIT, "the batches reach into the next epoch")
-            self._log.append(message.written_in, body)
+            self.log.append(message.written_in, body)
             self._unsynced = True
-        self._committed_lsn = max(self._committed_lsn, min(message.committed_lsn, self._log.tail.lsn))
-        self._settled_lsn = max(self._settled_lsn, min(message.settled_lsn, self._committed_lsn))
+        self.committed_lsn = max(self.committed_lsn, min(message.committed_lsn, self.log.tail.lsn))
+        self.settled_lsn = max(self.settled_lsn, min(message.settled_lsn, self.committed_lsn))
         self._owes_ack = True
         return None
 
     def _fetch(self, message: Fetch) -> Frame:
         self._sync()
         try:
-            chunk = self._log.read(message.from_lsn, self._log.tail.lsn, min(message.bytes_max, FETCH_BYTES_MAX))
+            chunk = self.log.read(message.from_lsn, self.log.tail.lsn, min(message.bytes_max, FETCH_BYTES_MAX))
         except WalCorruptError:
             raise
         except WalError as error:
@@ -233,30 +222,30 @@ class Acceptor:
             return self._refuse(messages.NOT_ELECTED, f"the history of epoch {message.epoch} was not applied here")
         if not message.configuration.is_sound:
             return self._refuse(messages.UNREADABLE, "the list of members is not one")
-        if message.configuration.order < self._log.configuration.order:
+        if message.configuration.order < self.log.configuration.order:
             return self._refuse(messages.OTHER_MEMBERS, "a newer list of members is known here")
-        if message.configuration.order > self._log.configuration.order:
+        if message.configuration.order > self.log.configuration.order:
             self._sync()
-            self._log.configure(message.configuration)
-        return Configured(message.epoch, self._log.configuration)
+            self.log.configure(message.configuration)
+        return Configured(message.epoch, self.log.configuration)
 
     # --- what the rules ask -----------------------------------------------------------------------
 
     def _sync(self) -> None:
         """What was appended and not acknowledged is durable before anything is said of the log."""
         if self._unsynced:
-            self._log.sync()
+            self.log.sync()
             self._unsynced = False
 
     def _is_promised_to(self, run: str, epoch: Epoch) -> bool:
-        control = self._log.control
+        control = self.log.control
         return control.promised_epoch == epoch and control.promised_run == run
 
     def _fenced(self) -> Refusal:
-        return self._refuse(messages.FENCED, f"epoch {self._log.control.promised_epoch} is followed here")
+        return self._refuse(messages.FENCED, f"epoch {self.log.control.promised_epoch} is followed here")
 
     def _refuse(self, reason: str, detail: str) -> Refusal:
-        return Refusal(reason, detail, self._log.control.promised_epoch)
+        return Refusal(reason, detail, self.log.control.promised_epoch)
 
 
 def _is_history(history: History, epoch: Epoch) -> bool:

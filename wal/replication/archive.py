@@ -23,13 +23,13 @@ from typing import IO, NamedTuple, Protocol
 
 from ledger.errors import ArchiveConflictError, LedgerError, WalCorruptError, WalError
 from ledger.hlc import Hlc
-from ledger.positions import NO_EPOCH, Epoch, Lsn, after, before
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
 from wal import control as control_file
 from wal.control import Control
 from wal.format import WAL_ID_BYTES
 from wal.reader import scan_segment
 from wal.replication.file_log import FileLog
-from wal.replication.kept_logs import KeptLog, KeptLogs, Tell
+from wal.replication.kept_logs import KeptLog, KeptLogs, Report
 from wal.replication.messages import Position
 from wal.segment import NEW_FILE, Segment, list_segments, open_regular, opened, segment_name, sync_folder, write_fully
 
@@ -55,10 +55,10 @@ class Archiver:
     An archive that is away is prepared once it is back. Until then the segments are kept, and ``fault`` says why.
     """
 
-    def __init__(self, logs: KeptLogs, store: Store, tell: Tell) -> None:
+    def __init__(self, logs: KeptLogs, store: Store, report: Report) -> None:
         self._logs = logs
         self._store = store
-        self._tell = tell
+        self._report = report
         self._is_prepared = False
         self.fault = ""
         """Why the archive as a whole cannot be written to, empty while it can."""
@@ -80,9 +80,9 @@ class Archiver:
             except (LedgerError, OSError) as error:
                 fault, self._is_prepared = str(error), False
             if fault and fault != kept.archive_fault:
-                self._tell("wal_archive_failed", {"node_id": kept.node_id, "error": fault})
+                self._report("wal_archive_failed", {"node_id": kept.node_id, "error": fault})
             elif kept.archive_fault and not fault:
-                self._tell("wal_archive_resumed", {"node_id": kept.node_id})
+                self._report("wal_archive_resumed", {"node_id": kept.node_id})
             kept.archive_fault = fault
 
     def _prepare(self) -> bool:
@@ -93,22 +93,22 @@ class Archiver:
             self._store.prepare()
         except (LedgerError, OSError) as error:
             if str(error) != self.fault:
-                self._tell("wal_archive_failed", {"error": str(error)})
+                self._report("wal_archive_failed", {"error": str(error)})
             self.fault = str(error)
         else:
             if self.fault:
-                self._tell("wal_archive_resumed", {})
+                self._report("wal_archive_resumed", {})
             self._is_prepared, self.fault = True, ""
         return self._is_prepared
 
     def _archive(self, kept: KeptLog, closing: threading.Event) -> None:
-        with kept.lock:
-            acceptor = kept.acceptor
-            if acceptor is None:
+        with kept.locked():
+            if kept.opened is None:
                 return
-            committed_lsn = min(acceptor.committed_lsn, kept.log.durable_lsn)
-            archived_lsn = kept.archived_lsn or Lsn(0)
-            control = kept.log.control
+            log, acceptor, _ = kept.opened
+            committed_lsn = min(acceptor.committed_lsn, log.durable_lsn)
+            archived_lsn = kept.archived_lsn or BEFORE_FIRST
+            control = log.control
             segments = list_segments(kept.folder)
         prefix, suffix = f"{kept.node_id}/{control.wal_id}", control.member_id
         for segment, follower in pairwise(segments):
@@ -117,7 +117,7 @@ class Archiver:
                 return
             if last_lsn > archived_lsn:
                 self._put(kept, segment, prefix, suffix)
-                with kept.lock:
+                with kept.locked():
                     kept.archived_lsn = last_lsn
 
     def _put(self, kept: KeptLog, segment: Segment, prefix: str, suffix: str) -> None:
@@ -132,7 +132,7 @@ class Archiver:
             if scan.damage is not None:
                 remedy = kept.remedy()
                 error = WalCorruptError(segment.name, scan.damage.offset, scan.damage.reason, remedy)
-                with kept.lock:
+                with kept.locked():
                     kept.fail(error)
                 raise error
             if scan.last_lsn < segment.base_lsn:
@@ -142,7 +142,7 @@ class Archiver:
                 size = os.fstat(file.fileno()).st_size
                 if self._store.read(name, size) != os.pread(file.fileno(), size, 0):
                     raise ArchiveConflictError(f"{name} stands in the archive already, and is not {segment.path}")
-        self._tell("wal_segment_archived", {"node_id": kept.node_id, "object": name})
+        self._report("wal_segment_archived", {"node_id": kept.node_id, "object": name})
 
 
 EPOCHS_LOST_MAX = 1 << 20

@@ -25,6 +25,7 @@ from ledger.errors import InvalidInputError, WalError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
 from wal import history as histories
 from wal.history import History, last_common
+from wal.reader import check_batches
 from wal.replication.configuration import Configuration, Member
 from wal.replication.messages import (
     EMPTY,
@@ -40,12 +41,12 @@ from wal.replication.messages import (
     Promise,
     Refusal,
 )
-from wal.replication.replica_log import ReplicaLog, check_batches
+from wal.replication.replica_log import ReplicaLog
 
 ATTEMPTS_MAX = 8
 """How often a higher epoch is tried when another proposer is faster: it wins then."""
 
-Said = list[tuple[str, Message]]
+Requests = list[tuple[str, Message]]
 """Messages, each with the address of the member that it goes to."""
 
 
@@ -56,6 +57,11 @@ class Held(NamedTuple):
     tail: Position = EMPTY
     history: History = ()
     committed_lsn: Lsn = BEFORE_FIRST
+
+
+def held_in(log: ReplicaLog) -> Held:
+    """What this copy would bring into an election."""
+    return Held(log.first_lsn, log.tail, log.history, log.control.committed_lsn)
 
 
 class Plan(NamedTuple):
@@ -117,11 +123,11 @@ class Election:
         self._attempts = 0
         self.outcome: Plan | str | None = None
 
-    def connected(self, address: str) -> Said:
+    def connected(self, address: str) -> Requests:
         """The member at ``address`` can be spoken to."""
         return [(address, self._greet)]
 
-    def lost(self, address: str) -> Said:
+    def lost(self, address: str) -> Requests:
         """The member at ``address`` cannot be spoken to, or not any more."""
         self._waiting.discard(address)
         self._answered.discard(address)
@@ -136,7 +142,7 @@ class Election:
         if self.outcome is None:
             self.outcome = self._no_quorum()
 
-    def received(self, address: str, message: Message) -> Said:
+    def received(self, address: str, message: Message) -> Requests:
         """The member at ``address`` answered."""
         if self.outcome is not None:
             return []
@@ -157,7 +163,7 @@ class Election:
 
     # --- the steps --------------------------------------------------------------------------------
 
-    def _greeted(self, address: str, greeting: Greeting) -> Said:
+    def _greeted(self, address: str, greeting: Greeting) -> Requests:
         self._waiting.discard(address)
         self._answered.add(address)
         if greeting.member_id:
@@ -182,7 +188,7 @@ class Election:
             return self._newest._replace(copies=False)
         return self._newest
 
-    def _go_on(self) -> Said:
+    def _go_on(self) -> Requests:
         """The next step, if it is time for it."""
         if self.outcome is not None:
             return []
@@ -213,7 +219,7 @@ class Election:
         self.outcome = self._decide()
         return []
 
-    def _go_on_with_loss(self) -> Said:
+    def _go_on_with_loss(self) -> Requests:
         """The next step where those who answer are taken for all there are."""
         if self._waiting:
             return []
@@ -225,7 +231,7 @@ class Election:
             self.outcome = self._decide()
         return []
 
-    def _prepare(self, above: Epoch) -> Said:
+    def _prepare(self, above: Epoch) -> Requests:
         """Step 2, with an epoch above all that are known."""
         self._attempts += 1
         if self._attempts > ATTEMPTS_MAX:

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
-from zlib import crc32
 
 from ledger.errors import WalCorruptError, WalError
 from ledger.hlc import Hlc
@@ -30,37 +29,32 @@ from wal.format import (
     BATCH,
     BATCH_RECORD_BYTES,
     HLC_AT,
+    SEGMENT_HEADER_BYTES,
     WAL_ID_BYTES,
     BatchRecord,
-    FormatError,
     batch_of,
-    decode_batch,
-    encode_batch,
 )
 from wal.history import History
-from wal.log import Log, Room
-from wal.reader import batches, records_of
-from wal.reader import batches as batches_of
+from wal.log import AppendSpace, Log
+from wal.reader import Batch, batches, cut_batch
 from wal.recovery import TornTail, recover
 from wal.replication import configuration as configurations
 from wal.replication.configuration import Configuration
-from wal.replication.messages import EMPTY, Position
+from wal.replication.messages import Position
 from wal.replication.replica_log import Chunk
-from wal.segment import Segment, list_segments, open_regular, opened, read_header
-from wal.truncation import CUT_PREFIX, remove_segments, set_aside, truncate
+from wal.segment import Segment, list_segments, open_regular, read_header
+from wal.truncation import CUT_PREFIX, keep_segment, remove_segments, truncate
 
-GATHERED_BYTES_MAX = 8 << 20
-"""No more comes together in one batch; one that came as a longer one is written as it is."""
+BATCH_BYTES_MAX = 8 << 20
+"""Received batches are joined into one of at most so many bytes; a longer one is written as it is."""
 
 
 class FileLog:
     """The copy in ``folder``, of the log of ``node_id``, which MUST be closed again: it holds the folder's lock, unless
-    the caller does.
-
-    Where there is none yet, it is made with ``wal_id``, and with a random id of its keeper.
+    the caller does. Without a copy there, one is created with ``wal_id``, and with a random id of its member.
 
     Raises:
-        WalLockedError: somebody else keeps it.
+        WalLockedError: another process or member keeps it.
         WalCorruptError: it is damaged; nothing was changed.
         WalError: it is of another WAL.
     """
@@ -74,20 +68,20 @@ class FileLog:
         segment_bytes: int = 64 << 20,
         lock: FolderLock | None = None,
     ) -> None:
-        self._history: History = ()
-        self._first_lsn, self._last_lsn = Lsn(1), BEFORE_FIRST
+        self._folder, self._segment_bytes = folder, segment_bytes
+        self.history: History = ()
+        self.first_lsn, self._last_lsn = Lsn(1), BEFORE_FIRST
+        self.durable_lsn = BEFORE_FIRST
+        """Everything up to here is synced."""
         self._log: Log | None = None
         self._written_in = NO_EPOCH
         self.cut: TornTail | None = None
         """What recovery cut, when the files were read the last time."""
-        self._gathered: list[tuple[BatchRecord, memoryview]] = []
-        """Batches that are appended and not written, each with its BATCH record, from ``_gathered_from`` on."""
-        self._gathered_bytes = 0
-        self._tail_of: tuple[History, Position] = (), EMPTY
-        self._gathered_from = Lsn(1)
+        self._unwritten: list[tuple[BatchRecord, memoryview]] = []
+        """Batches that are appended and not written, each with its BATCH record; behind ``durable_lsn``."""
+        self._unwritten_bytes = 0
         self._lock = None if lock is not None else FolderLock(folder)
         try:
-            self._folder, self._segment_bytes = folder, segment_bytes
             control = control_file.load(folder)
             if control is None:
                 if list_segments(folder):
@@ -97,11 +91,11 @@ class FileLog:
                 control_file.store(folder, control)
             if (control.node_id, control.wal_id) != (node_id, wal_id or control.wal_id):
                 raise WalError(f"{folder} holds WAL {control.wal_id} of node {control.node_id}")
-            self._control = control
-            self._configuration = configurations.load(folder, control.generation)
+            self.control = control
+            self.configuration = configurations.load(folder, control.generation)
             self._reopen()
         except BaseException:
-            self._unlock()
+            self.abandon()
             raise
 
     def close(self) -> None:
@@ -111,7 +105,7 @@ class FileLog:
             OSError, WalError: it may not be durable; the folder is unlocked all the same.
         """
         try:
-            self._let_go()
+            self._close_segment()
         finally:
             self.abandon()
 
@@ -120,169 +114,138 @@ class FileLog:
         if self._log is not None:
             self._log.abandon()
             self._log = None
-        self._unlock()
-
-    @property
-    def control(self) -> Control:
-        return self._control
-
-    @property
-    def configuration(self) -> Configuration:
-        return self._configuration
-
-    @property
-    def first_lsn(self) -> Lsn:
-        return self._first_lsn
-
-    @property
-    def durable_lsn(self) -> Lsn:
-        """Everything up to here is synced."""
-        return before(self._gathered_from)
+        if self._lock is not None:
+            self._lock.release()
 
     @property
     def tail(self) -> Position:
-        history, tail = self._tail_of
-        if history is not self._history or tail.lsn != self._last_lsn:
-            tail = Position(histories.epoch_of(self._history, self._last_lsn) or NO_EPOCH, self._last_lsn)
-            self._tail_of = self._history, tail
-        return tail
-
-    @property
-    def history(self) -> History:
-        return self._history
+        """Where the log ends, synced or not."""
+        return Position(histories.epoch_of(self.history, self._last_lsn) or NO_EPOCH, self._last_lsn)
 
     def store(self, control: Control) -> None:
-        durable_lsn = self.durable_lsn if self._gathered_from > self._first_lsn else BEFORE_FIRST
+        durable_lsn = self.durable_lsn if self.durable_lsn >= self.first_lsn else BEFORE_FIRST
         control = control._replace(
             durable_lsn=durable_lsn,
             committed_lsn=min(control.committed_lsn, durable_lsn),
             chained_lsn=min(control.chained_lsn, control.committed_lsn, durable_lsn),
             signed_lsn=min(control.signed_lsn, control.chained_lsn, control.committed_lsn, durable_lsn),
-            generation=self._configuration.generation,
-            history=self._history,
+            generation=self.configuration.generation,
+            history=self.history,
         )
         control_file.store(self._folder, control)
-        self._control = control
+        self.control = control
 
     def configure(self, configuration: Configuration) -> None:
         configurations.store(self._folder, configuration)
-        self._configuration = configuration
-        self.store(self._control)
+        self.configuration = configuration
+        self.store(self.control)
 
     def append(self, written_in: Epoch, batches: bytes | memoryview) -> None:
         if self._log is None or written_in != self._written_in:
             self._begin(written_in)
-        for batch, whole in _each(bytes(batches)):
-            if self._gathered_bytes + batch.body_bytes > GATHERED_BYTES_MAX:
+        for batch, whole in _split(bytes(batches)):
+            if self._unwritten_bytes + batch.body_bytes > BATCH_BYTES_MAX:
                 self.sync()
-            self._gathered.append((batch, whole))
-            self._gathered_bytes += batch.body_bytes
+            self._unwritten.append((batch, whole))
+            self._unwritten_bytes += batch.body_bytes
             self._last_lsn = batch.last_lsn
 
     def sync(self) -> None:
-        if not self._gathered:
+        if not self._unwritten:
             return
         assert self._log is not None
-        if len(self._gathered) == 1:
-            batch, whole = self._gathered[0]
-            self._log.append(batch, whole[BATCH_RECORD_BYTES:])
-        else:
-            self._log.append(*self._as_one())
+        batch, _ = self._unwritten[-1]
+        body: bytes | memoryview = self._unwritten[0][1][BATCH_RECORD_BYTES:]
+        if len(self._unwritten) > 1:
+            body = b"".join(whole[BATCH_RECORD_BYTES:] for _, whole in self._unwritten)
+            batch = batch_of(after(self.durable_lsn), self._last_lsn, batch.hlc, body)
+        self._log.append(batch, body)
         self._log.sync()
-        self._gathered, self._gathered_bytes = [], 0
-        self._gathered_from = after(self._last_lsn)
+        self._unwritten, self._unwritten_bytes = [], 0
+        self.durable_lsn = self._last_lsn
 
-    def room(self) -> Room | None:
-        """Where another may go on with the last epoch, by whom ``wrote`` is to be called with what came of it; None
-        where something is not written yet, or no segment of that epoch is begun."""
-        if self._log is None or self._gathered or self._written_in != self._history[-1].epoch:
+    def append_space(self) -> AppendSpace | None:
+        """Where C may continue the last epoch; the caller then reports it to ``wrote``. None if something is not
+        written yet, or that epoch has no segment."""
+        if self._log is None or self._unwritten or self._written_in != self.history[-1].epoch:
             return None
-        return self._log.room(0)
+        return self._log.append_space(0)
 
     def wrote(self, offset: int, last_lsn: Lsn) -> None:
-        """Batches up to this LSN stand in the room that was given, synced; it goes on at ``offset``."""
+        """Batches up to this LSN were written and synced in the space that was given; it continues at ``offset``."""
         assert self._log is not None
-        assert not self._gathered
+        assert not self._unwritten
         self._log.wrote(offset, last_lsn)
-        self._last_lsn, self._gathered_from = last_lsn, after(last_lsn)
-
-    def _as_one(self) -> tuple[BatchRecord, bytes]:
-        """What is gathered, as one batch."""
-        body = b"".join(whole[BATCH_RECORD_BYTES:] for _, whole in self._gathered)
-        return batch_of(self._gathered_from, self._last_lsn, self._gathered[-1][0].hlc, body), body
+        self._last_lsn = self.durable_lsn = last_lsn
 
     def truncate(self, last_lsn: Lsn) -> None:
-        self._let_go()
-        self.store(self._control)  # with the whole history: until it is cut, the log is judged by that
-        truncate(self._folder, self._control.node_id, last_lsn)
-        self._control = self._control._replace(durable_lsn=last_lsn)
+        self._close_segment()
+        self.store(self.control)  # with the whole history: until it is cut, the log is judged by that
+        truncate(self._folder, self.control.node_id, last_lsn)
+        self.control = self.control._replace(durable_lsn=last_lsn)
         self._reopen()
 
     def begin_at(self, first_lsn: Lsn, history: History) -> None:
-        self._let_go()
-        self._history, self._first_lsn, self._last_lsn, self._gathered_from = (), Lsn(1), BEFORE_FIRST, Lsn(1)
-        self.store(self._control)
+        self._close_segment()
+        self.history, self.first_lsn, self._last_lsn, self.durable_lsn = (), Lsn(1), BEFORE_FIRST, BEFORE_FIRST
+        self.store(self.control)
         for segment in reversed(list_segments(self._folder)):
-            set_aside(self._folder, segment, CUT_PREFIX)
-        self._first_lsn = self._gathered_from = first_lsn
-        self._history, self._last_lsn = history, before(first_lsn)
+            keep_segment(self._folder, segment, CUT_PREFIX)
+        self.first_lsn, self.history = first_lsn, history
+        self._last_lsn = self.durable_lsn = before(first_lsn)
 
     def remove_upto(self, lsn: Lsn) -> list[str]:
         """Remove segments that end at or below ``lsn``, which MUST be committed, durable, and needed by nobody; their
         names."""
-        retire = self._log.retire if self._log is not None else lambda _: None
+        retire = self._log.guard.retire if self._log is not None else lambda _: None
         removed = remove_segments(self._folder, min(lsn, self.durable_lsn), 0, math.inf, retire)
         if removed:
-            self._first_lsn = list_segments(self._folder)[0].base_lsn
+            self.first_lsn = list_segments(self._folder)[0].base_lsn
             if self._log is not None:
-                self._log.check()
+                self._log.guard.check()
         return removed
 
     def read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
         self.sync()
-        return read_chunk(self._folder, self._control.node_id, self._history, from_lsn, upto_lsn, bytes_max)
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        return TailReader(self._folder, self.control.node_id, self.history).read(from_lsn, upto_lsn, bytes_max)
 
     # --- files ------------------------------------------------------------------------------------
 
     def _reopen(self) -> None:
-        """Take the log as it stands in its files, recovered."""
-        control = self._control
+        """Recover the files, and take what they hold."""
+        control = self.control
         found = recover(self._folder, control.node_id, control.durable_lsn)
         self.cut = found.cut
         known = control.history or found.history
-        self._history = histories.up_to(histories.since(known, before(found.first_lsn)), found.last_lsn)
-        if found.history and (not self._history or found.history[-1].epoch != self._history[-1].epoch):
-            self._history = histories.begin(self._history, *found.history[-1])
-        self._first_lsn, self._last_lsn = found.first_lsn, found.last_lsn
-        self._gathered_from = after(self._last_lsn)
-        if self._history != control.history:
-            self.store(control)  # an epoch that was cut away wrote none of what comes next
+        self.history = histories.up_to(histories.since(known, before(found.first_lsn)), found.last_lsn)
+        if found.history and (not self.history or found.history[-1].epoch != self.history[-1].epoch):
+            self.history = histories.begin(self.history, *found.history[-1])
+        self.first_lsn, self._last_lsn = found.first_lsn, found.last_lsn
+        self.durable_lsn = self._last_lsn
+        if self.history != control.history:
+            self.store(control)  # an epoch that was cut away does not write what comes next
 
     def _begin(self, written_in: Epoch) -> None:
         """What comes next was written in this epoch: it gets a segment of its own, known to the control file first."""
-        self._let_go()
-        if not self._history or self._history[-1].epoch < written_in:
-            self._history = histories.begin(self._history, written_in, self._gathered_from)
-        if self._history != self._control.history:
-            self.store(self._control)
+        self._close_segment()
+        if not self.history or self.history[-1].epoch < written_in:
+            self.history = histories.begin(self.history, written_in, after(self.durable_lsn))
+        if self.history != self.control.history:
+            self.store(self.control)
         for segment in list_segments(self._folder):
-            if segment.base_lsn >= self._gathered_from:
-                segment.path.unlink()  # without a record: whoever began it got no further
+            if segment.base_lsn > self.durable_lsn:
+                segment.path.unlink()  # without a record: a crash came before the first
         self._written_in = written_in
         self._log = Log(
             self._folder,
-            node_id=self._control.node_id,
-            wal_id=self._control.wal_id,
+            node_id=self.control.node_id,
+            wal_id=self.control.wal_id,
             epoch=written_in,
-            next_lsn=self._gathered_from,
+            next_lsn=after(self.durable_lsn),
             segment_bytes=self._segment_bytes,
         )
 
-    def _let_go(self) -> None:
+    def _close_segment(self) -> None:
         if self._log is not None:
             self.sync()
             self._log.close()
@@ -304,56 +267,8 @@ def oldest_whole_lsn(folder: Path) -> Lsn:
     return oldest
 
 
-def read_chunk(folder: Path, node_id: str, history: History, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
-    """Batches of the log in ``folder``, of one epoch, from ``from_lsn`` on: see ``ReplicaLog.read``."""
-    previous = Position(histories.epoch_of(history, before(from_lsn)) or NO_EPOCH, before(from_lsn))
-    segments = list_segments(folder)
-    if from_lsn > upto_lsn or not segments:
-        return Chunk(previous, previous.epoch, previous.lsn, b"")
-    if from_lsn < segments[0].base_lsn:
-        raise WalError(f"LSN {from_lsn} is no longer in {folder}, which begins with {segments[0].base_lsn}")
-    begun = max(at for at, segment in enumerate(segments) if segment.base_lsn <= from_lsn)
-    parts: list[bytes] = []
-    last_lsn = previous.lsn
-    try:
-        for batch, body in _from(segments[begun], node_id, from_lsn, upto_lsn):
-            parts += (encode_batch(batch), body)
-            last_lsn = batch.last_lsn
-            bytes_max -= len(body)
-            if bytes_max <= 0:
-                break
-    except FileNotFoundError as error:
-        raise WalError(f"LSN {from_lsn} is no longer in {folder}: its segment was removed just now") from error
-    if not parts:
-        raise WalError(f"LSN {from_lsn} is not in {folder}")
-    return Chunk(previous, segments[begun].epoch, last_lsn, b"".join(parts))
-
-
-def _from(segment: Segment, node_id: str, from_lsn: Lsn, upto_lsn: Lsn) -> Iterator[tuple[BatchRecord, bytes]]:
-    """The batches of a segment, or what of them is within these LSNs."""
-    for batch in batches_of(segment, node_id, from_lsn):
-        record = batch.record
-        if record.first_lsn > upto_lsn:
-            return
-        if from_lsn <= record.first_lsn and record.last_lsn <= upto_lsn:
-            yield record, batch.body
-            continue
-        start = end = 0
-        last_at = 0
-        for each in records_of(batch.body, segment.epoch, node_id):
-            if each.lsn < from_lsn:
-                start += each.length
-                end = start
-            elif each.lsn <= upto_lsn:
-                last_at = end
-                end += each.length
-        hlc = batch.body[last_at + HLC_AT.start : last_at + HLC_AT.stop]
-        body = batch.body[start:end]
-        yield batch_of(max(record.first_lsn, from_lsn), min(record.last_lsn, upto_lsn), hlc, body), body
-
-
-def _each(data: bytes) -> Iterator[tuple[BatchRecord, memoryview]]:
-    """The batches that ``data`` is, which were checked, with their BATCH records."""
+def _split(data: bytes) -> Iterator[tuple[BatchRecord, memoryview]]:
+    """The batches that ``data`` is, which were checked, each with its BATCH record."""
     at, view = 0, memoryview(data)
     while at < len(data):
         *_, first_lsn, last_lsn, body_bytes, body_crc32 = BATCH.unpack_from(data, at)
@@ -364,7 +279,7 @@ def _each(data: bytes) -> Iterator[tuple[BatchRecord, memoryview]]:
 
 
 CHUNKS_KEPT = 4
-"""So many of those that were read last are kept in memory, for the other members."""
+"""So many of the chunks that were read last are kept in memory, for the other members."""
 PLACES_KEPT = 64
 
 
@@ -387,8 +302,8 @@ class TailReader:
         """The segment that ``place`` gave out last, and its descriptor."""
 
     def read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
-        """Batches from ``from_lsn`` on up to ``upto_lsn``, which MUST be written, synced or not: at least one record,
-        and no more than about ``bytes_max``. ``upto_lsn`` MUST NOT fall from one call to the next.
+        """Batches of one epoch from ``from_lsn`` on up to ``upto_lsn``, which MUST be written, synced or not: at least
+        one record, and no more than about ``bytes_max``. ``upto_lsn`` MUST NOT fall from one call to the next.
 
         Raises:
             WalError: it is older than the log.
@@ -401,8 +316,8 @@ class TailReader:
         return chunk
 
     def place(self, from_lsn: Lsn) -> tuple[int, int] | None:
-        """A descriptor and the offset in it where the batch that begins with ``from_lsn`` stands, or will unless the
-        segment is full by then; holds until the next call. None where ``read`` has not come so far."""
+        """A descriptor and the offset in it where the batch that begins with ``from_lsn`` is, or will be unless the
+        segment is full by then; holds until the next call. None if ``read`` has not come so far."""
         found = self._places.get(from_lsn)
         if found is None:
             return None
@@ -415,65 +330,63 @@ class TailReader:
         return self._opened[1], found.offset
 
     def passed(self, upto_lsn: Lsn, offset: int) -> None:
-        """Of that segment another has read up to here, where ``offset`` is."""
+        """C has read that segment up to here, where ``offset`` is."""
         assert self._opened is not None
-        self._places[after(upto_lsn)] = _Place(self._opened[0], offset)
-        _forget(self._places, PLACES_KEPT)
+        self._keep_place(upto_lsn, self._opened[0], offset)
 
     def read_again(self) -> None:
-        """Give out nothing more from memory: the next ``read`` reads the files, and checks every CRC."""
+        """Give nothing more from memory: the next ``read`` reads the files, and checks every CRC."""
         self._chunks.clear()
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the file that ``place`` opened."""
         if self._opened is not None:
             os.close(self._opened[1])
             self._opened = None
 
     def _read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
+        previous_lsn = before(from_lsn)
+        previous = Position(histories.epoch_of(self._history, previous_lsn) or NO_EPOCH, previous_lsn)
+        if from_lsn > upto_lsn:
+            return Chunk(previous, previous.epoch, previous_lsn, b"")
         place = self._places.get(from_lsn)
-        chunk = self._behind(place, from_lsn, upto_lsn, bytes_max) if place is not None else None
-        if chunk is None:  # the segment is full, or nobody has read up to here
+        found = [] if place is None else self._batches(place, from_lsn, upto_lsn, bytes_max)
+        if not found:  # the segment is full or gone, or nothing was read up to here
             place = self._look_up(from_lsn)
-            chunk = self._behind(place, from_lsn, upto_lsn, bytes_max) if place is not None else None
-        if chunk is None:  # it is in the middle of a batch, or damaged
-            chunk = read_chunk(self._folder, self._node_id, self._history, from_lsn, upto_lsn, bytes_max)
-        return chunk
+            found = self._batches(place, from_lsn, upto_lsn, bytes_max)
+        if place is None or not found:
+            raise WalError(f"LSN {from_lsn} is no longer in {self._folder}, or never was: its segment ends before it")
+        self._keep_place(found[-1].record.last_lsn, place.segment, found[-1].end)
+        last_lsn = min(found[-1].record.last_lsn, upto_lsn)
+        parts = [cut_batch(batch, self._node_id, from_lsn, upto_lsn) for batch in found]
+        return Chunk(previous, place.segment.epoch, last_lsn, b"".join(parts))
 
-    def _look_up(self, from_lsn: Lsn) -> _Place | None:
-        """Where the batch that holds ``from_lsn`` stands.
+    def _look_up(self, from_lsn: Lsn) -> _Place:
+        """The segment that holds ``from_lsn``."""
+        segments = list_segments(self._folder)
+        behind = [segment for segment in segments if segment.base_lsn <= from_lsn]
+        if not behind:
+            oldest = segments[0].base_lsn if segments else "none"
+            raise WalError(f"LSN {from_lsn} is no longer in {self._folder}, which begins with {oldest}")
+        return _Place(behind[-1], SEGMENT_HEADER_BYTES)
 
-        Raises:
-            WalCorruptError: the log is damaged there.
-        """
-        begun = [segment for segment in list_segments(self._folder) if segment.base_lsn <= from_lsn]
-        if not begun:
-            return None
-        batch = next(batches(begun[-1], self._node_id, from_lsn), None)
-        return _Place(begun[-1], batch.offset) if batch is not None else None
-
-    def _behind(self, place: _Place, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk | None:
-        """The batches from there on; None where there is none that is sound and begins so."""
-        segment, offset = place
-        parts: list[bytes] = []
-        last_lsn, end = before(from_lsn), offset + bytes_max
-        # The segment may be full or gone, or damaged: whoever looks for what comes next finds out.
-        with suppress(FormatError, FileNotFoundError), opened(segment.path) as descriptor:
-            while last_lsn < upto_lsn and offset < end:
-                opening = os.pread(descriptor, BATCH_RECORD_BYTES, offset)
-                batch = decode_batch(opening, 0, len(opening))
-                body = os.pread(descriptor, batch.body_bytes, offset + BATCH_RECORD_BYTES)
-                if batch.first_lsn != after(last_lsn) or batch.last_lsn > upto_lsn or crc32(body) != batch.body_crc32:
+    def _batches(self, place: _Place, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> list[Batch]:
+        """The batches from there on; none if the segment ends there, or is gone."""
+        found: list[Batch] = []
+        with suppress(FileNotFoundError):
+            for batch in batches(place.segment, self._node_id, from_lsn, place.offset):
+                if batch.record.first_lsn > upto_lsn:
                     break
-                parts += (opening, body)
-                offset += BATCH_RECORD_BYTES + batch.body_bytes
-                last_lsn = batch.last_lsn
-        if not parts:
-            return None
-        self._places[after(last_lsn)] = _Place(segment, offset)
+                found.append(batch)
+                bytes_max -= batch.end - batch.offset
+                if bytes_max <= 0 or batch.record.last_lsn >= upto_lsn:
+                    break
+        return found
+
+    def _keep_place(self, last_lsn: Lsn, segment: Segment, end: int) -> None:
+        """A batch that ends with this LSN ends here."""
+        self._places[after(last_lsn)] = _Place(segment, end)
         _forget(self._places, PLACES_KEPT)
-        previous = Position(histories.epoch_of(self._history, before(from_lsn)) or NO_EPOCH, before(from_lsn))
-        return Chunk(previous, segment.epoch, last_lsn, b"".join(parts))
 
 
 def _forget(kept: dict[Lsn, Chunk] | dict[Lsn, _Place], most: int) -> None:

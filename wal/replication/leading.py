@@ -1,43 +1,43 @@
 """A node and the members of its quorum, over the network: to become the writer of its log, and to be it.
 
 ``elect`` blocks until an election ended, ``carry_out`` until the node's own copy is the log that counts. ``Shipper`` is
-a thread that tells the members of every batch that the node writes, and the node of what is committed.
+a thread that sends the members every batch that the node writes, and reports to the node what is committed.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from ledger.errors import FencedError, LedgerError, WalError
 from ledger.positions import BEFORE_FIRST, Lsn, after
-from wal.native import FromMember, Ship, Shipped
-from wal.replication.election import Election, Held, Plan, Said, follow
+from wal.group_commit import GroupCommit
+from wal.replication.election import Election, Plan, Requests, follow
 from wal.replication.file_log import TailReader
-from wal.replication.messages import Frame, Refusal
+from wal.replication.messages import Ack, Frame, Greet, Greeting, Refusal
 from wal.replication.proposer import UNDER_WAY_BYTES_MAX, Dropped, Link, Proposer
 from wal.replication.replica_log import ReplicaLog
 from wal.replication.tls import PeerTls
 from wal.replication.wires import Connected, Event, Lost, Received, Wires
 
-LOOK_S = 0.25
-"""How long anybody waits for a member before he looks whether the log is still to be written."""
+CHECK_INTERVAL_S = 0.25
+"""How often a thread that waits for a member checks whether the log is still to be written."""
 SHIPPED_MEMBERS_MAX = 16
 """With more of them, Python does all."""
-_UNTIMED = (Lsn(0), 0.0)
 BEATS_A_TIMEOUT = 3
 """How often members are told what is committed, so that they answer, in the time after which a silent one is lost."""
 
 
 @dataclass(frozen=True)
 class Members:
-    """Where the members stand, by address their region; how they are spoken to, and by which run of this node.
+    """Where the members are, by address their region; how to connect to them, and the id of this run of the node.
 
-    One that says nothing for ``timeout_s`` seconds is lost; an election waits as long for their answers.
+    One that sends nothing for ``timeout_s`` seconds is lost; an election waits as long for their answers.
     """
 
     addresses: Mapping[str, str]
@@ -45,45 +45,45 @@ class Members:
     timeout_s: float = 5.0
     tls: PeerTls | None = None
     given_up: threading.Event = field(default_factory=threading.Event)
-    """Set once nobody wants the log to be written any more: who waits for a member in an election then fails."""
-
-
-def held_in(log: ReplicaLog) -> Held:
-    """What this copy would bring into an election."""
-    return Held(log.first_lsn, log.tail, log.history, log.control.committed_lsn)
+    """Set once the log is not to be written any more: then an election, or a wait for a member, fails."""
 
 
 def elect(members: Members, election: Election) -> Plan:
-    """Have ``election`` decided by those members who answer in time.
+    """Have ``election`` decided by those members that answer in time.
 
     Raises:
         WalError: there is no quorum, or another proposer was faster.
     """
-    wires = Wires(members.addresses, members.tls, members.timeout_s)
     ends_s = time.monotonic() + members.timeout_s
     faults: dict[str, str] = {}
     """Why a member does not answer as it should, by address."""
-    try:
-        while election.outcome is None:
-            wires.open_due()
-            left_s = ends_s - time.monotonic()
-            if left_s <= 0:
-                election.time_is_up()
-                break
-            _go_on(members)
-            for event in wires.wait(min(left_s, LOOK_S)):
+    with closing(Wires(members.addresses, members.tls, members.timeout_s)) as wires:
+        for events in _events(members, wires, ends_s):
+            for event in events:
                 _note_fault(faults, event)
-                for address, message in _told(election, event):
+                for address, message in _requests(election, event):
                     wires.send(address, Frame(message))
-    finally:
-        wires.close()
+            if election.outcome is not None:
+                break
+        else:
+            election.time_is_up()
     if not isinstance(election.outcome, Plan):
         raise WalError("; ".join([str(election.outcome), *(f"{at}: {why}" for at, why in sorted(faults.items()))]))
     return election.outcome
 
 
+def _requests(election: Election, event: Event) -> Requests:
+    match event:
+        case Connected(address):
+            return election.connected(address)
+        case Lost(address):
+            return election.lost(address)
+        case Received(address, frame):
+            return election.received(address, frame.message)
+
+
 def _note_fault(faults: dict[str, str], event: Event) -> None:
-    """Keep what a member refused, or why it is not reached; what it refused says more than that it hung up then."""
+    """Keep what a member refused, or why it is not reached; a refusal says more than the hang-up behind it."""
     match event:
         case Lost(address, reason):
             faults.setdefault(address, reason)
@@ -93,28 +93,7 @@ def _note_fault(faults: dict[str, str], event: Event) -> None:
             faults.pop(address, None)
 
 
-def _go_on(members: Members) -> None:
-    """Return while the log is still to be written.
-
-    Raises:
-        WalError: it is not.
-    """
-    if members.given_up.is_set():
-        raise WalError("the start was given up")
-
-
-def _told(election: Election, event: object) -> Said:
-    match event:
-        case Connected(address):
-            return election.connected(address)
-        case Lost(address):
-            return election.lost(address)
-        case Received(address, frame):
-            return election.received(address, frame.message)
-    return []
-
-
-def carry_out(members: Members, plan: Plan, log: ReplicaLog, election_greeting: Frame) -> None:
+def carry_out(members: Members, plan: Plan, log: ReplicaLog) -> None:
     """Bring ``log`` into the state that ``plan`` says, with what its donor gives.
 
     Raises:
@@ -122,99 +101,61 @@ def carry_out(members: Members, plan: Plan, log: ReplicaLog, election_greeting: 
         OSError: the own copy cannot be written.
     """
     steps = follow(plan, log)
-    try:
-        request = next(steps)
-        assert plan.donor is not None
-        wires = Wires({plan.donor: members.addresses[plan.donor]}, members.tls, members.timeout_s)
-        try:
-            ask = _Asking(members, wires, plan.donor)
-            ask(election_greeting)
-            while True:
-                request = steps.send(ask(Frame(request)))
-        finally:
-            wires.close()
-    except StopIteration:
+    request = next(steps, None)
+    if request is None:
         return
+    assert plan.donor is not None
+    greeting = Greet(log.control.node_id, plan.wal_id, members.run)
+    with closing(Wires({plan.donor: members.addresses[plan.donor]}, members.tls, members.timeout_s)) as wires:
+        for event in chain.from_iterable(_events(members, wires)):
+            match event:
+                case Connected(address):
+                    wires.send(address, Frame(greeting))
+                case Lost(address, reason):
+                    raise WalError(f"the member at {address}, which holds the log, was lost: {reason}")
+                case Received(address, frame) if isinstance(frame.message, Greeting):
+                    wires.send(address, Frame(request))
+                case Received(address, frame):
+                    try:
+                        request = steps.send(frame)
+                    except StopIteration:
+                        return
+                    wires.send(address, Frame(request))
 
 
-class _Asking:
-    """One member, asked one thing after the other."""
+def _events(members: Members, wires: Wires, ends_s: float = float("inf")) -> Iterator[list[Event]]:
+    """What happens on the connections, until this time of the monotonic clock.
 
-    def __init__(self, members: Members, wires: Wires, address: str) -> None:
-        self._members, self._wires, self._address = members, wires, address
-        self._events: deque[Event] = deque()
-        """What happened that nobody has asked for yet."""
-        self._until(Connected)
-
-    def __call__(self, request: Frame) -> Frame:
-        self._wires.send(self._address, request)
-        answer = self._until(Received)
-        assert isinstance(answer, Received)
-        return answer.frame
-
-    def _until(self, kind: type[Connected | Received]) -> Connected | Received:
-        while True:
-            while self._events:
-                event = self._events.popleft()
-                if isinstance(event, Lost):
-                    raise WalError(f"the member at {self._address}, which holds the log, was lost: {event.reason}")
-                if isinstance(event, kind):
-                    return event
-            _go_on(self._members)
-            self._wires.open_due()
-            self._events.extend(self._wires.wait(LOOK_S))
-
-
-class MemberReport(NamedTuple):
-    """How one member follows: ``fault`` says why it does not, None when it does. What was sent counts from the start of
-    this process."""
-
-    address: str
-    region: str
-    member_id: str
-    is_streaming: bool
-    replicated_lsn: Lsn
-    lag_lsn: int
-    sent_records: int
-    sent_bytes: int
-    damaged_frames: int
-    fault: str | None
+    Raises:
+        WalError: the log is not to be written any more.
+    """
+    while (left_s := ends_s - time.monotonic()) > 0:
+        if members.given_up.is_set():
+            raise WalError("the start was given up")
+        wires.open_due()
+        yield wires.wait(min(left_s, CHECK_INTERVAL_S))
 
 
 class Watcher(Protocol):
-    """Who is told what becomes of members, on the thread of the shipper; nothing of it may block."""
+    """Gets what happens to the members, on the thread of the shipper; its methods must not block."""
 
     def acknowledged(self, address: str, seconds: float) -> None:
-        """So long it took from a batch's end in the own log to the member's word that it is durable there."""
+        """The member acknowledged a batch this long after the batch was written to the own log."""
 
     def lost(self, address: str, reason: str) -> None:
-        """The member cannot be spoken to any more; told once for each reason, until it can."""
+        """The member cannot be reached any more; called once for each reason, until it can."""
 
     def back(self, address: str) -> None:
         """A member that was lost follows again."""
 
     def quorum_changed(self, is_there: bool, following: int, needed: int) -> None:
-        """So many members that vote follow, which is enough to commit, or is not any more; told when that changes."""
+        """So many members that vote follow, which is enough to commit, or is not any more."""
 
     def refused(self, address: str, reason: str) -> None:
-        """The member refused what it was sent, or cannot be sent what it lacks; told once for each reason."""
+        """The member refused what it was sent, or cannot be sent what it lacks; called once for each reason."""
 
     def lags(self, address: str, lag_lsn: int) -> None:
-        """The member is so many records behind, more than is in order; told once, until it is not."""
-
-
-class Writer(Protocol):
-    """Who writes the log that is shipped, and rings the shipper's bell: ``wal.group_commit.GroupCommit``."""
-
-    @property
-    def written_lsn(self) -> Lsn: ...
-    @property
-    def durable_lsn(self) -> Lsn: ...
-    @property
-    def has_ended(self) -> bool: ...
-    @property
-    def ship(self) -> Ship | None: ...
-    def expect(self, entries: int) -> None: ...
+        """The member is more records behind than the threshold; called once, until it is not."""
 
 
 class Reached(NamedTuple):
@@ -225,15 +166,15 @@ class Reached(NamedTuple):
 
 
 class Shipper:
-    """The thread that leads the members through an epoch, with a ``proposer`` that nobody else touches.
+    """The thread that leads the members through an epoch, with a ``proposer`` that no other thread uses.
 
-    ``bell`` is to be rung by the ``writer`` of the log whenever it has written or synced something.
-    ``on_reached(reached)`` is called on it whenever more is committed, or held in a region; ``on_over(error)`` once,
-    when nothing more can be: another writer took over, or the log cannot be read. ``make`` builds the proposer, with
-    ``send``, ``drop`` and ``on_fenced`` of the shipper, and what ``tail`` reads.
+    The ``writer`` of the log writes to ``wake_fd`` when it has written or synced something. The shipper calls
+    ``on_reached(reached)`` when more is committed, or held in a region, and ``on_over(error)`` once, when nothing more
+    can be: another writer took over, or the log cannot be read. ``make`` builds the proposer, with ``send``, ``drop``
+    and ``on_fenced`` of the shipper, and what ``tail`` reads.
 
-    Where all who follow stand where the log ends, over plain connections, batches are sent and Acks taken in without
-    the interpreter's lock (``wal/_shipping.h``), until what they say is to be looked at.
+    While all members that follow have been sent all of the log, over plain connections, C ships batches and receives
+    Acks without the interpreter's lock (``wal/_shipping.h``), until the proposer has something to decide.
     """
 
     def __init__(
@@ -248,38 +189,28 @@ class Shipper:
         lag_threshold: int,
         keeps_damaged: bool,
     ) -> None:
-        self._members = members
+        self._timeout_s = members.timeout_s
         self.tail = tail
         """Reads the log that is shipped."""
         self._watcher = watcher
         self._lag_threshold = lag_threshold
         self._keeps_damaged = keeps_damaged
-        self._lagging: set[str] = set()
-        self._timed: dict[str, tuple[Lsn, float]] = {}
-        """By address, a record whose acknowledgement is timed, and since when: one at a time."""
-        self._damaged_frames: Counter[str] = Counter()
-        """By address, frames to or from the member that arrived damaged."""
-        self._damaged_behind: dict[str, Lsn] = {}
-        """By address, what the member had acknowledged when a frame arrived damaged: until it acknowledges more, the
-        pauses between connections become longer."""
         self._durable_lsn = BEFORE_FIRST
         self._held_lsn = BEFORE_FIRST
-        """What enough members and the own log held when that was shipped without the interpreter's lock."""
-        self._wires = Wires(members.addresses, members.tls, members.timeout_s)
-        self.bell = self._wires.bell
-        self._writer: Writer | None = None
+        """What enough members and the own log held when C shipped that."""
         self._written_lsn = BEFORE_FIRST
+        self._wires = Wires(members.addresses, members.tls, members.timeout_s)
+        self.wake_fd = self._wires.wake_fd
+        self._writer: GroupCommit | None = None
         self._on_reached = on_reached
         self._on_over = on_over
         self.proposer = make(self)
         self._had_quorum: bool | None = None
         """None until enough members follow for the first time."""
-        self.faults: dict[str, str] = {}
-        """Why a member is not spoken to, by address."""
-        self._closing = False
+        self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="wal-shipper", daemon=True)
 
-    def start(self, writer: Writer) -> None:
+    def start(self, writer: GroupCommit) -> None:
         """Ship what ``writer`` writes, all of which is of this epoch."""
         self._writer = writer
         self._thread.start()
@@ -291,164 +222,167 @@ class Shipper:
         self._wires.send(address, frame)
 
     def drop(self, address: str, reason: str, dropped: Dropped) -> None:
-        """Connect to the member again after a pause; never again where what it lacks is damaged in the own log, unless
+        """Connect to the member again after a pause; never again if what it lacks is damaged in the own log, unless
         ``keeps_damaged``."""
-        if self.faults.get(address) != reason:
+        link = self.proposer.links[address]
+        if link.fault != reason:
             self._watcher.refused(address, reason)
         if dropped is Dropped.DAMAGED_ON_THE_WAY:
-            self._count_damaged(address)
+            self._count_damaged(link)
         self._wires.close_one(address, reason)
         if dropped is Dropped.DAMAGED_AT_REST and not self._keeps_damaged:
             self._wires.give_up(address)
 
-    def _count_damaged(self, address: str) -> None:
-        """A frame to or from the member arrived damaged: what it carried is read from the log again."""
-        self._damaged_frames[address] += 1
-        self._damaged_behind[address] = self.proposer.links[address].replicated_lsn
-        self.tail.read_again()
-
-    def _settle(self, address: str, link: Link) -> None:
-        """The member follows: the pause before the next connection begins again, unless frames arrive damaged."""
-        if link.replicated_lsn > self._damaged_behind.get(address, BEFORE_FIRST - 1):
-            self._damaged_behind.pop(address, None)
-            self._wires.settled(address)
-
-    def reports(self) -> list[MemberReport]:
+    def reports(self) -> list[Link]:
         """How each member follows, as of now; from any thread."""
         return [
-            MemberReport(
-                address,
-                link.region,
-                link.member_id,
-                link.is_streaming,
-                link.replicated_lsn,
-                max(0, self._durable_lsn - link.replicated_lsn),
-                link.sent_records,
-                link.sent_bytes,
-                self._damaged_frames[address],
-                self.faults.get(address),
-            )
-            for address, link in self.proposer.links.items()
+            replace(link, lag_lsn=max(0, self._durable_lsn - link.replicated_lsn))
+            for link in self.proposer.links.values()
         ]
 
     def close(self, timeout_s: float) -> None:
-        """Let the members go, once they were sent what is there. The bell goes with them, unless the writer hangs, and
-        may ring it yet."""
-        self._closing = True
-        self._wires.ring()
+        """Close all connections, once members were sent what is there; and ``wake_fd``, unless the writer hangs, and
+        may write to it yet."""
+        self._is_closing = True
+        self._wires.wake()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         if not self._thread.is_alive() and (self._writer is None or self._writer.has_ended):
             self._wires.close()
 
+    # Everything below runs on the thread of the shipper.
+
     def _run(self) -> None:
-        beat_s = self._members.timeout_s / BEATS_A_TIMEOUT
+        beat_s = self._timeout_s / BEATS_A_TIMEOUT
         next_beat_s = time.monotonic() + beat_s
-        proposer, wires = self.proposer, self._wires
-        before = Reached(proposer.committed_lsn, {})
+        reached = Reached(self.proposer.committed_lsn, {})
         try:
             is_last = False
-            while not is_last and not proposer.is_fenced:
-                is_last = self._closing
-                wires.open_due()
-                wait_s = 0.0 if is_last else min(beat_s, LOOK_S)
-                shipped = self._ship(wait_s)
-                events = wires.wait(wait_s if shipped is None else 0.0) if shipped is None or shipped.is_odd else []
+            while not is_last and not self.proposer.is_fenced:
+                is_last = self._is_closing
+                self._wires.open_due()
+                wait_s = 0.0 if is_last else min(beat_s, CHECK_INTERVAL_S)
+                needs_python = self._ship(wait_s)
+                events: list[Event] = []
+                if needs_python is not False:
+                    events = self._wires.wait(wait_s if needs_python is None else 0.0)
                 for event in events:
-                    self._take(event)
+                    self._handle(event)
                 if events:
-                    self._look_at_quorum()
-                if self._take_in() or events or shipped is not None:
-                    before = self._tell_reached(before)
+                    self._check_quorum()
+                if self._take_written() or events or needs_python is not None:
+                    reached = self._report_reached(reached)
                 if time.monotonic() >= next_beat_s:
                     next_beat_s = time.monotonic() + beat_s
-                    proposer.tell_committed()
-                    self._look_at_lag()
+                    self.proposer.tell_committed()
+                    self._check_lag()
         except Exception as error:
             self._on_over(error if isinstance(error, LedgerError) else WalError(f"shipping failed: {error!r}"))
         finally:
-            wires.leave()
+            self._wires.leave()
             self.tail.close()
 
-    def _ship(self, wait_s: float) -> Shipped | None:
-        """Wait for so long while batches are sent and Acks come, and take in those; None, and nothing was done, where
-        that is for Python."""
-        ship = None if self._writer is None else self._writer.ship
-        level = None if ship is None else self.proposer.level()
-        if ship is None or level is None or not 0 < len(level.following) <= SHIPPED_MEMBERS_MAX:
+    def _ship(self, wait_s: float) -> bool | None:
+        """Have C ship batches and receive Acks for so long, and take these in: whether Python is needed then; None, and
+        nothing was done, if Python is to do that."""
+        assert self._writer is not None
+        ship, proposer = self._writer.ship, self.proposer
+        in_step = proposer.in_step() if ship is not None else None
+        if ship is None or in_step is None or not 0 < len(in_step.links) <= SHIPPED_MEMBERS_MAX:
             return None
-        place = self.tail.place(after(level.sent_lsn))
-        descriptors = [self._wires.descriptor_of(address) for address in level.following]
+        place = self.tail.place(after(in_step.sent_lsn))
+        descriptors = [self._wires.descriptor_of(link.address) for link in in_step.links]
         if place is None or None in descriptors:
             return None
         members = [
-            (descriptor, link.replicated_lsn, link.under_way, *self._timed.get(address, _UNTIMED))
-            for descriptor, (address, link) in zip(descriptors, level.following.items(), strict=True)
+            (descriptor, link.replicated_lsn, link.under_way, link.timed_lsn, link.timed_since_s)
+            for descriptor, link in zip(descriptors, in_step.links, strict=True)
         ]
-        shipped = Shipped(
-            *ship(
-                self._wires.epoll,
-                self.bell,
-                members,
-                level.epoch,
-                level.sent_lsn,
-                level.committed_lsn,
-                level.settled_lsn,
-                *place,
-                level.enough,
-                level.is_any,
-                max(level.committed_lsn, self._held_lsn),
-                UNDER_WAY_BYTES_MAX,
-                time.monotonic() + wait_s,
-            )
+        needs_python, sent_lsn, sent_bytes, offset, _, self._held_lsn, answers = ship(
+            self._wires.epoll,
+            self.wake_fd,
+            members,
+            proposer.epoch,
+            in_step.sent_lsn,
+            proposer.committed_lsn,
+            proposer.settled_lsn,
+            *place,
+            in_step.enough,
+            in_step.is_any,
+            max(proposer.committed_lsn, self._held_lsn),
+            UNDER_WAY_BYTES_MAX,
+            time.monotonic() + wait_s,
         )
-        self._held_lsn = Lsn(shipped.reached_lsn)
-        if shipped.sent_lsn > level.sent_lsn:
-            self._written_lsn = Lsn(shipped.sent_lsn)
-            self.tail.passed(self._written_lsn, shipped.offset)
-            self.proposer.shipped(level, self._written_lsn, shipped.sent_bytes)
-        for (address, link), fields in zip(level.following.items(), shipped.said, strict=True):
-            self._heard(address, link, FromMember(*fields))
+        if sent_lsn > in_step.sent_lsn:
+            self._written_lsn = sent_lsn
+            self.tail.passed(sent_lsn, offset)
+            proposer.shipped(in_step.links, sent_lsn, sent_bytes)
+        for link, of_member in zip(in_step.links, answers, strict=True):
+            self._take_answers(link, *of_member)
         self._wires.lose_silent()
-        return shipped
+        return bool(needs_python)
 
-    def _heard(self, address: str, link: Link, said: FromMember) -> None:
-        """What a member said while batches were shipped."""
-        self._timed.pop(address, None)
-        if said.timed_lsn:
-            self._timed[address] = Lsn(said.timed_lsn), said.timed_since_s
-        if said.took_s >= 0:
-            self._watcher.acknowledged(address, said.took_s)
-        if said.acked_lsn > link.replicated_lsn:
-            self.proposer.acknowledged(address, Lsn(said.acked_lsn))
-            self._settle(address, link)
-        if said.is_heard or said.unsent or said.error:
-            self._wires.went_on(address, said.others, said.unsent, said.error)
+    def _take_answers(
+        self,
+        link: Link,
+        acked_lsn: Lsn,
+        is_received: bool,
+        others: bytes,
+        unsent: bytes,
+        error: int,
+        timed_lsn: Lsn,
+        timed_since_s: float,
+        took_s: float,
+    ) -> None:
+        """Handle what a member answered while C shipped: the fields are those of ``Ship``."""
+        link.timed_lsn, link.timed_since_s = timed_lsn, timed_since_s
+        if took_s >= 0:
+            self._watcher.acknowledged(link.address, took_s)
+        if acked_lsn > link.replicated_lsn:
+            self.proposer.received(link.address, Ack(self.proposer.epoch, acked_lsn))
+            self._shorten_pause(link)
+        if is_received or unsent or error:
+            self._wires.went_on(link.address, others, unsent, error)
 
-    def _take(self, event: object) -> None:
+    def _handle(self, event: Event) -> None:
+        link = self.proposer.links[event.address]
         match event:
             case Connected(address):
                 self.proposer.connected(address)
             case Lost(address, reason, is_damaged):
                 if is_damaged:
-                    self._count_damaged(address)
-                if self.faults.get(address) != reason:
+                    self._count_damaged(link)
+                if link.fault != reason:
                     self._watcher.lost(address, reason)
-                self.faults[address] = reason
-                self._timed.pop(address, None)
+                link.fault = reason
+                link.timed_lsn = BEFORE_FIRST
                 self.proposer.lost(address)
             case Received(address, frame):
                 self.proposer.received(address, frame.message)
-                self._look_at_time(address)
-                link = self.proposer.links[address]
+                if link.timed_lsn and link.replicated_lsn >= link.timed_lsn:
+                    link.timed_lsn = BEFORE_FIRST
+                    self._watcher.acknowledged(address, time.monotonic() - link.timed_since_s)
                 if link.is_streaming and self._wires.is_open(address):
-                    if self.faults.pop(address, None) is not None:
+                    if link.fault is not None:
+                        link.fault = None
                         self._watcher.back(address)
-                    self._settle(address, link)
+                    self._shorten_pause(link)
 
-    def _tell_reached(self, before: Reached) -> Reached:
-        """Tell how far the log has come, if that is further than before; whoever waits for what is committed now will
-        come back to the writer."""
+    def _count_damaged(self, link: Link) -> None:
+        """A frame to or from the member arrived damaged: what it carried is read from the log again."""
+        link.damaged_frames += 1
+        link.damaged_behind_lsn = link.replicated_lsn
+        self.tail.read_again()
+
+    def _shorten_pause(self, link: Link) -> None:
+        """The member follows: the pause before the next connection begins again, unless frames arrive damaged."""
+        if link.damaged_behind_lsn is None or link.replicated_lsn > link.damaged_behind_lsn:
+            link.damaged_behind_lsn = None
+            self._wires.settled(link.address)
+
+    def _report_reached(self, before: Reached) -> Reached:
+        """Report how far the log has come, if that is further than before; writers that wait for what is committed now
+        are about to append again."""
         reached = Reached(self.proposer.committed_lsn, self.proposer.region_lsns())
         if reached == before:
             return before
@@ -457,39 +391,32 @@ class Shipper:
         self._on_reached(reached)
         return reached
 
-    def _take_in(self) -> bool:
-        """What the writer has done since the last time; whether more is durable."""
+    def _take_written(self) -> bool:
+        """Ship what was written since the last time; whether more is durable."""
         assert self._writer is not None
         durable_lsn, written_lsn = self._writer.durable_lsn, self._writer.written_lsn  # in this order: it is not less
         if written_lsn > self._written_lsn:
             self._written_lsn = written_lsn
             self.proposer.written(written_lsn)
-            for address, link in self.proposer.links.items():
-                if link.is_streaming and address not in self._timed:
-                    self._timed[address] = written_lsn, time.perf_counter()
+            for link in self.proposer.links.values():
+                if link.is_streaming and not link.timed_lsn:
+                    link.timed_lsn, link.timed_since_s = written_lsn, time.monotonic()
         if durable_lsn == self._durable_lsn:
             return False
         self._durable_lsn = durable_lsn
         self.proposer.became_durable(durable_lsn)
         return True
 
-    def _look_at_time(self, address: str) -> None:
-        lsn, since_s = self._timed.get(address, (None, 0.0))
-        if lsn is not None and self.proposer.links[address].replicated_lsn >= lsn:
-            del self._timed[address]
-            self._watcher.acknowledged(address, time.perf_counter() - since_s)
-
-    def _look_at_quorum(self) -> None:
+    def _check_quorum(self) -> None:
         following, needed, is_there = self.proposer.in_sync(), self.proposer.needed(), self.proposer.has_quorum()
         if is_there != self._had_quorum and (is_there or self._had_quorum) and needed:
             if self._had_quorum is not None:
                 self._watcher.quorum_changed(is_there, following, needed)
             self._had_quorum = is_there
 
-    def _look_at_lag(self) -> None:
-        for report in self.reports():
-            if report.lag_lsn <= self._lag_threshold:
-                self._lagging.discard(report.address)
-            elif report.address not in self._lagging:
-                self._lagging.add(report.address)
-                self._watcher.lags(report.address, report.lag_lsn)
+    def _check_lag(self) -> None:
+        for link in self.proposer.links.values():
+            lag_lsn = self._durable_lsn - link.replicated_lsn
+            if lag_lsn > self._lag_threshold and not link.is_lagging:
+                self._watcher.lags(link.address, lag_lsn)
+            link.is_lagging = lag_lsn > self._lag_threshold

@@ -1,8 +1,8 @@
 """Writing a log in the epoch that was won: every batch to every member, and what of it is committed.
 
-Pure: told what was written here and what members answer, it gives what to say to ``send``, at once. Each member is told
-the history first, then gets the batches that it lacks, as they stand in the log; many are under way to one member, and
-a slow one slows no other. All that a member is told again after a lost connection is told from what he says he holds.
+Pure: it is called with what was written here and what members answer, and passes messages to ``send`` at once. Each
+member gets the history first, then the batches that it lacks, as they are in the log; many are under way to one member,
+and a slow one slows no other. After a lost connection a member is sent what it lacks by its own answer.
 
 ``committed_lsn`` rises to what a majority of the voters holds and the node's own log has synced, once that is a record
 of this epoch. With REPLICATED_ALL every member must hold it. Where the members keep copies, it is what is durable here.
@@ -11,9 +11,9 @@ of this epoch. With REPLICATED_ALL every member must hold it. Where the members 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import NamedTuple
 
@@ -62,43 +62,55 @@ class Dropped(StrEnum):
 
 @dataclass(slots=True)
 class Link:
-    """What is known of the member at one address, as long as it can be spoken to."""
+    """What is known of the member at one address. From ``fault`` on it is the shipper's."""
 
+    address: str
     region: str
     member_id: str = ""
     is_connected: bool = False
     is_streaming: bool = False
+    """It follows: it has applied the history, and is sent what it lacks."""
     sent: Position = EMPTY
     """Behind this goes the next batch."""
     replicated_lsn: Lsn = BEFORE_FIRST
-    """What the member said it holds durably, in this epoch; it holds that also while it cannot be spoken to."""
+    """What the member acknowledged in this epoch; it holds that also while it cannot be reached."""
     under_way: int = 0
     """Bytes sent and not acknowledged."""
-    under_way_ends: deque[tuple[Lsn, int]] | None = None
+    under_way_ends: deque[tuple[Lsn, int]] = field(default_factory=deque)
+    """By batch, the last LSN and the bytes."""
     sent_records: int = 0
     sent_bytes: int = 0
-    """Of records, over all connections."""
+    """Of records, over all connections of this process."""
+    fault: str | None = None
+    """Why the member does not follow, None when it does."""
+    damaged_frames: int = 0
+    """To or from the member, that arrived damaged."""
+    damaged_behind_lsn: Lsn | None = None
+    """``replicated_lsn`` when a frame arrived damaged: the pauses between connections grow until it has risen."""
+    timed_lsn: Lsn = BEFORE_FIRST
+    timed_since_s: float = 0.0
+    """A record whose acknowledgement is timed, and since when by the monotonic clock; one at a time."""
+    is_lagging: bool = False
+    lag_lsn: int = 0
+    """Only in a report: durable records that the member has not acknowledged."""
 
 
-class Level(NamedTuple):
-    """Members that follow, all of whom have been sent the log up to the same place, which is where it ends."""
+class InStep(NamedTuple):
+    """The members that follow, when all of them have been sent the whole log: C can ship what is written next."""
 
-    following: Mapping[str, Link]
-    epoch: Epoch
+    links: Sequence[Link]
     sent_lsn: Lsn
-    committed_lsn: Lsn
-    settled_lsn: Lsn
     enough: int
-    """When so many of them have acknowledged more, it may be committed; 0 where the own log alone decides that."""
+    """When so many of them have acknowledged more, it may be committed; 0 if the own log alone decides that."""
     is_any: bool
-    """Whatever any of them acknowledges is to be looked at."""
+    """The proposer needs whatever any of them acknowledges."""
 
 
 class Proposer:
     """The one writer of ``epoch``.
 
     ``history`` ends with this epoch and its first LSN; ``read(from_lsn, upto_lsn, bytes_max)`` gives what was written
-    of the own log; ``oldest_lsn()`` its oldest record. ``addresses`` says in which region who stands.
+    of the own log; ``oldest_lsn()`` its oldest record. ``addresses`` has the region of each.
 
     ``on_fenced(detail)`` is called when another proposer was promised a higher epoch: this one is over.
     """
@@ -126,17 +138,17 @@ class Proposer:
         assert history[-1].epoch == epoch
         self._greet = Greet(node_id, wal_id, run)
         self._wal_id = wal_id
-        self._epoch = epoch
+        self.epoch = epoch
         self._history = history
         self._epoch_start_lsn = history[-1].first_lsn
         self.configuration = configuration
         self._home = home
         self._pending: Configuration | None = None
-        """A list that is being stored, and by whom it is. The first of an epoch is the one before with another epoch:
-        so one which a proposer before could not have stored by a majority never counts."""
+        """A list that is being stored, and the members that stored it. The first of an epoch is the one before with
+        another epoch: so a list that an earlier proposer could not have stored by a majority never counts."""
         self._stored_by: set[str] = set()
         self._is_settled = False
-        """The members are those who should be, so what they acknowledge changes nothing about that."""
+        """The list has the members that it should have, so acknowledgements do not change it."""
         if configuration.members:
             self._pending = self._following(configuration.members, copies=configuration.copies)
         self._ack_mode = ack_mode
@@ -146,29 +158,27 @@ class Proposer:
         self._drop = drop
         self._on_fenced = on_fenced
         self._on_configured = on_configured
-        self.links = {address: Link(region) for address, region in addresses.items()}
+        self.links = {address: Link(address, region) for address, region in addresses.items()}
         self._written_lsn = before(self._epoch_start_lsn)
         self._durable_lsn = self._written_lsn
         self.committed_lsn = committed_lsn
-        self._settled_lsn = BEFORE_FIRST
-        self._appended = Frame(self._greet)
-        """The Append that was sent last."""
+        self.settled_lsn = BEFORE_FIRST
         self.is_fenced = False
 
     def in_sync(self) -> int:
-        """How many of the members that vote can be spoken to, and follow."""
+        """How many of the members that vote follow."""
         voters = self.configuration.voters
         return sum(link.is_streaming and link.member_id in voters for link in self.links.values())
 
     def needed(self) -> int:
-        """How many of the members that vote have to follow so that anything is committed; 0 where none votes."""
+        """How many of the members that vote have to follow so that anything is committed; 0 if none votes."""
         voters = self.configuration.voters
         if not self._ack_mode.is_replicated or not voters:
             return 0
         return len(voters) if self._ack_mode is AckMode.REPLICATED_ALL else len(voters) // 2 + 1
 
     def has_quorum(self) -> bool:
-        """Whether members enough follow so that records are committed; not where none votes."""
+        """Whether enough members follow so that records are committed; False if none votes."""
         return 0 < self.needed() <= self.in_sync()
 
     # --- what happens here ------------------------------------------------------------------------
@@ -177,9 +187,9 @@ class Proposer:
         """All up to ``lsn`` was given to the operating system here; it need not be durable."""
         assert lsn >= self._written_lsn
         self._written_lsn = lsn
-        for address, link in self.links.items():
+        for link in self.links.values():
             if link.is_streaming:
-                self._pump(address, link)
+                self._pump(link)
 
     def became_durable(self, lsn: Lsn) -> None:
         """All up to ``lsn`` is synced here."""
@@ -187,21 +197,21 @@ class Proposer:
         self._commit()
 
     def tell_committed(self) -> None:
-        """Tell the members what is committed, and what is not kept here any more, as it was chained, signed and is old;
-        and hear whether they are there: called now and then."""
-        self._settled_lsn = before(self._oldest_lsn())
+        """Send the members what is committed, and what is not kept here any more, since it was chained, signed and is
+        old. Called periodically: their answers show that they are there."""
+        self.settled_lsn = before(self._oldest_lsn())
         for address, link in self.links.items():
             if link.is_streaming:
-                self._say(address, Append(self._epoch, link.sent, self._epoch, self.committed_lsn, self._settled_lsn))
+                self._say(address, Append(self.epoch, link.sent, self.epoch, self.committed_lsn, self.settled_lsn))
 
-    # --- what is shipped by another ---------------------------------------------------------------
+    # --- what C ships -----------------------------------------------------------------------------
 
-    def level(self) -> Level | None:
-        """What another needs who ships what is written next, to all who follow; None where they stand in different
-        places, or more is to be done than to ship."""
-        following = {address: link for address, link in self.links.items() if link.is_streaming}
-        sent = Position(self._epoch, self._written_lsn)
-        if self.is_fenced or not self._is_settled or any(link.sent != sent for link in following.values()):
+    def in_step(self) -> InStep | None:
+        """What C needs to ship what is written next; None if members were sent different parts of the log, or the
+        proposer has more to do."""
+        following = [link for link in self.links.values() if link.is_streaming]
+        sent = Position(self.epoch, self._written_lsn)
+        if self.is_fenced or not self._is_settled or any(link.sent != sent for link in following):
             return None
         voters, home = self.configuration.voters, {self._home}
         enough = 0
@@ -210,28 +220,25 @@ class Proposer:
         elif voters:
             enough = len(voters) // 2 + 1
         is_any = bool(voters) and (
-            set(self.configuration.regions) != home or {link.member_id for link in self.links.values()} != voters
+            self.configuration.regions != home or {link.member_id for link in self.links.values()} != voters
         )
-        return Level(following, self._epoch, sent.lsn, self.committed_lsn, self._settled_lsn, enough, is_any)
+        return InStep(following, sent.lsn, enough, is_any)
 
-    def shipped(self, level: Level, lsn: Lsn, size_bytes: int) -> None:
-        """All up to ``lsn`` was written here and sent to those who follow, so many bytes of batches."""
-        if lsn == level.sent_lsn:
-            return
+    def shipped(self, links: Sequence[Link], lsn: Lsn, size_bytes: int) -> None:
+        """All up to ``lsn`` was written here and sent to these members, so many bytes of batches."""
         self._written_lsn = lsn
-        for link in level.following.values():
-            assert link.under_way_ends is not None
-            link.sent_records += lsn - link.sent.lsn
-            link.sent_bytes += size_bytes
-            link.sent = Position(self._epoch, lsn)
-            link.under_way += size_bytes
-            link.under_way_ends.append((lsn, size_bytes))
+        for link in links:
+            self._count_sent(link, Position(self.epoch, lsn), size_bytes)
 
-    def acknowledged(self, address: str, lsn: Lsn) -> None:
-        """A member that follows has acknowledged so much, to who shipped it."""
-        self.received(address, Ack(self._epoch, lsn))
+    def _count_sent(self, link: Link, end: Position, size_bytes: int) -> None:
+        """Batches of so many bytes, up to ``end``, are under way to the member."""
+        link.sent_records += end.lsn - link.sent.lsn
+        link.sent_bytes += size_bytes
+        link.sent = end
+        link.under_way += size_bytes
+        link.under_way_ends.append((end.lsn, size_bytes))
 
-    # --- what members say -------------------------------------------------------------------------
+    # --- what members answer ----------------------------------------------------------------------
 
     def connected(self, address: str) -> None:
         link = self.links[address]
@@ -249,25 +256,25 @@ class Proposer:
             return
         match message:
             case Greeting():
-                self._greeted(address, link, message)
-            case Promise() if message.epoch == self._epoch:
+                self._greeted(link, message)
+            case Promise() if message.epoch == self.epoch:
                 first_lsn = self._oldest_lsn()
-                self._say(address, Elected(self._epoch, first_lsn, self._history))
-            case Ready() if message.epoch == self._epoch:
+                self._say(address, Elected(self.epoch, first_lsn, self._history))
+            case Ready() if message.epoch == self.epoch:
                 link.is_streaming = True
                 link.sent = message.tail
                 link.replicated_lsn = message.tail.lsn
                 link.under_way, link.under_way_ends = 0, deque()
                 if self._pending is not None:
-                    self._say(address, Configure(self._epoch, self._pending))
-                self._acknowledged(address, link, message.tail.lsn)
-            case Ack() if message.epoch == self._epoch and link.is_streaming:
-                self._acknowledged(address, link, message.durable_lsn)
+                    self._say(address, Configure(self.epoch, self._pending))
+                self._acknowledged(link, message.tail.lsn)
+            case Ack() if message.epoch == self.epoch and link.is_streaming:
+                self._acknowledged(link, message.durable_lsn)
             case Configured():
                 if message.configuration == self._pending:
                     self._stored_by.add(link.member_id)
                 self._reconfigure()
-            case Refusal() if message.reason == FENCED and message.promised_epoch >= self._epoch:
+            case Refusal() if message.reason == FENCED and message.promised_epoch >= self.epoch:
                 self._fence(f"{link.member_id or address} follows epoch {message.promised_epoch}: {message.detail}")
             case Refusal():
                 dropped = Dropped.DAMAGED_ON_THE_WAY if message.reason == DAMAGED else Dropped.REFUSED
@@ -276,31 +283,29 @@ class Proposer:
                 detail = f"an answer that was not asked for: {type(message).__name__}"
                 self._drop(address, detail, Dropped.REFUSED)
 
-    def _greeted(self, address: str, link: Link, greeting: Greeting) -> None:
+    def _greeted(self, link: Link, greeting: Greeting) -> None:
         theirs, newest = greeting.configuration, self._pending or self.configuration
-        if greeting.promised_epoch > self._epoch or theirs.epoch > self._epoch:
+        if greeting.promised_epoch > self.epoch or theirs.epoch > self.epoch:
             self._fence(f"{greeting.member_id} follows epoch {max(greeting.promised_epoch, theirs.epoch)}")
         elif theirs.order > newest.order:
             detail = "it holds a list of members that never counted, and waits for the next"
-            self._drop(address, detail, Dropped.REFUSED)
-        elif any(other.member_id == greeting.member_id for name, other in self.links.items() if name != address):
-            self._drop(address, f"member {greeting.member_id} answers at another address, too", Dropped.REFUSED)
+            self._drop(link.address, detail, Dropped.REFUSED)
+        elif any(other.member_id == greeting.member_id for other in self.links.values() if other is not link):
+            self._drop(link.address, f"member {greeting.member_id} answers at another address, too", Dropped.REFUSED)
         else:
             if link.member_id != greeting.member_id:
                 link.member_id, link.replicated_lsn = greeting.member_id, BEFORE_FIRST
                 self._is_settled = False
-            self._say(address, Prepare(self._epoch, self._wal_id, newest))
+            self._say(link.address, Prepare(self.epoch, self._wal_id, newest))
 
-    def _acknowledged(self, address: str, link: Link, lsn: Lsn) -> None:
+    def _acknowledged(self, link: Link, lsn: Lsn) -> None:
         link.replicated_lsn = max(link.replicated_lsn, lsn)
-        ends = link.under_way_ends
-        assert ends is not None
-        while ends and ends[0][0] <= lsn:
-            link.under_way -= ends.popleft()[1]
+        while link.under_way_ends and link.under_way_ends[0][0] <= lsn:
+            link.under_way -= link.under_way_ends.popleft()[1]
         self._commit()
         if not self._is_settled:
             self._reconfigure()
-        self._pump(address, link)
+        self._pump(link)
 
     def _fence(self, detail: str) -> None:
         if not self.is_fenced:
@@ -309,41 +314,28 @@ class Proposer:
 
     def _forget(self, link: Link) -> None:
         link.is_connected = link.is_streaming = False
-        link.under_way, link.under_way_ends = 0, None
+        link.under_way, link.under_way_ends = 0, deque()
 
     # --- shipping ---------------------------------------------------------------------------------
 
-    def _pump(self, address: str, link: Link) -> None:
+    def _pump(self, link: Link) -> None:
         """Send the member what it lacks, as far as that may be under way at once."""
-        ends = link.under_way_ends
-        assert ends is not None
         while link.is_streaming and link.under_way < UNDER_WAY_BYTES_MAX and link.sent.lsn < self._written_lsn:
             try:
                 chunk = self._read(after(link.sent.lsn), self._written_lsn, CHUNK_BYTES)
             except WalCorruptError as error:
                 place = f"segment {error.segment} at byte {error.offset}: {error.reason}"
                 detail = f"what it lacks is damaged in this node's own log, {place}; {WHEN_DAMAGED_AT_REST}"
-                self._drop(address, detail, Dropped.DAMAGED_AT_REST)
+                self._drop(link.address, detail, Dropped.DAMAGED_AT_REST)
                 return
             except WalError as error:
-                self._drop(address, str(error), Dropped.REFUSED)
+                self._drop(link.address, str(error), Dropped.REFUSED)
                 return
             if not chunk.batches:
                 return
-            frame = self._append_of(chunk, link.sent)
-            link.sent_records += chunk.last_lsn - link.sent.lsn
-            link.sent_bytes += len(chunk.batches)
-            link.sent = Position(chunk.written_in, chunk.last_lsn)
-            link.under_way += len(chunk.batches)
-            ends.append((chunk.last_lsn, len(chunk.batches)))
-            self._send(address, frame)
-
-    def _append_of(self, chunk: Chunk, previous: Position) -> Frame:
-        """The Append of this chunk: the very frame that was sent last, where another member gets the same."""
-        append = Append(self._epoch, previous, chunk.written_in, self.committed_lsn, self._settled_lsn)
-        if self._appended.body is not chunk.batches or self._appended.message != append:
-            self._appended = Frame(append, chunk.batches)
-        return self._appended
+            append = Append(self.epoch, link.sent, chunk.written_in, self.committed_lsn, self.settled_lsn)
+            self._count_sent(link, Position(chunk.written_in, chunk.last_lsn), len(chunk.batches))
+            self._send(link.address, Frame(append, chunk.batches))
 
     # --- what is committed ------------------------------------------------------------------------
 
@@ -378,14 +370,14 @@ class Proposer:
                 held[region] = self._majority_lsn(self.configuration.of_region(region))
         return held
 
-    # --- who keeps it -----------------------------------------------------------------------------
+    # --- the list of members ----------------------------------------------------------------------
 
     def _reconfigure(self) -> None:
-        """Go on with a change of the members, or begin the next: one voter at a time, and only once a record of this
-        epoch is committed.
+        """Finish a change of the members, or begin the next: one voter at a time, and only once a record of this epoch
+        is committed.
 
-        A list that lets members vote is stored here before any member has it, where the one before did not: whoever
-        starts from this copy must ask them from then on. One that ends it is stored here once it counts.
+        A list that lets members vote, unlike the one before, is stored here before any member has it: a start from this
+        copy must ask them from then on. One that ends it is stored here once it counts.
         """
         if self._pending is not None:
             if self._is_stored(self._pending):
@@ -402,7 +394,7 @@ class Proposer:
             self._pending, self._stored_by = following, set()
             for address, link in self.links.items():
                 if link.is_streaming:
-                    self._say(address, Configure(self._epoch, following))
+                    self._say(address, Configure(self.epoch, following))
 
     def _is_stored(self, following: Configuration) -> bool:
         stored = frozenset(self._stored_by)
@@ -419,7 +411,7 @@ class Proposer:
         return self._majority_lsn(following.voters) >= self.committed_lsn
 
     def _next_configuration(self) -> Configuration | None:
-        """The list that the present one is to be followed by; None where it is as it should be, or must wait."""
+        """The list to replace the present one; None if that is as it should be, or must wait."""
         now = self.configuration
         if now.is_quorum and self.committed_lsn < self._epoch_start_lsn:
             return None
@@ -430,9 +422,9 @@ class Proposer:
             for link in links
             if link.is_streaming and link.replicated_lsn >= caught_up_lsn
         }
-        everybody = all(link.member_id for link in links)
-        shown = {link.member_id for link in links}
-        gone = {member for member in now.members if everybody and member.member_id not in shown}
+        all_known = all(link.member_id for link in links)
+        present = {link.member_id for link in links}
+        gone = {member for member in now.members if all_known and member.member_id not in present}
         if not self._ack_mode.is_replicated:
             return self._as_copies(now, ready, gone)
         if not now.is_quorum:
@@ -445,23 +437,23 @@ class Proposer:
         return None
 
     def _are_all_members(self) -> bool:
-        """Whether the list is of the kind that the mode asks for, and holds everybody who stands at an address and
-        nobody else: then there is no next one until somebody else stands there."""
+        """Whether the list is of the kind that the mode asks for, and has exactly the members that answer at the
+        addresses: then there is no next one until another member answers there."""
         now = self.configuration
-        shown = {Member(link.member_id, link.region) for link in self.links.values()}
-        return shown == set(now.members) and (now.is_quorum if self._ack_mode.is_replicated else now.copies)
+        present = {Member(link.member_id, link.region) for link in self.links.values()}
+        return present == set(now.members) and (now.is_quorum if self._ack_mode.is_replicated else now.copies)
 
     def _as_copies(
         self, now: Configuration, ready: Mapping[str, Member], gone: AbstractSet[Member]
     ) -> Configuration | None:
-        """Those who voted, at first; then all who are there."""
+        """The members that voted, at first; then all that follow."""
         members = now.members if now.is_quorum else tuple(sorted({*now.members, *ready.values()} - gone))
         return None if now.copies and members == now.members else self._following(members, copies=True)
 
     def _following(self, members: tuple[Member, ...], *, copies: bool = False) -> Configuration:
         now = self.configuration
         home = now.home if now.is_quorum else self._home
-        following = Configuration(now.generation + 1, self._epoch, home, copies, members)
+        following = Configuration(now.generation + 1, self.epoch, home, copies, members)
         assert not now.is_quorum or copies or differ_by_one(now, following)
         return following
 

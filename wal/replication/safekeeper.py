@@ -1,9 +1,9 @@
 """What a safekeeper answers: the logs of many nodes, each behind the rules of ``acceptor``, in conversations.
 
-One conversation is what is said over one connection: it begins with a Greet, which names the node whose log it is
-about, or asks for Status and nothing else. Any number may be about one log at the same time: what was promised decides.
-Each message is answered under the lock of its log, which nobody holds while he waits for a peer; so a peer that died
-keeps nobody from anything.
+A conversation is the messages of one connection: it begins with a Greet, which names the node whose log it is about, or
+asks for Status and nothing else. Any number may be about one log at the same time: the promise decides between them.
+Each message is answered under the lock of its log, which no thread holds while it waits for a peer; so a peer that died
+blocks nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from wal import native
 from wal.folder import FolderLock
 from wal.native import Stream
 from wal.replication import messages
-from wal.replication.acceptor import Acceptor
 from wal.replication.archive import Archiver, Store
 from wal.replication.configuration import NO_MEMBERS
-from wal.replication.kept_logs import LOGS_OPEN_MAX, KeptLog, KeptLogs, Tell
+from wal.replication.kept_logs import LOGS_OPEN_MAX, KeptLog, KeptLogs, OpenLog, Report
 from wal.replication.messages import (
     EMPTY,
     PROTOCOL_VERSION,
@@ -46,16 +45,16 @@ from wal.segment import Segment
 
 TEND_INTERVAL_S = 5.0
 HELD_UP_S = 30.0
-"""Who waits longer for the lock of a log is told so: threads MUST NOT gather behind a disk that does not answer."""
+"""A thread that waits longer for the lock of a log answers so: threads MUST NOT queue behind a hung disk."""
 REPORT_WALS_MAX = 16
 """Logs in one StatusReport: it has to fit into a frame with all their members."""
 
 
 class Safekeeper:
-    """Keeps the logs below ``folder``, which is made where it is missing, is locked, and MUST be closed again.
+    """Keeps the logs below ``folder``, which it creates and locks, and MUST be closed again.
 
-    A thread of its own recovers them all, and tends them from then on. Another one reads them again, all of them in
-    ``scrub_interval_s``, and one archives them, where there is an ``archive``.
+    One thread recovers all logs, and then tends them; one reads them again, all of them in ``scrub_interval_s``; and
+    one archives them, if there is an ``archive``.
 
     Raises:
         WalLockedError: another safekeeper is at work there.
@@ -65,20 +64,20 @@ class Safekeeper:
         self,
         folder: Path,
         region: str,
-        tell: Tell,
+        report: Report,
         archive: Store | None = None,
         scrub_interval_s: float = INTERVAL_DEFAULT_S,
     ) -> None:
         self.region = region
-        self.tell = tell
+        self.report = report
         self._lock = FolderLock(folder)
-        self.logs = KeptLogs(folder, region, tell, is_archived=archive is not None)
+        self.logs = KeptLogs(folder, region, report, is_archived=archive is not None)
         self._closing = threading.Event()
         self._tending = threading.Thread(target=self._open_and_tend, name="upkeep", daemon=True)
         self._tending.start()
-        self.scrubber = Scrubber(self._copies, scrub_interval_s, self._scrubbed, tell)
+        self.scrubber = Scrubber(self._copies, scrub_interval_s, self._scrubbed, report)
         threading.Thread(target=self.scrubber.run, name="scrub", daemon=True).start()
-        self.archiver = None if archive is None else Archiver(self.logs, archive, tell)
+        self.archiver = None if archive is None else Archiver(self.logs, archive, report)
         if self.archiver is not None:
             threading.Thread(target=self.archiver.run, args=(self._closing,), name="archive", daemon=True).start()
 
@@ -93,19 +92,20 @@ class Safekeeper:
     def tend(self) -> None:
         """``KeptLog.tend`` each log."""
         for kept in self.logs.all():
-            with kept.lock:
+            with kept.locked():
                 try:
                     kept.tend()
                 except Exception as error:
-                    # A fault of ours ends the use of this log, not the care for the others.
+                    # A bug ends the use of this log, not the upkeep of the others.
                     kept.fail(error)
 
     def _open_and_tend(self) -> None:
-        """Recover what is kept before somebody needs it, and tend it. What cannot be opened is told, and left."""
+        """Recover all logs before they are needed, then tend them. One that cannot be opened was reported, and is
+        left."""
         for kept in self.logs.all()[:LOGS_OPEN_MAX]:
             if self._closing.is_set():
                 return
-            with kept.lock, contextlib.suppress(OSError, WalError):
+            with kept.locked(), contextlib.suppress(OSError, WalError):
                 kept.open("")
         while not self._closing.wait(TEND_INTERVAL_S):
             self.tend()
@@ -113,7 +113,7 @@ class Safekeeper:
     def _copies(self) -> Iterator[LogCopy]:
         """The logs that are open: one that is not is read when it is opened."""
         for kept in self.logs.all():
-            with kept.lock:
+            with kept.locked():
                 copy = kept.copy()
             if copy is not None:
                 yield copy
@@ -121,17 +121,17 @@ class Safekeeper:
     def _scrubbed(self, copy: LogCopy, segment: Segment, error: WalCorruptError | None) -> None:
         kept = self.logs.known(copy.node_id) if error is not None else None
         if kept is not None:
-            with kept.lock:
-                kept.scrubbed(segment, error)
+            with kept.locked():
+                kept.scrubbed(segment)
 
-    def report(self, after_node_id: str) -> StatusReport:
-        """How the logs stand, of the nodes behind that one, as many as go into one report."""
+    def status_report(self, after_node_id: str) -> StatusReport:
+        """The state of the logs of the nodes behind that one, as many as go into one report."""
         behind = [kept for kept in self.logs.all() if kept.node_id > after_node_id and kept.folder.is_dir()]
         shown = tuple(self.statuses(behind[:REPORT_WALS_MAX]))
         return StatusReport(self.region, shown, len(behind) > len(shown))
 
     def statuses(self, kept: Sequence[KeptLog]) -> Iterator[WalStatus]:
-        """How each of these logs stands."""
+        """The state of each of these logs."""
         archiving = "" if self.archiver is None else self.archiver.fault
         for each in kept:
             try:
@@ -143,25 +143,25 @@ class Safekeeper:
 
 
 class Conversation:
-    """What is said over one connection, which MUST be closed; belongs to one thread.
+    """The messages of one connection, which MUST be closed; belongs to one thread.
 
-    ``names`` are those that the peer has proved to have, one of which MUST be the node's; None where nobody proves
-    anything. Once ``is_over`` nothing more is to be answered.
+    ``names`` are those in the peer's certificate, one of which MUST be the node's; None without TLS. Once ``is_over``
+    nothing more is to be answered.
     """
 
     def __init__(self, safekeeper: Safekeeper, names: Collection[str] | None) -> None:
         self._safekeeper = safekeeper
         self._names = names
         self._kept: KeptLog | None = None
-        self._acceptor: Acceptor | None = None
-        """That of ``_kept`` when it was greeted; another one knows nothing of what was said."""
+        self._opened: OpenLog | None = None
+        """That of ``_kept`` at the Greet. If the log was opened again since, its acceptor does not know this run."""
         self._run = ""
         self._stream = native.make_stream()
         self.is_over = False
 
     @property
     def node_id(self) -> str | None:
-        """Whose log it is about; None while that was not said."""
+        """The node whose log it is about; None before the Greet."""
         return None if self._kept is None else self._kept.node_id
 
     def close(self) -> None:
@@ -171,62 +171,55 @@ class Conversation:
 
     def answer(self, frames: Sequence[Frame]) -> list[Frame]:
         """The answers to messages that came together, in order; Appends that follow one another are synced together,
-        and have one answer. All that is said in them is durable."""
+        and have one answer. All that is acknowledged is durable."""
         if self._kept is None:
-            begun = self._begin(frames[0])
-            if begun is not None:
-                return [begun, *(self.answer(frames[1:]) if frames[1:] and not self.is_over else ())]
+            first = self._begin(frames[0])
+            if first is not None:
+                return [first, *(self.answer(frames[1:]) if frames[1:] and not self.is_over else ())]
         kept = self._kept_log
-        if not kept.lock.acquire(timeout=HELD_UP_S):
-            return [self._end(messages.UNAVAILABLE, f"for {HELD_UP_S:g} s the log is held up by its disk")]
-        try:
-            return self._answer_all(kept, frames)
-        finally:
-            kept.lock.release()
+        with kept.locked(HELD_UP_S) as is_locked:
+            if not is_locked:
+                return [self._end(messages.UNAVAILABLE, f"for {HELD_UP_S:g} s the log is held up by its disk")]
+            answers: list[Frame] = []
+            try:
+                for frame in frames:
+                    self._answer(frame, answers)
+                    if self.is_over:
+                        return answers
+                self._flush(answers)
+            except (OSError, WalError) as error:
+                kept.fail(error)
+                answers.append(self._end(messages.UNAVAILABLE, kept.fault_of(error)))
+            except BaseException as error:
+                kept.fail(error)
+                raise
+            return answers
 
     def lend(self) -> Stream | None:
-        """A stream that goes on with the log where Appends of this connection come one behind the other; None where it
-        cannot be lent, and all is for ``answer``, which takes it back."""
-        kept, stream = self._kept, self._stream
-        if stream is None or kept is None or self.is_over or not kept.lock.acquire(timeout=HELD_UP_S):
+        """A stream that continues the log if Appends of this connection come one behind the other; None if it cannot be
+        lent: then ``answer``, which also takes it back, handles everything."""
+        if self._stream is None or self._kept is None or self.is_over:
             return None
-        try:
-            is_lent = self._acceptor is not None and self._acceptor is kept.acceptor and kept.lend(stream, self._run)
-        except (OSError, WalError) as error:
-            kept.fail(error)
-            return None
-        finally:
-            kept.lock.release()
-        return stream if is_lent else None
-
-    def _answer_all(self, kept: KeptLog, frames: Sequence[Frame]) -> list[Frame]:
-        answers: list[Frame] = []
-        try:
-            for frame in frames:
-                self._answer(frame, answers)
-                if self.is_over:
-                    return answers
-            self._flush(answers)
-        except (OSError, WalError) as error:
-            kept.fail(error)
-            answers.append(self._end(messages.UNAVAILABLE, kept.fault_of(error)))
-        except BaseException as error:
-            kept.fail(error)
-            raise
-        return answers
+        with self._kept.locked(HELD_UP_S) as is_locked:
+            try:
+                is_ours = is_locked and self._opened is not None and self._opened is self._kept.opened
+                return self._stream if is_ours and self._kept.lend(self._stream, self._run) else None
+            except (OSError, WalError) as error:
+                self._kept.fail(error)
+                return None
 
     # --- the first message ------------------------------------------------------------------------
 
     def _begin(self, frame: Frame) -> Frame | None:
-        """Answer a message that is about no log; None for a Greet that is in order, and about ``_kept`` then."""
+        """Answer a message that is about no log; None for a sound Greet, which sets ``_kept``."""
         message = frame.message
         if isinstance(message, Status):
-            return Frame(self._safekeeper.report(message.after_node_id))
+            return Frame(self._safekeeper.status_report(message.after_node_id))
         if not isinstance(message, Greet):
             return self._end(messages.UNREADABLE, f"a {type(message).__name__} before any Greet")
         if self._names is not None and message.node_id not in self._names:
             detail = f"the certificate names {sorted(self._names)}, not {message.node_id}"
-            self._safekeeper.tell("safekeeper_peer_refused", {"node_id": message.node_id, "error": detail})
+            self._safekeeper.report("safekeeper_peer_refused", {"node_id": message.node_id, "error": detail})
             return self._end(messages.FORBIDDEN, detail)
         try:
             self._kept = self._safekeeper.logs.of_node(message.node_id)
@@ -245,24 +238,25 @@ class Conversation:
             self._flush(answers)
         if isinstance(message, Greet):
             answers.append(self._greet(message))
-        elif self._acceptor is None:
+        elif self._opened is None:
             answers.append(self._end(messages.UNREADABLE, f"a {type(message).__name__} about a log that is not here"))
-        elif self._acceptor is not self._kept_log.acceptor:
+        elif self._opened is not self._kept_log.opened:
             answers.append(self._end(messages.UNAVAILABLE, "the log was opened anew: say again who you are"))
         else:
-            promised_epoch, tail = self._kept_log.log.control.promised_epoch, self._kept_log.log.tail
-            answer = self._acceptor.handle(self._run, frame)
+            log = self._opened.log
+            promised_epoch, tail = log.control.promised_epoch, log.tail
+            answer = self._opened.acceptor.handle(self._run, frame)
             if answer is not None:
                 self._flush(answers)
                 answers.append(answer)
-                self._tell(message, answer.message, promised_epoch, tail)
+                self._report(message, answer.message, promised_epoch, tail)
 
     def _flush(self, answers: list[Frame]) -> None:
         """Acknowledge the Appends before."""
-        if self._acceptor is not None and self._acceptor is self._kept_log.acceptor:
-            acknowledged = self._acceptor.flush()
+        if self._opened is not None and self._opened is self._kept_log.opened:
+            acknowledged = self._opened.acceptor.flush()
             if acknowledged is not None:
-                self._kept_log.note_committed()
+                self._opened.note.write(self._opened.acceptor.committed_lsn)
                 answers.append(acknowledged)
 
     def _greet(self, message: Greet) -> Frame:
@@ -272,13 +266,13 @@ class Conversation:
                 f"this is about the log of node {self.node_id}, with a run, in version {PROTOCOL_VERSION}",
             )
         try:
-            self._acceptor = self._kept_log.open(message.wal_id)
+            self._opened = self._kept_log.open(message.wal_id)
         except (OSError, WalError) as error:
             return self._end(messages.UNAVAILABLE, self._kept_log.fault_of(error))
         self._run = message.run
-        if self._acceptor is None:
+        if self._opened is None:
             return Frame(Greeting("", self._safekeeper.region, "", NO_EPOCH, EMPTY, BEFORE_FIRST, NO_MEMBERS))
-        answer = self._acceptor.handle(self._run, Frame(message))
+        answer = self._opened.acceptor.handle(self._run, Frame(message))
         assert answer is not None
         return answer
 
@@ -287,20 +281,20 @@ class Conversation:
         assert self._kept is not None
         return self._kept
 
-    def _tell(self, message: Message, answer: Message, promised_epoch: Epoch, tail: Position) -> None:
-        """Tell of what somebody may want to look into; ``promised_epoch`` and ``tail`` are those before."""
+    def _report(self, message: Message, answer: Message, promised_epoch: Epoch, tail: Position) -> None:
+        """Report what an operator may want to look into; ``promised_epoch`` and ``tail`` are those before."""
         facts: dict[str, object] = {"node_id": self.node_id, "run": self._run}
         if isinstance(answer, Refusal):
             facts |= {"reason": answer.reason, "detail": answer.detail, "promised_epoch": answer.promised_epoch}
             if answer.reason == messages.FENCED:
-                self._safekeeper.tell("wal_fencing_reject", facts)
+                self._safekeeper.report("wal_fencing_reject", facts)
             elif isinstance(message, Append):
-                self._safekeeper.tell("wal_replication_append_reject", facts)
+                self._safekeeper.report("wal_replication_append_reject", facts)
         elif isinstance(answer, Promise) and answer.epoch > promised_epoch:
-            self._safekeeper.tell("wal_epoch_bump", facts | {"epoch": answer.epoch, "last_lsn": answer.tail.lsn})
+            self._safekeeper.report("wal_epoch_bump", facts | {"epoch": answer.epoch, "last_lsn": answer.tail.lsn})
         elif isinstance(answer, Ready) and answer.tail.lsn < tail.lsn:
             cut = {"epoch": tail.epoch, "first_lsn": after(answer.tail.lsn), "last_lsn": tail.lsn}
-            self._safekeeper.tell("wal_divergent_tail_cut", facts | cut)
+            self._safekeeper.report("wal_divergent_tail_cut", facts | cut)
 
     def _end(self, reason: str, detail: str) -> Frame:
         """The refusal with which the conversation is over."""

@@ -114,7 +114,7 @@ class Server:
         except (BlockingIOError, ConnectionError):
             return
         except OSError as error:
-            self._safekeeper.tell("safekeeper_connection_refused", {"error": str(error)})
+            self._safekeeper.report("safekeeper_connection_refused", {"error": str(error)})
             stop = select.poll()
             stop.register(self._stop_read, select.POLLIN)
             stop.poll(_NO_DESCRIPTORS_PAUSE_S * 1000)
@@ -127,7 +127,7 @@ class Server:
         try:
             connection.thread.start()
         except RuntimeError as error:
-            self._safekeeper.tell("safekeeper_connection_refused", {"error": str(error)})
+            self._safekeeper.report("safekeeper_connection_refused", {"error": str(error)})
             accepted.close()
             self._forget(connection)
 
@@ -137,7 +137,7 @@ class Server:
             if any(each.is_ended for each in self._connections):
                 self._forgot.wait_for(lambda: len(self._connections) < CONNECTIONS_MAX, ENDING_TIMEOUT_S)
             if len(self._connections) >= CONNECTIONS_MAX:
-                self._safekeeper.tell("safekeeper_connection_refused", {"error": f"{CONNECTIONS_MAX} are open"})
+                self._safekeeper.report("safekeeper_connection_refused", {"error": f"{CONNECTIONS_MAX} are open"})
                 return None
             nameless = [each for each in self._connections if each.node_id is None and not each.is_ended]
             if len(nameless) >= NAMELESS_MAX:
@@ -170,17 +170,17 @@ class Server:
             except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
                 raise  # the peer hung up, and did not say why
             except ssl.SSLError as error:
-                self._safekeeper.tell("safekeeper_peer_refused", {**facts, "error": reason_of(error)})
+                self._safekeeper.report("safekeeper_peer_refused", {**facts, "error": reason_of(error)})
                 return
             try:
                 self._converse(connection, spoken, Conversation(self._safekeeper, names))
             finally:
                 spoken.close()
         except (ConnectionOverError, InvalidInputError, OSError) as error:
-            self._safekeeper.tell("safekeeper_connection_ended", {**facts, "error": str(error)})
+            self._safekeeper.report("safekeeper_connection_ended", {**facts, "error": str(error)})
         except Exception as error:
             # A fault of ours: this connection ends with it, and no other.
-            self._safekeeper.tell("safekeeper_connection_failed", {**facts, "error": repr(error)})
+            self._safekeeper.report("safekeeper_connection_failed", {**facts, "error": repr(error)})
         finally:
             accepted.close()
             self._forget(connection)
@@ -222,7 +222,7 @@ class Server:
         except InvalidInputError as error:
             if connection.node_id is not None:
                 facts = {"node_id": connection.node_id, "reason": messages.DAMAGED, "detail": str(error)}
-                self._safekeeper.tell("wal_replication_append_reject", facts)
+                self._safekeeper.report("wal_replication_append_reject", facts)
             spoken.send(Frame(Refusal(messages.DAMAGED, str(error), NO_EPOCH)))
             raise
         finally:

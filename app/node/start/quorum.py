@@ -27,10 +27,9 @@ from wal import control as wal_control
 from wal.folder import FolderLock
 from wal.format import LSN_LIMIT, WAL_ID_BYTES
 from wal.replication.configuration import NO_MEMBERS, Configuration
-from wal.replication.election import Election, Held
+from wal.replication.election import Election, Held, held_in
 from wal.replication.file_log import FileLog
-from wal.replication.leading import Members, carry_out, elect, held_in
-from wal.replication.messages import Frame, Greet
+from wal.replication.leading import Members, carry_out, elect
 from wal.replication.tls import PeerTls, TlsFiles
 from wal.segment import list_segments
 
@@ -179,7 +178,7 @@ def _take_lead(
             own = FileLog(folder, node_id, plan.wal_id, segment_bytes=settings.wal.segment_bytes, lock=lock)
         if own is not None:
             last_lsn = own.tail.lsn
-            carry_out(members, plan, own, Frame(Greet(node_id, plan.wal_id, members.run)))
+            carry_out(members, plan, own)
             if plan.configuration.is_quorum:  # else nothing says that no other copy was written since
                 own.store(own.control._replace(epoch=plan.epoch))
             if plan.donor is not None and last_lsn > plan.keep_lsn:

@@ -12,7 +12,7 @@ from tests.wal.logs import NODE, WAL_ID, hlc_of, payload_of
 from wal.format import batch_of, encode_batch, encode_record
 from wal.replication.acceptor import Acceptor
 from wal.replication.configuration import AckMode, Configuration
-from wal.replication.election import Election, Held, Plan, Said, follow
+from wal.replication.election import Election, Held, Plan, Requests, follow
 from wal.replication.file_log import FileLog
 from wal.replication.messages import Frame, Message
 from wal.replication.proposer import Dropped, Proposer
@@ -122,7 +122,7 @@ class Writer:
         )
         said: deque[tuple[str, Message]] = deque()
         for name in self.quorum.addresses:
-            lost: Said = election.lost(name) if name in self.quorum.down else election.connected(name)
+            lost: Requests = election.lost(name) if name in self.quorum.down else election.connected(name)
             said.extend(lost)
         while said and election.outcome is None:
             name, message = said.popleft()

@@ -17,7 +17,7 @@ from wal.replication.configuration import NO_MEMBERS
 from wal.replication.election import Plan
 from wal.replication.file_log import FileLog
 from wal.replication.leading import Members, carry_out
-from wal.replication.messages import EMPTY, Batches, Frame, Greet, Greeting, Position, encode
+from wal.replication.messages import EMPTY, Batches, Frame, Greeting, Position, encode
 
 RUN = "1".rjust(32, "0")
 TIMEOUT_S = 60.0
@@ -53,5 +53,5 @@ def test_all_that_the_member_says_at_once_is_taken_in_order(tmp_path: Path) -> N
     greeting = Greeting("2".rjust(32, "0"), HOME, WAL_ID, Epoch(1), EMPTY, Lsn(0), NO_MEMBERS)
     given = [Frame(Batches(EMPTY, Epoch(1)), batch(lsn, lsn)) for lsn in (1, 2, 3)]
     with donor(Frame(greeting), *given) as address, closing(FileLog(tmp_path, NODE, WAL_ID)) as log:
-        carry_out(Members({address: HOME}, RUN, TIMEOUT_S), plan_of(address, 3), log, Frame(Greet(NODE, WAL_ID, RUN)))
+        carry_out(Members({address: HOME}, RUN, TIMEOUT_S), plan_of(address, 3), log)
         assert lsns_of(log) == [(1, 1), (1, 2), (1, 3)]

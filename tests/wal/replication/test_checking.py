@@ -17,7 +17,7 @@ from tests.wal.replication.quorums import batch
 from tests.wal.test_native import IS_BUILT
 from wal import native
 from wal.format import BATCH, BATCH_RECORD_BYTES, RECORD, RECORD_HEADER_BYTES
-from wal.replication.replica_log import check_batches, check_each
+from wal.reader import check_batches, check_each
 
 HASH = node_hash(NODE)
 FIELDS = (

@@ -222,7 +222,8 @@ def test_a_kill_before_any_call_leaves_a_sound_log_and_doing_it_again_goes_on(tm
                 act(log)
             was_killed = False
         except Killed:
-            log._unlock()
+            assert log._lock is not None
+            log._lock.release()
         else:
             log.close()
         with opened(tmp_path / str(number)) as log:

@@ -62,7 +62,7 @@ def test_appends_that_come_together_share_one_answer_and_one_sync(keeper: Keeper
     with talking(keeper.port) as peer:
         peer.elect(1)
         kept = keeper.safekeeper.logs.all()[0]
-        with kept.lock:
+        with kept.locked():
             for _ in range(40):
                 last_lsn = peer.send(2)
         assert peer.acknowledged(last_lsn) <= 2
@@ -432,7 +432,7 @@ def test_status_does_not_wait_for_a_log_that_is_held_up(keeper: Keeper) -> None:
     for node_id in ("node-1", "node-2"):
         with talking(keeper.port, node_id=node_id) as peer:
             peer.greet()
-    with keeper.safekeeper.logs.all()[0].lock:
+    with keeper.safekeeper.logs.all()[0].locked():
         found = status("127.0.0.1", keeper.port, None, WAIT_S).wals
     assert [(wal.node_id, wal.state) for wal in found] == [("node-1", "busy"), ("node-2", "open")]
 
@@ -441,7 +441,7 @@ def test_who_waits_for_a_log_that_is_held_up_is_told_so(keeper: Keeper, monkeypa
     monkeypatch.setattr(safekeeper, "HELD_UP_S", 0.05)
     with talking(keeper.port) as peer, talking(keeper.port) as again, talking(keeper.port, node_id="other") as other:
         peer.greet()
-        with keeper.safekeeper.logs.all()[0].lock:
+        with keeper.safekeeper.logs.all()[0].locked():
             assert again.refused(Greet(NODE, WAL_ID, again.run)).reason == messages.UNAVAILABLE
             other.elect(1)
             assert other.append() == 1

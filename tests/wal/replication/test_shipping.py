@@ -42,8 +42,8 @@ class ByHand:
     has_ended = True
     ship = None
 
-    def __init__(self, log: Log, bell: int) -> None:
-        self._log, self._bell = log, bell
+    def __init__(self, log: Log, fd: int) -> None:
+        self._log, self._wake_fd = log, fd
         self.expected: list[int] = []
 
     @property
@@ -58,7 +58,7 @@ class ByHand:
         data = batch(self._log.next_lsn, last_lsn)
         self._log.append(decode_batch(data, 0, len(data)), data[BATCH_RECORD_BYTES:])
         if ring:
-            os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self._wake_fd, 1)
 
     def expect(self, entries: int) -> None:
         self.expected.append(entries)
@@ -66,7 +66,7 @@ class ByHand:
     def sync(self, *, ring: bool = True) -> None:
         self._log.sync()
         if ring:
-            os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self._wake_fd, 1)
 
 
 class Watched:
@@ -159,7 +159,7 @@ class Node:
 
     def start(self) -> GroupCommit:
         """Write and ship, and count the times that C did that."""
-        writer = GroupCommit(self.log, shipper_bell=self.shipper.bell, on_failure=self.over.append)
+        writer = GroupCommit(self.log, shipper_fd=self.shipper.wake_fd, on_failure=self.over.append)
         self.shipped: list[bool] = []
         ship = writer.ship
         if ship is not None:
@@ -218,7 +218,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_members_hold_a_batch_before_it_is_synced_here_and_it_is_committed_only_then(node: Node) -> None:
-    writer = ByHand(node.log, node.shipper.bell)
+    writer = ByHand(node.log, node.shipper.wake_fd)
     node.shipper.start(writer)
     writer.write(1)
     writer.sync()
@@ -242,7 +242,7 @@ def test_members_hold_a_batch_before_it_is_synced_here_and_it_is_committed_only_
 
 
 def test_what_the_writer_makes_durable_is_shipped_and_told_by_its_bell_alone(node: Node) -> None:
-    writer = GroupCommit(node.log, shipper_bell=node.shipper.bell, on_failure=node.over.append)
+    writer = GroupCommit(node.log, shipper_fd=node.shipper.wake_fd, on_failure=node.over.append)
     node.shipper.start(writer)
     for lsn in range(1, 2000):
         assert writer.append(hlc_of(lsn), 1, payload_of(lsn)) == lsn
@@ -255,18 +255,18 @@ def test_what_the_writer_makes_durable_is_shipped_and_told_by_its_bell_alone(nod
     assert node.reached == sorted(set(node.reached))
 
 
-def test_a_bell_that_may_still_be_rung_stays_open(node: Node) -> None:
-    writer = ByHand(node.log, node.shipper.bell)
+def test_a_descriptor_that_the_writer_may_still_write_to_stays_open(node: Node) -> None:
+    writer = ByHand(node.log, node.shipper.wake_fd)
     writer.has_ended = False
     node.shipper.start(writer)
-    bell = eventfd_at(node.shipper.bell)
+    fd = eventfd_at(node.shipper.wake_fd)
     node.shipper.close(WAIT_S)
     writer.write(1)
     writer.sync()
-    assert eventfd_at(node.shipper.bell) == bell is not None
+    assert eventfd_at(node.shipper.wake_fd) == fd is not None
     writer.has_ended = True
     node.shipper.close(WAIT_S)
-    assert eventfd_at(node.shipper.bell) != bell
+    assert eventfd_at(node.shipper.wake_fd) != fd
     node.log.close()
 
 
@@ -349,7 +349,8 @@ def test_a_member_that_answers_what_changes_nothing_is_heard(tmp_path: Path) -> 
         now_s = time.monotonic()
         wires = node.shipper._wires._wires.values()
         until(
-            lambda: all(wire.heard_s > now_s for wire in wires), "they have answered what they were told now and then"
+            lambda: all(wire.received_s > now_s for wire in wires),
+            "they have answered the reports of what is committed",
         )
         node.end(writer)
 
@@ -361,7 +362,7 @@ def test_a_member_that_is_held_up_holds_up_nobody_and_gets_all_of_it_later(tmp_p
         node.commit(writer)
         until(lambda: node.is_held_by_all(1), "all follow")
         (kept,) = node.keepers[0].safekeeper.logs.all()
-        with kept.lock:
+        with kept.locked():
             for _ in range(30):
                 node.commit(writer, 1, payload_bytes=900_000)
             assert not node.is_held_by_all(2)
@@ -439,7 +440,7 @@ def test_what_is_damaged_in_the_nodes_own_log_waits_for_a_person_who_is_told_whe
         address = node.proxies[2].address
 
         def fault() -> str:
-            return node.shipper.faults.get(address, "")
+            return node.shipper.proposer.links[address].fault or ""
 
         until(lambda: "damaged in this node's own log" in fault(), "it is told")
         assert address not in node.watched.returned, "it does not follow"

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -20,7 +20,6 @@ from tests.wal.replication.keepers import WAIT_S, until
 from wal.format import SEGMENT_HEADER_BYTES
 from wal.group_commit import GroupCommit
 from wal.log import Log
-from wal.native import FromMember, Shipped
 from wal.replication.messages import Ack, Append, Frame, Message, Position, Refusal, decode, encode, length_of
 from wal.replication.wires import CALLED
 from wal.segment import list_segments
@@ -28,6 +27,31 @@ from wal.segment import list_segments
 pytestmark = pytest.mark.debian_tools
 SETTLED = Lsn(300)
 COMMITTED = Lsn(70_000)
+
+
+class MemberAnswers(NamedTuple):
+    """As ``wal.native.Ship`` says."""
+
+    acked_lsn: int
+    is_received: bool
+    others: bytes
+    unsent: bytes
+    error: int
+    timed_lsn: int
+    timed_since_s: float
+    took_s: float
+
+
+class Shipped(NamedTuple):
+    """As ``wal.native.Ship`` says."""
+
+    needs_python: bool
+    sent_lsn: int
+    sent_bytes: int
+    offset: int
+    durable_lsn: int
+    reached_lsn: int
+    answers: list[tuple[Any, ...]]
 
 
 def said(message: Message) -> bytes:
@@ -39,31 +63,37 @@ class Node:
 
     def __init__(self, folder: Path, segment_bytes: int = 1 << 20) -> None:
         self.folder = folder
-        self.bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
         log = Log(folder, node_id=NODE, wal_id=WAL_ID, epoch=Epoch(1), next_lsn=Lsn(1), segment_bytes=segment_bytes)
-        self.writer = GroupCommit(log, shipper_bell=self.bell, on_failure=print)
+        self.writer = GroupCommit(log, shipper_fd=self.wake_fd, on_failure=print)
         pairs = [socket.socketpair() for _ in range(3)]
         self.near, self.far = [near for near, _ in pairs], [far for _, far in pairs]
         self.epoll = select.epoll()
-        for descriptor in (self.bell, *(near.fileno() for near in self.near)):
+        for descriptor in (self.wake_fd, *(near.fileno() for near in self.near)):
             self.epoll.register(descriptor, select.EPOLLIN)
         self.file = os.open(list_segments(folder)[0].path, os.O_RDONLY)
         self.sent_lsn, self.offset = 0, SEGMENT_HEADER_BYTES
         self.acked = [0, 0, 0]
 
     def ship(
-        self, *, enough: int = 2, is_any: bool = False, told_lsn: int = 0, under_way: int = 0, wait_s: float = WAIT_S
-    ) -> tuple[Shipped, list[FromMember]]:
+        self,
+        *,
+        enough: int = 2,
+        is_any: bool = False,
+        reported_lsn: int = 0,
+        under_way: int = 0,
+        wait_s: float = WAIT_S,
+    ) -> tuple[Shipped, list[MemberAnswers]]:
         assert self.writer.ship is not None
         members = [(near.fileno(), acked, under_way, 0, 0.0) for near, acked in zip(self.near, self.acked, strict=True)]
         shipped = Shipped(
             *self.writer.ship(
-                self.epoll.fileno(), self.bell, members, 1, self.sent_lsn, COMMITTED, SETTLED, self.file, self.offset,
-                enough, is_any, told_lsn, 1 << 20, time.monotonic() + wait_s,
+                self.epoll.fileno(), self.wake_fd, members, 1, self.sent_lsn, COMMITTED, SETTLED,
+                self.file, self.offset, enough, is_any, reported_lsn, 1 << 20, time.monotonic() + wait_s,
             )
         )  # fmt: skip
         self.sent_lsn, self.offset = shipped.sent_lsn, shipped.offset
-        heard = [FromMember(*each) for each in shipped.said]
+        heard = [MemberAnswers(*each) for each in shipped.answers]
         self.acked = [each.acked_lsn for each in heard]
         return shipped, heard
 
@@ -77,7 +107,7 @@ class Node:
         self.writer.close(WAIT_S)
         for each in (*self.near, *self.far, self.epoll):
             each.close()
-        os.close(self.bell)
+        os.close(self.wake_fd)
         os.close(self.file)
 
 
@@ -100,7 +130,7 @@ def test_every_member_is_sent_the_batches_as_they_stand_in_the_segment(node: Nod
     for _ in range(3):
         node.write()
     shipped, _ = node.ship(wait_s=0)
-    assert (shipped.is_odd, shipped.sent_lsn, shipped.durable_lsn, shipped.reached_lsn) == (False, 3, 3, 0)
+    assert (shipped.needs_python, shipped.sent_lsn, shipped.durable_lsn, shipped.reached_lsn) == (False, 3, 3, 0)
     held = b""
     for far in node.far:
         frames = frames_at(far, 3)
@@ -117,26 +147,31 @@ def test_every_member_is_sent_the_batches_as_they_stand_in_the_segment(node: Nod
 def test_python_is_woken_once_so_many_hold_what_is_durable_here(node: Node, enough: int, answers: int) -> None:
     lsn = node.write()
     done: list[Shipped] = []
-    thread = threading.Thread(target=lambda: done.append(node.ship(enough=enough, told_lsn=0)[0]))
+    thread = threading.Thread(target=lambda: done.append(node.ship(enough=enough, reported_lsn=0)[0]))
     # What members say one behind the other is taken in meanwhile: it ends with the last that is needed.
     for far in node.far[: answers - 1]:
         far.sendall(said(Ack(Epoch(1), Lsn(lsn))))
     shipped, heard = node.ship(enough=enough, wait_s=0.1)
-    assert (shipped.reached_lsn, shipped.is_odd) == (0, False)
+    assert (shipped.reached_lsn, shipped.needs_python) == (0, False)
     assert [each.acked_lsn for each in heard] == [lsn] * (answers - 1) + [0] * (4 - answers)
     assert all(each.took_s > 0 for each in heard[: answers - 1])
     thread.start()
     node.far[answers - 1].sendall(said(Ack(Epoch(1), Lsn(lsn))))
     thread.join(WAIT_S)
-    assert (done[0].reached_lsn, done[0].is_odd) == (lsn, False)
+    assert (done[0].reached_lsn, done[0].needs_python) == (lsn, False)
 
 
 def test_without_members_that_vote_the_own_sync_is_enough_and_with_is_any_any_word(node: Node) -> None:
     assert node.write() == 1
     assert node.ship(enough=0)[0].reached_lsn == 1
     node.far[2].sendall(said(Ack(Epoch(1), Lsn(1))))
-    shipped, heard = node.ship(enough=0, is_any=True, told_lsn=1)
-    assert (shipped.is_odd, heard[2].acked_lsn, heard[2].is_heard, heard[0].is_heard) == (False, 1, True, False)
+    shipped, heard = node.ship(enough=0, is_any=True, reported_lsn=1)
+    assert (shipped.needs_python, heard[2].acked_lsn, heard[2].is_received, heard[0].is_received) == (
+        False,
+        1,
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +190,7 @@ def test_what_is_no_ack_of_this_epoch_is_left_to_python(node: Node, data: bytes,
     node.write()
     node.far[1].sendall(data)
     shipped, heard = node.ship()
-    assert shipped.is_odd
+    assert shipped.needs_python
     assert heard[1].others == (data if others is None else others)
     assert heard[1].acked_lsn == (1 if others is not None and len(data) < 600 else 0)
 
@@ -163,10 +198,10 @@ def test_what_is_no_ack_of_this_epoch_is_left_to_python(node: Node, data: bytes,
 def test_a_member_that_closes_or_resets_is_told_of(node: Node) -> None:
     node.far[0].close()
     shipped, heard = node.ship()
-    assert (shipped.is_odd, heard[0].error, heard[1].error) == (True, -1, 0)
+    assert (shipped.needs_python, heard[0].error, heard[1].error) == (True, -1, 0)
     node.write()
     shipped, heard = node.ship()
-    assert shipped.is_odd
+    assert shipped.needs_python
     assert heard[0].error != 0
     assert heard[0].unsent  # of no use any more
 
@@ -177,7 +212,7 @@ def test_what_a_member_does_not_take_is_given_back(node: Node) -> None:
     size = 300_000
     node.write(os.urandom(size))
     shipped, heard = node.ship()
-    assert (shipped.is_odd, shipped.sent_lsn) == (True, 1)
+    assert (shipped.needs_python, shipped.sent_lsn) == (True, 1)
     for far, each in zip(node.far, heard, strict=True):
         came = far.recv(1 << 20)
         assert 0 < len(each.unsent) < size
@@ -189,7 +224,7 @@ def test_what_a_member_does_not_take_is_given_back(node: Node) -> None:
 def test_nothing_is_sent_where_too_much_is_under_way(node: Node) -> None:
     node.write()
     shipped, _ = node.ship(under_way=1 << 20)
-    assert (shipped.is_odd, shipped.sent_lsn, shipped.sent_bytes) == (True, 0, 0)
+    assert (shipped.needs_python, shipped.sent_lsn, shipped.sent_bytes) == (True, 0, 0)
     with pytest.raises(BlockingIOError):
         node.far[0].recv(1, socket.MSG_DONTWAIT)
 
@@ -200,13 +235,13 @@ def test_what_else_is_there_ends_it(node: Node, what: str) -> None:
     with other, end:
         node.epoll.register(other.fileno(), select.EPOLLIN)
         act: dict[str, Callable[[], Any]] = {
-            "python rings": lambda: os.eventfd_write(node.bell, CALLED),
+            "python rings": lambda: os.eventfd_write(node.wake_fd, CALLED),
             "another connection": lambda: end.send(b"!"),
         }
         timer = threading.Timer(0.05, act[what])
         timer.start()
         began_s = time.monotonic()
-        assert node.ship()[0].is_odd
+        assert node.ship()[0].needs_python
         assert time.monotonic() - began_s < WAIT_S / 2
         timer.join()
         node.epoll.unregister(other.fileno())
@@ -217,7 +252,7 @@ def test_the_end_of_a_segment_and_damage_in_it_are_for_python(tmp_path: Path) ->
     while len(list_segments(tmp_path)) == 1:
         node.write()
     shipped, _ = node.ship()
-    assert shipped.is_odd
+    assert shipped.needs_python
     first = list_segments(tmp_path)[0].path
     assert shipped.offset == first.stat().st_size
     assert shipped.sent_lsn == list_segments(tmp_path)[1].base_lsn - 1

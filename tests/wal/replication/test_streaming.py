@@ -83,11 +83,11 @@ def test_a_log_is_lent_behind_an_append_and_whoever_asks_for_it_has_it_back(keep
         stream(keeper, peer)
         peer.append(committed_lsn=12, settled_lsn=11)
         keeper.safekeeper.tend()
-        control = kept_of(keeper).log.control
+        opened = kept_of(keeper).opened
+        assert opened is not None
+        control = opened.log.control
         assert (control.durable_lsn, control.committed_lsn) == (17, 12)
-        acceptor = kept_of(keeper).acceptor
-        assert acceptor is not None
-        assert acceptor.settled_lsn == 11
+        assert opened.acceptor.settled_lsn == 11
 
 
 def test_a_higher_epoch_ends_a_stream(keeper: Keeper) -> None:

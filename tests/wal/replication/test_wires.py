@@ -42,12 +42,12 @@ def test_a_lookup_that_ends_late_writes_to_nobody_elses_descriptor(
     wires = Wires({"far-away:5000": "use1"}, None, WAIT_S)
     wires.open_due()
     assert asked.wait(WAIT_S)
-    (resolver,) = [each for each in threading.enumerate() if each.name == "wal-resolver"]
-    bell = wires.bell
+    (connector,) = [each for each in threading.enumerate() if each.name == "wal-connector"]
+    fd = wires.wake_fd
     wires.close()
     with (tmp_path / "segment").open("wb") as others:
-        os.dup2(others.fileno(), bell)
+        os.dup2(others.fileno(), fd)
         answered.set()
-        resolver.join(WAIT_S)
-        os.close(bell)
+        connector.join(WAIT_S)
+        os.close(fd)
     assert (tmp_path / "segment").read_bytes() == b""

@@ -110,7 +110,7 @@ MUTANTS = {
         (156,),
     ),
     "who has an equal epoch is dropped for good": Mutant(
-        "proposer", (("message.promised_epoch >= self._epoch:", "message.promised_epoch > self._epoch:"),), (62,)
+        "proposer", (("message.promised_epoch >= self.epoch:", "message.promised_epoch > self.epoch:"),), (62,)
     ),
     "a member that received a damaged frame is not connected to again": Mutant(
         "proposer", (("Dropped.DAMAGED_ON_THE_WAY if", "Dropped.DAMAGED_AT_REST if"),), (0,), DAMAGE
