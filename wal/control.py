@@ -53,10 +53,9 @@ _CRC = struct.Struct(">I")
 class Control(NamedTuple):
     """What the control file says. ``highest_hlc`` is of ``node_id``; ids are 32 hex digits.
 
-    ``history`` is empty only where it is not known: that of a version 1. ``promised_epoch`` is the highest that
-    whoever keeps this log promised to follow, to the run of a proposer named ``promised_run``; ``member_id`` is the
-    keeper's among the members of its quorum, whose list has changed ``generation`` times. A node that keeps its own
-    log alone has none of the four.
+    ``history`` is empty only if it is not known: that of a version 1. ``promised_epoch`` is the highest epoch that this
+    member promised to follow, to the run ``promised_run`` of a proposer; ``member_id`` is its id among the members of
+    the quorum, whose list has changed ``generation`` times. A node that keeps its log alone has none of the four.
     """
 
     wal_id: str
@@ -80,7 +79,7 @@ def new_wal_id() -> str:
 
 
 def store(folder: Path, control: Control) -> None:
-    """Make ``control`` the control file of ``folder``; durable when this returns.
+    """Write ``control`` as the control file of ``folder``; durable when this returns.
 
     Raises:
         OSError: the old control file is still whole.
@@ -118,7 +117,7 @@ def load(folder: Path) -> Control | None:
 
     Raises:
         WalCorruptError: there is one and it is damaged.
-        WalError: what stands in its place cannot be read, such as a folder.
+        WalError: what is in its place cannot be read, such as a folder.
     """
     path = folder / CONTROL_NAME
     try:
@@ -157,7 +156,7 @@ def load(folder: Path) -> Control | None:
 
 
 def _end_of_history(data: bytes) -> int:
-    """Where the history of a version 2 ends, as its count says; the CRC tells whether that is so."""
+    """Where the history of a version 2 ends by its count, which the CRC covers."""
     at = _FIELDS.size + _MEMBER.size
     if len(data) < at:
         raise _corrupt(f"it is {len(data)} bytes long, {at + _CRC.size} at least were written")

@@ -26,7 +26,7 @@ class FolderLock:
 
     Raises:
         WalLockedError: another process, or another opener in this one, holds it.
-        OSError: the file cannot be written; nobody holds the lock then.
+        OSError: the file cannot be written; the lock is not held then.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,7 +64,7 @@ class FolderLock:
 
 
 CHECK_INTERVAL_S = 0.5
-"""How often the folder is looked at, busy or idle: a fault is noticed within a second."""
+"""How often the folder is checked, busy or idle: a fault is noticed within a second."""
 
 
 class FolderGuard:
@@ -84,7 +84,7 @@ class FolderGuard:
         self._segments[name] = inode
 
     def retire(self, name: str) -> None:
-        """This segment is about to be removed, and nobody needs it; to be called before it is."""
+        """This segment is about to be removed, since it is not needed; MUST be called before it is."""
         self._retired.add(name)
 
     def check(self) -> None:
@@ -128,7 +128,7 @@ def check_named(path: Path, inode: int) -> None:
 
 
 def gone(path: Path) -> WalFilesError:
-    """What is said of a file that is not where the writer has it."""
+    """The error about a file that is not where the writer has it."""
     return WalFilesError(
         f"{path} was removed, renamed or replaced under the writer", "Put it back before the next start"
     )

@@ -83,7 +83,7 @@ RECORD_HEADER_BYTES = RECORD.size
 BATCH_RECORD_BYTES = BATCH.size
 CRC_BYTES = CRC.size
 HLC_AT = slice(16, 32)
-"""Where the packed HLC stands in a record."""
+"""Where the packed HLC is in a record."""
 
 _pack_tail = _RECORD_TAIL.pack
 _pack_crc = CRC.pack

@@ -150,7 +150,7 @@ class GroupCommit:
         return not self._thread.is_alive()
 
     def retire(self, name: str) -> None:
-        """The segment of this name is about to be removed, as nobody needs it any more."""
+        """The segment of this name is about to be removed, since it is not needed any more."""
         self._log.guard.retire(name)
 
     def close(self, timeout_s: float) -> None:
@@ -158,7 +158,7 @@ class GroupCommit:
 
         Raises:
             WalPoisonedError: an earlier write failed; what was queued is lost, and was never acknowledged.
-            WalError: it took longer than ``timeout_s`` seconds; the thread goes on.
+            WalError: it took longer than ``timeout_s`` seconds; the thread continues.
         """
         self._closing = True
         self._queue.close()

@@ -27,12 +27,12 @@ History = tuple[EpochStart, ...]
 
 
 def rises(history: History) -> bool:
-    """Whether it is one: epochs and LSNs rise."""
+    """Whether its epochs and LSNs rise."""
     return all(a.epoch < b.epoch and a.first_lsn < b.first_lsn for a, b in pairwise(history))
 
 
 def begin(history: History, epoch: Epoch, first_lsn: Lsn) -> History:
-    """The history once ``epoch`` writes from ``first_lsn`` on; nothing that stood there before counts any more."""
+    """The history once ``epoch`` writes from ``first_lsn`` on; it replaces what was there before."""
     assert all(start.epoch < epoch for start in history)
     return (*up_to(history, Lsn(first_lsn - 1)), EpochStart(epoch, first_lsn))
 

@@ -1,7 +1,7 @@
-"""Looking into a log for an operator. Changes nothing, takes no lock, and may run beside the writer.
+"""Verifying and dumping a log for an operator. Changes nothing, takes no lock, and may run beside the writer.
 
-A batch that is being written looks damaged for a moment, so damage at the end of a log counts only when
-it is still the same a moment later.
+A batch that is being written looks damaged for a moment, so damage at the end of a log counts only if it is the same
+a moment later.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,22 +26,22 @@ from wal.control import Control
 from wal.folder import LOCK_NAME
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError, RecordState
 from wal.reader import Batch, Damage, Record, batch_at, find_batch, records_of
-from wal.recovery import Survey, survey
+from wal.recovery import survey
 from wal.segment import Segment, list_segments, opened, read_header
 
 Seen = TypeVar("Seen")
 
 SETTLE_S = 0.5
-"""How long damage must stand unchanged before it counts: a writer that waits for a processor stands still, too."""
+"""How long damage must stay the same before it counts: a writer that waits for a processor does not progress, too."""
 
-LOOK_INTERVAL_S = 0.05
+READ_INTERVAL_S = 0.05
 SETTLE_ATTEMPTS = 50
 """How often a log is read again while its writer moves on."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalReport:
-    """What stands in one WAL folder. ``verdict`` is ``ok``, ``torn`` (the next start repairs it) or ``corrupt``.
+    """What one WAL folder holds. ``verdict`` is ``ok``, ``torn`` (the next start repairs it) or ``corrupt``.
 
     For the latter two ``segment``, ``offset`` and ``reason`` say where and why.
     """
@@ -95,7 +96,7 @@ def dump(path: Path) -> Iterator[dict[str, Any]]:
     the RecordState that the control file's positions show, of a BATCH that of its last record; for records of events
     also ``tenant_id``, ``job_id`` and ``payload``; for others ``payload`` when it is text, else
     ``payload_hex``. Where the log is damaged an item has ``segment``, ``offset`` and ``error`` instead, and
-    reading goes on behind it.
+    the dump continues behind it.
 
     Raises:
         NotFoundError: there is no log.
@@ -111,7 +112,7 @@ def dump(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _state(control: Control | None, lsn: int) -> RecordState:
-    """What the record at ``lsn`` is known to be: it may be further by now, never less far."""
+    """The state that the record at ``lsn`` has reached at least."""
     if control is None or lsn > control.committed_lsn:
         return RecordState.PENDING
     if lsn > control.chained_lsn:
@@ -147,7 +148,8 @@ def _node_id(folder: Path, control: Control | None) -> str:
 def _report(folder: Path) -> WalReport:
     control, damaged_control = _control(folder)
     known = control.durable_lsn if control else BEFORE_FIRST
-    found = _settled_survey(folder, _node_id(folder, control), control, known)
+    read = partial(survey, folder, _node_id(folder, control), control, known)
+    found = _settled(read, attrgetter("finding"))
     verdict = "ok"
     place: tuple[str, int, str] | tuple[None, None, None] = (None, None, None)
     if damaged_control is not None:
@@ -174,34 +176,22 @@ def _report(folder: Path) -> WalReport:
     )
 
 
-def _settled_survey(folder: Path, node_id: str, control: Control | None, known: Lsn) -> Survey:
-    """A survey whose finding, if any, is not a batch in flight or a segment just removed."""
-
-    def look() -> Survey | None:
-        try:
-            return survey(folder, node_id, control, known)
-        except FileNotFoundError:
-            return None
-
-    # A look that failed is like no other, so the next one counts.
-    found = _settled(look, lambda found: object() if found is None else found.finding)
-    return survey(folder, node_id, control, known) if found is None else found
-
-
-def _settled(look: Callable[[], Seen], wrong: Callable[[Seen], object]) -> Seen:
-    """What ``look`` gives, once nothing is ``wrong`` with it, or the same has been for ``SETTLE_S``."""
+def _settled(read: Callable[[], Seen], damage_in: Callable[[Seen], object]) -> Seen:
+    """What ``read`` gives, once it has no damage, or the same damage for ``SETTLE_S``, and no segment was removed while
+    it was read."""
     before, since_s = None, 0.0
     for _ in range(SETTLE_ATTEMPTS):
-        seen = look()
-        what = wrong(seen)
-        if what is None:
-            break
-        if what != before:
-            before, since_s = what, time.monotonic()
-        elif time.monotonic() - since_s >= SETTLE_S:
-            break
-        time.sleep(LOOK_INTERVAL_S)
-    return seen
+        with suppress(FileNotFoundError):
+            seen = read()
+            damage = damage_in(seen)
+            if damage is None:
+                return seen
+            if damage != before:
+                before, since_s = damage, time.monotonic()
+            elif time.monotonic() - since_s >= SETTLE_S:
+                return seen
+        time.sleep(READ_INTERVAL_S)
+    return read()
 
 
 def _dump_segment(segment: Segment, node_id: str) -> Iterator[dict[str, Any]]:
@@ -213,8 +203,8 @@ def _dump_segment(segment: Segment, node_id: str) -> Iterator[dict[str, Any]]:
         offset: int | None = SEGMENT_HEADER_BYTES
         above_lsn = Lsn(segment.base_lsn - 1)
         while offset is not None:
-            look = partial(batch_at, descriptor, offset, None, node_id)
-            found = _settled(look, partial(_last_damage, descriptor, above_lsn, node_id))
+            read = partial(batch_at, descriptor, offset, None, node_id)
+            found = _settled(read, partial(_last_damage, descriptor, above_lsn, node_id))
             if found is None:
                 return
             damage = found if isinstance(found, Damage) else None
@@ -228,7 +218,7 @@ def _dump_segment(segment: Segment, node_id: str) -> Iterator[dict[str, Any]]:
 
 
 def _last_damage(descriptor: int, above_lsn: Lsn, node_id: str, found: Batch | Damage | None) -> Damage | None:
-    """What is wrong, where no batch stands behind it: else it is none that is being written."""
+    """The damage, if no batch is behind it: else it is no batch that is being written."""
     if not isinstance(found, Damage) or find_batch(descriptor, found.offset + 1, above_lsn, node_id) is not None:
         return None
     return found
@@ -255,14 +245,14 @@ def _items(segment: Segment, node_id: str, batch: Batch) -> Iterator[dict[str, A
         BATCH_RECORD_BYTES,
     )
     range_ = {"first_lsn": announced.first_lsn, "last_lsn": announced.last_lsn}
-    yield _item(segment, offset, opening, BATCH_RECORD_BYTES) | range_
+    yield _item(segment, offset, opening) | range_
     offset += BATCH_RECORD_BYTES
     for record in records_of(body, segment.epoch, node_id):
-        yield _item(segment, offset, record, record.length) | _payload_item(record.payload)
+        yield _item(segment, offset, record) | _payload_item(record.payload)
         offset += record.length
 
 
-def _item(segment: Segment, offset: int, record: Record, length: int) -> dict[str, Any]:
+def _item(segment: Segment, offset: int, record: Record) -> dict[str, Any]:
     return {
         "segment": segment.name,
         "offset": offset,
@@ -271,7 +261,7 @@ def _item(segment: Segment, offset: int, record: Record, length: int) -> dict[st
         "hlc": record.hlc.text(),
         "type": record.type,
         "action": "BATCH" if record.type == BATCH_RECORD_TYPE else ACTIONS.get(record.type, ""),
-        "length": length,
+        "length": record.length,
     }
 
 

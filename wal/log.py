@@ -30,12 +30,12 @@ from wal.format import (
 from wal.segment import create_segment, segment_name, write_fully
 
 AHEAD_FROM_BYTES = 64 << 10
-"""A segment is written ahead once this much stands in it: a node that writes little needs no space ahead."""
+"""Zeros are written ahead once a segment holds this much: a node that writes little needs none."""
 AHEAD_BYTES = 512 << 10
-"""So many zeros stand ahead of what was written at the most, and not more than stands in the segment: a sync that has
-them to write too takes some 500 us longer, and some 30 batches of 64 records behind it save 100 us each."""
+"""At most so many zeros are ahead of what was written, and not more than the segment holds: a sync that writes them,
+too, takes some 500 us longer, and some 30 batches of 64 records behind it save 100 us each."""
 AHEAD_BATCH_BYTES_MAX = 32 << 10
-"""Nothing is written ahead for a batch of more: its own bytes take longer than the file system's journal."""
+"""No zeros are written ahead for a larger batch: its own bytes take longer than the file system's journal."""
 AHEAD_BATCHES = 2
 """Behind a batch there is to be space for so many like it, as the next may be somewhat larger."""
 _ZEROS = bytes(AHEAD_BYTES)
@@ -94,8 +94,8 @@ class Log:
         self._inode = 0
         self._offset = 0
         self._ahead_at = 0
-        """Before a small batch is written that would end behind this offset, zeros are written behind it. At the end of
-        the segment where the disk had no room for them: then no more are tried in this one."""
+        """Before a small batch is written that would end behind this offset, zeros are written behind it. It is the end
+        of the segment if the disk had no space for them: then no more are tried in this one."""
         self._zeros_end = 0
         """Where the zeros that were written ahead end; behind the last batch they go when the segment is finished."""
         self.guard = FolderGuard(folder)
@@ -104,7 +104,7 @@ class Log:
     def append(self, batch: BatchRecord, body: bytes | memoryview) -> None:
         """Write one batch: the BATCH record and ``body``, the records that it announces, in one system call.
 
-        ``body`` MUST be as ``wal.format`` says and fit ``batch``; it is not looked at again. Nothing of it is durable
+        ``body`` MUST be as ``wal.format`` says and fit ``batch``; it is not checked. Nothing of it is durable
         when this returns. A segment that is full is left first.
 
         Raises:
@@ -153,8 +153,8 @@ class Log:
             self._zeros_end = self._ahead_at = small_end
 
     def prepare(self, size: int) -> None:
-        """A batch of ``size`` bytes was synced: write ahead for one like it now, if it would find no space. Its records
-        are still to come, and need not wait for that.
+        """A batch of ``size`` bytes was synced: write zeros ahead for one like it now, if there is no space. Its
+        records are still to come, and need not wait for that.
 
         Raises:
             OSError: the log cannot go on; all that was synced is durable.
@@ -165,8 +165,8 @@ class Log:
             self._write_ahead(self._offset)
 
     def rotate(self) -> None:
-        """Leave the segment, all of which is synced, and go on in a new one of the same epoch; not while it is empty,
-        as the next would have its name."""
+        """Leave the segment, all of which is synced, and continue in a new one of the same epoch; not while it is
+        empty, since the next would have its name."""
         assert self.written_lsn == self.durable_lsn
         if self._offset == SEGMENT_HEADER_BYTES:
             return
@@ -191,15 +191,15 @@ class Log:
             os.close(descriptor)
 
     def _make_space(self, size: int) -> None:
-        """Leave a segment that is full, and write ahead behind what is to be written next."""
+        """Leave a segment that is full, and write zeros behind what is to be written next."""
         if self._offset + size > self._segment_bytes:
             self.rotate()
         if size <= AHEAD_BATCH_BYTES_MAX and self._offset + size > self._ahead_at:
             self._write_ahead(self._offset + size)
 
     def _write_ahead(self, data_end: int) -> None:
-        """Zeros behind ``data_end``, which the next sync makes durable with what stands before them; none where the
-        disk has no room for them, as no record is at stake."""
+        """Write zeros behind ``data_end``, which the next sync makes durable with the data before them; none if the
+        disk is full, since no record needs them."""
         start = max(data_end, self._zeros_end)
         count = min(data_end + min(self._offset, AHEAD_BYTES), self._segment_bytes) - start
         self._ahead_at = max(start, self._segment_bytes)

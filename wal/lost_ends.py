@@ -1,9 +1,10 @@
-"""What left a log and may hold records that were answered: ends that ``wal.truncation`` or an accepted loss cut off,
-and the segments of a whole log that was set aside. Read record by record, past any damage, to be appended again.
+"""Reading what was cut off a log, to append it again: ends that ``wal.truncation`` or an accepted loss cut off, and the
+segments of a whole log that was replaced. They may hold records that were acknowledged.
 
-Each record has a CRC of its own, so a damaged one costs itself alone: the next sound record behind it is looked for by
-the hash of the node's name, which stands in every header: no payload can look like one, since canonical JSON has no
-zero bytes and the length of a header has. What is missing between two sound records is a ``Gap``.
+Reading goes record by record, past any damage. Each record has a CRC of its own, so damage costs only the records in
+it: the next sound one is found by the hash of the node's name, which is in every header. No payload can look like a
+header, since canonical JSON has no zero bytes and the length of a header has. What is missing between two sound records
+is a ``Gap``.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from wal.truncation import CUT_PREFIX
 RETURNED_PREFIX = "returned-"
 _CUT_NAME = re.compile(CUT_PREFIX + r"(?P<base>[0-9]{20})-(?P<epoch>[0-9]+)-(?P<offset>[0-9]+)(\.[0-9]+)?")
 _HASH_AT = 28
-"""Where the hash of the node's name stands in a record's header."""
+"""Where the hash of the node's name is in a record's header."""
 
 
 class Gap(NamedTuple):
     """Records of one epoch that are missing or damaged, from ``first_lsn`` to ``last_lsn``.
 
-    ``payloads`` are what the damaged ones hold by their own, untrustworthy, headers: by LSN, as far as they can be told
-    apart. ``is_proved`` says whether something sound stands behind them in the log; what is only announced at its end
-    may be the torn tail of a batch that nobody was answered.
+    ``payloads`` are those of the damaged records by their own, untrusted, headers, as far as these can be read.
+    ``is_proved`` says whether something sound is behind them in the log; what is only announced at its end may be the
+    torn tail of a batch that was never acknowledged.
     """
 
     first_lsn: Lsn
@@ -55,12 +56,12 @@ class Gap(NamedTuple):
 
 
 def lost_ends(folder: Path) -> list[Path]:
-    """What was cut and is not appended again yet, in log order."""
+    """The files that were cut off and are not appended again yet, in log order."""
     return sorted(path for path in folder.iterdir() if _CUT_NAME.fullmatch(path.name))
 
 
 def mark_returned(path: Path) -> None:
-    """Its records are in the log again, durably: it is kept under another name."""
+    """Rename a file whose records are in the log again, durably."""
     path.rename(path.with_name(RETURNED_PREFIX + path.name.removeprefix(CUT_PREFIX)))
     sync_folder(path.parent)
 
@@ -185,7 +186,7 @@ def _record(header: _Header, epoch: Epoch, node_id: str) -> Record:
 
 
 def _damaged(data: mmap.mmap, at: int, end: int, first_lsn: Lsn, last_lsn: Lsn) -> Iterable[tuple[Lsn, bytes]]:
-    """What stands between two sound records, told apart by the lengths and LSNs that it claims."""
+    """The payloads between two sound records, by the lengths and LSNs that the damaged headers claim."""
     while at + RECORD_HEADER_BYTES <= end:
         _, length, lsn, _, _, _, _, kind = RECORD.unpack_from(data, at)
         if not RECORD_HEADER_BYTES <= length <= end - at:

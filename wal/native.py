@@ -56,7 +56,7 @@ class Stream(Protocol):
     without the interpreter's lock, by the rule of ``wal.replication.acceptor`` for such, and that alone
     (``wal/_stream.h``).
 
-    Between ``lend`` and ``take_back`` nobody else may touch the log, and nothing that the rules read may change but
+    Between ``lend`` and ``take_back`` no other thread may use the log, and nothing that the rules read may change but
     where it ends. ``serve`` belongs to the thread of the connection, the others to the thread that has the log's lock.
     """
 

@@ -52,7 +52,7 @@ _LENGTH_AT = 4
 
 
 class Batch(NamedTuple):
-    """One batch whose BATCH record stands at ``offset``; ``body`` is its records, each checked."""
+    """One batch, with its BATCH record at ``offset``; ``body`` is its records, each checked."""
 
     offset: int
     record: BatchRecord
@@ -181,29 +181,19 @@ def scan_segment(descriptor: int, next_lsn: Lsn, node_id: str) -> SegmentScan:
     Raises:
         OSError: the file cannot be read.
     """
-    window = memoryview(bytearray(WINDOW_BYTES))
-    offset = SEGMENT_HEADER_BYTES
-    last: tuple[int, Lsn] | None = None
+    last: SoundRun | None = None
     damage: Damage | None = None
-    while filled := os.preadv(descriptor, (window,), offset):
-        run = sound_run(window[:filled], next_lsn)
-        if not run.end:
-            # Longer than the window, or damaged, or the end.
-            found = batch_at(descriptor, offset, next_lsn, node_id)
-            if not isinstance(found, Batch):
-                damage = found
-                break
-            run = SoundRun(found.end - offset, after(found.record.last_lsn), 0, next_lsn)
-        last = offset + run.last_at, run.first_lsn
-        offset += run.end
-        next_lsn = run.next_lsn
+    for found in sound_runs(descriptor, next_lsn, node_id, WINDOW_BYTES):
+        if isinstance(found, Damage):
+            damage = found
+        else:
+            last = found
     if last is None:
-        return SegmentScan(offset, Lsn(next_lsn - 1), None, None, damage)
-    last_offset, first_lsn = last
-    found = batch_at(descriptor, last_offset, first_lsn, node_id)
-    if isinstance(found, Batch):
-        return SegmentScan(offset, Lsn(next_lsn - 1), last_offset, found.record.hlc, damage)
-    return SegmentScan(last_offset, Lsn(first_lsn - 1), None, None, found)
+        return SegmentScan(SEGMENT_HEADER_BYTES, before(next_lsn), None, None, damage)
+    batch = batch_at(descriptor, last.last_at, last.first_lsn, node_id)
+    if isinstance(batch, Batch):
+        return SegmentScan(last.end, before(last.next_lsn), last.last_at, batch.record.hlc, damage)
+    return SegmentScan(last.last_at, before(last.first_lsn), None, None, batch)
 
 
 class SoundRun(NamedTuple):
@@ -215,7 +205,30 @@ class SoundRun(NamedTuple):
     first_lsn: Lsn
 
 
-def sound_run(data: memoryview, first_lsn: Lsn) -> SoundRun:
+def sound_runs(descriptor: int, next_lsn: Lsn, node_id: str, window_bytes: int) -> Iterator[SoundRun | Damage]:
+    """The sound batches of a segment whose first record must have ``next_lsn``, window by window; last the damage that
+    ends them, if any.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    window = memoryview(bytearray(window_bytes))
+    offset = SEGMENT_HEADER_BYTES
+    while filled := os.preadv(descriptor, (window,), offset):
+        run = _sound_run(window[:filled], next_lsn)
+        if not run.end:  # longer than the window, or damaged, or the end
+            found = batch_at(descriptor, offset, next_lsn, node_id)
+            if not isinstance(found, Batch):
+                if found is not None:
+                    yield found
+                return
+            run = SoundRun(found.end - offset, after(found.record.last_lsn), 0, next_lsn)
+        yield run._replace(end=offset + run.end, last_at=offset + run.last_at)
+        offset += run.end
+        next_lsn = run.next_lsn
+
+
+def _sound_run(data: memoryview, first_lsn: Lsn) -> SoundRun:
     """The sound batches that lie whole in ``data``, from its start on.
 
     Asks of each what ``decode_batch`` asks, in the order that is fastest for a batch that passes.
@@ -247,7 +260,7 @@ def sound_run(data: memoryview, first_lsn: Lsn) -> SoundRun:
 def find_batch(descriptor: int, offset: int, above_lsn: Lsn, node_id: str) -> int | None:
     """Offset of the first sound BATCH record at or behind ``offset`` that begins above ``above_lsn``.
 
-    It is looked for at every byte, since damage may have made every length before it worthless.
+    Every byte is tried, since damage may have made every length before it wrong.
     """
     hashed = node_hash(node_id)
     for start, data in _windows(descriptor, offset, overlap=BATCH_RECORD_BYTES - 1):
@@ -282,8 +295,8 @@ def _windows(descriptor: int, offset: int, overlap: int = 0) -> Iterator[tuple[i
 
 
 class Record(NamedTuple):
-    """One record of a log; of one that was appended again HLC, type and payload are its own. ``length`` is the bytes of
-    the whole record where it stands."""
+    """One record of a log; HLC, type and payload of a record that was appended again are the original ones. ``length``
+    is the bytes of the whole record."""
 
     lsn: Lsn
     epoch: Epoch
@@ -296,7 +309,7 @@ class Record(NamedTuple):
 def read(folder: Path, from_lsn: Lsn, node_id: str, upto_lsn: Lsn | None = None) -> Iterator[Record]:
     """Records from ``from_lsn`` on, in order; memory is bounded by one batch.
 
-    Without ``upto_lsn`` to the end of the log, which must be sound: only for a log that nobody writes.
+    Without ``upto_lsn`` to the end of the log, which must be sound: only for a log without a writer.
     With it up to that LSN, which must be durable: safe beside the writer.
 
     Raises:
@@ -310,9 +323,9 @@ def read(folder: Path, from_lsn: Lsn, node_id: str, upto_lsn: Lsn | None = None)
         raise WalError(
             f"LSN {from_lsn} is no longer in {folder}; its oldest segment begins with {segments[0].base_lsn}"
         )
-    begun = max((at for at, segment in enumerate(segments) if segment.base_lsn <= from_lsn), default=0)
+    first = max((at for at, segment in enumerate(segments) if segment.base_lsn <= from_lsn), default=0)
     last_lsn = before = None
-    for segment in segments[begun:]:
+    for segment in segments[first:]:
         before = _header(segment, node_id, before, last_lsn)
         if last_lsn is not None:
             # A segment may begin above it, behind records that were given up, and hold none itself.

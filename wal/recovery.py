@@ -79,12 +79,12 @@ class TornTail:
 
 @dataclass(slots=True)
 class Survey:
-    """One log as it stands. ``last_lsn`` is that of its last sound record, 0 for an empty log.
+    """What a log holds. ``last_lsn`` is that of its last sound record, 0 for an empty log.
 
     ``first_lsn`` is the oldest LSN still there; of an empty log that was recovered the next one, so a caller that has
     chained less than ``first_lsn - 1`` has lost records. ``wal_id`` is None when there is no control file either.
     ``end`` and ``last_batch_offset`` are places in ``last_segment``, the last one with a sound header.
-    ``highest_hlc`` counts what a torn batch announced, too: nobody must be given that time again.
+    ``highest_hlc`` counts what a torn batch announced, too: that time MUST NOT be given again.
     ``epoch_ends`` has the last LSN of the log at the end of each epoch, ``history`` the first of each that left any.
     ``finding`` is what was wrong, ``cut`` what recovery took away because of it.
     """
@@ -204,9 +204,9 @@ def recover(folder: Path, node_id: str, known_durable_lsn: Lsn = BEFORE_FIRST, *
 
     The caller MUST hold its lock.
 
-    ``known_durable_lsn`` is the highest LSN that anyone outside was told is durable; the control file's
-    is taken into account here. With ``accept_lost`` corruption is cut like a torn tail, with all that is
-    behind it set aside, and a log that ends too early is taken as it is.
+    ``known_durable_lsn`` is the highest LSN that was reported outside as durable; the control file's
+    is taken into account here. With ``accept_lost`` corruption is cut like a torn tail, all segments behind it are
+    renamed, and a log that ends too early is taken as it is.
 
     Raises:
         WalCorruptError: damage that is not a torn tail, or an end below a known durable position.
@@ -236,7 +236,7 @@ def recover(folder: Path, node_id: str, known_durable_lsn: Lsn = BEFORE_FIRST, *
 
     # 4. Cut and sync.
     if found.last_segment is not None:
-        _settle(found.last_segment, found.end, found.last_batch_offset)
+        _cut_and_sync(found.last_segment, found.end, found.last_batch_offset)
     remove_unnamed(folder)
     sync_folder(folder)
     found.first_lsn = found.first_lsn or Lsn(1)
@@ -244,7 +244,7 @@ def recover(folder: Path, node_id: str, known_durable_lsn: Lsn = BEFORE_FIRST, *
 
 
 def _cut_tail(folder: Path, found: Survey, finding: Finding) -> TornTail:
-    """Set aside what is bad and make ``found`` say what is left."""
+    """Cut off what is damaged and make ``found`` say what is left."""
     segment, damage = finding.segment, finding.damage
     prefix = TORN_PREFIX if finding.corruption is None else CUT_PREFIX
     copies = [keep_segment(folder, later, prefix) for later in reversed(finding.later)]
@@ -253,7 +253,7 @@ def _cut_tail(folder: Path, found: Survey, finding: Finding) -> TornTail:
         copies.append(keep_segment(folder, segment, prefix))
     else:
         copies.append(keep_tail(folder, segment, damage.batch_offset, prefix))
-        cut_bytes = _announce_survivors(segment, damage)
+        cut_bytes = _announce_sound_part(segment, damage)
         found.records += damage.survivors
         found.last_lsn = Lsn(found.last_lsn + damage.survivors)
         found.epoch_ends[segment.epoch] = found.last_lsn
@@ -272,8 +272,8 @@ def _cut_tail(folder: Path, found: Survey, finding: Finding) -> TornTail:
     )
 
 
-def _announce_survivors(segment: Segment, damage: Damage) -> int:
-    """Let the BATCH record announce what is left before the damage; how many bytes are to go behind it."""
+def _announce_sound_part(segment: Segment, damage: Damage) -> int:
+    """Write a BATCH record that announces what is left before the damage; how many bytes are cut behind it."""
     cut_at = damage.offset if damage.survivors else damage.batch_offset
     with opened(segment.path, os.O_RDWR) as descriptor:
         if damage.survivors:
@@ -286,8 +286,8 @@ def _announce_survivors(segment: Segment, damage: Damage) -> int:
         return end_of_data(descriptor, cut_at) - cut_at
 
 
-def _settle(segment: Segment, end: int, last_batch_offset: int | None) -> None:
-    """Cut a segment at ``end`` and make what is kept durable, whatever an earlier fsync said."""
+def _cut_and_sync(segment: Segment, end: int, last_batch_offset: int | None) -> None:
+    """Cut a segment at ``end`` and make what is kept durable, whatever an earlier fsync returned."""
     with opened(segment.path, os.O_RDWR) as descriptor:
         os.ftruncate(descriptor, end)
         for start in range(last_batch_offset or SEGMENT_HEADER_BYTES, end, WINDOW_BYTES):

@@ -33,15 +33,15 @@ from typing import NamedTuple
 from ledger.errors import WalCorruptError
 from ledger.positions import BEFORE_FIRST, Lsn, before
 from wal.format import SEGMENT_HEADER_BYTES, FormatError
-from wal.reader import Batch, Damage, batch_at, sound_run
+from wal.reader import Damage, sound_runs
 from wal.segment import Segment, list_segments, opened, read_header
 
 INTERVAL_DEFAULT_S = 7 * 86400.0
 BYTES_A_SECOND_MAX = 8 << 20
 WINDOW_BYTES = 1 << 20
-LOOK_S = 60.0
-"""How often a scrubber looks what is due, at most; more often where a round is short."""
-LOOKS_A_ROUND = 100
+CHECK_INTERVAL_MAX_S = 60.0
+"""How often a scrubber checks what is due, at least; more often if a round is short."""
+CHECKS_A_ROUND = 100
 
 
 class LogCopy(NamedTuple):
@@ -67,7 +67,7 @@ class Scrubber:
     """Scrubs ``copies()`` in ``run``, on a thread of its own.
 
     ``on_read(copy, segment, error)`` is called for each segment that was read, with what is wrong in it, if anything;
-    it may have been removed or cut meanwhile. ``tell(event, facts)`` is told of rounds that ended.
+    it may have been removed or cut meanwhile. ``report(event, facts)`` is called for rounds that ended.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Scrubber:
         copies: Callable[[], Iterable[LogCopy]],
         interval_s: float,
         on_read: Callable[[LogCopy, Segment, WalCorruptError | None], None],
-        tell: Callable[[str, Mapping[str, object]], None],
+        report: Callable[[str, Mapping[str, object]], None],
     ) -> None:
         self._copies = copies
         self._interval_s = interval_s
         self._on_read = on_read
-        self._tell = tell
+        self._report = report
         self._rounds: dict[str, _Round] = {}
         self.ended_s: dict[str, float] = {}
         """By node, when all of its log had been read for the last time, in seconds since 1970."""
@@ -88,13 +88,13 @@ class Scrubber:
 
     def run(self) -> None:
         """Scrub what is due, until ``close`` is called."""
-        look_s = min(LOOK_S, self._interval_s / LOOKS_A_ROUND)
+        check_interval_s = min(CHECK_INTERVAL_MAX_S, self._interval_s / CHECKS_A_ROUND)
         while not self._closing.is_set():
             self.step(time.time())
-            self._closing.wait(look_s)
+            self._closing.wait(check_interval_s)
 
     def close(self) -> None:
-        """Let ``run`` return."""
+        """End ``run``."""
         self._closing.set()
 
     def step(self, now_s: float) -> None:
@@ -104,7 +104,7 @@ class Scrubber:
             try:
                 segments = list_segments(copy.folder)
             except OSError:
-                continue  # whoever writes there notices, and says so
+                continue  # the writer of the log notices, and reports it
             reading = self._rounds.get(copy.node_id)
             if reading is None:
                 behind = _due(segments, BEFORE_FIRST, part)
@@ -120,7 +120,7 @@ class Scrubber:
                 facts = {"node_id": copy.node_id, "segments": len(segments), "damaged": reading.damaged}
                 reading.checked, reading.damaged = BEFORE_FIRST, 0
                 self.ended_s[copy.node_id] = now_s
-                self._tell("wal_scrub_round_done", facts)
+                self._report("wal_scrub_round_done", facts)
 
     def _check(self, copy: LogCopy, segments: Sequence[Segment], reading: _Round, part: float) -> None:
         """Read the segments that are due."""
@@ -134,7 +134,7 @@ class Scrubber:
             reading.checked = segment.base_lsn
 
     def _pause(self, read_bytes: int) -> bool:
-        """Keep to ``BYTES_A_SECOND_MAX``; False when nobody wants more read."""
+        """Keep to ``BYTES_A_SECOND_MAX``; False once the scrubber is closing."""
         return not self._closing.wait(read_bytes / BYTES_A_SECOND_MAX)
 
 
@@ -179,21 +179,16 @@ def check_segment(
 def _damage_in(
     descriptor: int, segment: Segment, upto_lsn: Lsn, node_id: str, pause: Callable[[int], bool]
 ) -> Damage | None:
-    window = memoryview(bytearray(WINDOW_BYTES))
     offset, next_lsn = SEGMENT_HEADER_BYTES, segment.base_lsn
-    while next_lsn <= upto_lsn:
-        os.posix_fadvise(descriptor, offset, WINDOW_BYTES, os.POSIX_FADV_DONTNEED)
-        run = sound_run(window[: os.preadv(descriptor, (window,), offset)], next_lsn)
-        read_bytes = run.end
-        if read_bytes:
-            next_lsn = run.next_lsn
-        else:  # longer than the window, or damaged
-            found = batch_at(descriptor, offset, next_lsn, node_id)
-            if not isinstance(found, Batch):
-                return found or Damage(offset, next_lsn, f"it ends before LSN {upto_lsn}", offset)
-            read_bytes, next_lsn = found.end - offset, Lsn(found.record.last_lsn + 1)
-        os.posix_fadvise(descriptor, offset, read_bytes, os.POSIX_FADV_DONTNEED)
-        offset += read_bytes
+    os.posix_fadvise(descriptor, 0, WINDOW_BYTES, os.POSIX_FADV_DONTNEED)
+    for found in sound_runs(descriptor, next_lsn, node_id, WINDOW_BYTES):
+        if next_lsn > upto_lsn:
+            return None
+        if isinstance(found, Damage):
+            return found
+        read_bytes = found.end - offset
+        os.posix_fadvise(descriptor, offset, read_bytes + WINDOW_BYTES, os.POSIX_FADV_DONTNEED)
+        offset, next_lsn = found.end, found.next_lsn
         if not pause(read_bytes):
             return None
-    return None
+    return Damage(offset, next_lsn, f"it ends before LSN {upto_lsn}", offset) if next_lsn <= upto_lsn else None

@@ -35,10 +35,10 @@ CUT_PREFIX = "cut-"
 
 
 def truncate(folder: Path, node_id: str, last_lsn: Lsn) -> tuple[str, ...]:
-    """Let the log in ``folder`` end with ``last_lsn``; the names under which what stood above it is kept.
+    """Cut the log in ``folder`` behind ``last_lsn``; the names of the files that keep what was above it.
 
-    The caller MUST hold the folder's lock and MUST have recovered the log, which nobody may have open. A log that ends
-    there or below is left as it is.
+    The caller MUST hold the folder's lock and MUST have recovered and closed the log. A log that ends there or below is
+    left as it is.
 
     Raises:
         WalError: records that are known to be committed would go, or the log does not reach back to ``last_lsn``.
@@ -128,7 +128,7 @@ def remove_segments(
     """Remove segments that end at or below ``upto_lsn`` and were last written ``older_than_s`` ago; their names.
 
     ``upto_lsn`` MUST be chained and signed. ``now_s`` is seconds since 1970, as the file system counts them. ``retire``
-    is told each name before it goes: the writer's, where one is at work. A crash in the middle leaves fewer removed.
+    is called with each name before: that of the writer, if there is one. A crash in the middle leaves fewer removed.
     """
     segments = list_segments(folder)
     removed = []

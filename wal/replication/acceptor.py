@@ -1,4 +1,4 @@
-"""The rules of whoever keeps the log of a node: pure but for the log, one message at a time, for one log.
+"""The rules of a member that keeps the log of a node: pure but for the log, one message at a time, for one log.
 
 Always true::
 
@@ -7,7 +7,7 @@ Always true::
     the tail is never cut below what is known to be committed
     an answer says only what is durable
 
-``elected`` is not kept: whoever was restarted is told the history again, and applying it again changes nothing.
+The elected epoch is not stored: a member that restarts is sent the history again, and applying it changes nothing.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from wal.replication.messages import (
 from wal.replication.replica_log import ReplicaLog
 
 FETCH_BYTES_MAX = 4 << 20
-"""More than about this is not given at once, whatever is asked for."""
+"""A Fetch is answered with no more than about this, whatever it asks for."""
 
 
 class Acceptor:
-    """Keeps one log, for the proposer that a run of a node is."""
+    """Keeps one log, for the proposer of one run of a node."""
 
     def __init__(self, log: ReplicaLog, region: str) -> None:
         self.log = log
@@ -59,10 +59,10 @@ class Acceptor:
         self._owes_ack = False
 
     def handle(self, run: str, frame: Frame) -> Frame | None:
-        """The answer to a message of the proposer's run ``run``; None for an Append, which ``flush`` answers.
+        """The answer to a message of the run ``run`` of the proposer; None for an Append, which ``flush`` answers.
 
         Raises:
-            OSError, WalError: the log failed; nothing was promised or acknowledged, and it MUST be opened anew.
+            OSError, WalError: the log failed; nothing was promised or acknowledged, and it MUST be opened again.
         """
         message = frame.message
         if isinstance(message, Append):
@@ -85,14 +85,14 @@ class Acceptor:
         return Frame(answer)
 
     def streams(self, run: str) -> Epoch | None:
-        """The epoch whose Appends the log may be lent for: those of this run that go on where it ends with a batch
-        that is sound would be accepted, each, until something else is asked of the log. None where that is not so."""
+        """The epoch whose Appends the log may be lent for: each sound batch of this run behind its end would be
+        accepted, until the log gets another request. None if that is not so."""
         epoch = self._elected
         is_so = self._is_promised_to(run, epoch) and self.log.tail.epoch == epoch and not self._owes_ack
         return epoch if is_so and not self._unsynced else None
 
     def streamed(self, committed_lsn: Lsn, settled_lsn: Lsn) -> None:
-        """The log that was lent is here again, and this was said to be committed and settled meanwhile, as far as it
+        """The log that was lent is back; the proposer reported this to be committed and settled meanwhile, as far as it
         is held."""
         assert self.committed_lsn <= committed_lsn <= self.log.tail.lsn
         assert self.settled_lsn <= settled_lsn <= committed_lsn
@@ -106,7 +106,7 @@ class Acceptor:
         self._owes_ack = False
         return Frame(Ack(self._elected, self.log.tail.lsn))
 
-    # --- who speaks -------------------------------------------------------------------------------
+    # --- greeting and promise ---------------------------------------------------------------------
 
     def _greet(self, message: Greet) -> Message:
         control = self.log.control
@@ -232,7 +232,7 @@ class Acceptor:
     # --- what the rules ask -----------------------------------------------------------------------
 
     def _sync(self) -> None:
-        """What was appended and not acknowledged is durable before anything is said of the log."""
+        """What was appended and not acknowledged is made durable before any answer about the log."""
         if self._unsynced:
             self.log.sync()
             self._unsynced = False
@@ -249,7 +249,7 @@ class Acceptor:
 
 
 def _is_history(history: History, epoch: Epoch) -> bool:
-    """Whether it is one that ends with ``epoch``, in numbers that can be kept."""
+    """Whether it ends with ``epoch``, in numbers that can be stored."""
     if not history or history[-1].epoch != epoch or not histories.rises(history):
         return False
     return history[0].epoch >= 1 and history[0].first_lsn >= 1 and history[-1].first_lsn <= LSN_LIMIT

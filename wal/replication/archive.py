@@ -46,7 +46,7 @@ class Store(Protocol):
         """Write all of ``source`` under ``name``, durably; False, and nothing is written, where it is taken."""
 
     def read(self, name: str, bytes_max: int) -> bytes | None:
-        """What stands there, if anything does."""
+        """The object of this name, None if there is none."""
 
 
 class Archiver:
@@ -70,7 +70,7 @@ class Archiver:
             self.archive_all(closing)
 
     def archive_all(self, closing: threading.Event) -> None:
-        """Archive what is to be. What fails is told once, and tried again the next time."""
+        """Archive what is to be. A failure is reported once, and tried again the next time."""
         if not self._prepare():
             return
         for kept in self._logs.all():
@@ -124,7 +124,7 @@ class Archiver:
         """Archive one segment, to which nothing is added any more.
 
         Raises:
-            ArchiveConflictError: something else stands in its place.
+            ArchiveConflictError: another object has its name.
             LedgerError, OSError: it cannot be read, or written there.
         """
         with os.fdopen(open_regular(segment.path), "rb") as file:
@@ -146,7 +146,7 @@ class Archiver:
 
 
 EPOCHS_LOST_MAX = 1 << 20
-"""How many epochs may have begun behind the last archived one: those that come are above, so none is used twice."""
+"""How many epochs may have begun after the last archived one: the next ones are above, so none is used twice."""
 _OBJECT = re.compile(r"([0-9a-f]{32})/([0-9]{20})-([0-9]{20})-([1-9][0-9]{0,18})-[0-9a-f]{32}\.wal")
 
 
@@ -232,7 +232,7 @@ def _longest(archived: Sequence[_Archived]) -> list[_Archived]:
 
 
 def _fetch(source: Source, archived: _Archived, node_id: str, folder: Path) -> None:
-    """Write one segment, synced, and look whether it is what its name says."""
+    """Write one segment, synced, and check that it is what its name says."""
     path = folder / segment_name(archived.first_lsn, archived.epoch)
     with opened(path, NEW_FILE) as descriptor:
         offset = 0

@@ -27,7 +27,7 @@ MEMBERS_MAX = 32
 
 
 class Member(NamedTuple):
-    """One who keeps the log: a random id, made with his copy of it, 32 hex digits; and where he stands."""
+    """A member: the random id of its copy of the log, 32 hex digits; and its region."""
 
     member_id: str
     region: str
@@ -36,7 +36,7 @@ class Member(NamedTuple):
 class Configuration(NamedTuple):
     """The members of one log. Those of the home region vote; the others follow.
 
-    With ``copies`` nobody votes: what the members hold is a copy for later, from which nobody may take over. Of two
+    With ``copies`` no member votes: what they hold is a copy, from which no node may take over. Of two
     lists the one of the later epoch counts, within an epoch that of the higher generation.
     """
 
@@ -64,17 +64,17 @@ class Configuration(NamedTuple):
 
     @property
     def is_quorum(self) -> bool:
-        """Whether anybody votes: then nothing is committed without a majority."""
+        """Whether any member votes: then nothing is committed without a majority."""
         return bool(self.voters)
 
     def has_majority(self, member_ids: frozenset[str]) -> bool:
-        """Whether these are more than half of the voters; never where nobody votes."""
+        """Whether these are more than half of the voters; never if none votes."""
         voters = self.voters
         return len(voters & member_ids) > len(voters) // 2
 
     @property
     def regions(self) -> frozenset[str]:
-        """Where members stand."""
+        """The regions of the members."""
         return _regions_of(self.members)
 
     def of_region(self, region: str) -> frozenset[str]:

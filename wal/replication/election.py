@@ -44,7 +44,7 @@ from wal.replication.messages import (
 from wal.replication.replica_log import ReplicaLog
 
 ATTEMPTS_MAX = 8
-"""How often a higher epoch is tried when another proposer is faster: it wins then."""
+"""How often a higher epoch is tried while another proposer is faster; then that one wins."""
 
 Requests = list[tuple[str, Message]]
 """Messages, each with the address of the member that it goes to."""
@@ -68,7 +68,7 @@ class Plan(NamedTuple):
     """How an election ended that was won.
 
     The proposer's own log is to be cut behind ``keep_lsn``, and to be given what is between that and ``tail`` by the
-    member at ``donor``, whose oldest record is ``donor_first_lsn``; by nobody where ``donor`` is None. The first record
+    member at ``donor``, whose oldest record is ``donor_first_lsn``; by no member if ``donor`` is None. The first record
     of ``epoch`` comes behind ``tail``; ``history`` says so.
     """
 
@@ -90,7 +90,7 @@ class Election:
     the members are to keep copies. With ``accept_loss_in``, a region, those members who answer are taken for all there
     are, and those of that region vote from now on: what was committed and only others hold is given up.
 
-    ``outcome`` becomes a Plan, or the reason why there is none; then nothing more is to be told.
+    ``outcome`` becomes a Plan, or the reason why there is none; then the election is over.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Election:
         self._loss_in = accept_loss_in
         self._answered: set[str] = set()
         self._waiting = set(addresses)
-        """Of whom neither an answer nor a failure has come."""
+        """Members without an answer or a failure so far."""
         self._addresses = tuple(self._waiting)
         self._greetings: dict[str, Greeting] = {}
         self._promises: dict[str, Promise] = {}
@@ -124,11 +124,11 @@ class Election:
         self.outcome: Plan | str | None = None
 
     def connected(self, address: str) -> Requests:
-        """The member at ``address`` can be spoken to."""
+        """The connection to ``address`` is open."""
         return [(address, self._greet)]
 
     def lost(self, address: str) -> Requests:
-        """The member at ``address`` cannot be spoken to, or not any more."""
+        """The connection to ``address`` was lost, or not made."""
         self._waiting.discard(address)
         self._answered.discard(address)
         self._greetings.pop(address, None)
@@ -136,7 +136,7 @@ class Election:
         return self._go_on()
 
     def time_is_up(self) -> None:
-        """Nobody is waited for any longer."""
+        """No answer is awaited any longer."""
         self._waiting.clear()
         self._go_on()
         if self.outcome is None:
@@ -181,7 +181,7 @@ class Election:
     def _configuration(self) -> Configuration:
         """The list that says who votes: the newest.
 
-        Where it lets nobody vote, and the own copy was not told that it counts, it may never have counted: those in it
+        If it lets no member vote, and the own copy does not know that it counts, it may never have counted: its members
         vote still.
         """
         if self._newest.copies and self._own_configuration.is_quorum:
@@ -220,7 +220,7 @@ class Election:
         return []
 
     def _go_on_with_loss(self) -> Requests:
-        """The next step where those who answer are taken for all there are."""
+        """The next step if the members that answer are taken for all there are."""
         if self._waiting:
             return []
         if not self._greetings:
@@ -252,7 +252,7 @@ class Election:
         return Prepare(self._epoch, self._wal_id, self._configuration)
 
     def _wal_id_of_voters(self) -> str:
-        """The id of the log that most of those who answered keep."""
+        """The id of the log that most members keep that answered."""
         ids = [greeting.wal_id for greeting in self._greetings.values()]
         return max(ids, key=ids.count, default="")
 
@@ -304,10 +304,10 @@ FETCH_BYTES = 4 << 20
 
 
 def follow(plan: Plan, log: ReplicaLog) -> Generator[Fetch, Frame, None]:
-    """Yields what to ask the donor, and is sent his answers.
+    """Yields the requests to the donor, and is sent its answers.
 
     Raises:
-        WalError: the donor does not have what he promised, or not any more.
+        WalError: the donor does not have what it promised, or not any more.
         OSError: the own copy cannot be written.
     """
     if plan.donor is not None:

@@ -195,7 +195,7 @@ class FileLog:
         self._last_lsn = self.durable_lsn = before(first_lsn)
 
     def remove_upto(self, lsn: Lsn) -> list[str]:
-        """Remove segments that end at or below ``lsn``, which MUST be committed, durable, and needed by nobody; their
+        """Remove segments that end at or below ``lsn``, which MUST be committed, durable, and not needed; their
         names."""
         retire = self._log.guard.retire if self._log is not None else lambda _: None
         removed = remove_segments(self._folder, min(lsn, self.durable_lsn), 0, math.inf, retire)

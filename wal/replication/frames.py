@@ -26,28 +26,27 @@ from wal.replication.messages import FRAME_BYTES_MAX, PREFIX_BYTES, Frame, Statu
 from wal.replication.tls import PeerTls
 
 READ_BYTES = 1 << 20
-"""A buffer of this size is what a connection begins with; what it holds at once is synced at once."""
+"""A buffer of this size is what a connection begins with; what it holds at once is synced together."""
 OWN_BYTES = 2 << 20
 """And this is what it may always hold: a frame that carries a usual batch."""
 FRAME_TIMEOUT_S = 60.0
-"""A frame that was begun is whole within this, and one that is sent is taken."""
+"""A frame is whole within this after its first byte, and a sent frame is received by the peer."""
 _SENT_AT_ONCE_BYTES = 1 << 18
 
 
 class ConnectionOverError(LedgerError):
-    """The peer closed, or is silent for longer than it may be, or wants more room than there is; or this side is asked
-    to stop."""
+    """The peer closed, or is silent for too long, or sends more than there is memory for; or this side stops."""
 
 
 class Budget:
-    """Bytes that several may hold together; any thread may ask."""
+    """Bytes that several connections may hold together; for any thread."""
 
     def __init__(self, total_bytes: int) -> None:
         self._left_bytes = total_bytes
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> bool:
-        """Whether there was so much, which is the caller's until given back."""
+        """Take so many bytes, which are the caller's until given back; False if there are not as many."""
         with self._lock:
             is_there = size_bytes <= self._left_bytes
             self._left_bytes -= size_bytes if is_there else 0
@@ -61,8 +60,8 @@ class Budget:
 class FrameSocket:
     """One connection; belongs to one thread. It takes ``connected`` over, and MUST be closed.
 
-    ``stop`` is a descriptor that becomes readable when nobody is to wait any longer. Where a method raises, nothing
-    more can be read or sent.
+    ``stop`` is a descriptor that becomes readable when all waiting has to end. After a method has raised, nothing more
+    can be read or sent.
     """
 
     def __init__(self, connected: socket.socket, budget: Budget, stop: int | None = None) -> None:
@@ -79,7 +78,6 @@ class FrameSocket:
         """The last read left room: so nothing more has come by then. Of TLS that is not known."""
         self._is_plain = not isinstance(connected, ssl.SSLSocket)
         self._descriptor = connected.fileno()
-        self._readable = self._waiting_for(select.POLLIN)
 
     def close(self) -> None:
         self._budget.give_back(self._taken_bytes)
@@ -117,12 +115,12 @@ class FrameSocket:
             self._read(time.monotonic() + idle_s)
         deadline_s = time.monotonic() + FRAME_TIMEOUT_S
         while (length := self._length_of_next(frame_bytes_max)) > self._end - self._at:
-            self._make_room(length)
+            self._make_space(length)
             self._read(deadline_s)
         return self._take(length)
 
     def more(self) -> Iterator[Frame]:
-        """Frames that need not be waited for, as far as the buffer reaches; raises what ``next`` raises."""
+        """Frames that have come already, as far as the buffer reaches; raises what ``next`` raises."""
         while True:
             length = self._length_of_next(FRAME_BYTES_MAX)
             if length <= self._end - self._at:
@@ -132,11 +130,11 @@ class FrameSocket:
 
     @property
     def can_stream(self) -> bool:
-        """Nothing that came is left, and what comes next could be given to a stream."""
+        """Whether a stream could receive what comes next: nothing that came is left."""
         return self._is_plain and self._at == self._end
 
     def give_to(self, stream: Stream, idle_s: float) -> None:
-        """Let ``stream`` take what comes, until it is for others: ``next`` gives it out.
+        """Let ``stream`` receive until something comes that it does not handle, which ``next`` gives then.
 
         Raises:
             ConnectionOverError, OSError: none comes any more, or not in time; or the peer does not take an answer.
@@ -163,16 +161,16 @@ class FrameSocket:
         return length
 
     def _begin_buffer(self) -> None:
-        """Begin again at the front, nothing being left; a long buffer is not kept."""
+        """Start at the front again, since nothing is left; a long buffer is not kept."""
         self._at = self._end = 0
         if self._taken_bytes:
             self._buffer = bytearray(READ_BYTES)
             self._budget.give_back(self._taken_bytes)
             self._taken_bytes = 0
 
-    def _make_room(self, length: int) -> None:
-        """Let the buffer have room behind what was read of a frame of this length: twice what it holds of it at least,
-        so that nobody gets room for bytes that he only announces."""
+    def _make_space(self, length: int) -> None:
+        """Make space in the buffer behind what was read of a frame of this length: up to twice what it holds of it, so
+        a peer gets no memory for bytes that it only announces."""
         if self._end < len(self._buffer):
             return
         has = self._end - self._at
@@ -187,7 +185,7 @@ class FrameSocket:
         self._buffer, self._at, self._end = buffer, 0, has
 
     def _read(self, deadline_s: float | None) -> bool:
-        """Read what has come, waited for until ``deadline_s``; whether it was anything, where nobody waits."""
+        """Read what has come, waiting until ``deadline_s``, or not at all if that is None; whether anything came."""
         if self._is_drained:
             self._is_drained = False
             if deadline_s is None:
@@ -245,19 +243,15 @@ class FrameSocket:
         Raises:
             ConnectionOverError: the time is up, or it is time to stop.
         """
-        waiting = self._readable if event == select.POLLIN else self._waiting_for(event)
-        found = waiting.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
-        if not found:
-            raise ConnectionOverError("the peer is silent, or takes nothing")
-        if self._stop is not None and any(descriptor == self._stop for descriptor, _ in found):
-            raise ConnectionOverError("this side stops")
-
-    def _waiting_for(self, event: int) -> select.poll:
         waiting = select.poll()
         waiting.register(self._socket, event)
         if self._stop is not None:
             waiting.register(self._stop, select.POLLIN)
-        return waiting
+        found = waiting.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
+        if not found:
+            raise ConnectionOverError("the peer is silent, or takes nothing")
+        if any(descriptor == self._stop for descriptor, _ in found):
+            raise ConnectionOverError("this side stops")
 
 
 class Keeper(NamedTuple):

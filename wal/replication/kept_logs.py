@@ -159,7 +159,7 @@ class KeptLog:
             return self.opened
         began_s = time.monotonic()
         damage = self._damage
-        if damage is not None and began_s < damage.next_s and _files_in(self.folder) == damage.files:
+        if damage and began_s < damage.next_s and self.folder.is_dir() and _files_in(self.folder) == damage.files:
             raise damage.error
         try:
             log = FileLog(self.folder, self.node_id, "" if self._has_control() else wal_id)
@@ -461,20 +461,15 @@ class KeptLogs:
 
 
 def _files_in(folder: Path) -> frozenset[tuple[str, int, int]]:
-    """Name, size and time of each file of a folder; none where it is gone."""
+    """Name, size and time of each file of a folder, without those that are removed meanwhile."""
     found = set()
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+    with os.scandir(folder) as entries:
         for entry in entries:
-            stat = entry.stat()
-            found.add((entry.name, stat.st_size, stat.st_mtime_ns))
+            with suppress(FileNotFoundError):
+                stat = entry.stat()
+                found.add((entry.name, stat.st_size, stat.st_mtime_ns))
     return frozenset(found)
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes of all files of a folder; those that go meanwhile do not count."""
-    total = 0
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):
-                total += entry.stat().st_size
-    return total
+    return sum(size for _, size, _ in _files_in(folder))

@@ -107,7 +107,7 @@ class Elected(Message, frozen=True, array_like=True):
 
 
 class Ready(Message, frozen=True, array_like=True):
-    """The history is applied, durably; the log goes on behind ``tail``."""
+    """The history is applied, durably; the log continues behind ``tail``."""
 
     epoch: _Epoch
     tail: Position

@@ -214,11 +214,8 @@ class Proposer:
         if self.is_fenced or not self._is_settled or any(link.sent != sent for link in following):
             return None
         voters, home = self.configuration.voters, {self._home}
-        enough = 0
-        if self._ack_mode is AckMode.REPLICATED_ALL:
-            enough = len(self.links)
-        elif voters:
-            enough = len(voters) // 2 + 1
+        majority = len(voters) // 2 + 1 if voters else 0
+        enough = len(self.links) if self._ack_mode is AckMode.REPLICATED_ALL else majority
         is_any = bool(voters) and (
             self.configuration.regions != home or {link.member_id for link in self.links.values()} != voters
         )

@@ -15,7 +15,7 @@ from wal.replication.messages import Position
 
 
 class Chunk(NamedTuple):
-    """Batches as they stand in a segment, all of one epoch, behind ``previous``; none at the end of the log."""
+    """Batches as they are in a segment, all of one epoch, behind ``previous``; none at the end of the log."""
 
     previous: Position
     written_in: Epoch
@@ -59,11 +59,12 @@ class ReplicaLog(Protocol):
         """Make all that was appended durable."""
 
     def truncate(self, last_lsn: Lsn) -> None:
-        """End with ``last_lsn``, durably; what stood above is kept aside."""
+        """End with ``last_lsn``, durably; what was above is kept in other files."""
 
     def begin_at(self, first_lsn: Lsn, history: History) -> None:
-        """Set all records aside, durably; the next to come is ``first_lsn``. ``history`` is that of the records before
-        it, which are nowhere any more; it is forgotten by a log that is opened again before one has come."""
+        """Remove all records from the log, durably, into other files; the next is ``first_lsn``. ``history`` is that of
+        the records before it, which no member has any more; a log that is opened again before one has come forgets
+        it."""
 
     def read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
         """Records from ``from_lsn`` on up to ``upto_lsn``, which are durable: at least one where there is one, and no

@@ -2,11 +2,11 @@
 
 Always true::
 
-    connections <= CONNECTIONS_MAX, of one node <= CONNECTIONS_OF_NODE_MAX, which has not said whose <= NAMELESS_MAX
-    nobody waits for a peer without a deadline, and nobody who waits for one holds the lock of a log
+    connections <= CONNECTIONS_MAX, of one node <= CONNECTIONS_OF_NODE_MAX, without a name yet <= NAMELESS_MAX
+    no thread waits for a peer without a deadline, and none that waits for one holds the lock of a log
 
-Of the last two the newest counts: where there would be one more, the oldest is closed. So whoever only connects, and
-the connections of a peer that died, keep nobody out.
+If one more of a node, or without a name, would be too many, the oldest is closed. So clients that only connect, and the
+connections of a peer that died, do not keep others out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import ssl
 import threading
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from ipaddress import ip_address
 
 from ledger.errors import ConfigurationError, InvalidInputError
@@ -36,37 +37,34 @@ GREETING_TIMEOUT_S = 10.0
 """TLS and the first message are done within this, each."""
 FIRST_FRAME_BYTES_MAX = 4096
 IDLE_TIMEOUT_S = 120.0
-"""Longer than this nobody is silent who writes a log: he tells now and then what is committed."""
+"""The writer of a log is never silent for longer: it reports periodically what is committed."""
 LARGE_FRAMES_BYTES_MAX = 256 << 20
 """What frames beyond the usual hold together, of all connections."""
 STOP_TIMEOUT_S = 10.0
 ENDING_TIMEOUT_S = 1.0
-"""How long one more connection waits for those that were ended to make room."""
+"""How long one more connection waits until those that were shut down are gone."""
 _NO_DESCRIPTORS_PAUSE_S = 0.1
 
 
+@dataclass(eq=False, slots=True)
 class _Connection:
-    """One connection, to be seen from other threads."""
+    """One connection, to be seen from other threads. ``handle`` is a socket of its own, so that another thread can shut
+    the connection down."""
 
-    def __init__(self, accepted: socket.socket) -> None:
-        self._handle = accepted.dup()
-        """Another descriptor of the same connection: whoever closes it need not know what its thread does with its."""
-        self.node_id: str | None = None
-        self.is_ended = False
-        self.thread: threading.Thread | None = None
+    handle: socket.socket
+    node_id: str | None = None
+    is_ended: bool = False
+    thread: threading.Thread | None = None
 
     def end(self) -> None:
-        """Let nothing more come or go; its thread notices."""
+        """Shut the connection down; its thread notices."""
         self.is_ended = True
         with contextlib.suppress(OSError):
-            self._handle.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._handle.close()
+            self.handle.shutdown(socket.SHUT_RDWR)
 
 
 class Server:
-    """Serves ``safekeeper`` on ``listener``, which it takes over. Without ``tls`` whoever connects is believed."""
+    """Serves ``safekeeper`` on ``listener``, which it takes over. Without ``tls`` every client is trusted."""
 
     def __init__(self, safekeeper: Safekeeper, listener: socket.socket, tls: PeerTls | None) -> None:
         self._safekeeper = safekeeper
@@ -75,19 +73,19 @@ class Server:
         self._budget = Budget(LARGE_FRAMES_BYTES_MAX)
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._is_stopping = False
-        self._lock = threading.Lock()
-        self._forgot = threading.Condition(self._lock)
+        self._changed = threading.Condition()
+        """Guards what follows."""
         self._connections: list[_Connection] = []
         """The oldest first."""
 
     def stop(self) -> None:
-        """Let ``run`` return. Any thread may ask, and a handler of signals."""
+        """End ``run``; from any thread, or a signal handler."""
         self._is_stopping = True
         os.write(self._stop_write, b"\0")
 
     def run(self) -> None:
-        """Serve until ``stop``. Then nothing more is taken, what was taken is answered, and all connections are closed;
-        one whose peer does not take its answer is left to itself after a while."""
+        """Serve until ``stop``. Then what was received is answered, and all connections are closed; one whose peer does
+        not take its answer is abandoned after ``STOP_TIMEOUT_S``."""
         self._listener.setblocking(False)
         waiting = select.poll()
         waiting.register(self._listener, select.POLLIN)
@@ -95,7 +93,7 @@ class Server:
         while not any(descriptor == self._stop_read for descriptor, _ in waiting.poll()):
             self._accept()
         self._listener.close()
-        with self._lock:
+        with self._changed:
             threads = [each.thread for each in self._connections if each.thread is not None]
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
         for thread in threads:
@@ -103,10 +101,10 @@ class Server:
 
     def connections(self) -> int:
         """How many connections there are."""
-        with self._lock:
+        with self._changed:
             return len(self._connections)
 
-    # --- who is connected -------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         try:
@@ -115,9 +113,7 @@ class Server:
             return
         except OSError as error:
             self._safekeeper.report("safekeeper_connection_refused", {"error": str(error)})
-            stop = select.poll()
-            stop.register(self._stop_read, select.POLLIN)
-            stop.poll(_NO_DESCRIPTORS_PAUSE_S * 1000)
+            time.sleep(_NO_DESCRIPTORS_PAUSE_S)
             return
         connection = self._admit(accepted)
         if connection is None:
@@ -132,33 +128,33 @@ class Server:
             self._forget(connection)
 
     def _admit(self, accepted: socket.socket) -> _Connection | None:
-        """One more connection; None where there are too many."""
-        with self._lock:
+        """One more connection; None if there are too many."""
+        with self._changed:
             if any(each.is_ended for each in self._connections):
-                self._forgot.wait_for(lambda: len(self._connections) < CONNECTIONS_MAX, ENDING_TIMEOUT_S)
+                self._changed.wait_for(lambda: len(self._connections) < CONNECTIONS_MAX, ENDING_TIMEOUT_S)
             if len(self._connections) >= CONNECTIONS_MAX:
                 self._safekeeper.report("safekeeper_connection_refused", {"error": f"{CONNECTIONS_MAX} are open"})
                 return None
             nameless = [each for each in self._connections if each.node_id is None and not each.is_ended]
             if len(nameless) >= NAMELESS_MAX:
                 nameless[0].end()
-            connection = _Connection(accepted)
+            connection = _Connection(accepted.dup())
             self._connections.append(connection)
             return connection
 
     def _named(self, connection: _Connection, node_id: str) -> None:
         """The connection is about the log of this node."""
-        with self._lock:
+        with self._changed:
             connection.node_id = node_id
             of_node = [each for each in self._connections if each.node_id == node_id and not each.is_ended]
             if len(of_node) > CONNECTIONS_OF_NODE_MAX:
                 of_node[0].end()
 
     def _forget(self, connection: _Connection) -> None:
-        with self._lock:
+        with self._changed:
             self._connections.remove(connection)
-            connection.close()
-            self._forgot.notify()
+            connection.handle.close()
+            self._changed.notify()
 
     # --- one connection, in its thread ------------------------------------------------------------
 
@@ -168,7 +164,7 @@ class Server:
             try:
                 spoken, names = self._secured(accepted)
             except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-                raise  # the peer hung up, and did not say why
+                raise  # the peer hung up without a reason
             except ssl.SSLError as error:
                 self._safekeeper.report("safekeeper_peer_refused", {**facts, "error": reason_of(error)})
                 return
@@ -179,14 +175,14 @@ class Server:
         except (ConnectionOverError, InvalidInputError, OSError) as error:
             self._safekeeper.report("safekeeper_connection_ended", {**facts, "error": str(error)})
         except Exception as error:
-            # A fault of ours: this connection ends with it, and no other.
+            # A bug: this connection ends with it, and no other.
             self._safekeeper.report("safekeeper_connection_failed", {**facts, "error": repr(error)})
         finally:
             accepted.close()
             self._forget(connection)
 
     def _secured(self, accepted: socket.socket) -> tuple[FrameSocket, Collection[str] | None]:
-        """The connection once TLS is made where it must be, and the names that the peer has proved."""
+        """The connection after the TLS handshake, if any, and the names in the peer's certificate."""
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         accepted.setblocking(False)
@@ -208,7 +204,7 @@ class Server:
                 frame = spoken.next(idle_s, frame_bytes_max)
                 frames = [frame, *(spoken.more() if connection.node_id is not None else ())]
                 answers = conversation.answer(frames)
-                # Who was refused has nothing to go on with, and to ask would take the log from another's stream.
+                # A refused peer has nothing to continue, and asking would take the log from another's stream.
                 is_lone = len(frames) == 1 and bool(frame.body)
                 is_appended = is_lone and bool(answers) and isinstance(answers[-1].message, Ack)
                 del frame, frames
@@ -233,7 +229,7 @@ def listen(host: str, port: int, *, is_secured: bool) -> socket.socket:
     """A socket that listens there.
 
     Raises:
-        ConfigurationError: it could be reached from other machines, and nobody would have to prove who he is.
+        ConfigurationError: it could be reached from other machines, and clients would not have to prove their identity.
         OSError: the address cannot be had.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -242,15 +238,8 @@ def listen(host: str, port: int, *, is_secured: bool) -> socket.socket:
             f"{host} is not loopback: without certificates anybody could write the logs of all nodes. "
             "Give --tls-cert, --tls-key and --tls-ca, or listen on 127.0.0.1"
         )
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(CONNECTIONS_MAX)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+    is_v6 = family == socket.AF_INET6
+    return socket.create_server(address, family=family, backlog=CONNECTIONS_MAX, dualstack_ipv6=is_v6)
 
 
 def _address_of(connected: socket.socket) -> str:
