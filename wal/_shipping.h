@@ -10,7 +10,7 @@
 #include <sys/epoll.h>
 
 #define MEMBERS_MAX 16
-#define SAID_BYTES_MAX 512
+#define OTHERS_BYTES_MAX 512
 #define SHIPPED_BYTES_MAX ((1 << 20) + BATCH_RECORD_BYTES) /* as CHUNK_BYTES in wal.replication.proposer, about */
 #define READ_AHEAD_BYTES (4 << 10)
 #define APPEND_HEAD_BYTES_MAX (FRAME_HEAD_AT + 2 + 6 * 9)
@@ -25,8 +25,8 @@ typedef struct {
     long long under_way;          /* bytes */
     int is_received;
     size_t unsent;                /* of the last frame */
-    size_t said;                  /* what of it is no Ack, or not all of one */
-    unsigned char said_bytes[SAID_BYTES_MAX];
+    size_t others;                /* what of it is no Ack, or not all of one */
+    unsigned char others_bytes[OTHERS_BYTES_MAX];
 } Member;
 
 typedef struct {
@@ -146,10 +146,10 @@ static uint64_t acked_of(const unsigned char *frame, size_t whole, uint64_t epoc
     return at == end && of_epoch == epoch && lsn <= INT64_MAX ? lsn : 0;
 }
 
-/* Take in what a member says; 0 when some of it is Python's. */
-static int hear(Shipping *shipping, Member *member)
+/* Receive from a member; 0 when some of it is Python's. */
+static int receive_acks(Shipping *shipping, Member *member)
 {
-    const ssize_t count = recv(member->socket, member->said_bytes + member->said, SAID_BYTES_MAX - member->said,
+    const ssize_t count = recv(member->socket, member->others_bytes + member->others, OTHERS_BYTES_MAX - member->others,
                                MSG_DONTWAIT);
     if (count < 0 && (errno == EAGAIN || errno == EINTR))
         return 1;
@@ -158,11 +158,11 @@ static int hear(Shipping *shipping, Member *member)
         return 0;
     }
     size_t at = 0, whole;
-    member->said += (size_t)count;
+    member->others += (size_t)count;
     member->is_received = 1;
-    while (member->said - at >= FRAME_PREFIX_BYTES
-           && (whole = LENGTH_AT + (size_t)u32_at(member->said_bytes + at)) <= member->said - at) {
-        const uint64_t lsn = acked_of(member->said_bytes + at, whole, shipping->epoch);
+    while (member->others - at >= FRAME_PREFIX_BYTES
+           && (whole = LENGTH_AT + (size_t)u32_at(member->others_bytes + at)) <= member->others - at) {
+        const uint64_t lsn = acked_of(member->others_bytes + at, whole, shipping->epoch);
         if (lsn == 0)
             break;
         at += whole;
@@ -174,9 +174,9 @@ static int hear(Shipping *shipping, Member *member)
             member->timed_lsn = 0;
         }
     }
-    member->said -= at;
-    memmove(member->said_bytes, member->said_bytes + at, member->said);
-    return member->said < FRAME_PREFIX_BYTES;
+    member->others -= at;
+    memmove(member->others_bytes, member->others_bytes + at, member->others);
+    return member->others < FRAME_PREFIX_BYTES;
 }
 
 /* What so many members and the log itself hold: how far it may be committed. */
@@ -215,7 +215,7 @@ static int await_news(Shipping *shipping)
         if (found[i].data.fd == shipping->wake_fd)
             shipping->needs_python |= read(shipping->wake_fd, &woken, sizeof woken) == sizeof woken && woken >= CALLED;
         else
-            shipping->needs_python |= member == shipping->count || !hear(shipping, &shipping->members[member]);
+            shipping->needs_python |= member == shipping->count || !receive_acks(shipping, &shipping->members[member]);
     }
     return count != 0;
 }
@@ -270,8 +270,8 @@ static PyObject *ship(Queue *queue, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     ship_on(&shipping);
     Py_END_ALLOW_THREADS
-    PyObject *said = PyList_New(shipping.count);
-    for (int i = 0; i < shipping.count && said != NULL; i++) {
+    PyObject *answers = PyList_New(shipping.count);
+    for (int i = 0; i < shipping.count && answers != NULL; i++) {
         const Member *const member = &shipping.members[i];
         PyObject *const frame = member->unsent == 0 ? PyBytes_FromStringAndSize(NULL, 0)
                                                     : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)member->unsent);
@@ -283,17 +283,17 @@ static PyObject *ship(Queue *queue, PyObject *args)
         }
         PyObject *const each = frame == NULL ? NULL
             : Py_BuildValue("(KOy#NiKdd)", (unsigned long long)member->acked_lsn,
-                            member->is_received ? Py_True : Py_False, (const char *)member->said_bytes,
-                            (Py_ssize_t)member->said, frame, member->error, (unsigned long long)member->timed_lsn,
+                            member->is_received ? Py_True : Py_False, (const char *)member->others_bytes,
+                            (Py_ssize_t)member->others, frame, member->error, (unsigned long long)member->timed_lsn,
                             member->timed_since_s, member->took_s);
         if (each == NULL)
-            Py_CLEAR(said);
+            Py_CLEAR(answers);
         else
-            PyList_SET_ITEM(said, i, each);
+            PyList_SET_ITEM(answers, i, each);
     }
-    if (said == NULL)
+    if (answers == NULL)
         return NULL;
     return Py_BuildValue("(OKLLKKN)", shipping.needs_python ? Py_True : Py_False, (unsigned long long)shipping.sent_lsn,
                          shipping.sent_bytes, (long long)shipping.offset, (unsigned long long)shipping.durable_lsn,
-                         (unsigned long long)reach_of(&shipping), said);
+                         (unsigned long long)reach_of(&shipping), answers);
 }

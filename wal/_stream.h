@@ -18,17 +18,18 @@
 #define NOTE_BYTES (WAL_ID_BYTES + 8 + 4)
 
 typedef struct {
-    PyObject_HEAD
-    pthread_mutex_t lock; /* guards all that follows */
-    int is_lent;
-    int failed, is_named; /* what errno was; whether the segment has its name */
-    uint64_t epoch, tail_lsn, committed_lsn, settled_lsn, noted_lsn;
+    int is_lent, failed, is_named; /* failed: what errno was; is_named: the segment has its name */
+    unsigned long long epoch, tail_lsn, committed_lsn, settled_lsn, noted_lsn, inode;
     unsigned char node_hash[NODE_HASH_BYTES], wal_id[WAL_ID_BYTES];
     PyObject *path;
-    uint64_t inode;
     int file, note;
-    off_t offset, end, small_end;
-    long long small;
+    long long offset, end, small_end, small;
+} Lent;
+
+typedef struct {
+    PyObject_HEAD
+    pthread_mutex_t lock; /* guards the log that is lent */
+    Lent log;
 } Stream;
 
 /* --- MessagePack, as far as an Append and an Ack need it ------------------------------------------------------------ */
@@ -104,59 +105,60 @@ static int appended_of(const unsigned char *frame, size_t whole, const unsigned 
 }
 
 /* Let the note beside the log say how far it is committed, as wal.replication.kept_logs has it. 0, or errno. */
-static int note_committed(Stream *stream)
+static int note_committed(Lent *log)
 {
     unsigned char note[NOTE_BYTES];
-    if (stream->committed_lsn <= stream->noted_lsn)
+    if (log->committed_lsn <= log->noted_lsn)
         return 0;
-    unsigned char *at = put_u64(put(note, stream->wal_id, WAL_ID_BYTES), stream->committed_lsn);
+    unsigned char *at = put_u64(put(note, log->wal_id, WAL_ID_BYTES), log->committed_lsn);
     put_u32(at, crc32_on(0, note, WAL_ID_BYTES + 8));
     const struct iovec piece = {note, sizeof note};
-    const int failed = write_pieces(stream->note, &piece, 1, 0);
+    const int failed = write_pieces(log->note, &piece, 1, 0);
     if (failed == 0)
-        stream->noted_lsn = stream->committed_lsn;
+        log->noted_lsn = log->committed_lsn;
     return failed;
 }
 
 /* Write and sync a batch. 0, or what errno was. The lock is held. */
-static int keep(Stream *stream, const Appended *append)
+static int keep(Lent *log, const Appended *append)
 {
     const struct iovec piece = {(void *)append->batch, append->size};
-    const int failed = write_pieces(stream->file, &piece, 1, stream->offset);
+    const int failed = write_pieces(log->file, &piece, 1, (off_t)log->offset);
     if (failed != 0)
         return failed;
-    while (fdatasync(stream->file) != 0)
+    while (fdatasync(log->file) != 0)
         if (errno != EINTR)
             return errno;
     struct stat found;
-    stream->is_named = stat(PyBytes_AS_STRING(stream->path), &found) == 0 && found.st_ino == stream->inode;
-    if (!stream->is_named)
+    log->is_named = stat(PyBytes_AS_STRING(log->path), &found) == 0 && found.st_ino == log->inode;
+    if (!log->is_named)
         return 0;
-    stream->offset += (off_t)append->size;
-    stream->tail_lsn = append->last_lsn;
-    const uint64_t committed = append->committed_lsn < stream->tail_lsn ? append->committed_lsn : stream->tail_lsn;
-    if (committed > stream->committed_lsn)
-        stream->committed_lsn = committed;
-    const uint64_t settled = append->settled_lsn < stream->committed_lsn ? append->settled_lsn : stream->committed_lsn;
-    if (settled > stream->settled_lsn)
-        stream->settled_lsn = settled;
-    return note_committed(stream);
+    log->offset += (long long)append->size;
+    log->tail_lsn = append->last_lsn;
+    const uint64_t committed = append->committed_lsn < log->tail_lsn ? append->committed_lsn : log->tail_lsn;
+    if (committed > log->committed_lsn)
+        log->committed_lsn = committed;
+    const uint64_t settled = append->settled_lsn < log->committed_lsn ? append->settled_lsn : log->committed_lsn;
+    if (settled > log->settled_lsn)
+        log->settled_lsn = settled;
+    return note_committed(log);
 }
 
 /* Take a frame; 0 when it is Python's, and nothing was done. What it is answered is to be sent then. */
 static int take_frame(Stream *stream, const unsigned char *frame, size_t whole, unsigned char *ack, size_t *ack_bytes)
 {
     Appended append;
-    if (!appended_of(frame, whole, stream->node_hash, &append))
+    if (!appended_of(frame, whole, stream->log.node_hash, &append))
         return 0;
+    Lent *const log = &stream->log;
     pthread_mutex_lock(&stream->lock);
-    const off_t end = (long long)append.size > stream->small ? stream->end : stream->small_end;
-    int is_taken = stream->is_lent && stream->failed == 0 && stream->is_named && append.epoch == stream->epoch
-        && append.previous_epoch == stream->epoch && append.written_in == stream->epoch
-        && append.previous_lsn == stream->tail_lsn && stream->offset + (off_t)append.size <= end;
+    const long long end = (long long)append.size > log->small ? log->end : log->small_end;
+    int is_taken = log->is_lent && log->failed == 0 && log->is_named && append.epoch == log->epoch
+        && append.previous_epoch == log->epoch && append.written_in == log->epoch
+        && append.previous_lsn == log->tail_lsn && log->offset + (long long)append.size <= end;
     if (is_taken) {
-        stream->failed = keep(stream, &append);
-        is_taken = stream->failed == 0 && stream->is_named;
+        log->failed = keep(log, &append);
+        is_taken = log->failed == 0 && log->is_named;
     }
     pthread_mutex_unlock(&stream->lock);
     if (!is_taken)
@@ -228,38 +230,23 @@ PyDoc_STRVAR(lend_doc,
 
 static PyObject *lend(Stream *stream, PyObject *args)
 {
-    Stream lent = {.is_lent = 1, .is_named = 1};
+    Lent log = {.is_lent = 1, .is_named = 1};
     const char *node_hash, *wal_id;
     Py_ssize_t hash_bytes, id_bytes;
-    long long offset, end, small_end;
-    unsigned long long epoch, tail, committed, settled, noted, inode;
-    if (!PyArg_ParseTuple(args, "KKKKy#(iLSKLLL)Ky#i", &epoch, &tail, &committed, &settled, &node_hash, &hash_bytes,
-                          &lent.file, &offset, &lent.path, &inode, &end, &small_end, &lent.small, &noted, &wal_id,
-                          &id_bytes, &lent.note))
+    if (!PyArg_ParseTuple(args, "KKKKy#(iLSKLLL)Ky#i", &log.epoch, &log.tail_lsn, &log.committed_lsn, &log.settled_lsn,
+                          &node_hash, &hash_bytes, &log.file, &log.offset, &log.path, &log.inode, &log.end,
+                          &log.small_end, &log.small, &log.noted_lsn, &wal_id, &id_bytes, &log.note))
         return NULL;
     if (hash_bytes != NODE_HASH_BYTES || id_bytes != WAL_ID_BYTES) {
         PyErr_SetString(PyExc_ValueError, "a hash or an id of another length");
         return NULL;
     }
-    PyObject *const path = stream->path;
+    memcpy(log.node_hash, node_hash, NODE_HASH_BYTES);
+    memcpy(log.wal_id, wal_id, WAL_ID_BYTES);
+    Py_INCREF(log.path);
     pthread_mutex_lock(&stream->lock); /* nobody holds it for long: what is lent was taken back before */
-    memcpy(stream->node_hash, node_hash, NODE_HASH_BYTES);
-    memcpy(stream->wal_id, wal_id, WAL_ID_BYTES);
-    stream->epoch = epoch;
-    stream->tail_lsn = tail;
-    stream->committed_lsn = committed;
-    stream->settled_lsn = settled;
-    stream->noted_lsn = noted;
-    stream->path = Py_NewRef(lent.path);
-    stream->inode = inode;
-    stream->file = lent.file;
-    stream->note = lent.note;
-    stream->offset = (off_t)offset;
-    stream->end = (off_t)end;
-    stream->small_end = (off_t)small_end;
-    stream->small = lent.small;
-    stream->failed = 0;
-    stream->is_named = stream->is_lent = 1;
+    PyObject *const path = stream->log.path;
+    stream->log = log;
     pthread_mutex_unlock(&stream->lock);
     Py_XDECREF(path);
     Py_RETURN_NONE;
@@ -291,23 +278,23 @@ static PyObject *take_back(Stream *stream, PyObject *value)
     Py_END_ALLOW_THREADS
     if (late != 0)
         Py_RETURN_NONE;
-    stream->is_lent = 0;
-    const int failed = stream->failed;
-    const Stream was = *stream;
+    stream->log.is_lent = 0;
+    const int failed = stream->log.failed;
+    const Lent was = stream->log;
     pthread_mutex_unlock(&stream->lock);
     if (failed != 0) {
         errno = failed;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    return Py_BuildValue("(LKKKKO)", (long long)was.offset, (unsigned long long)was.tail_lsn,
-                         (unsigned long long)was.committed_lsn, (unsigned long long)was.settled_lsn,
-                         (unsigned long long)was.noted_lsn, was.is_named ? Py_True : Py_False);
+    return Py_BuildValue("(LKKKKO)", was.offset, was.tail_lsn,
+                         was.committed_lsn, was.settled_lsn,
+                         was.noted_lsn, was.is_named ? Py_True : Py_False);
 }
 
 static void stream_dealloc(Stream *stream)
 {
     PyTypeObject *type = Py_TYPE(stream);
-    Py_XDECREF(stream->path);
+    Py_XDECREF(stream->log.path);
     type->tp_free((PyObject *)stream);
 }
 
