@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from ledger.facts.events import BATCH_RECORD_TYPE, RETURNED_RECORD_TYPE
+from ledger.facts.events import BATCH_RECORD_TYPE
 from ledger.hlc import Hlc, node_hash
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
 from wal.format import (
@@ -28,9 +28,8 @@ from wal.format import (
     RECORD_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
     FormatError,
-    decode_returned,
 )
-from wal.reader import Record
+from wal.reader import Record, records_of
 from wal.segment import Segment, list_segments, opened, read_header, sync_folder
 from wal.truncation import CUT_PREFIX
 
@@ -172,17 +171,10 @@ def _records_of(segment: Segment, node_id: str, at: int) -> Iterator[Record | Ga
         if header.lsn > next_lsn:
             payloads = tuple(_damaged(header.data, end, header.at, next_lsn, before(header.lsn)))
             yield Gap(next_lsn, before(header.lsn), segment.epoch, payloads, is_proved=True)
-        yield _record(header, segment.epoch, node_id)
+        yield next(records_of(header.data[header.at : header.end], segment.epoch, node_id))
         next_lsn, end = after(header.lsn), header.end
     if announced_lsn >= next_lsn:
         yield Gap(next_lsn, announced_lsn, segment.epoch, (), is_proved=False)
-
-
-def _record(header: _Header, epoch: Epoch, node_id: str) -> Record:
-    hlc, kind, payload = header.hlc, header.kind, header.data[header.at + RECORD_HEADER_BYTES : header.end]
-    if kind == RETURNED_RECORD_TYPE:
-        hlc, kind, payload = decode_returned(payload, node_id)
-    return Record(header.lsn, epoch, hlc, kind, payload, header.end - header.at)
 
 
 def _damaged(data: mmap.mmap, at: int, end: int, first_lsn: Lsn, last_lsn: Lsn) -> Iterable[tuple[Lsn, bytes]]:

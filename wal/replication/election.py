@@ -133,12 +133,12 @@ class Election:
         self._answered.discard(address)
         self._greetings.pop(address, None)
         self._promises.pop(address, None)
-        return self._go_on()
+        return self._advance()
 
     def time_is_up(self) -> None:
         """No answer is awaited any longer."""
         self._waiting.clear()
-        self._go_on()
+        self._advance()
         if self.outcome is None:
             self.outcome = self._no_quorum()
 
@@ -152,7 +152,7 @@ class Election:
             case Promise() if message.epoch == self._epoch:
                 self._promises[address] = message
                 self._learn(message.configuration)
-                return self._go_on()
+                return self._advance()
             case Refusal() if message.reason == FENCED:
                 # of a lower epoch: the answer to an attempt before this one
                 return self._prepare(message.promised_epoch) if message.promised_epoch >= self._epoch else []
@@ -171,7 +171,7 @@ class Election:
             self._learn(greeting.configuration)
         if self._epoch and greeting.member_id:
             return [(address, self._prepare_message())]
-        return self._go_on()
+        return self._advance()
 
     def _learn(self, configuration: Configuration) -> None:
         if configuration.order > self._newest.order:
@@ -188,55 +188,51 @@ class Election:
             return self._newest._replace(copies=False)
         return self._newest
 
-    def _go_on(self) -> Requests:
+    def _advance(self) -> Requests:
         """The next step, if it is time for it."""
         if self.outcome is not None:
             return []
         configuration = self._configuration
         if self._loss_in is not None:
-            return self._go_on_with_loss()
+            return self._advance_with_loss()
         if configuration.copies != self._newest.copies and configuration.epoch != self._own_configuration.epoch:
-            self.outcome = "what the members hold are copies: only where the log itself is may it be written"
-            return []
+            return self._end("what the members hold are copies: only where the log itself is may it be written")
         if not self._epoch:
             has_quorum = configuration.has_majority(self._members_of(self._greetings))
             if not has_quorum and self._waiting:
                 return []
             if configuration.is_quorum and not has_quorum:
-                self.outcome = self._no_quorum()
-                return []
+                return self._end(self._no_quorum())
             if not configuration.is_quorum and self._wants_quorum and len(self._answered) < len(self._addresses):
-                self.outcome = (
+                return self._end(
                     f"no quorum: nobody knows of one yet, and {len(self._answered)} of {len(self._addresses)} members, "
                     "all of whom are needed to begin one, answer"
                 )
-                return []
             return self._prepare(NO_EPOCH)
-        if not configuration.has_majority(self._members_of(self._promises)):
-            if not configuration.has_majority(self._members_of(self._greetings)) and not self._waiting:
-                self.outcome = self._no_quorum()
-            return []
-        self.outcome = self._decide()
+        if configuration.has_majority(self._members_of(self._promises)):
+            return self._end(self._decide())
+        is_lost = not configuration.has_majority(self._members_of(self._greetings)) and not self._waiting
+        return self._end(self._no_quorum()) if is_lost else []
+
+    def _end(self, outcome: Plan | str) -> Requests:
+        self.outcome = outcome
         return []
 
-    def _go_on_with_loss(self) -> Requests:
+    def _advance_with_loss(self) -> Requests:
         """The next step if the members that answer are taken for all there are."""
         if self._waiting:
             return []
         if not self._greetings:
-            self.outcome = "no member answers"
-        elif not self._epoch:
+            return self._end("no member answers")
+        if not self._epoch:
             return self._prepare(NO_EPOCH)
-        elif self._promises.keys() >= self._greetings.keys():
-            self.outcome = self._decide()
-        return []
+        return self._end(self._decide()) if self._promises.keys() >= self._greetings.keys() else []
 
     def _prepare(self, above: Epoch) -> Requests:
         """Step 2, with an epoch above all that are known."""
         self._attempts += 1
         if self._attempts > ATTEMPTS_MAX:
-            self.outcome = f"another proposer is at epoch {above}, and was faster {ATTEMPTS_MAX} times"
-            return []
+            return self._end(f"another proposer is at epoch {above}, and was faster {ATTEMPTS_MAX} times")
         promised = [greeting.promised_epoch for greeting in self._greetings.values()]
         tails = [greeting.tail.epoch for greeting in self._greetings.values()]
         known = (above, self._epoch, self._above, self._own.tail.epoch, *promised, *tails)
@@ -244,8 +240,7 @@ class Election:
         self._promises.clear()
         self._wal_id = self._wal_id or self._wal_id_of_voters()
         if not self._configuration.is_quorum and self._loss_in is None:
-            self.outcome = self._decide()
-            return []
+            return self._end(self._decide())
         return [(address, self._prepare_message()) for address in self._greetings]
 
     def _prepare_message(self) -> Prepare:
