@@ -33,12 +33,13 @@ typedef struct {
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
-/* ledger.chain.form.TYPE_OF_ACTION, the most frequent first. */
+/* ledger.facts.events.TYPE_OF_ACTION. */
 #define KNOWN(action, type, is_job_event) {{action, sizeof action - 1}, {type, sizeof type - 1}, is_job_event}
 static const struct {
     Text action, type;
     int is_job_event;
 } KNOWN_ACTIONS[] = {
+    /* generated: actions, the most frequent first */
     KNOWN("ENQUEUE", "JobCreated", 1),
     KNOWN("DEQUEUE", "JobAccepted", 1),
     KNOWN("EXECUTE", "JobProgressReported", 1),
@@ -49,17 +50,17 @@ static const struct {
     KNOWN("TIMEOUT", "JobTimedOut", 1),
     KNOWN("DISPATCH", "WorkflowDispatched", 1),
     KNOWN("WORKFLOW_COMPLETE", "WorkflowCompleted", 1),
+    KNOWN("PROPOSED", "CommitmentProposed", 0),
     KNOWN("PROPOSE_ACCEPTED", "CommitmentProposed", 0),
     KNOWN("PROPOSE_REJECTED", "CommitmentProposed", 0),
-    KNOWN("PROPOSED", "CommitmentProposed", 0),
     KNOWN("CAPACITY_SET", "CapacitySet", 0),
-    KNOWN("REFUSED", "Refused", 0),
     KNOWN("TENANT_CREATED", "TENANT_CREATED", 0),
     KNOWN("KEY_ADDED", "KEY_ADDED", 0),
     KNOWN("KEY_ROTATED", "KEY_ROTATED", 0),
     KNOWN("KEY_REVOKED", "KEY_REVOKED", 0),
     KNOWN("KEY_ADMITTED", "KEY_ADMITTED", 0),
     KNOWN("WAL_LOST", "WAL_LOST", 0),
+    KNOWN("REFUSED", "Refused", 0),
     KNOWN("LOG_FORKED", "LOG_FORKED", 0),
     KNOWN("BREAK_FOUND", "BREAK_FOUND", 0),
     KNOWN("BREAK_ACKNOWLEDGED", "BREAK_ACKNOWLEDGED", 0),
@@ -74,6 +75,7 @@ static const struct {
     KNOWN("WEBHOOK_ADDED", "WEBHOOK_ADDED", 0),
     KNOWN("WEBHOOK_REMOVED", "WEBHOOK_REMOVED", 0),
     KNOWN("WEBHOOK_DEAD_LETTERED", "WEBHOOK_DEAD_LETTERED", 0),
+    /* generated: end */
 };
 enum { ACTIONS_KNOWN = sizeof KNOWN_ACTIONS / sizeof *KNOWN_ACTIONS };
 

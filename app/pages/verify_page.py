@@ -30,6 +30,7 @@ ENGINE: Final = (
     "note.js",
     "container.js",
     "manifest.js",
+    "facts.js",
     "form.js",
     "entries.js",
     "findings.js",
@@ -45,7 +46,7 @@ ENGINE: Final = (
     "worker.js",
 )
 """Each behind those that it takes from."""
-PAGE: Final = ("words.js", "element.js", "given.js", "timeline.js", "report.js", "engine.js", "page.js")
+PAGE: Final = ("words.js", "facts.js", "element.js", "given.js", "timeline.js", "report.js", "engine.js", "page.js")
 
 _IMPORT: Final = re.compile(r'^import (\{[^}]*\}) from "\./([a-z0-9_]+\.js)";$', re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export (?=(?:async )?(?:class|const|function) (\w+))", re.MULTILINE)

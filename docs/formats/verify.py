@@ -638,34 +638,58 @@ SUBJECT_BYTES_MAX = 255
 ORIGIN_BYTES_MAX = 4 * KIB
 ORIGIN_MEMBERS = ["bundle_digest", "chain_link", "log", "node_id", "seq"]
 CONFLICT_MEMBERS = ["action", "digest", "hlc", "kept_digest", "payload", "type"]
+# generated: actions
 JOB_EVENTS = {
     "ENQUEUE": "JobCreated",
     "DEQUEUE": "JobAccepted",
     "EXECUTE": "JobProgressReported",
-    "CANCEL": "JobCancellationRequested",
-    "CANCEL_ACK": "JobCancellationAcked",
     "COMPLETE": "JobCompleted",
     "FAIL": "JobFailed",
+    "CANCEL": "JobCancellationRequested",
+    "CANCEL_ACK": "JobCancellationAcked",
     "TIMEOUT": "JobTimedOut",
     "DISPATCH": "WorkflowDispatched",
     "WORKFLOW_COMPLETE": "WorkflowCompleted",
 }
-SYSTEM_ACTIONS = [
-    *("TENANT_CREATED", "KEY_ADDED", "KEY_ROTATED", "KEY_REVOKED", "KEY_ADMITTED", "WAL_LOST", "LOG_FORKED"),
-    "BREAK_FOUND",
-    *("BREAK_ACKNOWLEDGED", "SUBJECT_ERASED", "PRIVACY_DECLARED", "ACT_ALLOWED", "ACCESS_REFUSED", "PAYLOADS_READ"),
-    *("EPOCH_START", "TOKEN_ISSUED", "TOKEN_REVOKED", "WEBHOOK_ADDED", "WEBHOOK_REMOVED", "WEBHOOK_DEAD_LETTERED"),
-]
 TYPE_OF_ACTION = {
-    **JOB_EVENTS,
-    **{action: action for action in SYSTEM_ACTIONS},
+    "ENQUEUE": "JobCreated",
+    "DEQUEUE": "JobAccepted",
+    "EXECUTE": "JobProgressReported",
+    "COMPLETE": "JobCompleted",
+    "FAIL": "JobFailed",
+    "CANCEL": "JobCancellationRequested",
+    "CANCEL_ACK": "JobCancellationAcked",
+    "TIMEOUT": "JobTimedOut",
+    "DISPATCH": "WorkflowDispatched",
+    "WORKFLOW_COMPLETE": "WorkflowCompleted",
     "PROPOSED": "CommitmentProposed",
     "PROPOSE_ACCEPTED": "CommitmentProposed",
     "PROPOSE_REJECTED": "CommitmentProposed",
     "CAPACITY_SET": "CapacitySet",
-    "CONFLICT": "Conflict",
+    "TENANT_CREATED": "TENANT_CREATED",
+    "KEY_ADDED": "KEY_ADDED",
+    "KEY_ROTATED": "KEY_ROTATED",
+    "KEY_REVOKED": "KEY_REVOKED",
+    "KEY_ADMITTED": "KEY_ADMITTED",
+    "WAL_LOST": "WAL_LOST",
     "REFUSED": "Refused",
+    "LOG_FORKED": "LOG_FORKED",
+    "BREAK_FOUND": "BREAK_FOUND",
+    "BREAK_ACKNOWLEDGED": "BREAK_ACKNOWLEDGED",
+    "CONFLICT": "Conflict",
+    "SUBJECT_ERASED": "SUBJECT_ERASED",
+    "PRIVACY_DECLARED": "PRIVACY_DECLARED",
+    "ACT_ALLOWED": "ACT_ALLOWED",
+    "ACCESS_REFUSED": "ACCESS_REFUSED",
+    "PAYLOADS_READ": "PAYLOADS_READ",
+    "EPOCH_START": "EPOCH_START",
+    "TOKEN_ISSUED": "TOKEN_ISSUED",
+    "TOKEN_REVOKED": "TOKEN_REVOKED",
+    "WEBHOOK_ADDED": "WEBHOOK_ADDED",
+    "WEBHOOK_REMOVED": "WEBHOOK_REMOVED",
+    "WEBHOOK_DEAD_LETTERED": "WEBHOOK_DEAD_LETTERED",
 }
+# generated: end
 
 
 def check_form(row: SimpleNamespace) -> None:

@@ -65,7 +65,7 @@ def test_what_happens_while_a_page_begins_to_listen_is_shown(console: Console, p
     page = console.go("keys")
     page.route("**/v1/watch?*", cancel_first, times=1)
     console.go(place)
-    expect(page.locator("main")).to_contain_text("Cancellation was asked for" if place.startswith("job/") else name)
+    expect(page.locator("main")).to_contain_text("Cancellation requested" if place.startswith("job/") else name)
 
 
 @pytest.mark.parametrize("pressed", ["Download the receipt", "All that was said"])

@@ -27,6 +27,7 @@ from app.runtime.state.node import Node
 from app.write.intake.system_entries import SystemEntries
 from ledger import native, rfc3339
 from ledger.errors import InvalidInputError
+from ledger.facts.checks import CHECKS
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.facts.problems import NOT_READY
 from wal.group_commit import GroupCommit
@@ -37,8 +38,7 @@ router = APIRouter(route_class=StrictRoute, tags=["service"], responses=PROBLEM_
 EXCLUDED_CHARACTERS_MAX = 200
 ALWAYS_COUNTED = frozenset({"accepting", "writer"})
 """Checks without which no write is taken, whatever its level."""
-NAMING_TENANTS = frozenset({"breaks", "locks", "lost", "privacy", "rows", "tenants", "watch"})
-"""Reported checks that say which tenants are at fault: not to everybody."""
+NAMING_TENANTS = frozenset(check.name for check in CHECKS if check.names_tenants)
 _NOT_TOLD = "what it is, callers with the right operate for all tenants are told"
 _TEXT = {
     "description": "Text format of Prometheus",

@@ -1,5 +1,7 @@
 // The public API, asked as any client asks it. The cookie of a session goes with each request by itself.
 
+import { JOB_ACTIONS } from "./facts.js";
+
 /** An answer that is not the one asked for (RFC 9457). */
 export class Problem extends Error {
   constructor(status, body) {
@@ -161,7 +163,7 @@ export function watch(query, signal, onEntry, onState) {
       for await (const event of serverSentEvents(got.body, onBytes)) {
         lastId = event.id ?? lastId;
         if (event.name === "lagged") next = JSON.parse(event.data).from_seq;
-        else if (WATCHED.includes(event.name)) onEntry(JSON.parse(event.data));
+        else if (JOB_ACTIONS.includes(event.name)) onEntry(JSON.parse(event.data));
       }
       if (reading === mine) closed(next ? 0 : RECONNECT_AFTER_MS, next);
     } catch (error) {
@@ -221,17 +223,3 @@ export function oneAtATime(draw) {
     return drawing;
   };
 }
-
-// Actions that pages of jobs follow.
-export const WATCHED = [
-  "CANCEL",
-  "CANCEL_ACK",
-  "COMPLETE",
-  "DEQUEUE",
-  "DISPATCH",
-  "ENQUEUE",
-  "EXECUTE",
-  "FAIL",
-  "TIMEOUT",
-  "WORKFLOW_COMPLETE",
-];

@@ -3,24 +3,14 @@
 import { BREAKS } from "./advice.js";
 import { address, get, oneAtATime, save, watch } from "./api.js";
 import { count, facts, fill, h, json, panel, refill, short, tag, waiting } from "./dom.js";
+import { EVENTS } from "./facts.js";
 import { showLive, shownActor, statusTag } from "./jobs.js";
 import { named } from "./pick_tenant.js";
 import { ago, time } from "./times.js";
 
 const EVENTS_PAGE = 500;
 const RUNS_MAX = 12;
-const HAPPENED = {
-  JobCreated: ["Created"],
-  JobAccepted: ["Accepted"],
-  JobProgressReported: ["Reported progress"],
-  WorkflowDispatched: ["Dispatched a workflow"],
-  WorkflowCompleted: ["Completed a workflow"],
-  JobCancellationRequested: ["Cancellation was asked for", "bad"],
-  JobCancellationAcked: ["Cancellation was acknowledged", "bad"],
-  JobCompleted: ["Completed", "ok"],
-  JobFailed: ["Failed", "bad"],
-  JobTimedOut: ["Timed out", "bad"],
-};
+const FIELD = /\{(\w+)\}/g;
 const STATES = {
   GLOBAL: ["chained", "", "in the tenant's chain"],
   APPLIED: ["chained", "", "in the tenant's chain, and in the table of jobs"],
@@ -196,17 +186,17 @@ function timeline(ctx, tenant, page) {
       "ol",
       { class: "timeline" },
       page.items.map((event) => {
-        const [happened, kind] = HAPPENED[event.type] ?? [event.type ?? event.action];
+        const { past, tone } = EVENTS[event.type] ?? { past: event.type ?? event.action };
         const [state, stateKind, why] = STATES[event.state];
         const { type, ...said } =
           event.payload && typeof event.payload === "object" ? event.payload : { type: null, payload: event.payload };
         return h(
           "li",
-          { class: kind },
+          { class: tone },
           h(
             "div",
             { class: "line" },
-            h("b", {}, happened),
+            h("b", {}, past),
             time(event.at, event.hlc),
             h("span", { class: "soft" }, ago(event.at)),
             event.actor !== null && h("span", {}, "by ", h("b", {}, shownActor(event.actor))),
@@ -235,16 +225,15 @@ function timeline(ctx, tenant, page) {
   ];
 }
 
-/** The few words of an event that somebody looks for. */
+/** The few words of an event that somebody looks for: of its headline those parts whose fields are given, and no private
+ * one. */
 function headline(type, said) {
-  const words = {
-    JobAccepted: [said.dc_id && `in ${said.dc_id}`, said.worker_count && `${said.worker_count} workers`],
-    JobProgressReported: [`${said.completed ?? 0} done, ${said.failed ?? 0} failed`],
-    JobFailed: [said.error, said.failed_dc && `in ${said.failed_dc}`],
-    JobCompleted: [said.final_status],
-    JobTimedOut: [said.timeout_type],
-    JobCancellationRequested: [said.reason, said.requestor && `asked by ${said.requestor}`],
-  }[type];
-  const text = words?.filter((each) => typeof each === "string").join(", ");
+  const isShown = (name) => ["string", "number"].includes(typeof said[name]) && said[name] !== "";
+  const parts = (EVENTS[type]?.headline ?? []).filter((part) => fieldsIn(part).every(isShown));
+  const text = parts.map((part) => part.replace(FIELD, (_, name) => said[name])).join(", ");
   return text ? h("p", {}, text) : null;
+}
+
+function fieldsIn(part) {
+  return [...part.matchAll(FIELD)].map(([, name]) => name);
 }

@@ -2,26 +2,15 @@
 
 import { address, get, oneAtATime, save, watch } from "./api.js";
 import { field, fill, h, panel, plural, refill, table, tag, waiting } from "./dom.js";
+import { STATUSES } from "./facts.js";
 import { named, pickTenant } from "./pick_tenant.js";
 import { ago, fromLocal, time, toLocal } from "./times.js";
 
-const STATUSES = [
-  "SUBMITTED",
-  "ACCEPTED",
-  "RUNNING",
-  "CANCELLING",
-  "CANCELLED",
-  "COMPLETED",
-  "FAILED",
-  "TIMED_OUT",
-  "REFUSED",
-];
-const KINDS = { COMPLETED: "ok", FAILED: "bad", TIMED_OUT: "bad", REFUSED: "bad", CANCELLING: "warn", CANCELLED: "" };
 const PAGE = 50;
 const REFRESH_AFTER_MS = 600;
 const DRAW_AGAIN_AFTER_MS = 5000;
 
-export const statusTag = (status) => tag(status.toLowerCase().replace("_", " "), KINDS[status] ?? "");
+export const statusTag = (status) => tag(status.toLowerCase().replace("_", " "), STATUSES[status] ?? "");
 
 export async function jobs(ctx) {
   const [name] = ctx.rest;
@@ -98,7 +87,7 @@ async function searchForm(ctx, name) {
         "select",
         { name: "status" },
         h("option", { value: "" }, "any"),
-        STATUSES.map((each) =>
+        Object.keys(STATUSES).map((each) =>
           h("option", { value: each, selected: each === chosen }, each.toLowerCase().replace("_", " ")),
         ),
       ),

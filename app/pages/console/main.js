@@ -1,10 +1,10 @@
 // The frame: which page stands at which address, who is signed in, and what is said when something goes wrong.
 
-import { PROBLEMS } from "./advice.js";
 import { Problem, signedOut, Unreachable } from "./api.js";
 import { fill, h } from "./dom.js";
 import { access, tokens } from "./access.js";
 import { bundles } from "./bundles.js";
+import { PROBLEMS } from "./facts.js";
 import { job } from "./job.js";
 import { jobs } from "./jobs.js";
 import { keys } from "./keys.js";

@@ -1,8 +1,8 @@
 // What is wrong and what to do about it, before anything else; then how the node does.
 
-import { CHECKS, GRAVE, LOCAL_ALONE, NO_WRITES, STOPPING } from "./advice.js";
 import { getIfAllowed, metrics, readiness, Unreachable } from "./api.js";
 import { count, facts, fill, h, panel, plural, refill, svg, tag, waiting } from "./dom.js";
+import { CHECKS } from "./facts.js";
 import { named } from "./pick_tenant.js";
 import { time } from "./times.js";
 
@@ -71,10 +71,10 @@ function drawUnknown(ctx, places, seen, error) {
 }
 
 function drawState(ctx, places, seen, state, faults) {
-  const urgent = faults.filter(([name]) => STOPPING.has(name) || GRAVE.has(name));
+  const urgent = faults.filter(([name]) => isUrgent(name));
   const said = headline(state, faults, urgent);
   const more = faults.length
-    ? faults.map(([name]) => CHECKS[name]?.[0] ?? name).join(", ")
+    ? faults.map(([name]) => CHECKS[name]?.title ?? name).join(", ")
     : `${Object.keys(state.checks).length} checks pass. Events are taken, chained and signed.`;
   const kind = !faults.length ? "ok" : urgent.length ? "bad" : "warn";
   refill(places.banner, banner(kind, said, more, lastVerified(state.verified)));
@@ -86,10 +86,17 @@ function drawState(ctx, places, seen, state, faults) {
   tell(ctx, seen, faults.length ? `${said}: ${more}` : said, faults.length > 0);
 }
 
+const stops = (name) => CHECKS[name]?.stops ?? "NOTHING";
+
+/** Whether the check stops something, or says that what is on record was changed. */
+const isUrgent = (name) => stops(name) !== "NOTHING" || CHECKS[name]?.isGrave;
+
 export function headline(state, faults, urgent) {
   if (!faults.length) return "Everything holds";
-  if (faults.some(([name]) => NO_WRITES.has(name))) return "The node takes no writes";
-  if (faults.some(([name]) => LOCAL_ALONE.has(name))) return "The node is not ready: it takes events at LOCAL alone";
+  if (faults.some(([name]) => stops(name) === "WRITES")) return "The node takes no writes";
+  if (faults.some(([name]) => stops(name) === "BEYOND_LOCAL")) {
+    return "The node is not ready: it takes events at LOCAL alone";
+  }
   if (!state.ready) return "The node is not ready; events are taken";
   if (faults.some(([name]) => name === "breaks")) return "What is on record was changed; requests are taken";
   return urgent.length
@@ -135,10 +142,10 @@ function banner(kind, title, text, more = null) {
 }
 
 function fault(name, detail) {
-  const [title, todo] = CHECKS[name] ?? [name, "Look at the log of the service."];
+  const { title, remedy } = CHECKS[name] ?? { title: name, remedy: "Look at the log of the service." };
   return h(
     "section",
-    { class: `panel fault ${STOPPING.has(name) || GRAVE.has(name) ? "" : "warn"}`, "data-check": name },
+    { class: `panel fault ${isUrgent(name) ? "" : "warn"}`, "data-check": name },
     h("h2", {}, title, " ", h("code", { class: "soft" }, name)),
     h("p", {}, detail),
     name === "breaks" &&
@@ -154,7 +161,7 @@ function fault(name, detail) {
       "div",
       { class: "do" },
       h("b", {}, "What to do: "),
-      todo,
+      remedy,
       " More: ",
       h("code", {}, `docs/runbook.md#${name}`),
       ".",
@@ -282,7 +289,7 @@ function allChecks(checks) {
       "ul",
       { class: "tags" },
       Object.entries(checks).map(([name, check]) =>
-        h("li", {}, tag(`${check.ok ? "✓" : "✕"} ${CHECKS[name]?.[0] ?? name}`, check.ok ? "ok" : "bad")),
+        h("li", {}, tag(`${check.ok ? "✓" : "✕"} ${CHECKS[name]?.title ?? name}`, check.ok ? "ok" : "bad")),
       ),
     ),
   );

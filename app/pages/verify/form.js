@@ -1,6 +1,7 @@
 // The form of an entry: what holds of every entry that a ledger writes or imports (docs/formats/chain-link.md).
 
 import { HASH, Malformed, toHex, toUtf8 } from "./encoding.js";
+import { JOB_EVENTS, TYPE_OF_ACTION } from "./facts.js";
 import { parseHlc } from "./hlc.js";
 import { canonical, hasMembers, isInteger, isObject, isText, parseJson } from "./json.js";
 import { sha256 } from "./sha256.js";
@@ -12,36 +13,6 @@ const ORIGIN_BYTES_MAX = 4096;
 const ORIGIN_MEMBERS = ["bundle_digest", "chain_link", "log", "node_id", "seq"];
 const CONFLICT_MEMBERS = ["action", "digest", "hlc", "kept_digest", "payload", "type"];
 const CONFLICT_DIGITS = 40;
-
-/** The name of each job event, by the action of its entries. */
-export const JOB_EVENTS = {
-  ENQUEUE: "JobCreated",
-  DEQUEUE: "JobAccepted",
-  EXECUTE: "JobProgressReported",
-  CANCEL: "JobCancellationRequested",
-  CANCEL_ACK: "JobCancellationAcked",
-  COMPLETE: "JobCompleted",
-  FAIL: "JobFailed",
-  TIMEOUT: "JobTimedOut",
-  DISPATCH: "WorkflowDispatched",
-  WORKFLOW_COMPLETE: "WorkflowCompleted",
-};
-const SYSTEM_ACTIONS = [
-  ...["TENANT_CREATED", "KEY_ADDED", "KEY_ROTATED", "KEY_REVOKED", "KEY_ADMITTED", "WAL_LOST", "LOG_FORKED"],
-  "BREAK_FOUND",
-  ...["BREAK_ACKNOWLEDGED", "SUBJECT_ERASED", "PRIVACY_DECLARED", "ACT_ALLOWED", "ACCESS_REFUSED", "PAYLOADS_READ"],
-  ...["EPOCH_START", "TOKEN_ISSUED", "TOKEN_REVOKED", "WEBHOOK_ADDED", "WEBHOOK_REMOVED", "WEBHOOK_DEAD_LETTERED"],
-];
-const TYPE_OF_ACTION = new Map([
-  ...Object.entries(JOB_EVENTS),
-  ...SYSTEM_ACTIONS.map((action) => [action, action]),
-  ["PROPOSED", "CommitmentProposed"],
-  ["PROPOSE_ACCEPTED", "CommitmentProposed"],
-  ["PROPOSE_REJECTED", "CommitmentProposed"],
-  ["CAPACITY_SET", "CapacitySet"],
-  ["CONFLICT", "Conflict"],
-  ["REFUSED", "Refused"],
-]);
 
 /** What no ledger writes about an entry whose columns hold together; null where it has the form of an entry. */
 export function faultOf(row) {
@@ -94,7 +65,7 @@ function isHash(value) {
 
 /** What the payload of an entry with this action says in every ledger. */
 function checkMembers(action, payload) {
-  const type = TYPE_OF_ACTION.get(action);
+  const type = Object.hasOwn(TYPE_OF_ACTION, action) ? TYPE_OF_ACTION[action] : undefined;
   if (type !== undefined && payload.type !== type) {
     throw new Malformed(`the type of its payload is not ${type}, which ${action} entries have`);
   }

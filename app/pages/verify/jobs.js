@@ -1,7 +1,7 @@
 // Which jobs a file is about, so that their entries can be found again. States are not folded: what is shown of a job
 // is what the entries say.
 
-import { JOB_EVENTS } from "./form.js";
+import { JOB_EVENTS } from "./facts.js";
 
 const JOBS_MAX = 20_000;
 const ACTIONS_MAX = 200;

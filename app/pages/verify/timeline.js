@@ -1,7 +1,7 @@
 // The jobs that a file is about, and the entries of each, as the file has them.
 
 import { code, counted, element, plain, timeOfMs } from "./element.js";
-import { ACTIONS } from "./words.js";
+import { PAST } from "./facts.js";
 
 const SHOWN_AT_ONCE = 25;
 
@@ -61,7 +61,7 @@ function actionChip(action, count) {
   return element(
     "li",
     {},
-    element("span", {}, ACTIONS[action] ?? plain(action, 60)),
+    element("span", {}, PAST[action] ?? plain(action, 60)),
     " ",
     element("b", {}, count.toLocaleString("en")),
   );
@@ -69,7 +69,7 @@ function actionChip(action, count) {
 
 function jobDetails({ jobId, entries, firstMs, lastMs, lastAction }, ask) {
   const body = element("div", { class: "events" });
-  const last = `${ACTIONS[lastAction] ?? plain(lastAction, 60)}`;
+  const last = `${PAST[lastAction] ?? plain(lastAction, 60)}`;
   const details = element(
     "details",
     {
@@ -114,7 +114,7 @@ function eventItem(row) {
     element(
       "p",
       { class: "event" },
-      element("strong", {}, ACTIONS[row.action] ?? plain(row.action, 60)),
+      element("strong", {}, PAST[row.action] ?? plain(row.action, 60)),
       " ",
       element("time", { datetime: isoOf(row.hlc_physical) }, timeOfMs(row.hlc_physical)),
     ),

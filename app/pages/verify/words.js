@@ -81,19 +81,6 @@ export const BREAKS = {
   rollback: "The log is not the one that somebody outside saw: it was cut or rewritten.",
 };
 
-export const ACTIONS = {
-  ENQUEUE: "created",
-  DEQUEUE: "accepted",
-  EXECUTE: "progress",
-  CANCEL: "cancellation requested",
-  CANCEL_ACK: "cancellation acknowledged",
-  COMPLETE: "completed",
-  FAIL: "failed",
-  TIMEOUT: "timed out",
-  DISPATCH: "workflow dispatched",
-  WORKFLOW_COMPLETE: "workflow completed",
-};
-
 /** What was shown, in sentences; none where the file does not hold, or nobody whom the reader trusts signed it. */
 export function proved(exitCode, verdict) {
   const { verdicts } = verdict;
