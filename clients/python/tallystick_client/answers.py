@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, TypedDict
 
-Level = Literal["LOCAL", "REGIONAL", "GLOBAL"]
+from tallystick_client.facts import ENDED as ENDED
+from tallystick_client.facts import Level as Level
+from tallystick_client.facts import Status as Status
+
 Consistency = Literal["eventual", "session", "bounded_staleness", "strong"]
-Status = Literal[
-    "SUBMITTED", "ACCEPTED", "RUNNING", "CANCELLING", "CANCELLED", "COMPLETED", "FAILED", "TIMED_OUT", "REFUSED"
-]
-ENDED = frozenset({"CANCELLED", "COMPLETED", "FAILED", "TIMED_OUT", "REFUSED"})
 
 
 class Durability(TypedDict):

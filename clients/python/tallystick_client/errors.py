@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tallystick_client.facts import FINAL_KINDS, TRANSIENT_KINDS
+
 
 class TallystickError(Exception):
     """Root of all errors of this package."""
@@ -47,19 +49,23 @@ class ProblemError(TallystickError):
         self.location = location
 
 
-class JobNotFoundError(ProblemError):
+class FinalError(ProblemError):
+    """The request itself is at fault: sent again it is refused again."""
+
+
+class JobNotFoundError(FinalError):
     """There is no such job, or not yet at this node."""
 
 
-class JobExistsError(ProblemError):
+class JobExistsError(FinalError):
     """The job was created with another spec."""
 
 
-class JobEndedError(ProblemError):
+class JobEndedError(FinalError):
     """The job has ended; nothing more happens to it."""
 
 
-class KeyReusedError(ProblemError):
+class KeyReusedError(FinalError):
     """The Idempotency-Key, or the job id that it was made of, belongs to another request."""
 
 
@@ -67,7 +73,7 @@ class ConflictError(ProblemError):
     """The proposal was rejected: ``members["reason"]`` says why, ``members["index"]`` is the entry that records it."""
 
 
-class InvalidError(ProblemError):
+class InvalidError(FinalError):
     """A field, or a line of a batch, is wrong: ``members`` has ``path`` or ``line``."""
 
 
@@ -75,11 +81,11 @@ class NotAllowedError(ProblemError):
     """Nothing says who calls, or the caller may not do this."""
 
 
-class WriteLostError(ProblemError):
+class WriteLostError(FinalError):
     """A write of this session was lost with the disk of a node. The client has forgotten the session."""
 
 
-class OtherRegionError(ProblemError):
+class OtherRegionError(FinalError):
     """The job is of another region, whose ledger ``location`` names."""
 
 
@@ -113,18 +119,7 @@ _BY_KIND: Mapping[str, type[ProblemError]] = {
 }
 TRANSIENT_STATUS = frozenset({408, 429, 502, 503, 504})
 """Also of proxies, which send no problem document."""
-TRANSIENT_KINDS = frozenset({"internal-error"})
-"""Of another status."""
-REFUSALS = (
-    InvalidError,
-    JobEndedError,
-    JobExistsError,
-    JobNotFoundError,
-    KeyReusedError,
-    OtherRegionError,
-    WriteLostError,
-)
-"""What is about the event itself: sent again it is refused again."""
+REFUSALS = (FinalError,)
 
 
 def problem(status: int, document: Mapping[str, Any], location: str | None) -> ProblemError:
@@ -133,7 +128,7 @@ def problem(status: int, document: Mapping[str, Any], location: str | None) -> P
     detail = str(document.get("detail") or document.get("title") or f"status {status}")
     if "line" in document:
         detail = f"line {document['line']}: {detail}"
-    known = _BY_KIND.get(kind, ProblemError)
+    known = _BY_KIND.get(kind, FinalError if kind in FINAL_KINDS else ProblemError)
     if document.get("reason") == "copies-removed":
         known = CopiesRemovedError
     elif status in TRANSIENT_STATUS or kind in TRANSIENT_KINDS:
