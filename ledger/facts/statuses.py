@@ -65,7 +65,6 @@ ENDED: Final = frozenset(status.name for status in _STATUSES if status.is_end)
 
 SUBMITTED: Final = "SUBMITTED"
 ACCEPTED: Final = "ACCEPTED"
-RUNNING: Final = "RUNNING"
 CANCELLING: Final = "CANCELLING"
 CANCELLED: Final = "CANCELLED"
 COMPLETED: Final = "COMPLETED"

@@ -16,41 +16,17 @@ from ledger.canonical import INTEGER_MAX
 from ledger.chain.conflict import held_event
 from ledger.errors import InvalidInputError
 from ledger.facts.events import EVENTS_BY_ACTION, JOB_EVENTS, Part, SystemAction
-from ledger.facts.statuses import (
-    ACCEPTED,
-    CANCELLED,
-    CANCELLING,
-    COMPLETED,
-    ENDED,
-    FAILED,
-    REACHED,
-    REFUSED,
-    RUNNING,
-    STATUS_OF_END,
-    STATUSES,
-    SUBMITTED,
-    TIMED_OUT,
-)
+from ledger.facts.statuses import ACCEPTED, CANCELLED, CANCELLING, ENDED, REACHED, REFUSED, STATUS_OF_END, SUBMITTED
 from ledger.machines.job_fold import CREATION, JobFold, refused_of
 from ledger.machines.job_state import HlcParts, JobState, Refused, creator_of, seqs_of
 from ledger.machines.refusals import Refusal
 
 __all__ = [
-    "ACCEPTED",
-    "CANCELLED",
-    "CANCELLING",
-    "COMPLETED",
-    "FAILED",
-    "RUNNING",
-    "STATUSES",
-    "SUBMITTED",
-    "TIMED_OUT",
     "JobFold",
     "JobState",
     "creator_of",
     "ended_text",
     "folded",
-    "is_ended",
     "outcome",
     "payload_of",
     "said_of_job",
@@ -76,11 +52,6 @@ ENDING: Final = frozenset(
 
 Said = tuple[str, Mapping[str, Any], HlcParts, str]
 """What an entry says of its job: action, payload, HLC and digest, the first four arguments of ``JobFold.add``."""
-
-
-def is_ended(status: str) -> bool:
-    """Whether a job of this status takes no more events at the edge."""
-    return status in ENDED
 
 
 # --- what an entry says ---------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from ledger.facts.statuses import ENDED, FAILED, STATUSES
 from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import HlcParts
@@ -25,7 +26,7 @@ from pipeline.report.facts import SHOWN, JobFact, decode_fact
 from pipeline.report.folder import in_order
 from pipeline.report.period import Clock
 
-OPEN_STATUSES: Final = tuple(status for status in jobs.STATUSES if not jobs.is_ended(status))
+OPEN_STATUSES: Final = tuple(status for status in STATUSES if status not in ENDED)
 TIMESTAMP_MS_MAX: Final = 253_402_300_799_999
 """9999-12-31: no later time has a name; a forged one is shown as none."""
 _SPANS: Final = {"queue": ("created", "accepted"), "run": ("accepted", "ended"), "total": ("created", "ended")}
@@ -79,13 +80,13 @@ def _job(tenant_id: str, job_id: str, rows: Iterable[tuple[Any, ...]], clock: Cl
     # 2. The facts that count.
     state = folding.state()
     status = jobs.status(state)
-    has_ended = jobs.is_ended(status)
+    has_ended = status in ENDED
     created = None if state.created is None else held[state.created.order[-1]]
     cancel = None if state.cancel is None else held[state.cancel[-1]]
     end = held[state.end.rank[-1]] if state.end is not None and has_ended else None
     first_accepted = min(_with_dc(held, "DEQUEUE"), key=_order, default=None)
     last_acknowledged = max(_with_dc(held, "CANCEL_ACK"), key=_order, default=None) if has_ended else None
-    failed_dc = end.failed_dc if end is not None and status == jobs.FAILED else None
+    failed_dc = end.failed_dc if end is not None and status == FAILED else None
     dcs = [failed_dc, max(state.accepted, key=state.accepted.__getitem__, default=None)]
     dcs += state.created.assigned_dcs[:1] if state.created is not None else []
     # 3. The row.

@@ -7,7 +7,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from ledger.machines.jobs import CANCELLED, FAILED, STATUSES, TIMED_OUT
+from ledger.facts.statuses import CANCELLED, FAILED, STATUSES, TIMED_OUT
 from pipeline.report.jobs import OPEN_STATUSES, moment, seconds
 from pipeline.report.period import DAY_MS, HOUR_MS, Period
 

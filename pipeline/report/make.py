@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyspark import StorageLevel
 
 from ledger.errors import InvalidInputError
-from ledger.machines.jobs import STATUSES
+from ledger.facts.statuses import STATUSES
 from pipeline.report import access, jobs, lists, summaries
 from pipeline.report import folder as files
 from pipeline.report.facts import before_end, facts

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from ledger.machines import jobs
+from ledger.facts.statuses import CANCELLED, COMPLETED, FAILED, TIMED_OUT
 from pipeline.report.folder import in_order, write_table
 from pipeline.report.jobs import moment
 from pipeline.report.period import DAY_MS, HOUR_MS, SECOND_MS, Period
@@ -33,10 +33,10 @@ PERCENTILES: Final = (50, 90, 99)
 LABELS_MAX: Final = 1_000
 """Most values of a field that are listed."""
 OUTCOMES: Final = {
-    "completed": jobs.COMPLETED,
-    "failed": jobs.FAILED,
-    "cancelled": jobs.CANCELLED,
-    "timed_out": jobs.TIMED_OUT,
+    "completed": COMPLETED,
+    "failed": FAILED,
+    "cancelled": CANCELLED,
+    "timed_out": TIMED_OUT,
 }
 SPANS: Final = {"queue": "accepted", "run": "ended", "total": "ended"}
 """Durations, and the kind of happening they count with."""
