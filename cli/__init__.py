@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import platform
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, NoReturn
@@ -105,9 +106,9 @@ def _lab_commands() -> Mapping[str, EntryPoint]:
 def _let_client_say_who(command: Any) -> None:
     """Give a command that asks the service an option for the token it shows."""
     if any(parameter.name == "url" for parameter in command.params):
-        from cli import bearer
+        from cli.client import token_option
 
-        command.params.append(bearer.option())
+        command.params.append(token_option())
 
 
 tally = typer.Typer(
@@ -144,4 +145,10 @@ def main() -> NoReturn:
     """Run ``tally`` with the arguments of this process."""
     surroundings.settle()
     gc.set_threshold(GC_ALLOCATIONS)
-    program.run(tally)
+    program.run(tally, _said)
+
+
+def _said(error: Exception) -> str | None:
+    """What an error of a call to the service says. A command that called has loaded the client."""
+    client = sys.modules.get("cli.client")
+    return None if client is None else client.said(error)

@@ -14,13 +14,14 @@ from app.runtime.answers.chain import ImportAnswer
 from app.runtime.settings.config import load_settings
 from app.share.bundle.from_wal import export_from_wal, survey
 from app.trust.keys import node_keys
-from cli.client import LedgerClient, RequestRefusedError, given
+from cli.client import LedgerClient
 from cli.options import Tenant, Url
 from ledger.errors import BundleInvalidError, ConfigurationError, InvalidInputError
 from ledger.exit_code import ExitCode
 from signing import private_keys
 from signing.bundle.reader import BundleReader
 from signing.files import HEAD_BYTES, is_like_bundle, looks_like, open_regular, whole_file
+from tallystick_client import ProblemError
 from terminal.counted import counted
 from terminal.options import Json
 from terminal.outcome import err, fail, readable, tell
@@ -79,17 +80,16 @@ def export(
     if evidence:
         if from_wal is not None:
             raise InvalidInputError("--evidence is of a chain; leave --from-wal out")
-        _export_evidence(url, given({"tenant_id": tenant, "from_seq": from_seq, "to_seq": to_seq}), output, as_json)
+        _export_evidence(url, tenant, (from_seq, to_seq), output, as_json)
         return
     with whole_file(output) as file:
         if from_wal is None:
             if key is not None:
                 raise InvalidInputError("--key goes with --from-wal; the service signs with its own key")
-            body = given({"tenant_id": tenant, "from_seq": from_seq, "to_seq": to_seq})
             try:
                 with LedgerClient(url) as client:
-                    client.download("/v1/bundles/export", body, file.write)
-            except RequestRefusedError as error:
+                    client.export_bundle(tenant, file.write, from_seq=from_seq, to_seq=to_seq)
+            except ProblemError as error:
                 code = ExitCode.TAMPERED if error.kind == "chain-damaged" else ExitCode.COULD_NOT_RUN
                 raise fail(str(error), code) from error
         else:
@@ -150,10 +150,8 @@ def import_(
                 progress.update(task, description="verifying and merging")
 
         try:
-            told = client.upload(
-                "/v1/bundles/import", files, advance, ImportAnswer, dry_run="true" if dry_run else None
-            )
-        except RequestRefusedError as error:
+            told = client.checked(client.import_bundles(files, dry_run=dry_run, advance=advance), ImportAnswer)
+        except ProblemError as error:
             raise fail(str(error), _CODES.get(error.kind, ExitCode.COULD_NOT_RUN)) from error
     tell(told, *_of_import(told), as_json=as_json)
 
@@ -200,7 +198,7 @@ def _key_beside(folder: Path, *, must_exist: bool) -> Path:
     return path
 
 
-def _export_evidence(url: str, wanted: dict[str, Any], output: Path, as_json: bool) -> None:
+def _export_evidence(url: str, tenant: str, wanted: tuple[int | None, int | None], output: Path, as_json: bool) -> None:
     """Save what is stored of a broken chain."""
     digest, size = sha256(), 0
     with whole_file(output) as file, LedgerClient(url) as client:
@@ -211,11 +209,11 @@ def _export_evidence(url: str, wanted: dict[str, Any], output: Path, as_json: bo
             size += len(piece)
             return file.write(piece)
 
-        client.download("/v1/bundles/export", {**wanted, "evidence": True}, keep)
-    told = {"file": str(output), "tenant_id": wanted["tenant_id"], "bytes": size, "sha256": digest.hexdigest()}
+        client.export_bundle(tenant, keep, from_seq=wanted[0], to_seq=wanted[1], evidence=True)
+    told = {"file": str(output), "tenant_id": tenant, "bytes": size, "sha256": digest.hexdigest()}
     tell(
         told,
-        f"{output}: evidence of the broken chain of tenant {wanted['tenant_id']}, {size:,} bytes; verifiers refuse it",
+        f"{output}: evidence of the broken chain of tenant {tenant}, {size:,} bytes; verifiers refuse it",
         f"SHA-256 {told['sha256']}",
         as_json=as_json,
     )

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError
+from cli.client import LedgerClient
 from cli.options import CheckpointFile, Tenant, Url
 from cli.verify_proof import print_subject
 from ledger.errors import InvalidInputError
@@ -20,6 +20,7 @@ from signing.keys import Keyring
 from signing.memory import Memory, memory_of
 from signing.receipt.form import ENTRY, JOB, Receipt
 from signing.receipt.judging import ReceiptVerdict, judged
+from tallystick_client import NotTheLedgerError, ProblemError
 from terminal.options import Json, NoState, State
 from terminal.outcome import fail, out, print_json
 
@@ -65,8 +66,8 @@ def prove(
         path = "/v1/chain/receipt" if job is None else f"/v1/jobs/{quote(job, safe='')}/receipt"
         try:
             file = client.get_file(path, tenant_id=tenant, seq=seq, extends=extends or None)
-        except RequestRefusedError as error:
-            if error.kind == "seq-out-of-range" and error.body.get("path") == "extends":
+        except ProblemError as error:
+            if error.kind == "seq-out-of-range" and error.members.get("path") == "extends":
                 known = "given" if kept is not None else "remembered"
                 raise fail(
                     f"the log went back behind the checkpoint {known}: {error.detail}", ExitCode.TAMPERED

@@ -1,26 +1,43 @@
-"""``tally run``: a command as a job, created and accepted before it starts, its end recorded after it."""
+"""``tally run``: a command as a job, created and accepted before it starts, its end recorded after it.
+
+With a spool, an absent ledger stops nothing: the job is filed there and sent later (docs/formats/spool.md).
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import platform
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import orjson
 import typer
 from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
 from cli import process
-from cli.flush import flush as flush_spool
-from cli.options import Durability, Url
-from cli.recorded_job import RecordedJob
-from cli.spool import Spool
+from cli.client import CALL_ERRORS, LedgerClient, print_wait, said
+from cli.options import Durability, Level, Url
 from ledger.errors import InvalidInputError, LedgerError
 from ledger.exit_code import ExitCode
+from tallystick_client import Job, NotAllowedError, SpoolError, SpoolReport, TallystickError
+from tallystick_client.answers import Recorded
+from tallystick_client.errors import REFUSALS
+from terminal.counted import counted
 from terminal.options import Json
-from terminal.outcome import CommandExit, err, fail, lose, out, readable
+from terminal.outcome import CommandExit, err, fail, lose, out, print_json, readable
 
+START_PATIENCE_S = 15.0
+"""How long the ledger may take to accept the job before the command is given up."""
+END_PATIENCE_S = 120.0
+"""How long the end is tried to be recorded, as the command cannot be run again for it."""
+SPOOLED_WAIT_S = 2.0
+"""The longest wait for one answer before and after the command when there is a spool."""
+FLUSH_PATIENCE_S = 60.0
+"""How long a flush waits for a ledger that is away, or for another flush."""
 FLUSH = "--flush"
 
 
@@ -85,22 +102,22 @@ def run(
       tally run -t nightly --spool /var/spool/tally -- backup.sh
       tally run --flush --spool /var/spool/tally
     """
+    client_log = logging.getLogger("tallystick_client")
+    client_log.handlers = [logging.NullHandler() if flush else _Warnings(logging.WARNING)]
     if flush:
         _flush(url, spool, command, as_json)
     try:
         if tenant is None or not command:
             raise InvalidInputError("name a tenant and a command: tally run --tenant T -- CMD")
-        common = {"tenant_id": tenant} if subject is None else {"tenant_id": tenant, "subject": subject}
         if any(each is not None and readable(each) != each for each in (tenant, dc, subject)):
             raise InvalidInputError("--tenant, --dc and --subject must be UTF-8")
-        place = dc or platform.node() or "localhost"
-        job = RecordedJob(url, common, place, durability, None if spool is None else Spool(spool))
-        job.begin(command)
-    except LedgerError as error:
+        job = RecordedJob(url, spool, command, tenant, dc, durability, subject)
+        job.begin()
+    except CALL_ERRORS as error:
         raise _not_run(error) from error
     if job.problem is not None:
         err.print(f"warning: {job.problem}", style="yellow", markup=False)
-    err.print(f"job {job.job_id} {_how_begun(job)}", markup=False)
+    err.print(f"job {job.job_id} {job.how_begun}", markup=False)
     try:
         ended = process.run(command)
     except OSError as error:
@@ -111,20 +128,98 @@ def run(
     raise CommandExit(ended.exit_code)
 
 
-def _not_run(error: LedgerError) -> CommandExit:
-    return fail(f"the command was not run: {error}", ExitCode.JOB_REFUSED)
+class _Warnings(logging.Handler):
+    """Prints what the client warns of, such as a spool that is full."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(f"warning: {record.getMessage()}", style="yellow", markup=False)
 
 
-def _flush(url: str, spool: Path | None, command: list[str] | None, as_json: bool) -> None:
-    if spool is None or command:
-        raise InvalidInputError("--flush goes with --spool DIR (or TALLY_SPOOL), and with no command")
-    raise CommandExit(ExitCode.FINE if flush_spool(url, spool, as_json=as_json) else ExitCode.COULD_NOT_RUN)
+class RecordedJob:
+    """A command that is a job of the ledger at ``url``.
+
+    With a spool, whatever keeps the ledger and the spool from taking the job is its ``problem`` and stops nothing.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        spool: Path | None,
+        command: list[str],
+        tenant: str,
+        dc: str | None = None,
+        durability: Level | None = None,
+        subject: str | None = None,
+    ) -> None:
+        waits: dict[str, Any] = {"patience_s": 0.0, "timeout_s": SPOOLED_WAIT_S}
+        if spool is None:
+            waits = {"patience_s": START_PATIENCE_S}
+        self._client = LedgerClient(url, spool=spool, **waits)
+        self._has_spool = spool is not None
+        spec = {
+            "command": [_text(part) for part in command],
+            "directory": _text(_directory()),
+            "began_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
+        place = dc or platform.node() or "localhost"
+        self._job: Job = self._client.job(tenant, spec, dc_id=place, durability=durability, subject=subject)
+        self.job_id = self._job.job_id
+        self.problem: str | None = None
+        self.is_unrecorded = False
+        """Whether neither the ledger nor the spool has the beginning."""
+
+    @property
+    def how_begun(self) -> str:
+        """What became of the beginning, in words."""
+        if self.is_unrecorded:
+            return "is not on record yet"
+        return "spooled: the ledger is away" if self._job.is_spooled else "accepted"
+
+    def begin(self) -> None:
+        """JobCreated and JobAccepted; recorded, or in the spool, when this returns and there is no ``problem``.
+
+        Raises:
+            TallystickError: the ledger refuses the job, or is away and there is no spool.
+        """
+        try:
+            self._job.begin()
+        except TallystickError as error:
+            if not self._has_spool or isinstance(error, (*REFUSALS, NotAllowedError)):
+                raise
+            self.problem, self.is_unrecorded = said(error), True
+
+    def end(self, ended: process.Ended) -> Recorded | None:
+        """JobCompleted or JobFailed: what the ledger answered, None when the spool keeps it.
+
+        Raises:
+            TallystickError: neither the ledger nor a spool took it.
+        """
+        if not self._has_spool:
+            self._client.patience_s = END_PATIENCE_S
+        if self.is_unrecorded:
+            self._job.begin()
+            self.is_unrecorded = False
+        if ended.exit_code == 0:
+            return self._job.complete("exit code 0", {"exit_code": 0, "duration_s": round(ended.duration_s, 3)})
+        how = f"killed by {ended.killed_by}, " if ended.killed_by else ""
+        return self._job.fail(f"{how}exit code {ended.exit_code} after {ended.duration_s:.3f} s")
 
 
-def _how_begun(job: RecordedJob) -> str:
-    if job.is_begin_spooled:
-        return "spooled: the ledger is away"
-    return "accepted" if not job.is_unrecorded else "is not on record yet"
+def _directory() -> str:
+    """Where the command runs; what the shell calls it where it is there no more."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return os.environ.get("PWD", "")
+
+
+def _text(argument: str) -> str:
+    """``argument`` as text that JSON can hold: bytes that are not UTF-8 become question marks."""
+    return argument.encode("utf-8", "replace").decode()
+
+
+def _not_run(error: Exception) -> CommandExit:
+    return fail(f"the command was not run: {said(error)}", ExitCode.JOB_REFUSED)
 
 
 def _report(job: RecordedJob, ended: process.Ended, spool: Path | None, as_json: bool) -> None:
@@ -142,9 +237,9 @@ def _report(job: RecordedJob, ended: process.Ended, spool: Path | None, as_json:
     how = f"exit code {ended.exit_code}, {ended.duration_s:.3f} s"
     try:
         answer = job.end(ended)
-    except LedgerError as error:
-        err.print(f"the end of job {job.job_id} was not recorded: {error}", style="bold red", markup=False)
-        report["problem"] = str(error)
+    except TallystickError as error:
+        report["problem"] = said(error)
+        err.print(f"the end of job {job.job_id} was not recorded: {said(error)}", style="bold red", markup=False)
     else:
         if answer is None:
             report["spooled"] = True
@@ -160,3 +255,38 @@ def _report(job: RecordedJob, ended: process.Ended, spool: Path | None, as_json:
             # The exit code is the command's own, whoever reads the report.
             lose("stdout")
             err.print(f"the report of job {job.job_id} was not printed: {error.strerror}", markup=False)
+
+
+# --- sending what waits -------------------------------------------------------------------------------
+
+
+def _flush(url: str, spool: Path | None, command: list[str] | None, as_json: bool) -> None:
+    if spool is None or command:
+        raise InvalidInputError("--flush goes with --spool DIR (or TALLY_SPOOL), and with no command")
+    raise CommandExit(ExitCode.FINE if flush_spool(url, spool, as_json=as_json) else ExitCode.COULD_NOT_RUN)
+
+
+def flush_spool(url: str, folder: Path, *, as_json: bool, patience_s: float = FLUSH_PATIENCE_S) -> bool:
+    """Send what waits in ``folder``; returns whether nothing is left and nothing was refused.
+
+    Raises:
+        SpoolError: the folder cannot be read.
+    """
+    if not folder.is_dir():
+        raise SpoolError(f"spool {folder}: there is no such folder")
+    with LedgerClient(url, spool=folder, patience_s=patience_s, on_wait=print_wait) as client:
+        report = client.flush_spool()
+    if as_json:
+        print_json({**msgspec.to_builtins(report), "jobs": len(report.jobs)})
+    else:
+        _print_flushed(report, folder)
+    return not report.waiting and not report.refused
+
+
+def _print_flushed(report: SpoolReport, folder: Path) -> None:
+    sent = f"{counted(report.events, 'event')} of {counted(len(report.jobs), 'job')} sent from {folder}"
+    out.print(f"{sent}, {counted(report.waiting, 'file')} left", markup=False)
+    for item in report.refused:
+        out.print(f"refused: job {item['job']}, now in {item['file']}: {item['why']}", markup=False)
+    if report.problem is not None:
+        err.print(f"the rest waits: {report.problem}", style="bold red", markup=False)

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from app.runtime.answers.chain import ListedSnapshot, TenantList
-from cli.client import LedgerClient, RequestRefusedError
+from cli.client import LedgerClient
 from cli.options import Url
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.facts.events import SYSTEM_TENANT
+from tallystick_client import ProblemError
 from terminal.counted import counted
 from terminal.options import Json
 from terminal.outcome import CommandExit, err, print_json, tell
@@ -61,7 +62,7 @@ def _sign_all(client: LedgerClient, as_json: bool) -> tuple[list[dict[str, Any]]
     for tenant in sorted(_tenants(client), key=lambda name: (name == SYSTEM_TENANT, name)):
         try:
             made.append(_sign(client, tenant, is_patient=is_patient))
-        except RequestRefusedError as error:
+        except ProblemError as error:
             # The node that did not sign in all that time is asked for each of the others, and no longer waited for.
             is_patient = is_patient and error.kind != "signing-unavailable"
             refused.setdefault(str(error), []).append(tenant)

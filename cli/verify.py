@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from app.runtime.answers.chain import AcknowledgeAnswer, ConsistencyProofAnswer, VerdictAnswer
-from cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError
+from cli.client import LedgerClient
 from cli.options import CheckpointFile, Keys, Tenant, TsaCa, Url, WitnessKeys
 from cli.verify_against import Request, kept_anchors, served_anchors
 from ledger.errors import ProofError, SignatureError, UnknownKeyError
@@ -23,6 +23,7 @@ from signing.anchors import RFC_3161, WITNESS, Outsiders, as_of
 from signing.checkpoint import Checkpoint, open_checkpoint, read_kept
 from signing.keys import Keyring
 from signing.memory import MEMORY, Look, memory_of, remembering
+from tallystick_client import NotTheLedgerError, ProblemError
 from terminal.counted import counted
 from terminal.incomplete import print_why_incomplete
 from terminal.options import Json, NoState, State
@@ -119,7 +120,7 @@ def _acknowledge(url: str, tenant: str, reason: str) -> None:
         body = {"tenant_id": tenant, "reason": reason}
         try:
             answer = client.post("/v1/chain/acknowledge", body, AcknowledgeAnswer, repeatable=True)
-        except RequestRefusedError as error:
+        except ProblemError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
             err.print(str(error), markup=False)
@@ -221,7 +222,7 @@ class _Log(NamedTuple):
         """Its checkpoint as it is now, None when no key that counts signed one; and whether there is any."""
         try:
             return self.client.get_text(f"/v1/log/{self.tenant}/checkpoint"), True
-        except RequestRefusedError as error:
+        except ProblemError as error:
             if error.kind == "key-conflict":
                 err.print(f"the checkpoint proves nothing: {error}", markup=False)
                 return None, True
@@ -253,7 +254,7 @@ class _Log(NamedTuple):
             proof = self.client.get(
                 "/v1/chain/proof/consistency", ConsistencyProofAnswer, tenant_id=self.tenant, first=first, second=second
             )
-        except RequestRefusedError as error:
+        except ProblemError as error:
             if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
             raise ProofError(f"the log cannot prove that it extends the checkpoint: {error}") from error

@@ -31,13 +31,15 @@ from rich.table import Table
 from rich.text import Text
 
 from app.runtime.answers.jobs import BatchAnswer
-from cli.client import LedgerClient, RequestRefusedError, say_wait
+from cli.client import LedgerClient, print_wait
 from cli.options import Durability, Level, Tenant, Url
 from lab import replay_commitments
 from lab.event_files import EventChunk, EventFile, FileFormat, Mapping
 from lab.openb_commitments import NODES_FILE
 from lab.replay_commitments import read
 from ledger.errors import InvalidInputError
+from tallystick_client import ProblemError
+from tallystick_client.core import json_in
 from terminal.counted import counted
 from terminal.options import Json
 from terminal.outcome import err, out, print_json
@@ -60,7 +62,7 @@ class ReplaySummary(msgspec.Struct):
     last_hlc: str | None = None
     session: str | None = None
 
-    def count(self, chunk: EventChunk, answer: dict[str, Any], replayed: bool) -> None:
+    def count(self, chunk: EventChunk, answer: dict[str, Any], *, replayed: bool) -> None:
         """Take in the answer to one request."""
         events = len(chunk.types)
         self.requests += 1
@@ -131,7 +133,7 @@ def replay(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn())
     with Progress(*columns, console=err, disable=as_json) as progress:
         task = progress.add_task(file.name, total=total)
-        with LedgerClient(url, patience_s=PATIENCE_S, on_wait=say_wait) as client:
+        with LedgerClient(url, patience_s=PATIENCE_S, on_wait=print_wait) as client:
             summary = _feed(client, source, tenant, durability, lambda events: progress.advance(task, events))
     if as_json:
         print_json(summary.to_json(file, tenant))
@@ -145,7 +147,7 @@ def _race(file: Path, nodes: Path | None, tenant: str, url: str, *, as_json: boo
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn())
     with Progress(*columns, console=err, disable=as_json) as progress:
         task = progress.add_task(file.name, total=len(happened))
-        with LedgerClient(url, patience_s=PATIENCE_S, on_wait=say_wait) as client:
+        with LedgerClient(url, patience_s=PATIENCE_S, on_wait=print_wait) as client:
             done = replay_commitments.replay(
                 client, tenant, (file, nodes), cluster, happened, lambda count: progress.advance(task, count)
             )
@@ -180,8 +182,9 @@ def _feed(
     for chunk in source.chunks():
         key = request_key(digest, source.mapping, tenant, chunk.number)
         try:
-            answer, replayed = client.post_lines("/v1/events", chunk.lines, BatchAnswer, key=key, durability=durability)
-        except RequestRefusedError as error:
+            sent: dict[str, Any] = {"content": chunk.lines, "content_type": "application/x-ndjson", "key": key}
+            reply = client.ask("POST", "/v1/events", params={"durability": durability}, **sent)
+        except ProblemError as error:
             if error.kind not in ("idempotency-key-reused", "idempotency-key-unproven"):
                 raise
             raise InvalidInputError(
@@ -189,7 +192,8 @@ def _feed(
                 "did not keep with each event what it came with. Nothing of this request was added; replay the file "
                 "into another tenant."
             ) from error
-        summary.count(chunk, answer, replayed)
+        answer = client.checked(json_in(reply), BatchAnswer)
+        summary.count(chunk, answer, replayed=reply.headers.get("Idempotent-Replay") == "true")
         advance(len(chunk.types))
     took_s = time.monotonic() - started
     summary.duration_s = round(took_s, 3)

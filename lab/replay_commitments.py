@@ -19,11 +19,12 @@ from typing import Any
 import msgspec
 
 from app.runtime.answers.commitments import CapacityAnswer, CommitmentList, NodeList, VerdictOfProposal
-from cli.client import LedgerClient, RequestRefusedError
+from cli.client import LedgerClient
 from lab.openb_commitments import NODES_FILE, Step, capacities, steps
 from lab.racing import WINDOW, Proposed, Race, RaceSummary, Verdict
 from ledger.errors import InvalidInputError
 from ledger.machines.promises import Resources
+from tallystick_client import ProblemError
 
 
 class Replayed(msgspec.Struct):
@@ -91,10 +92,10 @@ def _key(identity: str, tenant_id: str, proposed: Proposed) -> str:
 def _propose(client: LedgerClient, proposed: Proposed, key: str) -> Verdict:
     try:
         answer = client.post("/v1/commitments", proposed.body, VerdictOfProposal, key=key)
-    except RequestRefusedError as error:
+    except ProblemError as error:
         if error.kind != "conflict":
             raise
-        return Verdict(None, str(error.body.get("reason")), error.body.get("free"))
+        return Verdict(None, str(error.members.get("reason")), error.members.get("free"))
     return Verdict(answer["index"])
 
 
@@ -107,7 +108,7 @@ def _seq(client: LedgerClient, tenant_id: str) -> int:
     """Where the tenant's chain ends, 0 where it has not begun."""
     try:
         answer: dict[str, Any] = client.get("/v1/commitments", CommitmentList, tenant_id=tenant_id, limit=1)
-    except RequestRefusedError as error:
+    except ProblemError as error:
         if error.kind != "tenant-not-found":
             raise
         return 0

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import orjson
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -143,8 +142,7 @@ def _submit(client: LedgerClient) -> None:
             events.append({**job, "type": "JobFailed", "error": "disk full", "failed_dc": "use1"})
         else:
             events.append({**job, "type": "JobCompleted", "final_status": "ok"})
-    lines = b"".join(orjson.dumps(event) + b"\n" for event in events)
-    client.post_lines("/v1/events", lines, key="demo", durability="GLOBAL")
+    client.send_batch(events, key="demo", durability="GLOBAL")
     client.post("/v1/snapshots", {"tenant_id": TENANT})
 
 

@@ -22,8 +22,11 @@ _USAGE_ERROR: Final = 2
 """Typer's code for a wrong command line; 2 says tampered here, so it becomes 1."""
 
 
-def run(commands: Callable[[], object]) -> NoReturn:
-    """Run a command with the arguments of this process; every error becomes one line and an exit code."""
+def run(commands: Callable[[], object], said: Callable[[Exception], str | None] = lambda error: None) -> NoReturn:
+    """Run a command with the arguments of this process; every error becomes one line and an exit code.
+
+    ``said`` returns the line for an error that is of the program alone.
+    """
     try:
         commands()
     except CommandExit:
@@ -41,6 +44,10 @@ def run(commands: Callable[[], object]) -> NoReturn:
             raise
         # Python takes bytes of arguments that are no text for halves of characters, which nothing can be told in.
         raise fail("an argument, or the name of a file, is not valid UTF-8") from None
+    except Exception as error:
+        if (line := said(error)) is None:
+            raise
+        raise fail(line) from None
     finally:
         # The collector would go through all that was loaded before the process ends, 0.2 s of a pipeline's.
         gc.freeze()

@@ -16,12 +16,13 @@ import pytest
 
 from app.runtime.answers.chain import ListedSnapshot
 from app.runtime.settings.config import load_settings
-from cli import client, main
-from cli.client import LedgerClient, NotTheLedgerError, UnreachableError
+from cli import main
+from cli.client import LedgerClient
 from cli.prove import _is_asked
 from ledger.errors import ConfigurationError
 from ledger.verification.verdict import ASPECTS
 from signing.receipt import form
+from tallystick_client import NotTheLedgerError, UnreachableError, flow
 from tests.forked import ROOT
 from tests.tally import COLD
 
@@ -105,7 +106,7 @@ def test_a_service_whose_name_is_no_host_is_unreachable() -> None:
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "ANSWER_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(flow, "ANSWER_BYTES_MAX", 1 << 20)
     with (
         answering(JSON + b"\r\n", drip=bytes(65536)) as url,
         LedgerClient(url, patience_s=0.0) as asked,

@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cli import tally as command_line
-from cli.client import NotTheLedgerError
 from ledger.hlc import Hlc
 from signing import private_keys
 from signing.key_history import added_facts, rotated_facts
+from tallystick_client import NotTheLedgerError
 
 
 class Liar(ThreadingHTTPServer):

@@ -17,12 +17,11 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from cli import recorded_job, spool
-from cli.client import RequestRefusedError
-from cli.flush import flush
+from cli import run as command
 from cli.process import Ended
-from cli.recorded_job import RecordedJob
-from cli.spool import Spool, SpoolError
+from cli.run import RecordedJob
+from cli.run import flush_spool as flush
+from tallystick_client import JobEndedError, UnreachableError, spool
 from tests.app.service_thread import serving
 from tests.app.test_cli_hostile import PAGE, PATIENCE_S, answering
 from tests.forked import ROOT
@@ -88,8 +87,8 @@ def way(ledger: str, _patient: None) -> Iterator[LossyWay]:
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger that is there is waited for, however slow the machine."""
-    monkeypatch.setattr(recorded_job, "START_WAIT_S", PATIENCE_S)
-    monkeypatch.setattr(recorded_job, "END_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(command, "SPOOLED_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr("tallystick_client.outbox.SPOOLED_WAIT_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -98,13 +97,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def job(url: str, folder: Path, tenant: str) -> RecordedJob:
-    return RecordedJob(url, {"tenant_id": tenant}, "here", None, Spool(folder))
+    return RecordedJob(url, folder, ["true"], tenant, "here")
 
 
 def ran(url: str, folder: Path, tenant: str) -> RecordedJob:
     """A command that ran and came to a good end."""
     made = job(url, folder, tenant)
-    made.begin(["true"])
+    made.begin()
     made.end(Ended(0, None, 1.5))
     return made
 
@@ -153,7 +152,7 @@ def test_a_command_runs_while_the_ledger_is_away_and_is_sent_later_once(ledger: 
     told = json.loads(report)
     assert (told["spooled"], told["recorded"]) == (True, False)
     job_id = told["job_id"]
-    assert waiting(folder) == [f"{job_id}-1.json", f"{job_id}-2.json"]
+    assert len(waiting(folder)) == 2
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
@@ -191,7 +190,7 @@ def test_a_command_runs_where_its_folder_was_removed(folder: Path, tmp_path: Pat
 
     assert done.returncode == 3
     begun = json.loads((folder / waiting(folder)[0]).read_text())
-    assert begun["requests"][0]["body"]["spec"]["directory"] == str(gone)
+    assert json.loads(begun["requests"][0]["body"])["spec"]["directory"] == str(gone)
 
 
 @pytest.mark.parametrize("answers", [{"pieces": (PAGE,)}, {"drip": b"x", "times": 20}], ids=["a page", "a drip"])
@@ -204,7 +203,7 @@ def test_whatever_answers_in_place_of_the_ledger_delays_the_command_by_seconds_o
 
     assert done.returncode == 0, done.stderr
     # One answer is waited for, and none after the command: its beginning is in the spool.
-    assert time.monotonic() - began < recorded_job.END_PATIENCE_S / 2
+    assert time.monotonic() - began < command.END_PATIENCE_S / 2
     assert len(waiting(folder)) == 2
 
 
@@ -221,7 +220,7 @@ def test_a_job_that_the_ledger_refuses_is_125_with_a_spool_too(ledger: str, fold
 
     assert done.returncode == 125
     assert not (tmp_path / "touched").exists()
-    assert not folder.exists()
+    assert [path.name for path in folder.iterdir()] == [".lock"]
 
 
 def test_a_spool_that_takes_nothing_is_told_and_stops_nothing(folder: Path) -> None:
@@ -282,13 +281,13 @@ def test_a_request_whose_answer_was_lost_is_recorded_once(ledger: str, way: Loss
 
 def test_a_ledger_that_vanishes_during_the_command_gets_the_end_later(ledger: str, way: LossyWay, folder: Path) -> None:
     made = job(way.url, folder, "vanished")
-    made.begin(["true"])
-    assert not made.is_begin_spooled
+    made.begin()
+    assert made.how_begun == "accepted"
     way.passes = 0
 
     assert made.end(Ended(0, None, 1.5)) is None
 
-    assert waiting(folder) == [f"{made.job_id}-2.json"]
+    assert [name[-7:] for name in waiting(folder)] == ["-2.json"]
     assert flush(ledger, folder, as_json=True)
     assert actions(ledger, "vanished", made.job_id) == CREATED_ACCEPTED_COMPLETED
 
@@ -298,7 +297,7 @@ def test_what_neither_took_at_first_is_sent_whole_at_the_end(ledger: str, way: L
     folder.chmod(0o777)
     way.passes = 0
     made = job(way.url, folder, "late")
-    made.begin(["true"])
+    made.begin()
     assert made.is_unrecorded
     way.passes = -1
 
@@ -313,20 +312,12 @@ def test_what_neither_took_at_first_is_sent_whole_at_the_end(ledger: str, way: L
 def test_a_flush_that_was_cut_short_is_finished_by_the_next(ledger: str, way: LossyWay, folder: Path) -> None:
     made = [ran(AWAY, folder, "resumed") for _ in range(2)]
     way.passes = 2  # the first beginning, and no answer to come for its end
-    recorded = flush_quickly(way.url, folder)
-
-    assert not recorded
+    assert not flush(way.url, folder, as_json=True, patience_s=0.0)
     assert len(waiting(folder)) == 3
 
     assert flush(ledger, folder, as_json=True)
     assert waiting(folder) == []
     assert [actions(ledger, "resumed", each.job_id) for each in made] == [CREATED_ACCEPTED_COMPLETED] * 2
-
-
-def flush_quickly(url: str, folder: Path) -> bool:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cli.flush.PATIENCE_S", 0.0)
-        return flush(url, folder, as_json=True)
 
 
 def test_two_that_flush_at_once_send_each_job_once(ledger: str, folder: Path) -> None:
@@ -364,9 +355,10 @@ def test_a_job_that_the_ledger_refuses_later_is_set_aside_with_the_reason(ledger
 
     assert waiting(folder) == []
     assert actions(ledger, "behind", taken.job_id) == CREATED_ACCEPTED_COMPLETED
-    begin, end = (json.loads((folder / "refused" / f"{refused.job_id}-{n}.json").read_text()) for n in (1, 2))
+    begin, end = (json.loads(path.read_text()) for path in sorted((folder / "refused").glob("*.json")))
+    assert (begin["file"]["job_id"], end["file"]["job_id"]) == (refused.job_id, refused.job_id)
     assert "tenant_id" in begin["refused"]
-    assert begin["file"]["requests"][0]["body"]["spec"]["command"] == ["true"]
+    assert json.loads(begin["file"]["requests"][0]["body"])["spec"]["command"] == ["true"]
     assert "what came before it of this job was refused" in end["refused"]
     assert flush(ledger, folder, as_json=True)
 
@@ -403,25 +395,26 @@ def test_a_spool_has_a_bound_and_the_end_of_what_is_in_it_still_has_room(
 ) -> None:
     monkeypatch.setattr(spool, "FILES_MAX", 1)
     first, second = job(AWAY, folder, "full"), job(AWAY, folder, "full")
-    first.begin(["true"])
-    second.begin(["true"])
+    first.begin()
+    second.begin()
 
     assert first.problem is None
     assert "is full" in str(second.problem)
     assert first.end(Ended(0, None, 1.0)) is None
-    with pytest.raises(SpoolError, match="is full"):
+    with pytest.raises(UnreachableError) as full:
         second.end(Ended(0, None, 1.0))
+    assert "is full" in full.value.__notes__[0]
 
 
 @pytest.mark.usefixtures("_patient")
 def test_a_refusal_at_the_end_is_told_and_not_spooled(ledger: str, folder: Path) -> None:
     made = job(ledger, folder, "ended")
-    made.begin(["true"])
+    made.begin()
     completed = {"tenant_id": "ended", "type": "JobCompleted"}
     path = f"{ledger}/v1/jobs/{made.job_id}/events"
     assert httpx.post(path, json=completed, timeout=PATIENCE_S).status_code == 201
 
-    with pytest.raises(RequestRefusedError, match="job-ended"):
+    with pytest.raises(JobEndedError, match="job-ended"):
         made.end(Ended(0, None, 1.0))
 
     assert waiting(folder) == []

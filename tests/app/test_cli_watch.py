@@ -9,12 +9,8 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
 from app.dev.cluster import free_port
 from app.share.watch.watchers import Watchers
-from cli.client import NotTheLedgerError
-from cli.watch import _events
 from tests.app.test_cli_hostile import answering, sized
 from tests.app.test_watch import GLOBAL, RunWatched, jobs, run_watched, write
 from tests.tally import Tally, bare_environment, run_tally
@@ -107,14 +103,3 @@ async def test_a_tenant_that_is_not_there_ends_it(run_watched: RunWatched) -> No
     async with run_watched() as node:
         done = await asyncio.to_thread(run_tally, "watch", "-t", "nobody", TALLY_URL=node.url)
     assert (done.returncode, "tenant-not-found" in done.stderr) == (1, True)
-
-
-def test_events_are_read_as_the_standard_has_them() -> None:
-    text = b"retry: 1000\nid: 4\n\n: comment\n\nid: 5\nevent: A\ndata: 1\ndata:2\n\ndata: 3\n\nevent: B\n\n"
-    assert [tuple(event) for event in _events("", iter(text.split(b"\n")[:-1]))] == [
-        (4, "", None),
-        (5, "A", b"1\n2"),
-        (None, "", b"3"),
-    ]
-    with pytest.raises(NotTheLedgerError):
-        list(_events("http://x", iter([b"data: " + b"x" * (1 << 20)] * 17)))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from app.runtime.settings.config import Settings, load_settings
 from app.share.exchange.peer import _token_in
 from app.trust.access.code_flow import _client_secret_in
-from cli import Commands, bearer
+from cli import Commands, client
 from cli import tally as command_line
 from ledger.errors import ConfigurationError
 from ledger.secret_text import without_login
@@ -83,7 +83,7 @@ def test_every_setting_and_option_that_looks_like_a_secret_is_tried_here() -> No
 
 
 def test_no_command_repeats_what_a_token_file_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bearer, "_of_file", None)
+    monkeypatch.setattr(client, "_token_of_file", None)
     (tmp_path / "token").write_text("kept\nfrom-all")
     commands = {command for command, option in secret_options() if option == "--token-file"}
     for command in commands:
@@ -132,13 +132,13 @@ def test_a_control_character_in_a_setting_is_refused_by_name_and_its_value_is_no
 
 def token_in_environment(value: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     monkeypatch.setenv("TALLY_TOKEN", value)
-    return bearer.headers()["Authorization"].removeprefix("Bearer ")
+    return client._token()
 
 
 def token_of_client(value: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     monkeypatch.setenv("TALLY_TOKEN", value)
-    with Client("http://127.0.0.1:9") as client:
-        return client._core._authorization["Authorization"].removeprefix("Bearer ")
+    with Client("http://127.0.0.1:9") as ledger:
+        return ledger._core._authorization["Authorization"].removeprefix("Bearer ")
 
 
 def pin_of_pipeline(value: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
@@ -156,10 +156,10 @@ def token_of_peer(value: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> 
 
 
 def token_of_file(value: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
-    monkeypatch.setattr(bearer, "_of_file", None)
+    monkeypatch.setattr(client, "_token_of_file", None)
     (folder / "secret").write_text(value, newline="")
-    bearer._read(None, None, folder / "secret")
-    return bearer.headers()["Authorization"].removeprefix("Bearer ")
+    client._read_token(None, None, folder / "secret")
+    return client._token()
 
 
 def secret_of_oidc_client(value: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:

@@ -29,7 +29,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
-from cli.flush import flush
+from cli.run import flush_spool as flush
 from tallystick_client import Client
 from tests.clients.way import problem, way_to
 from tests.tally import bare_environment

@@ -18,10 +18,7 @@ from typing import Any
 
 import pytest
 
-from cli.flush import flush as flush_by_command
-from cli.spool import Kept as KeptByCommand
-from cli.spool import Spool as CommandSpool
-from cli.spool import SpoolError as CommandSpoolError
+from cli.run import flush_spool as flush_by_command
 from tallystick_client import (
     AsyncClient,
     Client,
@@ -34,22 +31,12 @@ from tallystick_client import (
 )
 from tallystick_client import spool as spool_module
 from tallystick_client.spool import Spool
-from tests.app.test_cli_spool import ran as ran_by_command
 from tests.clients.way import LOST, Way, problem
 from tests.tally import bare_environment
 
 CLIENT = str(Path(__file__).parents[2] / "clients" / "python")
 AWAY = "http://127.0.0.1:9"
 NOBODY = 65534
-OF_A_COMMAND: KeptByCommand = {
-    "format": "tallystick.spool.v1",
-    "made_ms": 1,
-    "tenant_id": "full",
-    "job_id": "run-1",
-    "part": "begin",
-    "session": None,
-    "requests": [],
-}
 WHOLE = ["ENQUEUE", "DEQUEUE", "COMPLETE"]
 
 
@@ -267,11 +254,36 @@ def test_what_a_client_filed_the_command_sends(ledger: str, folder: Path) -> Non
     assert actions(ledger, "by-command", other.job_id) == ["ENQUEUE", "DEQUEUE", "FAIL"]
 
 
-def test_what_the_command_filed_a_client_sends(ledger: str, folder: Path) -> None:
-    made = ran_by_command(AWAY, folder, "by-client")
-    with Client(ledger, spool=folder) as client:
-        assert client.flush() == 0
-    assert actions(ledger, "by-client", made.job_id) == WHOLE
+@pytest.mark.parametrize("sender", ["client", "command"])
+def test_what_an_earlier_release_of_the_command_filed_is_sent(ledger: str, folder: Path, sender: str) -> None:
+    job_id, tenant = "run-1795315725390-5106b585516e3eb7", f"earlier-{sender}"
+    folder.mkdir(mode=0o700)
+    ended = {"type": "JobCompleted", "final_status": "exit code 0", "aggregate_metrics": {"exit_code": 0}}
+    accepted = {"type": "JobAccepted", "dc_id": "here", "worker_count": 1}
+    created = {"spec": {"command": ["größe"]}, "assigned_dcs": ["here"], "job_id": job_id}
+    parts: list[tuple[str, list[tuple[str, dict[str, Any]]]]] = [
+        ("begin", [("/v1/jobs", created), (f"/v1/jobs/{job_id}/events", accepted)]),
+        ("end", [(f"/v1/jobs/{job_id}/events", ended)]),
+    ]
+    for number, (part, requests) in enumerate(parts, 1):
+        file = {
+            "format": "tallystick.spool.v1",
+            "made_ms": time.time_ns() // 1_000_000,
+            "tenant_id": tenant,
+            "job_id": job_id,
+            "part": part,
+            "session": None,
+            "requests": [
+                {"path": path, "key": f"{part}-{sender}-{at}", "body": {"tenant_id": tenant, **body}}
+                for at, (path, body) in enumerate(requests)
+            ],
+        }
+        (folder / f"{job_id}-{number}.json").write_text(json.dumps(file, ensure_ascii=False))
+
+    assert send(sender, ledger, folder)
+
+    assert waiting(folder) == []
+    assert actions(ledger, tenant, job_id) == WHOLE
 
 
 @pytest.mark.parametrize("sender", ["client", "command"])
@@ -544,8 +556,6 @@ def test_a_disk_that_is_full_is_left_as_it_was(folder: Path) -> None:
         try:
             with pytest.raises(UnreachableError) as full:
                 client.job("full").begin()
-            with pytest.raises(CommandSpoolError, match="File too large"):
-                CommandSpool(folder).keep(OF_A_COMMAND)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
             signal.signal(signal.SIGXFSZ, ignored)
@@ -565,7 +575,7 @@ def test_a_spool_that_takes_nothing_is_passed_over_while_the_ledger_is_there(led
 def test_a_folder_that_others_may_write_to_is_not_sent(way: Way, folder: Path, sender: str) -> None:
     ran(AWAY, folder, "writable")
     folder.chmod(0o777)
-    with pytest.raises((SpoolError, CommandSpoolError), match="others may write"):
+    with pytest.raises(SpoolError, match="others may write"):
         send(sender, way.url, folder)
     folder.chmod(0o700)
     assert len(waiting(folder)) == 2
@@ -578,19 +588,17 @@ def test_a_folder_of_another_user_is_not_sent(
 ) -> None:
     ran(AWAY, folder, "foreign")
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
-    with pytest.raises((SpoolError, CommandSpoolError), match="belongs to another user"):
+    with pytest.raises(SpoolError, match="belongs to another user"):
         send(sender, way.url, folder)
     assert way.seen == []
 
 
 def test_a_file_of_another_user_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran(AWAY, folder, "foreign")
-    ours, theirs = Spool(folder), CommandSpool(folder)
+    spool = Spool(folder)
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
     with pytest.raises(SpoolError, match="of another user"):
-        ours.load(ours.waiting()[0])
-    with pytest.raises(CommandSpoolError, match="of another user"):
-        theirs.load(theirs.waiting()[0])
+        spool.load(spool.waiting()[0])
 
 
 @pytest.mark.parametrize("sender", ["client", "command"])
@@ -610,14 +618,3 @@ def test_a_place_of_any_name_is_filed_and_sent(ledger: str, folder: Path, dc_id:
     assert ran(ledger, folder, "places", dc_id=dc_id)
     assert waiting(folder) == []
     assert actions(ledger, "places", job_id) == WHOLE
-
-
-def test_both_read_each_others_files(folder: Path) -> None:
-    ran(AWAY, folder, "both")
-    ran_by_command(AWAY, folder, "both")
-    ours, theirs = Spool(folder), CommandSpool(folder)
-    assert len(ours.waiting()) == 4
-    for path, waiting in zip(ours.waiting(), theirs.waiting(), strict=True):
-        read, by_command = ours.load(path), theirs.load(waiting)
-        assert read is not None
-        assert {**read, "requests": []} == {**by_command, "requests": []}

@@ -15,7 +15,7 @@ import pytest
 from app.node.lease import HOLDER_NAME, holder_of
 from app.share.exchange.peer import _context_of, _token_in
 from app.trust.access.tls import _expires_at
-from cli import bearer
+from cli.client import _read_token
 from ledger.errors import (
     ArchiveInvalidError,
     ConfigurationError,
@@ -129,7 +129,7 @@ def test_what_is_no_regular_file_is_refused_at_once(irregular: tuple[Path, str])
         with pytest.raises(OSError, match=name):
             reading(path)
     with pytest.raises(ConfigurationError, match=rf"{name}\. What a command prints can be given as TALLY_TOKEN"):
-        bearer._read(None, None, path)
+        _read_token(None, None, path)
     with pytest.raises(ConfigurationError, match=f"tls.cert .* {name}"):
         _expires_at(path, "tls.cert")
     with pytest.raises(ConfigurationError, match="is not a regular file"):

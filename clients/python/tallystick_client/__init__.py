@@ -31,7 +31,9 @@ from tallystick_client.errors import (
     UnreachableError,
     WriteLostError,
 )
+from tallystick_client.flow import Reply
 from tallystick_client.jobs import AsyncJob, Job
+from tallystick_client.outbox import SpoolReport
 
 __all__ = [
     "Accepted",
@@ -58,7 +60,9 @@ __all__ = [
     "OtherRegionError",
     "ProblemError",
     "Recorded",
+    "Reply",
     "SpoolError",
+    "SpoolReport",
     "Status",
     "TallystickError",
     "TransientError",

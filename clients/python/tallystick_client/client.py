@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import httpx
 
@@ -25,16 +29,19 @@ from tallystick_client.answers import (
     Recorded,
     Status,
 )
-from tallystick_client.core import Core, bearer, json_of, new_key, value_of
-from tallystick_client.flow import Awaiting, Blocking, Flow, Give, Listing, Reply, listing, operation
+from tallystick_client.core import JSON, NDJSON, Core, OnWait, bearer, json_of, new_key, value_of
+from tallystick_client.flow import Awaiting, Blocking, Flow, Give, Listing, Piece, Reply, Work, listing, operation
 from tallystick_client.jobs import AsyncJob, Job, JobId, Spec, job_path
-from tallystick_client.outbox import Outbox
+from tallystick_client.outbox import Outbox, SpoolReport
 from tallystick_client.spool import Spool
 from tallystick_client.watch import watched
 
 PAGE = 1000
 BATCH_LINES_MAX, BATCH_BYTES_MAX = 1000, 4 << 20
 """Of one request; longer batches go in several, each of which is taken whole or not at all."""
+DOWNLOAD_PAUSE_MAX_S = 600.0
+"""Longest wait for the next piece of a download; before the first, a long chain may have to be signed."""
+TAR = "application/x-tar"
 _DIRECT = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
 """Proxies of the environment are for what is elsewhere: none is shown the token for this machine."""
 
@@ -59,20 +66,31 @@ class LedgerFlows(ABC, Generic[J]):
         patience_s: float = 30.0,
         timeout_s: float = 15.0,
         ca: str | None = None,
+        on_wait: OnWait | None = None,
     ) -> None:
         """A ledger at ``nodes``, which are followed.
 
         What is left out is that of ``TALLY_URL`` (several with commas), ``TALLY_TOKEN``, ``TALLY_SPOOL`` and
         ``TALLY_CA``. ``patience_s`` is how long a request is repeated, ``timeout_s`` how long one answer is waited for;
-        keep it above the service's ``write.timeout``. With ``spool``, a folder, jobs are filed there first.
+        keep it above the service's ``write.timeout``. With ``spool``, a folder, jobs are filed there first. ``on_wait``
+        is called with the reason and the seconds before a request is repeated.
         """
         nodes = nodes or os.environ.get("TALLY_URL") or "http://127.0.0.1:8080"
         spool = spool or os.environ.get("TALLY_SPOOL") or None
         named = nodes.split(",") if isinstance(nodes, str) else nodes
         place, given = ("token", token) if token else ("TALLY_TOKEN", os.environ.get("TALLY_TOKEN"))
-        self._core = Core(named, bearer(given, place), patience_s, timeout_s)
+        self._core = Core(named, bearer(given, place), patience_s, timeout_s, on_wait)
         self._outbox = Outbox(self._core, None if spool is None else Spool(Path(spool)))
         self._connect(_trusted(named, ca or os.environ.get("TALLY_CA") or None))
+
+    @property
+    def patience_s(self) -> float:
+        """How long a request is repeated; of each that is begun from now on."""
+        return self._core.patience_s
+
+    @patience_s.setter
+    def patience_s(self, seconds: float) -> None:
+        self._core.patience_s = seconds
 
     @abstractmethod
     def _connect(self, trusted: ssl.SSLContext) -> None: ...
@@ -131,7 +149,8 @@ class LedgerFlows(ABC, Generic[J]):
         accepted, job_ids = 0, list[str]()
         for number, lines in enumerate(_requests(events)):
             params = {"durability": durability}
-            reply = yield from self._core.ask("POST", "/v1/events", params=params, lines=lines, key=f"{key}-{number}")
+            sent: dict[str, Any] = {"content": lines, "content_type": NDJSON, "key": f"{key}-{number}"}
+            reply = yield from self._core.ask("POST", "/v1/events", params=params, **sent)
             answer = value_of(reply)
             accepted += answer["accepted"]
             job_ids += answer["job_ids"]
@@ -162,17 +181,27 @@ class LedgerFlows(ABC, Generic[J]):
         job_id: JobId = None,
         dc_id: str | None = None,
         durability: Level | None = None,
+        subject: str | None = None,
     ) -> J:
         """A job, for ``with`` or as a decorator: created and accepted, then completed, or failed with the exception.
 
         A ``job_id`` of one's own makes beginning it again harmless: see ``JobFlows``. ``dc_id`` is where it runs, by
-        default this host. A decorator may have functions of the call's arguments as ``spec`` and ``job_id``.
+        default this host, ``subject`` whose its private fields are. A decorator may have functions of the call's
+        arguments as ``spec`` and ``job_id``.
         """
-        return self._job_type(self._http, (self._core, self._outbox), tenant_id, spec, job_id, dc_id, durability)
+        common = {"tenant_id": tenant_id, "durability": durability, "subject": subject}
+        given = {name: value for name, value in common.items() if value is not None}
+        return self._job_type(self._http, (self._core, self._outbox), given, spec, job_id, dc_id)
 
     @operation
     def flush(self) -> Flow[int]:
-        """Send what waits in the spool, for as long as the client has patience; how many files are left."""
+        """Send what waits in the spool, until nothing was taken for as long as the client has patience; how many files
+        are left."""
+        return (yield from self._outbox.flush()).waiting
+
+    @operation
+    def flush_spool(self) -> Flow[SpoolReport]:
+        """``flush``, and what it did. What others sent meanwhile is not in it."""
         return self._outbox.flush()
 
     # --- reading ----------------------------------------------------------------------------------
@@ -238,13 +267,63 @@ class LedgerFlows(ABC, Generic[J]):
     ) -> Flow[dict[str, Any]]:
         """Anything else that the API has. A POST is repeated only with a ``key``."""
         sent = None if body is None else json_of(body)
-        return self._value(self._core.ask(method, path, params=params, body=sent, key=key))
+        return self._value(self._core.ask(method, path, params=params, content=sent, key=key))
+
+    @operation
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        content: bytes | None = None,
+        content_type: str = JSON,
+        key: str | None = None,
+        repeatable: bool | None = None,
+    ) -> Flow[Reply]:
+        """As ``request``, of anything, with the whole answer: its status, headers and bytes. A POST is repeated with a
+        ``key``, or if it is ``repeatable``."""
+        sent: dict[str, Any] = {"content": content, "content_type": content_type, "key": key}
+        return self._core.ask(method, path, params=params, repeatable=repeatable, **sent)
+
+    # --- bundles ----------------------------------------------------------------------------------
+
+    @operation
+    def export_bundle(
+        self,
+        tenant_id: str,
+        write: Callable[[bytes], object],
+        *,
+        from_seq: int | None = None,
+        to_seq: int | None = None,
+        evidence: bool = False,
+    ) -> Flow[None]:
+        """Hand a tenant's ledger, or some of it, as a signed file to ``write``, piece by piece. It is whole once this
+        returns. With ``evidence`` a chain that is broken is handed over as it is stored."""
+        asked = {"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq, "evidence": evidence or None}
+        sent = json_of({name: value for name, value in asked.items() if value is not None}).encode()
+        path, silence_max_s = "/v1/bundles/export", DOWNLOAD_PAUSE_MAX_S
+        yield from self._core.open("POST", path, TAR, content=sent, silence_max_s=silence_max_s)
+        while piece := (yield Piece()):
+            yield Work(partial(write, piece))
+
+    @operation
+    def import_bundles(
+        self, files: Iterable[Path], *, dry_run: bool = False, advance: Callable[[int], object] | None = None
+    ) -> Flow[dict[str, Any]]:
+        """Have the ledger verify and merge bundles. ``advance`` is called with the size of each piece that is sent."""
+        with ExitStack() as opened:
+            parts = [("file", (file.name, opened.enter_context(_CountedFile(file, advance)), TAR)) for file in files]
+            params = {"dry_run": "true" if dry_run else None}
+            reply = self._core.ask("POST", "/v1/bundles/import", params=params, files=parts)
+            merged: dict[str, Any] = yield from self._value(reply)
+            return merged
 
     # --- flows ------------------------------------------------------------------------------------
 
     def _write(self, path: str, body: Mapping[str, Any], key: str | None) -> Flow[Any]:
         given = {name: value for name, value in body.items() if value is not None}
-        return self._value(self._core.ask("POST", path, body=json_of(given), key=key or new_key()))
+        return self._value(self._core.ask("POST", path, content=json_of(given), key=key or new_key()))
 
     def _read(self, path: str, params: Mapping[str, Any]) -> Flow[Any]:
         return self._value(self._core.ask("GET", path, params=params))
@@ -302,9 +381,23 @@ class AsyncClient(LedgerFlows[AsyncJob], Awaiting):
         await self.close()
 
 
+class _CountedFile(io.FileIO):
+    """A file that tells how much of it is read."""
+
+    def __init__(self, path: Path, advance: Callable[[int], object] | None) -> None:
+        super().__init__(path, "rb")
+        self._advance = advance
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size) or b""
+        if self._advance is not None:
+            self._advance(len(data))
+        return data
+
+
 def _trusted(nodes: Iterable[str], ca: str | None) -> ssl.SSLContext:
     """Whom to take for a node: nobody where none is asked over TLS, for to read whom the machine trusts takes 14 ms."""
-    if ca is None and not any(urlsplit(node).scheme == "https" for node in nodes):
+    if ca is None and not any(urlsplit(node).scheme == "https" for node in nodes) and not getproxies():
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return ssl.create_default_context(cafile=ca)
 

@@ -15,7 +15,7 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -32,19 +32,35 @@ from tallystick_client.errors import (
     WriteLostError,
     problem,
 )
-from tallystick_client.flow import Call, Flow, Open, Pause, Reply
+from tallystick_client.flow import Call, Flow, Open, Pause, Reply, shown
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.25, 10.0
 RETRY_AFTER_MAX_S = 60.0
 SESSION_TOKENS_MAX = 16
 """Nodes whose writes are remembered; a ledger reads twice as many tokens."""
+SILENCE_MAX_S = 45.0
+"""Longest wait for the next piece of a stream of events: the service gives a sign of life every 15 s."""
+UPLOAD_ANSWER_MAX_S = 4 * 3600.0
+"""Longest wait for the answer once files were sent: they are verified and merged first."""
+QUOTED_CHARACTERS = 60
+"""How much of a foreign answer is shown."""
 JSON, NDJSON = "application/json", "application/x-ndjson"
+
+OnWait = Callable[[Exception, float], object]
+"""Called with why a retry waits, and how many seconds."""
 
 
 class Core:
     """The nodes of one ledger, and what this client has written there."""
 
-    def __init__(self, nodes: Sequence[str], token: str | None, patience_s: float, timeout_s: float) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        token: str | None,
+        patience_s: float,
+        timeout_s: float,
+        on_wait: OnWait | None = None,
+    ) -> None:
         self._nodes = [_address(node.strip().rstrip("/")) for node in nodes]
         if not self._nodes:
             raise ValueError("name at least one node")
@@ -53,6 +69,7 @@ class Core:
         self._authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
         self.patience_s = patience_s
         self._timeout_s = timeout_s
+        self._on_wait = on_wait
         self._sessions: dict[str, tuple[tuple[int, int], str]] = {}
         """By node: position of its last write that we know, and its token."""
 
@@ -67,28 +84,33 @@ class Core:
         path: str,
         *,
         params: Mapping[str, Any] | None = None,
-        body: str | None = None,
-        lines: bytes | None = None,
+        content: str | bytes | None = None,
+        content_type: str = JSON,
+        files: Any = None,
         key: str | None = None,
         session: str | None = None,
+        repeatable: bool | None = None,
         patience_s: float | None = None,
         timeout_s: float | None = None,
     ) -> Flow[Reply]:
-        """The answer of success. ``body`` is JSON, ``lines`` are NDJSON; parameters that are None are left out.
+        """The answer of success. Parameters that are None are left out; ``files`` are sent in place of ``content``.
 
         Raises:
             ProblemError: the ledger said no.
             UnreachableError, NotTheLedgerError: there was no answer of a ledger.
         """
-        content = lines if lines is not None else body.encode() if body is not None else None
-        content_type = NDJSON if lines is not None else JSON if content is not None else None
-        headers = self._headers(content_type, key, session)
-        repeatable = method in ("GET", "PUT") or key is not None
+        content = content.encode() if isinstance(content, str) else content
+        headers = self._headers(None if content is None else content_type, key, session)
+        if repeatable is None:
+            repeatable = method != "POST" or key is not None
         until = time.monotonic() + (self.patience_s if patience_s is None else patience_s)
-        timeout = httpx.Timeout(timeout_s or self._timeout_s)
+        within_s: float | None = timeout_s or self._timeout_s
+        timeout = httpx.Timeout(within_s)
+        if files is not None:
+            within_s, timeout = None, httpx.Timeout(timeout.connect, read=UPLOAD_ANSWER_MAX_S)
         failures = 0
         while True:
-            call = Call(method, self._url(path, params), headers, content, timeout)
+            call = Call(method, self._url(path, params), headers, content, timeout, within_s, files)
             try:
                 reply: Reply = yield call
                 if reply.status < 300:
@@ -96,19 +118,37 @@ class Core:
                     return reply
                 self._refuse(call, reply)
             except (UnreachableError, TransientError) as error:
-                failures += 1
+                failures, failed = failures + 1, error
                 delay_s = self.turn(failures, error)
                 if not repeatable or (delay_s and time.monotonic() + delay_s > until):
                     raise
             if delay_s:
-                yield Pause(delay_s)
+                yield from self.wait(delay_s, failed)
 
-    def open(self, path: str, params: Mapping[str, Any], headers: Mapping[str, str]) -> Flow[None]:
-        """Open a stream, at the node whose turn it is; errors as ``ask``. Never repeated."""
-        timeout = httpx.Timeout(self._timeout_s, read=45.0)  # a sign of life comes every 15 s
-        call = Call("GET", self._url(path, params), {**self._headers(None, None, None), **headers}, None, timeout)
-        reply: Reply = yield Open(call)
-        if reply.status != 200:
+    def wait(self, delay_s: float, why: Exception) -> Flow[None]:
+        """Wait for a retry."""
+        if self._on_wait is not None:
+            self._on_wait(why, delay_s)
+        yield Pause(delay_s)
+
+    def open(
+        self,
+        method: str,
+        path: str,
+        content_type: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        silence_max_s: float = SILENCE_MAX_S,
+    ) -> Flow[None]:
+        """Open an answer of ``content_type`` that comes in pieces, at the node whose turn it is; errors as ``ask``.
+        Never repeated."""
+        timeout = httpx.Timeout(self._timeout_s, read=silence_max_s)
+        sent = {**self._headers(None if content is None else JSON, None, None), **(headers or {})}
+        call = Call(method, self._url(path, params), sent, content, timeout, self._timeout_s)
+        reply: Reply = yield Open(call, content_type)
+        if reply.status != 200 or not reply.headers.get("Content-Type", "").startswith(content_type):
             self._refuse(call, reply)
 
     def turn(self, failures: int, error: Exception) -> float:
@@ -123,7 +163,11 @@ class Core:
 
     def _url(self, path: str, params: Mapping[str, Any] | None) -> str:
         given = {name: value for name, value in (params or {}).items() if value is not None}
-        return str(httpx.URL(self._nodes[self._at] + path, params=given) if given else self._nodes[self._at] + path)
+        url = self._nodes[self._at] + path
+        try:
+            return str(httpx.URL(url, params=given)) if given else url
+        except httpx.InvalidURL as error:
+            raise UnreachableError(f"no answer from {shown(self._nodes[self._at])}: {error}") from error
 
     def _headers(self, content_type: str | None, key: str | None, session: str | None) -> dict[str, str]:
         given = {
@@ -135,7 +179,8 @@ class Core:
         for name, value in headers.items():
             if found := control_character(value):
                 raise ValueError(f"{name} has {found} inside")
-        return {**self._authorization, **headers}
+        # What is not compressed cannot be a bomb.
+        return {"Accept-Encoding": "identity", **self._authorization, **headers}
 
     def _shown(self, brought: str | None) -> str | None:
         """Our session, and what a request brings along that we do not know or know only an earlier write of."""
@@ -164,8 +209,8 @@ class Core:
             led = [at for at, node in enumerate(self._nodes) if location.startswith(node + "/") or location == node]
             if led and led[0] != self._at:
                 self._at = led[0] - 1  # where the next turn goes from
-                raise UnreachableError(f"{shown(call.url)} leads to {location}")
-        document = _json(reply)
+                raise UnreachableError(f"{call.node} leads to {location}")
+        document = json_in(reply)
         if isinstance(document, dict) and isinstance(document.get("type"), str):
             found: ProblemError = problem(reply.status, document, location)
             if isinstance(found, TransientError):
@@ -173,12 +218,13 @@ class Core:
             if isinstance(found, WriteLostError):
                 self._sessions.clear()
             raise found
-        if reply.status in TRANSIENT_STATUS:
-            raise UnreachableError(f"{shown(call.url)} answers {reply.status}, and not as a Tallystick does")
-        led_to = f", a redirect to {location[:200]}" if location else ""
-        raise NotTheLedgerError(
-            f"{shown(call.url)} does not answer as a Tallystick does: status {reply.status}{led_to}"
-        )
+        if 300 <= reply.status < 400:
+            raise NotTheLedgerError(
+                f"{call.node} redirects to {(location or 'nowhere')[:200]} ({reply.status}); redirects are followed to "
+                "nodes that were named, name the service itself"
+            )
+        found_else = no_ledger(reply)
+        raise UnreachableError(str(found_else)) if reply.status in TRANSIENT_STATUS else found_else
 
 
 def bearer(token: str | None, place: str) -> str | None:
@@ -204,11 +250,6 @@ def control_character(value: str) -> str | None:
     return f"{names.get(found[0], 'a control character')} (U+{ord(found[0]):04X})"
 
 
-def shown(url: str) -> str:
-    """``url`` without user and password."""
-    return re.sub(r"//[^/?#]*@", "//", url)
-
-
 def _address(node: str) -> str:
     if found := control_character(node):
         raise ValueError(f"the address of a node has {found} inside")
@@ -223,10 +264,18 @@ def value_of(reply: Reply) -> Any:
     Raises:
         NotTheLedgerError: it is none.
     """
-    value = _json(reply)
+    value = json_in(reply)
     if not isinstance(value, dict):
-        raise NotTheLedgerError(f"an answer of status {reply.status} is no JSON object: not a Tallystick")
+        raise no_ledger(reply)
     return value
+
+
+def no_ledger(reply: Reply) -> NotTheLedgerError:
+    """Something else than a ledger sent ``reply``; the text says how that begins."""
+    kind = reply.headers.get("Content-Type", "no content type")[:QUOTED_CHARACTERS]
+    start = " ".join(reply.content[: 4 * QUOTED_CHARACTERS].decode("utf-8", "replace").split())
+    described = f"status {reply.status}, {kind}, {start[:QUOTED_CHARACTERS]!r}"
+    return NotTheLedgerError(f"{reply.node} does not answer as a Tallystick does: {described}")
 
 
 def json_of(value: object) -> str:
@@ -243,7 +292,8 @@ def new_key() -> str:
     return f"py-{secrets.token_hex(16)}"
 
 
-def _json(reply: Reply) -> Any:
+def json_in(reply: Reply) -> Any:
+    """The JSON value that ``reply`` has, None where it has none."""
     try:
         return json.loads(reply.content)
     except (ValueError, RecursionError):

@@ -9,19 +9,25 @@ awaited in an ``Awaiting`` one; ``listing`` makes an iterator of it.
 from __future__ import annotations
 
 import asyncio
+import re
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import closing
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import httpx
 
-from tallystick_client.errors import UnreachableError
+from tallystick_client.errors import NotTheLedgerError, UnreachableError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+ANSWER_BYTES_MAX = 64 << 20
+"""Largest answer that is read whole; the longest list of the service has a quarter of that."""
 
 
 class Call(NamedTuple):
@@ -32,23 +38,37 @@ class Call(NamedTuple):
     headers: Mapping[str, str]
     content: bytes | None
     timeout: httpx.Timeout
+    """Of each step of it."""
+    within_s: float | None = None
+    """Longest time until the whole answer is there, however slowly it drips; None: as long as the steps take."""
+    files: Any = None
+    """In place of ``content``: files to be sent as multipart/form-data, as httpx takes them."""
+
+    @property
+    def node(self) -> str:
+        """The address that it goes to, without user and password."""
+        return re.sub(r"(//[^/?#]*).*", r"\1", shown(self.url), flags=re.DOTALL)
 
 
 class Reply(NamedTuple):
-    """A whole answer."""
+    """A whole answer, as it was sent: nothing is decompressed."""
 
     status: int
     headers: httpx.Headers
     content: bytes
+    node: str = ""
+    """The address that answered, without user and password."""
 
 
 class Open(NamedTuple):
-    """A request whose answer, if its status is 200, comes in pieces; what comes of it is a ``Reply``.
+    """A request whose answer comes in pieces; what comes of it is a ``Reply``.
 
-    A flow has one open answer at most, which the next ``Open`` closes, as does the end of the flow.
+    The ``Reply`` is whole, and nothing is open, where the answer has another status than 200 or is of another kind. A
+    flow has one open answer at most, which the next ``Open`` closes, as does the end of the flow.
     """
 
     call: Call
+    content_type: str
 
 
 class Piece(NamedTuple):
@@ -85,6 +105,8 @@ class _Run(Generic[T]):
         self._flow = flow
         self.came: Any = None
         self.failed: Exception | None = None
+        self.call: Call | None = None
+        """The last request."""
         self.response: httpx.Response | None = None
         """The open answer."""
         self.pieces: Any = None
@@ -101,10 +123,10 @@ class _Run(Generic[T]):
             self.result = end.value
             raise
 
-    def open(self, response: httpx.Response, pieces: Any, content: bytes) -> None:
+    def open(self, call: Call, response: httpx.Response, pieces: Any) -> None:
         """There is an open answer."""
         self.response, self.pieces = response, pieces
-        self.came = Reply(response.status_code, response.headers, content)
+        self.came = Reply(response.status_code, response.headers, b"", call.node)
 
     def close(self) -> None:
         """Nobody goes on with it."""
@@ -118,10 +140,13 @@ class Blocking:
 
     def _drive(self, flow: Flow[T]) -> T:
         with closing(_Run(flow)) as run:
-            for effect in run:
-                self._do(effect, run)
-            result: T = run.result
-            return result
+            try:
+                for effect in run:
+                    self._do(effect, run)
+                result: T = run.result
+                return result
+            finally:
+                self._shut(run)
 
     def _iterate(self, flow: Listing[T]) -> Generator[T, None, None]:
         with closing(_Run(flow)) as run:
@@ -138,11 +163,16 @@ class Blocking:
         try:
             match effect:
                 case Call():
-                    run.came = _reply(self._http.send(_request(self._http, effect)))
-                case Open(call):
+                    run.call = effect
+                    run.came = _within(effect.within_s, partial(self._exchange, effect))
+                case Open(call, content_type):
                     self._shut(run)
+                    run.call = call
                     response = self._http.send(_request(self._http, call), stream=True)
-                    run.open(response, response.iter_bytes(), b"" if _is_stream(response) else response.read())
+                    if _is_stream(response, content_type):
+                        run.open(call, response, response.iter_raw())
+                    else:
+                        run.came = _read(call, response, _until(call.within_s))
                 case Piece():
                     run.came = next(run.pieces, b"")
                 case Pause(seconds):
@@ -150,7 +180,10 @@ class Blocking:
                 case Work(do):
                     run.came = do()
         except Exception as error:
-            run.failed = _told(error)
+            run.failed = _told(error, run.call)
+
+    def _exchange(self, call: Call, until: float) -> Reply:
+        return _read(call, self._http.send(_request(self._http, call), stream=True), until)
 
     def _shut(self, run: _Run[Any]) -> None:
         if run.response is not None:
@@ -164,10 +197,13 @@ class Awaiting:
 
     async def _drive(self, flow: Flow[T]) -> T:
         with closing(_Run(flow)) as run:
-            for effect in run:
-                await self._do(effect, run)
-            result: T = run.result
-            return result
+            try:
+                for effect in run:
+                    await self._do(effect, run)
+                result: T = run.result
+                return result
+            finally:
+                await self._shut(run)
 
     async def _iterate(self, flow: Listing[T]) -> AsyncGenerator[T, None]:
         with closing(_Run(flow)) as run:
@@ -184,11 +220,18 @@ class Awaiting:
         try:
             match effect:
                 case Call():
-                    run.came = _reply(await self._http.send(_request(self._http, effect)))
-                case Open(call):
+                    run.call = effect
+                    async with asyncio.timeout(effect.within_s):
+                        run.came = await self._whole(effect, await self._send(effect))
+                case Open(call, content_type):
                     await self._shut(run)
-                    response = await self._http.send(_request(self._http, call), stream=True)
-                    run.open(response, response.aiter_bytes(), b"" if _is_stream(response) else await response.aread())
+                    run.call = call
+                    response = await self._send(call)
+                    if _is_stream(response, content_type):
+                        run.open(call, response, response.aiter_raw())
+                    else:
+                        async with asyncio.timeout(call.within_s):
+                            run.came = await self._whole(call, response)
                 case Piece():
                     run.came = await anext(run.pieces, b"")
                 case Pause(seconds):
@@ -196,7 +239,19 @@ class Awaiting:
                 case Work(do):
                     run.came = await asyncio.to_thread(do)
         except Exception as error:
-            run.failed = _told(error)
+            run.failed = _told(error, run.call)
+
+    async def _send(self, call: Call) -> httpx.Response:
+        return await self._http.send(_request(self._http, call), stream=True)
+
+    async def _whole(self, call: Call, response: httpx.Response) -> Reply:
+        try:
+            whole = _Whole(call)
+            async for piece in response.aiter_raw():
+                whole.take(piece)
+            return whole.reply(response)
+        finally:
+            await response.aclose()
 
     async def _shut(self, run: _Run[Any]) -> None:
         if run.response is not None:
@@ -244,25 +299,95 @@ def _bound(flow: Callable[..., Any], at: Any, drive: Callable[[Any], Any]) -> Ca
     return update_wrapper(run, flow.__get__(at))
 
 
+class _Whole:
+    """An answer that is read to its end, if that comes within ``ANSWER_BYTES_MAX``."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def take(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > ANSWER_BYTES_MAX:
+            raise NotTheLedgerError(f"the answer of {self._call.node} does not end after {ANSWER_BYTES_MAX:,} bytes")
+        self._pieces.append(piece)
+
+    def reply(self, response: httpx.Response) -> Reply:
+        return Reply(response.status_code, response.headers, b"".join(self._pieces), self._call.node)
+
+
+def shown(url: str) -> str:
+    """``url`` without user and password."""
+    return re.sub(r"//[^/?#]*@", "//", url)
+
+
 def _request(http: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Request:
-    return http.build_request(call.method, call.url, headers=call.headers, content=call.content, timeout=call.timeout)
+    how: dict[str, Any] = {"headers": call.headers, "timeout": call.timeout}
+    return http.build_request(call.method, call.url, content=call.content, files=call.files, **how)
 
 
-def _is_stream(response: httpx.Response) -> bool:
-    return response.status_code == 200
+def _is_stream(response: httpx.Response, content_type: str) -> bool:
+    return response.status_code == 200 and response.headers.get("Content-Type", "").startswith(content_type)
 
 
-def _reply(response: httpx.Response) -> Reply:
-    return Reply(response.status_code, response.headers, response.content)
+def _read(call: Call, response: httpx.Response, until: float) -> Reply:
+    """The whole answer.
+
+    Raises:
+        NotTheLedgerError: it is longer than any answer of a ledger.
+        TimeoutError: it does not end until ``until``, by ``time.monotonic``.
+    """
+    with closing(response):
+        whole = _Whole(call)
+        for piece in response.iter_raw():
+            whole.take(piece)
+            if time.monotonic() > until:
+                raise TimeoutError
+        return whole.reply(response)
 
 
-def _told(error: Exception) -> Exception:
+def _until(within_s: float | None) -> float:
+    return float("inf") if within_s is None else time.monotonic() + within_s
+
+
+def _within(within_s: float | None, work: Callable[[float], Reply]) -> Reply:
+    """What ``work`` returns, which is called with the end of its time, by ``time.monotonic``.
+
+    It runs in a thread of its own, which is left behind when the time is over: a name that is looked up, or a head
+    that drips, is waited for in no other way that ends. At the end of the interpreter there are no threads any more.
+
+    Raises:
+        TimeoutError: it did not return in time.
+    """
+    if within_s is None:
+        return work(float("inf"))
+    until = _until(within_s)
+    done: Future[Reply] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work(until))
+        except Exception as error:
+            done.set_exception(error)
+
+    try:
+        threading.Thread(target=run, daemon=True).start()
+    except RuntimeError:
+        run()
+    return done.result(within_s)
+
+
+def _told(error: Exception, call: Call | None) -> Exception:
     """``error``, or in our words what went wrong on the way."""
-    if isinstance(error, UnicodeEncodeError):
+    if isinstance(error, UnicodeEncodeError) or call is None:
         return error  # what is asked for cannot be sent
     # Where an answer leads to is read though nobody goes there, and may be no address.
     if isinstance(error, httpx.HTTPError | httpx.StreamError | httpx.InvalidURL | UnicodeError):
-        told = UnreachableError(f"no answer: {str(error) or type(error).__name__}")
-        told.__cause__ = error
-        return told
-    return error
+        told = UnreachableError(f"no answer from {call.node}: {str(error) or type(error).__name__}")
+    elif isinstance(error, TimeoutError):
+        told = UnreachableError(f"no whole answer from {call.node} in {call.within_s or 0.0:g} s")
+    else:
+        return error
+    told.__cause__ = error
+    return told

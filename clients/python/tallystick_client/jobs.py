@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from tallystick_client.answers import ENDED, Level
+from tallystick_client.answers import ENDED, Recorded
 from tallystick_client.core import Core, json_of, new_key, value_of
 from tallystick_client.errors import JobEndedError, TallystickError
-from tallystick_client.flow import Awaiting, Blocking, Flow, operation
+from tallystick_client.flow import Awaiting, Blocking, Flow, Reply, operation
 from tallystick_client.outbox import Outbox
 from tallystick_client.spool import KEY, Part, Request
 
@@ -46,107 +46,120 @@ class JobFlows:
 
     The Idempotency-Keys of a beginning are made of the job id: whoever begins a job of this id and spec again, such as
     a scheduler that was killed, adds nothing. An end has a key of its own.
+
+    What is recorded returns what the ledger answered to it, None when the spool keeps it (``is_spooled``), or when
+    another sender has sent it from there.
     """
 
     def __init__(
         self,
         http: Any,
         ledger: tuple[Core, Outbox],
-        tenant_id: str,
+        common: Mapping[str, Any],
         spec: Spec,
         job_id: JobId,
         dc_id: str | None,
-        durability: Level | None,
     ) -> None:
+        """``common`` are the members that all its events have."""
         self._http = http
         self._ledger = ledger
-        self._given = (tenant_id, spec, job_id, dc_id, durability)
+        self._given = (common, spec, job_id, dc_id)
         made = callable(job_id) or callable(spec)  # by the decorator, for each call
         self.job_id = f"run-{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(8)}"
         if isinstance(job_id, str):
             self.job_id = job_id
         self._path = job_path(self.job_id)
-        self.tenant_id = tenant_id
+        self.tenant_id: str = common["tenant_id"]
+        self.is_spooled = False
+        """Whether what was recorded last waits in the spool."""
         self.dc_id = dc_id or platform.node() or "localhost"
         self._is_named = job_id is not None
         self._spec = None if made else spec
-        self._common = {"tenant_id": tenant_id} | ({} if durability is None else {"durability": durability})
+        self._common = common
         self._began: tuple[datetime, float] | None = None
         """When, if this object saw it: the wall clock, and seconds of the monotonic one."""
         self._is_over = False
         """Its end was handed over, by ``complete`` or ``fail``."""
 
     @operation
-    def create(self) -> Flow[None]:
+    def create(self) -> Flow[Recorded | None]:
         """Record that the job exists: JobCreated.
 
         Raises:
             JobEndedError: a job of this id has ended, as far as the ledger or the spool knows: do not run it again.
             ProblemError: the ledger refuses the job.
         """
-        yield from self._begin([self._created()])
+        return self._begin([self._created()])
 
     @operation
-    def accept(self, worker_count: int = 1) -> Flow[None]:
+    def accept(self, worker_count: int = 1) -> Flow[Recorded | None]:
         """Record that the job begins here: JobAccepted. Raises as ``create``."""
-        yield from self._begin([self._accepted(worker_count)])
+        return self._begin([self._accepted(worker_count)])
 
     @operation
-    def begin(self) -> Flow[None]:
+    def begin(self) -> Flow[Recorded | None]:
         """``create`` and ``accept`` in one."""
-        yield from self._begin([self._created(), self._accepted(1)])
+        return self._begin([self._created(), self._accepted(1)])
 
     @operation
-    def event(self, /, type: str, **fields: Any) -> Flow[None]:
+    def event(self, /, type: str, **fields: Any) -> Flow[Recorded | None]:
         """Record an event between beginning and end, such as WorkflowDispatched (docs/events.md)."""
-        yield from self._record("event", [self._event({"type": type, **fields}, new_key())])
+        return self._record("event", [self._event({"type": type, **fields}, new_key())])
 
     @operation
-    def progress(self, completed: int, failed: int = 0) -> Flow[None]:
+    def progress(self, completed: int, failed: int = 0) -> Flow[Recorded | None]:
         """Record how far the job is: totals, not differences."""
         body = {"type": "JobProgressReported", "dc_id": self.dc_id, "completed": completed, "failed": failed}
-        yield from self._record("event", [self._event(body, new_key())])
+        return self._record("event", [self._event(body, new_key())])
 
     @operation
-    def complete(self, final_status: str = "completed", metrics: Mapping[str, Any] | None = None) -> Flow[None]:
+    def complete(
+        self, final_status: str = "completed", metrics: Mapping[str, Any] | None = None
+    ) -> Flow[Recorded | None]:
         """Record a good end: JobCompleted."""
-        yield from self._end(self._completion(final_status, metrics))
+        return self._end(self._completion(final_status, metrics))
 
     @operation
-    def fail(self, error: BaseException | str) -> Flow[None]:
+    def fail(self, error: BaseException | str) -> Flow[Recorded | None]:
         """Record a bad end: JobFailed, with the type and text of an exception."""
-        yield from self._end(self._failure(error))
+        return self._end(self._failure(error))
 
     def _of(self, given: tuple[Any, ...], named: dict[str, Any]) -> Self:
         """A job of its own for one call of a decorated function."""
-        tenant_id, spec, job_id, dc_id, durability = self._given
+        common, spec, job_id, dc_id = self._given
         spec = spec(*given, **named) if callable(spec) else spec
         job_id = job_id(*given, **named) if callable(job_id) else job_id
-        return type(self)(self._http, self._ledger, tenant_id, spec, job_id, dc_id, durability)
+        return type(self)(self._http, self._ledger, common, spec, job_id, dc_id)
 
     # --- flows ------------------------------------------------------------------------------------
 
-    def _begin(self, requests: list[Request]) -> Flow[None]:
+    def _begin(self, requests: list[Request]) -> Flow[Recorded | None]:
         core, outbox = self._ledger
         if self._is_named and (yield from outbox.knows_end(self.tenant_id, self.job_id)):
             raise self._ended("its end waits in the spool")
-        replies = yield from outbox.record(self.tenant_id, self.job_id, "begin", requests)
+        replies = yield from self._recorded("begin", requests)
         if not self._is_named or replies is None:
-            return
+            return _last_of(replies)
         if replies and replies[0].headers.get("Idempotent-Replay") != "true":
-            return
+            return _last_of(replies)
         # It was begun before, by somebody who may have ended it too.
         params = {"tenant_id": self.tenant_id}
         status = value_of((yield from core.ask("GET", self._path, params=params)))["status"]
         if status in ENDED:
             raise self._ended(f"it is {status}")
+        return _last_of(replies)
 
-    def _end(self, event: dict[str, Any]) -> Flow[None]:
+    def _end(self, event: dict[str, Any]) -> Flow[Recorded | None]:
         self._is_over = True
-        yield from self._record("end", [self._event(event, new_key())])
+        return self._record("end", [self._event(event, new_key())])
 
-    def _record(self, part: Part, requests: list[Request]) -> Flow[None]:
-        yield from self._ledger[1].record(self.tenant_id, self.job_id, part, requests)
+    def _record(self, part: Part, requests: list[Request]) -> Flow[Recorded | None]:
+        return _last_of((yield from self._recorded(part, requests)))
+
+    def _recorded(self, part: Part, requests: list[Request]) -> Flow[list[Reply] | None]:
+        replies = yield from self._ledger[1].record(self.tenant_id, self.job_id, part, requests)
+        self.is_spooled = replies is None
+        return replies
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -254,6 +267,10 @@ class AsyncJob(JobFlows, Awaiting):
                 return _ended(await function(*given, **named))
 
         return run
+
+
+def _last_of(replies: list[Reply] | None) -> Recorded | None:
+    return cast(Recorded, value_of(replies[-1])) if replies else None
 
 
 def unended(value: object) -> str | None:

@@ -16,11 +16,12 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from tallystick_client.core import BACKOFF_MAX_S, BACKOFF_MIN_S, Core, value_of
+from tallystick_client.core import BACKOFF_MAX_S, BACKOFF_MIN_S, Core, no_ledger, value_of
 from tallystick_client.errors import (
     REFUSALS,
     CopiesRemovedError,
@@ -29,6 +30,8 @@ from tallystick_client.errors import (
     ProblemError,
     SpoolError,
     TallystickError,
+    TransientError,
+    UnreachableError,
 )
 from tallystick_client.flow import Flow, Pause, Reply, Work
 from tallystick_client.spool import FORMAT, Kept, Part, Request, Spool, is_in_memory_of_keys
@@ -42,6 +45,32 @@ _IDENTITY = ("dc_id", "workflow_id", "completed", "failed", "workflows_cancelled
 log = logging.getLogger("tallystick_client")
 
 
+class Refused(TypedDict):
+    """What the ledger refused: of which job, in which file it is now, and why."""
+
+    job: str
+    file: str
+    why: str
+
+
+@dataclass
+class SpoolReport:
+    """What sending a spool did, and what is left there."""
+
+    jobs: set[str] = field(default_factory=set)
+    events: int = 0
+    refused: list[Refused] = field(default_factory=list)
+    waiting: int = 0
+    """Files that are left."""
+    problem: str | None = None
+    """Why they are."""
+
+    @property
+    def taken(self) -> int:
+        """Grows with each file that leaves."""
+        return self.events + len(self.jobs) + len(self.refused)
+
+
 class Outbox:
     """What is recorded of jobs, by way of the spool where there is one."""
 
@@ -50,6 +79,8 @@ class Outbox:
         self._spool = spool
         self._failures = 0
         self._quiet_until = 0.0
+        self._failure: Exception | None = None
+        """The last one."""
 
     def record(self, tenant_id: str, job_id: str, part: Part, requests: Sequence[Request]) -> Flow[list[Reply] | None]:
         """Record one part of a job: the answers, None when the spool keeps it, [] when it was recorded before.
@@ -81,32 +112,45 @@ class Outbox:
                 raise
         if time.monotonic() < self._quiet_until:
             return None
-        return (yield from self._flush(self._spool, own, SPOOLED_WAIT_S, SPOOLED_WAIT_S))
+        return (yield from self._flush(self._spool, own, SPOOLED_WAIT_S, SPOOLED_WAIT_S, SpoolReport()))
 
-    def flush(self) -> Flow[int]:
-        """Send what waits, for as long as the client has patience; how many files are left.
+    def flush(self) -> Flow[SpoolReport]:
+        """Send what waits, until nothing was taken for as long as the client has patience, or time cannot help.
 
         Raises:
             SpoolError: the folder cannot be read.
         """
+        report = SpoolReport()
         spool = self._spool
         if spool is None:
-            return 0
-        until = time.monotonic() + self._core.patience_s
+            return report
+        taken, until = -1, 0.0
         while True:
-            yield from self._flush(spool, None, max(until - time.monotonic(), SPOOLED_WAIT_S), None)
-            left: int = len((yield Work(spool.waiting)))
+            if report.taken > taken:
+                taken, until = report.taken, time.monotonic() + self._core.patience_s
+            self._failure = None
+            yield from self._flush(spool, None, max(until - time.monotonic(), SPOOLED_WAIT_S), None, report)
+            report.waiting = len((yield Work(spool.waiting)))
+            failure = self._last_failure()
+            report.problem = None
+            if not report.waiting:
+                return report
+            report.problem = "another one is sending it" if failure is None else str(failure)
+            if failure is not None and not isinstance(failure, (UnreachableError, TransientError)):
+                return report
             pause_s = self._quiet_until - time.monotonic()
-            if not left or time.monotonic() + max(pause_s, 0.0) > until:
-                return left
+            if report.taken == taken and time.monotonic() + max(pause_s, 0.0) > until:
+                return report
             if pause_s > 0:
-                yield Pause(pause_s)
+                yield from self._core.wait(pause_s, failure or SpoolError(report.problem))
 
     def knows_end(self, tenant_id: str, job_id: str) -> Flow[bool]:
         """Whether the end of a job waits in the spool."""
         return False if self._spool is None else (yield Work(partial(self._spool.has_end_of, tenant_id, job_id)))
 
-    def _flush(self, spool: Spool, own: Path | None, wait_s: float, answer_s: float | None) -> Flow[list[Reply] | None]:
+    def _flush(
+        self, spool: Spool, own: Path | None, wait_s: float, answer_s: float | None, report: SpoolReport
+    ) -> Flow[list[Reply] | None]:
         """Send what waits, for about ``wait_s``, ``answer_s`` for each answer; of the file ``own`` as ``record``."""
         until = time.monotonic() + wait_s
         while (lock := (yield Work(spool.lock))) is None:
@@ -121,7 +165,7 @@ class Outbox:
                     return None
                 try:
                     replies: list[Reply] | None = yield from self._send(
-                        spool, path, path == own, answer_s, refused, held
+                        spool, path, path == own, answer_s, refused, held, report
                     )
                 except (TallystickError, OSError) as error:
                     if path == own and isinstance(error, (*REFUSALS, NotAllowedError, SpoolError)):
@@ -150,6 +194,7 @@ class Outbox:
         answer_s: float | None,
         refused: dict[str, TallystickError],
         held: dict[str, NotAllowedError],
+        report: SpoolReport,
     ) -> Flow[list[Reply] | None]:
         """Send one file, and remove it or set it aside; None where it waits with others of its tenant. ``held`` are the
         tenants that the caller may not write to."""
@@ -177,6 +222,7 @@ class Outbox:
         except CopiesRemovedError as error:
             # All of it is recorded.
             yield Work(partial(spool.remove, path))
+            report.events += len(requests)
             log.warning("recorded, and how safely cannot be shown: %s", error)
             return []
         except (SpoolError, *REFUSALS) as error:
@@ -185,23 +231,32 @@ class Outbox:
                 raise
             aside = yield Work(partial(spool.refuse, path, str(error)))
             log.error("refused, now in %s: %s", aside, error)
+            report.refused.append(
+                {"job": path.name[:-7] if kept is None else kept["job_id"], "file": str(aside), "why": str(error)}
+            )
             if kept is not None:
                 refused[f"{kept['tenant_id']} {kept['job_id']}"] = error
             if is_own:
                 raise
             return []
         yield Work(partial(spool.remove, path))
+        report.jobs.add(kept["job_id"])
+        report.events += len(replies)
         return replies
 
     def _post(self, requests: Sequence[Request], session: str | None, **waits: float | None) -> Flow[list[Reply]]:
         """Send requests in order; ``waits`` are those of ``Core.ask``."""
-        replies, unshown = [], None
+        replies, unshown = list[Reply](), None
         for each in requests:
-            how = {"body": each["body"], "key": each["key"], "session": session, **waits}
+            how: dict[str, Any] = {"content": each["body"], "key": each["key"], "session": session, **waits}
             try:
-                replies.append((yield from self._core.ask("POST", each["path"], **how)))  # type: ignore[arg-type]
+                reply = yield from self._core.ask("POST", each["path"], **how)
             except CopiesRemovedError as error:
                 unshown = error
+                continue
+            if "job_id" not in value_of(reply):
+                raise no_ledger(reply)  # such as a page to log in at, which would have the file removed
+            replies.append(reply)
         if unshown is not None:
             raise unshown
         return replies
@@ -227,9 +282,13 @@ class Outbox:
                 break
         return [each for each in kept["requests"] if not any(_is(each, kept["part"], item) for item in there)]
 
+    def _last_failure(self) -> Exception | None:
+        return self._failure
+
     def _be_quiet(self, error: Exception) -> None:
         pause_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(self._failures, 10))
         self._failures += 1
+        self._failure = error
         self._quiet_until = time.monotonic() + pause_s
         log.warning("what is in the spool waits, for %.1f s at least: %s", pause_s, error)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tallystick_client.answers import Entry
 from tallystick_client.core import Core
 from tallystick_client.errors import LaggedError, NotTheLedgerError, TransientError, UnreachableError
-from tallystick_client.flow import Give, Listing, Pause, Piece
+from tallystick_client.flow import Give, Listing, Piece
 
 SEQ_DIGITS_MAX = 19
 EVENT_BYTES_MAX = 16 << 20
@@ -47,7 +47,8 @@ def watched(core: Core, params: Mapping[str, Any], raise_lagged: bool) -> Listin
         failed: Exception = UnreachableError("the stream ended")
         try:
             events = Events()
-            yield from core.open("/v1/watch", params, {} if position is None else {"Last-Event-ID": str(position)})
+            resumed = {} if position is None else {"Last-Event-ID": str(position)}
+            yield from core.open("GET", "/v1/watch", "text/event-stream", params=params, headers=resumed)
             until = float("inf")
             while piece := (yield Piece()):
                 for event in events.feed(piece):
@@ -68,7 +69,8 @@ def watched(core: Core, params: Mapping[str, Any], raise_lagged: bool) -> Listin
         delay_s = core.turn(failures, failed)
         if time.monotonic() + delay_s > until:
             raise failed
-        yield Pause(delay_s)
+        if delay_s:
+            yield from core.wait(delay_s, failed)
 
 
 def _event(text: bytes) -> Event:
@@ -92,5 +94,5 @@ def _json(data: bytes, whole_numbers: Sequence[str]) -> Any:
     except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict) or not all(isinstance(told.get(name), int) for name in whole_numbers):
-        raise NotTheLedgerError(f"a watch does not tell entries as a Tallystick does: {data[:60]!r}")
+        raise NotTheLedgerError(f"a watched service does not answer as a Tallystick does: {data[:60]!r}")
     return told

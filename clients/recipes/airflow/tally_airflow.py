@@ -55,7 +55,7 @@ def _job(task: Any) -> Job:
     return _ledger(os.getpid()).job(os.environ["TALLY_TENANT"], spec, job_id=job_id, dc_id="airflow")
 
 
-def _record(task: Any, say: Callable[[Job], None]) -> None:
+def _record(task: Any, say: Callable[[Job], object]) -> None:
     try:
         say(_job(task))
     except (TallystickError, OSError, ValueError, KeyError) as error:
