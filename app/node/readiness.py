@@ -87,7 +87,7 @@ def reported_checks(
 
 def _waiting_for(node: Node, reason: str) -> list[str]:
     """The tenants that are not chained for this reason."""
-    return [tenant_id for tenant_id, why in node.locked.items() if why == reason]
+    return [tenant_id for tenant_id, why in node.waiting.items() if why == reason]
 
 
 def _system_fault(node: Node) -> str | None:

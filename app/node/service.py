@@ -49,8 +49,8 @@ from app.trust.keys.changes import FOLLOW_INTERVAL_S, KeyChanges
 from app.trust.keys.in_use import KeyInUse
 from app.trust.keys.tokens import Tokens
 from app.trust.keys.trust import Trust
-from app.write.chain import previous
 from app.write.chain.appender import Appender
+from app.write.chain.view import unchained
 from app.write.followers.followers import Follower, TableFollower
 from app.write.followers.job_table import JobTable
 from app.write.followers.notary import Notary
@@ -135,7 +135,7 @@ class Service:
         members = None if started.lead is None else started.lead.members
         self.other_logs = OtherLogs(self.node.node_id, settings.wal_dir, members, pool)
         self.losses = Losses(started.folder, self.node.node_id)
-        self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.locked)
+        self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.waiting)
         self.leadership = self._lead(started)
         self._durable_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.writer = self._open_writer(started)
@@ -446,7 +446,7 @@ class Service:
 
         async def absent(events: Sequence[Pending]) -> list[Pending]:
             async with reading(self._pool) as connection:
-                return await previous.absent(connection, events)
+                return await unchained(connection, events)
 
         async def recorded() -> set[tuple[Lsn, Lsn]]:
             async with reading(self._pool) as connection:

@@ -308,7 +308,7 @@ class Copies:
             return
         if (reason := self._node.damaged.get(tenant_id)) is not None:
             raise QuarantinedError(tenant_id, reason)
-        if (reason := self._node.locked.get(tenant_id)) is not None:
+        if (reason := self._node.waiting.get(tenant_id)) is not None:
             raise SessionNotCaughtUpError(
                 f"tenant {tenant_id} has writes that are not chained yet: {reason}; try again"
             )

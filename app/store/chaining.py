@@ -1,4 +1,7 @@
-"""SQL of the appender: everything one chaining transaction asks of Postgres."""
+"""SQL of chains: their heads, the positions of nodes, and rows that are copied behind a locked head.
+
+How the appender commits a batch is in ``app.store.commit``; an import locks the heads, copies its rows and moves the
+heads."""
 
 from __future__ import annotations
 
@@ -19,41 +22,9 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 LOCK_TIMEOUT_S = 2.0
-"""Longest that a chaining transaction waits for a row: nodes and imports hold one for a fraction of that."""
-
-AHEAD_LOCK_TIMEOUT_MS = 50
-"""The same of one that stores rows ahead, without the locks of their heads: who has those may wait for it."""
+"""Longest that a statement of the appender waits for a row: nodes and imports hold one for a fraction of that."""
 
 _LINK = re.compile(r"[0-9a-f]{64}")
-
-_FENCE = """
-WITH fence AS (
-    UPDATE scheduler.wal_positions
-       SET chained_lsn = $4, seen_durable_lsn = greatest(seen_durable_lsn, $5), updated_at = now()
-     WHERE node_id = $1 AND epoch = $2 AND chained_lsn = $3
-    RETURNING 1
-)"""
-_ADVANCE_AND_LOCK = f"""{_FENCE}, heads AS MATERIALIZED (
-    SELECT tenant_id, head_seq, head_chain_link, head_hlc
-      FROM scheduler.chain_heads
-     WHERE tenant_id = ANY($6::text[]) AND EXISTS (SELECT FROM fence)
-     ORDER BY tenant_id
-       FOR UPDATE
-)
-SELECT NULL::text AS tenant_id, count(*) AS head_seq, NULL::text AS head_chain_link, NULL::text AS head_hlc FROM fence
-UNION ALL
-SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM heads
-"""
-
-_ADVANCE_AND_MOVE = f"""{_FENCE}
-UPDATE scheduler.chain_heads AS h
-   SET head_seq = n.head_seq, head_chain_link = n.head_chain_link, head_hlc = n.head_hlc, updated_at = now()
-  FROM unnest($6::text[], $7::bigint[], $8::text[], $9::text[], $10::bigint[], $11::text[], $12::text[])
-       AS n(tenant_id, seq, chain_link, hlc, head_seq, head_chain_link, head_hlc)
- WHERE h.tenant_id = n.tenant_id AND EXISTS (SELECT FROM fence)
-   AND (h.head_seq, h.head_chain_link, h.head_hlc) IS NOT DISTINCT FROM (n.seq, n.chain_link, n.hlc)
-RETURNING h.tenant_id, h.head_seq, h.head_chain_link, h.head_hlc
-"""
 
 _MOVE_HEADS = """
 UPDATE scheduler.chain_heads AS h
@@ -192,59 +163,6 @@ async def connect(
     )
 
 
-async def begin_ahead(connection: Connection) -> None:
-    """Begin a transaction that stores rows before it may pass the fence. It ends by ``commit`` or ``roll_back``."""
-    await connection.execute(f"BEGIN; SET LOCAL lock_timeout = '{AHEAD_LOCK_TIMEOUT_MS}ms'")
-
-
-async def commit(connection: Connection) -> None:
-    """Commit what ``begin_ahead`` began.
-
-    Raises:
-        DATABASE_FAULTS: whether it was committed is not known.
-    """
-    if (status := await connection.execute("COMMIT")) != "COMMIT":
-        raise asyncpg.InterfaceError(f"PostgreSQL answered COMMIT with {status}")
-
-
-async def roll_back(connection: Connection) -> None:
-    """Leave nothing of what ``begin_ahead`` began."""
-    await connection.execute("ROLLBACK")
-
-
-async def advance_and_move(
-    connection: Connection, step: Step, moves: Sequence[tuple[str, ChainHead, ChainHead]]
-) -> bool:
-    """Pass the fence, lock the heads of tenants that are where they are said to be, and move them: (tenant, from, to)
-    each. False when the fence does not let through, or one head is elsewhere: the transaction MUST be rolled back."""
-    columns = zip(*((tenant_id, *old, *new) for tenant_id, old, new in moves), strict=True)
-    rows = await connection.fetch(_ADVANCE_AND_MOVE, *step, *columns)
-    return _by_tenant(rows) == {tenant_id: new for tenant_id, _, new in moves}
-
-
-async def advance_and_lock(
-    connection: Connection, step: Step, tenant_ids: Sequence[str]
-) -> dict[str, ChainHead] | None:
-    """Pass the fence and lock the heads of ``tenant_ids`` that exist, in tenant order.
-
-    Returns:
-        Heads by tenant, or None when the fence did not let this node pass.
-    """
-    rows = await connection.fetch(_ADVANCE_AND_LOCK, *step, tenant_ids)
-    heads = {tenant_id: ChainHead(*head) for tenant_id, *head in rows}
-    passed = heads.pop(None).seq == 1
-    return heads if passed else None
-
-
-async def check_deferred(connection: Connection) -> None:
-    """Have what is checked at COMMIT, of this transaction so far, checked now.
-
-    Raises:
-        asyncpg.PostgresError: what COMMIT would say.
-    """
-    await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-
-
 async def read_heads(connection: Connection, tenant_ids: Sequence[str] | None = None) -> dict[str, ChainHead]:
     """Heads of ``tenant_ids`` that exist; of all tenants without."""
     return _by_tenant(await connection.fetch(_HEADS, tenant_ids))
@@ -285,6 +203,15 @@ def dropped(tenant_id: str, what: str, sent: int, stored: int) -> ChainDamagedEr
         tenant_id,
         f"PostgreSQL stored {stored} of {sent} {what} without an error: a trigger or a rule drops them. Remove what "
         "migrations/sql does not have",
+    )
+
+
+def unmoved(tenant_id: str, seq: int) -> ChainDamagedError:
+    """The error when PostgreSQL did not move a tenant's head, and reported no error."""
+    return ChainDamagedError(
+        tenant_id,
+        f"PostgreSQL did not move its head to seq {seq} and said no error: a trigger or a rule stands in the way. "
+        "Remove what migrations/sql does not have",
     )
 
 
@@ -333,13 +260,9 @@ async def move_heads(connection: Connection, heads: Sequence[tuple[str, int, str
     """
     rows = await connection.fetch(_MOVE_HEADS, *zip(*heads, strict=True))
     moved = {tenant_id: tuple(head) for tenant_id, *head in rows}
-    for tenant_id, *head in heads:
-        if moved.get(tenant_id) != tuple(head):
-            raise ChainDamagedError(
-                tenant_id,
-                f"PostgreSQL did not move its head to seq {head[0]} and said no error: a trigger or a rule stands in "
-                "the way. Remove what migrations/sql does not have",
-            )
+    for tenant_id, seq, chain_link, hlc in heads:
+        if moved.get(tenant_id) != (seq, chain_link, hlc):
+            raise unmoved(tenant_id, seq)
 
 
 async def read_ends(connection: Connection, heads: Mapping[str, ChainHead]) -> dict[str, ChainEnd]:

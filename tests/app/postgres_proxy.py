@@ -1,13 +1,13 @@
 """A TCP proxy in front of PostgreSQL that loses what networks lose.
 
-It reads the client's messages one by one, so it can act at the COMMIT of a chaining transaction, which is the Sync
-behind a statement that chains at once::
+It reads the client's messages one by one, so it can act at the COMMIT of a chaining transaction. Of a chaining
+statement that is a transaction by itself that is the Sync behind it::
 
     BEFORE_COMMIT    the COMMIT never arrives; the connection breaks
     AFTER_COMMIT     the COMMIT arrives and is carried out; the connection breaks before its answer
     AT_COMMIT        the COMMIT is sent and the connection breaks at once, the answer unknown even to us
-    LATE             a statement that chains at once arrives when its connection is long broken, before the next that
-                     chains, and is carried out
+    LATE             a chaining statement that is a transaction by itself arrives when its connection is long broken,
+                     before the next that chains, and is carried out
 
 Beside that it stalls (nothing moves, no connection breaks), cuts all connections, and refuses new ones.
 """
@@ -25,10 +25,11 @@ from urllib.parse import urlsplit
 
 _UNTYPED_CODES = (80877103, 80877104)
 """SSLRequest and GSSENCRequest: what may come before the startup message, without a type byte like it."""
-_CHAINING = b"WITH fence AS ("
-_CHAINING_AT_ONCE = b"WITH fence AS MATERIALIZED ("
+_CHAINING = b"WITH fence AS MATERIALIZED ("
 _READY = b"Z\0\0\0\5"
 _COMMIT = re.compile(rb"Q....COMMIT;?\0", re.DOTALL)
+_BEGIN = re.compile(rb"Q....BEGIN.*\0", re.DOTALL)
+_ROLLBACK = re.compile(rb"Q....ROLLBACK;?\0", re.DOTALL)
 
 
 class Trap(Enum):
@@ -49,27 +50,33 @@ class _Link:
         self.client = client
         self.server = server
         self.from_server = from_server
-        self.chains = False
-        """A chaining statement went through it."""
         self.swallows_answers = False
-        self._at_once: set[bytes] = set()
-        """Names of prepared statements that chain at once."""
-        self.runs_at_once = False
+        self._statements: set[bytes] = set()
+        """Names of prepared statements that chain."""
+        self._is_in_transaction = False
+        self._chains = False
+        """Whether the transaction has run one of them."""
+        self.runs_alone = False
+        """Whether one of them runs that is a transaction by itself."""
         self.held = b""
         """What is to arrive late."""
 
     def commits(self, message: bytes) -> bool:
         """Whether this is what commits a chaining transaction."""
         kind, said = message[:1], message[5:].split(b"\0", 2)
-        self.chains = self.chains or _CHAINING in message
-        if kind == b"P" and _CHAINING_AT_ONCE in message:
-            self._at_once.add(said[0])
-        elif kind == b"B":
-            self.runs_at_once = said[1] in self._at_once
-        elif kind == b"S" and self.runs_at_once:
-            self.runs_at_once = False
+        if kind == b"P" and _CHAINING in message:
+            self._statements.add(said[0])
+        elif kind == b"B" and said[1] in self._statements:
+            self._chains, self.runs_alone = self._is_in_transaction, not self._is_in_transaction
+        elif kind == b"S" and self.runs_alone:
+            self.runs_alone = False
             return True
-        return self.chains and _COMMIT.fullmatch(message) is not None
+        elif _BEGIN.fullmatch(message):
+            self._is_in_transaction = True
+        elif (is_commit := _COMMIT.fullmatch(message) is not None) or _ROLLBACK.fullmatch(message):
+            is_commit, self._is_in_transaction, self._chains = is_commit and self._chains, False, False
+            return is_commit
+        return False
 
     async def arrive(self) -> None:
         """Carry out what is held."""
@@ -198,7 +205,7 @@ class PostgresProxy:
             await self._moving.wait()
             is_commit = link.commits(message)
             is_late = self._traps[:1] == [Trap.LATE]
-            if is_late and (link.runs_at_once or link.held):
+            if is_late and (link.runs_alone or link.held):
                 link.held += message
                 if not is_commit:
                     continue

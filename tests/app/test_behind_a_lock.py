@@ -10,7 +10,6 @@ import pytest
 from app.write.chain.appender import Appender
 from app.write.pending.backlog import Pending
 from app.write.pending.event_lines import EventLines
-from app.write.pending.linking import LinkedBatch
 from ledger.errors import DurabilityTimeoutError, IdempotencyReusedError, JobEndedError
 from tests.app.chains import Chains, followed, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
@@ -34,7 +33,7 @@ async def test_an_end_that_waits_is_not_forgotten_for_older_entries_that_are_fol
         job_id = (await submit(created("acme", 0), key=None)).job_id
         async with halted(database, HEAD):
             await submit(progressed("acme", job_id, 1), key=None)
-            await until(lambda: "acme" in service.node.locked, "the lock is met")
+            await until(lambda: "acme" in service.node.waiting, "the lock is met")
             await submit(completed("acme", job_id, durability=LOCAL), key=None)
             await submit(created("beta", 0), key=None)
             await superuser.execute("DELETE FROM scheduler.follower_positions WHERE tenant_id = 'acme'")
@@ -47,7 +46,7 @@ async def test_an_end_that_waits_is_not_forgotten_for_older_entries_that_are_fol
             await until(is_followed_again, "what is chained is followed again")
             with pytest.raises(JobEndedError):
                 await submit(progressed("acme", job_id, 2), key=None)
-        await until(lambda: not service.node.locked and not len(service.backlog), "the lock is gone")
+        await until(lambda: not service.node.waiting and not len(service.backlog), "the lock is gone")
 
 
 async def test_a_key_whose_record_waits_is_known_after_a_restart_too(
@@ -62,7 +61,7 @@ async def test_a_key_whose_record_waits_is_known_after_a_restart_too(
             first = await service.submitter.submit(one, key=key("one"))
             with pytest.raises(DurabilityTimeoutError):
                 await service.submitter.submit_lines(lines, durability=GLOBAL, key=key("lines"))
-            await until(lambda: "acme" in service.node.locked, "the lock is met")
+            await until(lambda: "acme" in service.node.waiting, "the lock is met")
             await service.submitter.submit(created("beta", 0), key=None)
         async with run_node(settings) as service:
             assert await service.submitter.submit(one, key=key("one")) == first._replace(replayed=True)
@@ -81,18 +80,18 @@ async def test_chaining_what_waited_is_told_as_all_chaining_is(
 ) -> None:
     told: list[bool] = []
     """At the beginning of each transaction, whether the WAL is told that one is under way."""
-    commit = Appender._commit
+    chain = Appender._chain
 
-    async def noted(appender: Appender, batch: Sequence[Pending], *, refused_sqlstate: str | None) -> LinkedBatch:
+    async def noted(appender: Appender, batch: Sequence[Pending]) -> None:
         told.append(appender.is_chaining)
-        return await commit(appender, batch, refused_sqlstate=refused_sqlstate)
+        await chain(appender, batch)
 
     async with run_node(make_settings()) as service:
         await service.submitter.submit(created("acme", 0), key=None)
-        monkeypatch.setattr(Appender, "_commit", noted)
+        monkeypatch.setattr(Appender, "_chain", noted)
         async with halted(database, HEAD):
             await service.submitter.submit(created("acme", 1, durability=LOCAL), key=None)
-            await until(lambda: "acme" in service.node.locked, "the lock is met")
-        await until(lambda: not service.node.locked and not len(service.backlog), "the lock is gone")
+            await until(lambda: "acme" in service.node.waiting, "the lock is met")
+        await until(lambda: not service.node.waiting and not len(service.backlog), "the lock is gone")
     assert len(told) >= 2
     assert all(told)

@@ -154,7 +154,7 @@ async def test_a_restarted_node_judges_from_what_was_promised_before(run_server:
 async def test_a_long_history_is_read_while_other_tenants_are_chained(
     database: Database, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, *, is_damaged: bool
 ) -> None:
-    monkeypatch.setattr("app.write.chain.promised.AT_ONCE_MAX", 2)
+    monkeypatch.setattr("app.write.chain.commitments.AT_ONCE_MAX", 2)
     monkeypatch.setattr("app.store.commitments.ENTRIES_AT_ONCE", 1)
     async with sharing(make_settings(), database) as shared, Client(base_url=shared.url, timeout=30) as client:
         placed = [(await propose(client, placement(f"c{n}", f"n{n}"), tenant="acme")).json()["index"] for n in range(5)]
@@ -163,9 +163,9 @@ async def test_a_long_history_is_read_while_other_tenants_are_chained(
             await edit(shared.superuser, changed)
     async with sharing(make_settings(), database) as shared, Client(base_url=shared.url, timeout=30) as client:
         service = shared.service
-        async with service.appender.promised._reading_one:
+        async with service.appender.commitments._reading_one:
             proposed = asyncio.ensure_future(propose(client, placement("other", "n4"), free("n4"), tenant="acme"))
-            await until(lambda: "acme" in service.node.locked, "the tenant waits")
+            await until(lambda: "acme" in service.node.waiting, "the tenant waits")
             assert (await propose(client, placement("c0", "n0"), tenant="other")).status_code == 201
             assert "commitments are being read" in (await client.get("/readyz")).json()["checks"]["locks"]["detail"]
             assert not proposed.done()
@@ -175,7 +175,7 @@ async def test_a_long_history_is_read_while_other_tenants_are_chained(
             assert answer.json()["type"].endswith("/chain-damaged")
         else:
             assert answer.json()["blocking_index"] == placed[4]
-        assert not service.node.locked
+        assert not service.node.waiting
 
 
 NO_PROPOSALS: list[tuple[dict[str, Any], str]] = [

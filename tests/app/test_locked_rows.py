@@ -60,7 +60,7 @@ async def test_one_tenant_waits_in_order_while_all_others_are_chained(
         job_id = (await submit(created("acme", 0), key=None)).job_id
         async with halted(database, HEAD):
             await submit(progressed("acme", job_id, 1), key=None)
-            await until(lambda: "acme" in service.node.locked, "the lock is met")
+            await until(lambda: "acme" in service.node.waiting, "the lock is met")
             await local(service, 1, 2)
             next_lsn = service.writer.next_lsn
             with hurried(service):
@@ -80,7 +80,7 @@ async def test_one_tenant_waits_in_order_while_all_others_are_chained(
             assert service.node.failure is None
             assert len(service.backlog) == 5
             assert service.quarantine.keeps_from() is not None
-        await until(lambda: not service.node.locked and not len(service.backlog), "the lock is gone")
+        await until(lambda: not service.node.waiting and not len(service.backlog), "the lock is gone")
         again = await submit(created("acme", 3), key=key("three"))
         assert again.replayed
         assert (await submit_lines(EventLines.of(mixed), durability=GLOBAL, key=key("mixed"))).replayed
@@ -296,7 +296,7 @@ async def test_a_process_that_is_killed_meanwhile_loses_and_doubles_nothing(
         await service.submitter.submit(created("acme", 0), key=None)
         async with halted(database, HEAD):
             await local(service, 1, 2, 3)
-            await until(lambda: "acme" in service.node.locked, "the lock is met")
+            await until(lambda: "acme" in service.node.waiting, "the lock is met")
             await service.submitter.submit(created("beta", 0), key=None)
             await local(service, 4, 5)
             await service.submitter.submit(created("beta", 1), key=None)
@@ -307,7 +307,7 @@ async def test_a_process_that_is_killed_meanwhile_loses_and_doubles_nothing(
             if not is_chained:
                 await service.stop()
         if is_chained:
-            await until(lambda: not service.node.locked and not len(service.backlog), "the lock is gone")
+            await until(lambda: not service.node.waiting and not len(service.backlog), "the lock is gone")
     shutil.rmtree(folder)
     kept.rename(folder)
     async with run_node(settings) as service:
@@ -348,7 +348,7 @@ async def test_when_a_loss_of_the_wal_is_accepted_what_waited_for_a_lock_is_chai
         await submit(created("acme", 0), key=None)
         async with halted(database, HEAD):
             waiting = {n: (await submit(created("acme", n, durability=LOCAL), key=None)).lsn for n in (1, 2)}
-            await until(lambda: "acme" in service.node.locked, "the lock is met")
+            await until(lambda: "acme" in service.node.waiting, "the lock is met")
             fill_a_segment = EventLines.of([created("beta", n) for n in range(600)])
             await service.submitter.submit_lines(fill_a_segment, durability=GLOBAL, key=None)
             waiting[3] = (await submit(created("acme", 3, durability=LOCAL), key=None)).lsn

@@ -10,7 +10,7 @@ from app.store.chaining import ChainHead
 from app.store.log_rows import LOG_COLUMNS
 from app.store.standing import ChainedEntry
 from app.write.pending.backlog import Pending
-from app.write.pending.linking import LinkedBatch, link_batch
+from app.write.pending.linking import ChainView, LinkedBatch, link
 from ledger import canonical
 from ledger.chain.conflict import Event
 from ledger.chain.record import IdempotencyKey
@@ -32,17 +32,14 @@ def returned(kind: int, job_id: str, payload: bytes, key: IdempotencyKey | None,
     """``payload``, linked where the chain has ``event`` at its HLC, as seq 5; judging changes nothing."""
     pending = Pending(Lsn(1), Epoch(1), Hlc(2, 0, "n"), kind, "acme", job_id, payload, key, None)
     machine = Commitments()
-    linked = link_batch(
-        [pending],
+    view = ChainView(
         heads={"acme": HEAD},
-        new_tenants=set(),
-        chained_keys={},
-        linkers={},
-        chained={"acme": {event.t_hlc: ChainedEntry(5, "cd" * 32, None, event)}},
-        machines={"acme": machine},
+        entries={"acme": {event.t_hlc: ChainedEntry(5, "cd" * 32, None, event)}},
+        commitments={"acme": machine},
     )
+    linked = link([pending], view, {})
     assert not any(machine.state.tables())
-    assert not linked.idempotency_rows
+    assert not linked.keyed_rows
     assert linked.is_returning
     return linked
 

@@ -13,7 +13,7 @@ _STAYS = re.compile(
     r'"LISTEN\b|\bWITH HOLD\b|\bTEMP(?:ORARY)? TABLE\b',
 )
 _OWN_SESSIONS = {
-    "store/chaining.py": "the appender's own connections",
+    "store/commit.py": "the appender's own connections",
     "store/exchange.py": "ends with the session unless it was given back",
     "store/sessions.py": "every session begins with them, and the lock timeout of a start ends with it",
 }

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from app.node.start.wal import FoundWal
-from app.write.chain import previous
+from app.write.chain import view
 from app.write.pending.backlog import Pending
 from app.write.pending.linking import tenant_begun_by, tenants_begun_by
 from ledger.errors import ChainDamagedError
@@ -56,10 +56,10 @@ async def check_chained(connection: Connection, wal: FoundWal, *, trusted_lsn: L
 
 
 async def _first_missing(connection: Connection, batch: Sequence[Pending]) -> Pending | None:
-    absent = await previous.absent(connection, batch)
+    absent = await view.unchained(connection, batch)
     if not absent:
         return None
-    unrecorded = await previous.begun_unrecorded(connection, tenants_begun_by(absent))
+    unrecorded = await view.unrecorded(connection, tenants_begun_by(absent))
     decided = await _lost_to_another(connection, [each for each in absent if not each.answered_early])
     for pending in absent:
         begun = tenant_begun_by(pending)
@@ -71,7 +71,7 @@ async def _first_missing(connection: Connection, batch: Sequence[Pending]) -> Pe
 async def _lost_to_another(connection: Connection, keyed: Sequence[Pending]) -> set[Lsn]:
     """LSNs of those that the chain has another event for, which came with the same key."""
     try:
-        keys = await previous.chained_keys(connection, keyed)
+        keys = await view.read_keys(connection, keyed)
     except ChainDamagedError:
         # The appender meets the same row, and quarantines the tenant.
         return set()

@@ -78,7 +78,7 @@ class Node:
     """Why this node takes no writes any more: a poisoned WAL, a fence, a database that went back."""
     damaged: dict[str, str] = field(default_factory=dict)
     """Tenants whose chain this node cannot extend, and why (``app.write.pending.quarantine``)."""
-    locked: dict[str, str] = field(default_factory=dict)
+    waiting: dict[str, str] = field(default_factory=dict)
     """Tenants that are not chained for a while, and why: ``ROWS_LOCKED`` or ``HISTORY_READ``
     (``app.write.pending.quarantine``)."""
     unsigned: dict[str, str] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Node:
 
     def chained_lsn_of(self, tenant_id: str) -> Lsn:
         """Up to where every record of the tenant is in its chain; ``chained`` goes on past those that are held back."""
-        is_held_back = tenant_id in self.damaged or tenant_id in self.locked
+        is_held_back = tenant_id in self.damaged or tenant_id in self.waiting
         return BEFORE_FIRST if is_held_back else self.chained.lsn
 
     @property

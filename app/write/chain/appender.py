@@ -1,40 +1,36 @@
 """The appender: one task a node, from committed WAL records to chained rows.
 
-For each batch, in one Postgres transaction::
+For each batch::
 
-    1. pass the fence (wal_positions: my epoch, the chained LSN I left) and lock the touched heads in tenant order
-    2. give new tenants their head
-    3. read which keyed lines are chained; decide duplicates and proposals, assign seq, link  (write.pending.linking)
-    4. COPY the rows, store the keyed lines, move the heads
-    5. commit; only then do outcomes resolve and the chained watermark rise
-
-While Postgres stores this batch (4), step 3 of the next is done as its records become committed, where it begins no
-tenant and holds no proposal; while this one is committed (5), the rows of the next are copied
-(app.write.chain.storing_ahead). Both count only if the heads are then where this one left them.
+    1. read what the chains hold of it; most of that this node knows                      (write.chain.view)
+    2. decide duplicates and proposals, assign seq, link                                  (write.pending.linking)
+    3. list on the disk which records are passed over                                     (write.pending.quarantine)
+    4. commit: one transaction passes the fence, compares the heads under their locks, stores rows and keyed lines,
+       moves heads and position                                                           (store.commit)
+    5. only then resolve the outcomes and raise the chained watermark
 
 Invariants::
 
-    chained_lsn in Postgres == LSN of the last event of the last committed batch
-    node.chained.lsn <= chained_lsn in Postgres
-    a chain whose head went below one that this node has seen, or changed under the same seq, is never extended
+    chained_lsn in PostgreSQL == LSN of the last event of the last committed batch
+    node.chained.lsn <= chained_lsn in PostgreSQL
 
-What Postgres answers decides what happens next:
+What the commit answers decides what happens next:
 
-=================================  ==============================================================
-the answer to COMMIT is lost       read the position under lock: new = it was committed, old = again. One statement that
-                                   chains at once may be so later: it is asked again where the fence lets nobody through
-the fence does not let through     another epoch = fenced, stop; lower position = it went back, stop
-an entry is there already           look up what the chain holds of the batch: what was imported while this node
-                                   was away is not chained again; another event with that HLC makes a CONFLICT
-SQLSTATE class 22, 23, 54          halve the batch; a single event is chained as REFUSED instead
-the same of the fence alone        no record is at fault: again, with pauses, until it passes
-a row in the way of an entry, a    the tenant is quarantined and its events are held back (write.pending.quarantine);
-head that is not as left, fewer    all others go on: the fence, which held, says that the database did not go back
-rows stored than were sent
-rows that another session keeps    the tenant is passed over, its records wait in memory and, by where they begin, in
-locked for LOCK_TIMEOUT_S          held.json; they are chained once the rows are free (app.write.chain.locked_tenants)
-anything else                      again, with growing pauses, for as long as it takes
-=================================  ==============================================================
+==============  ======================================================================================================
+Committed       publish
+HeadsMoved      read the heads again, link again
+KeysChained     read what the chain holds of the keys, link again
+RowRefused      a row is there already: read what the chain holds of the events, which were imported while this node was
+                away, and link again. Else halve the batch; in place of a single event a REFUSED entry is chained. If
+                PostgreSQL refuses that too, the tenant is quarantined. If it would not even move the position of the
+                node, no record is at fault: try again
+TenantDamaged   quarantine the tenant: its events are passed over, all others go on
+RowsLocked      pass the tenants over whose rows are locked, until they are free           (write.chain.waiting)
+Fenced          read the position under lock: another epoch or a lower position ends the node; where the batch is, an
+                earlier statement without an answer committed it
+Unanswered      read the position under lock: it says whether the batch was committed. If not, try again with growing
+                pauses, for as long as it takes
+==============  ======================================================================================================
 """
 
 from __future__ import annotations
@@ -43,37 +39,40 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import NamedTuple
 
 import asyncpg
 import structlog
 
-from app.runtime.database_faults import DATABASE_FAULTS
 from app.runtime.metrics import Metrics
 from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.node import HISTORY_READ, Node
-from app.store import chaining, idempotency
-from app.store.chaining import ChainHead, Step
-from app.store.chaining_at_once import AtOnce
+from app.store import chaining, commit
+from app.store.chaining import ChainHead, Step, WalPosition
+from app.store.commit import (
+    Answer,
+    Batch,
+    Committed,
+    Fenced,
+    HeadsMoved,
+    KeysChained,
+    RowRefused,
+    RowsLocked,
+    TenantDamaged,
+    Unanswered,
+    or_unanswered,
+)
 from app.store.entry_check import EntryCheck
 from app.store.growth import head_of
-from app.write.chain import previous
-from app.write.chain.at_once import LinkingAtOnce
+from app.write.chain import view as views
+from app.write.chain.commitments import CommitmentMemory
 from app.write.chain.fence import is_moved
-from app.write.chain.linking_ahead import LinkingAhead
-from app.write.chain.locked_tenants import LockedTenants
-from app.write.chain.promised import Promised
-from app.write.chain.seen_heads import SeenHeads
-from app.write.chain.storing_ahead import ENTRIES_MIN, StoringAhead
+from app.write.chain.view import EMPTY_HEAD, Heads
+from app.write.chain.waiting import WaitingTenants
 from app.write.pending.backlog import Backlog, Pending
-from app.write.pending.linking import LinkedBatch, link_batch, tenants_begun_by, tenants_decided_by
+from app.write.pending.linking import ChainView, LinkedBatch, link, tenants_begun_by, tenants_decided_by
 from app.write.pending.quarantine import Quarantine
 from ledger.chain import Linker
-from ledger.errors import (
-    ChainDamagedError,
-    LedgerError,
-)
+from ledger.errors import ChainDamagedError, LedgerError
 from ledger.positions import Lsn
 
 BATCH_ENTRIES_MAX = 4000
@@ -81,12 +80,12 @@ BATCH_ENTRIES_MAX = 4000
 BATCH_BYTES_MAX = 1 << 20
 """Most payload bytes in one transaction: they are linked in one turn of the event loop."""
 COLLECT_S = 0.1
-"""How long records that nobody waits for come together before they are chained: a transaction costs as much as linking
+"""How long records that nobody waits for are collected before they are chained: a transaction costs as much as linking
 and storing a hundred of them."""
 RETRY_PAUSE_FIRST_S = 0.05
 RETRY_PAUSE_MAX_S = 2.0
 OVERDUE_S = 10.0
-"""How long a batch may take before somebody is told."""
+"""How long a batch may take before that is reported as a fault."""
 APPENDER = "appender"
 """The part of the node that breaks met here are reported by."""
 
@@ -96,12 +95,22 @@ ChainedCallback = Callable[[LinkedBatch], None]
 Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
 
 
-class _Sent(NamedTuple):
-    """A batch that went to PostgreSQL in one statement."""
+class _Attempts:
+    """What is known of one batch between attempts to commit it."""
 
-    linked: LinkedBatch
-    is_chained: bool
-    """Whether that is known; else it may still be chained, or never."""
+    def __init__(self, batch: Sequence[Pending], *, reads_entries: bool) -> None:
+        self.batch = batch
+        self.reads_entries = reads_entries
+        """Whether some of the batch may be in the chain already, so that it is looked up."""
+        self.reads_keys = reads_entries
+        """Whether its keyed lines may be."""
+        self.refused: RowRefused | None = None
+        """Why a REFUSED entry takes the place of its one event."""
+        self.linked: LinkedBatch | None = None
+        """As it was linked last."""
+        self.unanswered: LinkedBatch | None = None
+        """As it was sent first in a statement that got no answer, which may be carried out later."""
+        self.pause_s = RETRY_PAUSE_FIRST_S
 
 
 class Appender:
@@ -126,30 +135,28 @@ class Appender:
         self._backlog = backlog
         self._connect = connect
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
-        self.heads = SeenHeads(node, quarantine, heads)
+        self.heads = Heads(node, quarantine, heads)
         self._quarantine = quarantine
         self._breaks = breaks
         self._metrics = metrics
         self._on_chained = on_chained
         self._on_failure = on_failure
         self._linkers: dict[str, Linker] = {}
-        self._ahead = LinkingAhead(pool, self._linkers)
-        self.promised = Promised(entry_check, pool, lambda tenant_id, found: breaks.report(tenant_id, found, APPENDER))
-        self._at_once = LinkingAtOnce(self.heads.known, self.promised, self._linkers)
-        self._storing: StoringAhead | None = None
-        """While ``run`` goes on."""
+        self.commitments = CommitmentMemory(
+            entry_check, pool, lambda tenant_id, found: breaks.report(tenant_id, found, APPENDER)
+        )
         self._is_returning = False
         """Whether the last batch held records that were in the chain already, imported while this node was away: then
-        the next one probably does too, and what stands in the chain is looked up first."""
+        the next one probably does too."""
         self._work = asyncio.Event()
         self._drained = asyncio.Event()
         self._collecting: asyncio.TimerHandle | None = None
-        self._locked = LockedTenants(
+        self._waiting = WaitingTenants(
             quarantine,
             backlog,
-            is_reading=self.promised.is_reading,
+            is_reading=self.commitments.is_reading,
             connected=self._connected,
-            on_fault=self._retry_later,
+            on_fault=self._reconnect,
             on_due=self._work.set,
         )
         self._began_s: float | None = None
@@ -159,7 +166,7 @@ class Appender:
 
     @property
     def is_chaining(self) -> bool:
-        """Whether a transaction is under way; ``on_chained`` is called at its end, if it is committed."""
+        """Whether a batch is under way; ``on_chained`` is called at its end, if it is committed."""
         return self._began_s is not None
 
     @property
@@ -171,19 +178,17 @@ class Appender:
         return f"PostgreSQL has not taken a batch for {took_s:.0f} s" if took_s >= OVERDUE_S else None
 
     def head_seq(self, tenant_id: str) -> int:
-        """Where the tenant's chain ends, as far as this node has seen; 0 where it has not."""
-        head = self.heads.known.get(tenant_id)
+        """The seq at which the tenant's chain ends, as far as this node has seen; 0 where it has not."""
+        head = self.heads.seen.get(tenant_id)
         return 0 if head is None else head.seq
 
     def wake(self) -> None:
-        """There may be newly committed records, or somebody waits for one: then, or when they fill a batch or half of
-        the backlog, or are stored ahead, they are chained at once, else within ``COLLECT_S``."""
-        self._ahead.more()
+        """There may be newly committed records, or a request waits for one. A request that waits, a full batch and a
+        half full backlog are chained at once, all else within ``COLLECT_S``."""
         if self.is_chaining or not self._has_committed():
             return  # ``run`` looks again behind the transaction, and the WAL calls once something is committed
         chained = self._node.chained
-        is_due = (self._storing and self._storing.batch) or self._backlog.is_due(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
-        if is_due or chained.wanted_lsn > chained.lsn:
+        if self._backlog.is_due(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX) or chained.wanted_lsn > chained.lsn:
             self._work.set()
         elif self._backlog and self._collecting is None:
             self._collecting = asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
@@ -194,14 +199,13 @@ class Appender:
 
     async def run(self) -> None:
         """Chain what is committed, for ever; ends by cancellation, or when the node has failed."""
-        self._storing = StoringAhead(self._connect)
         try:
             while True:
                 await self._work.wait()
                 self._work.clear()
-                await self._locked.chain_free(self._waiting_of, self._chain_next)
+                await self._waiting.chain_free(self._next_of, self._chain_timed)
                 if batch := self._next():
-                    await self._chain_next(batch)
+                    await self._chain_timed(batch)
                     self.wake()
                 if not self._has_committed():
                     self._drained.set()
@@ -210,10 +214,7 @@ class Appender:
             self._on_failure(error)
         finally:
             self._drained.set()
-            self._ahead.cancel()
-            self.promised.cancel()
-            self._storing.cancel()
-            self._storing = None
+            self.commitments.cancel()
             if self._connection is not None:
                 self._connection.terminate()
 
@@ -235,25 +236,24 @@ class Appender:
         while batch := self._next():
             await self._chain(batch)
 
+    def found_damaged(self, error: ChainDamagedError) -> None:
+        """An import found the rows of a tenant damaged: no entry is appended to it."""
+        if error.tenant_id not in self._quarantine:
+            self._begin_quarantine(error, "import")
+
     def _has_committed(self) -> bool:
         return self._backlog.has_committed(self._node.committed.lsn)
 
     def _next(self) -> list[Pending]:
-        """The next batch; what was linked ahead of it is not looked at once more."""
-        if self._storing and self._backlog.begins_with(self._storing.batch):
-            return list(self._storing.batch)
-        linked = self._ahead.batch
-        if self._backlog.begins_with(linked):
-            return [*linked, *self._peek_following(0, len(linked), self._ahead.payload_bytes)]
         return self._backlog.peek(self._node.committed.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
 
-    def _waiting_of(self, tenant_id: str) -> Sequence[Pending]:
+    def _next_of(self, tenant_id: str) -> Sequence[Pending]:
         """The first batch of a tenant that is passed over."""
-        return self._backlog.peek_aside(tenant_id, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+        return self._backlog.peek_deferred(tenant_id, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
 
     # --- one batch --------------------------------------------------------------------------------
 
-    async def _chain_next(self, batch: Sequence[Pending]) -> None:
+    async def _chain_timed(self, batch: Sequence[Pending]) -> None:
         self._began_s = time.monotonic()
         try:
             await self._chain(batch)
@@ -261,203 +261,188 @@ class Appender:
             self._began_s = None
 
     async def _chain(self, batch: Sequence[Pending]) -> None:
-        """Chain ``batch``, splitting it when Postgres refuses a record in it."""
-        try:
-            linked = await self._commit(batch, refused_sqlstate=None)
-        except asyncpg.PostgresError as error:
-            if isinstance(error, asyncpg.UniqueViolationError) and not self._is_returning:
-                log.warning("records_chained_by_another_way", lsn=batch[0].lsn, error=str(error))
-                self._is_returning = True
-                await self._chain(batch)
-                return
-            if await self._waited_for_fence(batch):
-                await self._chain(batch)
-                return
-            if len(batch) > 1:
-                middle = len(batch) // 2
-                await self._chain(batch[:middle])
-                await self._chain(batch[middle:])
-                return
-            linked = await self._chain_refused(batch[0], error)
-        self._publish(batch, linked)
-        await self._quarantine.release(batch)
+        """Link and commit ``batch`` until it is committed, split where PostgreSQL refuses a record in it.
 
-    async def _chain_refused(self, pending: Pending, error: asyncpg.PostgresError) -> LinkedBatch:
-        """What becomes of the one event that Postgres will not take: a REFUSED entry takes its place or, when that
-        will not go in either, or a row that is not of the chain is in its place, its tenant is quarantined."""
-        log.error("record_refused", lsn=pending.lsn, sqlstate=error.sqlstate, error=str(error))
-        if not isinstance(error, asyncpg.UniqueViolationError):
-            try:
-                return await self._commit((pending,), refused_sqlstate=error.sqlstate)
-            except asyncpg.PostgresError as again:
-                error = again
-        reason = f"Postgres refuses its next entry ({error.sqlstate}): {error}"
-        self._begin_quarantine(ChainDamagedError(pending.tenant_id, reason), APPENDER)
-        return await self._commit((pending,), refused_sqlstate=None)
+        Raises:
+            FencedError: another process took over this WAL.
+            DatabaseWentBackError: PostgreSQL lost what it had.
+        """
+        is_below = batch[0].lsn <= self._node.chained.lsn
+        attempts = _Attempts(batch, reads_entries=self._is_returning or is_below)
+        while True:
+            match await commit.answered(self._attempt(attempts)):
+                case Committed():
+                    assert attempts.linked is not None
+                    return await self._publish(batch, attempts.linked)
+                case HeadsMoved():
+                    self.heads.moved(self._tenants_of(batch))
+                case KeysChained():
+                    attempts.reads_keys = True
+                case TenantDamaged(error):
+                    self._begin_quarantine(error, APPENDER)
+                case RowsLocked(error):
+                    if not await self._waiting.find(batch):
+                        await self._pause(attempts, error)
+                case Fenced() | Unanswered() as answer:
+                    if (committed := await self._committed(attempts, answer)) is not None:
+                        return await self._publish(batch, committed)
+                case RowRefused() as refusal:
+                    if await self._is_split(attempts, refusal):
+                        return None
+
+    async def _attempt(self, attempts: _Attempts) -> Answer:
+        """Link the batch onto the chains as they are, and commit it."""
+        batch = attempts.batch
+        attempts.linked = None
+        connection = await self._connected()
+        view = await self._view(connection, attempts)
+        linked = link(batch, view, self._linkers)
+        # A tenant may be found damaged at any time, and is passed over then.
+        await self._quarantine.hold(batch)
+        attempts.linked = linked
+        return await commit.commit(
+            connection,
+            Batch(
+                self._step_to(self._lsn_after(batch)),
+                [(name, view.heads[name], head_of(links)) for name, links in linked.links.items()],
+                linked.log_rows,
+                linked.keyed_rows,
+                view.heads.keys() - self.heads.seen.keys(),
+                are_keys_known=attempts.reads_keys,
+            ),
+        )
+
+    async def _view(self, connection: asyncpg.Connection[asyncpg.Record], attempts: _Attempts) -> ChainView:
+        """What the chains hold of the batch.
+
+        Raises:
+            ChainDamagedError: a chain is not to be extended.
+            DATABASE_FAULTS: PostgreSQL does not answer.
+        """
+        batch, quarantine = attempts.batch, self._quarantine
+        begun = {name for name in tenants_begun_by(batch) if name not in quarantine}
+        wanted = {name for name in self._tenants_of(batch) if name not in quarantine}
+        seen = await self.heads.read(connection, wanted)
+        heads = {name: seen.get(name, EMPTY_HEAD) for name in sorted(wanted)}
+        decided = {name: heads[name] for name in tenants_decided_by(batch) if name in heads}
+        commitments, reading = await self.commitments.at(connection, decided) if decided else ({}, ())
+        if reading:
+            self._waiting.begin(reading, HISTORY_READ)
+            heads = {name: head for name, head in heads.items() if name not in quarantine}
+        taken = [each for each in batch if each.tenant_id in heads]
+        return ChainView(
+            heads=heads,
+            keys=await views.read_keys(connection, taken) if attempts.reads_keys else {},
+            entries=await views.read_entries(connection, taken) if attempts.reads_entries else {},
+            commitments=commitments,
+            unrecorded=await views.unrecorded(connection, begun) if begun else (),
+            refused_sqlstate=attempts.refused.sqlstate if attempts.refused else None,
+            deferred=quarantine.outcome_of,
+        )
+
+    async def _is_split(self, attempts: _Attempts, refusal: RowRefused) -> bool:
+        """Act on a row that PostgreSQL refuses; whether the batch was chained in halves."""
+        batch = attempts.batch
+        if refusal.is_duplicate and not attempts.reads_entries:
+            log.warning("records_chained_by_another_way", lsn=batch[0].lsn, error=refusal.message)
+            attempts.reads_entries = attempts.reads_keys = True
+            return False
+        if await self._waited_for_fence(batch):
+            return False
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            await self._chain(batch[:middle])
+            await self._chain(batch[middle:])
+            return True
+        log.error("record_refused", lsn=batch[0].lsn, sqlstate=refusal.sqlstate, error=refusal.message)
+        if refusal.is_duplicate or attempts.refused is not None:
+            attempts.refused = None
+            reason = f"Postgres refuses its next entry ({refusal.sqlstate}): {refusal.message}"
+            self._begin_quarantine(ChainDamagedError(batch[0].tenant_id, reason), APPENDER)
+        else:
+            attempts.refused = refusal
+        return False
 
     async def _waited_for_fence(self, batch: Sequence[Pending]) -> bool:
         """Whether PostgreSQL would not even move the position of the node: then no record is at fault. Returns once it
         would."""
-        waited = False
-        while True:
-            try:
-                connection = await self._connected()
-                rehearsal = connection.transaction()
-                await rehearsal.start()
-                new_lsn = max(self._node.chained.lsn, batch[-1].lsn)
-                await chaining.advance_and_lock(connection, self._step_to(new_lsn), ())
-                await chaining.check_deferred(connection)
-                await rehearsal.rollback()
-                return waited
-            except DATABASE_FAULTS as error:
-                waited = True
-                self._retry_later(error)
-                await asyncio.sleep(RETRY_PAUSE_MAX_S)
+        step, has_waited = self._step_to(self._lsn_after(batch)), False
+        while isinstance(refusal := await or_unanswered(self._rehearse(step)), Unanswered):
+            has_waited = True
+            self._reconnect(refusal.error)
+            await asyncio.sleep(RETRY_PAUSE_MAX_S)
+        return has_waited
 
-    def found_damaged(self, error: ChainDamagedError) -> None:
-        """An import found the rows of a tenant damaged: no entry is appended to it."""
-        if error.tenant_id not in self._quarantine:
-            self._begin_quarantine(error, "import")
+    async def _rehearse(self, step: Step) -> None:
+        await commit.rehearse(await self._connected(), step)
 
-    def _begin_quarantine(self, error: ChainDamagedError, met_by: str) -> None:
-        self._breaks.report_error(error, met_by)
-        self._quarantine.begin(error.tenant_id, error.reason, self.heads.known.get(error.tenant_id), self._backlog)
+    async def _committed(self, attempts: _Attempts, answer: Fenced | Unanswered) -> LinkedBatch | None:
+        """The batch as it was committed, where an answer was lost; None, after a pause, where it was not.
 
-    def _publish(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
-        self._ahead.pause()
-        self._backlog.drop(batch, self._quarantine.locked)
+        Raises:
+            FencedError, DatabaseWentBackError: the position of the node is another's, or lower.
+        """
+        if isinstance(answer, Unanswered):
+            self._reconnect(answer.error)
+        while isinstance(position := await or_unanswered(self._position()), Unanswered):
+            self._reconnect(position.error)
+            await asyncio.sleep(RETRY_PAUSE_MAX_S)
+        if is_moved(position, self._node, self._lsn_after(attempts.batch)):
+            return attempts.unanswered or attempts.linked
+        if isinstance(answer, Unanswered):
+            attempts.unanswered = attempts.unanswered or attempts.linked
+        await self._pause(attempts)
+        return None
+
+    async def _position(self) -> WalPosition | None:
+        """The position of the node, once no transaction that is under way can move it."""
+        connection = await self._connected()
+        async with connection.transaction():
+            return await chaining.read_position(connection, self._node.node_id)
+
+    async def _pause(self, attempts: _Attempts, error: Exception | None = None) -> None:
+        if error is not None:
+            self._reconnect(error)
+        await asyncio.sleep(attempts.pause_s)
+        attempts.pause_s = min(2 * attempts.pause_s, RETRY_PAUSE_MAX_S)
+
+    async def _publish(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
+        """Make known what is committed: positions first, then who waits."""
+        self.database_error = None
+        self._backlog.drop(batch, self._quarantine.waiting)
         self._is_returning = linked.is_returning
         for tenant_id, t_hlc, lsn in linked.conflicts:
             log.error("hlc_conflict", tenant_id=tenant_id, hlc=t_hlc, lsn=lsn)
-        for tenant, links in linked.links.items():
-            self.heads.known[tenant] = head_of(links)
-        self.promised.chained(linked)
+        for tenant_id, links in linked.links.items():
+            self.heads.seen[tenant_id] = head_of(links)
+        self.commitments.chained(linked)
         self._metrics.chain_entries.inc(len(linked.log_rows))
         self._on_chained(linked)
-        linked.settle(batch, self._quarantine.locked)
+        linked.settle(batch, self._quarantine.waiting)
         self._node.chained.advance(batch[-1].lsn)
+        await self._quarantine.release(batch)
 
-    async def _commit(self, batch: Sequence[Pending], *, refused_sqlstate: str | None) -> LinkedBatch:
-        """Run the transaction until it is known to be committed.
+    def _begin_quarantine(self, error: ChainDamagedError, met_by: str) -> None:
+        self._breaks.report_error(error, met_by)
+        seen = self.heads.seen.get(error.tenant_id)
+        self._quarantine.begin(error.tenant_id, error.reason, seen, self._backlog)
 
-        Raises:
-            asyncpg.PostgresError: Postgres refuses the data, SQLSTATE class 22, 23 or 54; nothing was stored.
-            FencedError: another process took over this WAL.
-            DatabaseWentBackError: Postgres lost what it had.
-        """
-        new_lsn = max(self._node.chained.lsn, batch[-1].lsn)
-        if (stored := await self._commit_stored(batch, new_lsn)) is not None:
-            return stored
-        unanswered: LinkedBatch | None = None
-        if refused_sqlstate is None and (sent := await self._commit_at_once(batch, new_lsn)) is not None:
-            if sent.is_chained:
-                self.database_error = None
-                return sent.linked
-            unanswered = sent.linked
-        pause_s = RETRY_PAUSE_FIRST_S
-        while True:
-            linked = unanswered
-            try:
-                await self._drop_stored()
-                await self._quarantine.hold(batch)
-                connection = await self._connected()
-                decided = [name for name in tenants_decided_by(batch) if name not in self._quarantine]
-                if waiting := await self.promised.prepare(connection, decided):
-                    self._locked.begin(waiting, HISTORY_READ)
-                    continue
-                transaction = connection.transaction()
-                await transaction.start()
-                try:
-                    linked = await self._write(connection, batch, new_lsn, refused_sqlstate)
-                except (asyncpg.PostgresError, ChainDamagedError):
-                    await transaction.rollback()
-                    raise
-                await self._quarantine.hold(batch)  # a tenant may be found damaged meanwhile, and be passed over
-                await transaction.commit()
-                self.database_error = None
-                return linked
-            except ChainDamagedError as error:
-                self._begin_quarantine(error, APPENDER)
-                continue
-            except asyncpg.LockNotAvailableError as error:
-                if await self._locked.found(batch):
-                    continue
-                self._retry_later(error)
-            except asyncpg.PostgresError as error:
-                if chaining.is_record_fault(error):
-                    raise
-                self._retry_later(error)
-            except DATABASE_FAULTS as error:
-                self._retry_later(error)
-            if linked is not None and await self._was_committed(new_lsn):
-                self.database_error = None
-                return linked
-            await self._drop_stored()
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+    # --- the way to PostgreSQL --------------------------------------------------------------------
 
-    async def _commit_stored(self, batch: Sequence[Pending], new_lsn: Lsn) -> LinkedBatch | None:
-        """Commit what was stored ahead, if that is ``batch`` as it is to be chained; None when nothing of it is left,
-        and all is to be done as usual."""
-        storing = self._storing
-        if storing is None or storing.ahead is None or storing.batch != batch or self._quarantine:
-            return None
-        linked = storing.ahead.linked
-        self._link_ahead(batch, linked)
-        if (stored := await storing.take(self._connection)) is None:
-            return None
-        self._connection, is_sent = stored.connection, False
-        self._store_ahead()
-        try:
-            if not self._quarantine and await stored.move(self._step_to(new_lsn)):
-                is_sent = True
-                await stored.commit()
-                self.database_error = None
-                return linked
-        except DATABASE_FAULTS as error:
-            log.debug("not_committed_ahead", error=str(error))
-        await storing.end(stored)
-        return linked if is_sent and await self._was_committed(new_lsn) else None
+    def _tenants_of(self, batch: Sequence[Pending]) -> set[str]:
+        """The tenants whose heads a batch needs: of its events, and those whose beginning it records."""
+        return {*(pending.tenant_id for pending in batch), *tenants_begun_by(batch)}
 
-    async def _commit_at_once(self, batch: Sequence[Pending], new_lsn: Lsn) -> _Sent | None:
-        """Chain a small batch in one statement; None, and nothing is done, where that is not to be.
+    def _lsn_after(self, batch: Sequence[Pending]) -> Lsn:
+        """The position of the node once ``batch`` is chained; one of records that were passed over moves none."""
+        return max(self._node.chained.lsn, batch[-1].lsn)
 
-        Of a statement without an answer PostgreSQL may still have to begin the first step, so unlike a transaction that
-        has passed the fence it may come into effect though its position was found as it was.
-        """
-        is_usual = not self._quarantine and not self._is_returning and batch[0].lsn > self._node.chained.lsn
-        if not is_usual or (at_once := self._at_once.link(batch)) is None:
-            return None
-        try:
-            await self._drop_stored()
-            self._ahead.cancel()
-            outcome = await at_once.commit(await self._connected(), self._step_to(new_lsn))
-            if outcome is AtOnce.CHAINED:
-                return _Sent(at_once.linked, is_chained=True)
-            if outcome is AtOnce.ELSEWHERE:
-                self._at_once.pause()
-            return None
-        except DATABASE_FAULTS as error:
-            if isinstance(error, asyncpg.PostgresError) and chaining.is_record_fault(error):
-                return None
-            self._at_once.pause()
-            if isinstance(error, asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError):
-                return None
-            self._retry_later(error)
-        return _Sent(at_once.linked, is_chained=await self._was_committed(new_lsn))
+    def _step_to(self, new_lsn: Lsn) -> Step:
+        node = self._node
+        return Step(node.node_id, node.epoch, node.chained.lsn, new_lsn, node.committed.lsn)
 
-    async def _drop_stored(self) -> None:
-        """Leave nothing of what was stored ahead: it was linked onto a batch that may become another."""
-        self._ahead.pause()
-        if self._storing is not None:
-            await self._storing.drop()
-
-    def _store_ahead(self) -> None:
-        """Store what is linked of the next batch while this one is committed."""
-        if self._storing is not None and self._storing.may_start:
-            self._ahead.hand_over(ENTRIES_MIN, self._storing.start)
-
-    def _retry_later(self, error: Exception) -> None:
+    def _reconnect(self, error: Exception) -> None:
+        """Use a new connection from now on, and report why."""
         if self.database_error is None:
             log.warning("chaining_interrupted", error=str(error), kind=type(error).__name__)
         self.database_error = f"{type(error).__name__}: {error}"
@@ -469,98 +454,3 @@ class Appender:
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._connect()
         return self._connection
-
-    async def _was_committed(self, new_lsn: Lsn) -> bool:
-        """Whether the transaction whose COMMIT got no answer took effect."""
-        while True:
-            try:
-                connection = await self._connected()
-                async with connection.transaction():
-                    position = await chaining.read_position(connection, self._node.node_id)
-                    return is_moved(position, self._node, new_lsn)
-            except DATABASE_FAULTS as error:
-                self._retry_later(error)
-                await asyncio.sleep(RETRY_PAUSE_MAX_S)
-
-    # --- inside the transaction -------------------------------------------------------------------
-
-    async def _write(
-        self,
-        connection: asyncpg.Connection[asyncpg.Record],
-        batch: Sequence[Pending],
-        new_lsn: Lsn,
-        refused_sqlstate: str | None,
-    ) -> LinkedBatch:
-        # 1. the fence and the heads
-        quarantine = self._quarantine
-        tenants = {pending.tenant_id for pending in batch if pending.tenant_id not in quarantine}
-        begun = {name for name in tenants_begun_by(batch) if name not in quarantine}
-        heads = await chaining.advance_and_lock(connection, self._step_to(new_lsn), sorted(tenants | begun))
-        if heads is None:
-            is_moved(await chaining.read_position(connection, self._node.node_id), self._node, new_lsn)
-            raise asyncpg.InterfaceError("the fence refused once and then held; trying again")
-
-        # 2. heads of new tenants
-        new_tenants: set[str] = set()
-        if missing := (tenants | begun) - heads.keys():
-            self.heads.check_never_seen(missing)
-            new_tenants = await chaining.create_heads(connection, sorted(missing))
-            if new_tenants != missing:
-                begun_elsewhere = await chaining.read_heads(connection, sorted(missing - new_tenants))
-                for tenant in sorted(missing - new_tenants - begun_elsewhere.keys()):
-                    raise ChainDamagedError(tenant, "PostgreSQL dropped its new row of scheduler.chain_heads")
-                raise asyncpg.InterfaceError("another node began the same tenant; trying again")
-            heads.update((tenant, ChainHead(0, None, None)) for tenant in missing)
-        new_tenants |= await previous.begun_unrecorded(connection, begun - new_tenants)
-        self.heads.learn_time(heads, await self.heads.check(connection, heads))
-
-        # 3. decide and link, unless that was done ahead
-        decided = tenants_decided_by(batch)
-        machines = await self.promised.at(connection, {name: heads[name] for name in sorted(decided & heads.keys())})
-        is_usual = refused_sqlstate is None and not new_tenants and not decided and not self._quarantine
-        linked = await self._ahead.take(connection, batch, heads) if is_usual else None
-        if linked is None:
-            self._is_returning = self._is_returning or batch[0].lsn <= self._node.chained.lsn
-            chained = await previous.standing(connection, batch) if self._is_returning else None
-            linked = link_batch(
-                batch,
-                heads=heads,
-                new_tenants=new_tenants,
-                chained_keys=await previous.chained_keys(
-                    connection, [each for each in batch if each.tenant_id in heads]
-                ),
-                linkers=self._linkers,
-                chained=chained,
-                machines=machines,
-                refused_sqlstate=refused_sqlstate,
-                held_back=self._quarantine.outcome_of if self._quarantine else None,
-            )
-
-        # 4. store
-        if linked.log_rows:
-            on_sent = partial(self._link_ahead, batch, linked)
-            await chaining.copy_entries(connection, linked.log_rows, on_sent)
-            self._store_ahead()
-        if linked.idempotency_rows:
-            await idempotency.store_lines(connection, linked.idempotency_rows)
-        if linked.links:
-            await chaining.move_heads(connection, linked.heads())
-        return linked
-
-    def _step_to(self, new_lsn: Lsn) -> Step:
-        """What the fence must let through."""
-        node = self._node
-        return Step(node.node_id, node.epoch, node.chained.lsn, new_lsn, node.committed.lsn)
-
-    def _link_ahead(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
-        """Link the next batch while PostgreSQL stores the rows of this one."""
-        if not self._is_returning and not self._quarantine:
-            self._ahead.start(partial(self._peek_following, len(batch)), linked, self.heads.known)
-
-    def _peek_following(self, stored: int, linked: int, linked_bytes: int) -> Sequence[Pending]:
-        """What comes behind so many records of this batch and of the next one, as far as that has room."""
-        bytes_max = BATCH_BYTES_MAX - linked_bytes
-        entries_max, committed_lsn = BATCH_ENTRIES_MAX - linked, self._node.committed.lsn
-        piece = self._backlog.peek(committed_lsn, entries_max, bytes_max, skip=stored + linked)
-        is_next = piece and piece[0].lsn > self._node.chained.lsn and (not linked or len(piece[0].payload) <= bytes_max)
-        return piece if is_next else []

@@ -262,9 +262,11 @@ class Answers:
         Raises:
             DurabilityTimeoutError: one still waits; names ``last``.
         """
-        if not await quarantine.unlocked(tenant_ids, self._write_timeout_s):
+        if not await quarantine.waited(tenant_ids, self._write_timeout_s):
             lsn = last.lsn if last else self._node.durable.lsn
-            why = next((quarantine.locked[each] for each in tenant_ids if each in quarantine.locked), "it had to wait")
+            why = next(
+                (quarantine.waiting[each] for each in tenant_ids if each in quarantine.waiting), "it had to wait"
+            )
             raise self.late(Durability.GLOBAL, why, lsn, last, tenant_ids)
 
     async def spread(self, tenant_ids: Iterable[str], level: Durability, last: Pending | None) -> None:

@@ -199,19 +199,19 @@ class KeyedRequests:
             )
 
     def _prune(self) -> None:
-        """Forget requests that the table knows by now. Records of tenants that wait for a lock were passed over."""
-        chained_lsn, locked = self._node.chained.lsn, self._node.locked
+        """Forget requests that the table knows by now. Records of tenants that wait were passed over."""
+        chained_lsn, waiting = self._node.chained.lsn, self._node.waiting
         while self._unsettled and ((outcome := self._unsettled[-1].outcome) is None or outcome.done()):
             self._unsettled.pop()
         if not self._unsettled:
             self._recovered.clear()
-        if self._passed_over and not locked:
+        if self._passed_over and not waiting:
             for request in self._passed_over:
                 self._forget(request)
             self._passed_over.clear()
         while self._entered and self._entered[0].last_lsn <= chained_lsn:
             request = self._entered.popleft()
-            if any(tenant_id in locked for tenant_id, *_ in request.names):
+            if any(tenant_id in waiting for tenant_id, *_ in request.names):
                 self._passed_over.append(request)
             else:
                 self._forget(request)

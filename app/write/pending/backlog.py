@@ -99,7 +99,7 @@ class Backlog:
         self._queue: deque[Pending] = deque()
         self._of_tenants: dict[str, tuple[int, int]] = {}
         """Entries and bytes of each tenant."""
-        self._aside: dict[str, deque[Pending]] = {}
+        self._deferred: dict[str, deque[Pending]] = {}
         """By tenant, events that were passed over until its rows can be locked, in LSN order."""
         self._reserved = 0
         self._reserved_bytes = 0
@@ -107,7 +107,7 @@ class Backlog:
 
     def __len__(self) -> int:
         entries = len(self._queue)
-        return entries + sum(map(len, self._aside.values())) if self._aside else entries
+        return entries + sum(map(len, self._deferred.values())) if self._deferred else entries
 
     def is_due(self, entries: int, size_bytes: int) -> bool:
         """Whether it holds so many entries or bytes, or is half full."""
@@ -188,33 +188,29 @@ class Backlog:
             self._of_tenants[tenant_id] = held[0] + entries, held[1] + size
             self._bytes += size
 
-    def peek(self, committed_lsn: Lsn, entries_max: int, bytes_max: int, *, skip: int = 0) -> list[Pending]:
-        """The committed events after the first ``skip``, in LSN order, within both bounds; one if any is left."""
-        return _within(islice(self._queue, skip, None), entries_max, bytes_max, committed_lsn)
-
-    def begins_with(self, events: Sequence[Pending]) -> bool:
-        """Whether these, which came one behind the other, are the next that ``peek`` finds."""
-        return bool(self._queue) and bool(events) and self._queue[0] is events[0]
+    def peek(self, committed_lsn: Lsn, entries_max: int, bytes_max: int) -> list[Pending]:
+        """The first committed events, in LSN order, within both bounds; one if any is left."""
+        return _within(self._queue, entries_max, bytes_max, committed_lsn)
 
     def has_committed(self, committed_lsn: Lsn) -> bool:
         """Whether ``peek`` finds any."""
         return bool(self._queue) and self._queue[0].lsn <= committed_lsn
 
-    def peek_aside(self, tenant_id: str, entries_max: int, bytes_max: int) -> list[Pending]:
+    def peek_deferred(self, tenant_id: str, entries_max: int, bytes_max: int) -> list[Pending]:
         """The first events of a tenant that were passed over, in LSN order, within both bounds; one if any is left."""
-        return _within(self._aside.get(tenant_id, ()), entries_max, bytes_max)
+        return _within(self._deferred.get(tenant_id, ()), entries_max, bytes_max)
 
     def drop(self, batch: Sequence[Pending], keep: Collection[str]) -> None:
         """Forget these events, the first of the queue or of those passed over of one tenant: they are chained. Events
         of tenants in ``keep`` were passed over, and stay."""
         tenant_id = batch[0].tenant_id
-        aside = self._aside.get(tenant_id)
-        if aside and aside[0] is batch[0]:
+        deferred = self._deferred.get(tenant_id)
+        if deferred and deferred[0] is batch[0]:
             if tenant_id not in keep:
                 for pending in batch:
-                    self._forget(pending, aside)
-                if not aside:
-                    del self._aside[tenant_id]
+                    self._forget(pending, deferred)
+                if not deferred:
+                    del self._deferred[tenant_id]
             return
         if not keep:
             for pending in batch:
@@ -224,7 +220,7 @@ class Backlog:
             return
         for pending in batch:
             if pending.tenant_id in keep:
-                self._aside.setdefault(pending.tenant_id, deque()).append(self._queue.popleft())
+                self._deferred.setdefault(pending.tenant_id, deque()).append(self._queue.popleft())
             else:
                 self._forget(pending, self._queue)
 
@@ -242,7 +238,7 @@ class Backlog:
                 self._of_tenants[tenant_id] = held[0] - entries, held[1] - size
 
     def __iter__(self) -> Iterator[Pending]:
-        return chain(*self._aside.values(), self._queue)
+        return chain(*self._deferred.values(), self._queue)
 
 
 def payload_bytes_of(events: Iterable[Pending]) -> int:

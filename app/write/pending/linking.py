@@ -1,13 +1,25 @@
-"""Turning a batch of pending events into rows of the log, in memory, before Postgres sees any of it.
+"""Turning a batch of pending events into rows of the log, in memory, before PostgreSQL sees any of it.
 
-Decides duplicates, assigns ``seq`` and links. A pure function of the batch, the locked heads and the keys already
-chained; the appender runs it inside its transaction.
+``decide`` says what each event becomes at the end of its chain, as a value. ``apply`` makes rows, moved heads and
+outcomes of these values. ``link`` does both. All are pure functions of the batch and of what the chains hold of it::
+
+    Deferred     its tenant takes no entries now
+    Duplicate    the keyed line, or the beginning of the tenant, is chained already
+    KeyReused    the key was used with another body
+    Existing     the event is in the chain already, or an entry that keeps it
+    Refused      a REFUSED entry takes its place
+    Conflict     another event has its HLC: a CONFLICT entry keeps it
+    Judged       a proposal with its verdict, or a capacity
+    Plain        the event as it is
+
+Decisions are made in chain order: a keyed line and a proposal see those before them in the same batch.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,6 +28,7 @@ import msgspec
 import structlog
 
 from app.store.chaining import ChainHead
+from app.store.commit import KeyedRow
 from app.store.growth import ChainPosition, Entry, Grower, Growth
 from app.store.standing import Chained, ChainedEntry
 from app.write.pending.backlog import Pending
@@ -45,7 +58,7 @@ from ledger.machines import jobs
 from ledger.machines.commitments import Commitments
 from ledger.machines.promises import Rejection, read_capacity, read_proposal, rejected_payload
 from ledger.machines.refusals import refused_job_id
-from ledger.positions import BEFORE_FIRST, Epoch, Lsn
+from ledger.positions import Epoch, Lsn
 
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
 
@@ -56,7 +69,7 @@ log = structlog.get_logger()
 
 
 class KeyWinner(NamedTuple):
-    """The event that a line of a keyed request has in the chain; its place is known by its HLC."""
+    """The event that a line of a keyed request has in the chain; its HLC finds it there."""
 
     body_digest: bytes
     t_hlc: str
@@ -71,56 +84,53 @@ class DuplicateLineError(LedgerError):
     """The keyed line is chained already, by this node or another; nothing of its kind was added."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainView:
+    """What the chains hold of a batch, at ``heads``."""
+
+    heads: Mapping[str, ChainHead]
+    """The head of every tenant of the batch that takes entries."""
+    keys: Mapping[RequestName, Mapping[int, KeyWinner]] = field(default_factory=dict)
+    """What its keyed requests have in the chain."""
+    entries: Mapping[str, Chained] = field(default_factory=dict)
+    """By tenant and HLC, the entries that have the HLC of an event, where some may be in the chain already."""
+    commitments: Mapping[str, Commitments] = field(default_factory=dict)
+    """Of each tenant that something is proposed to, or whose capacities change; they take what is decided here."""
+    unrecorded: Collection[str] = ()
+    """Tenants whose beginning ``_system`` does not record yet."""
+    refused_sqlstate: str | None = None
+    """When given, the batch is one event that PostgreSQL refused with this code."""
+    deferred: Callable[[Pending], HeldBackError | None] = lambda _: None
+    """Makes the outcome of events whose tenant has no head in ``heads``; None where that is open."""
+
+
 @dataclass(slots=True)
 class LinkedBatch(Growth):
     """Rows and outcomes of one batch; ``outcomes`` runs parallel to the pending events."""
 
-    idempotency_rows: list[tuple[str, int, str, int, bytes, int, int, int]] = field(default_factory=list)
-    """(tenant, route, key, line, body digest, seq, epoch, LSN) of each keyed line."""
-    winners: ChainedKeys = field(default_factory=dict)
-    """What each keyed request of the batch has in the chain by it."""
+    keyed_rows: list[KeyedRow] = field(default_factory=list)
     outcomes: list[ChainPosition | LedgerError | None] = field(default_factory=list)
-    """Where each event stands, None where nobody waits to know, or why it does not."""
+    """The place of each event in its chain, None where nobody waits to know it, or why it has none."""
     is_returning: bool = False
     """Whether an event of the batch, or another with its HLC, was in the chain already."""
     refused_jobs: list[tuple[str, str]] = field(default_factory=list)
     """(tenant, job) of each event in whose place a REFUSED entry stands."""
-    last_lsn: Lsn = BEFORE_FIRST
-    """LSN of the last event of the batch."""
     conflicts: list[tuple[str, str, int]] = field(default_factory=list)
     """(tenant, HLC, LSN) of each event whose HLC another event of the chain has."""
-
-    machines: Mapping[str, Commitments] = field(default_factory=dict)
+    commitments: Mapping[str, Commitments] = field(default_factory=dict)
     """By tenant, the commitments that changed."""
 
-    def extend(self, following: LinkedBatch) -> None:
-        """Take what was linked onto the end of this."""
-        self.log_rows.pieces += following.log_rows.pieces
-        self.ended += following.ended
-        self.idempotency_rows += following.idempotency_rows
-        self.outcomes += following.outcomes
-        self.refused_jobs += following.refused_jobs
-        self.conflicts += following.conflicts
-        for tenant_id, links in following.links.items():
-            self.links.setdefault(tenant_id, []).extend(links)
-        for request, winners in following.winners.items():
-            self.winners.setdefault(request, {}).update(winners)
-        self.is_returning |= following.is_returning
-        self.last_lsn = following.last_lsn
-
-    def settle(self, batch: Sequence[Pending], passed_over: Collection[str]) -> None:
-        """Tell who waits for an event of ``batch`` what became of it, once that is committed. Events of tenants that
-        were ``passed_over`` still wait."""
+    def settle(self, batch: Sequence[Pending], deferred: Collection[str]) -> None:
+        """Resolve the outcomes of ``batch``, which is committed. Events of tenants that were ``deferred`` still
+        wait."""
         if self.outcomes.count(None) == len(batch):
             return
         for pending, outcome in zip(batch, self.outcomes, strict=True):
-            future = pending.outcome
-            if (outcome is None and future is None) or pending.tenant_id in passed_over:
-                continue
-            if isinstance(outcome, EventRefusedError | IdempotencyReusedError):
+            if isinstance(outcome, EventRefusedError | IdempotencyReusedError) and pending.tenant_id not in deferred:
                 pending.refusal = outcome
                 log.error("event_refused", tenant_id=pending.tenant_id, lsn=pending.lsn, error=str(outcome))
-            if future is None or future.done():
+            future = pending.outcome
+            if future is None or future.done() or pending.tenant_id in deferred:
                 continue
             if isinstance(outcome, LedgerError):
                 future.set_exception(outcome)
@@ -128,6 +138,269 @@ class LinkedBatch(Growth):
             else:
                 assert outcome is not None
                 future.set_result(outcome)
+
+
+# --- deciding ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Left:
+    """No entry is added."""
+
+    outcome: ChainPosition | LedgerError | None = None
+    seq: int | None = None
+    """Of the entry that is in the chain already."""
+    is_keyed: bool = False
+    """Whether a row of the idempotency table names the entry."""
+
+
+class Deferred(Left):
+    """Its tenant takes no entries now. Without an outcome it is chained later."""
+
+
+class Duplicate(Left):
+    """The keyed line, or the beginning of the tenant, is chained already."""
+
+
+class KeyReused(Left):
+    """The key was used with another body."""
+
+
+class Existing(Left):
+    """The event is in the chain: as itself, or in a REFUSED or CONFLICT entry."""
+
+
+@dataclass(slots=True)
+class Appended:
+    """An entry is added."""
+
+    hlc: Hlc
+    job_id: str
+    action: str
+    payload: bytes
+    error: LedgerError | None = None
+    """What the caller is answered instead of a place in the chain."""
+    is_keyed: bool = True
+    """Whether a row of the idempotency table names the entry."""
+
+
+class Refused(Appended):
+    """A REFUSED entry takes its place, with all of its bytes."""
+
+
+class Conflict(Appended):
+    """Another event has its HLC: a CONFLICT entry keeps it."""
+
+
+class Judged(Appended):
+    """A proposal with its verdict, or a capacity."""
+
+
+class Plain(Appended):
+    """The event as it is."""
+
+
+Decision = Deferred | Duplicate | KeyReused | Existing | Refused | Conflict | Judged | Plain
+
+
+class _Lost(NamedTuple):
+    """Why an event of a keyed request is not chained as it is, and the event that it lost to."""
+
+    error: DuplicateLineError | IdempotencyReusedError
+    winner: KeyWinner
+
+    def why(self, key: str) -> dict[str, object]:
+        """What the REFUSED entry in its place says."""
+        return {
+            "reason": jobs.KEY_REPLAYED if isinstance(self.error, DuplicateLineError) else jobs.KEY_REUSED,
+            "idempotency_key": key,
+            "lost_to": {"job_id": self.winner.job_id, "hlc": self.winner.t_hlc},
+        }
+
+
+@dataclass(slots=True)
+class _Decider:
+    """Decides about the events of one batch, in their order."""
+
+    view: ChainView
+    keys: ChainedKeys = field(default_factory=dict)
+    """The keyed lines that are decided to be chained, of the batch itself."""
+    appended: Counter[str] = field(default_factory=Counter)
+    """Entries that are added to each chain."""
+    events: dict[str, Standing] = field(init=False)
+    """The events of ``view.entries``."""
+
+    def __post_init__(self) -> None:
+        self.events = {tenant_id: events_by_hlc(chained) for tenant_id, chained in self.view.entries.items()}
+
+    def decide(self, pending: Pending) -> Decision:
+        """What ``pending`` becomes: refusals first, then what is in the chain already, then what is new."""
+        if pending.tenant_id not in self.view.heads:
+            return Deferred(self.view.deferred(pending))
+        if (begun := tenant_begun_by(pending)) is not None and begun not in self.view.unrecorded:
+            return Duplicate(DuplicateLineError("the tenant exists already"))
+        lost = self._lost(pending)
+        # An event that may have been acknowledged is recorded, though it lost.
+        if lost is not None and (not pending.answered_early or lost.winner.t_hlc == pending.hlc.text()):
+            return Duplicate(lost.error) if isinstance(lost.error, DuplicateLineError) else KeyReused(lost.error)
+        existing, kept_digest = self._find(pending)
+        if existing is not None:
+            return self._existing(pending, existing, lost)
+        decision = self._appended(pending, lost, kept_digest)
+        self.appended[pending.tenant_id] += 1
+        return decision
+
+    def _lost(self, pending: Pending) -> _Lost | None:
+        """The event of its key that it lost to: the first one chained wins."""
+        key = pending.idempotency
+        if key is None:
+            return None
+        request = (pending.tenant_id, key.route, key.key)
+        lines_here = self.keys.setdefault(request, {})
+        for lines in (self.view.keys.get(request), lines_here):
+            if not lines:
+                continue
+            first = next(iter(lines.values()))
+            if first.body_digest != key.body_digest:
+                reused = f"Idempotency-Key {key.key!r} was used before with another body; use a new key"
+                return _Lost(IdempotencyReusedError(reused), first)
+            if key.line in lines:
+                chained = f"line {key.line} of this keyed request is chained already"
+                return _Lost(DuplicateLineError(chained), lines[key.line])
+        lines_here[key.line] = KeyWinner(key.body_digest, pending.hlc.text(), pending.job_id)
+        return None
+
+    def _find(self, pending: Pending) -> tuple[ChainedEntry | None, str | None]:
+        """The entry that the event is in the chain already; else, where another event has its HLC, the payload digest
+        of that one."""
+        chained = self.view.entries.get(pending.tenant_id)
+        if not chained:
+            return None, None
+        event = event_of(pending)
+        entry = chained.get(event.t_hlc)
+        if entry is not None and is_refused_in(pending, entry.event):
+            return entry, None
+        found_at, kept_digest = place_of(event, self.events[pending.tenant_id])
+        return None if found_at is None else chained[found_at], kept_digest
+
+    def _existing(self, pending: Pending, entry: ChainedEntry, lost: _Lost | None) -> Existing:
+        place = ChainPosition(entry.seq, entry.chain_link, entry.prev_chain_link)
+        if lost is not None:
+            return Existing(lost.error, entry.seq)
+        if self.view.refused_sqlstate is not None or pending.record_type not in DECIDED_RECORD_TYPES:
+            return Existing(place, entry.seq, is_keyed=True)
+        is_proposed = pending.record_type == PROPOSED_RECORD_TYPE
+        return Existing(_not_judged(entry.seq, pending.hlc) if is_proposed else place, entry.seq)
+
+    def _appended(self, pending: Pending, lost: _Lost | None, kept_digest: str | None) -> Decision:
+        """The entry that is added, beside the one of ``kept_digest`` where that has its HLC."""
+        hlc = pending.hlc if kept_digest is None else conflict_hlc(event_of(pending))
+        seq = self.view.heads[pending.tenant_id].seq + self.appended[pending.tenant_id] + 1
+        refused = SystemAction.REFUSED.value
+        if lost is not None:
+            assert pending.idempotency is not None
+            payload = refused_payload(pending, lost.why(pending.idempotency.key))
+            return Refused(hlc, pending.job_id, refused, payload, lost.error, is_keyed=False)
+        if (sqlstate := self.view.refused_sqlstate) is not None:
+            payload = refused_payload(pending, {"sqlstate": sqlstate})
+            why = event_refused(sqlstate, seq, pending.hlc.text(), pending.epoch, pending.lsn)
+            return Refused(hlc, refused_job_id(pending.job_id), refused, payload, why)
+        is_decided = pending.record_type in DECIDED_RECORD_TYPES
+        if kept_digest is not None:
+            payload = conflict_payload(event_of(pending), pending.payload.decode(), kept_digest)
+            error = _not_judged(seq, hlc) if pending.record_type == PROPOSED_RECORD_TYPE else None
+            return Conflict(hlc, pending.job_id, SystemAction.CONFLICT.value, payload, error, is_keyed=not is_decided)
+        if is_decided:
+            return self._judge(pending, seq)
+        return Plain(hlc, pending.job_id, ACTIONS[pending.record_type], pending.payload)
+
+    def _judge(self, pending: Pending, seq: int) -> Judged:
+        machine, hlc, job_id = self.view.commitments[pending.tenant_id], pending.hlc, pending.job_id
+        if pending.record_type == CAPACITY_RECORD_TYPE:
+            machine.set_capacity(*read_capacity(pending.payload))
+            return Judged(hlc, job_id, CommitmentAction.CAPACITY_SET.value, pending.payload)
+        rejection = machine.decide(seq, pending.proposal or read_proposal(pending.payload))
+        if rejection is None:
+            return Judged(hlc, job_id, CommitmentAction.PROPOSE_ACCEPTED.value, pending.payload)
+        payload = rejected_payload(pending.payload, rejection)
+        error = conflict_of(rejection, seq, hlc.text())
+        return Judged(hlc, job_id, CommitmentAction.PROPOSE_REJECTED.value, payload, error)
+
+
+def decide(batch: Sequence[Pending], view: ChainView) -> list[Decision]:
+    """What each event of ``batch``, in LSN order, becomes at the end of its chain."""
+    return list(map(_Decider(view).decide, batch))
+
+
+# --- applying ---------------------------------------------------------------------------------------------------------
+
+
+def apply(
+    batch: Sequence[Pending], decisions: Sequence[Decision], view: ChainView, linkers: dict[str, Linker]
+) -> LinkedBatch:
+    """Rows, moved heads and outcomes of ``decisions`` about ``batch``; ``linkers``, by tenant, is filled as needed."""
+    linked = LinkedBatch(commitments=view.commitments)
+    appender = Grower(linked, view.heads, linkers)
+    awaited: list[tuple[int, str, int]] = []
+    for number, (pending, decision) in enumerate(zip(batch, decisions, strict=True)):
+        tenant_id, key = pending.tenant_id, pending.idempotency
+        if isinstance(decision, Appended):
+            seq = appender.append(tenant_id, decision.hlc, decision.job_id, decision.action, decision.payload)
+            linked.outcomes.append(decision.error)
+            if pending.outcome is not None:
+                awaited.append((number, tenant_id, seq))
+            if isinstance(decision, Refused):
+                linked.refused_jobs.append((tenant_id, pending.job_id))
+            if decision.hlc != pending.hlc:
+                linked.conflicts.append((tenant_id, pending.hlc.text(), pending.lsn))
+        else:
+            linked.outcomes.append(decision.outcome)
+            seq = decision.seq or 0
+        linked.is_returning |= isinstance(decision, Existing)
+        if key is not None and decision.is_keyed:
+            row = (tenant_id, key.route, key.key, key.line, key.body_digest, seq, pending.epoch, pending.lsn)
+            linked.keyed_rows.append(row)
+    linked.is_returning |= bool(linked.conflicts)
+    appender.finish()
+    for number, tenant_id, seq in awaited:
+        linked.outcomes[number] = linked.outcomes[number] or appender.place(tenant_id, seq)
+    return linked
+
+
+def link(batch: Sequence[Pending], view: ChainView, linkers: dict[str, Linker]) -> LinkedBatch:
+    """``batch`` linked onto the heads of ``view``; nothing is decided one by one where each event is plain."""
+    is_usual = view.refused_sqlstate is None and not view.entries
+    if is_usual and (plain := _link_plain(batch, view, linkers)) is not None:
+        return plain
+    return apply(batch, decide(batch, view), view, linkers)
+
+
+def _link_plain(batch: Sequence[Pending], view: ChainView, linkers: dict[str, Linker]) -> LinkedBatch | None:
+    """A batch of which nobody waits for an event and nothing is to be decided; None for any other."""
+    entries: dict[str, list[Entry]] = {}
+    ended: list[tuple[str, str]] = []
+    for pending in batch:
+        kind, tenant_id = pending.record_type, pending.tenant_id
+        if pending.outcome is not None or pending.idempotency is not None or kind in _NEVER_PLAIN:
+            return None
+        if kind in _ENDING:
+            ended.append((tenant_id, pending.job_id))
+        entry = (pending.hlc, pending.job_id, ACTIONS[kind], pending.payload, None)
+        if (of_tenant := entries.get(tenant_id)) is None:
+            entries[tenant_id] = [entry]
+        else:
+            of_tenant.append(entry)
+    if not entries.keys() <= view.heads.keys():
+        return None
+    linked = LinkedBatch(ended=ended, outcomes=[None] * len(batch))
+    appender = Grower(linked, {tenant_id: view.heads[tenant_id] for tenant_id in entries}, linkers)
+    for tenant_id, of_tenant in entries.items():
+        appender.extend(tenant_id, of_tenant)
+    appender.finish()
+    return linked
+
+
+# --- what is said of them ---------------------------------------------------------------------------------------------
 
 
 def refused_payload(pending: Pending, why: Mapping[str, object]) -> bytes:
@@ -162,128 +435,6 @@ def is_refused_in(pending: Pending, standing: Event | None) -> bool:
     return standing.job_id in (pending.job_id, refused_job_id(pending.job_id))
 
 
-def link_batch(
-    batch: Sequence[Pending],
-    *,
-    heads: Mapping[str, ChainHead],
-    new_tenants: set[str],
-    chained_keys: Mapping[RequestName, Mapping[int, KeyWinner]],
-    linkers: dict[str, Linker],
-    chained: Mapping[str, Chained] | None = None,
-    machines: Mapping[str, Commitments] | None = None,
-    refused_sqlstate: str | None = None,
-    held_back: Callable[[Pending], HeldBackError | None] | None = None,
-) -> LinkedBatch:
-    """Chain ``batch`` onto ``heads``.
-
-    Args:
-        batch: events in LSN order.
-        heads: locked head of every tenant in the batch.
-        new_tenants: tenants whose head was created in this transaction.
-        chained_keys: what every keyed request in the batch has in the chain.
-        linkers: per-tenant linkers, filled as needed.
-        chained: when some of the batch came into the chain by another way, what stands there, by tenant and HLC.
-        machines: of each tenant that something is proposed to, or whose capacities change, the commitments at its head;
-            they take what is decided here.
-        refused_sqlstate: when given, the batch is one event that Postgres refused with this code, and
-            a REFUSED entry takes its place.
-        held_back: makes the outcome of events whose tenant has no head in ``heads``: its chain is damaged, or locked.
-    """
-    linked = LinkedBatch(last_lsn=batch[-1].lsn, machines=machines or {})
-    keys_in_batch = linked.winners
-    awaited: list[tuple[int, str, int]] = []
-    grower = Grower(linked, heads, linkers)
-    events_there = events_of(chained or {})
-    is_usual = refused_sqlstate is None and held_back is None and not chained
-    if is_usual and (entries := _plain_entries(batch, linked.ended)) is not None:
-        for tenant_id, of_tenant in entries.items():
-            grower.extend(tenant_id, of_tenant)
-        grower.finish()
-        linked.outcomes = [None] * len(batch)
-        return linked
-    for pending in batch:
-        tenant_id = pending.tenant_id
-        if held_back is not None and tenant_id not in heads:
-            linked.outcomes.append(held_back(pending))
-            continue
-        key = pending.idempotency
-        is_plain = key is None and pending.record_type != _TENANT_CREATED
-        lost = None if is_plain else _duplicate(pending, new_tenants, chained_keys, keys_in_batch)
-        refusal: LedgerError | None = None
-        why: dict[str, object] | None = None
-        if lost is not None:
-            refusal, winner = lost
-            if key is None or winner is None or not pending.answered_early or winner.t_hlc == pending.hlc.text():
-                linked.outcomes.append(refusal)
-                continue
-            why = {
-                "reason": jobs.KEY_REPLAYED if isinstance(refusal, DuplicateLineError) else jobs.KEY_REUSED,
-                "idempotency_key": key.key,
-                "lost_to": {"job_id": winner.job_id, "hlc": winner.t_hlc},
-            }
-        elif refused_sqlstate is not None:
-            why = {"sqlstate": refused_sqlstate}
-        hlc = pending.hlc
-        if why is None:
-            job_id, action, payload = pending.job_id, ACTIONS[pending.record_type], pending.payload
-        else:
-            job_id = pending.job_id if lost is not None else refused_job_id(pending.job_id)
-            action = SystemAction.REFUSED.value
-            payload = refused_payload(pending, why)
-        stands = None
-        if chained:
-            event = event_of(pending)
-            stands, kept_digest = _found(pending, event, chained.get(tenant_id, {}), events_there.get(tenant_id, {}))
-            linked.is_returning |= stands is not None or kept_digest is not None
-            if kept_digest is not None:
-                hlc = conflict_hlc(event)
-                linked.conflicts.append((tenant_id, event.t_hlc, pending.lsn))
-                if why is None:
-                    action = SystemAction.CONFLICT.value
-                    payload = conflict_payload(event, pending.payload.decode(), kept_digest)
-        place: ChainPosition | None = None
-        is_history = is_decided = False
-        if pending.record_type in DECIDED_RECORD_TYPES and why is None:
-            is_history = stands is not None or hlc is not pending.hlc
-            is_decided = not is_history
-        if is_decided:
-            action, payload, refusal = _decided(linked.machines[tenant_id], grower.next_seq(tenant_id), pending)
-        if stands is not None:
-            place = ChainPosition(*stands[:3])
-            seq = place.seq
-        else:
-            seq = grower.append(tenant_id, hlc, job_id, action, payload)
-            if why is not None:
-                linked.refused_jobs.append((tenant_id, pending.job_id))
-                if lost is None:
-                    refusal = event_refused(refused_sqlstate, seq, pending.hlc.text(), pending.epoch, pending.lsn)
-            if pending.outcome is not None:
-                awaited.append((len(linked.outcomes), tenant_id, seq))
-        if is_history and pending.record_type == PROPOSED_RECORD_TYPE:
-            refusal = _not_judged(seq, hlc)
-        linked.outcomes.append(refusal or place)
-        if key is not None and lost is None and not is_history:
-            linked.idempotency_rows.append(
-                (tenant_id, key.route, key.key, key.line, key.body_digest, seq, pending.epoch, pending.lsn)
-            )
-    grower.finish()
-    for number, tenant_id, seq in awaited:
-        linked.outcomes[number] = linked.outcomes[number] or grower.place(tenant_id, seq)
-    return linked
-
-
-def _decided(machine: Commitments, index: int, pending: Pending) -> tuple[str, bytes, LedgerError | None]:
-    """Action and payload of the entry at ``index`` that ``pending`` becomes, and why it is not accepted."""
-    if pending.record_type == CAPACITY_RECORD_TYPE:
-        machine.set_capacity(*read_capacity(pending.payload))
-        return CommitmentAction.CAPACITY_SET.value, pending.payload, None
-    rejection = machine.decide(index, pending.proposal or read_proposal(pending.payload))
-    if rejection is None:
-        return CommitmentAction.PROPOSE_ACCEPTED.value, pending.payload, None
-    payload = rejected_payload(pending.payload, rejection)
-    return CommitmentAction.PROPOSE_REJECTED.value, payload, conflict_of(rejection, index, pending.hlc.text())
-
-
 def conflict_of(rejection: Rejection, index: int, t_hlc: str) -> CommitmentConflictError:
     """What the proposer is told of the rejection that the entry at ``index`` records."""
     free = None if rejection.free is None else msgspec.to_builtins(rejection.free)
@@ -306,41 +457,9 @@ def _not_judged(index: int, hlc: Hlc) -> CommitmentConflictError:
     return CommitmentConflictError(says, reason="imported", index=index, hlc=hlc.text())
 
 
-def _found(
-    pending: Pending, event: Event, chained: Chained, standing: Standing
-) -> tuple[ChainedEntry | None, str | None]:
-    """The entry that the event is in the chain already; else, where another event has its HLC, the payload digest of
-    that one."""
-    entry = chained.get(event.t_hlc)
-    if entry is not None and is_refused_in(pending, entry.event):
-        return entry, None
-    stands_at, kept_digest = place_of(event, standing)
-    return None if stands_at is None else chained[stands_at], kept_digest
-
-
-def _plain_entries(batch: Sequence[Pending], ended: list[tuple[str, str]]) -> dict[str, list[Entry]] | None:
-    """The entries of a batch by tenant, where nobody waits for one of them and nothing of it is to be decided, and into
-    ``ended`` the jobs that they may end; else None."""
-    entries: dict[str, list[Entry]] = {}
-    ending: list[tuple[str, str]] = []
-    for pending in batch:
-        kind, tenant_id = pending.record_type, pending.tenant_id
-        if pending.outcome is not None or pending.idempotency is not None or kind in _NEVER_PLAIN:
-            return None
-        if kind in _ENDING:
-            ending.append((tenant_id, pending.job_id))
-        entry = (pending.hlc, pending.job_id, ACTIONS[kind], pending.payload, None)
-        if (of_tenant := entries.get(tenant_id)) is None:
-            entries[tenant_id] = [entry]
-        else:
-            of_tenant.append(entry)
-    ended += ending
-    return entries
-
-
-def events_of(chained: Mapping[str, Chained]) -> dict[str, Standing]:
-    """The events of what stands in each tenant's chain, by HLC."""
-    return {tenant: {t_hlc: entry.event for t_hlc, entry in here.items()} for tenant, here in chained.items()}
+def events_by_hlc(chained: Chained) -> Standing:
+    """The events of the entries of one chain."""
+    return {t_hlc: entry.event for t_hlc, entry in chained.items()}
 
 
 def event_of(pending: Pending) -> Event:
@@ -362,31 +481,3 @@ def tenants_begun_by(batch: Iterable[Pending]) -> list[str]:
 def tenant_begun_by(pending: Pending) -> str | None:
     """The tenant whose beginning this event records, None for any other event."""
     return pending.job_id.removeprefix("tenant:") if pending.record_type == _TENANT_CREATED else None
-
-
-def _duplicate(
-    pending: Pending,
-    new_tenants: set[str],
-    chained_keys: Mapping[RequestName, Mapping[int, KeyWinner]],
-    keys_in_batch: ChainedKeys,
-) -> tuple[LedgerError, KeyWinner | None] | None:
-    """Why this event must not be chained and against which it lost, None when it must. First chained wins."""
-    begun = tenant_begun_by(pending)
-    if begun is not None and begun not in new_tenants:
-        return DuplicateLineError("the tenant exists already"), None
-    key = pending.idempotency
-    if key is None:
-        return None
-    request = (pending.tenant_id, key.route, key.key)
-    lines_here = keys_in_batch.setdefault(request, {})
-    for lines in (chained_keys.get(request), lines_here):
-        if not lines:
-            continue
-        first = next(iter(lines.values()))
-        if first.body_digest != key.body_digest:
-            reused = f"Idempotency-Key {key.key!r} was used before with another body; use a new key"
-            return IdempotencyReusedError(reused), first
-        if key.line in lines:
-            return DuplicateLineError(f"line {key.line} of this keyed request is chained already"), lines[key.line]
-    lines_here[key.line] = KeyWinner(key.body_digest, pending.hlc.text(), pending.job_id)
-    return None

@@ -96,32 +96,32 @@ def store(wal_folder: Path, damages: dict[str, TenantDamage]) -> None:
 
 
 class Quarantine:
-    """The damaged and the locked tenants of one node. Belongs to one event loop."""
+    """The damaged and the waiting tenants of one node. Belongs to one event loop."""
 
     def __init__(
         self,
         wal_folder: Path,
         damaged: dict[str, str],
         listed: dict[str, TenantDamage],
-        locked: dict[str, str] | None = None,
+        waiting: dict[str, str] | None = None,
     ) -> None:
-        """``damaged`` names the tenants that are quarantined, by reason, ``locked`` those that wait for a lock. Both
-        are kept up to date for others to read.
+        """``damaged`` gives the reason of each tenant that is quarantined, ``waiting`` that of each that has to wait.
+        Both are kept up to date for others to read.
 
         ``listed`` is what the file holds: those, and others whose records are tried again.
         """
-        self.locked = {} if locked is None else locked
-        self._unlocked: dict[str, asyncio.Event] = {}
+        self.waiting = {} if waiting is None else waiting
+        self._ends_of_wait: dict[str, asyncio.Event] = {}
         self._folder = wal_folder
         self._damaged = damaged
         self._listed = listed
         self._is_stored = True
 
     def __contains__(self, tenant_id: object) -> bool:
-        return tenant_id in self._damaged or tenant_id in self.locked
+        return tenant_id in self._damaged or tenant_id in self.waiting
 
     def __bool__(self) -> bool:
-        return bool(self._damaged or self.locked)
+        return bool(self._damaged or self.waiting)
 
     def check(self, tenant_id: str) -> None:
         """Return when the tenant's chain takes entries.
@@ -155,20 +155,20 @@ class Quarantine:
         )
 
     def outcome_of(self, pending: Pending) -> HeldBackError | None:
-        """The outcome of a record that is passed over, None when that is open: its tenant waits for a lock."""
-        return None if pending.tenant_id in self.locked else self.held_back(pending)
+        """The outcome of a record that is passed over, None when that is open: its tenant waits."""
+        return None if pending.tenant_id in self.waiting else self.held_back(pending)
 
     def keeps_from(self) -> Lsn | None:
         """Lowest LSN that is listed, which the WAL must keep; None when there is none."""
         kept = [lsn for damage in self._listed.values() for lsn in (damage.from_lsn, *damage.lsns) if lsn is not None]
         return min(kept, default=None)
 
-    def begin_wait(self, tenant_id: str, reason: str, waiting: Iterable[Pending]) -> None:
-        """The tenant has to wait: its records among ``waiting``, and those that follow, are passed over."""
+    def begin_wait(self, tenant_id: str, reason: str, backlog: Iterable[Pending]) -> None:
+        """The tenant has to wait: its records in ``backlog``, and those that follow, are passed over."""
         log.warning("tenant_waits", tenant_id=tenant_id, reason=reason)
-        self.locked[tenant_id] = reason
-        self._unlocked.setdefault(tenant_id, asyncio.Event())
-        first_lsn = min(pending.lsn for pending in waiting if pending.tenant_id == tenant_id)
+        self.waiting[tenant_id] = reason
+        self._ends_of_wait.setdefault(tenant_id, asyncio.Event())
+        first_lsn = min(pending.lsn for pending in backlog if pending.tenant_id == tenant_id)
         listed = self._listed.setdefault(tenant_id, TenantDamage(reason, None))
         if listed.from_lsn is None or listed.from_lsn > first_lsn:
             listed.from_lsn = first_lsn
@@ -177,25 +177,25 @@ class Quarantine:
     async def end_wait(self, tenant_id: str) -> None:
         """All records of the tenant that waited are chained."""
         log.info("tenant_chained_again", tenant_id=tenant_id)
-        self._unlocked.pop(tenant_id).set()
+        self._ends_of_wait.pop(tenant_id).set()
         self._listed[tenant_id].from_lsn = None
         self._is_stored = False
         await self.release(())
 
-    async def unlocked(self, tenant_ids: Iterable[str], timeout_s: float) -> bool:
-        """Wait until none of these tenants waits for a lock; False when that takes longer."""
+    async def waited(self, tenant_ids: Iterable[str], timeout_s: float) -> bool:
+        """Wait until none of these tenants has to wait; False when that takes longer."""
         try:
             async with asyncio.timeout(timeout_s):
                 for tenant_id in tenant_ids:
-                    if (event := self._unlocked.get(tenant_id)) is not None:
+                    if (event := self._ends_of_wait.get(tenant_id)) is not None:
                         await event.wait()
         except TimeoutError:
             return False
         return True
 
-    def begin(self, tenant_id: str, reason: str, seen: ChainHead | None, waiting: Iterable[Pending]) -> None:
-        """Quarantine the tenant, with all its records among ``waiting``."""
-        lsns = {pending.lsn for pending in waiting if pending.tenant_id == tenant_id}
+    def begin(self, tenant_id: str, reason: str, seen: ChainHead | None, backlog: Iterable[Pending]) -> None:
+        """Quarantine the tenant, with all its records in ``backlog``."""
+        lsns = {pending.lsn for pending in backlog if pending.tenant_id == tenant_id}
         log.error("tenant_quarantined", tenant_id=tenant_id, reason=reason, records_held=len(lsns))
         self._damaged[tenant_id] = reason
         listed = self._listed.setdefault(tenant_id, TenantDamage(reason, None))

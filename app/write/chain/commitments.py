@@ -1,20 +1,20 @@
-"""What is promised to whom, as the appender judges with it: in memory, as of the heads that this node left.
+"""The commitments that proposals are judged by, in memory, as of the heads that this node left.
 
-Built from the log when something is first proposed to a tenant here, and caught up with what other nodes chained
-whenever its head is not where this node left it. A batch is judged on a copy that counts once the batch is committed.
-Every entry that is read is recomputed, and the table of commitments is not asked: a row that somebody removed would
-have a capsule placed twice. A history of more than ``AT_ONCE_MAX`` entries, some 35 us each, is read by a task of its
-own: its tenant waits meanwhile, and the others are chained.
+They are built from the log when something is first proposed to a tenant here, and caught up with what other nodes
+chained whenever its head is not where this node left it. A batch is judged on a copy that counts once the batch is
+committed. Every entry that is read is recomputed, and the table of commitments is not asked: a row that an attacker
+removed would have a capsule placed twice. A history of more than ``AT_ONCE_MAX`` entries, some 35 us each, is read by a
+task of its own: its tenant waits meanwhile, and the others are chained.
 
-What another node accepted counts as the chain says, and is judged here too: where it was not to be accepted, one of the
-two was told something else of the entries before, by a table that somebody changed. That is for people to look at.
+A proposal that another node accepted counts as the chain says, and is judged here too. Where it was to be rejected, one
+of the two nodes read other entries before it, from a table that was changed: that is reported as a break.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -50,48 +50,23 @@ class _Known:
     """Of the head that it stands for."""
 
 
-class Promised:
+class CommitmentMemory:
     """What is promised to the tenants that something was proposed to, of one appender."""
 
     def __init__(
         self, check: EntryCheck, pool: Pool, on_break: Callable[[str, Break], object] = lambda tenant_id, found: None
     ) -> None:
-        """``pool`` lends a connection for long histories, one at a time. ``on_break`` is told of each entry that
-        another node accepted and that, by what is known here, was to be rejected."""
+        """``pool`` lends a connection for long histories, one at a time. ``on_break`` is given each entry that another
+        node accepted and that, by what is known here, was to be rejected."""
         self._check = check
         self._pool = pool
         self._known: OrderedDict[str, _Known] = OrderedDict()
-        """The one that was asked for last stands last."""
+        """The tenant that was asked for last is last."""
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._reading_one = asyncio.Lock()
         self._unreadable: dict[str, ChainDamagedError] = {}
-        """Of tenants whose history was read to no end, until that is told."""
+        """Of tenants whose history could not be read, until that is raised."""
         self._on_break = on_break
-
-    async def prepare(self, connection: Connection, tenant_ids: Iterable[str]) -> list[str]:
-        """Load those of the tenants that are not known, before the transaction that locks their heads; returns those
-        whose history is long: it is being read, and the tenant has to wait while ``is_reading``.
-
-        Raises:
-            ChainDamagedError: entries do not hold together.
-        """
-        waiting = []
-        for tenant_id in tenant_ids:
-            if (error := self._unreadable.pop(tenant_id, None)) is not None:
-                raise error
-            if tenant_id in self._known:
-                continue
-            if tenant_id not in self._reading:
-                known = _Known()
-                async with connection.transaction():
-                    head_seq = await store.head_seq(connection, tenant_id)
-                    is_whole = await self._read(connection, tenant_id, known, head_seq, AT_ONCE_MAX)
-                if is_whole:
-                    self._known[tenant_id] = known
-                    continue
-                self._reading[tenant_id] = asyncio.create_task(self._read_rest(tenant_id, known))
-            waiting.append(tenant_id)
-        return waiting
 
     def is_reading(self, tenant_id: str) -> bool:
         """Whether the history of the tenant is being read."""
@@ -102,36 +77,45 @@ class Promised:
         for task in self._reading.values():
             task.cancel()
 
-    async def at(self, connection: Connection, heads: Mapping[str, ChainHead]) -> dict[str, Commitments]:
-        """What is promised at these heads, which the transaction holds locked; changes count once ``chained`` was told.
+    async def at(
+        self, connection: Connection, heads: Mapping[str, ChainHead]
+    ) -> tuple[dict[str, Commitments], list[str]]:
+        """What is promised at these heads, whose changes count once ``chained`` was called; and the tenants whose
+        history is long: it is being read, and the tenant has to wait while ``is_reading``.
 
         Raises:
             ChainDamagedError: entries do not hold together.
         """
-        machines = {}
+        machines: dict[str, Commitments] = {}
+        waiting = []
         for tenant_id, head in heads.items():
-            known = self._known.get(tenant_id)
-            is_judged = known is not None and known.seq <= head.seq
-            if known is None or not is_judged:
-                self._known.pop(tenant_id, None)
-                known = _Known()
-            if known.seq < head.seq:
-                await self._read(connection, tenant_id, known, head.seq, is_judged=is_judged)
+            if (error := self._unreadable.pop(tenant_id, None)) is not None:
+                raise error
+            known = None if self.is_reading(tenant_id) else await self._at(connection, tenant_id, head)
+            if known is None:
+                waiting.append(tenant_id)
+                continue
             self._known[tenant_id] = known
             self._known.move_to_end(tenant_id)
             machines[tenant_id] = Commitments(overlaid(known.machine.state))
-        return machines
+        return machines, waiting
 
-    def known_at(self, heads: Mapping[str, ChainHead]) -> dict[str, Commitments] | None:
-        """As ``at``, without asking: None where something would have to be read."""
-        machines = {}
-        for tenant_id, head in heads.items():
-            known = self._known.get(tenant_id)
-            if known is None or known.seq != head.seq:
-                return None
-            self._known.move_to_end(tenant_id)
-            machines[tenant_id] = Commitments(overlaid(known.machine.state))
-        return machines
+    async def _at(self, connection: Connection, tenant_id: str, head: ChainHead) -> _Known | None:
+        """What is promised to the tenant at its head; None where its history is long: a task begins to read it."""
+        known = self._known.get(tenant_id)
+        if known is not None and known.seq == head.seq:
+            return known
+        is_judged = known is not None and known.seq < head.seq
+        if known is None or not is_judged:
+            self._known.pop(tenant_id, None)
+            known = _Known()
+        entries_max = None if is_judged else AT_ONCE_MAX
+        async with connection.transaction():
+            is_whole = await self._read(connection, tenant_id, known, head.seq, entries_max, is_judged=is_judged)
+        if is_whole:
+            return known
+        self._reading[tenant_id] = asyncio.create_task(self._read_rest(tenant_id, known))
+        return None
 
     async def _read(
         self,
@@ -166,7 +150,7 @@ class Promised:
         except ChainDamagedError as error:
             self._unreadable[tenant_id] = error
         except DatabaseUnavailableError as error:
-            # Whoever proposes something next has it read again.
+            # The next proposal to the tenant has it read again.
             log.warning("commitments_not_read", tenant_id=tenant_id, error=str(error))
         finally:
             del self._reading[tenant_id]
@@ -187,7 +171,7 @@ class Promised:
             ) from None
 
     def _judge(self, tenant_id: str, machine: Commitments, seq: int, payload: str) -> None:
-        """Tell of an entry that another node accepted and that was to be rejected."""
+        """Report an entry that another node accepted and that was to be rejected."""
         rejection = machine.judge(read_proposal(payload))
         if rejection is not None:
             detail = f"the verdict of seq {seq} is not what judging its proposal gives: {rejection.detail}"
@@ -195,14 +179,14 @@ class Promised:
             self._on_break(tenant_id, found)
 
     def chained(self, linked: LinkedBatch) -> None:
-        """The batch is committed: what was decided in it counts, and the heads are where it left them."""
-        for machine in linked.machines.values():
+        """The batch is committed: its decisions count, and the heads are where it left them."""
+        for machine in linked.commitments.values():
             commit(machine.state)
         for tenant_id, links in linked.links.items():
             known = self._known.get(tenant_id)
             if known is not None and known.seq == links[0].seq - 1:
                 known.seq = links[-1].seq
-        if not linked.machines:
+        if not linked.commitments:
             return
         live = sum(len(known.machine.state.active) for known in self._known.values())
         while live > LIVE_MAX and len(self._known) > 1:

@@ -1,0 +1,350 @@
+"""SQL that commits a batch: one statement, and COPY for the rows of a large batch.
+
+``commit`` stores a batch in one transaction, all of it or nothing, and answers what happened as a value::
+
+    Committed        all of it is stored
+    Fenced           the position of the node is not the one that it left
+    HeadsMoved       a chain does not end where the batch was linked
+    KeysChained      a keyed request of the batch is chained
+    RowRefused       PostgreSQL refuses a row or a value in it
+    RowsLocked       another session keeps a row locked for longer than ``LOCK_TIMEOUT_S``
+    TenantDamaged    rows of a tenant are not what this node chained, or PostgreSQL dropped some without an error
+    Unanswered       PostgreSQL gave no answer: all of it may be stored, or nothing
+
+A small batch is one statement, which is a transaction by itself. A large batch, and one that begins chains, is a
+transaction of the same statement and a COPY: from some 200 rows on, COPY costs PostgreSQL less for each row.
+
+The columns of a statement travel as one text each, a value a line: the driver encodes each value of an array by itself,
+which takes longer than the rest of the way to the server.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import asyncpg
+
+from app.runtime.database_faults import DATABASE_FAULTS
+from app.store.chaining import (
+    ChainHead,
+    Step,
+    copy_entries,
+    create_heads,
+    dropped,
+    is_record_fault,
+    read_heads,
+    unmoved,
+)
+from app.store.log_rows import LOG_COLUMNS, LogRows
+from app.store.rows import turned
+from ledger.errors import ChainDamagedError
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+ROWS_IN_STATEMENT_MAX: Final = 200
+"""More rows are copied."""
+
+Value = TypeVar("Value")
+
+KeyedRow = tuple[str, int, str, int, bytes, int, int, int]
+"""(tenant, route, key, line, body digest, seq, epoch, LSN): a row of the idempotency table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is to be committed together."""
+
+    step: Step
+    """What it does to the position of the node."""
+    moves: Sequence[tuple[str, ChainHead, ChainHead]]
+    """(tenant, head that its entries are linked onto, head that they leave) of each chain that grows."""
+    rows: LogRows
+    keyed: Sequence[KeyedRow] = ()
+    new_chains: Collection[str] = ()
+    """Tenants that have no head yet and get one."""
+    are_keys_known: bool = False
+    """Whether the chained lines of its keyed requests were read at these heads. Keyed lines change only together with
+    the head of their tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """All of the batch is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The position of the node is not the one that it left; nothing was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsMoved:
+    """A chain does not end where the batch was linked; nothing was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeysChained:
+    """A keyed request of the batch has a line in the chain; nothing was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRefused:
+    """PostgreSQL refuses the data itself (SQLSTATE class 22, 23, 54); nothing was stored."""
+
+    sqlstate: str
+    message: str
+
+    @property
+    def is_duplicate(self) -> bool:
+        """Whether another row is in the way."""
+        return self.sqlstate == asyncpg.UniqueViolationError.sqlstate
+
+
+@dataclass(frozen=True, slots=True)
+class RowsLocked:
+    """Another session keeps a row locked; nothing was stored."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class TenantDamaged:
+    """The chain of a tenant cannot be extended; nothing was stored."""
+
+    error: ChainDamagedError
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """PostgreSQL gave no answer, or an error that is not about the data: all may be stored, or nothing."""
+
+    error: Exception
+
+
+Answer = Committed | Fenced | HeadsMoved | KeysChained | RowRefused | RowsLocked | TenantDamaged | Unanswered
+
+_KEY_TYPES = ("text", "smallint", "text", "integer", "bytea", "bigint", "bigint", "bigint")
+_LOG_TYPES = {
+    "seq": "bigint",
+    "hlc_physical": "bigint",
+    "hlc_logical": "bigint",
+    "link_version": "smallint",
+    "payload": "json",
+    "origin": "json",
+}
+_KEYS_AT = 13
+_ROWS_AT = _KEYS_AT + len(_KEY_TYPES)
+_COUNTS_AT = _ROWS_AT + len(LOG_COLUMNS)
+_BODY_DIGEST = _KEY_TYPES.index("bytea")
+
+
+def _columns(first: int, types: Sequence[str], form: str = "{}") -> str:
+    """Columns of these types, NULL for an empty line or a column that is shorter than the longest. In ``form`` unnested
+    they are not copied to a table in between, as they are in FROM."""
+    arrays = (
+        f"string_to_array(${number}, E'\\n', ''){'' if kind == 'text' else f'::{kind}[]'}"
+        for number, kind in enumerate(types, first)
+    )
+    return ", ".join(map(form.format, arrays))
+
+
+# A statement that waits for a row sees that row as it is then, and all else as it was when the statement began: FOR
+# UPDATE compares the heads anew. Keyed lines that were stored meanwhile have moved a head.
+_COMMIT = f"""
+WITH fence AS MATERIALIZED (
+    SELECT FROM scheduler.wal_positions WHERE node_id = $1 AND epoch = $2 AND chained_lsn = $3 FOR UPDATE
+), met AS MATERIALIZED (
+    SELECT h.tenant_id
+      FROM unnest($6::text[], $7::bigint[], $8::text[], $9::text[]) AS n(tenant_id, seq, chain_link, hlc)
+      JOIN scheduler.chain_heads AS h ON h.tenant_id = n.tenant_id
+     WHERE EXISTS (SELECT FROM fence)
+       AND (h.head_seq, h.head_chain_link, h.head_hlc) IS NOT DISTINCT FROM (n.seq, n.chain_link, n.hlc)
+     ORDER BY h.tenant_id
+       FOR UPDATE OF h
+), fit AS MATERIALIZED (
+    SELECT is_passed, is_met, is_passed AND is_met AND (${_COUNTS_AT + 2}::boolean OR NOT EXISTS (
+               SELECT FROM unnest({_columns(_KEYS_AT, _KEY_TYPES[:3])}) AS n(tenant_id, route, key)
+                 JOIN scheduler.idempotency AS i
+                   ON (i.tenant_id, i.route, i.key) = (n.tenant_id, n.route, n.key))) AS is_so
+      FROM (SELECT EXISTS (SELECT FROM fence) AS is_passed, count(*) = cardinality($6) AS is_met FROM met) AS heads
+), advanced AS (
+    UPDATE scheduler.wal_positions
+       SET chained_lsn = $4, seen_durable_lsn = greatest(seen_durable_lsn, $5), updated_at = now()
+     WHERE node_id = $1 AND (SELECT is_so FROM fit)
+    RETURNING 1
+), moved AS (
+    UPDATE scheduler.chain_heads AS h
+       SET head_seq = n.head_seq, head_chain_link = n.head_chain_link, head_hlc = n.head_hlc, updated_at = now()
+      FROM unnest($6::text[], $10::bigint[], $11::text[], $12::text[])
+           AS n(tenant_id, head_seq, head_chain_link, head_hlc)
+     WHERE h.tenant_id = n.tenant_id AND (SELECT is_so FROM fit)
+    RETURNING h.tenant_id, (h.head_seq, h.head_chain_link, h.head_hlc)
+              IS NOT DISTINCT FROM (n.head_seq, n.head_chain_link, n.head_hlc) AS is_there
+), entries AS (
+    INSERT INTO scheduler.scheduler_log ({", ".join(LOG_COLUMNS)})
+    SELECT {_columns(_ROWS_AT, [_LOG_TYPES.get(name, "text") for name in LOG_COLUMNS], "unnest({})")}
+     WHERE (SELECT is_so FROM fit)
+    RETURNING 1
+), keyed AS (
+    INSERT INTO scheduler.idempotency (tenant_id, route, key, line, body_digest, seq, epoch, lsn)
+    SELECT {_columns(_KEYS_AT, _KEY_TYPES, "unnest({})")}
+     WHERE (SELECT is_so FROM fit)
+    RETURNING tenant_id
+), stored AS (
+    SELECT (SELECT count(*) FROM advanced) AS positions,
+           (SELECT array_agg(tenant_id) FILTER (WHERE is_there) FROM moved) AS heads,
+           (SELECT count(*) FROM entries) AS entries,
+           (SELECT array_agg(tenant_id) FROM keyed) AS keyed
+)
+SELECT is_passed, is_met, is_so, positions, heads, keyed,
+       CASE WHEN is_so AND ${_COUNTS_AT + 3}::boolean
+            THEN 1 / (positions = 1 AND coalesce(cardinality(heads), 0) = cardinality($6)
+                      AND entries = ${_COUNTS_AT}::bigint
+                      AND coalesce(cardinality(keyed), 0) = ${_COUNTS_AT + 1}::bigint)::integer END
+  FROM fit, stored
+"""
+
+
+async def commit(connection: Connection, batch: Batch) -> Answer:
+    """Store ``batch`` in one transaction; nothing of it is stored unless the answer is ``Committed`` or ``Unanswered``.
+
+    A statement without an answer may still have to begin on the server, and be carried out later.
+    """
+    return await answered(_commit(connection, batch))
+
+
+async def answered(work: Awaitable[Answer]) -> Answer:
+    """What ``work``, which asks PostgreSQL, answers; an error as the value that it is."""
+    try:
+        return await work
+    except ChainDamagedError as error:
+        return TenantDamaged(error)
+    except asyncpg.LockNotAvailableError as error:
+        return RowsLocked(error)
+    except DATABASE_FAULTS as error:
+        if isinstance(error, asyncpg.PostgresError) and is_record_fault(error):
+            return RowRefused(error.sqlstate or "", str(error))
+        return Unanswered(error)
+
+
+async def or_unanswered(work: Awaitable[Value]) -> Value | Unanswered:
+    """What ``work`` gives, or why PostgreSQL gives nothing."""
+    try:
+        return await work
+    except DATABASE_FAULTS as error:
+        return Unanswered(error)
+
+
+async def rehearse(connection: Connection, step: Step) -> None:
+    """Move the position of the node alone, as the statement and COMMIT do, and take that back.
+
+    Raises:
+        DATABASE_FAULTS: why it cannot be moved.
+    """
+    transaction = connection.transaction()
+    await transaction.start()
+    await _run(connection, Batch(step, (), LogRows()))
+    await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    await transaction.rollback()
+
+
+async def _commit(connection: Connection, batch: Batch) -> Answer:
+    is_small = len(batch.rows) <= ROWS_IN_STATEMENT_MAX and not batch.new_chains
+    # In a transaction of the caller an error would end that.
+    if is_small and not connection.is_in_transaction() and None not in (rows := _lines(zip(*batch.rows, strict=True))):
+        try:
+            return _answer(await _run(connection, batch, rows))
+        except asyncpg.DivisionByZeroError:
+            pass  # PostgreSQL dropped some of it without an error: the transaction finds out of which tenant.
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        answer = await _store(connection, batch)
+    except (asyncpg.PostgresError, ChainDamagedError):
+        await transaction.rollback()
+        raise
+    if answer != Committed():
+        await transaction.rollback()
+        return answer
+    await transaction.commit()
+    return answer
+
+
+async def _store(connection: Connection, batch: Batch) -> Answer:
+    """Do all of it in the transaction that is open.
+
+    Raises:
+        ChainDamagedError: PostgreSQL dropped rows without an error; names their tenant.
+    """
+    if batch.new_chains:
+        created = await create_heads(connection, sorted(batch.new_chains))
+        if there := set(batch.new_chains) - created:
+            if lacking := there - (await read_heads(connection, sorted(there))).keys():
+                raise ChainDamagedError(min(lacking), "PostgreSQL dropped its new row of scheduler.chain_heads")
+            return HeadsMoved()
+    found = await _run(connection, batch)
+    answer = _answer(found)
+    if answer != Committed():
+        return answer
+    moved = set(found["heads"] or ())
+    for tenant_id, _, head in batch.moves:
+        if tenant_id not in moved:
+            raise unmoved(tenant_id, head.seq)
+    stored = Counter(found["keyed"] or ())
+    for tenant_id, sent in Counter(row[0] for row in batch.keyed).items():
+        if stored[tenant_id] != sent:
+            raise dropped(tenant_id, "idempotency rows", sent, stored[tenant_id])
+    if batch.rows:
+        await copy_entries(connection, batch.rows)
+    return answer
+
+
+async def _run(connection: Connection, batch: Batch, rows: Sequence[str | None] | None = None) -> asyncpg.Record:
+    """Run the statement; with ``rows``, their columns, it stores them too and fails where not all of it is stored."""
+    heads = turned([(tenant_id, *old, *new) for tenant_id, old, new in batch.moves], 7)
+    columns = [*_lines(_keyed(batch.keyed)), *(rows or repeat("", len(LOG_COLUMNS)))]
+    counts = len(batch.rows) if rows else 0, len(batch.keyed)
+    found = await connection.fetchrow(
+        _COMMIT, *batch.step, *heads, *columns, *counts, batch.are_keys_known, rows is not None
+    )
+    assert found is not None
+    return found
+
+
+def _answer(found: asyncpg.Record) -> Answer:
+    if not found["is_passed"]:
+        return Fenced()
+    if not found["is_met"]:
+        return HeadsMoved()
+    if not found["is_so"]:
+        return KeysChained()
+    # A position that a trigger or a rule keeps where it is.
+    return Committed() if found["positions"] == 1 else Fenced()
+
+
+def _keyed(rows: Sequence[KeyedRow]) -> Iterable[Sequence[Any]]:
+    """The columns of idempotency rows, digests as PostgreSQL writes bytes. No tenant and no key has several lines."""
+    columns = turned(rows, len(_KEY_TYPES))
+    columns[_BODY_DIGEST] = [f"\\x{digest.hex()}" for *_, digest, _, _, _ in rows]
+    return columns
+
+
+def _lines(columns: Iterable[Sequence[Any]]) -> list[str | None]:
+    """Each column as one text, a value a line; None where that would be read as other values."""
+    return [_joined(column) for column in columns]
+
+
+def _joined(column: Sequence[Any]) -> str | None:
+    if column.count(None) == len(column):
+        return ""
+    if isinstance(column[-1], int):
+        return "\n".join(map(str, column))
+    if "" in column:
+        return None
+    joined = "\n".join(column if None not in column else ["" if value is None else value for value in column])
+    return joined if joined.count("\n") == len(column) - 1 else None

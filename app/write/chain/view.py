@@ -1,0 +1,159 @@
+"""What the chains hold of a batch: their heads, the keyed lines and entries that are there, and what is promised.
+
+Nothing is locked while it is read. A batch is committed only if every chain that it extends still ends at the head that
+was read, so what was read holds then: entries at or below a head never change, and keyed lines change only together
+with the head of their tenant.
+
+Invariant: a chain whose head went below one that this node has seen, or changed under the same seq, is never extended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import structlog
+
+from app.runtime.state.node import Node
+from app.store import Connection, chaining, idempotency, node
+from app.store.chaining import ChainEnd, ChainHead
+from app.store.standing import Chained, find_standing
+from app.write.pending.backlog import Pending
+from app.write.pending.keyed_entry import is_bound
+from app.write.pending.linking import ChainedKeys, KeyWinner, event_of, events_by_hlc, is_refused_in
+from app.write.pending.quarantine import Quarantine
+from app.write.pending.requests import RequestName
+from ledger.chain.conflict import Event, Standing, place_of
+from ledger.errors import ClockSkewError, InvalidInputError
+from ledger.facts.events import SystemAction
+from ledger.hlc import Hlc
+from ledger.verification.verdict import damaged
+
+EMPTY_HEAD = ChainHead(0, None, None)
+
+log = structlog.get_logger()
+
+
+class Heads:
+    """The heads of chains as this node has seen them last, by tenant. ``seen`` is what the start has read."""
+
+    def __init__(self, node: Node, quarantine: Quarantine, seen: dict[str, ChainHead]) -> None:
+        self._node = node
+        self._quarantine = quarantine
+        self.seen = seen
+        self._stale: set[str] = set()
+        """Tenants whose chain another node or an import has extended since."""
+
+    def moved(self, tenant_ids: Iterable[str]) -> None:
+        """Read the heads of these tenants again before they are used."""
+        self._stale.update(tenant_ids)
+
+    async def read(self, connection: Connection, tenant_ids: Collection[str]) -> dict[str, ChainHead]:
+        """The heads of these tenants, those that have one; only those that this node does not know are asked for.
+
+        Raises:
+            ChainDamagedError: a head is gone, or as ``check``.
+        """
+        unknown = sorted(name for name in tenant_ids if name in self._stale or not self._is_usable(name))
+        if unknown:
+            found = await chaining.read_heads(connection, unknown)
+            for tenant_id in unknown:
+                if tenant_id not in found and (seen := self.seen.get(tenant_id)) is not None:
+                    detail = f"its head is gone, which this node has seen at seq {seen.seq}"
+                    raise damaged(tenant_id, "head", seen.seq, detail)
+            self._learn_time(found, await self.check(connection, found))
+            self.seen.update(found)
+            self._stale.difference_update(unknown)
+        return {name: self.seen[name] for name in tenant_ids if name in self.seen}
+
+    async def check(self, connection: Connection, heads: Mapping[str, ChainHead]) -> dict[str, ChainEnd]:
+        """Refuse chains that are shorter than this node has seen them, or others, or end where there is no entry.
+        Returns the last entries of those that end elsewhere than this node knows.
+
+        Raises:
+            QuarantinedError: a tenant is quarantined.
+            ChainDamagedError: names the first tenant whose chain is not to be extended.
+        """
+        for tenant_id, head in heads.items():
+            self._quarantine.check(tenant_id)
+            if (fault := chaining.head_fault(head)) is not None:
+                raise damaged(tenant_id, "head", 0, fault)
+            seen = self.seen.get(tenant_id)
+            if seen is not None and (head.seq < seen.seq or (head.seq == seen.seq and head[:2] != seen[:2])):
+                raise damaged(
+                    tenant_id,
+                    "head",
+                    seen.seq,
+                    f"its head stands at seq {head.seq} ({head.chain_link}), but this node has seen seq {seen.seq} "
+                    f"({seen.chain_link})",
+                )
+        moved = {tenant_id: head for tenant_id, head in heads.items() if head != self.seen.get(tenant_id)}
+        ends = await chaining.read_ends(connection, moved)
+        for tenant_id, head in moved.items():
+            if (fault := chaining.end_fault(head, ends.get(tenant_id))) is not None:
+                raise damaged(tenant_id, "head", head.seq, fault)
+        return ends
+
+    def _is_usable(self, tenant_id: str) -> bool:
+        """Whether the head is known. One that a start has read may be none: it is read again, and refused."""
+        seen = self.seen.get(tenant_id)
+        return seen is not None and chaining.head_fault(seen) is None
+
+    def _learn_time(self, heads: Mapping[str, ChainHead], ends: Mapping[str, ChainEnd]) -> None:
+        """Let the clock follow ``ends`` that other nodes of this ledger left: what is written after them gets a later
+        HLC. Those that an import left are of another clock."""
+        for tenant_id, end in ends.items():
+            if not end.is_by_node:
+                continue
+            try:
+                self._node.clock.receive(Hlc.parse(heads[tenant_id].hlc or ""), self._node.wall.now_ms())
+            except (ClockSkewError, InvalidInputError) as error:
+                log.warning("head_hlc_refused", tenant_id=tenant_id, error=str(error))
+
+
+async def read_keys(connection: Connection, batch: Iterable[Pending]) -> ChainedKeys:
+    """By chained line, what each keyed request in the batch has in the chain.
+
+    Raises:
+        KeyRowError: a row of the table of keys names an entry that came with another key, or none.
+    """
+    requests: dict[RequestName, dict[int, Pending]] = {}
+    for pending in batch:
+        if (key := pending.idempotency) is not None:
+            requests.setdefault((pending.tenant_id, key.route, key.key), {})[key.line] = pending
+    found: ChainedKeys = {}
+    for name, line in await idempotency.find_claims(connection, sorted(requests)) if requests else ():
+        if not is_bound(line, name, requests[name]):
+            what = f"names seq {line.seq}, whose entry did not come with that key: somebody put the row there"
+            raise idempotency.key_row_error(line.tenant_id, name[2], line.seq, what)
+        found.setdefault(name, {})[line.line] = KeyWinner(line.body_digest, line.t_hlc, line.job_id)
+    return found
+
+
+async def read_entries(connection: Connection, batch: Iterable[Pending]) -> dict[str, Chained]:
+    """By tenant, the entries that have the HLC of an event of the batch."""
+    events: dict[str, list[Event]] = {}
+    for pending in batch:
+        events.setdefault(pending.tenant_id, []).append(event_of(pending))
+    return {tenant_id: await find_standing(connection, tenant_id, each) for tenant_id, each in events.items()}
+
+
+def is_chained(pending: Pending, existing: Standing) -> bool:
+    """Whether the event is in the chain: as itself, or in the REFUSED or CONFLICT entry that keeps it."""
+    event = event_of(pending)
+    at, _ = place_of(event, existing)
+    return at is not None or is_refused_in(pending, existing.get(event.t_hlc))
+
+
+async def unchained(connection: Connection, batch: Sequence[Pending]) -> list[Pending]:
+    """The events of the batch of which nothing is in the chain."""
+    chained = {name: events_by_hlc(each) for name, each in (await read_entries(connection, batch)).items()}
+    return [pending for pending in batch if not is_chained(pending, chained[pending.tenant_id])]
+
+
+async def unrecorded(connection: Connection, new_tenants: Collection[str]) -> set[str]:
+    """The tenants among these whose beginning ``_system`` does not record."""
+    return {
+        tenant_id
+        for tenant_id in new_tenants
+        if not await node.is_recorded(connection, SystemAction.TENANT_CREATED, f"tenant:{tenant_id}")
+    }

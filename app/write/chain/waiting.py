@@ -1,0 +1,110 @@
+"""Tenants that wait: they are passed over, and chained as soon as they need not wait any more.
+
+Another session keeps their rows locked, or their commitments are being read from a long history.
+
+The quarantine lists them and where their records begin; the records wait in the backlog, beside all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import asyncpg
+
+from app.runtime.state.node import ROWS_LOCKED
+from app.store import chaining
+from app.store.commit import Unanswered, or_unanswered
+from app.write.pending.backlog import Backlog, Pending
+from app.write.pending.linking import tenants_begun_by
+from app.write.pending.quarantine import Quarantine
+
+RETRY_S = 0.5
+"""How often waiting tenants are tried again."""
+
+
+class WaitingTenants:
+    """The tenants that the appender of ``backlog`` passes over.
+
+    ``is_reading`` says whether the history of a tenant is being read, ``connected`` gives a connection, ``on_fault``
+    takes why PostgreSQL did not answer, ``on_due`` is called when it is time to ``chain_free``.
+    """
+
+    def __init__(
+        self,
+        quarantine: Quarantine,
+        backlog: Backlog,
+        *,
+        is_reading: Callable[[str], bool],
+        connected: Callable[[], Awaitable[asyncpg.Connection[asyncpg.Record]]],
+        on_fault: Callable[[Exception], None],
+        on_due: Callable[[], None],
+    ) -> None:
+        self._quarantine = quarantine
+        self._backlog = backlog
+        self._is_reading = is_reading
+        self._connected = connected
+        self._on_fault = on_fault
+        self._on_due = on_due
+        self._timer: asyncio.TimerHandle | None = None
+        """Until the next try; None when that is due or no tenant waits."""
+
+    async def find(self, batch: Sequence[Pending]) -> bool:
+        """Pass the tenants of ``batch`` over whose rows another session keeps locked; whether there are any."""
+        locked = await self._locked_of([each for each in batch if each.tenant_id not in self._quarantine])
+        if locked is None:
+            return False
+        self.begin(locked, ROWS_LOCKED)
+        return bool(locked)
+
+    def begin(self, tenant_ids: Iterable[str], reason: str) -> None:
+        """Pass these tenants over from now on."""
+        for tenant_id in sorted(tenant_ids):
+            self._quarantine.begin_wait(tenant_id, reason, self._backlog)
+            self._retry_later()
+
+    async def chain_free(
+        self, next_of: Callable[[str], Sequence[Pending]], chain: Callable[[Sequence[Pending]], Awaitable[None]]
+    ) -> None:
+        """``chain`` the batches, each given by ``next_of``, of the tenants that need not wait any more; nothing before
+        the next try is due."""
+        waiting = self._quarantine.waiting
+        if not waiting or self._timer is not None:
+            return
+        for tenant_id in sorted(waiting):
+            if self._is_reading(tenant_id):
+                continue
+            batch = next_of(tenant_id)
+            locked = await self._locked_of(batch)
+            if locked is None:
+                break
+            if locked:
+                continue
+            del waiting[tenant_id]
+            while batch and tenant_id not in waiting:
+                await chain(batch)
+                batch = next_of(tenant_id)
+            if tenant_id not in waiting:
+                await self._quarantine.end_wait(tenant_id)
+        if waiting:
+            self._retry_later()
+
+    async def _locked_of(self, batch: Sequence[Pending]) -> set[str] | None:
+        """The tenants of ``batch`` of which rows are locked that it needs; None where PostgreSQL does not answer."""
+        own = {pending.tenant_id for pending in batch}
+        found = await or_unanswered(self._locked({*own, *tenants_begun_by(batch)}))
+        if isinstance(found, Unanswered):
+            self._on_fault(found.error)
+            return None
+        return found & own
+
+    async def _locked(self, tenant_ids: Iterable[str]) -> set[str]:
+        return await chaining.locked_tenants(await self._connected(), sorted(tenant_ids))
+
+    def _retry_later(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(RETRY_S, self._retry_now)
+
+    def _retry_now(self) -> None:
+        self._timer = None
+        self._on_due()

@@ -1,0 +1,416 @@
+"""A batch is committed whole where the chains are as they were read, or not at all: in one statement, or with COPY."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import asyncpg
+import httpx
+import pytest
+
+from app.node.service import Service
+from app.store import chaining, commit
+from app.store.chaining import ChainHead, Step
+from app.store.commit import (
+    Answer,
+    Batch,
+    Committed,
+    Fenced,
+    HeadsMoved,
+    KeysChained,
+    RowRefused,
+    RowsLocked,
+    TenantDamaged,
+)
+from app.store.growth import head_of
+from app.store.sessions import Connection
+from app.write.pending.backlog import Pending
+from app.write.pending.linking import ChainView, LinkedBatch, link
+from ledger.chain.record import IdempotencyKey
+from ledger.errors import IdempotencyReusedError
+from ledger.facts.events import JOB_EVENTS
+from ledger.hlc import Hlc
+from ledger.positions import Epoch, Lsn
+from tests.app.chains import Chains, Entry, committed, numbers, until
+from tests.app.conftest import MakeSettings, RunNode, RunServer
+from tests.app.drafts import created, key
+from tests.app.postgres_proxy import PostgresProxy, Trap
+from tests.app.test_commitments import free, placement, propose
+from tests.conftest import Database, connected_to
+
+EMPTY = ChainHead(0, None, None)
+KEY = IdempotencyKey(1, "k", 0, b"a" * 32)
+STEP = Step("node-1", Epoch(3), Lsn(10), Lsn(20), Lsn(25))
+NOTHING = {"rows": 0, "keys": 0, "heads": {"acme": 0, "beta": 0}, "position": (10, 10)}
+ALL = {"rows": 3, "keys": 1, "heads": {"acme": 2, "beta": 1}, "position": (20, 25)}
+SMALL, LARGE = 200, 0
+BATCH_ENTRIES = 7
+"""Records in a batch of the tests with a node."""
+
+
+def event(number: int, tenant_id: str, key: IdempotencyKey | None = None) -> Pending:
+    kind, payload = JOB_EVENTS["JobCreated"].record_type, b'{"n":%d}' % number
+    return Pending(Lsn(number), Epoch(3), Hlc(2, number, "n"), kind, tenant_id, f"j{number}", payload, key, None)
+
+
+EVENTS = (event(11, "acme"), event(12, "beta", KEY), event(13, "acme"))
+
+
+def linked(events: Sequence[Pending] = EVENTS) -> LinkedBatch:
+    return link(events, ChainView(heads={each.tenant_id: EMPTY for each in events}), {})
+
+
+def to_commit(batch: LinkedBatch | None = None, step: Step = STEP, *, are_keys_known: bool = False) -> Batch:
+    batch = batch or linked()
+    moves = [(name, EMPTY, head_of(links)) for name, links in batch.links.items()]
+    return Batch(step, moves, batch.log_rows, batch.keyed_rows, are_keys_known=are_keys_known)
+
+
+@pytest.fixture
+async def connection(database: Database, superuser: asyncpg.Connection) -> AsyncIterator[Connection]:
+    """Of node-1, whose position is where ``STEP`` begins; tenants acme and beta have no entry."""
+    await superuser.execute("INSERT INTO scheduler.chain_heads (tenant_id, head_seq) VALUES ('acme', 0), ('beta', 0)")
+    await superuser.execute("INSERT INTO scheduler.wal_positions VALUES ('node-1', 'w', 3, 10, 10)")
+    connection = await chaining.connect(database.service_url, 10, 10)
+    yield connection
+    connection.terminate()
+
+
+@pytest.fixture(params=[SMALL, LARGE], ids=["in one statement", "copied"])
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs with a batch that is small, and with one that is large."""
+    monkeypatch.setattr(commit, "ROWS_IN_STATEMENT_MAX", request.param)
+
+
+@pytest.mark.usefixtures("both")
+async def test_rows_keys_heads_and_position_are_committed_together(
+    connection: Connection, superuser: asyncpg.Connection
+) -> None:
+    batch = linked()
+    assert await commit.commit(connection, to_commit(batch)) == Committed()
+    assert await committed(superuser) == ALL
+    columns = ", ".join(chaining.LOG_COLUMNS)
+    rows = await superuser.fetch(f"SELECT {columns} FROM scheduler.scheduler_log ORDER BY tenant_id, seq")
+    assert sorted(map(tuple, rows)) == sorted(batch.log_rows)
+    columns = "tenant_id, route, key, line, body_digest, seq, epoch, lsn"
+    rows = await superuser.fetch(f"SELECT {columns} FROM scheduler.idempotency")
+    assert [tuple(row) for row in rows] == batch.keyed_rows
+    ends = {tenant: ChainHead(*head) for tenant, *head in batch.heads()}
+    assert await chaining.read_heads(superuser) == ends
+
+
+@pytest.mark.parametrize("job_id", ["a\nb", "\n", ""])
+async def test_a_text_that_a_statement_would_read_as_another_is_stored_as_it_is(
+    connection: Connection, superuser: asyncpg.Connection, job_id: str
+) -> None:
+    odd = event(12, "beta", KEY)
+    odd.job_id = job_id
+    assert await commit.commit(connection, to_commit(linked((EVENTS[0], odd, EVENTS[2])))) == Committed()
+    assert await committed(superuser) == ALL
+    assert await superuser.fetchval("SELECT job_id FROM scheduler.scheduler_log WHERE tenant_id = 'beta'") == job_id
+
+
+async def test_a_batch_of_one_has_no_values_but_its_own(connection: Connection, superuser: asyncpg.Connection) -> None:
+    batch = linked(EVENTS[:1])
+    assert await commit.commit(connection, to_commit(batch)) == Committed()
+    rows = await superuser.fetch(f"SELECT {', '.join(chaining.LOG_COLUMNS)} FROM scheduler.scheduler_log")
+    assert list(map(tuple, rows)) == [*batch.log_rows]
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize("is_empty", [False, True])
+@pytest.mark.parametrize(
+    "step",
+    [STEP._replace(epoch=Epoch(2)), STEP._replace(old_chained_lsn=Lsn(9)), STEP._replace(node_id="node-2")],
+    ids=["epoch", "position", "node"],
+)
+async def test_nothing_passes_the_fence_of_another(
+    connection: Connection, superuser: asyncpg.Connection, step: Step, is_empty: bool
+) -> None:
+    batch = to_commit(LinkedBatch() if is_empty else linked(), step)
+    assert await commit.commit(connection, batch) == Fenced()
+    assert await committed(superuser) == NOTHING
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize(
+    "change",
+    [
+        f"UPDATE scheduler.chain_heads SET head_seq = 1, head_chain_link = '{'ab' * 32}', head_hlc = '1:0:m'",
+        "UPDATE scheduler.chain_heads SET head_seq = 1",
+        f"UPDATE scheduler.chain_heads SET head_chain_link = '{'ab' * 32}'",
+        "UPDATE scheduler.chain_heads SET head_hlc = '1:0:m'",
+        "DELETE FROM scheduler.chain_heads",
+    ],
+)
+async def test_nothing_is_chained_onto_another_head_than_it_was_linked_to(
+    connection: Connection, superuser: asyncpg.Connection, change: str
+) -> None:
+    for guard in ("seq", "link", "hlc"):
+        await superuser.execute(f"ALTER TABLE scheduler.chain_heads DROP CONSTRAINT IF EXISTS chain_heads_{guard}")
+    await superuser.execute(f"{change} WHERE tenant_id = 'beta'")
+    before = await committed(superuser)
+    assert await commit.commit(connection, to_commit()) == HeadsMoved()
+    assert await committed(superuser) == before
+
+
+async def test_a_chain_that_another_node_began_is_not_begun_again(
+    connection: Connection, superuser: asyncpg.Connection
+) -> None:
+    batch = linked([event(11, "gamma")])
+    begins = Batch(STEP, to_commit(batch).moves, batch.log_rows, new_chains={"gamma"})
+    await superuser.execute("INSERT INTO scheduler.chain_heads (tenant_id, head_seq) VALUES ('gamma', 0)")
+    assert await commit.commit(connection, begins) == HeadsMoved()
+    await superuser.execute("DELETE FROM scheduler.chain_heads WHERE tenant_id = 'gamma'")
+    assert await commit.commit(connection, begins) == Committed()
+    assert (await committed(superuser))["heads"] == {"acme": 0, "beta": 0, "gamma": 1}
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize(
+    ("line", "digest"), [(0, b"a" * 32), (0, b"b" * 32), (7, b"b" * 32)], ids=["same", "other body", "other line"]
+)
+async def test_nothing_is_chained_of_a_batch_with_a_key_that_the_chain_has(
+    connection: Connection, superuser: asyncpg.Connection, line: int, digest: bytes
+) -> None:
+    await superuser.execute("INSERT INTO scheduler.idempotency VALUES ('beta', 1, 'k', $1, $2, 1, 1, 1)", line, digest)
+    assert await commit.commit(connection, to_commit()) == KeysChained()
+    assert await committed(superuser) == {**NOTHING, "keys": 1}
+
+
+@pytest.mark.usefixtures("both")
+async def test_lines_are_added_to_a_key_of_which_it_is_known_what_the_chain_has(
+    connection: Connection, superuser: asyncpg.Connection
+) -> None:
+    await superuser.execute("INSERT INTO scheduler.idempotency VALUES ('beta', 1, 'k', 7, $1, 1, 1, 1)", b"a" * 32)
+    assert await commit.commit(connection, to_commit(are_keys_known=True)) == Committed()
+    assert await committed(superuser) == {**ALL, "keys": 2}
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize(
+    ("event", "table", "does"),
+    [
+        ("INSERT", "scheduler_log", "RETURN NULL"),
+        ("INSERT", "idempotency", "RETURN NULL"),
+        ("UPDATE", "chain_heads", "RETURN NULL"),
+        ("UPDATE", "chain_heads", "NEW.head_seq := NEW.head_seq + 1; RETURN NEW"),
+    ],
+)
+async def test_all_is_stored_or_nothing(
+    connection: Connection, superuser: asyncpg.Connection, event: str, table: str, does: str
+) -> None:
+    await superuser.execute(
+        f"CREATE FUNCTION scheduler.harm() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {does}; END $$;"
+        f"CREATE TRIGGER harm BEFORE {event} ON scheduler.{table} FOR EACH ROW EXECUTE FUNCTION scheduler.harm()"
+    )
+    answer = await commit.commit(connection, to_commit())
+    assert isinstance(answer, TenantDamaged)
+    assert answer.error.tenant_id in ("acme", "beta")
+    assert await committed(superuser) == NOTHING
+
+
+@pytest.mark.usefixtures("both")
+async def test_a_position_that_a_trigger_keeps_is_not_passed(
+    connection: Connection, superuser: asyncpg.Connection
+) -> None:
+    await superuser.execute(
+        "CREATE FUNCTION scheduler.harm() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;"
+        "CREATE TRIGGER harm BEFORE UPDATE ON scheduler.wal_positions FOR EACH ROW EXECUTE FUNCTION scheduler.harm()"
+    )
+    assert await commit.commit(connection, to_commit()) == Fenced()
+    assert await committed(superuser) == NOTHING
+
+
+@pytest.mark.usefixtures("both")
+async def test_rows_that_are_there_already_are_refused_and_the_connection_is_used_again(
+    connection: Connection, superuser: asyncpg.Connection
+) -> None:
+    assert await commit.commit(connection, to_commit()) == Committed()
+    await superuser.execute("UPDATE scheduler.chain_heads SET head_seq = 0, head_chain_link = NULL, head_hlc = NULL")
+    again = STEP._replace(old_chained_lsn=Lsn(20), new_chained_lsn=Lsn(30))
+    answer = await commit.commit(connection, to_commit(linked(EVENTS[::2]), again))
+    assert isinstance(answer, RowRefused)
+    assert answer.is_duplicate
+    assert (await committed(superuser))["position"] == (20, 25)
+    assert await commit.commit(connection, to_commit(LinkedBatch(), again)) == Committed()
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize("is_moved", [True, False])
+async def test_a_commit_that_waits_for_a_head_sees_it_as_it_was_left(
+    connection: Connection, database: Database, superuser: asyncpg.Connection, is_moved: bool
+) -> None:
+    async with connected_to(database.service_url) as other:
+        transaction = other.transaction()
+        await transaction.start()
+        await chaining.lock_heads(other, ["acme"])
+        if is_moved:
+            await chaining.move_heads(other, [("acme", 1, "ab" * 32, "1:0:m")])
+        waiting = asyncio.create_task(commit.commit(connection, to_commit()))
+        waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
+        await until(lambda: superuser.fetchval(waits, connection.get_server_pid()), "it waits for the lock")
+        await transaction.commit()
+        assert await waiting == (HeadsMoved() if is_moved else Committed())
+    assert await committed(superuser) == ({**NOTHING, "heads": {"acme": 1, "beta": 0}} if is_moved else ALL)
+
+
+@pytest.mark.usefixtures("both")
+async def test_a_head_that_stays_locked_is_not_waited_for(
+    connection: Connection, database: Database, superuser: asyncpg.Connection
+) -> None:
+    await connection.execute("SET lock_timeout = '50ms'")
+    async with connected_to(database.service_url) as other, other.transaction():
+        await chaining.lock_heads(other, ["acme"])
+        assert isinstance(await commit.commit(connection, to_commit()), RowsLocked)
+    assert await committed(superuser) == NOTHING
+
+
+# --- a node -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
+    """What became of each batch of entries of tenants that was committed."""
+    given: list[Answer] = []
+    committing = commit.commit
+
+    async def noted(connection: Connection, batch: Batch) -> Answer:
+        answer = await committing(connection, batch)
+        if {tenant_id for tenant_id, *_ in batch.moves} - {"_system"}:
+            given.append(answer)
+        return answer
+
+    monkeypatch.setattr(commit, "commit", noted)
+    return given
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.write.chain.appender.BATCH_ENTRIES_MAX", BATCH_ENTRIES)
+
+
+async def submitted(service: Service, tenant_ids: tuple[str, ...], ns: range, keyed: bool = False) -> None:
+    drafts = {n: created(tenant_ids[n % len(tenant_ids)], n) for n in ns}
+    await asyncio.gather(
+        *(service.submitter.submit(draft, key=key(f"k{n}") if keyed else None) for n, draft in drafts.items())
+    )
+
+
+async def all_of(chains: Chains, tenant_ids: tuple[str, ...]) -> list[Entry]:
+    return [entry for tenant_id in tenant_ids for entry in await chains.sound(tenant_id)]
+
+
+@pytest.mark.usefixtures("both", "small_batches")
+async def test_batches_that_follow_one_another_are_chained_in_order(
+    run_node: RunNode, chains: Chains, answers: list[Answer]
+) -> None:
+    tenants = ("acme", "beta", "gamma")
+    async with run_node() as service:
+        await submitted(service, tenants, range(3))
+        await submitted(service, tenants, range(3, 100))
+        await submitted(service, tenants, range(100, 150), keyed=True)
+        assert len(answers) > 20
+        assert set(answers) == {Committed()}
+        entries = await all_of(chains, tenants)
+        assert sorted(numbers(entries)) == list(range(150))
+        for tenant in tenants:
+            hlcs = [Hlc.parse(entry["t_hlc"]) for entry in entries if entry["tenant_id"] == tenant]
+            assert hlcs == sorted(hlcs)
+
+
+@pytest.mark.usefixtures("both", "small_batches")
+@pytest.mark.parametrize("trap", [Trap.BEFORE_COMMIT, Trap.AFTER_COMMIT, Trap.AT_COMMIT])
+async def test_a_connection_lost_around_commit_of_a_batch_among_many(
+    run_node: RunNode, proxy: PostgresProxy, chains: Chains, trap: Trap, answers: list[Answer]
+) -> None:
+    async with run_node(url=proxy.url) as service:
+        await submitted(service, ("acme",), range(1))
+        writing = asyncio.create_task(submitted(service, ("acme",), range(1, 200)))
+        for sprung in range(1, 4):
+            before = len(answers)
+            await until(lambda before=before: writing.done() or len(answers) > before, "some are chained")
+            proxy.set_traps(trap)
+            await until(lambda sprung=sprung: writing.done() or proxy.sprung == sprung, "a connection was lost")
+        await writing
+        assert proxy.sprung
+        assert sorted(numbers(await chains.sound("acme"))) == list(range(200))
+        assert service.node.failure is None
+
+
+@pytest.mark.usefixtures("both", "small_batches")
+async def test_two_nodes_that_write_to_the_same_tenants_make_one_chain_of_each(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, answers: list[Answer]
+) -> None:
+    tenants = ("acme", "beta")
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        await submitted(one, tenants, range(2))
+        await asyncio.gather(submitted(one, tenants, range(2, 60)), submitted(two, tenants, range(60, 120)))
+        assert sorted(numbers(await all_of(chains, tenants))) == list(range(120))
+        assert {one.appender.database_error, two.appender.database_error} == {None}
+        assert HeadsMoved() in answers
+
+
+async def test_a_key_that_another_node_chained_is_found(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        for n, service in enumerate((one, two)):
+            await submitted(service, ("acme",), range(n, n + 1))
+        first, second = await asyncio.gather(
+            *(service.submitter.submit(created("acme", 7), key=key("same")) for service in (one, two))
+        )
+        assert first._replace(replayed=False) == second._replace(replayed=False)
+        reused = [service.submitter.submit(created("acme", 8), key=key("same", "other")) for service in (one, two)]
+        for refused in await asyncio.gather(*reused, return_exceptions=True):
+            assert isinstance(refused, IdempotencyReusedError)
+        assert sorted(numbers(await chains.sound("acme"))) == [0, 1, 7]
+
+
+async def test_a_key_that_comes_again_costs_no_other_batch_anything(
+    run_server: RunServer, answers: list[Answer]
+) -> None:
+    async with run_server() as client:
+        first, again = [await propose(client, placement("c1", "n1"), key="same") for _ in range(2)]
+        assert again.headers["Idempotent-Replay"] == "true"
+        assert first.content == again.content
+        await propose(client, placement("c2", "n1"))
+        assert answers[-2:] == [KeysChained(), Committed()]
+
+
+async def test_two_nodes_that_judge_for_one_tenant_make_one_chain_and_book_nothing_twice(
+    run_server: RunServer, make_settings: MakeSettings, chains: Chains, answers: list[Answer]
+) -> None:
+    async def race(client: httpx.AsyncClient, who: str) -> list[int]:
+        statuses = []
+        for first in range(0, 40, 8):
+            bets = (propose(client, placement(f"{who}{n}", f"n{n}"), free(f"n{n}")) for n in range(first, first + 8))
+            statuses += [answer.status_code for answer in await asyncio.gather(*bets)]
+        return statuses
+
+    async with run_server(make_settings("one")) as one, run_server(make_settings("two")) as two:
+        statuses = await asyncio.gather(race(one, "a"), race(two, "b"))
+        assert [sorted(pair) for pair in zip(*statuses, strict=True)] == [[201, 409]] * 40
+        actions = [entry["action"] for entry in await chains.sound("acme")]
+        assert (actions.count("PROPOSE_ACCEPTED"), actions.count("PROPOSE_REJECTED")) == (40, 40)
+        verdict = (await two.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+        assert (verdict["valid"], verdict["verdicts"]["projection"]) == (True, "ok")
+    assert {Committed(), HeadsMoved()} == set(answers)
+
+
+@pytest.mark.usefixtures("both")
+async def test_a_record_that_postgres_refuses_is_found_in_its_batch(
+    run_node: RunNode, chains: Chains, superuser: asyncpg.Connection, answers: list[Answer]
+) -> None:
+    await superuser.execute(
+        "ALTER TABLE scheduler.scheduler_log ADD CONSTRAINT no_13"
+        " CHECK (action = 'REFUSED' OR payload::text !~ '\"n\":13[,}]')"
+    )
+    async with run_node() as service:
+        await submitted(service, ("acme",), range(1))
+        submitting = (service.submitter.submit(created("acme", n), key=None) for n in range(1, 20))
+        given = await asyncio.gather(*submitting, return_exceptions=True)
+        assert [n for n, answer in enumerate(given, 1) if isinstance(answer, BaseException)] == [13]
+        assert any(isinstance(each, RowRefused) for each in answers)
+        assert len(await chains.sound("acme")) == 20
