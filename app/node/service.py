@@ -36,9 +36,9 @@ from app.runtime.tasks.sharing import FairTurns, Share
 from app.share.watch.tail import Tails
 from app.store import chaining, following
 from app.store import node as node_store
+from app.store.appended import AppendedEntries
 from app.store.edge import EdgeLookups
 from app.store.entry_check import EntryCheck
-from app.store.growth import Growth
 from app.store.job_folds import JobFolds
 from app.store.reading import reading
 from app.store.sessions import STATEMENT_TIMEOUT_S, NodeConnection
@@ -347,14 +347,14 @@ class Service:
         self.submitter.chained(linked)
         self._follow(linked)
 
-    def imported(self, growth: Growth) -> None:
+    def imported(self, appended: AppendedEntries) -> None:
         """Entries of bundles were chained by this node, past the appender."""
-        self.submitter.imported(growth)
-        self._follow(growth)
+        self.submitter.imported(appended)
+        self._follow(appended)
 
-    def _follow(self, growth: Growth) -> None:
+    def _follow(self, appended: AppendedEntries) -> None:
         for follower in self._followers:
-            follower.chained(growth)
+            follower.chained(appended)
 
     def _durable(self, lsn: Lsn) -> None:
         waited_s = self.submitter.became_durable(lsn)

@@ -32,7 +32,7 @@ from ledger import canonical
 from ledger.bundle.format import CONFLICT_BYTES_MAX, PAYLOAD_BYTES_MAX
 from ledger.bundle.rows import SEQ, Row
 from ledger.chain import LINK_VERSION, form
-from ledger.chain.conflict import Event, Standing, conflict_hlc, conflict_payload, held_event, place_of
+from ledger.chain.conflict import Event, ExistingEvents, conflict_hlc, conflict_payload, find_event, held_event
 from ledger.errors import BundleInvalidError, ClockSkewError, InvalidInputError
 from ledger.facts.events import EVENTS_BY_ACTION, VERDICTS, CommitmentAction, SystemAction
 from ledger.hlc import Hlc
@@ -274,14 +274,14 @@ def events_to_find(entries: Iterable[Incoming]) -> dict[str, list[Event]]:
     return wanted
 
 
-def decide(entries: Sequence[Incoming], standing: Mapping[str, dict[str, Event]]) -> Decided:
-    """What becomes of ``entries``, in the order of the merge; what is placed is added to ``standing``.
+def decide(entries: Sequence[Incoming], existing: Mapping[str, dict[str, Event]]) -> Decided:
+    """What becomes of ``entries``, in the order of the merge; what is placed is added to ``existing``.
 
-    ``standing`` is what stands in each tenant's chain at the HLCs of ``events_to_find``.
+    ``existing`` is what stands in each tenant's chain at the HLCs of ``events_to_find``.
     """
     decided = Decided()
     for entry in entries:
-        here, event = standing[entry.tenant_id], event_of(entry)
+        here, event = existing[entry.tenant_id], event_of(entry)
         first = here.get(entry.t_hlc)
         if first is None and entry.action != _CONFLICT:
             decided.placed.append((entry, None))
@@ -344,11 +344,11 @@ def chained_as(entry: Incoming, kept_digest: str | None) -> tuple[Hlc, str, byte
     return conflict_hlc(event), _CONFLICT, conflict_payload(event, entry.payload, kept_digest)
 
 
-def _place(entry: Incoming, event: Event, here: Standing) -> tuple[str | None, str | None]:
-    """As ``place_of``; a CONFLICT entry is where the event is that it holds, whatever else it says."""
+def _place(entry: Incoming, event: Event, here: ExistingEvents) -> tuple[str | None, str | None]:
+    """As ``find_event``; a CONFLICT entry is where the event is that it holds, whatever else it says."""
     held = held_by(entry)
     if held is None:
-        return place_of(event, here)
+        return find_event(event, here)
     if entry.t_hlc in here:
         return entry.t_hlc, None
     return (held.t_hlc if here.get(held.t_hlc) == held else None), None

@@ -89,20 +89,20 @@ def held_event(payload: Mapping[str, Any], job_id: str) -> HeldEvent | None:
     return HeldEvent(event, hlc, payload["payload"], payload["kept_digest"])
 
 
-Standing = Mapping[str, Event]
+ExistingEvents = Mapping[str, Event]
 """The events of one chain by HLC, those that matter; a CONFLICT entry is an event like any other."""
 
 
-def place_of(event: Event, standing: Standing) -> tuple[str | None, str | None]:
+def find_event(event: Event, existing: ExistingEvents) -> tuple[str | None, str | None]:
     """The HLC that ``event`` stands at, as itself or in a CONFLICT entry; when it does not, but another event has its
     HLC, the payload digest of that one, beside which it is to be kept."""
-    first = standing.get(event.t_hlc)
+    first = existing.get(event.t_hlc)
     if first is None:
         return None, None
     if first == event or _is_verdict_on(event, first):
         return event.t_hlc, None
     beside = conflict_hlc(event).text()
-    return (beside, None) if beside in standing else (None, first.payload_digest)
+    return (beside, None) if beside in existing else (None, first.payload_digest)
 
 
 def _is_verdict_on(event: Event, first: Event) -> bool:

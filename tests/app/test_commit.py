@@ -11,6 +11,7 @@ import pytest
 
 from app.node.service import Service
 from app.store import chaining, commit
+from app.store.appended import head_of
 from app.store.chaining import ChainHead, Step
 from app.store.commit import (
     Answer,
@@ -23,7 +24,6 @@ from app.store.commit import (
     RowsLocked,
     TenantDamaged,
 )
-from app.store.growth import head_of
 from app.store.sessions import Connection
 from app.write.pending.backlog import Pending
 from app.write.pending.linking import ChainView, LinkedBatch, link

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from app.store import following
-from app.store.growth import Growth
+from app.store.appended import AppendedEntries
 from app.store.log_rows import _ROW_BYTES, LOG_COLUMNS, LogRows, Piece
 from app.write.followers.followers import TableFollower
 from app.write.followers.job_table import JobTable
@@ -161,7 +161,7 @@ async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
         assert await is_followed_on(3, 3), "it has lasted"
 
 
-def grown(seqs: range) -> Growth:
+def grown(seqs: range) -> AppendedEntries:
     """New rows of tenant acme with these seqs, as they come behind the commit."""
     rows = [tuple({"tenant_id": "acme", "seq": n, "payload": "{}"}.get(name) for name in LOG_COLUMNS) for n in seqs]
-    return Growth(LogRows([Piece("acme", seqs[0], len(seqs), rows)]), {"acme": []})
+    return AppendedEntries(LogRows([Piece("acme", seqs[0], len(seqs), rows)]), {"acme": []})

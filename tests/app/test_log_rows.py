@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from app.store.appended import ROWS_A_PIECE, AppendedEntries, ChainAppender, ChainPosition
 from app.store.chaining import ChainHead
-from app.store.growth import ROWS_A_PIECE, ChainPosition, Grower, Growth
 from app.store.log_rows import LOG_COLUMNS, LogRows, RecentRows, Row
 from ledger.hlc import Hlc
 
@@ -15,12 +15,12 @@ SEQ = LOG_COLUMNS.index("seq")
 
 
 def grown(first_seq: int, entries: int) -> LogRows:
-    growth = Growth()
-    grower = Grower(growth, {"acme": ChainHead(first_seq - 1, "ab" * 32, "1:0:n")}, {})
+    appended = AppendedEntries()
+    appender = ChainAppender(appended, {"acme": ChainHead(first_seq - 1, "ab" * 32, "1:0:n")}, {})
     for number in range(entries):
-        grower.append("acme", Hlc(2, number, "n"), f"j{number}", "ENQUEUE", b'{"n":%d}' % number)
-    grower.finish()
-    return growth.log_rows
+        appender.append("acme", Hlc(2, number, "n"), f"j{number}", "ENQUEUE", b'{"n":%d}' % number)
+    appender.finish()
+    return appended.log_rows
 
 
 def as_tuples(rows: LogRows) -> LogRows:
@@ -54,20 +54,22 @@ def test_many_rows_of_a_chain_are_several_pieces() -> None:
 def test_entries_that_are_kept_and_entries_that_are_linked_stand_in_order() -> None:
     """As at the beginning of a chain of an older version, which is imported as it is."""
     rows = [*grown(1, ROWS_A_PIECE + 3)]
-    made = Growth()
-    grower = Grower(made, {"acme": ChainHead(0, "ab" * 32, "1:0:n")}, {})
+    made = AppendedEntries()
+    appender = ChainAppender(made, {"acme": ChainHead(0, "ab" * 32, "1:0:n")}, {})
 
     def keep(row: Row) -> None:
         said = dict(zip(LOG_COLUMNS, row, strict=True))
         place = ChainPosition(said["seq"], said["chain_link"], said["prev_chain_link"])
         hlc = Hlc(said["hlc_physical"], said["hlc_logical"], said["hlc_node"])
-        grower.keep("acme", hlc, said["job_id"], said["action"], said["link_version"], place, said["payload"].encode())
+        appender.keep(
+            "acme", hlc, said["job_id"], said["action"], said["link_version"], place, said["payload"].encode()
+        )
 
     for row in rows[: ROWS_A_PIECE + 1]:
         keep(row)
-    grower.append("acme", Hlc(2, ROWS_A_PIECE + 1, "n"), rows[-2][6], "ENQUEUE", rows[-2][-2].encode())
+    appender.append("acme", Hlc(2, ROWS_A_PIECE + 1, "n"), rows[-2][6], "ENQUEUE", rows[-2][-2].encode())
     keep(rows[-1])
-    grower.finish()
+    appender.finish()
     assert [*made.log_rows] == rows
     assert [piece.length for piece in made.log_rows.pieces] == [ROWS_A_PIECE, 1, 1, 1]
     assert [piece.first_seq for piece in made.log_rows.pieces] == [1, *range(ROWS_A_PIECE + 1, ROWS_A_PIECE + 4)]

@@ -7,8 +7,8 @@ import hashlib
 import pytest
 
 from app.store.chaining import ChainHead
+from app.store.existing import ChainedEntry
 from app.store.log_rows import LOG_COLUMNS
-from app.store.standing import ChainedEntry
 from app.write.pending.backlog import Pending
 from app.write.pending.linking import ChainView, LinkedBatch, link
 from ledger import canonical
@@ -44,13 +44,13 @@ def returned(kind: int, job_id: str, payload: bytes, key: IdempotencyKey | None,
     return linked
 
 
-def standing(action: str, job_id: str, payload: bytes) -> Event:
+def existing(action: str, job_id: str, payload: bytes) -> Event:
     return Event("2:0:n", job_id, action, hashlib.sha256(payload).hexdigest())
 
 
 @pytest.mark.parametrize("action", ["PROPOSE_ACCEPTED", "PROPOSE_REJECTED", "PROPOSED"])
 def test_a_proposal_whose_entry_stands_is_not_judged_again(action: str) -> None:
-    linked = returned(PROPOSED_RECORD_TYPE, "capsule:a", PROPOSED, KEY, standing(action, "capsule:a", PROPOSED))
+    linked = returned(PROPOSED_RECORD_TYPE, "capsule:a", PROPOSED, KEY, existing(action, "capsule:a", PROPOSED))
     assert not linked.log_rows
     (outcome,) = linked.outcomes
     assert isinstance(outcome, CommitmentConflictError)
@@ -58,7 +58,7 @@ def test_a_proposal_whose_entry_stands_is_not_judged_again(action: str) -> None:
 
 
 def test_a_proposal_whose_hlc_is_another_events_is_kept_as_a_conflict() -> None:
-    linked = returned(PROPOSED_RECORD_TYPE, "capsule:a", PROPOSED, KEY, standing("ENQUEUE", "j1", b"{}"))
+    linked = returned(PROPOSED_RECORD_TYPE, "capsule:a", PROPOSED, KEY, existing("ENQUEUE", "j1", b"{}"))
     (row,) = linked.log_rows
     assert row[LOG_COLUMNS.index("action")] == "CONFLICT"
     (outcome,) = linked.outcomes
@@ -67,6 +67,6 @@ def test_a_proposal_whose_hlc_is_another_events_is_kept_as_a_conflict() -> None:
 
 
 def test_a_capacity_that_stands_changes_nothing() -> None:
-    event = standing("CAPACITY_SET", "node:n1", CAPACITY)
+    event = existing("CAPACITY_SET", "node:n1", CAPACITY)
     linked = returned(CAPACITY_RECORD_TYPE, "node:n1", CAPACITY, None, event)
     assert not linked.log_rows

@@ -30,7 +30,7 @@ TESTS: Final = (
     "tests/ledger/test_packed_entries.py",
     "tests/wal/test_native.py",
     "tests/app/test_event_lines.py",
-    "tests/app/test_growth.py",
+    "tests/app/test_appended.py",
     "tests/app/test_places.py",
 )
 LEFT_OUT: Final = "not memory"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
-from app.store.standing import ChainedEntry
+from app.store.existing import ChainedEntry
 from ledger.bundle.merge import Incoming, event_of, held_by
 from ledger.errors import BundleInvalidError
 

@@ -37,16 +37,16 @@ import structlog
 
 from app.runtime.database_faults import DATABASE_FAULTS
 from app.share.bundle.births import Born, check_births
-from app.share.bundle.linking import ReadyBatch, decide_and_link, read_standing
+from app.share.bundle.linking import ReadyBatch, decide_and_link, read_existing
 from app.share.bundle.sorting import Sorter
 from app.share.bundle.staging import StagedFile, check_disk_room
 from app.share.bundle.taking import TakenBundle, Terms, signed_manifest, take_verified
 from app.store import chaining, exchange
 from app.store import node as node_store
+from app.store.appended import AppendedEntries
 from app.store.chaining import ChainHead
-from app.store.growth import Growth
+from app.store.existing import find_by_seq
 from app.store.notary import read_link
-from app.store.standing import find_by_seq
 from ledger.bundle.merge import ClockBounds, Incoming, decide, note_beginning, set_digest
 from ledger.chain import Linker
 from ledger.errors import (
@@ -155,7 +155,7 @@ class BundleImporter:
         trusted_keys: Path | None,
         begin_tenant: Callable[[str], Awaitable[None]],
         check_heads: Callable[[Connection, dict[str, ChainHead]], Awaitable[object]],
-        on_imported: Callable[[Growth], None],
+        on_imported: Callable[[AppendedEntries], None],
         on_damaged: Callable[[ChainDamagedError], None],
         metrics: Metrics,
         disk_reserve_bytes: int = 0,
@@ -379,7 +379,7 @@ class BundleImporter:
 
     async def _is_chained(self, batch: Sequence[Incoming]) -> bool:
         async with self._pool.acquire() as connection:
-            return not decide(batch, await read_standing(connection, batch)).placed
+            return not decide(batch, await read_existing(connection, batch)).placed
 
     async def _begin(self, tenant_id: str) -> None:
         try:
@@ -429,17 +429,17 @@ class BundleImporter:
                 now = await exchange.lock_import(connection, bundles.digest)
                 if (now.imported, now.duplicates) != (before.imported, before.duplicates):
                     raise NotReadyError("another node imports the same bundles now; import them again later")
-            heads = await chaining.lock_heads(connection, sorted(ready.standing))
+            heads = await chaining.lock_heads(connection, sorted(ready.existing))
             await self._check_heads(connection, heads)
             # 2. somebody else appended: what the chains hold is another matter now
             if any(head != ready.heads[tenant] for tenant, head in heads.items()):
                 ready = await decide_and_link(connection, ready.entries, {**ready.heads, **heads}, self._linkers)
-            decided, growth = ready.decided, ready.growth
+            decided, appended = ready.decided, ready.appended
             changed = await exchange.count_untouched(connection, decided.jobs(), bundles.from_seqs)
             # 3. store
             if decided.placed:
-                await chaining.copy_entries(connection, growth.log_rows, on_sent)
-                await chaining.move_heads(connection, growth.heads())
+                await chaining.copy_entries(connection, appended.log_rows, on_sent)
+                await chaining.move_heads(connection, appended.heads())
             after = before.with_batch(ready, changed)
             if bundles.is_tracked:
                 await exchange.advance_import(
@@ -453,7 +453,7 @@ class BundleImporter:
         bundles.outcome = after
         self._metrics.chain_entries.inc(len(decided.placed))
         self._metrics.imported_entries.inc(len(decided.placed))
-        self._on_imported(growth)
+        self._on_imported(appended)
         return ready
 
     # --- all but storing --------------------------------------------------------------------------

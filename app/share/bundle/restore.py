@@ -23,8 +23,8 @@ import orjson
 from app.store import chaining
 from app.store import keys as key_store
 from app.store import notary as notary_store
+from app.store.appended import AppendedEntries, ChainAppender, ChainPosition, head_of
 from app.store.chaining import ChainHead
-from app.store.growth import ChainPosition, Grower, Growth, head_of
 from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK
 from ledger.errors import StartRefusedError
 from ledger.hlc import Hlc
@@ -99,10 +99,10 @@ async def _check_joint(connection: Connection, reader: BundleReader, head: Chain
 
 async def _append(connection: Connection, tenant_id: str, head: ChainHead, rows: Sequence[EntryRow]) -> ChainHead:
     """Add these rows, which follow on ``head``, as they are; the new head."""
-    growth = Growth()
-    grower = Grower(growth, {tenant_id: head}, {})
+    appended = AppendedEntries()
+    appender = ChainAppender(appended, {tenant_id: head}, {})
     for seq, t_hlc, _, _, _, job_id, action, version, prev, link, _, payload, origin in rows:
-        grower.keep(
+        appender.keep(
             tenant_id,
             Hlc.parse(t_hlc),
             job_id,
@@ -112,10 +112,10 @@ async def _append(connection: Connection, tenant_id: str, head: ChainHead, rows:
             payload.encode(),
             origin,
         )
-    grower.finish()
-    await chaining.copy_entries(connection, growth.log_rows)
-    await chaining.move_heads(connection, growth.heads())
-    return head_of(growth.links[tenant_id])
+    appender.finish()
+    await chaining.copy_entries(connection, appended.log_rows)
+    await chaining.move_heads(connection, appended.heads())
+    return head_of(appended.links[tenant_id])
 
 
 async def _restore_snapshots(connection: Connection, reader: BundleReader) -> int:

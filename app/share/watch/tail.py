@@ -29,9 +29,9 @@ from app.runtime.tasks.running import kept_running
 from app.runtime.tasks.sharing import Share
 from app.share.watch.blocks import EVERYTHING, Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
 from app.store import Connection, chain_reads
+from app.store.appended import AppendedEntries
 from app.store.chain_reads import ListedEntry
 from app.store.entry_check import Report
-from app.store.growth import Growth
 from app.store.job_folds import JobFolds
 from app.store.log_rows import LOG_COLUMNS, Piece, RecentRows, Row
 from app.store.reading import Pool, reading
@@ -265,11 +265,11 @@ class Tails:
 
     # --- following --------------------------------------------------------------------------------
 
-    def chained(self, growth: Growth) -> None:
-        """This node chained ``growth``; as ``Follower.chained``."""
+    def chained(self, appended: AppendedEntries) -> None:
+        """This node chained ``appended``; as ``Follower.chained``."""
         if not self._tails:
             return
-        for piece in growth.log_rows.pieces:
+        for piece in appended.log_rows.pieces:
             tail = self._tails.get(piece.tenant_id)
             if tail is not None:
                 tail.chained(piece)

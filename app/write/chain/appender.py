@@ -47,6 +47,7 @@ from app.runtime.metrics import Metrics
 from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.node import HISTORY_READ, Node
 from app.store import chaining, commit
+from app.store.appended import head_of
 from app.store.chaining import ChainHead, Step, WalPosition
 from app.store.commit import (
     Answer,
@@ -62,7 +63,6 @@ from app.store.commit import (
     or_unanswered,
 )
 from app.store.entry_check import EntryCheck
-from app.store.growth import head_of
 from app.write.chain import view as views
 from app.write.chain.commitments import CommitmentMemory
 from app.write.chain.fence import is_moved

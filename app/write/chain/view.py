@@ -16,13 +16,13 @@ import structlog
 from app.runtime.state.node import Node
 from app.store import Connection, chaining, idempotency, node
 from app.store.chaining import ChainEnd, ChainHead
-from app.store.standing import Chained, find_standing
+from app.store.existing import Chained, find_existing
 from app.write.pending.backlog import Pending
 from app.write.pending.keyed_entry import is_bound
 from app.write.pending.linking import ChainedKeys, KeyWinner, event_of, events_by_hlc, is_refused_in
 from app.write.pending.quarantine import Quarantine
 from app.write.pending.requests import RequestName
-from ledger.chain.conflict import Event, Standing, place_of
+from ledger.chain.conflict import Event, ExistingEvents, find_event
 from ledger.errors import ClockSkewError, InvalidInputError
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
@@ -134,13 +134,13 @@ async def read_entries(connection: Connection, batch: Iterable[Pending]) -> dict
     events: dict[str, list[Event]] = {}
     for pending in batch:
         events.setdefault(pending.tenant_id, []).append(event_of(pending))
-    return {tenant_id: await find_standing(connection, tenant_id, each) for tenant_id, each in events.items()}
+    return {tenant_id: await find_existing(connection, tenant_id, each) for tenant_id, each in events.items()}
 
 
-def is_chained(pending: Pending, existing: Standing) -> bool:
+def is_chained(pending: Pending, existing: ExistingEvents) -> bool:
     """Whether the event is in the chain: as itself, or in the REFUSED or CONFLICT entry that keeps it."""
     event = event_of(pending)
-    at, _ = place_of(event, existing)
+    at, _ = find_event(event, existing)
     return at is not None or is_refused_in(pending, existing.get(event.t_hlc))
 
 

@@ -2,7 +2,7 @@
 
 The chaining transaction holds what chain order must settle; whatever follows from the entries alone is a follower's::
 
-    chained(growth)     after each commit, of the appender or an import: there is more to follow
+    chained(appended)     after each commit, of the appender or an import: there is more to follow
     run()               follows until it is cancelled; restarted after a crash, it goes on from where it stood
     last_error          why following failed last, None while all is well
 
@@ -37,9 +37,9 @@ import structlog
 
 from app.runtime.database_faults import DATABASE_FAULTS, text_of
 from app.store import following as store
+from app.store.appended import AppendedEntries
 from app.store.entry_check import Report
 from app.store.following import FollowedEntry
-from app.store.growth import Growth
 from app.store.log_rows import LOG_COLUMNS, RecentRows
 from app.store.sessions import NodeConnection
 from app.write.followers.long_locks import LongLocks
@@ -82,8 +82,8 @@ class Follower(Protocol):
 
     last_error: str | None
 
-    def chained(self, growth: Growth, /) -> None:
-        """``growth`` was committed; of two that wait, in whatever order. MUST NOT fail."""
+    def chained(self, appended: AppendedEntries, /) -> None:
+        """``appended`` was committed; of two that wait, in whatever order. MUST NOT fail."""
 
     async def run(self) -> None:
         """Follow, until cancelled."""
@@ -194,9 +194,9 @@ class TableFollower:
         self._is_found = True
         """Whether it was known, at the last look, who is behind."""
 
-    def chained(self, growth: Growth) -> None:
+    def chained(self, appended: AppendedEntries) -> None:
         """Follow what was committed, soon."""
-        for piece in growth.log_rows.pieces:
+        for piece in appended.log_rows.pieces:
             recent = self._recent.get(piece.tenant_id)
             if recent is None:
                 recent = self._recent[piece.tenant_id] = RecentRows()
@@ -208,8 +208,8 @@ class TableFollower:
         if not self._grown:
             self._rush_ends_s = time.monotonic() + RUSH_S
             asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
-        self._came += len(growth.log_rows)
-        self._grown.update(dict.fromkeys(growth.links))
+        self._came += len(appended.log_rows)
+        self._grown.update(dict.fromkeys(appended.links))
         self._idle.clear()
 
     def _collected(self) -> None:

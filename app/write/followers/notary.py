@@ -35,7 +35,7 @@ from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.node import Node
 from app.store import Connection
 from app.store import notary as store
-from app.store.growth import Growth
+from app.store.appended import AppendedEntries
 from app.store.reading import Pool, reading
 from app.trust.keys.in_use import KeyInUse
 from app.write.followers.checkpoints import CheckpointJournal
@@ -150,7 +150,7 @@ class Notary:
         """Tenants whose trees another session has kept locked for long."""
         return self._locks.tenants
 
-    def chained(self, linked: Growth) -> None:
+    def chained(self, linked: AppendedEntries) -> None:
         """``linked`` was committed, by the appender or an import: of two that wait, in whatever order."""
         now_s = time.monotonic()
         for tenant_id, rows in linked.links.items():

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from app.runtime.state.node import Node, expire
-from app.store.growth import ChainPosition
+from app.store.appended import ChainPosition
 from app.store.idempotency import ChainedLine
 from app.write.intake.evidence import AtChain, Chained, Evidence, InRegions
 from app.write.intake.member_copies import MemberCopies

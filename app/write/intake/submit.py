@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from app.runtime.state.node import Node
 from app.runtime.tasks.sharing import LINES_PER_TURN, FairTurns, Turn
-from app.store.growth import Growth
+from app.store.appended import AppendedEntries
 from app.store.job_table import JobKey
 from app.store.log_rows import LOG_COLUMNS
 from app.write.intake.answers import Answers, Entered, fence_token_of, raise_refusal, refused
@@ -234,9 +234,9 @@ class Submitter:
             self.job_index.forget(tenant_id, job_id)
         self.job_index.mark_doubtful(linked.ended)
 
-    def imported(self, growth: Growth) -> None:
+    def imported(self, appended: AppendedEntries) -> None:
         """Doubt what is known of the jobs that something was imported of."""
-        self.job_index.mark_doubtful((row[_TENANT], row[_JOB]) for row in growth.log_rows)
+        self.job_index.mark_doubtful((row[_TENANT], row[_JOB]) for row in appended.log_rows)
 
     def followed(self, states: Mapping[JobKey, jobs.JobState], covered_lsn: Mapping[str, Lsn]) -> None:
         """Learn from what the chain says of jobs now which of those that are known take no more events, and which still

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.runtime.state.node import Node
-from app.store.growth import ChainPosition
+from app.store.appended import ChainPosition
 from app.trust.access.quotas import Rate
 from app.write.intake.answers import outcome_within
 from app.write.pending.backlog import Backlog, Pending, record_bytes_of

@@ -20,7 +20,7 @@ from operator import attrgetter
 
 import msgspec
 
-from app.store.growth import ChainPosition
+from app.store.appended import ChainPosition
 from ledger.chain.record import EventRecord, IdempotencyKey
 from ledger.errors import LedgerError, RequestTooLargeError, WalFullError
 from ledger.hlc import Hlc

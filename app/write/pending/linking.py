@@ -27,15 +27,15 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from app.store.appended import AppendedEntries, ChainAppender, ChainPosition, Entry
 from app.store.chaining import ChainHead
 from app.store.commit import KeyedRow
-from app.store.growth import ChainPosition, Entry, Grower, Growth
-from app.store.standing import Chained, ChainedEntry
+from app.store.existing import Chained, ChainedEntry
 from app.write.pending.backlog import Pending
 from app.write.pending.requests import RequestName
 from ledger import canonical
 from ledger.chain import Linker
-from ledger.chain.conflict import Event, Standing, conflict_hlc, conflict_payload, place_of
+from ledger.chain.conflict import Event, ExistingEvents, conflict_hlc, conflict_payload, find_event
 from ledger.errors import (
     CommitmentConflictError,
     EventRefusedError,
@@ -105,7 +105,7 @@ class ChainView:
 
 
 @dataclass(slots=True)
-class LinkedBatch(Growth):
+class LinkedBatch(AppendedEntries):
     """Rows and outcomes of one batch; ``outcomes`` runs parallel to the pending events."""
 
     keyed_rows: list[KeyedRow] = field(default_factory=list)
@@ -227,7 +227,7 @@ class _Decider:
     """The keyed lines that are decided to be chained, of the batch itself."""
     appended: Counter[str] = field(default_factory=Counter)
     """Entries that are added to each chain."""
-    events: dict[str, Standing] = field(init=False)
+    events: dict[str, ExistingEvents] = field(init=False)
     """The events of ``view.entries``."""
 
     def __post_init__(self) -> None:
@@ -280,7 +280,7 @@ class _Decider:
         entry = chained.get(event.t_hlc)
         if entry is not None and is_refused_in(pending, entry.event):
             return entry, None
-        found_at, kept_digest = place_of(event, self.events[pending.tenant_id])
+        found_at, kept_digest = find_event(event, self.events[pending.tenant_id])
         return None if found_at is None else chained[found_at], kept_digest
 
     def _existing(self, pending: Pending, entry: ChainedEntry, lost: _Lost | None) -> Existing:
@@ -340,7 +340,7 @@ def apply(
 ) -> LinkedBatch:
     """Rows, moved heads and outcomes of ``decisions`` about ``batch``; ``linkers``, by tenant, is filled as needed."""
     linked = LinkedBatch(commitments=view.commitments)
-    appender = Grower(linked, view.heads, linkers)
+    appender = ChainAppender(linked, view.heads, linkers)
     awaited: list[tuple[int, str, int]] = []
     for number, (pending, decision) in enumerate(zip(batch, decisions, strict=True)):
         tenant_id, key = pending.tenant_id, pending.idempotency
@@ -393,7 +393,7 @@ def _link_plain(batch: Sequence[Pending], view: ChainView, linkers: dict[str, Li
     if not entries.keys() <= view.heads.keys():
         return None
     linked = LinkedBatch(ended=ended, outcomes=[None] * len(batch))
-    appender = Grower(linked, {tenant_id: view.heads[tenant_id] for tenant_id in entries}, linkers)
+    appender = ChainAppender(linked, {tenant_id: view.heads[tenant_id] for tenant_id in entries}, linkers)
     for tenant_id, of_tenant in entries.items():
         appender.extend(tenant_id, of_tenant)
     appender.finish()
@@ -428,11 +428,11 @@ def event_refused(sqlstate: object, seq: int, t_hlc: str, epoch: Epoch, lsn: Lsn
     )
 
 
-def is_refused_in(pending: Pending, standing: Event | None) -> bool:
+def is_refused_in(pending: Pending, existing: Event | None) -> bool:
     """Whether what stands at the event's HLC is the REFUSED entry that keeps it."""
-    if standing is None or standing.action != SystemAction.REFUSED:
+    if existing is None or existing.action != SystemAction.REFUSED:
         return False
-    return standing.job_id in (pending.job_id, refused_job_id(pending.job_id))
+    return existing.job_id in (pending.job_id, refused_job_id(pending.job_id))
 
 
 def conflict_of(rejection: Rejection, index: int, t_hlc: str) -> CommitmentConflictError:
@@ -457,7 +457,7 @@ def _not_judged(index: int, hlc: Hlc) -> CommitmentConflictError:
     return CommitmentConflictError(says, reason="imported", index=index, hlc=hlc.text())
 
 
-def events_by_hlc(chained: Chained) -> Standing:
+def events_by_hlc(chained: Chained) -> ExistingEvents:
     """The events of the entries of one chain."""
     return {t_hlc: entry.event for t_hlc, entry in chained.items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from app.store.growth import ChainPosition
+from app.store.appended import ChainPosition
 from ledger.facts.events import ACTOR, JOB_EVENTS, Durability, EventType
 from ledger.positions import Epoch, Lsn
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.edge.forms.requests import EVENT_LINE
+from app.store.appended import AppendedEntries, ChainAppender, ChainPosition, _new_rows, new_rows
 from app.store.chaining import ChainHead
-from app.store.growth import ChainPosition, Grower, Growth, _new_rows, new_rows
 from app.store.log_rows import _HEADER, _TRAILER, LOG_COLUMNS, Piece
 from app.store.notary import LinkRow
 from app.write.pending.requests import draft_of
@@ -62,14 +62,14 @@ def taken(given: list[tuple[str, str, dict[str, Any]]]) -> list[Taken]:
     return made
 
 
-def grown(made: list[Taken]) -> tuple[Growth, list[ChainPosition]]:
-    growth = Growth()
-    grower = Grower(growth, HEADS, {})
+def grown(made: list[Taken]) -> tuple[AppendedEntries, list[ChainPosition]]:
+    appended = AppendedEntries()
+    appender = ChainAppender(appended, HEADS, {})
     seqs = [
-        (tenant, grower.append(tenant, hlc, job_id, action, payload)) for tenant, hlc, job_id, action, payload in made
+        (tenant, appender.append(tenant, hlc, job_id, action, payload)) for tenant, hlc, job_id, action, payload in made
     ]
-    grower.finish()
-    return growth, [grower.place(tenant, seq) for tenant, seq in seqs]
+    appender.finish()
+    return appended, [appender.place(tenant, seq) for tenant, seq in seqs]
 
 
 def naive(made: list[Taken]) -> tuple[list[tuple[object, ...]], list[ChainPosition]]:
@@ -95,11 +95,11 @@ def test_many_entries_at_once_grow_the_chains_that_one_at_a_time_grows(
     given_lines: list[tuple[str, str, dict[str, Any]]],
 ) -> None:
     made = taken(given_lines)
-    growth, places = grown(made)
+    appended, places = grown(made)
     rows, naive_places = naive(made)
-    assert sorted(growth.log_rows, key=lambda row: row[:2]) == sorted(rows, key=lambda row: row[:2])
+    assert sorted(appended.log_rows, key=lambda row: row[:2]) == sorted(rows, key=lambda row: row[:2])
     assert places == naive_places
-    assert {head[0]: head[1:] for head in growth.heads()} == {
+    assert {head[0]: head[1:] for head in appended.heads()} == {
         tenant: last_of(rows, tenant) for tenant in {row[0] for row in rows}
     }
 

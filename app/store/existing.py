@@ -49,13 +49,13 @@ Chained = Mapping[str, ChainedEntry]
 """What stands in one chain, by HLC."""
 
 
-async def find_standing(connection: Connection, tenant_id: str, events: Sequence[Event]) -> dict[str, ChainedEntry]:
+async def find_existing(connection: Connection, tenant_id: str, events: Sequence[Event]) -> dict[str, ChainedEntry]:
     """The entries that have the HLC of one of ``events``, and the CONFLICT entries that hold one."""
-    standing = await _by_hlc(connection, tenant_id, [event.t_hlc for event in events])
-    clashing = [event for event in events if event.t_hlc in standing and standing[event.t_hlc].event != event]
+    existing = await _by_hlc(connection, tenant_id, [event.t_hlc for event in events])
+    clashing = [event for event in events if event.t_hlc in existing and existing[event.t_hlc].event != event]
     if clashing:
-        standing |= await _by_hlc(connection, tenant_id, [conflict_hlc(event).text() for event in clashing])
-    return standing
+        existing |= await _by_hlc(connection, tenant_id, [conflict_hlc(event).text() for event in clashing])
+    return existing
 
 
 async def find_by_seq(connection: Connection, tenant_id: str, seqs: Sequence[int]) -> dict[int, ChainedEntry]:

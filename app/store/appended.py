@@ -33,7 +33,7 @@ class ChainPosition(NamedTuple):
 
 
 @dataclass(slots=True)
-class Growth:
+class AppendedEntries:
     """New entries at the ends of chains."""
 
     log_rows: LogRows = field(default_factory=LogRows)
@@ -64,15 +64,15 @@ class _End:
         """Rows that end with the head, and are in no piece yet."""
 
 
-class Grower:
-    """Appends entries to ``growth``, onto ``heads``; ``growth`` is whole once ``finish`` was called.
+class ChainAppender:
+    """Appends entries to ``appended``, onto ``heads``; ``appended`` is whole once ``finish`` was called.
 
     ``linkers`` is filled as needed. Entries of one chain are linked together, which costs half of linking each as it
     comes.
     """
 
-    def __init__(self, growth: Growth, heads: Mapping[str, ChainHead], linkers: dict[str, Linker]) -> None:
-        self._growth = growth
+    def __init__(self, appended: AppendedEntries, heads: Mapping[str, ChainHead], linkers: dict[str, Linker]) -> None:
+        self._appended = appended
         self._heads = heads
         self._ends = {
             tenant: _End(head, linkers.get(tenant) or linkers.setdefault(tenant, Linker(tenant)))
@@ -100,7 +100,7 @@ class Grower:
         return end.head.seq + len(end.entries) + 1
 
     def extend(self, tenant_id: str, entries: Sequence[Entry]) -> None:
-        """Chain several entries of one tenant, as ``append``; the caller notes in ``growth.ended`` what they end."""
+        """Chain several entries of one tenant, as ``append``; the caller notes in ``appended.ended`` what they end."""
         self._ends[tenant_id].entries += entries
 
     def keep(
@@ -125,7 +125,7 @@ class Grower:
         row = (tenant_id, seq, t_hlc, *hlc, job_id, action, version, prev, chain_link, digest, text, origin)
         end.kept.append(row)
         self._note_end(tenant_id, job_id, action)
-        self._growth.links.setdefault(tenant_id, []).append(LinkRow(seq, t_hlc, chain_link))
+        self._appended.links.setdefault(tenant_id, []).append(LinkRow(seq, t_hlc, chain_link))
         end.head = ChainHead(seq, chain_link, t_hlc)
         if len(end.kept) == ROWS_A_PIECE:
             self._put(tenant_id, end)
@@ -138,7 +138,7 @@ class Grower:
 
     def place(self, tenant_id: str, seq: int) -> ChainPosition:
         """Where the entry stands that ``append`` gave this seq; known once all is finished."""
-        links = self._growth.links[tenant_id]
+        links = self._appended.links[tenant_id]
         at = seq - links[0].seq
         return ChainPosition(
             seq, links[at].chain_link, links[at - 1].chain_link if at else self._heads[tenant_id].chain_link
@@ -146,24 +146,24 @@ class Grower:
 
     def _note_end(self, tenant_id: str, job_id: str, action: str) -> None:
         if action in ENDING:
-            self._growth.ended.append((tenant_id, job_id))
+            self._appended.ended.append((tenant_id, job_id))
 
     def _put(self, tenant_id: str, end: _End) -> None:
         """Make a piece of the rows that are kept as they are."""
         rows, end.kept = end.kept, []
         if rows:
             first_seq = end.head.seq + 1 - len(rows)
-            self._growth.log_rows.pieces.append(Piece(tenant_id, first_seq, len(rows), rows))
+            self._appended.log_rows.pieces.append(Piece(tenant_id, first_seq, len(rows), rows))
 
     def _link(self, tenant_id: str, end: _End) -> None:
-        growth, entries, end.entries = self._growth, end.entries, []
+        appended, entries, end.entries = self._appended, end.entries, []
         if entries:
             self._put(tenant_id, end)
         for first in range(0, len(entries), ROWS_A_PIECE):
             of_piece = entries[first : first + ROWS_A_PIECE]
             rows, places = new_rows(end.linker, end.head, of_piece)
-            growth.log_rows.pieces.append(Piece(tenant_id, places[0].seq, len(places), rows))
-            growth.links.setdefault(tenant_id, []).extend(places)
+            appended.log_rows.pieces.append(Piece(tenant_id, places[0].seq, len(places), rows))
+            appended.links.setdefault(tenant_id, []).extend(places)
             end.head = head_of(places)
 
 
