@@ -24,7 +24,6 @@ from ledger.facts.events import JOB_EVENTS
 from ledger.merkle import Frontier
 from ledger.verification.snapshot_check import SnapshotClaim
 from objects.store import ArchiveStore
-from pipeline.archive import manifest as manifests
 from pipeline.archive.manifest import FILE_ROWS_MAX, ArchivedFile, FileName, Manifest, manifest_path, month_of
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter
 from pipeline.arrow import batch_of_columns
@@ -114,7 +113,7 @@ def _archive_tenant(folder: str, key: str, tenant_id: str, entries: int) -> None
         previous_manifest=None,
         files=tuple(files),
     )
-    store.create(manifest_path(tenant_id, 1, entries), io.BytesIO(manifests.FORM.seal(manifest, signer)))
+    store.create(manifest_path(tenant_id, 1, entries), io.BytesIO(manifest.seal(signer)))
 
 
 def _stored(store: ArchiveStore, name: FileName, writer: FileWriter, local: io.BytesIO) -> ArchivedFile:

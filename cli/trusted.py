@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from signing.anchors import Outsiders
+from signing.anchors import ExternalWitnesses
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint, read_kept
 from signing.keys import Keyring
 from signing.memory import Memory, memory_of
@@ -17,7 +17,7 @@ class Trusted(NamedTuple):
     keyring: Keyring | None
     kept: JudgedCheckpoint | None
     memory: Memory | None
-    outsiders: Outsiders
+    outsiders: ExternalWitnesses
 
     @classmethod
     def load(
@@ -39,4 +39,4 @@ class Trusted(NamedTuple):
         keyring = Keyring.load(keys) if keys is not None else None
         kept = judge_checkpoint(read_kept(checkpoint), keyring) if checkpoint is not None else None
         memory = memory_of(state, is_off=no_state or keyring is None)
-        return cls(keyring, kept, memory, Outsiders.load(witness_keys or [], tsa_ca))
+        return cls(keyring, kept, memory, ExternalWitnesses.load(witness_keys or [], tsa_ca))

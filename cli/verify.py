@@ -19,10 +19,10 @@ from ledger.merkle import EMPTY_ROOT, verify_consistency
 from ledger.secret_text import secret_text
 from ledger.verification import Anchor, TreeHead
 from ledger.verification.verdict import ASPECTS, rollback, with_break, with_checkpoint
-from signing.anchors import RFC_3161, WITNESS, Outsiders, as_of
+from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, as_of
 from signing.checkpoint import Checkpoint, open_checkpoint, read_kept
 from signing.keys import Keyring
-from signing.memory import MEMORY, Look, memory_of, remembering
+from signing.memory import MEMORY, Observation, memory_of, remembering
 from tallystick_client import NotTheLedgerError, ProblemError
 from terminal.counted import counted
 from terminal.incomplete import print_why_incomplete
@@ -97,7 +97,7 @@ def verify(
         to_seq,
         keyring=keyring,
         kept=read_kept(checkpoint) if checkpoint is not None else None,
-        outsiders=Outsiders.load(witness_key or [], tsa_ca),
+        outsiders=ExternalWitnesses.load(witness_key or [], tsa_ca),
         memory=memory_of(state, is_off=no_state or (dsn is not None and keyring is None)),
     )
     verdict = _verify_by_rows(dsn, request) if dsn is not None else verify_by_service(url, request)
@@ -159,7 +159,7 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
         # 4. What was verified before.
         if memory is None:
             return verdict
-        return _looked(log, Look.at(memory, tenant, present, ring, datetime.now(UTC)), verdict, is_any=is_any)
+        return _looked(log, Observation.at(memory, tenant, present, ring, datetime.now(UTC)), verdict, is_any=is_any)
 
 
 def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str, ring: Keyring) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str
     return verdict if then is None else log.compared(verdict, then, now, FILE)
 
 
-def _looked(log: _Log, look: Look, verdict: dict[str, Any], *, is_any: bool) -> dict[str, Any]:
+def _looked(log: _Log, look: Observation, verdict: dict[str, Any], *, is_any: bool) -> dict[str, Any]:
     """``verdict`` with what was verified before compared with the log as it is now, and told if it is to be remembered.
 
     ``is_any`` says whether the log has a checkpoint, whoever signed it.
@@ -198,7 +198,7 @@ def _looked(log: _Log, look: Look, verdict: dict[str, Any], *, is_any: bool) -> 
 
 
 def _with_anchors(
-    log: _Log, verdict: dict[str, Any], anchors: list[Anchor], now: Checkpoint, outsiders: Outsiders
+    log: _Log, verdict: dict[str, Any], anchors: list[Anchor], now: Checkpoint, outsiders: ExternalWitnesses
 ) -> dict[str, Any]:
     """``verdict`` with the outsiders judged here in place of what the service says of such."""
     judged_here = {kind for kind, given in ((WITNESS, outsiders.witnesses), (RFC_3161, outsiders.roots)) if given}

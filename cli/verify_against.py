@@ -1,7 +1,7 @@
 """What one ``tally verify`` is asked to verify, and against what: what the caller trusts and kept, what outsiders said.
 
-Outsiders are judged here by what the caller brought: ``--tsa-ca`` and ``--witness-key``. Their statements come from the
-service, or stand under a kept checkpoint. One that holds is then held against the log.
+External witnesses are judged here by what the caller brought: ``--tsa-ca`` and ``--witness-key``. Their statements come
+from the service, or stand under a kept checkpoint. One that holds is then held against the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cli.client import LedgerClient
 from ledger.verification.tree_check import Anchor
 from signing import checkpoint as checkpoints
 from signing import note as notes
-from signing.anchors import RFC_3161, WITNESS, OpenNote, Outsiders, Said, judge, rfc_3339
+from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, OpenNote, StoredAnchor, judge, rfc_3339
 from signing.keys import Keyring
 from signing.memory import Memory
 from signing.note import WitnessKey, cosignatures_of
@@ -37,12 +37,14 @@ class Request:
     """None when no keys were given: then nobody vouches for what is found."""
     kept: str | None
     """Text of a checkpoint kept elsewhere."""
-    outsiders: Outsiders
+    outsiders: ExternalWitnesses
     memory: Memory | None = None
     """What was verified before, None when nothing is to be remembered."""
 
 
-def served_anchors(client: LedgerClient, tenant: str, outsiders: Outsiders, open_note: OpenNote) -> list[Anchor]:
+def served_anchors(
+    client: LedgerClient, tenant: str, outsiders: ExternalWitnesses, open_note: OpenNote
+) -> list[Anchor]:
     """The newest statement of each outsider that the service has."""
     said = []
     if outsiders.witnesses:
@@ -50,12 +52,14 @@ def served_anchors(client: LedgerClient, tenant: str, outsiders: Outsiders, open
         items = client.get(f"/v1/log/{tenant}/cosignatures", CosignatureList, limit=LISTED_MAX)["items"]
         for item in _newest([item for item in items if item["witness"] in known], "witness"):
             time = datetime.fromisoformat(item["time"])
-            said.append(Said(WITNESS, item["witness"], item["note"], item["tree_size"], time))
+            said.append(StoredAnchor(WITNESS, item["witness"], item["note"], item["tree_size"], time))
     if outsiders.roots:
         items = client.get(f"/v1/log/{tenant}/anchors", TimestampList, limit=LISTED_MAX)["items"]
         for item in _newest(items, "authority"):
             time, response = datetime.fromisoformat(item["time"]), base64.b64decode(item["response"])
-            said.append(Said(RFC_3161, item["authority"], item["checkpoint"], item["tree_size"], time, response))
+            said.append(
+                StoredAnchor(RFC_3161, item["authority"], item["checkpoint"], item["tree_size"], time, response)
+            )
     return [judge(each, outsiders.witnesses, outsiders.roots, open_note) for each in said]
 
 

@@ -21,7 +21,7 @@ from cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
 from cli.trusted import Trusted
 from ledger.errors import InvalidInputError, NotABundleError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
-from signing import private_keys, report_statement
+from signing import manifest, private_keys
 from signing.bundle.reader import BundleReader
 from signing.files import whole_file
 from signing.memory import Memory, remember_told
@@ -160,9 +160,9 @@ def _store(path: Path, content: bytes, document: dict[str, Any], signer: FileSig
     with whole_file(path) as file:
         file.write(content)
     if signer is not None:
-        about = report_statement.findings_of(document)
-        signature = report_statement.seal(readable(Path(path.name)), content, about, signer)
-        with whole_file(path.with_name(path.name + report_statement.SUFFIX)) as file:
+        about = manifest.findings_of(document)
+        signature = manifest.seal_report(readable(Path(path.name)), content, about, signer)
+        with whole_file(path.with_name(path.name + manifest.REPORT_SUFFIX)) as file:
             file.write(signature)
 
 

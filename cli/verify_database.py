@@ -24,7 +24,7 @@ from signing import checkpoint as tree_checkpoint
 from signing.anchors import as_of
 from signing.key_history import named_keys, without_trust
 from signing.keys import Keyring
-from signing.memory import Look
+from signing.memory import Observation
 from signing.snapshot import open_snapshot
 
 CONNECT_TIMEOUT_S = 10.0
@@ -73,16 +73,16 @@ def _open_note(tenant: str, keyring: Keyring | None, text: str) -> tree_checkpoi
     return found
 
 
-async def _look(reader: PostgresChainReader, request: Request) -> Look | None:
+async def _look(reader: PostgresChainReader, request: Request) -> Observation | None:
     """What was verified of this ledger before. A range is no look at it, and without keys nobody vouches for one."""
     if request.memory is None or request.keyring is None or (request.from_seq, request.to_seq) != (None, None):
         return None
-    return Look.at(request.memory, request.tenant, await reader.checkpoint(), request.keyring, datetime.now(UTC))
+    return Observation.at(request.memory, request.tenant, await reader.checkpoint(), request.keyring, datetime.now(UTC))
 
 
 async def _verify(
     dsn: str, request: Request, heads: list[TreeHead], anchors: list[Anchor]
-) -> tuple[Verdict, Look | None]:
+) -> tuple[Verdict, Observation | None]:
     tenant, keyring, outsiders = request.tenant, request.keyring, request.outsiders
     connection = await sessions.connect_alone(dsn, timeout_s=CONNECT_TIMEOUT_S)
     try:

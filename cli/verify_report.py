@@ -14,7 +14,7 @@ from ledger.errors import SignatureError
 from ledger.exit_code import ExitCode
 from signing.files import open_regular
 from signing.keys import Keyring
-from signing.report_statement import ENVELOPE_BYTES_MAX, SUFFIX, SignedReport, open_report
+from signing.manifest import REPORT_ENVELOPE_BYTES_MAX, REPORT_SUFFIX, SignedReport, open_report
 from terminal.options import Json
 from terminal.outcome import CommandExit, fail, out, print_json
 
@@ -30,7 +30,7 @@ def verify_report(
         typer.Option(
             "--signature",
             metavar="FILE",
-            show_default=f"REPORT{SUFFIX}",
+            show_default=f"REPORT{REPORT_SUFFIX}",
             help="The signature, if elsewhere.",
         ),
     ] = None,
@@ -51,8 +51,8 @@ def verify_report(
       tally verify-report acme.html --keys auditors/ --signature /mnt/archive/acme.html.dsse.json --json
     """
     keyring = Keyring.load(keys) if keys is not None else None
-    beside = signature or report.with_name(report.name + SUFFIX)
-    content, envelope = _read(report, REPORT_BYTES_MAX), _read(beside, ENVELOPE_BYTES_MAX)
+    beside = signature or report.with_name(report.name + REPORT_SUFFIX)
+    content, envelope = _read(report, REPORT_BYTES_MAX), _read(beside, REPORT_ENVELOPE_BYTES_MAX)
     try:
         found = open_report(content, envelope, keyring)
     except SignatureError as error:

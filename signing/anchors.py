@@ -1,4 +1,4 @@
-"""Judging what outsiders said of checkpoints: a stored statement is compared with the chain only when it holds.
+"""Judging what external witnesses said of checkpoints: a statement is compared with the chain only when it holds.
 
 A statement is of this log when its checkpoint is one that the log signed under this origin; what stands beside it in
 the row is not believed.
@@ -20,23 +20,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from cryptography import x509
 from msgspec import Meta
 
 from ledger import canonical
+from ledger.chain.form import Hash
 from ledger.errors import BundleInvalidError, CanonicalError, ProofError, SignatureError, UnknownKeyError
 from ledger.merkle import verify_consistency
 from ledger.verification.tree_check import Anchor
-from ledger.verification.verdict import Anchored
+from ledger.verification.verdict import rollback, with_break
 from signing import note as notes
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.files import open_regular
 from signing.keys import Keyring
-from signing.manifest import CONSISTENCY_HASHES_MAX, Hash
+from signing.manifest import CONSISTENCY_HASHES_MAX
 from signing.note import WitnessKey, cosignatures_of
 from signing.strict import decode_base64
 from signing.timestamp import IS_AVAILABLE, load_authorities, open_timestamp, require_available
@@ -49,14 +50,14 @@ OpenNote = Callable[[str, datetime], Checkpoint]
 """The checkpoint in a note that this tenant's log had signed by that time; raises SignatureError for any other."""
 
 
-class Outsiders(NamedTuple):
-    """Whom the caller trusts to have seen the log."""
+class ExternalWitnesses(NamedTuple):
+    """The witnesses and time-stamping authorities that the caller trusts to have seen the log."""
 
     witnesses: Sequence[WitnessKey]
     roots: Sequence[x509.Certificate]
 
     @classmethod
-    def load(cls, witness_keys: Sequence[str], tsa_ca: Path | None) -> Outsiders:
+    def load(cls, witness_keys: Sequence[str], tsa_ca: Path | None) -> ExternalWitnesses:
         """Those of the command line; a witness's key is the text of one, or a file that holds it.
 
         Raises:
@@ -75,7 +76,7 @@ class Outsiders(NamedTuple):
         return bool(self.witnesses or self.roots)
 
 
-NOBODY: Final = Outsiders((), ())
+NOBODY: Final = ExternalWitnesses((), ())
 
 
 def _key_text(given: str) -> str:
@@ -87,7 +88,7 @@ def _key_text(given: str) -> str:
 
 
 def as_of(keyring: Keyring, time: datetime) -> Keyring:
-    """``keyring`` as it was at ``time``: what an outsider saw before a key was revoked still counts."""
+    """``keyring`` as it was at ``time``: what an external witness saw before a key was revoked still counts."""
     time_ms = time.timestamp() * 1000
     keys = [
         replace(key, revoked_from_hlc=None)
@@ -98,7 +99,7 @@ def as_of(keyring: Keyring, time: datetime) -> Keyring:
     return Keyring(keys, keyring.log_verifier_keys)
 
 
-class Said(NamedTuple):
+class StoredAnchor(NamedTuple):
     """What somebody outside said of the checkpoint in ``note``: as a witness, whose verifier key ``by`` is and whose
     line is in the note, or as an authority at that address, in its ``response``. ``size`` and ``time`` are what it is
     said to have said, for a report on one that does not hold."""
@@ -112,7 +113,7 @@ class Said(NamedTuple):
 
 
 def judge(
-    said: Said, witnesses: Iterable[WitnessKey], roots: Sequence[x509.Certificate], open_note: OpenNote
+    said: StoredAnchor, witnesses: Iterable[WitnessKey], roots: Sequence[x509.Certificate], open_note: OpenNote
 ) -> Anchor:
     """What was said, if one of ``witnesses`` did, or an authority that leads to one of ``roots``."""
     name = said.by.partition("+")[0] if said.kind == WITNESS else said.by
@@ -160,17 +161,10 @@ class _Member(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Unproven(NamedTuple):
-    """What an outsider said of the first ``size`` entries; ``made`` takes the proof that the log still has them."""
+    """A statement about the first ``size`` entries; ``made`` takes the proof that the log still has them."""
 
     size: int
     made: Callable[[Sequence[bytes]], BundledAnchor]
-
-
-class JudgedAnchor(NamedTuple):
-    """What came of one; ``checkpoint`` is None where it says nothing."""
-
-    found: Anchored
-    checkpoint: Checkpoint | None
 
 
 def encode_anchors(anchors: Iterable[BundledAnchor]) -> bytes:
@@ -197,29 +191,34 @@ def decode_anchors(data: bytes) -> list[BundledAnchor]:
     return anchors
 
 
-def judge_anchors(
-    anchors: Sequence[BundledAnchor], own: Checkpoint, keyring: Keyring | None, outsiders: Outsiders
-) -> list[JudgedAnchor]:
-    """What came of each, held against the bundle's own checkpoint ``own``, whose log the keys of ``keyring`` sign."""
-    return [_judged(each, own, keyring, outsiders) for each in anchors]
+def with_anchors(
+    verdict: dict[str, Any],
+    anchors: Sequence[BundledAnchor],
+    own: Checkpoint,
+    keyring: Keyring | None,
+    outsiders: ExternalWitnesses,
+) -> dict[str, Any]:
+    """``verdict`` on a file with what external witnesses said of its log, whose checkpoint here is ``own`` and which
+    the keys of ``keyring`` sign; what holds and disagrees is a break."""
+    results = []
+    for each in anchors:
+        anchor = _stated(each, own, keyring, outsiders)
+        result = anchor.found(anchor.status, anchor.detail)
+        try:
+            if anchor.status == "ok":
+                hashes = [bytes.fromhex(text) for text in each.consistency]
+                verify_consistency(anchor.size, own.size, anchor.root, own.root, hashes)
+        except ProofError as error:
+            detail = f"the log does not begin with what the {anchor.kind} anchor by {anchor.by} is of: {error}"
+            result = anchor.found("broken", detail)
+            root = own.root.hex() if own.size == anchor.size else None
+            verdict = with_break(verdict, rollback(anchor.size, detail, anchor.root.hex(), root))
+        results.append(result._asdict())
+    return {**verdict, "anchors": results}
 
 
-def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, outsiders: Outsiders) -> JudgedAnchor:
-    anchor = _stated(bundled, own, keyring, outsiders)
-    if anchor.status != "ok":
-        return JudgedAnchor(anchor.found(anchor.status, anchor.detail), None)
-    checkpoint = Checkpoint(own.origin, anchor.size, anchor.root)
-    try:
-        hashes = [bytes.fromhex(each) for each in bundled.consistency]
-        verify_consistency(anchor.size, own.size, anchor.root, own.root, hashes)
-    except ProofError as error:
-        detail = f"the log does not begin with what the {anchor.kind} anchor by {anchor.by} is of: {error}"
-        return JudgedAnchor(anchor.found("broken", detail), checkpoint)
-    return JudgedAnchor(anchor.found("ok"), checkpoint)
-
-
-def _stated(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, outsiders: Outsiders) -> Anchor:
-    """What the outsider said, whether or not the log is so."""
+def _stated(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, outsiders: ExternalWitnesses) -> Anchor:
+    """What the external witness said, whether or not the log is so."""
     name = bundled.by.partition("+")[0] if bundled.kind == WITNESS else bundled.by
     unjudged = Anchor(bundled.kind, name, bundled.time, 0, b"", "not_checked")
     try:
@@ -240,7 +239,7 @@ def _stated(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, ou
 
     if bundled.kind == WITNESS and bundled.by not in {witness.text() for witness in outsiders.witnesses}:
         return unjudged._replace(detail="its key is not among those given with --witness-key")
-    said = Said(bundled.kind, bundled.by, bundled.checkpoint, size, stated, response)
+    said = StoredAnchor(bundled.kind, bundled.by, bundled.checkpoint, size, stated, response)
     return judge(said, outsiders.witnesses, outsiders.roots, open_note)
 
 

@@ -12,11 +12,14 @@ database issues none. Which entries count is said by :mod:`signing.key_history`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from ledger.chain.form import Hash
 from ledger.errors import InvalidInputError
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
@@ -27,7 +30,7 @@ AFTER_SUBJECTS = "token;"
 """The first text, in the order of bytes, that no subject of a token comes after."""
 ACTIONS = frozenset({SystemAction.TOKEN_ISSUED, SystemAction.TOKEN_REVOKED})
 
-_DIGEST = re.compile("[0-9a-f]{64}")
+_Name = Annotated[str, Meta(min_length=1)]
 
 
 class IssuedToken(NamedTuple):
@@ -60,46 +63,26 @@ class IssuedToken(NamedTuple):
         return facts
 
 
+class _Facts(msgspec.Struct):
+    token_id: _Name
+    name: _Name
+    digest: Hash
+    rights: tuple[str, ...]
+    tenants: tuple[str, ...]
+    expires_at: Annotated[datetime, Meta(tz=True)] | UnsetType = UNSET
+    issued_by: _Name | UnsetType = UNSET
+
+
 def read(facts: Mapping[str, object], issued_hlc: Hlc) -> IssuedToken:
     """The token that an entry of these facts, at this HLC, issues.
 
     Raises:
         InvalidInputError: they describe none.
     """
-    digest = facts.get("digest")
-    if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None:
-        raise InvalidInputError("digest: is not 64 hex digits", ("digest",))
-    return IssuedToken(
-        token_id=_text(facts, "token_id"),
-        name=_text(facts, "name"),
-        digest=bytes.fromhex(digest),
-        rights=_texts(facts, "rights"),
-        tenants=_texts(facts, "tenants"),
-        issued_hlc=issued_hlc,
-        expires_at=_time(facts, "expires_at") if "expires_at" in facts else None,
-        issued_by=_text(facts, "issued_by") if "issued_by" in facts else None,
-    )
-
-
-def _text(facts: Mapping[str, object], name: str) -> str:
-    value = facts.get(name)
-    if not isinstance(value, str) or not value:
-        raise InvalidInputError(f"{name}: is no text", (name,))
-    return value
-
-
-def _texts(facts: Mapping[str, object], name: str) -> tuple[str, ...]:
-    values = facts.get(name)
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise InvalidInputError(f"{name}: is no list of texts", (name,))
-    return tuple(values)
-
-
-def _time(facts: Mapping[str, object], name: str) -> datetime:
     try:
-        time = datetime.fromisoformat(_text(facts, name))
-        if time.tzinfo is not None:
-            return time.astimezone(UTC)
-    except (ValueError, OverflowError):
-        pass
-    raise InvalidInputError(f"{name}: is no time with a zone", (name,))
+        said = msgspec.convert(facts, _Facts)
+        expires_at = None if said.expires_at is UNSET else said.expires_at.astimezone(UTC)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise InvalidInputError(f"the facts of a token are malformed: {error}") from error
+    digest, issued_by = bytes.fromhex(said.digest), None if said.issued_by is UNSET else said.issued_by
+    return IssuedToken(said.token_id, said.name, digest, said.rights, said.tenants, issued_hlc, expires_at, issued_by)

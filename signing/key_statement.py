@@ -15,7 +15,7 @@ not even in one that has the same root key. Nothing in it is a time: when it cou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ledger import canonical
 from ledger.errors import InvalidInputError, SignatureError
@@ -76,14 +76,11 @@ def read(facts: Mapping[str, object]) -> Statement | None:
     """The statement that the facts of an entry carry, None where there is none that can be one."""
     try:
         parsed = envelope.parse(facts.get(FIELD), PAYLOAD_TYPE)
-        said = parse_json(parsed.payload, "the statement")
-        after = said.get("after") if isinstance(said, dict) else None
-        if len(parsed.signatures) != 1 or not isinstance(after, dict):
-            return None
-        seq, chain_link = after.get("seq"), after.get("chain_link")
-    except SignatureError:
+        said: Any = parse_json(parsed.payload, "the statement")
+        after = Anchor(said["after"]["seq"], said["after"]["chain_link"])
+        ((key_id, signature),) = parsed.signatures
+    except (SignatureError, TypeError, KeyError, ValueError):
         return None
-    if type(seq) is not int or not isinstance(chain_link, str):
+    if type(after.seq) is not int or not isinstance(after.chain_link, str):
         return None
-    ((key_id, signature),) = parsed.signatures
-    return Statement(key_id, Anchor(seq, chain_link), parsed.payload, signature)
+    return Statement(key_id, after, parsed.payload, signature)

@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, cast
 
+import msgspec
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -35,6 +37,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_pem_public_key,
 )
+from msgspec import Meta
 
 from ledger.errors import ConfigurationError, InvalidInputError, LedgerError
 from ledger.hlc import Hlc
@@ -72,11 +75,8 @@ def material_of(public_key_pem: str) -> KeyMaterial:
         material = load_pem_public_key(public_key_pem.encode())
     except (ValueError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
         raise InvalidInputError(f"not a PEM public key: {error}") from error
-    if isinstance(material, Ed25519PublicKey):
-        return material
-    if isinstance(material, ec.EllipticCurvePublicKey) and isinstance(material.curve, ec.SECP256R1):
-        return material
-    raise InvalidInputError(f"keys must be Ed25519 or ECDSA P-256, not {type(material).__name__}")
+    _check_kind(material)
+    return cast(KeyMaterial, material)
 
 
 def private_of(pem: bytes) -> PrivateMaterial:
@@ -89,11 +89,34 @@ def private_of(pem: bytes) -> PrivateMaterial:
         private = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidInputError(f"not an unencrypted PEM private key: {error}") from error
-    if isinstance(private, Ed25519PrivateKey):
-        return private
-    if isinstance(private, ec.EllipticCurvePrivateKey) and isinstance(private.curve, ec.SECP256R1):
-        return private
-    raise InvalidInputError(f"keys must be Ed25519 or ECDSA P-256, not {type(private).__name__}")
+    _check_kind(private)
+    return cast(PrivateMaterial, private)
+
+
+def _check_kind(key: object) -> None:
+    if isinstance(key, Ed25519PublicKey | Ed25519PrivateKey):
+        return
+    if not isinstance(getattr(key, "curve", None), ec.SECP256R1):
+        raise InvalidInputError(f"keys must be Ed25519 or ECDSA P-256, not {type(key).__name__}")
+
+
+class KeyJson(msgspec.Struct, frozen=True):
+    """One item of ``/v1/keys``, its fields in the order of canonical JSON; bounds may be absent or null."""
+
+    algorithm: str
+    key_id: str
+    not_after: str | None = None
+    not_before: str | None = None
+    public_key_pem: str = ""
+    revoked_from_hlc: str | None = None
+
+
+class KeyringJson(msgspec.Struct, frozen=True):
+    """What ``/v1/keys`` answers."""
+
+    keys: Annotated[list[KeyJson], Meta(max_length=KEYS_MAX)]
+    log_verifier_keys: Annotated[list[str], Meta(max_length=KEYS_MAX)] = []
+    root_key_id: str | None = None
 
 
 def _pem_of(material: KeyMaterial) -> str:
@@ -165,21 +188,22 @@ class PublicKey:
 
     @classmethod
     def from_json(cls, value: object) -> PublicKey:
-        """The key that one item of ``/v1/keys`` describes; bounds may be absent or null.
+        """The key that one item of ``/v1/keys`` describes.
 
         Raises:
             InvalidInputError: not such an item.
         """
-        if not isinstance(value, Mapping):
-            raise InvalidInputError("a key must be a JSON object")
-        revoked = _text(value, "revoked_from_hlc")
+        try:
+            said = value if isinstance(value, KeyJson) else msgspec.convert(value, KeyJson)
+        except msgspec.ValidationError as error:
+            raise InvalidInputError(f"not a key as /v1/keys lists them: {error}") from error
         return cls(
-            key_id=_text(value, "key_id") or "",
-            algorithm=_text(value, "algorithm") or "",
-            public_key_pem=_text(value, "public_key_pem") or "",
-            not_before=_time(value, "not_before"),
-            not_after=_time(value, "not_after"),
-            revoked_from_hlc=None if revoked is None else Hlc.parse(revoked),
+            key_id=said.key_id,
+            algorithm=said.algorithm,
+            public_key_pem=said.public_key_pem,
+            not_before=_time("not_before", said.not_before),
+            not_after=_time("not_after", said.not_after),
+            revoked_from_hlc=None if said.revoked_from_hlc is None else Hlc.parse(said.revoked_from_hlc),
         )
 
     def to_json(self) -> dict[str, str | None]:
@@ -250,15 +274,7 @@ def _rfc3339(time: datetime | None) -> str | None:
     return None if time is None else time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _text(value: Mapping[str, object], name: str) -> str | None:
-    text = value.get(name)
-    if text is not None and not isinstance(text, str):
-        raise InvalidInputError(f"{name} of a key must be text", (name,))
-    return text
-
-
-def _time(value: Mapping[str, object], name: str) -> datetime | None:
-    text = _text(value, name)
+def _time(name: str, text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
@@ -268,26 +284,24 @@ def _time(value: Mapping[str, object], name: str) -> datetime | None:
         raise InvalidInputError(f"{name} of a key is no RFC 3339 time: {text[:40]!r}", (name,)) from error
 
 
-class Signer(Protocol):
-    """What envelopes and notes need of a key; a KMS or HSM signer (securesystemslib) fits behind it."""
+class Signer(ABC):
+    """A key that signs: one in a file, or one that a KMS or HSM keeps (signing.private_keys)."""
 
-    @property
-    def public_key(self) -> PublicKey:
-        """The public half, without a validity window."""
-        ...
+    public_key: PublicKey
+    """The public half, without a validity window."""
 
     @property
     def key_id(self) -> str:
         """Id of the key, as in ``PublicKey``."""
-        ...
+        return self.public_key.key_id
 
+    @abstractmethod
     def sign(self, message: bytes) -> bytes:
         """Signature over ``message``, in the form that ``PublicKey.made`` checks.
 
         Raises:
             SigningUnavailableError: the key cannot be reached now.
         """
-        ...
 
 
 class Keyring:
@@ -330,11 +344,10 @@ class Keyring:
             return keys
         if isinstance(keys, Mapping):
             return cls.from_json(keys)
-        if isinstance(keys, str):
-            return cls(_keys_of_pem(keys))
         if not isinstance(keys, Iterable):
             raise InvalidInputError(f"keys must be a ring, /v1/keys JSON or PEM, not {type(keys).__name__}")
-        return cls(key for item in keys for key in _keys_of(item))
+        items = (keys,) if isinstance(keys, str) else keys
+        return cls(key for item in items for key in _keys_of(item))
 
     @classmethod
     def from_json(cls, value: object) -> Keyring:
@@ -343,16 +356,11 @@ class Keyring:
         Raises:
             InvalidInputError: not of that shape, or a key in it is wrong.
         """
-        keys = value.get("keys") if isinstance(value, Mapping) else None
-        if not isinstance(value, Mapping) or not isinstance(keys, list):
-            raise InvalidInputError('keys must be {"keys": [...]} as /v1/keys answers')
-        verifier_keys = value.get("log_verifier_keys", [])
-        if not isinstance(verifier_keys, list) or not all(isinstance(text, str) for text in verifier_keys):
-            raise InvalidInputError("log_verifier_keys must be a list of texts", ("log_verifier_keys",))
-        root = value.get("root_key_id")
-        if root is not None and not isinstance(root, str):
-            raise InvalidInputError("root_key_id must be text", ("root_key_id",))
-        return cls([PublicKey.from_json(key) for key in keys], verifier_keys, root)
+        try:
+            said = msgspec.convert(value, KeyringJson)
+        except msgspec.ValidationError as error:
+            raise InvalidInputError(f'keys must be {{"keys": [...]}} as /v1/keys answers: {error}') from error
+        return cls(map(PublicKey.from_json, said.keys), said.log_verifier_keys, said.root_key_id)
 
     @classmethod
     def load(cls, path: str | Path) -> Keyring:
@@ -365,7 +373,7 @@ class Keyring:
         """
         path = Path(path)
         try:
-            files = sorted(_ring_files(path)) if path.is_dir() else [path]
+            files = sorted(filter(_is_ring_file, path.iterdir())) if path.is_dir() else [path]
             rings = [_read_ring(file) for file in files]
         except OSError as error:
             raise ConfigurationError(f"keys cannot be read from {path}: {error.strerror}") from error
@@ -393,12 +401,8 @@ class Keyring:
         }
 
 
-def _ring_files(folder: Path) -> Iterator[Path]:
-    return (
-        file
-        for file in folder.iterdir()
-        if file.suffix in RING_FILE_SUFFIXES and not file.name.startswith(".") and file.is_file()
-    )
+def _is_ring_file(file: Path) -> bool:
+    return file.suffix in RING_FILE_SUFFIXES and not file.name.startswith(".") and file.is_file()
 
 
 def _read_ring(file: Path) -> Keyring:
@@ -424,12 +428,10 @@ def _keys_of(item: object) -> Iterable[PublicKey]:
 
 
 def _keys_of_pem(text: str) -> list[PublicKey]:
-    keys = []
-    for block in _PEM_BLOCK.finditer(text):
-        if block[1].endswith("PRIVATE KEY"):
-            keys.append(PublicKey.of(private_of(block[0].encode()).public_key()))
-        else:
-            keys.append(PublicKey.of(block[0]))
+    keys = [
+        PublicKey.of(private_of(block[0].encode()).public_key() if block[1].endswith("PRIVATE KEY") else block[0])
+        for block in _PEM_BLOCK.finditer(text)
+    ]
     if not keys:
         raise InvalidInputError("there is no PEM key in the text")
     return keys

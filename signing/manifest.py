@@ -1,85 +1,152 @@
-"""Manifests of ranges, those of bundles and of archives alike: signed statements of what a range holds.
+"""Signed statements: one form for the manifests of bundles and archives, for receipts, reports, evidence and snapshots.
 
-The payload is an in-toto Statement (github.com/in-toto/attestation, spec/v1/statement.md), in a DSSE envelope that is
-canonical JSON itself and has exactly one signature, so each has one spelling and a reader compares bytes. The digest of
-its subject is that over the 32-byte digests, in order, of the files that make up the range; its predicate begins with
-``format_version``.
-
-A statement, which snapshots are too, is canonical JSON about one range of a tenant's chain::
+The payload is an in-toto Statement (github.com/in-toto/attestation, spec/v1/statement.md), canonical JSON::
 
     _type          https://in-toto.io/Statement/v1
-    subject        one: name "{tenant_id}/{from_seq}-{to_seq}", digest sha256 of what the range holds
+    subject        one: name and digest sha256 of what the statement is about
     predicateType  which form it is
     predicate      the fields of that form
+
+A range of a tenant's chain has the name ``{tenant_id}/{from_seq}-{to_seq}``. The DSSE envelope around the payload of a
+manifest or a receipt is canonical JSON itself and has exactly one signature, so each has one spelling and a reader
+compares bytes. The digest of a manifest's subject is that over the 32-byte digests, in order, of the files that make up
+the range; its predicate begins with ``format_version``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
-from typing import Annotated, Final, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from ledger import canonical
-from ledger.canonical import INTEGER_MAX
+from ledger.chain.form import Hash, HlcText, NodeId, Seq, TenantId
 from ledger.errors import InvalidInputError, LedgerError, SignatureError
+from ledger.exit_code import ExitCode, gravest
 from ledger.hlc import Hlc
 from ledger.merkle import verify_consistency
-from ledger.names import NODE_ID, READABLE_TENANT_ID
 from signing import envelope
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.envelope import PAYLOAD_BYTES_MAX, PAYLOAD_TYPE, Envelope, EnvelopeSignature, Signed
 from signing.keys import Keyring, Signer
-from signing.strict import decode_base64
+from signing.strict import decode_base64, parse_json
 
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
-HLC_CHARACTERS_MAX: Final = 200
-
-Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
-Seq = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
-HlcText = Annotated[str, Meta(max_length=HLC_CHARACTERS_MAX)]
-TenantId = Annotated[str, Meta(pattern=rf"^(?:{READABLE_TENANT_ID})\Z")]
-NodeId = Annotated[str, Meta(pattern=rf"^(?:{NODE_ID})\Z")]
-
-
-def subject_of(tenant_id: str, from_seq: int, to_seq: int, sha256: str) -> list[dict[str, object]]:
-    """What a statement about this range is about."""
-    return [{"name": f"{tenant_id}/{from_seq}-{to_seq}", "digest": {"sha256": sha256}}]
-
-
-def encode(subject: list[dict[str, object]], predicate_type: str, predicate: object) -> bytes:
-    """The bytes that are signed.
-
-    Raises:
-        CanonicalError: a field has no canonical form, such as an integer beyond 2^53 - 1.
-    """
-    return canonical.encode(
-        {"_type": STATEMENT_TYPE, "subject": subject, "predicateType": predicate_type, "predicate": predicate}
-    )
-
-
 CONSISTENCY_HASHES_MAX: Final = 128
 LOG_ORIGIN: Final = r"[!-*,-~]{1,300}"
 """What a log's origin may be, without ``/`` and the tenant, as a regular expression: no space, no plus."""
+
+P = TypeVar("P")
+Invalid = Callable[[str], LedgerError]
+"""Makes the error that says what is wrong."""
 
 _HEAD: Final = b'{"payload":"'
 _TAIL: Final = re.compile(
     rb'","payloadType":"%b","signatures":\[\{"keyid":"([0-9a-f]{16})","sig":"([A-Za-z0-9+/]{2,254}={0,2})"\}\]\}'
     % re.escape(PAYLOAD_TYPE).encode()
 )
-"""What stands behind the payload: there is no other spelling, so nothing has to be parsed to refuse one."""
-
+"""What follows the payload: there is no other spelling, so nothing has to be parsed to refuse one."""
 _Name = Annotated[str, Meta(max_length=200)]
+_ExitCode = Annotated[int, Meta(ge=0, le=4)]
+
+REPORT_TYPE: Final = "https://tallystick.dev/verification-report/v1"
+REPORT_SUFFIX: Final = ".dsse.json"
+"""What the name of a report's envelope has behind that of the report."""
+REPORT_ENVELOPE_BYTES_MAX: Final = 4 << 20
+
+
+class _Digest(msgspec.Struct, forbid_unknown_fields=True):
+    sha256: Hash
+
+
+class Subject(msgspec.Struct, forbid_unknown_fields=True):
+    """What a statement is about."""
+
+    name: _Name
+    digest: _Digest
+
+
+class Statement(msgspec.Struct, Generic[P], forbid_unknown_fields=True):
+    """The payload of an envelope, its predicate of one form."""
+
+    type_: _Name = msgspec.field(name="_type")
+    subject: tuple[Subject]
+    predicate_type: _Name = msgspec.field(name="predicateType")
+    predicate: P
+
+
+def range_name(tenant_id: str, from_seq: int, to_seq: int) -> str:
+    """The name of the subject that this range is."""
+    return f"{tenant_id}/{from_seq}-{to_seq}"
+
+
+def encode(name: str, sha256: str, predicate_type: str, predicate: object) -> bytes:
+    """The payload of a statement about what has this name and digest.
+
+    Raises:
+        CanonicalError: a field has no canonical form, such as an integer beyond 2^53 - 1.
+    """
+    subject = [{"name": name, "digest": {"sha256": sha256}}]
+    return canonical.encode(
+        {"_type": STATEMENT_TYPE, "subject": subject, "predicateType": predicate_type, "predicate": predicate}
+    )
+
+
+def seal(payload: bytes, signer: Signer) -> bytes:
+    """The envelope around ``payload`` in its one spelling.
+
+    Raises:
+        SigningUnavailableError: the signer cannot be reached.
+    """
+    return canonical.encode(envelope.sign(payload, signer))
+
+
+def open_envelope(data: bytes, what: str, invalid: Invalid) -> Envelope:
+    """The envelope in ``data``, bounded and in its one spelling; nothing of it is judged, nor its payload parsed.
+
+    Raises:
+        LedgerError: as ``invalid``: it is another text; ``what`` names it.
+    """
+    end = data.find(b'"', len(_HEAD))
+    tail = _TAIL.fullmatch(data, end) if end >= 0 and data.startswith(_HEAD) else None
+    if tail is None:
+        raise invalid(f"{what} is not an envelope in canonical form with exactly one signature")
+    if end - len(_HEAD) > PAYLOAD_BYTES_MAX * 4 // 3 + 4:
+        raise invalid(f"{what}'s payload is over {PAYLOAD_BYTES_MAX} bytes")
+    try:
+        payload = decode_base64(data[len(_HEAD) : end].decode("latin-1"), "payload")
+        signature = decode_base64(tail[2].decode(), "sig")
+    except SignatureError as error:
+        raise invalid(f"{what} is malformed: {error}") from error
+    return Envelope(PAYLOAD_TYPE, payload, (EnvelopeSignature(tail[1].decode(), signature),))
+
+
+def judge(opened: Envelope, keyring: Keyring | None, what: str, forged: Invalid) -> Signed:
+    """Who signed, by the keys of ``keyring``.
+
+    Raises:
+        LedgerError: as ``forged``: a held key is named that did not sign it.
+    """
+    try:
+        return envelope.judge(opened, keyring)
+    except SignatureError as error:
+        raise forged(f"{what}'s signature does not hold: {error}") from error
 
 
 class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the manifests of all forms say, as their predicate has it. Links, roots and digests are lowercase hex."""
+    """What the manifests of bundles and archives say, as their predicate has it. Links, roots and digests are lowercase
+    hex."""
+
+    PREDICATE_TYPE: ClassVar[str]
+    INVALID: ClassVar[type[LedgerError]]
+    """Raised where one is malformed or at odds with itself."""
+    FORGED: ClassVar[type[LedgerError]]
+    """Raised where a signature does not hold."""
 
     node_id: NodeId
     """The node that exported the range, or signed its last snapshot."""
@@ -105,26 +172,63 @@ class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         """Origin of the tenant's log."""
         return f"{self.log_origin}/{self.tenant_id}"
 
+    def digests(self) -> Iterable[str]:
+        """Those of the files that make up the range, hex."""
+        raise NotImplementedError
 
-M = TypeVar("M", bound=RangeManifest)
+    def check(self) -> None:
+        """Raises ``INVALID`` where it is at odds with itself."""
+        raise NotImplementedError
 
+    def statement(self) -> bytes:
+        """The bytes that are signed.
 
-class _Digest(msgspec.Struct, forbid_unknown_fields=True):
-    sha256: Hash
+        Raises:
+            CanonicalError: a field has no canonical form, such as an integer beyond 2^53 - 1.
+        """
+        digest = sha256(b"".join(map(bytes.fromhex, self.digests()))).hexdigest()
+        name = range_name(self.tenant_id, self.from_seq, self.to_seq)
+        return encode(name, digest, self.PREDICATE_TYPE, msgspec.to_builtins(self))
 
+    def seal(self, signer: Signer) -> bytes:
+        """The bytes of the envelope around it.
 
-class _Subject(msgspec.Struct, forbid_unknown_fields=True):
-    name: _Name
-    digest: _Digest
+        Raises:
+            LedgerError: as ``INVALID``: it breaks an invariant.
+            SigningUnavailableError: the signer cannot be reached.
+        """
+        payload = self.statement()
+        self.read(payload)
+        return seal(payload, signer)
 
+    @classmethod
+    def open_envelope(cls, data: bytes) -> Envelope:
+        """As the function of that name."""
+        return open_envelope(data, "the manifest", cls.INVALID)
 
-class Statement(msgspec.Struct, Generic[M], forbid_unknown_fields=True):
-    """The payload of an envelope, its predicate of one form."""
+    @classmethod
+    def judge(cls, opened: Envelope, keyring: Keyring | None) -> Signed:
+        """As the function of that name."""
+        return judge(opened, keyring, "the manifest", cls.FORGED)
 
-    type_: _Name = msgspec.field(name="_type")
-    subject: tuple[_Subject]
-    predicate_type: _Name = msgspec.field(name="predicateType")
-    predicate: M
+    @classmethod
+    def read(cls, payload: bytes) -> Self:
+        """The manifest that the payload of an envelope is.
+
+        Raises:
+            LedgerError: as ``INVALID``: malformed, at odds with itself, or of another version.
+        """
+        try:
+            form: Any = Statement
+            manifest: Self = msgspec.json.decode(payload, type=form[cls]).predicate
+            for hlc in (manifest.first_hlc, manifest.last_hlc):
+                Hlc.parse(hlc)
+        except (msgspec.MsgspecError, UnicodeError, InvalidInputError) as error:
+            raise cls.INVALID(f"the manifest is malformed, or of another version: {error}") from error
+        manifest.check()
+        if manifest.statement() != payload:
+            raise cls.INVALID("the manifest's statement is not in canonical form, or its subject is another")
+        return manifest
 
 
 def judge_own_checkpoint(manifest: RangeManifest, text: str, keyring: Keyring | None) -> JudgedCheckpoint:
@@ -143,86 +247,89 @@ def judge_own_checkpoint(manifest: RangeManifest, text: str, keyring: Keyring | 
     return judged
 
 
-@dataclass(frozen=True)
-class ManifestForm(Generic[M]):
-    """One form of manifest: how it is spelled, what it must say, and which errors say what is wrong with one."""
+# --- reports ------------------------------------------------------------------------------------------
 
-    type_: type[Statement[M]]
-    predicate_type: str
-    _: KW_ONLY
-    digests: Callable[[M], Iterable[str]]
-    """Those of the files that make up the range, hex."""
-    check: Callable[[M], None]
-    """Raises ``invalid`` of what is at odds with itself."""
-    invalid: Callable[[str], LedgerError]
-    """What is raised of what is malformed."""
-    forged: Callable[[str], LedgerError]
-    """What is raised where a signature does not hold."""
+# Whoever verified signs under a report (docs/formats/report.md): the subject is the report, by SHA-256, the predicate
+# says what was verified and what that came to. So the envelope alone says what was found.
 
-    def statement(self, manifest: M) -> bytes:
-        """The bytes that are signed for ``manifest``.
 
-        Raises:
-            CanonicalError: a field has no canonical form, such as an integer beyond 2^53 - 1.
-        """
-        digest = sha256(b"".join(map(bytes.fromhex, self.digests(manifest)))).hexdigest()
-        subject = subject_of(manifest.tenant_id, manifest.from_seq, manifest.to_seq, digest)
-        return encode(subject, self.predicate_type, msgspec.to_builtins(manifest))
+class VerifiedBundle(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A file that the report is about. All but ``exit_code`` and ``file`` are None where it could not be read."""
 
-    def seal(self, manifest: M, signer: Signer) -> bytes:
-        """The bytes of the envelope around ``manifest``.
+    entries: int | None
+    exit_code: _ExitCode
+    file: str
+    from_seq: int | None
+    log: str | None
+    sha256: Hash | None
+    to_seq: int | None
 
-        Raises:
-            LedgerError: as ``invalid``: it breaks an invariant.
-            SigningUnavailableError: the signer cannot be reached.
-        """
-        payload = self.statement(manifest)
-        self.read(payload)
-        return canonical.encode(envelope.sign(payload, signer))
 
-    def open_envelope(self, data: bytes) -> Envelope:
-        """The envelope in ``data``, bounded and in its one spelling; nothing of it is judged, nor its payload parsed.
+class Findings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What the statement says of a report."""
 
-        Raises:
-            LedgerError: as ``invalid``: it is another text.
-        """
-        end = data.find(b'"', len(_HEAD))
-        tail = _TAIL.fullmatch(data, end) if end >= 0 and data.startswith(_HEAD) else None
-        if tail is None:
-            raise self.invalid("the manifest is not an envelope in canonical form with exactly one signature")
-        if end - len(_HEAD) > PAYLOAD_BYTES_MAX * 4 // 3 + 4:
-            raise self.invalid(f"the manifest's payload is over {PAYLOAD_BYTES_MAX} bytes")
-        try:
-            payload = decode_base64(data[len(_HEAD) : end].decode("latin-1"), "payload")
-            signature = decode_base64(tail[2].decode(), "sig")
-        except SignatureError as error:
-            raise self.invalid(f"the manifest is malformed: {error}") from error
-        return Envelope(PAYLOAD_TYPE, payload, (EnvelopeSignature(tail[1].decode(), signature),))
+    bundles: list[VerifiedBundle]
+    exit_code: _ExitCode
+    verified_at: str
+    verified_by: str
 
-    def judge(self, opened: Envelope, keyring: Keyring | None) -> Signed:
-        """Who signed, by the keys of ``keyring``.
 
-        Raises:
-            LedgerError: as ``forged``: a held key is named that did not sign it.
-        """
-        try:
-            return envelope.judge(opened, keyring)
-        except SignatureError as error:
-            raise self.forged(f"the manifest's signature does not hold: {error}") from error
+class SignedReport(msgspec.Struct, frozen=True):
+    """What came of an envelope and a report that belong together."""
 
-    def read(self, payload: bytes) -> M:
-        """The manifest that the payload of an envelope is.
+    name: str
+    """The report's, as it was signed; it may have been renamed since."""
+    findings: Findings
+    signed: Signed
 
-        Raises:
-            LedgerError: as ``invalid``: malformed, at odds with itself, or of another version.
-        """
-        try:
-            said = msgspec.json.decode(payload, type=self.type_).predicate
-            for hlc in (said.first_hlc, said.last_hlc):
-                Hlc.parse(hlc)
-        except (msgspec.MsgspecError, UnicodeError, InvalidInputError) as error:
-            raise self.invalid(f"the manifest is malformed, or of another version: {error}") from error
-        self.check(said)
-        if self.statement(said) != payload:
-            raise self.invalid("the manifest's statement is not in canonical form, or its subject is another")
-        return said
+
+def seal_report(name: str, report: bytes, findings: Findings, signer: Signer) -> bytes:
+    """The envelope for ``report``, stored under ``name``.
+
+    Raises:
+        SigningUnavailableError: the signer cannot be reached.
+    """
+    payload = encode(name, sha256(report).hexdigest(), REPORT_TYPE, msgspec.to_builtins(findings))
+    return seal(payload, signer) + b"\n"
+
+
+def open_report(report: bytes, data: bytes, keyring: Keyring | None) -> SignedReport:
+    """What was signed of ``report``, by the envelope in ``data`` and the keys of ``keyring``.
+
+    Raises:
+        SignatureError: malformed, of another report, or a held key is named that did not sign it.
+    """
+    if len(data) > REPORT_ENVELOPE_BYTES_MAX:
+        raise SignatureError(f"the signature is over {REPORT_ENVELOPE_BYTES_MAX} bytes")
+    opened = envelope.parse(parse_json(data, "the signature"), envelope.PAYLOAD_TYPE)
+    signed = envelope.judge(opened, keyring)
+    try:
+        said = msgspec.json.decode(opened.payload, type=Statement[Findings])
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise SignatureError(f"the statement is none about a report: {error}") from error
+    if (said.type_, said.predicate_type) != (STATEMENT_TYPE, REPORT_TYPE):
+        raise SignatureError("the statement is none about a report")
+    (subject,) = said.subject
+    if subject.digest.sha256 != sha256(report).hexdigest():
+        raise SignatureError("the report is not the one that was signed: its digest is another")
+    return SignedReport(subject.name, said.predicate, signed)
+
+
+def findings_of(report: Mapping[str, Any]) -> Findings:
+    """What to sign of a report, given as its JSON form."""
+    bundles = [_bundle(item) for item in report["bundles"]]
+    code = gravest(ExitCode(bundle.exit_code) for bundle in bundles)
+    return Findings(bundles, code.value, report["verified_at"], report["verified_by"])
+
+
+def _bundle(item: Mapping[str, Any]) -> VerifiedBundle:
+    about = item.get("bundle", {})
+    return VerifiedBundle(
+        entries=item.get("entries_checked"),
+        exit_code=item["exit_code"],
+        file=item["file"],
+        from_seq=about.get("from_seq"),
+        log=f"{about['log_origin']}/{about['tenant_id']}" if "log_origin" in about else None,
+        sha256=about.get("sha256"),
+        to_seq=about.get("to_seq"),
+    )

@@ -59,12 +59,11 @@ _VERSION: Final = 1
 _WAY_OUT: Final = "name another folder with --state DIR, or do without memory with --no-state"
 
 
-class Seen(NamedTuple):
+class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """A checkpoint that was verified, of the log with that root key; ``note`` is it as signed."""
 
+    note: str = msgspec.field(name="checkpoint")
     root_key: str
-    checkpoint: Checkpoint
-    note: str
     seen_at: str
     """RFC 3339."""
 
@@ -77,7 +76,18 @@ class Seen(NamedTuple):
         """
         if isinstance(seen_at, datetime):
             seen_at = seen_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        return cls(root_key, read_checkpoint(note), note, seen_at)
+        seen = cls(note, root_key, seen_at)
+        assert seen.checkpoint.size >= 0
+        return seen
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint in the note.
+
+        Raises:
+            SignatureError: there is none.
+        """
+        return read_checkpoint(self.note)
 
     @property
     def key_hashes(self) -> frozenset[bytes]:
@@ -208,14 +218,8 @@ def _is_newer(seen: Seen, held: Seen | None) -> bool:
 # --- the file -----------------------------------------------------------------------------------------
 
 
-class _Item(msgspec.Struct, forbid_unknown_fields=True):
-    checkpoint: str
-    root_key: str
-    seen_at: str
-
-
 class _Content(msgspec.Struct, forbid_unknown_fields=True):
-    logs: list[_Item]
+    logs: list[Seen]
     sha256: str
     version: int
 
@@ -250,7 +254,7 @@ def _read(path: Path) -> dict[tuple[str, str], Seen]:
             raise ConfigurationError(f"{path} is of version {content.version}, this program reads {_VERSION}")
         if content.sha256 != _digest(content.logs):
             raise ValueError("its digest is another")
-        logs = [Seen.of(each.checkpoint, each.root_key, each.seen_at) for each in content.logs]
+        return {_name(each): each for each in content.logs}
     except ConfigurationError:
         raise
     except (msgspec.MsgspecError, ValueError, LedgerError) as error:
@@ -258,36 +262,31 @@ def _read(path: Path) -> dict[tuple[str, str], Seen]:
             f"{path}, which holds the checkpoints verified so far, is damaged ({error}): bring it back from a backup; "
             "without it every log is looked at for the first time again. To accept that, remove it"
         ) from error
-    return {_name(each): each for each in logs}
 
 
 def _write(path: Path, logs: Mapping[tuple[str, str], Seen]) -> None:
-    items = [_Item(each.note, each.root_key, each.seen_at) for _, each in sorted(logs.items())]
-    data = canonical.encode({"logs": _plain(items), "sha256": _digest(items), "version": _VERSION})
+    items = [each for _, each in sorted(logs.items())]
+    content = _Content(items, _digest(items), _VERSION)
+    data = canonical.encode(msgspec.to_builtins(content))
     if len(data) > FILE_BYTES_MAX:
         raise ConfigurationError(f"{path} would have more than {FILE_BYTES_MAX} bytes: {_WAY_OUT}")
     with whole_file(path, FILE_MODE) as file:
         file.write(data)
 
 
-def _digest(items: list[_Item]) -> str:
-    return sha256(canonical.encode(_plain(items))).hexdigest()
-
-
-def _plain(items: list[_Item]) -> list[Any]:
-    plain: list[Any] = msgspec.to_builtins(items)
-    return plain
+def _digest(items: list[Seen]) -> str:
+    return sha256(canonical.encode(msgspec.to_builtins(items))).hexdigest()
 
 
 _MUST_HOLD: Final = ("links", "payloads", "head", "snapshots", "signatures", "tree")
 
 
-class Look(NamedTuple):
+class Observation(NamedTuple):
     """What is known before the entries are verified."""
 
     memory: Memory
     before: Sequence[Seen]
-    """What was verified before and this ledger must still hold; one checkpoint, or none at a first look."""
+    """What was verified before and this ledger must still hold; one checkpoint, or none where this log is new."""
     now: Seen | None
     """The ledger's own checkpoint, None when there is none that a trusted key signed."""
     to_seq: int | None = None
@@ -306,7 +305,7 @@ class Look(NamedTuple):
         *,
         to_seq: int | None = None,
         is_file: bool = False,
-    ) -> Look:
+    ) -> Observation:
         """The look at a ledger whose own checkpoint is ``note``, or at a range of it that carries one which may be a
         later one. ``is_file`` says that the note stays as it is, and that it was perhaps remembered from here.
 
@@ -342,7 +341,7 @@ class Look(NamedTuple):
         return verdict
 
     def with_verdict(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
-        """``verdict``, whose entries were compared with ``heads``, and under ``memory`` what the look came to."""
+        """``verdict``, whose entries were compared with ``heads``, and under ``memory`` what comparing them came to."""
         found = self.compared_with_own({**verdict})
         return {**found, "memory": self.told(found)}
 
@@ -398,7 +397,7 @@ class Look(NamedTuple):
 
 
 def remember_told(memory: Memory, looks: Iterable[dict[str, Any] | None]) -> None:
-    """Remember what these looks, as ``Look.told`` gave them, were told to; then they say so.
+    """Remember what these looks, as ``Observation.told`` gave them, were told to; then they say so.
 
     Raises:
         ConfigurationError, SignatureError: as ``Memory.remember``. What is new is not remembered, and said not to be.

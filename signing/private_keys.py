@@ -32,15 +32,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
 from signing import files
 from signing.files import path_of
-from signing.keys import ALGORITHMS, ECDSA_P256, ED25519, PrivateMaterial, PublicKey, private_of
+from signing.keys import ALGORITHMS, ECDSA_P256, ED25519, PrivateMaterial, PublicKey, Signer, private_of
 
 LOG_KEY_SUFFIX = ".log-key.pem"
 
 
-class FileSigner:
+class FileSigner(Signer):
     """Signs with a private key held in memory, read from ``path``. Safe for threads."""
-
-    __slots__ = ("_private", "path", "public_key")
 
     def __init__(self, path: Path, private: PrivateMaterial) -> None:
         self.path = path
@@ -49,11 +47,6 @@ class FileSigner:
 
     def __repr__(self) -> str:
         return f"FileSigner({self.path}, key_id={self.key_id}, algorithm={self.algorithm})"
-
-    @property
-    def key_id(self) -> str:
-        """Id of the key, as in ``PublicKey``."""
-        return self.public_key.key_id
 
     @property
     def algorithm(self) -> str:
@@ -83,16 +76,11 @@ def generate(path: str | Path, algorithm: str = ED25519) -> FileSigner:
     if algorithm not in ALGORITHMS:
         raise ConfigurationError(f"key algorithm {algorithm!r} is not one of {', '.join(ALGORITHMS)}")
     path = Path(path)
-    private = _new_private(algorithm)
-    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    files.make(path, pem)
-    return FileSigner(path, private)
-
-
-def _new_private(algorithm: str) -> PrivateMaterial:
+    private: PrivateMaterial = Ed25519PrivateKey.generate()
     if algorithm == ECDSA_P256:
-        return ec.generate_private_key(ec.SECP256R1())
-    return Ed25519PrivateKey.generate()
+        private = ec.generate_private_key(ec.SECP256R1())
+    files.make(path, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return FileSigner(path, private)
 
 
 def load(uri: str) -> FileSigner:
@@ -159,7 +147,7 @@ def is_remote(uri: str) -> bool:
     return scheme_of(uri) in SCHEMES
 
 
-class RemoteSigner:
+class RemoteSigner(Signer):
     """Signs through securesystemslib with the key at ``key_uri``, for one thread at a time: a token has one login."""
 
     def __init__(self, key_uri: str, public_key: PublicKey, pin: PinSource) -> None:
@@ -173,11 +161,6 @@ class RemoteSigner:
 
     def __repr__(self) -> str:
         return f"RemoteSigner({self.key_uri}, key_id={self.key_id}, algorithm={self.public_key.algorithm})"
-
-    @property
-    def key_id(self) -> str:
-        """Id of the key, as in ``PublicKey``."""
-        return self.public_key.key_id
 
     def sign(self, message: bytes) -> bytes:
         """Signature over ``message`` that the public key accepts. Blocks for as long as the signer takes.
@@ -243,8 +226,12 @@ def fetch(uri: str, pin: PinSource) -> RemoteSigner:
         ) from error
     except Exception as error:
         raise _unavailable(uri, error) from error
+    public = str(key.keyval["public"])
     try:
-        return RemoteSigner(pinned_uri, PublicKey.of(key.keyval["public"]) if _is_pem(key) else _raw(key), pin)
+        # securesystemslib holds an Ed25519 key as hex digits.
+        is_pem = public.startswith("-----BEGIN")
+        public_key = PublicKey.of(public) if is_pem else PublicKey.of_ed25519(bytes.fromhex(public))
+        return RemoteSigner(pinned_uri, public_key, pin)
     except InvalidInputError as error:
         raise ConfigurationError(f"the key at {uri} cannot be used: {error}") from error
 
@@ -278,15 +265,6 @@ def _library() -> ModuleType:
         return importlib.import_module("securesystemslib.signer")
     except ImportError as error:
         raise ConfigurationError("keys outside of files need securesystemslib; install tallystick[kms]") from error
-
-
-def _is_pem(key: Any) -> bool:
-    return str(key.keyval["public"]).startswith("-----BEGIN")
-
-
-def _raw(key: Any) -> PublicKey:
-    """An Ed25519 key, which securesystemslib holds as hex digits."""
-    return PublicKey.of_ed25519(bytes.fromhex(key.keyval["public"]))
 
 
 def _unavailable(uri: str, error: Exception) -> SigningUnavailableError:

@@ -11,52 +11,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from ledger import canonical
 from ledger.errors import BundleInvalidError, InvalidInputError, LedgerError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim
 from signing import envelope
-from signing import manifest as statements
 from signing.keys import Keyring, Signer
-from signing.manifest import Hash, HlcText, NodeId, Seq, TenantId
+from signing.manifest import STATEMENT_TYPE, encode, range_name
 from signing.strict import parse_json
 
 PREDICATE_TYPE = "https://tallystick.dev/batch-snapshot/v1"
 
 SignatureVerdict = Literal["ok", "broken", "unknown_key", "not_checked"]
-
-
-class _Predicate(msgspec.Struct):
-    """What the fields of ``SnapshotClaim`` may hold; others are ignored."""
-
-    tenant_id: TenantId
-    from_seq: Seq
-    to_seq: Seq
-    from_chain_link: Hash
-    to_chain_link: Hash
-    entry_count: Seq
-    merkle_root: Hash
-    tree_size: Seq
-    tree_root: Hash
-    snapshot_hlc: HlcText
-    previous_snapshot: Hash | None
-    node_id: NodeId
-    key_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
-
-
-assert _Predicate.__struct_fields__ == SnapshotClaim._fields
-
-
-class _Statement(msgspec.Struct):
-    type_: Literal["https://in-toto.io/Statement/v1"] = msgspec.field(name="_type")
-    subject: Any
-    predicate_type: Literal["https://tallystick.dev/batch-snapshot/v1"] = msgspec.field(name="predicateType")
-    predicate: dict[str, Any]
 
 
 class OpenedSnapshot(NamedTuple):
@@ -80,10 +50,11 @@ def statement(claim: SnapshotClaim) -> bytes:
         InvalidInputError: ``claim`` breaks an invariant.
     """
     try:
-        _check(claim._asdict())
+        _check(msgspec.to_builtins(claim))
     except SignatureError as error:
         raise InvalidInputError(f"this snapshot cannot be signed: {error}") from error
-    return statements.encode(_subject(claim), PREDICATE_TYPE, claim._asdict())
+    name = range_name(claim.tenant_id, claim.from_seq, claim.to_seq)
+    return encode(name, claim.merkle_root, PREDICATE_TYPE, msgspec.to_builtins(claim))
 
 
 def sign_snapshot(claim: SnapshotClaim, signer: Signer) -> tuple[dict[str, object], str]:
@@ -136,24 +107,23 @@ def _judge(
 
 
 def _claim(payload: bytes) -> SnapshotClaim:
-    try:
-        said = msgspec.convert(parse_json(payload, "the statement"), _Statement)
-    except msgspec.ValidationError as error:
-        raise SignatureError(f"the statement is not one of a snapshot: {error}") from error
-    claim = _check(said.predicate)
-    if said.subject != _subject(claim):
+    found = parse_json(payload, "the statement")
+    if not isinstance(found, dict):
+        raise SignatureError("the statement is not a JSON object")
+    for field, expected in (("_type", STATEMENT_TYPE), ("predicateType", PREDICATE_TYPE)):
+        if found.get(field) != expected:
+            raise SignatureError(f"{field} of the statement is not {expected}, as a snapshot's is")
+    claim = _check(found.get("predicate"))
+    name = range_name(claim.tenant_id, claim.from_seq, claim.to_seq)
+    if found.get("subject") != [{"name": name, "digest": {"sha256": claim.merkle_root}}]:
         raise SignatureError("subject of the statement is not what its predicate says")
     return claim
 
 
-def _subject(claim: SnapshotClaim) -> list[dict[str, object]]:
-    return statements.subject_of(claim.tenant_id, claim.from_seq, claim.to_seq, claim.merkle_root)
-
-
-def _check(predicate: dict[str, Any]) -> SnapshotClaim:
+def _check(predicate: object) -> SnapshotClaim:
     """The claim in a predicate, its fields well-formed and its invariants kept."""
     try:
-        claim = SnapshotClaim._make(msgspec.structs.astuple(msgspec.convert(predicate, _Predicate)))
+        claim = msgspec.convert(predicate, SnapshotClaim)
         Hlc.parse(claim.snapshot_hlc)
     except (msgspec.ValidationError, InvalidInputError) as error:
         raise SignatureError(f"the predicate of the snapshot is malformed: {error}") from error

@@ -19,7 +19,7 @@ from ledger.errors import NotFoundError, SignatureError
 from ledger.verification.verdict import damaged
 from signing import checkpoint as checkpoints
 from signing import note as notes
-from signing.anchors import RFC_3161, WITNESS, OpenNote, Said, as_of, judge
+from signing.anchors import RFC_3161, WITNESS, OpenNote, StoredAnchor, as_of, judge
 from signing.checkpoint import open_checkpoint
 from signing.note import SIGNATURES_MAX, Cosignature, Note, NoteSignature, WitnessKey, cosignatures_of
 
@@ -74,11 +74,14 @@ async def newest_anchors(
 
     def judge_all() -> list[Anchor]:
         by_witnesses = [
-            judge(Said(WITNESS, row.witness, row.note, row.tree_size, row.cosigned_at), witnesses, (), open_note)
+            judge(
+                StoredAnchor(WITNESS, row.witness, row.note, row.tree_size, row.cosigned_at), witnesses, (), open_note
+            )
             for row in cosigned
         ]
         stamps = [
-            Said(RFC_3161, row.authority, row.note, row.tree_size, row.generated_at, row.response) for row in stamped
+            StoredAnchor(RFC_3161, row.authority, row.note, row.tree_size, row.generated_at, row.response)
+            for row in stamped
         ]
         return by_witnesses + [judge(said, (), roots(said.by), open_note) for said in stamps]
 

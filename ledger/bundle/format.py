@@ -24,8 +24,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from ledger.canonical import INTEGER_MAX
-from ledger.chain.form import ORIGIN_BYTES_MAX
+from ledger.chain.form import ORIGIN_BYTES_MAX, Count, Hash
 from ledger.errors import BundleInvalidError
 
 FORMAT_VERSION: Final = 1
@@ -79,9 +78,6 @@ _SIZE = slice(124, 135)
 assert _HEADER.size == BLOCK_BYTES
 
 
-_Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
-
-
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One member as the manifest lists it. ``bytes`` is its size in the file, ``raw_bytes`` uncompressed.
 
@@ -89,10 +85,10 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: Annotated[str, Meta(max_length=100)]
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    bytes: _Count
-    raw_bytes: _Count
-    rows: _Count
+    sha256: Hash
+    bytes: Count
+    raw_bytes: Count
+    rows: Count
 
 
 def entries_name(number: int) -> str:

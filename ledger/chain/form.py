@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+from msgspec import Meta
 
 from ledger import canonical, native
 from ledger.chain import LINK_VERSION
@@ -29,6 +31,17 @@ from ledger.chain.conflict import conflict_hlc, held_event
 from ledger.errors import InvalidInputError
 from ledger.facts.events import EVENTS_BY_ACTION, TYPE_OF_ACTION, SystemAction
 from ledger.hlc import Hlc
+from ledger.names import NODE_ID, READABLE_TENANT_ID
+
+HLC_CHARACTERS_MAX: Final = 200
+
+Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Count = Annotated[int, Meta(ge=0, le=canonical.INTEGER_MAX)]
+Seq = Annotated[int, Meta(ge=1, le=canonical.INTEGER_MAX)]
+HlcText = Annotated[str, Meta(max_length=HLC_CHARACTERS_MAX)]
+TenantId = Annotated[str, Meta(pattern=rf"^(?:{READABLE_TENANT_ID})\Z")]
+NodeId = Annotated[str, Meta(pattern=rf"^(?:{NODE_ID})\Z")]
+"""Forms of single fields, as msgspec checks them."""
 
 ORIGIN_BYTES_MAX: Final = 4 << 10
 """Longest origin."""

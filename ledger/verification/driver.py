@@ -16,7 +16,7 @@ from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.entry_check import EntryRow, PackedEntries
 from ledger.verification.projection_check import CHAIN_ASPECTS, JobsFound, OnBreak, compare_jobs, conclude, merged
 from ledger.verification.range_check import SEQ_MAX, RangeChecker, RangeSummary, RangeTask
-from ledger.verification.range_fold import Ends, Fold
+from ledger.verification.range_fold import ChainBounds, Fold
 from ledger.verification.reader import ChainReader
 from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot, SnapshotRow, has_place, open_row
 from ledger.verification.tree_check import Anchor, TreeHead
@@ -146,7 +146,7 @@ async def verify(
     first = max(from_seq or 1, 1)
     is_to_end = to_seq is None or to_seq >= last.seq
     is_whole = first == 1 and is_to_end
-    ends = Ends(
+    ends = ChainBounds(
         tenant_id,
         await reader.head(),
         await reader.tree(),

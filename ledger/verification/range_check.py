@@ -82,7 +82,7 @@ class Border(NamedTuple):
     """Then nothing is compared with it."""
 
 
-class Mark(NamedTuple):
+class MarkedEntry(NamedTuple):
     """An entry that something begins or ends with."""
 
     link: bytes
@@ -128,7 +128,7 @@ class RangeSummary(NamedTuple):
     may_be_v1: bool
     """Whether all entries so far may still have version 1."""
     runs: list[Interval]
-    marks: dict[int, Mark]
+    marks: dict[int, MarkedEntry]
     parts: list[IntervalPart]
     """Of each interval, what is here of it."""
     segments: list[tuple[int, list[bytes]]]
@@ -191,7 +191,7 @@ class RangeChecker:
         covered |= {(each.from_seq, each.to_seq) for each in verified} | {*task.intervals}
         self._intervals = sorted(each for each in covered if each[0] <= each[1] and task.overlaps(*each))
         self._to_mark = sorted({seq for each in self._intervals for seq in each})
-        self._marks: dict[int, Mark] = {}
+        self._marks: dict[int, MarkedEntry] = {}
         self._tile_breaks: list[tuple[int, TileBreak]] = []
         self._tiles: list[Tile] = []
         self.commitments = 0
@@ -236,7 +236,7 @@ class RangeChecker:
             self._border, self._entries = Border(first_seq, passed.first_prev, False), entries
         self.commitments += passed.commitments
         self._append(first_seq, passed.leaves)
-        self._marks.update((seq, Mark(link, hlc)) for seq, link, hlc in passed.marks)
+        self._marks.update((seq, MarkedEntry(link, hlc)) for seq, link, hlc in passed.marks)
         self._last_row = Head(entries.last_seq, passed.last_link, passed.last_hlc)
         return passed
 
@@ -249,7 +249,7 @@ class RangeChecker:
         end = run.first_seq + len(run.links)
         for seq in self._to_mark[bisect_left(self._to_mark, run.first_seq) : bisect_left(self._to_mark, end)]:
             at = seq - run.first_seq
-            self._marks[seq] = Mark(run.links[at], run.hlcs[at])
+            self._marks[seq] = MarkedEntry(run.links[at], run.hlcs[at])
 
     @property
     def _part(self) -> PartOfTree | None:

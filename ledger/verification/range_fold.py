@@ -23,7 +23,7 @@ from ledger.merkle import HASH_BYTES, Frontier, append_part
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.verification.entry_check import EntryRow, report_duplicate, report_gap, report_prev_link
 from ledger.verification.projection_check import JobsFound, conclude
-from ledger.verification.range_check import Interval, IntervalPart, Mark, RangeSummary, RangeTask
+from ledger.verification.range_check import Interval, IntervalPart, MarkedEntry, RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotJudge
 from ledger.verification.tree_check import (
     Anchor,
@@ -39,7 +39,7 @@ from ledger.verification.tree_check import (
 from ledger.verification.verdict import Break, Findings, Head, Verdict, begin_aspects
 
 
-class Ends(NamedTuple):
+class ChainBounds(NamedTuple):
     """What is known of one tenant's ledger beside its entries and snapshots, and what of it is verified."""
 
     tenant_id: str
@@ -85,7 +85,7 @@ class CheckAgain(NamedTuple):
     tasks: list[RangeTask]
 
 
-def tasks(ends: Ends, borders: Sequence[int]) -> list[RangeTask]:
+def tasks(ends: ChainBounds, borders: Sequence[int]) -> list[RangeTask]:
     """The ranges of a chain, the first of which ends before ``borders[0]``, the next before ``borders[1]`` and so on.
 
     ``borders`` ascend and are above ``ends.first_seq``.
@@ -95,7 +95,7 @@ def tasks(ends: Ends, borders: Sequence[int]) -> list[RangeTask]:
 
 
 def fold(
-    ends: Ends,
+    ends: ChainBounds,
     ranges: Iterable[tuple[RangeTask, RangeSummary]],
     jobs: JobsFound | None = None,
     on_break: Callable[[Break], object] | None = None,
@@ -123,7 +123,7 @@ def fold(
 class Fold:
     """Takes the ranges of a chain in order: ``add`` each, ``close``, then ask for the ``verdict``."""
 
-    def __init__(self, ends: Ends, findings: Findings) -> None:
+    def __init__(self, ends: ChainBounds, findings: Findings) -> None:
         self.findings = findings
         """Breaks that show only across ranges are added here, those of a range by the caller."""
         self._ends = ends
@@ -148,7 +148,7 @@ class Fold:
         """Entries whose verdicts are to be judged, of those added."""
         self._last_row: Head | None = None
         self._passed_seq = ends.first_seq - 1
-        self._marks: dict[int, Mark] = {}
+        self._marks: dict[int, MarkedEntry] = {}
         self._parts: dict[Interval, list[IntervalPart]] = {}
         before = ends.first_seq - 1 if ends.expected_frontier else 0
         self._tree = Frontier.restore(before, ends.expected_frontier)

@@ -13,14 +13,18 @@ What does not fit because the chain below already breaks, or entries are missing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, NamedTuple, Protocol
 
+import msgspec
+from msgspec import Meta
+
+from ledger.chain.form import Hash, HlcText, NodeId, Seq, TenantId
 from ledger.errors import SignatureError
 from ledger.verification.verdict import Findings, Head, is_number
 
 
-class SnapshotClaim(NamedTuple):
-    """The predicate of one snapshot. Links, roots and digests are lowercase hex.
+class SnapshotClaim(msgspec.Struct, frozen=True):
+    """The predicate of one snapshot; other members of it are ignored. Links, roots and digests are lowercase hex.
 
     Invariants::
 
@@ -29,23 +33,23 @@ class SnapshotClaim(NamedTuple):
         from_seq == 1 if previous_snapshot is None else (to_seq of the previous snapshot) + 1
     """
 
-    tenant_id: str
-    from_seq: int
-    to_seq: int
-    from_chain_link: str
-    to_chain_link: str
-    entry_count: int
-    merkle_root: str
+    tenant_id: TenantId
+    from_seq: Seq
+    to_seq: Seq
+    from_chain_link: Hash
+    to_chain_link: Hash
+    entry_count: Seq
+    merkle_root: Hash
     """Root over the links of ``from_seq..to_seq`` alone."""
-    tree_size: int
-    tree_root: str
+    tree_size: Seq
+    tree_root: Hash
     """Root of the tenant's whole tree at ``tree_size``."""
-    snapshot_hlc: str
+    snapshot_hlc: HlcText
     """HLC of the last entry."""
-    previous_snapshot: str | None
+    previous_snapshot: Hash | None
     """SHA-256 of the previous snapshot's DSSE payload."""
-    node_id: str
-    key_id: str
+    node_id: NodeId
+    key_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
 
 SNAPSHOT_COLUMNS: Final = (

@@ -30,7 +30,7 @@ from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from ledger.verification.tree_check import StoredTree, TreeHead
 from ledger.verification.verdict import ASPECTS, Head
 from objects.store import ArchiveStore
-from pipeline.archive.manifest import FORM, Manifest
+from pipeline.archive.manifest import Manifest
 from pipeline.archive.reader import TenantArchive
 from pipeline.arrow import Row
 from signing.bundle.writer import BundleEnd, BundleWriter
@@ -70,7 +70,7 @@ class ArchiveJudge:
         heads = []
         for sealed in self._archive.sealed:
             manifest = sealed.manifest
-            signed = FORM.judge(sealed.envelope, self._keyring)
+            signed = Manifest.judge(sealed.envelope, self._keyring)
             self._manifest_keys.update(signed.key_ids)
             if signed.verdict == "unknown_key" and self._unknown_manifest is None:
                 self._unknown_manifest = (manifest.from_seq, signed.detail or "")

@@ -17,6 +17,7 @@ Invariants, of one tenant::
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from hashlib import sha256
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -24,13 +25,14 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from ledger.chain.form import Count, Hash, Seq
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, InvalidInputError
 from ledger.merkle import Frontier
 from ledger.names import is_readable_tenant
 from ledger.verification.verdict import Head
 from signing.envelope import Envelope
 from signing.keys import Keyring
-from signing.manifest import Count, Hash, ManifestForm, RangeManifest, Seq, Statement
+from signing.manifest import RangeManifest
 
 FORMAT_VERSION: Final = 1
 
@@ -180,6 +182,10 @@ class ArchivedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What an archived range is."""
 
+    PREDICATE_TYPE = PREDICATE_TYPE
+    INVALID = ArchiveInvalidError
+    FORGED = ArchiveSignatureError
+
     from_chain_link: Hash
     """Chain link of the first entry."""
     highest_physical_ms: Count
@@ -193,6 +199,37 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
     """SHA-256 of the payload of the manifest before."""
     files: Annotated[tuple[ArchivedFile, ...], Meta(min_length=2, max_length=FILES_MAX)]
     format_version: Literal[1] = FORMAT_VERSION
+
+    def digests(self) -> Iterator[str]:
+        """Those of all files."""
+        return (file.sha256 for file in self.files)
+
+    def check(self) -> None:
+        """Raises ArchiveInvalidError where it is at odds with itself."""
+        if (self.from_seq == 1) != (self.previous_manifest is None):
+            raise ArchiveInvalidError("only the manifest that begins at seq 1 has none before it")
+        if not self.to_seq - self.from_seq + 1 == self.entry_count:
+            raise ArchiveInvalidError("range and entry_count of a manifest do not agree")
+        if self.tree_size != self.to_seq:
+            raise ArchiveInvalidError("tree_size of a manifest is not its to_seq")
+        if frontier_of(self).root().hex() != self.tree_root:
+            raise ArchiveInvalidError("the frontier of a manifest does not have its tree_root")
+        expected_seq, month = self.from_seq, ""
+        for file in self.entry_files:
+            name = file.parsed
+            is_next = (name.tenant_id, name.from_seq) == (self.tenant_id, expected_seq) and name.month is not None
+            if not is_next or name.is_over() or name.to_seq - name.from_seq + 1 != file.rows:
+                raise ArchiveInvalidError(
+                    f"{file.name[:200]!r} is listed where a file of seq {expected_seq} on must be"
+                )
+            if month_order(name.month or "") < month_order(month):
+                raise ArchiveInvalidError(f"{file.name} is of an earlier month than the file before it")
+            expected_seq, month = name.to_seq + 1, name.month or ""
+        if expected_seq != self.to_seq + 1:
+            raise ArchiveInvalidError("the files of a manifest do not cover its range")
+        snapshots = FileName(self.tenant_id, self.from_seq, self.to_seq, None)
+        if self.snapshot_file.parsed != snapshots or self.snapshot_file.rows != self.snapshot_count:
+            raise ArchiveInvalidError("the last file of a manifest is not that of its snapshots")
 
     @property
     def entry_files(self) -> tuple[ArchivedFile, ...]:
@@ -231,9 +268,9 @@ def open_manifest(data: bytes, keyring: Keyring | None = None) -> SealedManifest
     """
     if len(data) > MANIFEST_BYTES_MAX:
         raise ArchiveInvalidError(f"a manifest is over {MANIFEST_BYTES_MAX} bytes")
-    opened = FORM.open_envelope(data)
-    FORM.judge(opened, keyring)
-    return SealedManifest(FORM.read(opened.payload), opened)
+    opened = Manifest.open_envelope(data)
+    Manifest.judge(opened, keyring)
+    return SealedManifest(Manifest.read(opened.payload), opened)
 
 
 def frontier_of(manifest: Manifest) -> Frontier:
@@ -246,38 +283,3 @@ def frontier_of(manifest: Manifest) -> Frontier:
         return Frontier.restore(manifest.tree_size, [bytes.fromhex(each) for each in manifest.frontier])
     except InvalidInputError as error:
         raise ArchiveInvalidError(f"the frontier of a manifest is none of its tree: {error}") from error
-
-
-def _check(manifest: Manifest) -> None:
-    if (manifest.from_seq == 1) != (manifest.previous_manifest is None):
-        raise ArchiveInvalidError("only the manifest that begins at seq 1 has none before it")
-    if not manifest.to_seq - manifest.from_seq + 1 == manifest.entry_count:
-        raise ArchiveInvalidError("range and entry_count of a manifest do not agree")
-    if manifest.tree_size != manifest.to_seq:
-        raise ArchiveInvalidError("tree_size of a manifest is not its to_seq")
-    if frontier_of(manifest).root().hex() != manifest.tree_root:
-        raise ArchiveInvalidError("the frontier of a manifest does not have its tree_root")
-    expected_seq, month = manifest.from_seq, ""
-    for file in manifest.entry_files:
-        name = file.parsed
-        is_next = (name.tenant_id, name.from_seq) == (manifest.tenant_id, expected_seq) and name.month is not None
-        if not is_next or name.is_over() or name.to_seq - name.from_seq + 1 != file.rows:
-            raise ArchiveInvalidError(f"{file.name[:200]!r} is listed where a file of seq {expected_seq} on must be")
-        if month_order(name.month or "") < month_order(month):
-            raise ArchiveInvalidError(f"{file.name} is of an earlier month than the file before it")
-        expected_seq, month = name.to_seq + 1, name.month or ""
-    if expected_seq != manifest.to_seq + 1:
-        raise ArchiveInvalidError("the files of a manifest do not cover its range")
-    snapshots = FileName(manifest.tenant_id, manifest.from_seq, manifest.to_seq, None)
-    if manifest.snapshot_file.parsed != snapshots or manifest.snapshot_file.rows != manifest.snapshot_count:
-        raise ArchiveInvalidError("the last file of a manifest is not that of its snapshots")
-
-
-FORM: Final = ManifestForm(
-    Statement[Manifest],
-    PREDICATE_TYPE,
-    digests=lambda manifest: (file.sha256 for file in manifest.files),
-    check=_check,
-    invalid=ArchiveInvalidError,
-    forged=ArchiveSignatureError,
-)

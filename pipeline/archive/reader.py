@@ -19,7 +19,6 @@ from ledger.names import is_readable_tenant
 from ledger.verification.verdict import Head
 from objects.store import ArchiveStore
 from pipeline.archive.manifest import (
-    FORM,
     MANIFEST_BYTES_MAX,
     MANIFESTS,
     ArchivedFile,
@@ -77,7 +76,7 @@ def newest_manifest(store: ArchiveStore, tenant_id: str, keyring: Keyring) -> Se
     if not ranges:
         return None
     sealed = read(store, tenant_id, *ranges[-1], keyring)
-    signed = FORM.judge(sealed.envelope, keyring)
+    signed = Manifest.judge(sealed.envelope, keyring)
     if signed.verdict != "ok":
         raise UnknownKeyError(
             f"the newest manifest of tenant {tenant_id}, up to seq {ranges[-1][1]}: {signed.detail}; name the key that "

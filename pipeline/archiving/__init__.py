@@ -37,12 +37,11 @@ from ledger.errors import (
     UnknownKeyError,
 )
 from ledger.merkle import Frontier, tiles, verify_consistency
-from ledger.verification.range_fold import Ends, Fold
+from ledger.verification.range_fold import ChainBounds, Fold
 from ledger.verification.snapshot_check import open_row
 from ledger.verification.verdict import Break, Findings, Head
 from objects.store import ArchiveStore
 from pipeline.archive.manifest import (
-    FORM,
     MANIFEST_BYTES_MAX,
     Manifest,
     SealedManifest,
@@ -196,14 +195,14 @@ def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyr
         ArchiveUnavailableError, SigningUnavailableError: one of the two does not answer.
     """
     path = manifest_path(manifest.tenant_id, manifest.from_seq, manifest.to_seq)
-    data = FORM.seal(manifest, signer)
+    data = manifest.seal(signer)
     if store.create(path, io.BytesIO(data)):
         return open_manifest(data)
     standing = store.read(path, MANIFEST_BYTES_MAX)
     if standing is None:
         raise ArchiveInvalidError(f"{path} was there and is gone")
     theirs = open_manifest(standing, keyring)
-    signed = FORM.judge(theirs.envelope, keyring)
+    signed = Manifest.judge(theirs.envelope, keyring)
     if signed.verdict != "ok":
         raise UnknownKeyError(f"{path}: {signed.detail}")
     # A run that was first may have seen another checkpoint.
@@ -249,7 +248,7 @@ def whole(
         ArchiveConflictError: the plan is not one of these entries.
         ArchiveInvalidError: what is archived before is not what its manifest says.
     """
-    ends, highest = Ends(plan.tenant_id, None, None, first_seq=plan.from_seq, is_to_end=False), 0
+    ends, highest = ChainBounds(plan.tenant_id, None, None, first_seq=plan.from_seq, is_to_end=False), 0
     if before is not None:
         manifest, highest = before.manifest, before.manifest.highest_physical_ms
         ends = ends._replace(

@@ -23,7 +23,7 @@ from pipeline.java import told
 from pipeline.places import OpenPlace
 from signing.checkpoint import judge_checkpoint, read_kept
 from signing.keys import Keyring
-from signing.memory import Look, Memory, Seen, memory_of, remembering
+from signing.memory import Memory, Observation, Seen, memory_of, remembering
 from terminal.counted import counted
 from terminal.incomplete import print_why_incomplete
 from terminal.options import Json, NoState, State
@@ -355,7 +355,7 @@ class Looks:
         self, opened: OpenPlace, tenants: Sequence[str], keyring: Keyring | None, memory: Memory | None
     ) -> None:
         """Without keys nobody vouches for a checkpoint, and without a memory there is nothing to compare with."""
-        self._looks: dict[str, Look] = {}
+        self._looks: dict[str, Observation] = {}
         self._keyring, self._memory = keyring, memory
         if keyring is None or memory is None:
             return
@@ -365,7 +365,7 @@ class Looks:
             except ArchiveInvalidError:
                 continue  # Its verification says so.
             note, to_seq = (None, None) if newest is None else (newest.checkpoint, newest.to_seq)
-            self._looks[tenant] = Look.at(
+            self._looks[tenant] = Observation.at(
                 memory, tenant, note, keyring, datetime.now(UTC), to_seq=to_seq, is_file=to_seq is not None
             )
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ledger.errors import ArchiveInvalidError
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, StoredTree
-from ledger.verification.range_fold import Ends
+from ledger.verification.range_fold import ChainBounds
 from objects.store import ArchiveStore
 from pipeline.archive.judging import ArchiveJudge
 from pipeline.archive.manifest import ArchivedFile, month_of, month_order
@@ -176,7 +176,7 @@ class OpenArchive(OpenPlace):
                 broken[tenant_id] = error
                 continue
             newest = archive.newest
-            ends = Ends(tenant_id, newest.last, StoredTree(newest.tree_size, newest.tree_root), heads)
+            ends = ChainBounds(tenant_id, newest.last, StoredTree(newest.tree_size, newest.tree_root), heads)
             judged[tenant_id] = Judged(ends, judge.verdict)
         return judged, broken
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ledger.errors import ConfigurationError
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
-from ledger.verification.range_fold import Ends
+from ledger.verification.range_fold import ChainBounds
 from pipeline.places import statements
 from pipeline.places.connection import Connection, Dsn, connected
 from pipeline.places.protocol import (
@@ -189,7 +189,7 @@ class OpenPostgres(OpenPlace):
         judged = {}
         for tenant_id in tenants:
             _, head, last, tree = self._facts[tenant_id]
-            ends = Ends(tenant_id, head, tree, is_left_over=head is None and last is None)
+            ends = ChainBounds(tenant_id, head, tree, is_left_over=head is None and last is None)
             judged[tenant_id] = Judged(ends, _as_it_is if keyring is not None else _untrusted)
         return judged, {}
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from ledger.errors import ArchiveInvalidError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
-from ledger.verification.range_fold import Ends
+from ledger.verification.range_fold import ChainBounds
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Sealed(NamedTuple):
 class Judged(NamedTuple):
     """What a place says of a tenant's chain as a whole, judged before its rows are checked."""
 
-    ends: Ends
+    ends: ChainBounds
     told: Callable[[dict[str, Any]], dict[str, Any]]
     """The verdict object on the rows with what was judged before."""
 

@@ -32,7 +32,7 @@ from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, BundleInva
 from ledger.exit_code import ExitCode
 from ledger.verification.projection_check import CHAIN_ASPECTS
 from ledger.verification.range_check import RangeTask
-from ledger.verification.range_fold import Ends, tasks
+from ledger.verification.range_fold import ChainBounds, tasks
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import KINDS, Break, Verdict
 from pipeline.archive.judging import broken
@@ -216,7 +216,7 @@ def verify(
 def check_chains(
     spark: SparkSession,
     pieces: Sequence[Piece],
-    ends: Mapping[str, Ends],
+    ends: Mapping[str, ChainBounds],
     *,
     keyring: Keyring | None,
     with_jobs: bool,
@@ -253,7 +253,7 @@ def check_chains(
     return Checked(verdicts, refused, (found, folded))
 
 
-def _planned(pieces: Sequence[Piece], ends: Mapping[str, Ends]) -> dict[str, PlannedChain]:
+def _planned(pieces: Sequence[Piece], ends: Mapping[str, ChainBounds]) -> dict[str, PlannedChain]:
     borders: dict[str, list[int]] = {tenant: [] for tenant in ends}
     for piece in pieces:
         if not piece.is_first and piece.from_seq is not None:

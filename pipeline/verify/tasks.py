@@ -20,7 +20,7 @@ from ledger.machines.job_parts import JobParts
 from ledger.verification.commitment_check import CommitmentJudge, CommitmentRow, PromisedRow, of_commitments
 from ledger.verification.projection_check import JobJudge, JobsFound, StoredJob, merged
 from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask, opened_for
-from ledger.verification.range_fold import CheckAgain, Ends, fold
+from ledger.verification.range_fold import ChainBounds, CheckAgain, fold
 from ledger.verification.verdict import Break, Findings, is_number
 from pipeline import arrow
 from pipeline.arrow import ArrowEntries, ddl_of, lists_of, rows_of
@@ -289,7 +289,7 @@ class _Comparing:
 class PlannedChain(NamedTuple):
     """One tenant's chain as it was planned."""
 
-    ends: Ends
+    ends: ChainBounds
     tasks: list[RangeTask]
 
 

@@ -3,7 +3,7 @@
 ``judged`` is the whole verification of an open bundle, whose container and digests ``signing.bundle.reader`` checked::
 
     1. the manifest's signature
-    2. the checkpoints, and what outsiders said of the log
+    2. the checkpoints, and what external witnesses said of the log
     3. what this verifier verified before
     4. entries, snapshots, tree       ``ledger.verification``
     5. all of it together
@@ -32,15 +32,15 @@ from ledger.errors import (
     UntrustedKeyError,
 )
 from ledger.verification.tree_check import TreeHead
-from ledger.verification.verdict import ASPECTS, Break, Head, Verdict, rollback, with_break
-from signing.anchors import NOBODY, JudgedAnchor, Outsiders, judge_anchors
-from signing.bundle.manifest import FORM, Manifest
+from ledger.verification.verdict import ASPECTS, Break, Head, Verdict
+from signing.anchors import NOBODY, ExternalWitnesses, with_anchors
+from signing.bundle.manifest import Manifest
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import Checkpoint, JudgedCheckpoint
 from signing.envelope import Signed
 from signing.keys import Keyring
 from signing.manifest import judge_own_checkpoint
-from signing.memory import Look, Memory, compared
+from signing.memory import Memory, Observation, compared
 from signing.snapshot import OpenedSnapshot, open_snapshot
 
 BUNDLE: Final = "bundle"
@@ -102,7 +102,7 @@ async def judged(
     kept: JudgedCheckpoint | None,
     verify_rows: Callable[..., Awaitable[Verdict]],
     memory: Memory | None = None,
-    outsiders: Outsiders = NOBODY,
+    outsiders: ExternalWitnesses = NOBODY,
 ) -> BundleVerdict:
     """The verdict on an open bundle, against the keys of ``keyring``, a checkpoint kept elsewhere, what was verified
     before and what ``outsiders`` said. Nothing is remembered here: the outcome says what is to be.
@@ -121,7 +121,7 @@ async def judged(
 
     try:
         # 1. Who signed the manifest.
-        signed = FORM.judge(reader.envelope, keyring)
+        signed = Manifest.judge(reader.envelope, keyring)
         result.manifest_keys = signed.key_ids
         # 2. The checkpoints: the bundle's own, then the one kept elsewhere.
         own = _own_checkpoint(reader, keyring)
@@ -132,7 +132,7 @@ async def judged(
         look = None
         if memory is not None and keyring is not None:
             note, now = reader.checkpoint(), datetime.now(UTC)
-            look = Look.at(memory, manifest.tenant_id, note, keyring, now, to_seq=manifest.to_seq, is_file=True)
+            look = Observation.at(memory, manifest.tenant_id, note, keyring, now, to_seq=manifest.to_seq, is_file=True)
             heads += look.heads
         # 4. The rows.
         found = await verify_rows(
@@ -150,7 +150,7 @@ async def judged(
         verdict = compared(verdict, kept.checkpoint, own.checkpoint, KEPT)
     if look is not None:
         verdict = look.compared_with_own(verdict)
-    result.verdict = _with_anchors(verdict, judge_anchors(anchors, own.checkpoint, keyring, outsiders), own.checkpoint)
+    result.verdict = with_anchors(verdict, anchors, own.checkpoint, keyring, outsiders)
     _add_manifest(result.verdict, signed)
     _add_checkpoints(result.verdict, own, kept, keyring, undecided)
     if look is not None:
@@ -219,16 +219,6 @@ def _heads(
 # --- the verdict ------------------------------------------------------------------------------------------
 
 
-def _with_anchors(verdict: dict[str, Any], anchors: Sequence[JudgedAnchor], own: Checkpoint) -> dict[str, Any]:
-    """``verdict`` with what outsiders said of the log; what holds and is not so is a break."""
-    for found, checkpoint in anchors:
-        if found.status == "broken" and checkpoint is not None:
-            root = own.root.hex() if own.size == checkpoint.size else None
-            told = rollback(checkpoint.size, found.detail or "", checkpoint.root.hex(), root)
-            verdict = with_break(verdict, told)
-    return {**verdict, "anchors": [found._asdict() for found, _ in anchors]}
-
-
 def _add_manifest(verdict: dict[str, Any], signed: Signed) -> None:
     verdict["verdicts"] = {BUNDLE: signed.verdict, **verdict["verdicts"]}
     if signed.verdict == "unknown_key":
@@ -257,7 +247,7 @@ def _add_checkpoints(
 
 
 def _unjudged(
-    own: JudgedCheckpoint, kept: JudgedCheckpoint | None, undecided: str | None, look: Look | None
+    own: JudgedCheckpoint, kept: JudgedCheckpoint | None, undecided: str | None, look: Observation | None
 ) -> list[str]:
     """Which checkpoints say nothing here, and why."""
     left = []

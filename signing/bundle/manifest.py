@@ -16,14 +16,13 @@ refuses it, and says which break the file names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from ledger import canonical
 from ledger.bundle.format import (
     ANCHORS,
     FORMAT_VERSION,
@@ -34,19 +33,21 @@ from ledger.bundle.format import (
     check_parts,
     tail_of,
 )
-from ledger.errors import BundleInvalidError, BundleSignatureError, SignatureError
+from ledger.chain.form import Count
+from ledger.errors import BundleInvalidError, BundleSignatureError
 from ledger.verification.verdict import Break
-from signing import envelope
-from signing import manifest as statements
 from signing.keys import Signer
-from signing.manifest import Count, ManifestForm, RangeManifest, Statement
-from signing.strict import decode_base64
+from signing.manifest import RangeManifest, encode, open_envelope, range_name, seal
 
 PREDICATE_TYPE: Final = "https://tallystick.dev/bundle/v1"
 
 
 class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a bundle says it is."""
+
+    PREDICATE_TYPE = PREDICATE_TYPE
+    INVALID = BundleInvalidError
+    FORGED = BundleSignatureError
 
     format_version: Literal[1, 2]
     snapshot_count: Count
@@ -62,29 +63,23 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Whether it lists what outsiders said."""
         return ANCHORS in tail_of([part.name for part in self.parts])
 
+    def digests(self) -> Iterator[str]:
+        """Those of the parts."""
+        return (part.sha256 for part in self.parts)
 
-def _check(manifest: Manifest) -> None:
-    check_parts(manifest.parts)
-    if manifest.format_version != (FORMAT_VERSION_ANCHORED if manifest.has_anchors else FORMAT_VERSION):
-        raise BundleInvalidError(f"the manifest has parts that no bundle of version {manifest.format_version} has")
-    rows = sum(part.rows for part in manifest.entry_parts)
-    if not manifest.to_seq - manifest.from_seq + 1 == manifest.entry_count == rows:
-        raise BundleInvalidError("range, entry_count and rows of the manifest do not agree")
-    snapshot_rows = sum(part.rows for part in manifest.parts if part.name == SNAPSHOTS)
-    if manifest.snapshot_count != snapshot_rows:
-        raise BundleInvalidError("snapshot_count of the manifest is not the number of rows of its part")
-    if manifest.tree_size != manifest.to_seq:
-        raise BundleInvalidError("tree_size of the manifest is not its to_seq")
-
-
-FORM: Final = ManifestForm(
-    Statement[Manifest],
-    PREDICATE_TYPE,
-    digests=lambda manifest: (part.sha256 for part in manifest.parts),
-    check=_check,
-    invalid=BundleInvalidError,
-    forged=BundleSignatureError,
-)
+    def check(self) -> None:
+        """Raises BundleInvalidError where it is at odds with itself."""
+        check_parts(self.parts)
+        if self.format_version != (FORMAT_VERSION_ANCHORED if self.has_anchors else FORMAT_VERSION):
+            raise BundleInvalidError(f"the manifest has parts that no bundle of version {self.format_version} has")
+        rows = sum(part.rows for part in self.entry_parts)
+        if not self.to_seq - self.from_seq + 1 == self.entry_count == rows:
+            raise BundleInvalidError("range, entry_count and rows of the manifest do not agree")
+        snapshot_rows = sum(part.rows for part in self.parts if part.name == SNAPSHOTS)
+        if self.snapshot_count != snapshot_rows:
+            raise BundleInvalidError("snapshot_count of the manifest is not the number of rows of its part")
+        if self.tree_size != self.to_seq:
+            raise BundleInvalidError("tree_size of the manifest is not its to_seq")
 
 
 EVIDENCE_TYPE: Final = "https://tallystick.dev/bundle-evidence/v1"
@@ -109,10 +104,6 @@ class _Predicate(msgspec.Struct):
 
 class _Statement(msgspec.Struct):
     predicate: _Predicate
-
-
-class _Envelope(msgspec.Struct):
-    payload: str
 
 
 def seal_evidence(
@@ -146,8 +137,7 @@ def seal_evidence(
         "breaks": [{"kind": each.kind, "seq": each.seq, "detail": each.detail} for each in breaks[:BREAKS_MAX]],
         "parts": msgspec.to_builtins(parts),
     }
-    subject = statements.subject_of(tenant_id, *seqs, digest)
-    return canonical.encode(envelope.sign(statements.encode(subject, EVIDENCE_TYPE, predicate), signer))
+    return seal(encode(range_name(tenant_id, *seqs), digest, EVIDENCE_TYPE, predicate), signer)
 
 
 def evidence_refusal(data: bytes) -> BundleInvalidError:
@@ -155,9 +145,9 @@ def evidence_refusal(data: bytes) -> BundleInvalidError:
     saying that something is broken."""
     what = "the file is evidence of a broken chain, and no bundle"
     try:
-        payload = decode_base64(msgspec.json.decode(data, type=_Envelope).payload, "payload")
+        payload = open_envelope(data, "the evidence", BundleInvalidError).payload
         said = msgspec.json.decode(payload, type=_Statement).predicate
-    except (msgspec.MsgspecError, UnicodeError, SignatureError):
+    except (msgspec.MsgspecError, UnicodeError, BundleInvalidError):
         return BundleInvalidError(f"{what}; which break it is about cannot be read")
     first = said.breaks[0]
     where = f"{first.kind[:_TEXT_MAX]} at seq {first.seq} of tenant {said.tenant_id[:_TEXT_MAX]}"

@@ -47,7 +47,7 @@ from ledger.verification.reader import RowsAlone
 from ledger.verification.tree_check import StoredTree
 from ledger.verification.verdict import Head
 from signing.anchors import BundledAnchor, decode_anchors
-from signing.bundle.manifest import FORM, Manifest, evidence_refusal
+from signing.bundle.manifest import Manifest, evidence_refusal
 from signing.files import HEAD_BYTES, is_like_bundle, looks_like, open_regular
 from signing.keys import Keyring
 from signing.snapshot import FROM_SEQ, TO_SEQ, check_ascending, decode_snapshot
@@ -89,9 +89,9 @@ class BundleReader:
         self.scanned = Scanned(self.digest, self.size_bytes, manifest.sha256)
         data = os.pread(descriptor, manifest.size, manifest.offset)
         _compare(manifest, data)
-        self.envelope = FORM.open_envelope(data)
-        FORM.judge(self.envelope, keyring)
-        self.manifest: Manifest = FORM.read(self.envelope.payload)
+        self.envelope = Manifest.open_envelope(data)
+        Manifest.judge(self.envelope, keyring)
+        self.manifest: Manifest = Manifest.read(self.envelope.payload)
         _check_members(members, self.manifest)
         self._members = {
             member.name: member._replace(sha256=part.sha256)

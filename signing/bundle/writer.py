@@ -53,7 +53,7 @@ from ledger.hlc import Hlc
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim
 from ledger.verification.verdict import Break
 from signing.anchors import BundledAnchor, encode_anchors
-from signing.bundle.manifest import FORM, Manifest, seal_evidence
+from signing.bundle.manifest import Manifest, seal_evidence
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.files import close_for_good
 from signing.keys import Keyring, Signer
@@ -152,7 +152,7 @@ class BundleWriter:
             OSError: the temporary file cannot be read.
         """
         yield from self._parts_before_the_last(end)
-        yield from _member(MANIFEST, FORM.seal(self._manifest(end), signer))
+        yield from _member(MANIFEST, self._manifest(end).seal(signer))
         yield END
 
     def finish_as_evidence(self, end: BundleEnd, breaks: Sequence[Break], signer: Signer) -> Iterator[bytes]:

@@ -31,12 +31,12 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from ledger import canonical, positions
+from ledger import positions
 from ledger.bundle.rows import CHAIN_LINK, SEQ, EntryObject, Row
+from ledger.chain.form import Hash, NodeId, Seq, TenantId
 from ledger.errors import (
     BrokenRangeError,
     ReceiptInvalidError,
-    ReceiptSignatureError,
     ReceiptTooLargeError,
     SignatureError,
 )
@@ -44,15 +44,13 @@ from ledger.merkle import leaf_hash, tiles, verify_inclusion
 from ledger.verification.entry_check import check_apart
 from ledger.verification.verdict import Findings
 from signing import checkpoint as checkpoints
-from signing import envelope
-from signing import manifest as statements
+from signing import manifest
 from signing.anchors import ANCHORS_MAX, BundledAnchor, Unproven
 from signing.checkpoint import Checkpoint
 from signing.checkpoint import read as read_checkpoint
-from signing.envelope import PAYLOAD_TYPE, Envelope, EnvelopeSignature, Signed
-from signing.keys import Keyring, Signer
-from signing.manifest import CONSISTENCY_HASHES_MAX, LOG_ORIGIN, Hash, NodeId, Seq, TenantId
-from signing.strict import decode_base64
+from signing.envelope import Envelope
+from signing.keys import KeyJson, Keyring, KeyringJson, Signer
+from signing.manifest import CONSISTENCY_HASHES_MAX, LOG_ORIGIN
 
 FORMAT_VERSION: Final = 1
 PREDICATE_TYPE: Final = "https://tallystick.dev/receipt/v1"
@@ -62,7 +60,6 @@ ENTRIES_MAX: Final = 10_000
 INCLUSION_HASHES_MAX: Final = 64
 """A proof has one hash for each level of the tree, and sizes lie below 2^53."""
 CHECKPOINT_CHARACTERS_MAX: Final = 1 << 20
-KEYS_MAX: Final = 1000
 JOB_ID_CHARACTERS_MAX: Final = 1024
 
 JOB: Final = "job"
@@ -89,25 +86,6 @@ class Extended(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     size: Seq
 
 
-class PublishedKey(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A key as ``/v1/keys`` describes it; never used to verify what it came with."""
-
-    algorithm: str
-    key_id: str
-    not_after: str | None
-    not_before: str | None
-    public_key_pem: str
-    revoked_from_hlc: str | None
-
-
-class PublishedKeys(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The keys of the log, as ``/v1/keys`` answers them; for people, and for who looks for the key to ask for."""
-
-    keys: Annotated[list[PublishedKey], Meta(max_length=KEYS_MAX)]
-    log_verifier_keys: Annotated[list[str], Meta(max_length=KEYS_MAX)]
-    root_key_id: str | None
-
-
 class Receipt(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """What a receipt says; the fields stand in the order in which canonical JSON has them."""
 
@@ -118,7 +96,8 @@ class Receipt(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     extends: Extended | None
     format_version: Literal[1]
     job_id: _JobId
-    keys: PublishedKeys
+    keys: KeyringJson
+    """As ``/v1/keys`` answers them, for people; never used to verify what they came with."""
     log_origin: Annotated[str, Meta(pattern=rf"^{LOG_ORIGIN}\Z")]
     node_id: NodeId
     tenant_id: TenantId
@@ -143,20 +122,9 @@ class Receipt(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return [entry.row.seq for entry in self.entries]
 
 
-class _Signature(msgspec.Struct, forbid_unknown_fields=True):
-    keyid: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
-    sig: Annotated[str, Meta(max_length=256)]
-
-
-class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
-    payload: str
-    payload_type: Literal["application/vnd.in-toto+json"] = msgspec.field(name="payloadType")
-    signatures: tuple[_Signature]
-
-
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     receipt: Receipt
-    statement: _Envelope
+    statement: msgspec.Raw
 
 
 class _Digested(msgspec.Struct):
@@ -170,8 +138,7 @@ class Opened(NamedTuple):
     envelope: Envelope
 
 
-assert PAYLOAD_TYPE == "application/vnd.in-toto+json"
-_ORDERED: Final = (Receipt, ProvedEntry, Extended, PublishedKey, PublishedKeys, BundledAnchor, _File)
+_ORDERED: Final = (Receipt, ProvedEntry, Extended, KeyJson, KeyringJson, BundledAnchor, _File)
 assert all([*struct.__struct_fields__] == sorted(struct.__struct_fields__) for struct in _ORDERED)
 
 _decoder: Final = msgspec.json.Decoder(_File)
@@ -187,8 +154,7 @@ def seal(receipt: Receipt, signer: Signer) -> bytes:
         SigningUnavailableError: the signer cannot be reached.
     """
     data = msgspec.json.encode(receipt)
-    sealed = envelope.sign(_statement(receipt, data), signer)
-    file = b'{"receipt":%b,"statement":%b}' % (data, canonical.encode(sealed))
+    file = b'{"receipt":%b,"statement":%b}' % (data, manifest.seal(_statement(receipt, data), signer))
     if len(file) > FILE_BYTES_MAX:
         raise ReceiptTooLargeError(f"the receipt would be longer than {FILE_BYTES_MAX >> 20} MiB")
     read(file)
@@ -209,40 +175,18 @@ def read(file: bytes) -> Opened:
         raise ReceiptInvalidError(f"it is no receipt, or one of another version: {error}") from error
     if msgspec.json.encode(found) != file:
         raise ReceiptInvalidError("the file is not canonical JSON")
-    opened = Opened(found.receipt, _opened_envelope(found.statement))
+    opened = Opened(found.receipt, manifest.open_envelope(bytes(found.statement), "the statement", ReceiptInvalidError))
     if _statement(opened.receipt, bytes(_digested.decode(file).receipt)) != opened.envelope.payload:
         raise ReceiptInvalidError("the statement is not about this receipt: something was changed since it was signed")
     _check(opened.receipt)
     return opened
 
 
-def judge(opened: Opened, keyring: Keyring | None) -> Signed:
-    """Who signed the statement, by the keys of ``keyring``.
-
-    Raises:
-        ReceiptSignatureError: a held key is named that did not sign it.
-    """
-    try:
-        return envelope.judge(opened.envelope, keyring)
-    except SignatureError as error:
-        raise ReceiptSignatureError(f"the receipt's signature does not hold: {error}") from error
-
-
 def _statement(receipt: Receipt, data: bytes) -> bytes:
     """The bytes that are signed for ``receipt``, which is spelled ``data``."""
-    digest = {"sha256": sha256(data).hexdigest()}
-    subject: dict[str, object] = {"name": f"{receipt.tenant_id}/{receipt.job_id}", "digest": digest}
     predicate = {name: getattr(receipt, name) for name in STATED}
-    return statements.encode([subject], PREDICATE_TYPE, predicate)
-
-
-def _opened_envelope(found: _Envelope) -> Envelope:
-    try:
-        payload = decode_base64(found.payload, "payload")
-        signature = decode_base64(found.signatures[0].sig, "sig")
-    except SignatureError as error:
-        raise ReceiptInvalidError(f"the statement is malformed: {error}") from error
-    return Envelope(PAYLOAD_TYPE, payload, (EnvelopeSignature(found.signatures[0].keyid, signature),))
+    name, digest = f"{receipt.tenant_id}/{receipt.job_id}", sha256(data).hexdigest()
+    return manifest.encode(name, digest, PREDICATE_TYPE, predicate)
 
 
 def _check(receipt: Receipt) -> None:
@@ -335,17 +279,12 @@ def make(material: Material, get_tile: tiles.GetTile, signer: Signer) -> bytes:
         extends=extends,
         format_version=FORMAT_VERSION,
         job_id=material.job_id,
-        keys=_published(material.keys),
+        keys=msgspec.convert(material.keys.to_json(), KeyringJson),
         log_origin=material.log_origin,
         node_id=material.node_id,
         tenant_id=material.tenant_id,
     )
     return seal(receipt, signer)
-
-
-def _published(keys: Keyring) -> PublishedKeys:
-    items = msgspec.convert([key.to_json() for key in keys], list[PublishedKey])
-    return PublishedKeys(items, list(keys.log_verifier_keys), keys.root_key_id)
 
 
 def _in_hex(hashes: Sequence[bytes]) -> list[str]:

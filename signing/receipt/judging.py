@@ -7,7 +7,7 @@
     3. each entry
     4. the checkpoint
     5. the proof that it covers each entry
-    6. what outsiders said of the log
+    6. what external witnesses said of the log
     7. what was kept, and what this verifier remembers
 
 Where 1 or 2 is broken nothing else is looked at. Keys come from the caller alone; those inside are never used.
@@ -20,19 +20,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ledger.errors import ProofError, ReceiptInvalidError, ReceiptSignatureError, SignatureError
 from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
 from ledger.positions import Seq, leaf_index_of
 from ledger.verification.entry_check import check_apart
-from ledger.verification.verdict import Break, Findings, rollback, with_break, with_checkpoint
-from signing.anchors import NOBODY, Outsiders, judge_anchors
+from ledger.verification.verdict import Break, Findings, rollback, with_checkpoint
+from signing.anchors import NOBODY, ExternalWitnesses, with_anchors
 from signing.checkpoint import Checkpoint, JudgedCheckpoint, judge_checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.envelope import Signed
 from signing.keys import Keyring
-from signing.memory import MEMORY, Look, Memory
+from signing.manifest import judge
+from signing.memory import MEMORY, Memory, Observation
 from signing.receipt import form
 from signing.receipt.form import Receipt
 
@@ -92,7 +93,7 @@ def judged(
     keyring: Keyring | None,
     kept: JudgedCheckpoint | None = None,
     memory: Memory | None = None,
-    outsiders: Outsiders = NOBODY,
+    outsiders: ExternalWitnesses = NOBODY,
 ) -> ReceiptVerdict:
     """The verdict on a file; whatever it holds, nothing but this is the outcome. Nothing is remembered.
 
@@ -106,7 +107,7 @@ def judged(
         receipt = result.receipt = opened.receipt
         own = result.checkpoint = receipt.tree_head
         # 2. Who signed that.
-        signed = form.judge(opened, keyring)
+        signed = judge(opened.envelope, keyring, "the receipt", ReceiptSignatureError)
     except ReceiptInvalidError as error:
         result.verdict = {**_broken(result.receipt, error), "duration_ms": _elapsed_ms(began_s)}
         result.not_checked.append("the entries: the receipt itself does not hold, so nothing in it says anything")
@@ -118,13 +119,13 @@ def judged(
     log_signed = _judge_own(receipt, keyring)
     _check_inclusion(receipt, own, findings)
     verdict = _verdict(receipt, findings, links, signed, log_signed)
-    # 6. What outsiders said.
-    verdict = _with_anchors(verdict, receipt, own, keyring, outsiders)
+    # 6. What external witnesses said.
+    verdict = with_anchors(verdict, receipt.anchors, own, keyring, outsiders)
     # 7. What was kept, and what is remembered.
     look = None
     if memory is not None and keyring is not None:
         now, last = datetime.now(UTC), receipt.seqs[-1]
-        look = Look.at(memory, receipt.tenant_id, receipt.checkpoint, keyring, now, to_seq=last)
+        look = Observation.at(memory, receipt.tenant_id, receipt.checkpoint, keyring, now, to_seq=last)
         for seen in look.before:
             verdict = _compared(verdict, receipt, own, seen.checkpoint, MEMORY)
     verdict = _with_signatures(_with_kept(verdict, receipt, own, kept), signed, log_signed)
@@ -151,21 +152,14 @@ def _check_entries(receipt: Receipt, findings: Findings) -> str:
     return "not_checked" if relied_on_v1 else "ok"
 
 
-class LogSigned(NamedTuple):
-    """Whether the log signed the checkpoint, ``ok``, ``broken``, ``unknown_key`` or ``not_checked``, and why not."""
-
-    verdict: str
-    detail: str | None = None
-
-
-def _judge_own(receipt: Receipt, keyring: Keyring | None) -> LogSigned:
+def _judge_own(receipt: Receipt, keyring: Keyring | None) -> Signed:
     if keyring is None:
-        return LogSigned("not_checked")
+        return Signed("not_checked", None, ())
     try:
         unknown = judge_checkpoint(receipt.checkpoint, keyring).unknown
     except SignatureError as error:
-        return LogSigned("broken", f"the signature of the checkpoint does not hold: {error}")
-    return LogSigned("ok") if unknown is None else LogSigned("unknown_key", f"the checkpoint: {unknown}")
+        return Signed("broken", f"the signature of the checkpoint does not hold: {error}", ())
+    return Signed("ok", None, ()) if unknown is None else Signed("unknown_key", f"the checkpoint: {unknown}", ())
 
 
 def _check_inclusion(receipt: Receipt, own: Checkpoint, findings: Findings) -> None:
@@ -177,17 +171,6 @@ def _check_inclusion(receipt: Receipt, own: Checkpoint, findings: Findings) -> N
             verify_inclusion(leaf_index_of(Seq(seq)), own.size, leaf, hashes, own.root)
         except (ProofError, ValueError) as error:
             findings.add("tree", seq, f"the checkpoint does not cover seq {seq} as it is here: {error}")
-
-
-def _with_anchors(
-    verdict: dict[str, Any], receipt: Receipt, own: Checkpoint, keyring: Keyring | None, outsiders: Outsiders
-) -> dict[str, Any]:
-    anchors = judge_anchors(receipt.anchors, own, keyring, outsiders)
-    for found, checkpoint in anchors:
-        if found.status == "broken" and checkpoint is not None:
-            root = own.root.hex() if own.size == checkpoint.size else None
-            verdict = with_break(verdict, rollback(checkpoint.size, found.detail or "", checkpoint.root.hex(), root))
-    return {**verdict, "anchors": [found._asdict() for found, _ in anchors]}
 
 
 def _with_kept(
@@ -249,7 +232,7 @@ def _leads(first: Checkpoint, consistency: Sequence[str], own: Checkpoint) -> bo
 # --- the verdict ------------------------------------------------------------------------------------------
 
 
-def _verdict(receipt: Receipt, findings: Findings, links: str, signed: Signed, log_signed: LogSigned) -> dict[str, Any]:
+def _verdict(receipt: Receipt, findings: Findings, links: str, signed: Signed, log_signed: Signed) -> dict[str, Any]:
     """The verdict object on what the receipt itself says."""
     found, first = findings.verdicts(), findings.first_break()
     verdicts = {
@@ -275,7 +258,7 @@ def _verdict(receipt: Receipt, findings: Findings, links: str, signed: Signed, l
     }
 
 
-def _with_signatures(verdict: dict[str, Any], signed: Signed, log_signed: LogSigned) -> dict[str, Any]:
+def _with_signatures(verdict: dict[str, Any], signed: Signed, log_signed: Signed) -> dict[str, Any]:
     """``verdict`` with why signatures do not count, where nothing graver is told already."""
     first, breaks = verdict["first_break"], {**verdict["breaks"]}
     for kind, outcome in ((CHECKPOINT_SIGNATURE, log_signed), (RECEIPT_SIGNATURE, signed)):
@@ -308,7 +291,7 @@ def _left_out(
     own: Checkpoint,
     keyring: Keyring | None,
     kept: JudgedCheckpoint | None,
-    look: Look | None,
+    look: Observation | None,
 ) -> Iterator[str]:
     """What could not be checked, and why."""
     if keyring is None:

@@ -17,7 +17,7 @@ from app.share.bundle.verify import verify_file
 from ledger import canonical
 from ledger.errors import NotABundleError, SignatureError
 from ledger.hlc import Hlc
-from signing.anchors import NOBODY, Outsiders
+from signing.anchors import NOBODY, ExternalWitnesses
 from signing.bundle.judging import BundleVerdict
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import judge_checkpoint
@@ -235,9 +235,11 @@ def test_the_example_of_the_document_is_whole(twin: Twin) -> None:
 
 
 def test_a_statement_of_an_outsider_that_holds_and_is_not_so_is_a_rollback(tmp_path: Path) -> None:
-    outsiders = Outsiders.load([Witness().verifier_key], None)
+    outsiders = ExternalWitnesses.load([Witness().verifier_key], None)
 
-    def found(bundle: bytes, keyring: Keyring | None = RING, who: Outsiders = outsiders) -> tuple[str, list[str]]:
+    def found(
+        bundle: bytes, keyring: Keyring | None = RING, who: ExternalWitnesses = outsiders
+    ) -> tuple[str, list[str]]:
         verdict = asyncio.run(verify_file(store(tmp_path, bundle), keyring, outsiders=who)).verdict
         kind = verdict["first_break"]["kind"] if verdict["first_break"] is not None else ""
         return kind, [each["status"] for each in verdict["anchors"]]

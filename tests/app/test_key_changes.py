@@ -17,6 +17,7 @@ import asyncpg
 import httpx
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from app.node.service import Service
 from app.runtime.settings.config import Settings
@@ -155,7 +156,7 @@ async def forge(superuser: asyncpg.Connection, client: Client, thief: private_ke
     real = await sign(client)
     ring = Keyring.from_json((await client.get("/v1/keys")).json())
     claim = open_snapshot(json.dumps(real["dsse_envelope"]), ring).claim
-    envelope, _ = sign_snapshot(claim._replace(key_id=thief.key_id), thief)
+    envelope, _ = sign_snapshot(replace(claim, key_id=thief.key_id), thief)
     change = "UPDATE scheduler.batch_snapshot SET dsse_envelope = $2 WHERE id = $1"
     await edit(superuser, change, real["id"], json.dumps(envelope))
     return claim.to_seq

@@ -14,7 +14,7 @@ from ledger import canonical
 from ledger.errors import SignatureError
 from ledger.exit_code import ExitCode, exit_code_of_receipt
 from ledger.hlc import Hlc
-from signing.anchors import NOBODY, Outsiders
+from signing.anchors import NOBODY, ExternalWitnesses
 from signing.checkpoint import judge_checkpoint
 from signing.keys import Keyring, PublicKey
 from signing.memory import Memory, Seen
@@ -28,7 +28,7 @@ from tests.ledger.ledger_in_memory import SIGNER, STRANGER
 
 RING = Keyring([SIGNER.public_key])
 CASES = list(cases())
-WITNESSED = Outsiders.load([DOCUMENTED_WITNESS.verifier_key], None)
+WITNESSED = ExternalWitnesses.load([DOCUMENTED_WITNESS.verifier_key], None)
 
 
 def product(receipt: bytes, keyring: Keyring | None, kept: str | None = None) -> int:
@@ -204,14 +204,14 @@ def test_where_the_receipt_itself_is_broken_nothing_else_is_claimed() -> None:
 # --- outsiders ----------------------------------------------------------------------------------------
 
 
-def anchors_of(receipt: bytes, keyring: Keyring | None = RING, outsiders: Outsiders = WITNESSED) -> list[str]:
+def anchors_of(receipt: bytes, keyring: Keyring | None = RING, outsiders: ExternalWitnesses = WITNESSED) -> list[str]:
     return [each["status"] for each in verdict_of(receipt, keyring, outsiders=outsiders)["anchors"]]
 
 
 def test_a_cosignature_counts_by_the_key_that_the_verifier_brings() -> None:
     assert anchors_of(GOOD) == ["ok"]
     assert anchors_of(GOOD, outsiders=NOBODY) == ["not_checked"]
-    assert anchors_of(GOOD, outsiders=Outsiders.load([Witness(seed=3).verifier_key], None)) == ["not_checked"]
+    assert anchors_of(GOOD, outsiders=ExternalWitnesses.load([Witness(seed=3).verifier_key], None)) == ["not_checked"]
     assert anchors_of(GOOD, None) == ["not_checked"]
 
 

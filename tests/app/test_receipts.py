@@ -23,7 +23,7 @@ from app.share.bundle.receipts import ReceiptMaker
 from ledger.exit_code import exit_code_of_receipt
 from ledger.facts.events import SYSTEM_TENANT
 from signing import envelope, private_keys
-from signing.anchors import Outsiders
+from signing.anchors import ExternalWitnesses
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring
 from signing.receipt import form
@@ -289,7 +289,7 @@ async def test_a_receipt_carries_the_oldest_word_of_a_witness_that_covers_it(cli
         await receipt_of(client, f"job-{number}", session)
         sizes.append(await cosign(client, now_s - 100 + number))
     await receipt_of(client, "job-3", await write(client, "job-3", "JobAccepted"))
-    outsiders = Outsiders.load([WITNESS.verifier_key], None)
+    outsiders = ExternalWitnesses.load([WITNESS.verifier_key], None)
     found = {}
     for number in range(4):
         outcome = judged(await receipt_of(client, f"job-{number}"), await keys_of(client), outsiders=outsiders)
@@ -319,7 +319,7 @@ async def test_a_receipt_carries_the_time_stamp_that_openssl_vouches_for(
 
         file = await until(stamped, "the checkpoint is stamped")
         (anchor,) = form.read(file).receipt.anchors
-        outcome = judged(file, await keys_of(client), outsiders=Outsiders.load([], authority.ca_file))
+        outcome = judged(file, await keys_of(client), outsiders=ExternalWitnesses.load([], authority.ca_file))
         (found,) = outcome.verdict["anchors"]
         assert (found["kind"], found["to_seq"], found["status"]) == ("rfc3161", 2, "ok")
         assert authority.vouches_for(anchor.checkpoint.encode(), base64.b64decode(anchor.response))

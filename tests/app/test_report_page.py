@@ -24,11 +24,11 @@ from app.share.bundle.verify import verify_file
 from ledger import canonical
 from ledger.exit_code import ExitCode, exit_code_of_bundle
 from signing import private_keys
-from signing.anchors import Outsiders
+from signing.anchors import ExternalWitnesses
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import judge_checkpoint
 from signing.keys import Keyring
-from signing.report_statement import open_report
+from signing.manifest import open_report
 from tests.app.bundle_cases import GOOD, LEDGER, anchored, cases
 from tests.app.bundles import bundle_of, checkpoint_of, store
 from tests.app.witness import Witness
@@ -47,7 +47,7 @@ HOSTILE = '<script src="https://evil.example/x.js">|`&\u202e\x1b[2J'
 def verified(folder: Path, bundle: bytes, keyring: Keyring | None = RING, name: str = "acme.tar") -> VerifiedFile:
     """A file as ``tally verify-bundle --report`` has it."""
     path = store(folder, bundle, name)
-    outsiders = Outsiders.load([Witness().verifier_key], None)
+    outsiders = ExternalWitnesses.load([Witness().verifier_key], None)
     outcome = asyncio.run(verify_file(path, keyring, outsiders=outsiders))
     file = VerifiedFile(name, exit_code_of_bundle(outcome.verdict), outcome)
     if "broken" in outcome.verdict["verdicts"].values():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from msgspec.structs import replace
 
 from app.dev.embedded import EmbeddedPostgres
 from signing import private_keys
@@ -60,7 +61,7 @@ class Ledger:
         """What the thief puts into the table as a superuser: the same claim, signed with the stolen key."""
         ring = Keyring.from_json(json.loads(self.save_keys().read_text()))
         claim = open_snapshot(json.dumps(snapshot["dsse_envelope"]), ring).claim
-        envelope, _ = sign_snapshot(claim._replace(key_id=thief.key_id), thief)
+        envelope, _ = sign_snapshot(replace(claim, key_id=thief.key_id), thief)
         asyncio.run(self._edit(snapshot["id"], json.dumps(envelope)))
 
     async def _edit(self, snapshot_id: int, envelope: str) -> None:

@@ -25,7 +25,7 @@ from ledger.verification import TreeHead
 from pipeline.cli.verify import Looks
 from pipeline.places import place_of
 from signing import note, private_keys
-from signing.anchors import Outsiders
+from signing.anchors import ExternalWitnesses
 from signing.checkpoint import parse, sign_checkpoint
 from signing.keys import Keyring
 from signing.memory import Memory, remember_told
@@ -37,7 +37,7 @@ from tests.conftest import Database, fresh_database
 from tests.tally import run_tally
 
 WHOLE, CUT = 6, 3
-NOBODY = Outsiders([], [])
+NOBODY = ExternalWitnesses([], [])
 
 
 @pytest.fixture

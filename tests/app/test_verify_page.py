@@ -26,7 +26,7 @@ from ledger.errors import NotABundleError, SignatureError
 from ledger.exit_code import exit_code_of_bundle, exit_code_of_receipt
 from ledger.hlc import Hlc
 from signing import envelope
-from signing.anchors import Outsiders
+from signing.anchors import ExternalWitnesses
 from signing.checkpoint import judge_checkpoint
 from signing.keys import Keyring, PublicKey
 from signing.note import VerifierKey
@@ -169,7 +169,7 @@ def in_page(page: Page) -> InPage:
 
 def of_product(asked: Asked, folder: Path) -> Said:
     """What the product says; an empty verdict where the checkpoint given is none."""
-    outsiders = Outsiders.load(asked.witnesses, None)
+    outsiders = ExternalWitnesses.load(asked.witnesses, None)
     try:
         kept = judge_checkpoint(asked.kept, asked.keyring) if asked.kept is not None else None
     except SignatureError:

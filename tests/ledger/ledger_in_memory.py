@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
 
 from ledger import canonical, merkle
 from ledger.chain import link, link_v1
@@ -139,7 +140,7 @@ class Ledger:
         self, from_seq: int, to_seq: int, previous: str | None, signer: FileSigner = SIGNER, **changes: Any
     ) -> Row:
         """The row of a snapshot over ``from_seq..to_seq``; ``changes`` to the claim are signed as well."""
-        claim = SnapshotClaim(
+        unchanged = SnapshotClaim(
             tenant_id=self.tenant_id,
             from_seq=from_seq,
             to_seq=to_seq,
@@ -153,7 +154,8 @@ class Ledger:
             previous_snapshot=previous,
             node_id=NODE,
             key_id=signer.key_id,
-        )._replace(**changes)
+        )
+        claim = replace(unchanged, **changes)
         envelope, _ = sign_snapshot(claim, signer)
         row = {column: getattr(claim, column) for column in SNAPSHOT_COLUMNS[:-1]}
         return {**row, "dsse_envelope": orjson.dumps(envelope).decode()}

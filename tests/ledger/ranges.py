@@ -23,7 +23,7 @@ from ledger.verification.projection_check import (
     merged,
 )
 from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask, opened_for
-from ledger.verification.range_fold import Ends, fold, tasks
+from ledger.verification.range_fold import ChainBounds, fold, tasks
 from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot
 from ledger.verification.tree_check import Anchor, TreeHead
 from ledger.verification.verdict import Break, Findings, Verdict
@@ -36,7 +36,7 @@ ROUNDS_MAX = 4
 class Ranges:
     """Checks the ranges of one ledger."""
 
-    def __init__(self, ledger: Ledger, ends: Ends, open_snapshot: OpenSnapshot | None, random: Random) -> None:
+    def __init__(self, ledger: Ledger, ends: ChainBounds, open_snapshot: OpenSnapshot | None, random: Random) -> None:
         self._ledger = ledger
         self._ends = ends
         self._open_snapshot = open_snapshot
@@ -149,7 +149,9 @@ def verdict_in_ranges(
     seed: int = 0,
 ) -> Verdict:
     """The verdict on a ledger whose ranges begin at seq 1 and at each of ``borders``."""
-    ends = Ends(ledger.tenant_id, ledger.head, ledger.tree, checkpoints, anchors, first_seq, open_snapshot is not None)
+    ends = ChainBounds(
+        ledger.tenant_id, ledger.head, ledger.tree, checkpoints, anchors, first_seq, open_snapshot is not None
+    )
     ranges = Ranges(ledger, ends, open_snapshot, Random(seed))
     return ranges.verdict(borders, projection=projection and first_seq == 1)
 

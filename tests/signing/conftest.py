@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
 
 from ledger.verification.snapshot_check import SnapshotClaim
 from signing.private_keys import FileSigner
@@ -56,6 +57,6 @@ def claim_of() -> Callable[..., SnapshotClaim]:
             node_id="node-7f3a",
             key_id=signer.key_id,
         )
-        return SnapshotClaim(**{**claim._asdict(), **changes})
+        return replace(claim, **changes)
 
     return claim_of

@@ -9,7 +9,7 @@ import pytest
 
 from ledger.bundle.format import CHECKPOINT, KEYS, SNAPSHOTS, Part, entries_name
 from ledger.errors import BundleInvalidError
-from signing.bundle.manifest import FORM, Manifest
+from signing.bundle.manifest import Manifest
 from signing.private_keys import FileSigner
 
 HASH = "ab" * 32
@@ -38,8 +38,8 @@ MANIFEST = Manifest(
 
 
 def test_what_was_sealed_is_read_again(ed25519_signer: FileSigner) -> None:
-    opened = FORM.open_envelope(FORM.seal(MANIFEST, ed25519_signer))
-    assert FORM.read(opened.payload) == MANIFEST
+    opened = Manifest.open_envelope(MANIFEST.seal(ed25519_signer))
+    assert Manifest.read(opened.payload) == MANIFEST
 
 
 @pytest.mark.parametrize(
@@ -58,16 +58,16 @@ def test_a_manifest_at_odds_with_itself_is_neither_sealed_nor_read(
 ) -> None:
     wrong = msgspec.structs.replace(MANIFEST, **change)
     with pytest.raises(BundleInvalidError):
-        FORM.read(FORM.statement(wrong))
+        Manifest.read(wrong.statement())
     with pytest.raises(BundleInvalidError):
-        FORM.seal(wrong, ed25519_signer)
+        wrong.seal(ed25519_signer)
 
 
 def test_a_statement_in_another_spelling_or_with_another_subject_is_refused() -> None:
-    payload = FORM.statement(MANIFEST)
+    payload = MANIFEST.statement()
     said = json.loads(payload)
     said["subject"][0]["digest"]["sha256"] = "cd" * 32
     canonical = json.dumps(said, separators=(",", ":"), sort_keys=True).encode()
     for other in (json.dumps(json.loads(payload)).encode(), canonical):
         with pytest.raises(BundleInvalidError, match="not in canonical form, or its subject is another"):
-            FORM.read(other)
+            Manifest.read(other)

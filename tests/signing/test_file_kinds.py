@@ -26,7 +26,7 @@ from ledger.errors import (
 )
 from objects.store import ArchiveStore
 from signing import files
-from signing.anchors import Outsiders
+from signing.anchors import ExternalWitnesses
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import read_kept
 from signing.files import HEAD_BYTES, is_like_bundle, is_like_receipt, looks_like
@@ -120,7 +120,7 @@ def test_what_is_no_regular_file_is_refused_at_once(irregular: tuple[Path, str])
             opening(path)
         assert refused.value.strerror == f"it is not a regular file, but {name}"
     with pytest.raises(OSError, match=name):
-        Outsiders.load([str(path)], None)
+        ExternalWitnesses.load([str(path)], None)
     with pytest.raises(ConfigurationError, match=name):
         load_authorities(path)
     with pytest.raises(ConfigurationError, match=name):

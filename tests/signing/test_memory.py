@@ -16,7 +16,7 @@ from ledger.errors import ConfigurationError, SignatureError
 from signing import memory as memories
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring, PublicKey
-from signing.memory import Look, Memory, Seen, memory_of, user_folder
+from signing.memory import Memory, Observation, Seen, memory_of, user_folder
 from signing.note import VerifierKey
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER
 
@@ -64,11 +64,11 @@ def test_what_nobody_vouches_for_in_a_checkpoint_is_not_remembered_with_it(tmp_p
     honest = sign_checkpoint(Checkpoint(ORIGIN, 5, bytes(32)), SIGNER)
     hostile = sign_checkpoint(Checkpoint(ORIGIN, 9, bytes(32)), STRANGER)
     forged = hostile + f"— {ORIGIN} {b64encode(hash_of(SIGNER.public_key) + bytes(64)).decode()}\n"
-    look = Look.at(Memory.open(tmp_path), "acme", forged, Keyring([STRANGER.public_key]), NOW)
+    look = Observation.at(Memory.open(tmp_path), "acme", forged, Keyring([STRANGER.public_key]), NOW)
     assert look.now is not None
     look.memory.remember([look.now])
     padded = honest + f"— {'x' * 8000} {b64encode(bytes(68)).decode()}\n" * 20
-    look = Look.at(Memory.open(tmp_path), "acme", padded, RING, NOW)
+    look = Observation.at(Memory.open(tmp_path), "acme", padded, RING, NOW)
     assert look.before == (), "another log, whose keys are others"
     assert look.now is not None
     look.memory.remember([look.now])
@@ -91,12 +91,12 @@ def test_a_range_is_held_against_what_it_reaches_and_says_what_it_does_not(
     key_id = SIGNER.public_key.key_id
     Memory.open(tmp_path).remember([seen(7, root_key=key_id)])
     memory, note = Memory.open(tmp_path), seen(own).note
-    look = Look.at(memory, "acme", note, RING, NOW, to_seq=end)
+    look = Observation.at(memory, "acme", note, RING, NOW, to_seq=end)
     assert ([head.size for head in look.heads], look.why_not) == (reached, why_not)
-    assert Look.at(memory, "acme", None, RING, NOW, to_seq=end).before == (), (
+    assert Observation.at(memory, "acme", None, RING, NOW, to_seq=end).before == (), (
         "a range without a checkpoint is of no log"
     )
-    whole = Look.at(memory, "acme", note, RING, NOW)
+    whole = Observation.at(memory, "acme", note, RING, NOW)
     assert [(head.size, head.is_own) for head in whole.heads] == [(7, False), (own, True)]
     assert whole.why_not is None
 
@@ -151,9 +151,9 @@ def test_a_full_memory_forgets_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_ledger_of_very_many_tenants_is_remembered_and_looked_up_in_a_breath(tmp_path: Path) -> None:
     """Looking through all logs for each tenant would take minutes."""
     one, count = seen(5), 20_000
-    note = one.note
-    logs = [one._replace(checkpoint=one.checkpoint._replace(origin=f"{ORIGIN}-{number}")) for number in range(count)]
-    Memory.open(tmp_path).remember(each._replace(note=note.replace(ORIGIN, each.checkpoint.origin)) for each in logs)
+    notes = [one.note.replace(ORIGIN, f"{ORIGIN}-{number}") for number in range(count)]
+    logs = [Seen.of(note, one.root_key, one.seen_at) for note in notes]
+    Memory.open(tmp_path).remember(logs)
     memory = Memory.open(tmp_path)
     began_s = time.thread_time()
     assert all(memory.seen(each) is not None for each in logs)

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 from ledger import canonical
+from ledger.errors import ReceiptSignatureError
+from signing import manifest
 from signing.receipt import form
 from tests.app.receipts import example_receipt
 from tests.signing.test_documented_examples import documented_ring, examples
@@ -28,5 +30,6 @@ def test_the_document_shows_the_example_and_its_statement() -> None:
 
 
 def test_the_example_is_signed_by_the_documented_key() -> None:
-    signed = form.judge(form.read(EXAMPLE.read_bytes()), documented_ring())
+    envelope = form.read(EXAMPLE.read_bytes()).envelope
+    signed = manifest.judge(envelope, documented_ring(), "the receipt", ReceiptSignatureError)
     assert (signed.verdict, signed.key_ids) == ("ok", ("06e3fd8fda29bb60",))

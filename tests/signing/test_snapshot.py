@@ -122,7 +122,7 @@ def test_a_claim_that_breaks_an_invariant_is_malformed_even_when_signed(
         open_snapshot(stored_statement(value, ed25519_signer), ring(ed25519_signer))
 
 
-@pytest.mark.parametrize("field", SnapshotClaim._fields)
+@pytest.mark.parametrize("field", SnapshotClaim.__struct_fields__)
 def test_every_field_of_the_predicate_is_needed(ed25519_signer: FileSigner, claim_of: ClaimOf, field: str) -> None:
     value = json.loads(statement(claim_of(ed25519_signer)))
     del value["predicate"][field]

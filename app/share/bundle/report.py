@@ -26,7 +26,7 @@ from ledger.hlc import Hlc
 from signing.bundle.judging import BUNDLE, BundleVerdict, tree_head_json
 from signing.checkpoint import JudgedCheckpoint
 from signing.keys import Keyring
-from signing.report_statement import SUFFIX
+from signing.manifest import REPORT_SUFFIX
 from terminal.counted import counted
 
 OUTCOMES: Final = {
@@ -163,7 +163,7 @@ def to_html(
         verified_at,
         tool,
         signer=signer,
-        suffix=SUFFIX,
+        suffix=REPORT_SUFFIX,
         subject=_subject(files),
         is_alone=len(files) == 1,
         code=gravest(ExitCode(file.exit_code) for file in files),

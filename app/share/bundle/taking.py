@@ -26,7 +26,7 @@ from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputEr
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.verification import verify
 from signing.bundle.judging import judged, refuse_unless_trusted, refused
-from signing.bundle.manifest import FORM
+from signing.bundle.manifest import Manifest
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from signing.manifest import RangeManifest
@@ -82,7 +82,7 @@ def take_verified(file: StagedFile, keys: Keyring, terms: Terms) -> TakenBundle:
     """
     with _opened(file, keys) as reader:
         taken = TakenBundle(file, reader)
-        is_trusted = FORM.judge(reader.envelope, keys).verdict == "ok"
+        is_trusted = Manifest.judge(reader.envelope, keys).verdict == "ok"
         rows = _Taking(reader, terms, taken) if is_trusted else ReadingAhead(reader)
         found = asyncio.run(judged(reader, keys, None, partial(verify, rows)))
         refuse_unless_trusted(file.name, found)
@@ -102,7 +102,7 @@ def signed_manifest(file: StagedFile, keys: Keyring) -> RangeManifest:
         UntrustedKeyError: no trusted key signed that.
     """
     with _opened(file, keys) as reader:
-        signed = FORM.judge(reader.envelope, keys)
+        signed = Manifest.judge(reader.envelope, keys)
         if signed.verdict != "ok":
             raise UntrustedKeyError(f"{file.name}: {signed.detail}; bundle.trusted_keys names who is trusted")
         return reader.manifest

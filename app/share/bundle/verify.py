@@ -23,7 +23,7 @@ from ledger.bundle.rows import Row
 from ledger.errors import BundleInvalidError, NotABundleError
 from ledger.verification import verify
 from ledger.verification.verdict import Head
-from signing.anchors import NOBODY, Outsiders
+from signing.anchors import NOBODY, ExternalWitnesses
 from signing.bundle.judging import BundleVerdict, judged, refused
 from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
 from signing.checkpoint import JudgedCheckpoint
@@ -36,7 +36,7 @@ async def verify_file(
     keyring: Keyring | None,
     kept: JudgedCheckpoint | None = None,
     memory: Memory | None = None,
-    outsiders: Outsiders = NOBODY,
+    outsiders: ExternalWitnesses = NOBODY,
 ) -> BundleVerdict:
     """The verdict on a bundle, whole or damaged.
 
@@ -59,7 +59,7 @@ async def verify_bundle(
     keyring: Keyring | None,
     kept: JudgedCheckpoint | None = None,
     memory: Memory | None = None,
-    outsiders: Outsiders = NOBODY,
+    outsiders: ExternalWitnesses = NOBODY,
 ) -> BundleVerdict:
     """The verdict on an open bundle, against the keys of ``keyring``, a checkpoint kept elsewhere and what was verified
     before; what is to be remembered is in it.
