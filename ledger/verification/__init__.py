@@ -15,11 +15,10 @@ rest is ``not_checked``.
 
 from __future__ import annotations
 
-from ledger.verification.commitment_check import COMMITMENT_ACTIONS, COMMITMENT_COLUMNS, PROMISED_COLUMNS
 from ledger.verification.driver import Checks, verify
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.projection_check import FOLD_COLUMNS, JOB_COLUMNS
-from ledger.verification.reader import ChainReader
+from ledger.verification.reader import COMMITMENT_ACTIONS, COMMITMENT_COLUMNS, PROMISED_COLUMNS, ChainReader
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, OpenedSnapshot, OpenSnapshot
 from ledger.verification.tree_check import Anchor, StoredTree, TreeHead
 from ledger.verification.verdict import ASPECTS, KINDS, Break, Head, Verdict

@@ -20,13 +20,12 @@ Entries that are missing or edited give other verdicts, so once the chain itself
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from ledger.errors import InvalidInputError
-from ledger.facts.events import VERDICTS, CommitmentAction
+from ledger.facts.events import CommitmentAction
 from ledger.machines.commitments import Commitments, LiveState
 from ledger.machines.promises import (
     Commitment,
@@ -39,44 +38,9 @@ from ledger.machines.promises import (
     read_proposal,
     rejected_payload,
 )
-from ledger.verification.entry_check import EntryRow
-from ledger.verification.projection_check import JobsFound, OnBreak, Rows
+from ledger.verification.projection_check import JobsFound, OnBreak
+from ledger.verification.reader import CommitmentRow, PromisedRow, Rows
 from ledger.verification.verdict import Findings, is_number
-
-COMMITMENT_ACTIONS: Final = frozenset((*map(str, VERDICTS), str(CommitmentAction.CAPACITY_SET)))
-"""Actions of the entries that are judged."""
-
-COMMITMENT_COLUMNS: Final = ("seq", "job_id", "action", "payload")
-"""Columns of one entry as readers give it to be judged, by seq; of those actions, and not imported."""
-
-PROMISED_COLUMNS: Final = ("seq", "ended_seq", "subject")
-"""Columns of one row of the table as readers give it, by seq."""
-
-
-class CommitmentRow(NamedTuple):
-    """One entry in the order of ``COMMITMENT_COLUMNS``."""
-
-    seq: Any
-    job_id: Any
-    action: Any
-    payload: Any
-
-
-class PromisedRow(NamedTuple):
-    """One row of the table in the order of ``PROMISED_COLUMNS``."""
-
-    seq: Any
-    ended_seq: Any
-    subject: Any
-
-
-def of_commitments(rows: Sequence[EntryRow]) -> list[CommitmentRow]:
-    """Those of these entries that are to be judged."""
-    return [
-        CommitmentRow(row[0], row[5], row[6], row[11])
-        for row in rows
-        if type(row[6]) is str and row[6] in COMMITMENT_ACTIONS and row[12] is None
-    ]
 
 
 async def judge_commitments(

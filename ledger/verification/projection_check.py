@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 from ledger.machines import job_search, jobs
 from ledger.machines.job_fold import JobFold
 from ledger.machines.jobs import JobState
+from ledger.verification.reader import Rows
 from ledger.verification.verdict import Break, Findings, Found, is_number
 
 FOLD_COLUMNS: Final = (
@@ -47,9 +48,6 @@ JOB_COLUMNS: Final = (
 
 CHAIN_ASPECTS: Final = ("links", "payloads", "head")
 """Where one of these is broken, it explains jobs that do not fit."""
-
-Rows = AsyncIterator[Sequence[Sequence[Any]]]
-"""Batches of rows."""
 
 OnBreak = Callable[[Break], object]
 """Takes a break as it is found."""

@@ -23,7 +23,6 @@ import msgspec
 
 from ledger.merkle import PartOfTree, leaf_hashes
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
-from ledger.verification.commitment_check import of_commitments
 from ledger.verification.entry_check import (
     EntryChecker,
     EntryRow,
@@ -32,6 +31,7 @@ from ledger.verification.entry_check import (
     Passed,
     has_wrong_type,
 )
+from ledger.verification.reader import of_commitments
 from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot, SnapshotRow, has_place, open_row
 from ledger.verification.tree_check import TILES_AT_ONCE, TileBreak, tile_break
 from ledger.verification.verdict import Findings, Found, Head

@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from ledger.verification.commitment_check import of_commitments
+from ledger.facts.events import VERDICTS, CommitmentAction
 from ledger.verification.entry_check import EntryRow
-from ledger.verification.projection_check import Rows
 from ledger.verification.snapshot_check import SnapshotRow
 from ledger.verification.tree_check import StoredTree
 from ledger.verification.verdict import Head
+
+Rows = AsyncIterator[Sequence[Sequence[Any]]]
+"""Batches of rows."""
+
+COMMITMENT_ACTIONS: Final = frozenset((*map(str, VERDICTS), str(CommitmentAction.CAPACITY_SET)))
+"""Actions of the entries that are judged."""
+
+COMMITMENT_COLUMNS: Final = ("seq", "job_id", "action", "payload")
+"""Columns of one entry as readers give it to be judged, by seq; of those actions, and not imported."""
+
+PROMISED_COLUMNS: Final = ("seq", "ended_seq", "subject")
+"""Columns of one row of the table as readers give it, by seq."""
+
+
+class CommitmentRow(NamedTuple):
+    """One entry in the order of ``COMMITMENT_COLUMNS``."""
+
+    seq: Any
+    job_id: Any
+    action: Any
+    payload: Any
+
+
+class PromisedRow(NamedTuple):
+    """One row of the table in the order of ``PROMISED_COLUMNS``."""
+
+    seq: Any
+    ended_seq: Any
+    subject: Any
+
+
+def of_commitments(rows: Sequence[EntryRow]) -> list[CommitmentRow]:
+    """Those of these entries that are to be judged."""
+    return [
+        CommitmentRow(row[0], row[5], row[6], row[11])
+        for row in rows
+        if type(row[6]) is str and row[6] in COMMITMENT_ACTIONS and row[12] is None
+    ]
 
 
 class ChainReader(Protocol):

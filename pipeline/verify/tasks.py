@@ -17,10 +17,11 @@ import pyarrow as pa
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
 from ledger.machines import job_parts
 from ledger.machines.job_parts import JobParts
-from ledger.verification.commitment_check import CommitmentJudge, CommitmentRow, PromisedRow, of_commitments
+from ledger.verification.commitment_check import CommitmentJudge
 from ledger.verification.projection_check import JobJudge, JobsFound, StoredJob, merged
 from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask, opened_for
 from ledger.verification.range_fold import ChainBounds, CheckAgain, fold
+from ledger.verification.reader import CommitmentRow, PromisedRow, of_commitments
 from ledger.verification.verdict import Break, Findings, is_number
 from pipeline import arrow
 from pipeline.arrow import ArrowEntries, ddl_of, lists_of, rows_of

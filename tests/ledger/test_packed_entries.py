@@ -20,9 +20,9 @@ from ledger.errors import BundleInvalidError
 from ledger.merkle import leaf_hashes
 from ledger.names import NODE_ID
 from ledger.verification import ENTRY_COLUMNS, driver, verify
-from ledger.verification.commitment_check import of_commitments
 from ledger.verification.entry_check import EntryChecker, Known, PackedEntries, Passed
 from ledger.verification.range_check import SEQ_MAX, RangeChecker, RangeSummary, RangeTask
+from ledger.verification.reader import of_commitments
 from ledger.verification.verdict import Findings
 from tests.ledger.committed import RACE, committed, mend, placement
 from tests.ledger.damage import DAMAGE, damage
