@@ -17,7 +17,6 @@ from pipeline.report.folder import Row, rows_of, table, visible
 from pipeline.report.page.plots import (
     Axis,
     Box,
-    Frame,
     Plot,
     Series,
     Tick,
@@ -41,70 +40,44 @@ _COUNTS: Final = ("created", "accepted", "ended", *OUTCOMES, *(f"{span}_jobs" fo
 _RATES: Final = {"failure_rate": "failed", "cancellation_rate": "cancelled", "timeout_rate": "timed_out"}
 
 
-class Groups(NamedTuple):
-    """The largest groups of a table, and all others as one row; ``others`` is how many that row stands for."""
-
-    rows: list[Row]
-    rest: Row | None
-    others: int
-
-
 class Some(NamedTuple):
-    """The first rows of a table, and how many it has."""
+    """The first rows of a table, how many it has, and, where that is known, all others as one row."""
 
     rows: list[Row]
     all: int
+    rest: Row | None = None
 
 
-class Contents(NamedTuple):
-    """The tables as the page shows them; moments are in milliseconds."""
-
-    windows: list[Row]
-    """In order; ``windows`` is how many each stands for, more than 1 where nothing happened in any of them; ``open``
-    is how many jobs were open when it ended."""
-    tenants: Groups
-    dcs: Groups
-    hours: list[Row]
-    by_tenant: list[tuple[str | None, list[int]]]
-    """Jobs created in each window by the largest tenants; the last, of tenant None, by all others."""
-    longest: list[Row]
-    stuck: list[Row]
-    cancelled: list[Row]
-    cancellers: list[Row]
-    reasons: Some
-    labels: list[tuple[str, Some]]
-    """The values of each field by which jobs are counted."""
-    who: dict[str, Some]
-    """The tables of ``pipeline.report.access``, by name."""
-    ledger: list[Row]
-    ledger_tenants: int
-    measures: list[Row]
-    """What running jobs counted; empty where no stats were given."""
+Contents = dict[str, Any]
+"""The tables as the page shows them, by name; moments are in milliseconds."""
 
 
 def contents(report: dict[str, Any], folder: Path) -> Contents:
-    """What the page on ``report`` shows of the tables in ``folder``."""
+    """What the page on ``report`` shows of the tables in ``folder``.
+
+    ``windows`` are in order; each row says how many ``windows`` it stands for, more than 1 where nothing happened in
+    any of them, and how many jobs were ``open`` when it ended. ``by_tenant`` are the jobs created in each window by the
+    largest tenants; the last, of tenant None, by all others. ``measures`` are empty where no stats were given.
+    """
     opened = [row["open"] for row in rows_of(folder, "open")]
     every = [{**row, "open": opened[at]} for at, row in enumerate(_in_ms(rows_of(folder, "windows")))]
     windows = folded(every)
     tenants = largest(rows_of(folder, "tenants"), "tenant_id", "created")
-    return Contents(
-        windows,
-        tenants,
-        largest(rows_of(folder, "dcs"), "dc", "ended"),
-        rows_of(folder, "hours"),
-        _by_tenant(folder, windows, [row["tenant_id"] for row in tenants.rows[:TENANTS_PLOTTED]]),
-        _in_ms(rows_of(folder, "longest", ROWS_MAX)),
-        _in_ms(rows_of(folder, "stuck", ROWS_MAX)),
-        _in_ms(rows_of(folder, "cancelled", ROWS_MAX)),
-        rows_of(folder, "cancellers", ROWS_MAX),
-        _some(folder, "reasons"),
-        _labels(folder, report["by"]),
-        {name: _some(folder, name) for name in access.TABLES},
-        rows_of(folder, "ledger", GROUPS_MAX),
-        report["read"]["tenants"],
-        rows_of(folder, "measures", ROWS_MAX) if (folder / "parquet" / "measures").is_dir() else [],
-    )
+    labels = rows_of(folder, "labels") if report["by"] else []
+    by_field = {name: [row for row in labels if row["field"] == name] for name in report["by"]}
+    return {
+        "windows": windows,
+        "tenants": tenants,
+        "dcs": largest(rows_of(folder, "dcs"), "dc", "ended"),
+        "hours": rows_of(folder, "hours"),
+        "by_tenant": _by_tenant(folder, windows, [row["tenant_id"] for row in tenants.rows[:TENANTS_PLOTTED]]),
+        **{name: _in_ms(rows_of(folder, name, ROWS_MAX)) for name in ("longest", "stuck", "cancelled", "cancellers")},
+        "reasons": _some(folder, "reasons"),
+        "labels": [(name, Some(rows[:GROUPS_MAX], len(rows))) for name, rows in by_field.items()],
+        "who": {name: _some(folder, name) for name in access.TABLES},
+        "ledger": Some(rows_of(folder, "ledger", GROUPS_MAX), report["read"]["tenants"]),
+        "measures": rows_of(folder, "measures", ROWS_MAX) if (folder / "parquet" / "measures").is_dir() else [],
+    }
 
 
 def _some(folder: Path, name: str) -> Some:
@@ -123,23 +96,17 @@ def folded(windows: list[Row]) -> list[Row]:
     return made
 
 
-def _labels(folder: Path, names: list[str]) -> list[tuple[str, Some]]:
-    rows = rows_of(folder, "labels") if names else []
-    by_field = [(name, [row for row in rows if row["field"] == name]) for name in names]
-    return [(name, Some(found[:GROUPS_MAX], len(found))) for name, found in by_field]
-
-
-def largest(rows: list[Row], key: str, by: str) -> Groups:
+def largest(rows: list[Row], key: str, by: str) -> Some:
     """The ``GROUPS_MAX`` groups with most ``by``; counts of the others are added, their percentiles are not known."""
     ordered = sorted(rows, key=lambda row: (-row[by], row[key] is None, row[key] or ""))
     kept, others = ordered[:GROUPS_MAX], ordered[GROUPS_MAX:]
     if not others:
-        return Groups(kept, None, 0)
+        return Some(kept, len(kept))
     rest: Row = {name: sum(row[name] for row in others) for name in _COUNTS}
     for rate, count in _RATES.items():
         rest[rate] = rest[count] / rest["ended"] if rest["ended"] else None
     rest |= {f"{span}_p{each}_s": None for span in SPANS for each in PERCENTILES}
-    return Groups(kept, rest, len(others))
+    return Some(kept, len(ordered), rest)
 
 
 def _by_tenant(folder: Path, windows: list[Row], names: list[str]) -> list[tuple[str | None, list[int]]]:
@@ -178,34 +145,11 @@ OUTCOME_LABELS: Final = {
     "failed": "Failed",
 }
 """From the bottom of a bar to its top: what went wrong is what varies at the top."""
+Legend = Sequence[tuple[str, str]]
 _RATE_OF: Final = {"cancelled": "cancellation_rate", "timed_out": "timeout_rate", "failed": "failure_rate"}
 _NAME_MAX: Final = 24
 _TICKS_APART_MIN: Final = 0.045
 """Ticks that are closer would stand on one another."""
-
-
-class Figure(NamedTuple):
-    """One plot with what stands around it; ``legend`` is (class, label)."""
-
-    title: str
-    note: str
-    plot: Plot
-    legend: Sequence[tuple[str, str]]
-
-
-def figures(report: dict[str, Any], shown: Contents) -> dict[str, Figure]:
-    """The plots by name; ``tenants`` only where there is more than one."""
-    period, windows = report["period"], shown.windows
-    clock, width_ms = Clock(period["clock"]), period["window_ms"]
-    time = _Time(
-        _ticks(windows, width_ms, clock), windows, width_ms, clock, f"per {width_text(width_ms).removeprefix('1 ')}"
-    )
-    made = {"created": _created(time), "ended": _ended(time), "open": _open(time)}
-    made |= {"queue": _span(time, "queue"), "run": _span(time, "run")}
-    if len(shown.by_tenant) > 1:
-        made["tenants"] = _tenants(time, shown.by_tenant)
-    made["hours"] = _hours(shown.hours, clock)
-    return made
 
 
 class ShareBar(NamedTuple):
@@ -228,28 +172,31 @@ def outcome_bar(row: Row) -> ShareBar | None:
 class _Time(NamedTuple):
     """The axis of time that most plots share."""
 
-    ticks: list[Tick]
     windows: list[Row]
     width_ms: int
     clock: Clock
-    per: str
 
-    def tips(self, lines_of: Any) -> list[str]:
-        """What each window says under the pointer: when it began, and ``lines_of`` it."""
-        return [
-            "\n".join([moment_text(row["window"], self.clock), *(self._empty(row) or lines_of(at, row))])
+    @property
+    def per(self) -> str:
+        """``per day``, ``per 6 hours``."""
+        return f"per {width_text(self.width_ms).removeprefix('1 ')}"
+
+    def plot(
+        self, title: str, note: str, label: str, y: Axis, texts: Sequence[Sequence[str]], legend: Legend = ()
+    ) -> Plot:
+        """A plot without marks; ``texts`` are the lines that each window shows under the pointer."""
+        gaps = [at for at, row in enumerate(self.windows) if row["windows"] > 1]
+        tips = [
+            "\n".join([moment_text(row["window"], self.clock), *(self._empty(row) or texts[at])])
             for at, row in enumerate(self.windows)
         ]
+        return Plot(title, note, label, _ticks(self.windows, self.width_ms, self.clock), y, tips, gaps, legend)
 
     def _empty(self, row: Row) -> list[str]:
         if row["windows"] == 1:
             return []
         end = moment_text(row["window"] + row["windows"] * self.width_ms, self.clock)
         return [f"until {end}", f"nothing happened, {count_text(row['open'])} jobs open"]
-
-    def frame(self, what: str, y: Axis, lines_of: Any) -> Frame:
-        gaps = [at for at, row in enumerate(self.windows) if row["windows"] > 1]
-        return Frame(what, self.ticks, y, self.tips(lines_of), gaps)
 
 
 def _ticks(windows: list[Row], width_ms: int, clock: Clock) -> list[Tick]:
@@ -268,81 +215,84 @@ def _ticks(windows: list[Row], width_ms: int, clock: Clock) -> list[Tick]:
     return ticks
 
 
-def _created(time: _Time) -> Figure:
-    values = [row["created"] for row in time.windows]
-    label = f"Bar chart: jobs created {time.per}, at most {count_text(max(values))}, {count_text(sum(values))} in all"
-    frame = time.frame(label, linear_axis(max(values)), lambda _, row: [f"{count_text(row['created'])} created"])
-    plot = stacked(frame, [Series("Created", "s-created", values)])
-    return Figure("Jobs created", time.per, plot, ())
+def figures(report: dict[str, Any], shown: Contents) -> dict[str, Plot]:
+    """The plots by name; ``tenants`` only where there is more than one."""
+    period, windows = report["period"], shown["windows"]
+    time = _Time(windows, period["window_ms"], Clock(period["clock"]))
+    created, is_open = ([row[name] for row in windows] for name in ("created", "open"))
+    most, every = count_text(max(created)), count_text(sum(created))
+    totals = {name: sum(row[name] for row in windows) for name in OUTCOME_LABELS}
+    outcomes = ", ".join(f"{count_text(totals[name])} {text.lower()}" for name, text in OUTCOME_LABELS.items())
+    made = {
+        "created": _bars(
+            time,
+            ("Jobs created", time.per),
+            f"Bar chart: jobs created {time.per}, at most {most}, {every} in all",
+            [Series("created", "s-created", created)],
+        ),
+        "ended": _bars(
+            time,
+            ("Jobs ended, by outcome", time.per),
+            f"Stacked bar chart: jobs that ended {time.per}, by outcome; in all {outcomes}",
+            [
+                Series(text.lower(), f"s-{name}", [row[name] for row in windows])
+                for name, text in OUTCOME_LABELS.items()
+            ],
+            legend=[(f"s-{name}", text) for name, text in OUTCOME_LABELS.items() if totals[name]],
+        ),
+        "open": _bars(
+            time,
+            ("Jobs open", "at the end of each window: created, and not ended"),
+            f"Bar chart: jobs open at the end of each window, at most {count_text(max(is_open))}",
+            [Series("open at its end", "s-created", is_open)],
+        ),
+        "queue": _percentiles(time, "queue", "Queue time", "from creation to acceptance"),
+        "run": _percentiles(time, "run", "Run time", "from acceptance to end"),
+        "hours": _hours(shown["hours"], time.clock),
+    }
+    if len(shown["by_tenant"]) > 1:
+        tenants = [
+            Series("all others" if tenant is None else _short(tenant), "t-rest" if tenant is None else f"t{at}", counts)
+            for at, (tenant, counts) in enumerate(shown["by_tenant"])
+        ]
+        told = ", ".join(f"{each.label} {count_text(sum(each.values))}" for each in tenants)
+        label = f"Stacked bar chart: jobs created {time.per}, by tenant: {told}"
+        legend = [(each.style, each.label) for each in tenants]
+        made["tenants"] = _bars(time, ("Jobs created, by tenant", time.per), label, tenants, "{1}: {0}", legend)
+    return made
 
 
-def _open(time: _Time) -> Figure:
-    values = [row["open"] for row in time.windows]
-    label = f"Bar chart: jobs open at the end of each window, at most {count_text(max(values))}"
-    frame = time.frame(label, linear_axis(max(values)), lambda _, row: [f"{count_text(row['open'])} open at its end"])
-    plot = stacked(frame, [Series("Open", "s-created", values)])
-    return Figure("Jobs open", "at the end of each window: created, and not ended", plot, ())
+def _bars(
+    time: _Time, heading: tuple[str, str], label: str, series: Sequence[Series], tip: str = "{} {}", legend: Legend = ()
+) -> Plot:
+    """Stacked counts by window; ``heading`` is title and note, ``tip`` the form of a count and the name it is of."""
+    by_window = [*zip(*(each.values for each in series), strict=True)]
+    names = [each.label for each in series]
+    texts = [
+        [tip.format(count_text(count), name) for name, count in zip(names, counts, strict=True)][::-1]
+        for counts in by_window
+    ]
+    return stacked(time.plot(*heading, label, linear_axis(max(map(sum, by_window))), texts, legend), series)
 
 
-def _ended(time: _Time) -> Figure:
-    values = [row["ended"] for row in time.windows]
-    totals = {name: sum(row[name] for row in time.windows) for name in OUTCOME_LABELS}
-    told = ", ".join(f"{count_text(total)} {OUTCOME_LABELS[name].lower()}" for name, total in totals.items())
-    label = f"Stacked bar chart: jobs that ended {time.per}, by outcome; in all {told}"
-
-    def lines_of(_: int, row: Row) -> list[str]:
-        return [f"{count_text(row[name])} {text.lower()}" for name, text in reversed(OUTCOME_LABELS.items())]
-
-    series = [Series(text, f"s-{name}", [row[name] for row in time.windows]) for name, text in OUTCOME_LABELS.items()]
-    plot = stacked(time.frame(label, linear_axis(max(values)), lines_of), series)
-    legend = [(f"s-{name}", text) for name, text in OUTCOME_LABELS.items() if totals[name]]
-    return Figure("Jobs ended, by outcome", time.per, plot, legend)
-
-
-_SPAN_TEXTS: Final = {
-    "queue": ("Queue time", "from creation to acceptance"),
-    "run": ("Run time", "from acceptance to end"),
-}
-
-
-def _span(time: _Time, span: str) -> Figure:
-    names = [f"{span}_p{each}_s" for each in PERCENTILES]
-    known = [row[name] for row in time.windows for name in names if row[name] is not None]
-    title, what = _SPAN_TEXTS[span]
+def _percentiles(time: _Time, span: str, title: str, what: str) -> Plot:
+    names = {each: f"{span}_p{each}_s" for each in PERCENTILES}
+    known = [row[name] for row in time.windows for name in names.values() if row[name] is not None]
     label = f"Line chart: {title.lower()} {time.per}, median, 90th and 99th percentile, on a logarithmic scale"
-
-    def lines_of(_: int, row: Row) -> list[str]:
-        told = [f"p{each}: {duration_text(row[name])}" for each, name in zip(PERCENTILES, names, strict=True)]
-        return [*reversed(told), f"{count_text(row[f'{span}_jobs'])} jobs"]
-
-    series = [
-        Series(f"p{each}", f"p{each}", [row[name] for row in time.windows])
-        for each, name in zip(PERCENTILES, names, strict=True)
+    texts = [
+        [
+            *(f"p{each}: {duration_text(row[name])}" for each, name in reversed(names.items())),
+            f"{count_text(row[f'{span}_jobs'])} jobs",
+        ]
+        for row in time.windows
     ]
-    plot = lines(time.frame(label, duration_axis(max(known, default=1)), lines_of), series)
+    series = [Series(f"p{each}", f"p{each}", [row[name] for row in time.windows]) for each, name in names.items()]
     legend = (("p50", "p50: half of the jobs are quicker"), ("p90", "p90: 9 of 10"), ("p99", "p99: 99 of 100"))
-    return Figure(title, f"{what}, {time.per}, logarithmic scale", plot, legend)
+    y = duration_axis(max(known, default=1))
+    return lines(time.plot(title, f"{what}, {time.per}, logarithmic scale", label, y, texts, legend), series)
 
 
-def _tenants(time: _Time, by_tenant: list[tuple[str | None, list[int]]]) -> Figure:
-    named = [
-        (f"t{at}" if tenant is not None else "t-rest", "all others" if tenant is None else _short(tenant), created)
-        for at, (tenant, created) in enumerate(by_tenant)
-    ]
-    values = [row["created"] for row in time.windows]
-    label = f"Stacked bar chart: jobs created {time.per}, by tenant: " + ", ".join(
-        f"{name} {count_text(sum(created))}" for _, name, created in named
-    )
-
-    def lines_of(at: int, _: Row) -> list[str]:
-        return [f"{name}: {count_text(created[at])}" for _, name, created in reversed(named)]
-
-    series = [Series(name, style, created) for style, name, created in named]
-    plot = stacked(time.frame(label, linear_axis(max(values)), lines_of), series)
-    return Figure("Jobs created, by tenant", time.per, plot, [(style, name) for style, name, _ in named])
-
-
-def _hours(hours: list[Row], clock: Clock) -> Figure:
+def _hours(hours: list[Row], clock: Clock) -> Plot:
     shares = [sum(row[rate] or 0 for rate in _RATE_OF.values()) for row in hours]
     tips = [
         "\n".join(
@@ -355,15 +305,14 @@ def _hours(hours: list[Row], clock: Clock) -> Figure:
         for row in hours
     ]
     label = "Stacked bar chart: share of ended jobs that failed, timed out or were cancelled, by hour of the day"
-    frame = Frame(label, hour_ticks(), linear_axis(max(shares), is_share=True), tips)
+    day = "of the trace's day" if clock is Clock.TRACE else "of the day, UTC"
+    note = f"share of those that ended, by hour {day}"
+    legend = [(f"s-{name}", OUTCOME_LABELS[name]) for name, rate in _RATE_OF.items() if any(row[rate] for row in hours)]
+    y = linear_axis(max(shares), is_share=True)
     series = [
         Series(OUTCOME_LABELS[name], f"s-{name}", [row[rate] for row in hours]) for name, rate in _RATE_OF.items()
     ]
-    legend = [(f"s-{name}", OUTCOME_LABELS[name]) for name, rate in _RATE_OF.items() if any(row[rate] for row in hours)]
-    day = "of the trace's day" if clock is Clock.TRACE else "of the day, UTC"
-    return Figure(
-        "Jobs that did not complete", f"share of those that ended, by hour {day}", stacked(frame, series), legend
-    )
+    return stacked(Plot("Jobs that did not complete", note, label, hour_ticks(), y, tips, legend=legend), series)
 
 
 def _short(name: str) -> str:

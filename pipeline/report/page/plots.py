@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pipeline.report.period import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, WEEK_MS, Clock
 
@@ -29,18 +29,7 @@ class Series(NamedTuple):
 
     label: str
     style: str
-    values: Sequence[float | None]
-
-
-class Frame(NamedTuple):
-    """What a plot is drawn in: its axes, what it says to those who cannot see it, and the text of each slot."""
-
-    label: str
-    x_ticks: Sequence[Tick]
-    y: Axis
-    tips: Sequence[str]
-    gaps: Sequence[int] = ()
-    """Slots that stand for a stretch in which nothing happened."""
+    values: Sequence[Any]
 
 
 class Box(NamedTuple):
@@ -63,57 +52,61 @@ class Line(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """What is drawn in a frame: bars by style, or lines."""
+    """One plot: what stands around it, its axes, the text of each slot under the pointer, and its bars or lines."""
 
-    frame: Frame
+    title: str
+    note: str
+    label: str
+    """What it says to those who cannot see it."""
+    x_ticks: Sequence[Tick]
+    y: Axis
+    tips: Sequence[str]
+    gaps: Sequence[int] = ()
+    """Slots that stand for a stretch in which nothing happened."""
+    legend: Sequence[tuple[str, str]] = ()
+    """Class and label of each series."""
     bars: Sequence[tuple[str, Sequence[Box]]] = ()
     lines: Sequence[Line] = ()
 
-    @property
-    def slots(self) -> list[tuple[Box, str]]:
-        """The whole of each slot, and what it tells under the pointer."""
-        width = 100 / len(self.frame.tips)
-        return [(Box(at * width, width), tip) for at, tip in enumerate(self.frame.tips)]
-
-    @property
-    def gaps(self) -> list[Box]:
-        """The slots in which nothing happened."""
-        width = 100 / len(self.frame.tips)
-        return [Box(at * width, width) for at in self.frame.gaps]
+    def slot(self, at: int) -> Box:
+        """The whole of a slot."""
+        width = 100 / len(self.tips)
+        return Box(at * width, width)
 
 
-def stacked(frame: Frame, series: Sequence[Series]) -> Plot:
-    """Bars of each slot, one series on the other, the first at the bottom."""
-    slot = 100 / len(frame.tips)
-    width, below, bars = slot * BAR_SHARE, [0.0] * len(frame.tips), []
+def stacked(plot: Plot, series: Sequence[Series]) -> Plot:
+    """``plot`` with bars in each slot, one series on the other, the first at the bottom."""
+    below, bars = [0.0] * len(plot.tips), []
     for each in series:
         boxes = []
         for at, value in enumerate(each.values):
             if value:
-                bottom, top = (HEIGHT * (1 - frame.y.share(total)) for total in (below[at], below[at] + value))
-                boxes.append(Box(at * slot + (slot - width) / 2, width, top, bottom - top))
+                slot = plot.slot(at)
+                bottom, top = (HEIGHT * (1 - plot.y.share(total)) for total in (below[at], below[at] + value))
+                left, width = slot.left + slot.width * (1 - BAR_SHARE) / 2, slot.width * BAR_SHARE
+                boxes.append(Box(left, width, top, bottom - top))
                 below[at] += value
         bars.append((each.style, boxes))
-    return Plot(frame, bars=bars)
+    return plot._replace(bars=bars)
 
 
-def lines(frame: Frame, series: Sequence[Series]) -> Plot:
-    """A line for each series through the middles of the slots, broken where there is no value, named at its end: names
-    are moved apart so that none stands on another."""
-    drawn, lowest = [_line(frame, each) for each in series], HEIGHT + float(_LABEL_PX)
+def lines(plot: Plot, series: Sequence[Series]) -> Plot:
+    """``plot`` with a line for each series through the middles of the slots, broken where there is no value, named at
+    its end: names are moved apart so that none stands on another."""
+    drawn, lowest = [_line(plot.y, each) for each in series], HEIGHT + float(_LABEL_PX)
     for at, line in sorted(enumerate(drawn), key=lambda each: -(each[1].end_y or 0)):
         if line.end_y is not None:
             lowest = min(line.end_y, lowest - _LABEL_PX)
             drawn[at] = line._replace(end_y=lowest)
-    return Plot(frame, lines=drawn)
+    return plot._replace(lines=drawn)
 
 
-def _line(frame: Frame, series: Series) -> Line:
+def _line(y: Axis, series: Series) -> Line:
     values, steps, dots, end_y = series.values, [], [], None
     for at, value in enumerate(values):
         if value is None:
             continue
-        x, end_y = (at + 0.5) / len(values), HEIGHT * (1 - frame.y.share(value))
+        x, end_y = (at + 0.5) / len(values), HEIGHT * (1 - y.share(value))
         is_joined = at > 0 and values[at - 1] is not None
         steps.append(f"{'L' if is_joined else 'M'}{x * VIEW:.0f} {end_y:.2f}")
         if not is_joined and (at + 1 == len(values) or values[at + 1] is None):
