@@ -17,7 +17,7 @@ Invariants, of one tenant::
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -110,6 +110,22 @@ class FileName(NamedTuple):
         if not is_readable_tenant(name.tenant_id):
             raise ArchiveInvalidError(f"{name.tenant_id[:200]!r} can be no tenant")
         return name
+
+
+def end_of_files(tenant_id: str, from_seq: int, names: Iterable[FileName]) -> int:
+    """The last seq of entry files that follow one another from ``from_seq`` on.
+
+    Raises:
+        ArchiveInvalidError: one does not follow, or is of an earlier month than the one before.
+    """
+    end_seq, month = from_seq - 1, ""
+    for name in names:
+        if (name.tenant_id, name.from_seq) != (tenant_id, end_seq + 1) or name.month is None or name.is_over():
+            raise ArchiveInvalidError(f"{name.path()[:200]} is listed where a file of seq {end_seq + 1} on must be")
+        if month_order(name.month) < month_order(month):
+            raise ArchiveInvalidError(f"{name.path()} is of an earlier month than the file before it")
+        end_seq, month = name.to_seq, name.month
+    return end_seq
 
 
 def manifest_path(tenant_id: str, from_seq: int, to_seq: int) -> str:
@@ -214,19 +230,12 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise ArchiveInvalidError("tree_size of a manifest is not its to_seq")
         if frontier_of(self).root().hex() != self.tree_root:
             raise ArchiveInvalidError("the frontier of a manifest does not have its tree_root")
-        expected_seq, month = self.from_seq, ""
-        for file in self.entry_files:
-            name = file.parsed
-            is_next = (name.tenant_id, name.from_seq) == (self.tenant_id, expected_seq) and name.month is not None
-            if not is_next or name.is_over() or name.to_seq - name.from_seq + 1 != file.rows:
-                raise ArchiveInvalidError(
-                    f"{file.name[:200]!r} is listed where a file of seq {expected_seq} on must be"
-                )
-            if month_order(name.month or "") < month_order(month):
-                raise ArchiveInvalidError(f"{file.name} is of an earlier month than the file before it")
-            expected_seq, month = name.to_seq + 1, name.month or ""
-        if expected_seq != self.to_seq + 1:
+        names = [file.parsed for file in self.entry_files]
+        if end_of_files(self.tenant_id, self.from_seq, names) != self.to_seq:
             raise ArchiveInvalidError("the files of a manifest do not cover its range")
+        for name, file in zip(names, self.entry_files, strict=True):
+            if name.to_seq - name.from_seq + 1 != file.rows:
+                raise ArchiveInvalidError(f"{file.name} is said to have {file.rows} rows")
         snapshots = FileName(self.tenant_id, self.from_seq, self.to_seq, None)
         if self.snapshot_file.parsed != snapshots or self.snapshot_file.rows != self.snapshot_count:
             raise ArchiveInvalidError("the last file of a manifest is not that of its snapshots")

@@ -316,7 +316,7 @@ def manifest_of(ledger: Ledger, store: ArchiveStore, found: Whole, keyring: Keyr
     files = [each.file for each in entries if each.file is not None]
     assert len(files) == len(entries), "what holds was written"
     checkpoint, proof = _checkpoint(ledger, plan, root, keyring)
-    snapshots = file_snapshots(store, plan.files[-1], found.snapshots)
+    snapshots = file_snapshots(store, plan.snapshot_file, found.snapshots)
     return Manifest(
         node_id=found.node_id,
         log_origin=plan.log_origin,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -38,6 +38,7 @@ from pipeline.archive.manifest import (
     FileName,
     Manifest,
     SealedManifest,
+    end_of_files,
     month_after,
     month_of,
     plan_path,
@@ -51,21 +52,27 @@ from signing.keys import Keyring
 from signing.snapshot import open_snapshot
 
 
-class Plan(NamedTuple):
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A range of a tenant and the names of the files it is cut into; the last is of snapshots."""
 
-    log_origin: str
+    log_origin: Annotated[str, Meta(max_length=300)]
     tenant_id: str
-    from_seq: int
-    to_seq: int
+    from_seq: Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
+    to_seq: Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
     previous_manifest: str | None
     """Digest of the manifest that the range follows on."""
-    files: tuple[FileName, ...]
+    files: Annotated[tuple[Annotated[str, Meta(max_length=200)], ...], Meta(min_length=2, max_length=FILES_MAX)]
+    format_version: Literal[1] = FORMAT_VERSION
 
     @property
-    def entry_files(self) -> tuple[FileName, ...]:
+    def entry_files(self) -> list[FileName]:
         """The files of entries."""
-        return self.files[:-1]
+        return [FileName.parse(path) for path in self.files[:-1]]
+
+    @property
+    def snapshot_file(self) -> FileName:
+        """The file of snapshots."""
+        return FileName(self.tenant_id, self.from_seq, self.to_seq, None)
 
 
 FirstAtOrAfter = Callable[[int, int, int], tuple[int, int]]
@@ -107,26 +114,7 @@ def cut(
 
 def encode_plan(plan: Plan) -> bytes:
     """The bytes of the object that holds ``plan``: canonical JSON."""
-    return canonical.encode(
-        {
-            **plan._asdict(),
-            "format_version": FORMAT_VERSION,
-            "files": [name.path() for name in plan.files],
-        }
-    )
-
-
-class _Plan(msgspec.Struct, forbid_unknown_fields=True):
-    files: Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(min_length=2, max_length=FILES_MAX)]
-    format_version: Literal[1]
-    from_seq: Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
-    log_origin: Annotated[str, Meta(max_length=300)]
-    previous_manifest: str | None
-    tenant_id: str
-    to_seq: Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
-
-
-_decode = msgspec.json.Decoder(_Plan).decode
+    return canonical.encode(msgspec.to_builtins(plan))
 
 
 def decode_plan(data: bytes) -> Plan:
@@ -138,18 +126,11 @@ def decode_plan(data: bytes) -> Plan:
     if len(data) > PLAN_BYTES_MAX:
         raise ArchiveInvalidError(f"a plan is over {PLAN_BYTES_MAX} bytes")
     try:
-        said = _decode(data)
+        plan = msgspec.json.decode(data, type=Plan)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise ArchiveInvalidError(f"a plan is malformed, or not of version {FORMAT_VERSION}: {error}") from error
-    values = {name: getattr(said, name) for name in Plan._fields}
-    plan = Plan(**values | {"files": tuple(map(FileName.parse, said.files))})
-    expected_seq = plan.from_seq
-    for name in plan.entry_files:
-        if (name.tenant_id, name.from_seq) != (plan.tenant_id, expected_seq) or not name.month or name.is_over():
-            raise ArchiveInvalidError(f"the plan of {plan.tenant_id} from seq {plan.from_seq} on lists {name.path()}")
-        expected_seq = name.to_seq + 1
-    is_whole = plan.files[-1] == FileName(plan.tenant_id, plan.from_seq, plan.to_seq, None)
-    if expected_seq != plan.to_seq + 1 or not is_whole or encode_plan(plan) != data:
+    end_seq = end_of_files(plan.tenant_id, plan.from_seq, plan.entry_files)
+    if end_seq != plan.to_seq or plan.files[-1] != plan.snapshot_file.path() or encode_plan(plan) != data:
         raise ArchiveInvalidError(f"the plan of {plan.tenant_id} from seq {plan.from_seq} on is not one of its range")
     return plan
 
@@ -281,9 +262,14 @@ def _new_plan(
     if not files or files[0].from_seq != from_seq or files[-1].to_seq != to_seq:
         at = files[-1].to_seq + 1 if files and files[0].from_seq == from_seq else from_seq
         raise BrokenRangeError(Break(at, "gap", f"entries from seq {at} on are missing, and a snapshot covers them"))
-    snapshots = FileName(tenant_id, from_seq, to_seq, None)
-    previous = None if last is None else last.digest
-    return Plan(log_origin, tenant_id, from_seq, to_seq, previous, (*files, snapshots))
+    return Plan(
+        log_origin=log_origin,
+        tenant_id=tenant_id,
+        from_seq=from_seq,
+        to_seq=to_seq,
+        previous_manifest=None if last is None else last.digest,
+        files=tuple(name.path() for name in (*files, FileName(tenant_id, from_seq, to_seq, None))),
+    )
 
 
 def _range_end(ledger: Ledger, tenant_id: str, from_seq: int, to_seq: int) -> int | None:

@@ -24,12 +24,12 @@ from pipeline.cli.options import (
     load_keys,
     no_dsn,
 )
-from pipeline.cli.running import running
+from pipeline.cli.running import running, shown
 from pipeline.keys import open_signer
 from signing.keys import Keyring
 from terminal.counted import counted
 from terminal.options import Json
-from terminal.outcome import CommandExit, err, fail, out, print_json
+from terminal.outcome import CommandExit, err, fail, out, print_json, tell
 
 if TYPE_CHECKING:
     from ledger.verification.verdict import Break
@@ -39,14 +39,19 @@ if TYPE_CHECKING:
 
 Destination = Annotated[
     str | None,
-    typer.Option(
-        "--dest",
-        metavar="URL",
-        envvar=ARCHIVE_VARIABLE,
-        show_default="archive.url",
-        help=ARCHIVE_HELP,
-    ),
+    typer.Option("--dest", metavar="URL", envvar=ARCHIVE_VARIABLE, show_default="archive.url", help=ARCHIVE_HELP),
 ]
+
+
+def named_archive(option: str, url: str | None) -> str:
+    """The URL that an option, or the setting ``archive.url``, names.
+
+    Raises:
+        InvalidInputError: neither does.
+    """
+    if not url:
+        raise InvalidInputError(f"name the place of the archive: {option} URL, or the setting archive.url")
+    return url
 
 
 def archive(
@@ -79,15 +84,13 @@ def archive(
       tally pipeline archive --dest /backup/ledger
       tally pipeline archive --dest s3://ledger-archive/prod --tenant acme
     """
-    if not dest:
-        raise InvalidInputError("name the place of the archive: --dest URL, or the setting archive.url")
+    dest = named_archive("--dest", dest)
     if not dsn:
         raise no_dsn("name the ledger: --dsn postgresql://...")
     from objects.store import ArchiveStore
     from pipeline.archiving import Run
     from pipeline.archiving.filing import file_on
     from pipeline.archiving.postgres import Ledger
-    from pipeline.cli.running import shown
     from pipeline.places import place_of
 
     place_of("--dsn", dsn)
@@ -97,20 +100,18 @@ def archive(
     with Ledger.connected(dsn) as ledger, ExitStack() as stack:
         # Whoever names keys believes no other: those in the database may be anybody's who can write there.
         trusted = held if held is not None else ledger.published_keys()
-        keyring = Keyring([signer.public_key, *trusted], held.log_verifier_keys if held is not None else ())
+        keyring = Keyring([signer.public_key, *trusted], () if held is None else held.log_verifier_keys)
 
         @cache
-        def start() -> FileAll:
-            """Spark, once there is a file to be made."""
+        def file_all() -> FileAll:  # Spark starts once there is a file to be made.
             spark = stack.enter_context(running("archive", master))
-            rows = spark.sparkContext.accumulator(0)
-            stack.enter_context(shown(spark, "archiving", err, rows))
-            return file_on(spark, dsn, dest, rows)
+            filed = spark.sparkContext.accumulator(0)
+            stack.enter_context(shown(spark, "archiving", filed))
+            return file_on(spark, dsn, dest, filed)
 
-        done = Run(ledger, store, signer, keyring, lambda names: start()(names)).archive(tenants)
-    if as_json:
-        print_json({"archive": dest, "tenants": [_to_json(each) for each in done]})
-    else:
+        done = Run(ledger, store, signer, keyring, lambda names: file_all()(names)).archive(tenants)
+    tell({"archive": dest, "tenants": [_to_json(each) for each in done]}, as_json=as_json)
+    if not as_json:
         _print(done)
     raise CommandExit(gravest(_exit_code(each.first_break) for each in done))
 
@@ -174,8 +175,7 @@ def unpack(
       tally pipeline unpack --archive s3://ledger-archive/prod --out bundles/
       tally pipeline unpack --archive /backup/ledger --out . --tenant acme --keys trusted/
     """
-    if not url:
-        raise InvalidInputError("name the place of the archive: --archive URL, or the setting archive.url")
+    url = named_archive("--archive", url)
     from objects.store import ArchiveStore
     from pipeline.archive.judging import unpack as unpack_tenant
     from pipeline.archive.reader import tenants_of

@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from ledger.errors import MergeRefusedError
 from ledger.exit_code import ExitCode, gravest
 from pipeline.cli.options import Master, RequiredKeys, SigningKey, Tenants, load_keys
-from pipeline.cli.running import running
+from pipeline.cli.running import running, shown
 from pipeline.keys import open_signers
 from terminal.counted import counted
 from terminal.options import Json
-from terminal.outcome import CommandExit, err, out, print_json
+from terminal.outcome import CommandExit, err, print_json, tell
 
-if TYPE_CHECKING:
-    from pipeline.diff import Diff
-    from pipeline.merge import Merged
+_OUT_HELP: Final = "Where the merged bundle goes; a folder when it is one, ends in /, or there are several bundles."
+_ORIGIN_DEFAULT: Final = "merge/ and the digest of what went in"
+_ORIGIN_HELP: Final = "Name of the log that the merged chain is of, without the tenant."
 
 
 def merge(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles, in any order.")],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE|DIR",
-            help="Where the merged bundle goes; a folder when it is one, ends in /, or there are several bundles.",
-        ),
-    ],
+    output: Annotated[str, typer.Option("--out", "-o", metavar="FILE|DIR", help=_OUT_HELP)],
     keys: RequiredKeys,
     signing_key: SigningKey = None,
     log_origin: Annotated[
         str | None,
-        typer.Option(
-            "--log-origin",
-            metavar="ORIGIN",
-            show_default="merge/ and the digest of what went in",
-            help="Name of the log that the merged chain is of, without the tenant.",
-        ),
+        typer.Option("--log-origin", metavar="ORIGIN", show_default=_ORIGIN_DEFAULT, help=_ORIGIN_HELP),
     ] = None,
     master: Master = None,
     as_json: Json = False,
@@ -65,7 +53,6 @@ def merge(
       tally pipeline merge sites/*.tar --keys trusted/ -o merged/
       tally pipeline merge acme/*.tar --keys trusted/ -o acme.bundle.tar --json
     """
-    from pipeline.cli.running import shown
     from pipeline.merge import SETTINGS
     from pipeline.merge import merge as merge_bundles
 
@@ -80,16 +67,13 @@ def merge(
                 signers,
                 is_folder=output.endswith(os.sep),
                 log_origin=log_origin,
-                stage=lambda what, counter: shown(spark, what, err, counter),
+                stage=lambda what, counter: shown(spark, what, counter),
             )
         except MergeRefusedError as error:
             _print_refused(error, as_json=as_json)
             raise CommandExit(gravest(ExitCode(bundle["exit_code"]) for bundle in error.bundles)) from None
-    if as_json:
-        print_json(merged.to_json())
-    else:
-        _print_merged(merged)
-    raise CommandExit(ExitCode.FINE)
+    told = merged.to_json()
+    tell(told, *_lines_of_merge(told), as_json=as_json)
 
 
 def _print_refused(error: MergeRefusedError, *, as_json: bool) -> None:
@@ -101,33 +85,25 @@ def _print_refused(error: MergeRefusedError, *, as_json: bool) -> None:
     err.print("nothing was written")
 
 
-def _print_merged(merged: Merged) -> None:
-    told = merged.to_json()
-    out.print(
+def _lines_of_merge(told: dict[str, Any]) -> Iterator[str]:
+    yield (
         f"{counted(len(told['inputs']), 'bundle')}, {counted(told['entries'], 'entry', 'entries')}: "
         f"{told['merged']:,} merged, {told['duplicates']:,} in more than one bundle, "
-        f"{counted(told['conflict_count'], 'conflict')}",
-        markup=False,
+        f"{counted(told['conflict_count'], 'conflict')}"
     )
     for conflict in told["conflicts"]:
-        _print_conflict(conflict)
-    if unlisted := told["conflict_count"] - len(told["conflicts"]):
-        out.print(f"and {counted(unlisted, 'conflict')} more", markup=False)
-    for bundle in told["bundles"]:
-        out.print(
-            f"{bundle['file']}: tenant {bundle['tenant_id']} of log {bundle['log_origin']}, "
-            f"{counted(bundle['entry_count'], 'entry', 'entries')}, {bundle['bytes']:,} bytes\n"
-            f"SHA-256 {bundle['sha256']}",
-            markup=False,
+        yield (
+            f"conflict: two events of tenant {conflict['tenant_id']} have HLC {conflict['hlc']}; job "
+            f"{conflict['job_id']} has one, kept under {conflict['conflict_hlc']}"
         )
-
-
-def _print_conflict(conflict: dict[str, Any]) -> None:
-    out.print(
-        f"conflict: two events of tenant {conflict['tenant_id']} have HLC {conflict['hlc']}; job {conflict['job_id']} "
-        f"has one, kept under {conflict['conflict_hlc']}",
-        markup=False,
-    )
+    if unlisted := told["conflict_count"] - len(told["conflicts"]):
+        yield f"and {counted(unlisted, 'conflict')} more"
+    for bundle in told["bundles"]:
+        yield (
+            f"{bundle['file']}: tenant {bundle['tenant_id']} of log {bundle['log_origin']}, "
+            f"{counted(bundle['entry_count'], 'entry', 'entries')}, {bundle['bytes']:,} bytes"
+        )
+        yield f"SHA-256 {bundle['sha256']}"
 
 
 A_LEDGER = "postgresql://..., an archive or a bundle file."
@@ -166,7 +142,6 @@ def diff(
       tally pipeline diff postgresql://eu/tallystick acme.bundle.tar -t acme
       tally pipeline diff postgresql://eu/tallystick postgresql://us/tallystick --out repair/
     """
-    from pipeline.cli.running import shown
     from pipeline.diff import diff as compare
     from pipeline.places import parse_place
 
@@ -181,54 +156,42 @@ def diff(
             by_rows=rows,
             output=output,
             signers=signers,
-            stage=lambda what: shown(spark, what, err),
+            stage=lambda what: shown(spark, what),
         )
-    if as_json:
-        print_json({"a": str(places[0]), "b": str(places[1]), **found.to_json()})
-    else:
-        _print_diff(found)
+    told = {"a": str(places[0]), "b": str(places[1]), **found.to_json()}
+    tell(told, *_lines_of_diff(told), as_json=as_json)
     raise CommandExit(found.exit_code)
 
 
-def _print_diff(found: Diff) -> None:
-    told = found.to_json()
+def _lines_of_diff(told: dict[str, Any]) -> Iterator[str]:
     for tenant in told["tenants"]:
-        _print_tenant(tenant)
+        yield from _lines_of_tenant(tenant)
     for bundle in told["bundles"]:
-        out.print(
+        yield (
             f"{bundle['file']}: for {bundle['lacking']}, seq {bundle['from_seq']:,} to {bundle['to_seq']:,} of tenant "
-            f"{bundle['tenant_id']}, {bundle['bytes']:,} bytes",
-            markup=False,
+            f"{bundle['tenant_id']}, {bundle['bytes']:,} bytes"
         )
-    out.print("the same events" if found.is_equal else "not the same events")
+    yield "the same events" if told["equal"] else "not the same events"
 
 
-def _print_tenant(tenant: dict[str, Any]) -> None:
+def _lines_of_tenant(tenant: dict[str, Any]) -> Iterator[str]:
     by = "by its tree" if tenant["compared"] == "merkle" else "by ranges of time"
-    if tenant["equal"]:
-        out.print(f"{tenant['tenant_id']}: the same events, {by}", markup=False)
-    else:
-        out.print(
-            f"{tenant['tenant_id']}: {tenant['only_in_a']:,} only in a, {tenant['only_in_b']:,} only in b, {by}",
-            markup=False,
-        )
+    only = f"{tenant['only_in_a']:,} only in a, {tenant['only_in_b']:,} only in b"
+    yield f"{tenant['tenant_id']}: {'the same events' if tenant['equal'] else only}, {by}"
     first = tenant["first_difference"]
     if first is not None and first["seq"] > 1:
-        out.print(f"  the chains are the same up to seq {first['seq'] - 1:,}, and differ from there on", markup=False)
+        yield f"  the chains are the same up to seq {first['seq'] - 1:,}, and differ from there on"
     if tenant["forked_log"] is not None:
-        out.print(
+        yield (
             f"  both are the log {tenant['forked_log']}: one of the two was rewritten or went on from a copy, which no "
-            "import mends, so no bundle is written",
-            markup=False,
+            "import mends, so no bundle is written"
         )
     for conflict in tenant["conflicts"]:
-        out.print(
+        yield (
             f"  conflict: two events have HLC {conflict['hlc']}, seq {conflict['seq_a']:,} of a and "
-            f"{conflict['seq_b']:,} of b",
-            markup=False,
+            f"{conflict['seq_b']:,} of b"
         )
     if unlisted := tenant["conflict_count"] - len(tenant["conflicts"]):
-        out.print(f"  and {counted(unlisted, 'conflict')} more", markup=False)
+        yield f"  and {counted(unlisted, 'conflict')} more"
     if tenant["unsigned"]:
-        unsigned = counted(tenant["unsigned"], "entry is", "entries are")
-        out.print(f"  {unsigned} not signed yet, and in no bundle", markup=False)
+        yield f"  {counted(tenant['unsigned'], 'entry is', 'entries are')} not signed yet, and in no bundle"

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ledger.errors import ConfigurationError, InvalidInputError, NotFoundError
-from pipeline.cli.options import AnyArchive, Bundles, Dsn, Master, MoreBundles, Tenants, named_place
-from pipeline.cli.running import InterruptedBySignalError, running
+from pipeline.cli.options import AnyArchive, Bundles, Dsn, Master, MoreBundles, NamedPlace, Tenants, named_place
+from pipeline.cli.running import InterruptedBySignalError, running, shown
 from pipeline.report.period import Asked, Clock, asked, duration_text, parse_duration, width_text
 from terminal.counted import counted
 from terminal.options import Json
-from terminal.outcome import err, out, print_json
+from terminal.outcome import err, tell
 
 if TYPE_CHECKING:
     from pipeline.places import Place
@@ -36,37 +36,46 @@ _FIELD: Final = re.compile(r"spec(\.[^.\x00-\x1f]{1,128}){1,8}")
 _SERVICE: Final = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,255}/?")
 
 
+Destination = Annotated[
+    Path, typer.Option("--dest", metavar="DIR", help="Folder to write to; a report that is there is replaced.")
+]
+From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="RFC 3339, an HLC, or seconds of a trace.")]
+To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Up to here, not included.")]
+Window = Annotated[
+    str | None, typer.Option("--window", show_default="by the period", help="Width of a window, such as 15m or 1d.")
+]
+OnClock = Annotated[
+    Clock | None,
+    typer.Option("--time", show_default="trace if all events have one", help="The ledger's clock or a trace's."),
+]
+StuckAfter = Annotated[
+    str | None,
+    typer.Option("--stuck-after", show_default="what 99 of 100 jobs took", help="How long a stuck job is silent."),
+]
+Stats = Annotated[
+    str | None, typer.Option("--stats", metavar="URL", help="What tally pipeline stats wrote: adds its counts.")
+]
+By = Annotated[
+    list[str] | None,
+    typer.Option("--by", metavar="FIELD", help="Count by this field of the spec, as spec.image; may be repeated."),
+]
+Console = Annotated[
+    str | None, typer.Option("--console", metavar="URL", help="Service to whose console the page's jobs lead.")
+]
+
+
 def report(
     context: typer.Context,
-    dest: Annotated[
-        Path, typer.Option("--dest", metavar="DIR", help="Folder to write to; a report that is there is replaced.")
-    ],
+    dest: Destination,
     more_bundles: MoreBundles = None,
-    start: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help="RFC 3339, an HLC, or seconds of a trace.")
-    ] = None,
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Up to here, not included.")] = None,
-    window: Annotated[
-        str | None, typer.Option("--window", show_default="by the period", help="Width of a window, such as 15m or 1d.")
-    ] = None,
-    clock: Annotated[
-        Clock | None,
-        typer.Option("--time", show_default="trace if all events have one", help="The ledger's clock or a trace's."),
-    ] = None,
-    stuck_after: Annotated[
-        str | None,
-        typer.Option("--stuck-after", show_default="what 99 of 100 jobs took", help="How long a stuck job is silent."),
-    ] = None,
-    stats: Annotated[
-        str | None, typer.Option("--stats", metavar="URL", help="What tally pipeline stats wrote: adds its counts.")
-    ] = None,
-    by: Annotated[
-        list[str] | None,
-        typer.Option("--by", metavar="FIELD", help="Count by this field of the spec, as spec.image; may be repeated."),
-    ] = None,
-    console: Annotated[
-        str | None, typer.Option("--console", metavar="URL", help="Service to whose console the page's jobs lead.")
-    ] = None,
+    start: From = None,
+    end: To = None,
+    window: Window = None,
+    clock: OnClock = None,
+    stuck_after: StuckAfter = None,
+    stats: Stats = None,
+    by: By = None,
+    console: Console = None,
     tenants: Tenants = None,
     dsn: Dsn = None,
     archive: AnyArchive = None,
@@ -99,17 +108,22 @@ def report(
     stuck_after_ms = None if stuck_after is None else parse_duration("--stuck-after", stuck_after)
     fields = tuple(by or ())
     _refuse_odd(fields, console)
-    given = {
-        "--from": start,
-        "--to": end,
-        "--window": window,
-        "--time": clock,
-        "--stuck-after": stuck_after,
-        "--stats": stats,
-        "--console": console,
-        "--dest": str(dest),
-    }
-    from pipeline.cli.running import shown
+    given = {"--from": start, "--to": end, "--window": window, "--time": clock, "--stuck-after": stuck_after}
+    given |= {"--stats": stats, "--console": console, "--dest": str(dest)}
+    told = _make(where, wanted, stuck_after_ms, given, fields, tenants or [], dest, master)
+    tell(told, *_lines(told, dest), as_json=as_json)
+
+
+def _make(
+    where: NamedPlace,
+    wanted: Asked,
+    stuck_after_ms: int | None,
+    given: Mapping[str, str | None],
+    fields: tuple[str, ...],
+    tenants: list[str],
+    dest: Path,
+    master: str | None,
+) -> dict[str, Any]:
     from pipeline.places import place_of
     from pipeline.report.facts import entries, log_origins, system_entries
     from pipeline.report.folder import refuse_unfit
@@ -121,16 +135,11 @@ def report(
     before_ms = wanted.end_ms if wanted.clock is Clock.HLC else None
     with running("report", master) as spark, ExitStack() as stack:
         opened = [stack.enter_context(place.open()) for place in places]
-        made = _made(where.option, places, tenants or (), given, fields, log_origins(opened, tenants))
-        with shown(spark, "reporting", err):
-            rows = entries(spark, opened, tenants, before_ms)
-            windows = None if stats is None else read_stats(spark, stats)
-            system = system_entries(spark, opened, before_ms)
-            told = make(rows, wanted, stuck_after_ms, made, dest, windows, system)
-    if as_json:
-        print_json(told)
-    else:
-        _print(told, dest)
+        made = _made(where.option, places, tenants, given, fields, log_origins(opened, tenants))
+        stack.enter_context(shown(spark, "reporting"))
+        rows = entries(spark, opened, tenants, before_ms)
+        windows = None if given["--stats"] is None else read_stats(spark, given["--stats"])
+        return make(rows, wanted, stuck_after_ms, made, dest, windows, system_entries(spark, opened, before_ms))
 
 
 def _refuse_odd(fields: Sequence[str], console: str | None) -> None:
@@ -185,10 +194,10 @@ def _made(
     )
 
 
-def _print(told: dict[str, Any], dest: Path) -> None:
+def _lines(told: dict[str, Any], dest: Path) -> tuple[str, ...]:
     counts, at_end, period = told["in_period"], told["at_end"], told["period"]
     entries, tenants = counted(told["read"]["entries"], "entry", "entries"), counted(told["read"]["tenants"], "tenant")
-    lines = (
+    return (
         f"{period['from']} to {period['to']}, windows of {width_text(period['window_ms'])}",
         f"{counted(counts['created'], 'job')} created, {counts['ended']:,} ended: {counts['completed']:,} completed, "
         f"{counts['failed']:,} failed, {counts['timed_out']:,} timed out, {counts['cancelled']:,} cancelled",
@@ -198,8 +207,6 @@ def _print(told: dict[str, Any], dest: Path) -> None:
         f"from {entries} of {tenants}, not verified",
         f"the page: {dest / 'report.html'}",
     )
-    for line in lines:
-        out.print(line, markup=False)
 
 
 def _times(name: str, times: dict[str, Any]) -> str:
@@ -247,7 +254,7 @@ def stats(
 
         total = Summary()
 
-        def tell(batch: Summary) -> None:
+        def note(batch: Summary) -> None:
             total.add(batch)
             err.print(told(batch), markup=False)
 
@@ -261,16 +268,13 @@ def stats(
                 once=once,
                 close=close,
                 every_s=seconds["every"],
-                on_batch=tell,
+                on_batch=note,
             )
         except InterruptedBySignalError:
             # A run without an end is ended so; what it was at is done by the next.
             if once:
                 raise
-    if as_json:
-        print_json(asdict(total))
-    else:
-        out.print(told(total), markup=False)
+    tell(asdict(total), told(total), as_json=as_json)
 
 
 def told(summary: Summary) -> str:

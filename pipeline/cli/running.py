@@ -21,8 +21,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
-
 from ledger.errors import LedgerError
 from pipeline.java import is_submitted, told
 from pipeline.spark import is_local, spark_session
@@ -237,12 +235,12 @@ PROGRESS_INTERVAL_S: Final = 0.25
 
 
 @contextmanager
-def shown(spark: SparkSession, what: str, console: Console, rows: Accumulator[int] | None = None) -> Iterator[None]:
+def shown(spark: SparkSession, what: str, rows: Accumulator[int] | None = None) -> Iterator[None]:
     """Show how far the jobs are that run meanwhile; ``rows`` counts the rows that tasks which ended have passed.
 
-    Nothing is shown where ``console`` is no terminal.
+    Nothing is shown where standard error is no terminal.
     """
-    if not console.is_terminal:
+    if not err.is_terminal:
         yield
         return
     # Imported here: most commands end without a terminal, and options should not wait for it.
@@ -250,7 +248,7 @@ def shown(spark: SparkSession, what: str, console: Console, rows: Accumulator[in
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+    with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as progress:
         task, ended = progress.add_task(what, total=None, told=""), threading.Event()
 
         def follow() -> None:

@@ -17,8 +17,19 @@ from rich.table import Table
 from ledger.errors import ArchiveInvalidError, ConfigurationError, SignatureError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
 from ledger.verification.tree_check import TreeHead
-from pipeline.cli.options import AnyArchive, Bundles, Dsn, Keys, Master, MoreBundles, Tenants, load_keys, named_place
-from pipeline.cli.running import is_interrupted, running
+from pipeline.cli.options import (
+    AnyArchive,
+    Bundles,
+    Dsn,
+    Keys,
+    Master,
+    MoreBundles,
+    NamedPlace,
+    Tenants,
+    load_keys,
+    named_place,
+)
+from pipeline.cli.running import is_interrupted, running, shown
 from pipeline.java import told
 from pipeline.places import OpenPlace
 from signing.checkpoint import judge_checkpoint, read_kept
@@ -91,10 +102,7 @@ def verify(
         master,
         memory_of(state, is_off=no_state or keyring is None),
     )
-    if where.option == "--bundle":
-        told, codes = _verify_bundles([*map(Path, where.names)], request)
-    else:
-        told, codes = _verify_place(where.option, where.names[0], request)
+    told, codes = (_verify_bundles if where.option == "--bundle" else _verify_place)(where, request)
     with remembering(request.memory, [verdict.get("memory") for verdict in told["tenants"]]):
         if as_json:
             print_json(told)
@@ -121,7 +129,7 @@ class _Request(NamedTuple):
 # --- where the ledgers are ----------------------------------------------------------------------------
 
 
-def _verify_place(option: str, where: str, request: _Request) -> tuple[dict[str, Any], list[ExitCode]]:
+def _verify_place(where: NamedPlace, request: _Request) -> tuple[dict[str, Any], list[ExitCode]]:
     """A database or an archive: what is told of it, and the exit codes that it means.
 
     Raises:
@@ -130,7 +138,7 @@ def _verify_place(option: str, where: str, request: _Request) -> tuple[dict[str,
     from pipeline.places import place_of
     from pipeline.verify import verify as verify_ledgers
 
-    place = place_of(option, where)
+    place = place_of(where.option, where.names[0])
     with place.open(request.keyring) as opened:
         held = opened.tenants()
         tenants = held if request.tenants is None else [each for each in request.tenants if each in held]
@@ -166,15 +174,21 @@ def _verify_place(option: str, where: str, request: _Request) -> tuple[dict[str,
     return told, [*codes, *(ExitCode.TAMPERED for _ in gone)]
 
 
-def _verify_bundles(files: Sequence[Path], request: _Request) -> tuple[dict[str, Any], list[ExitCode]]:
+def _verify_bundles(where: NamedPlace, request: _Request) -> tuple[dict[str, Any], list[ExitCode]]:
     from pipeline.verify import verify_bundles
 
+    files = [*map(Path, where.names)]
     with running("verify", request.master) as spark:
         told, written = _worked(
             spark,
             request,
             lambda passed: verify_bundles(
-                spark, files, keyring=request.keyring, kept=request.kept, memory=request.memory, passed=passed
+                spark,
+                files,
+                keyring=request.keyring,
+                kept=request.kept,
+                memory=request.memory,
+                passed=passed,
             ),
         )
     return told, [*map(_exit_code_of_file, told["tenants"]), written]
@@ -189,11 +203,10 @@ def _worked(
     spark: SparkSession, request: _Request, work: Callable[[Accumulator[int]], Verified]
 ) -> tuple[dict[str, Any], ExitCode]:
     """What is told of a verification: verdict objects, rows, rate. And the exit code that writing the breaks means."""
-    from pipeline.cli.running import shown
 
     began_s = time.perf_counter()
     passed = spark.sparkContext.accumulator(0)
-    with shown(spark, "verifying", err, passed):
+    with shown(spark, "verifying", passed):
         verified = work(passed)
         seconds = time.perf_counter() - began_s
         written = ExitCode.FINE if request.breaks is None else request.breaks.write(verified.breaks())

@@ -85,15 +85,8 @@ def merge(
     ``output`` is the file that comes out; a folder for several of them, where it is one already, and when ``is_folder``
     says so. Nothing is written unless every bundle may be merged, and each file is whole once it has its name.
 
-    Args:
-        spark: the session, made with ``SETTINGS``.
-        files: paths that the workers reach too.
-        keyring: the keys that are trusted.
-        output: a file or folder, on the driver's disk.
-        is_folder: ``output`` is a folder, whether it exists or not.
-        signers: who signs what comes out.
-        log_origin: origin of the merged logs but for ``/`` and the tenant, by default named after what went in.
-        stage: shows the work.
+    ``spark`` is a session with ``SETTINGS``, whose workers reach ``files`` under the same paths. ``log_origin`` is the
+    origin of the merged logs but for ``/`` and the tenant, by default named after what went in.
 
     Raises:
         MergeRefusedError: a bundle may not be merged.

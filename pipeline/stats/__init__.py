@@ -109,20 +109,8 @@ def run(
     total = Summary()
 
     def take() -> int:
-        """Take what is there; returns the time of the newest report, 0 for none."""
         rows = _rows(session, folder, destination.ticks, files_a_batch_max, window_s, watermark_s)
-        query = (
-            rows.writeStream.format("parquet")
-            .outputMode("append")
-            .partitionBy(*PARTITIONS)
-            .option("checkpointLocation", destination.checkpoint)
-            .trigger(availableNow=True)
-            .start(destination.url)
-        )
-        try:
-            return _follow(query, total, on_batch)
-        finally:
-            apart(query.stop)
+        return _take(rows, destination, total, on_batch)
 
     with destination.held():
         destination.check_whole()
@@ -139,6 +127,22 @@ def run(
             if once:
                 return total
             time.sleep(every_s)
+
+
+def _take(rows: DataFrame, destination: Destination, total: Summary, on_batch: Callable[[Summary], None]) -> int:
+    """Write ``rows`` of what is there now; returns the time of the newest report, 0 for none."""
+    query = (
+        rows.writeStream.format("parquet")
+        .outputMode("append")
+        .partitionBy(*PARTITIONS)
+        .option("checkpointLocation", destination.checkpoint)
+        .trigger(availableNow=True)
+        .start(destination.url)
+    )
+    try:
+        return _follow(query, total, on_batch)
+    finally:
+        apart(query.stop)
 
 
 def _folder_of(source: str) -> str:
