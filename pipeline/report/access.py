@@ -24,8 +24,8 @@ from ledger.machines.jobs import payload_of
 from pipeline.arrow import ddl_of, rows_of
 from pipeline.report.facts import SHOWN, shown_count, shown_text
 from pipeline.report.folder import in_order, table, write_table
-from pipeline.report.jobs import moment
 from pipeline.report.period import Asked, Clock, Period
+from pipeline.report.summaries import moment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,7 +15,6 @@ import msgspec
 import orjson
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
 
 from ledger.canonical import INTEGER_MAX
 from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SYSTEM_TENANT, SystemAction
@@ -141,8 +140,8 @@ def before_end(facts: DataFrame, clock: Clock | None, end_ms: int | None) -> Dat
     if end_ms is None:
         return facts
     if clock is Clock.TRACE:
-        return facts.where(F.col("action").isNull() | (F.col("trace_ms") < end_ms))
-    return facts.where(F.col("at.physical_ms") < end_ms)
+        return facts.where(f"action IS NULL OR trace_ms < {end_ms:d}")
+    return facts.where(f"at.physical_ms < {end_ms:d}")
 
 
 def _facts(paths: Sequence[Sequence[str]], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -2,7 +2,7 @@
 
 Spark brings the facts of a job together in one task, which folds them as the service does. A time that lies before the
 one it should follow (two nodes' clocks, a trace with slips) makes no duration: the job is marked ``is_backwards`` and
-left out of the percentiles. Out of the facts also comes how much was read of each tenant.
+left out of the percentiles.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import DataFrame
 
 from ledger.facts.statuses import ENDED, FAILED, STATUSES
 from ledger.machines import jobs
@@ -23,12 +22,9 @@ from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import HlcParts
 from pipeline.arrow import batched, ddl_of, rows_of
 from pipeline.report.facts import SHOWN, JobFact, decode_fact
-from pipeline.report.folder import in_order
 from pipeline.report.period import Clock
 
 OPEN_STATUSES: Final = tuple(status for status in STATUSES if status not in ENDED)
-TIMESTAMP_MS_MAX: Final = 253_402_300_799_999
-"""9999-12-31: no later time has a name; a forged one is shown as none."""
 _SPANS: Final = {"queue": ("created", "accepted"), "run": ("accepted", "ended"), "total": ("created", "ended")}
 """Durations of a job, and the moments that each lies between."""
 _OF_WORK: Final = frozenset(("EXECUTE", "DISPATCH", "WORKFLOW_COMPLETE"))
@@ -143,71 +139,3 @@ def _spans(at_ms: Mapping[str, int | None]) -> dict[str, Any]:
         row["is_backwards"] |= is_backwards
         row[f"{name}_ms"] = None if is_backwards else span_ms
     return row
-
-
-def table(timed: DataFrame, clock: Clock) -> DataFrame:
-    """The jobs as they are written: times of the ledger's clock as timestamps, those of a trace in seconds."""
-    return timed.select(
-        *("tenant_id", "job_id", "status", "dc"),
-        *(moment(f"{name}_ms", clock).alias(name) for name in ("created", "accepted", "ended")),
-        *(seconds(f"{name}_ms").alias(f"{name}_s") for name in _SPANS),
-        "created_by",
-        moment("cancelled_ms", clock).alias("cancel_requested"),
-        *("cancelled_by", "cancel_reason", "error", "failed_dc", "private_fields"),
-        moment("last_ms", clock).alias("last_event"),
-        *("created_hlc", "last_hlc", "last_seq", "events"),
-    )
-
-
-def moment(name: str, clock: Clock) -> Column:
-    """A moment in milliseconds as tables hold it."""
-    at = F.col(name)
-    if clock is Clock.TRACE:
-        return at / 1000.0
-    return F.when(at.between(0, TIMESTAMP_MS_MAX), F.timestamp_millis(at))
-
-
-def seconds(name: str) -> Column:
-    """A duration in milliseconds as tables hold it."""
-    return F.col(name) / 1000.0
-
-
-# --- what was read --------------------------------------------------------------------------------
-
-
-def by_tenant(facts: DataFrame) -> DataFrame:
-    """One row a tenant: entries, range of seq and HLC, jobs, job events, and private values, which are not shown."""
-    rows = facts.groupBy("tenant_id").agg(
-        *_read(),
-        F.min("seq").alias("first_seq"),
-        F.max("seq").alias("last_seq"),
-        F.count_distinct(F.when(F.col("action").isNotNull(), F.col("job_id"))).alias("jobs"),
-    )
-    seqs_and_hlcs = ("first_seq", "last_seq", "first_hlc", "last_hlc")
-    counts = ("jobs", "job_events", "trace_events", "private_values")
-    return in_order(rows, "tenant_id").select("tenant_id", "entries", *seqs_and_hlcs, *counts)
-
-
-def overall(facts: DataFrame) -> DataFrame:
-    """One row for everything: counts, the first and last time on either clock."""
-    return facts.agg(
-        F.count_distinct("tenant_id").alias("tenants"),
-        *_read(),
-        F.min("event_ms").alias("first_hlc_ms"),
-        F.max("event_ms").alias("last_hlc_ms"),
-        F.min("trace_ms").alias("first_trace_ms"),
-        F.max("trace_ms").alias("last_trace_ms"),
-    )
-
-
-def _read() -> list[Column]:
-    """How many entries there are, of what, and their first and last HLC."""
-    first, last = F.min("at"), F.max("at")
-    return [
-        F.count("*").alias("entries"),
-        F.count("action").alias("job_events"),
-        F.count("trace_ms").alias("trace_events"),
-        F.sum("private").alias("private_values"),
-        F.concat_ws(":", first["physical_ms"], first["logical"], first["node"]).alias("first_hlc"),
-        F.concat_ws(":", last["physical_ms"], last["logical"], last["node"]).alias("last_hlc"),
-    ]

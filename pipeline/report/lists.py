@@ -8,8 +8,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from ledger.facts.statuses import CANCELLED, FAILED, STATUSES, TIMED_OUT
-from pipeline.report.jobs import OPEN_STATUSES, moment, seconds
+from pipeline.report.jobs import OPEN_STATUSES
 from pipeline.report.period import DAY_MS, HOUR_MS, Period
+from pipeline.report.summaries import moment, seconds
 
 TABLES: Final = ("longest", "stuck", "cancelled", "cancellers", "reasons")
 LIST_ROWS_MAX: Final = 100_000

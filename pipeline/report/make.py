@@ -19,9 +19,10 @@ from pyspark import StorageLevel
 
 from ledger.errors import InvalidInputError
 from ledger.facts.statuses import STATUSES
-from pipeline.report import access, jobs, lists, summaries
+from pipeline.report import access, lists, summaries
 from pipeline.report import folder as files
 from pipeline.report.facts import before_end, facts
+from pipeline.report.jobs import fold
 from pipeline.report.page import write_page
 from pipeline.report.period import Asked, Clock, Period, choose_clock, choose_period, moment_text
 from pipeline.report.summaries import OUTCOMES, PERCENTILES, SPANS
@@ -71,12 +72,12 @@ def make(
     with files.replaced(dest) as fresh:
         known = before_end(facts(entries, made.by), asked.clock, asked.end_ms).persist(StorageLevel.DISK_ONLY)
         try:
-            overall = jobs.overall(known).first()
+            overall = summaries.overall(known).first()
             assert overall is not None
             read = overall.asDict()
             period = _period(asked, read, round(made.made_at.timestamp() * 1000))
-            files.write_table(jobs.by_tenant(known), fresh, "ledger")
-            timed = jobs.fold(known, period.clock).persist(StorageLevel.DISK_ONLY)
+            files.write_table(summaries.by_tenant(known), fresh, "ledger")
+            timed = fold(known, period.clock).persist(StorageLevel.DISK_ONLY)
             numbers = _write_tables(timed, period, stuck_after_ms, fresh)
             if made.by:
                 files.write_table(summaries.by_label(timed, period, made.by), fresh, "labels")
@@ -114,7 +115,7 @@ def _nothing(asked: Asked) -> str:
 
 def _write_tables(timed: DataFrame, period: Period, stuck_after_ms: int | None, fresh: Path) -> dict[str, Any]:
     """Write all tables; returns numbers that are in none of them."""
-    files.write_table(jobs.table(timed, period.clock), fresh, "jobs")
+    files.write_table(summaries.job_table(timed, period.clock), fresh, "jobs")
     counted = summaries.summarise(summaries.happenings(timed, period)).persist(StorageLevel.DISK_ONLY)
     for name in summaries.TABLES:
         files.write_table(summaries.of(counted, name, period), fresh, name)

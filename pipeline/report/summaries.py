@@ -19,8 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from ledger.facts.statuses import CANCELLED, COMPLETED, FAILED, TIMED_OUT
 from pipeline.report.folder import in_order, write_table
-from pipeline.report.jobs import moment
-from pipeline.report.period import DAY_MS, HOUR_MS, SECOND_MS, Period
+from pipeline.report.period import DAY_MS, HOUR_MS, SECOND_MS, Clock, Period
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,6 +29,8 @@ EXACT_JOBS_MAX: Final = 10_000
 PERCENTILE_ACCURACY: Final = 2 * EXACT_JOBS_MAX + 1
 """Where Spark adds up sketches of two tasks, ranks stay exact while twice the jobs of either are fewer than this."""
 PERCENTILES: Final = (50, 90, 99)
+TIMESTAMP_MS_MAX: Final = 253_402_300_799_999
+"""9999-12-31: no later time has a name; a forged one is shown as none."""
 LABELS_MAX: Final = 1_000
 """Most values of a field that are listed."""
 OUTCOMES: Final = {
@@ -256,3 +257,74 @@ def shown(windows: DataFrame, period: Period) -> DataFrame:
         *("tenant_id", "dc", "what", "name", "amount"),
         rate.alias("per_second"),
     )
+
+
+# --- jobs, and what was read ----------------------------------------------------------------------
+
+
+def job_table(timed: DataFrame, clock: Clock) -> DataFrame:
+    """The jobs as they are written: times of the ledger's clock as timestamps, those of a trace in seconds."""
+    return timed.select(
+        *("tenant_id", "job_id", "status", "dc"),
+        *(moment(f"{name}_ms", clock).alias(name) for name in ("created", "accepted", "ended")),
+        *(seconds(f"{name}_ms").alias(f"{name}_s") for name in SPANS),
+        "created_by",
+        moment("cancelled_ms", clock).alias("cancel_requested"),
+        *("cancelled_by", "cancel_reason", "error", "failed_dc", "private_fields"),
+        moment("last_ms", clock).alias("last_event"),
+        *("created_hlc", "last_hlc", "last_seq", "events"),
+    )
+
+
+def moment(name: str, clock: Clock) -> Column:
+    """A moment in milliseconds as tables hold it."""
+    at = F.col(name)
+    if clock is Clock.TRACE:
+        return at / 1000.0
+    return F.when(at.between(0, TIMESTAMP_MS_MAX), F.timestamp_millis(at))
+
+
+def seconds(name: str) -> Column:
+    """A duration in milliseconds as tables hold it."""
+    return F.col(name) / 1000.0
+
+
+# --- what was read --------------------------------------------------------------------------------
+
+
+def by_tenant(facts: DataFrame) -> DataFrame:
+    """One row a tenant: entries, range of seq and HLC, jobs, job events, and private values, which are not shown."""
+    rows = facts.groupBy("tenant_id").agg(
+        *_read(),
+        F.min("seq").alias("first_seq"),
+        F.max("seq").alias("last_seq"),
+        F.count_distinct(F.when(F.col("action").isNotNull(), F.col("job_id"))).alias("jobs"),
+    )
+    seqs_and_hlcs = ("first_seq", "last_seq", "first_hlc", "last_hlc")
+    counts = ("jobs", "job_events", "trace_events", "private_values")
+    return in_order(rows, "tenant_id").select("tenant_id", "entries", *seqs_and_hlcs, *counts)
+
+
+def overall(facts: DataFrame) -> DataFrame:
+    """One row for everything: counts, the first and last time on either clock."""
+    return facts.agg(
+        F.count_distinct("tenant_id").alias("tenants"),
+        *_read(),
+        F.min("event_ms").alias("first_hlc_ms"),
+        F.max("event_ms").alias("last_hlc_ms"),
+        F.min("trace_ms").alias("first_trace_ms"),
+        F.max("trace_ms").alias("last_trace_ms"),
+    )
+
+
+def _read() -> list[Column]:
+    """How many entries there are, of what, and their first and last HLC."""
+    first, last = F.min("at"), F.max("at")
+    return [
+        F.count("*").alias("entries"),
+        F.count("action").alias("job_events"),
+        F.count("trace_ms").alias("trace_events"),
+        F.sum("private").alias("private_values"),
+        F.concat_ws(":", first["physical_ms"], first["logical"], first["node"]).alias("first_hlc"),
+        F.concat_ws(":", last["physical_ms"], last["logical"], last["node"]).alias("last_hlc"),
+    ]

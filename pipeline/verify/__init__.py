@@ -32,7 +32,8 @@ from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, BundleInva
 from ledger.exit_code import ExitCode
 from ledger.verification.projection_check import CHAIN_ASPECTS
 from ledger.verification.range_check import RangeTask
-from ledger.verification.range_fold import ChainBounds, tasks
+from ledger.verification.range_fold import ChainBounds
+from ledger.verification.range_fold import tasks as tasks_of
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import KINDS, Break, Verdict
 from pipeline.archive.judging import broken
@@ -258,7 +259,9 @@ def _planned(pieces: Sequence[Piece], ends: Mapping[str, ChainBounds]) -> dict[s
     for piece in pieces:
         if not piece.is_first and piece.from_seq is not None:
             borders[piece.tenant_id].append(piece.from_seq)
-    return {tenant: PlannedChain(ends[tenant], tasks(ends[tenant], of_tenant)) for tenant, of_tenant in borders.items()}
+    return {
+        tenant: PlannedChain(ends[tenant], tasks_of(ends[tenant], of_tenant)) for tenant, of_tenant in borders.items()
+    }
 
 
 def _by_piece(pieces: Sequence[Piece], chains: Mapping[str, PlannedChain]) -> dict[tuple[str, int | None], RangeTask]:
