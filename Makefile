@@ -7,6 +7,7 @@
 # make bench   benchmarks (ROWS="a b" for some) make torture  long fault runs (SEED=n replays one)
 # make sanitize  the modules in C under address and undefined-behaviour sanitizers: their tests, and a fuzzer
 # make lock    write the lock files again from pyproject.toml
+# make facts   write the tables of docs, the scripts and the C that follow from the declarations in ledger/facts
 
 # The system's Python where it can make an environment and compile for it, else the first on PATH: distributions build
 # theirs by a profile, pyenv by default does not, and then every line of Python takes 1.4 times as long.
@@ -27,7 +28,7 @@ FAST := $(VENV)/.installed-fast
 NATIVE := $(VENV)/.built-native
 
 .DEFAULT_GOAL := run
-.PHONY: run pipeline test test-fast lint docs hooks bench torture sanitize lock debian-tools
+.PHONY: run pipeline test test-fast lint docs hooks bench torture sanitize lock facts debian-tools
 
 # Hundreds of processes that tests start read what the first of them has compiled, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
@@ -57,6 +58,9 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+facts: $(RUNTIME)
+	$(BIN)/python -m ledger.facts
 
 # The documentation as a site, in build/site.
 docs: $(DEV)
