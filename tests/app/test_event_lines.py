@@ -86,7 +86,7 @@ async def test_lines_may_end_in_any_way_and_blank_lines_may_follow() -> None:
 async def test_more_lines_than_the_bound_are_refused_before_any_is_checked() -> None:
     with pytest.raises(ProblemError) as refused:
         await lines_of(b"x\n" * (LINES_MAX + 1), BYTES_MAX, None)
-    assert refused.value.kind is PAYLOAD_TOO_LARGE
+    assert refused.value.problem is PAYLOAD_TOO_LARGE
 
 
 async def test_others_get_their_turn_while_lines_are_checked() -> None:
