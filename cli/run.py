@@ -25,7 +25,7 @@ from ledger.errors import InvalidInputError, LedgerError
 from ledger.exit_code import ExitCode
 from tallystick_client import Job, NotAllowedError, SpoolError, SpoolReport, TallystickError
 from tallystick_client.answers import Recorded
-from tallystick_client.errors import REFUSALS
+from tallystick_client.errors import FinalError
 from terminal.counted import counted
 from terminal.options import Json
 from terminal.outcome import CommandExit, err, fail, lose, out, print_json, readable
@@ -184,7 +184,7 @@ class RecordedJob:
         try:
             self._job.begin()
         except TallystickError as error:
-            if not self._has_spool or isinstance(error, (*REFUSALS, NotAllowedError)):
+            if not self._has_spool or isinstance(error, (FinalError, NotAllowedError)):
                 raise
             self.problem, self.is_unrecorded = said(error), True
 

@@ -46,7 +46,7 @@ from tallystick_client import (
     WriteLostError,
 )
 from tallystick_client.core import Core
-from tallystick_client.errors import REFUSALS
+from tallystick_client.errors import FinalError
 from tallystick_client.errors import problem as problem_error
 from tallystick_client.flow import Reply
 from tallystick_client.watch import Event, Events
@@ -606,7 +606,7 @@ def test_what_stays_refused_is_known_so_that_it_holds_up_nothing_behind_it_in_a_
     problems = [
         problem_error(status, {"type": f"https://tallystick.dev/problems/{kind}"}, None) for kind, status in kinds()
     ]
-    assert {error.kind for error in problems if isinstance(error, REFUSALS)} == {
+    assert {error.kind for error in problems if isinstance(error, FinalError)} == {
         "event-refused",
         "idempotency-key-reused",
         "idempotency-key-unproven",

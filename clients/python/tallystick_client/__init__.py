@@ -6,15 +6,14 @@ from tallystick_client.answers import (
     Entry,
     JobEvent,
     JobState,
-    Level,
     ListedJob,
     Recorded,
-    Status,
 )
 from tallystick_client.client import AsyncClient, Client
 from tallystick_client.errors import (
     ConflictError,
     CopiesRemovedError,
+    FinalError,
     InvalidError,
     JobEndedError,
     JobExistsError,
@@ -31,6 +30,7 @@ from tallystick_client.errors import (
     UnreachableError,
     WriteLostError,
 )
+from tallystick_client.facts import EventName, Level, Status
 from tallystick_client.flow import Reply
 from tallystick_client.jobs import AsyncJob, Job
 from tallystick_client.outbox import SpoolReport
@@ -44,6 +44,8 @@ __all__ = [
     "ConflictError",
     "CopiesRemovedError",
     "Entry",
+    "EventName",
+    "FinalError",
     "InvalidError",
     "Job",
     "JobEndedError",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, TypedDict
 
-from tallystick_client.facts import ENDED as ENDED
-from tallystick_client.facts import Level as Level
-from tallystick_client.facts import Status as Status
+from tallystick_client.facts import Level, Status
 
 Consistency = Literal["eventual", "session", "bounded_staleness", "strong"]
 

@@ -24,12 +24,11 @@ from tallystick_client.answers import (
     Entry,
     JobEvent,
     JobState,
-    Level,
     ListedJob,
     Recorded,
-    Status,
 )
 from tallystick_client.core import JSON, NDJSON, Core, OnWait, bearer, json_of, new_key, value_of
+from tallystick_client.facts import EventName, Level, Status
 from tallystick_client.flow import Awaiting, Blocking, Flow, Give, Listing, Piece, Reply, Work, listing, operation
 from tallystick_client.jobs import AsyncJob, Job, JobId, Spec, job_path
 from tallystick_client.outbox import Outbox, SpoolReport
@@ -118,7 +117,7 @@ class LedgerFlows(ABC, Generic[J]):
         /,
         tenant_id: str,
         job_id: str,
-        type: str,
+        type: EventName,
         *,
         durability: Level | None = None,
         key: str | None = None,

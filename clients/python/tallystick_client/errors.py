@@ -119,7 +119,6 @@ _BY_KIND: Mapping[str, type[ProblemError]] = {
 }
 TRANSIENT_STATUS = frozenset({408, 429, 502, 503, 504})
 """Also of proxies, which send no problem document."""
-REFUSALS = (FinalError,)
 
 
 def problem(status: int, document: Mapping[str, Any], location: str | None) -> ProblemError:

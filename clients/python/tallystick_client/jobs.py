@@ -17,9 +17,10 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from tallystick_client.answers import ENDED, Recorded
+from tallystick_client.answers import Recorded
 from tallystick_client.core import Core, json_of, new_key, value_of
 from tallystick_client.errors import JobEndedError, TallystickError
+from tallystick_client.facts import ENDED
 from tallystick_client.flow import Awaiting, Blocking, Flow, Reply, operation
 from tallystick_client.outbox import Outbox
 from tallystick_client.spool import KEY, Part, Request

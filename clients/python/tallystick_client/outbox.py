@@ -23,8 +23,8 @@ from typing import Any, TypedDict
 
 from tallystick_client.core import BACKOFF_MAX_S, BACKOFF_MIN_S, Core, no_ledger, value_of
 from tallystick_client.errors import (
-    REFUSALS,
     CopiesRemovedError,
+    FinalError,
     JobNotFoundError,
     NotAllowedError,
     ProblemError,
@@ -168,7 +168,7 @@ class Outbox:
                         spool, path, path == own, answer_s, refused, held, report
                     )
                 except (TallystickError, OSError) as error:
-                    if path == own and isinstance(error, (*REFUSALS, NotAllowedError, SpoolError)):
+                    if path == own and isinstance(error, (FinalError, NotAllowedError, SpoolError)):
                         raise
                     self._be_quiet(error)
                     if isinstance(error, NotAllowedError) and error.kind == "forbidden":
@@ -225,7 +225,7 @@ class Outbox:
             report.events += len(requests)
             log.warning("recorded, and how safely cannot be shown: %s", error)
             return []
-        except (SpoolError, *REFUSALS) as error:
+        except (SpoolError, FinalError) as error:
             if is_own and kept is not None and kept["part"] == "begin":
                 yield Work(partial(spool.remove, path))
                 raise
