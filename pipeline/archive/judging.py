@@ -28,13 +28,14 @@ from ledger.verification import verify
 from ledger.verification.reader import RowsAlone
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from ledger.verification.tree_check import StoredTree, TreeHead
-from ledger.verification.verdict import ASPECTS, Head
+from ledger.verification.verdict import ASPECTS, Break, Head
 from objects.store import ArchiveStore
 from pipeline.archive.manifest import Manifest
 from pipeline.archive.reader import TenantArchive
 from pipeline.arrow import Row
+from signing.bundle.judging import tree_head_json
 from signing.bundle.writer import BundleEnd, BundleWriter
-from signing.checkpoint import Checkpoint
+from signing.checkpoint import read as read_checkpoint
 from signing.files import whole_file
 from signing.keys import Keyring, Signer
 from signing.manifest import judge_own_checkpoint
@@ -58,7 +59,6 @@ class ArchiveJudge:
         self._unknown_manifest: tuple[int, str] | None = None
         """Seq and reason of the first manifest that no held key vouches for."""
         self._unknown_checkpoint: str | None = None
-        self._newest: Checkpoint | None = None
         self._manifest_keys: set[str] = set()
 
     def judge(self) -> list[TreeHead]:
@@ -85,7 +85,9 @@ class ArchiveJudge:
         if self._unknown_manifest is not None:
             own, (seq, why) = "unknown_key", self._unknown_manifest
             verdict["valid"] = False
-            verdict["first_break"] = verdict["first_break"] or _break(ARCHIVE_SIGNATURE, seq, f"the manifest: {why}")
+            verdict["first_break"] = (
+                verdict["first_break"] or Break(seq, ARCHIVE_SIGNATURE, f"the manifest: {why}")._asdict()
+            )
         verdicts = verdict["verdicts"] = {ARCHIVE: own, **verdict["verdicts"]}
         if verdicts["checkpoint"] != "broken" and self._unknown_checkpoint is not None:
             verdicts["checkpoint"], verdict["valid"] = "unknown_key", False
@@ -96,7 +98,7 @@ class ArchiveJudge:
     def _judge_checkpoint(self, manifest: Manifest) -> None:
         at = f"the checkpoint in the manifest of seq {manifest.from_seq} to {manifest.to_seq}"
         try:
-            self._newest, unknown = judge_own_checkpoint(manifest, manifest.checkpoint, self._keyring)
+            _, unknown = judge_own_checkpoint(manifest, manifest.checkpoint, self._keyring)
         except (SignatureError, ProofError) as error:
             raise ArchiveInvalidError(f"{at} does not hold: {error}", manifest.to_seq) from error
         if unknown is not None and self._unknown_checkpoint is None:
@@ -114,7 +116,7 @@ class ArchiveJudge:
 
     def _about(self) -> dict[str, Any]:
         newest, files = self._archive.newest, [file for each in self._archive.sealed for file in each.manifest.files]
-        about: dict[str, Any] = {
+        return {
             "url": self._archive.store.url,
             "log_origin": newest.log_origin,
             "to_seq": newest.to_seq,
@@ -124,15 +126,8 @@ class ArchiveJudge:
             "files": len(files),
             "bytes": sum(file.bytes for file in files),
             "manifest_key_ids": sorted(self._manifest_keys),
+            "checkpoint": tree_head_json(read_checkpoint(newest.checkpoint)),
         }
-        if self._newest is not None:
-            newest_head = self._newest
-            about["checkpoint"] = {
-                "origin": newest_head.origin,
-                "size": newest_head.size,
-                "root": newest_head.root.hex(),
-            }
-        return about
 
 
 def broken(tenant_id: str, error: LedgerError, seconds: float) -> dict[str, Any]:
@@ -147,7 +142,7 @@ def broken(tenant_id: str, error: LedgerError, seconds: float) -> dict[str, Any]
         "to_seq": 0,
         "head": Head(0, None, None)._asdict(),
         "verdicts": {ARCHIVE: "broken"} | dict.fromkeys(ASPECTS, "not_checked"),
-        "first_break": _break(kind, seq, str(error)),
+        "first_break": Break(seq, kind, str(error))._asdict(),
         "breaks": {kind: 1},
         "compared_with": None,
         "anchors": [],
@@ -156,10 +151,6 @@ def broken(tenant_id: str, error: LedgerError, seconds: float) -> dict[str, Any]
         "duration_ms": round(seconds * 1000, 1),
         "not_checked": ["the rows: the archive itself does not hold, so nothing in it says anything"],
     }
-
-
-def _break(kind: str, seq: int, detail: str) -> dict[str, Any]:
-    return {"seq": seq, "kind": kind, "detail": detail, "expected": None, "actual": None}
 
 
 async def verify_tenant(store: ArchiveStore, tenant_id: str, keyring: Keyring | None) -> dict[str, Any]:

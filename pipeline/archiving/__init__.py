@@ -69,6 +69,12 @@ ROUND_FILES_MAX: Final = 512
 """A round is closed by the plan that takes it to so many files, of each of which a summary of some 400 kB is held."""
 
 
+_OF_ONE_TENANT: Final = (
+    *(BrokenRangeError, ArchiveConflictError, ArchiveInvalidError, InvalidInputError, UnknownKeyError),
+)
+"""What is wrong with one tenant and stops no other."""
+
+
 class Archived(NamedTuple):
     """What a run did for one tenant: entries ``from_seq..to_seq`` are new in the archive, none when it ends below."""
 
@@ -176,14 +182,11 @@ class Run:
         """Whatever is wrong with this tenant is told of it, and others go on."""
         try:
             yield
-        except BrokenRangeError as broken:
-            self._give_up(tenant_id, broken.found, waiting)
-        except (ArchiveConflictError, ArchiveInvalidError, InvalidInputError, UnknownKeyError) as error:
-            self._give_up(tenant_id, found_in(error, self._done[tenant_id].to_seq + 1), waiting)
-
-    def _give_up(self, tenant_id: str, found: Break, waiting: dict[str, SignedEnd]) -> None:
-        self._done[tenant_id] = self._done[tenant_id]._replace(first_break=found)
-        waiting.pop(tenant_id, None)
+        except _OF_ONE_TENANT as error:
+            done = self._done[tenant_id]
+            found = error.found if isinstance(error, BrokenRangeError) else found_in(error, done.to_seq + 1)
+            self._done[tenant_id] = done._replace(first_break=found)
+            waiting.pop(tenant_id, None)
 
 
 def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyring: Keyring) -> SealedManifest:

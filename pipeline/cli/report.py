@@ -256,7 +256,7 @@ def stats(
 
         def note(batch: Summary) -> None:
             total.add(batch)
-            err.print(told(batch), markup=False)
+            err.print(summary_line(batch), markup=False)
 
         try:
             run(
@@ -274,10 +274,10 @@ def stats(
             # A run without an end is ended so; what it was at is done by the next.
             if once:
                 raise
-    tell(asdict(total), told(total), as_json=as_json)
+    tell(asdict(total), summary_line(total), as_json=as_json)
 
 
-def told(summary: Summary) -> str:
+def summary_line(summary: Summary) -> str:
     """A batch, or a run, in one line."""
     rows = counted(summary.rows, "row")
     parts = [f"{counted(summary.lines, 'line')} read", f"{rows} of closed windows written"]

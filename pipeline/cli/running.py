@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from ledger.errors import LedgerError
-from pipeline.java import is_submitted, told
+from pipeline.java import error_line, is_submitted
 from pipeline.spark import is_local, spark_session
 from terminal import stop_signals
 from terminal.outcome import CommandExit, err, fail
@@ -114,7 +114,7 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
     log = log_file(command)
     try:
         with (
-            _waits_told(master) as is_ending,
+            _waits_reported(master) as is_ending,
             spark_session(f"tally pipeline {command}", master=master, log_file=log, settings=settings) as spark,
         ):
             _interruption.spark = spark
@@ -136,7 +136,7 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
             raise
         with log.open("a") as file:
             traceback.print_exception(error, file=file)
-        message, code = told(error)
+        message, code = error_line(error)
         raise fail(f"{message} (Spark's log: {log})", code) from None
 
 
@@ -157,7 +157,7 @@ def _cancel_jobs(spark: SparkSession) -> None:
 
 
 @contextmanager
-def _waits_told(master: str | None) -> Iterator[threading.Event]:
+def _waits_reported(master: str | None) -> Iterator[threading.Event]:
     """Say each wait once, from a thread of its own, until the event is set, as Spark is about to stop; none where the
     work is done on this machine."""
     ended = threading.Event()

@@ -30,7 +30,7 @@ from pipeline.cli.options import (
     named_place,
 )
 from pipeline.cli.running import is_interrupted, running, shown
-from pipeline.java import told
+from pipeline.java import error_line
 from pipeline.places import OpenPlace
 from signing.checkpoint import judge_checkpoint, read_kept
 from signing.keys import Keyring
@@ -352,7 +352,7 @@ class BreaksFolder(NamedTuple):
         except Exception as error:  # Errors of Spark, of its Java and of its tasks have no root of their own.
             if isinstance(error, CommandExit) or is_interrupted():
                 raise
-            message, code = told(error)
+            message, code = error_line(error)
             fail(f"the breaks could not be written to {self.shown}: {message}")
             return code
         return ExitCode.FINE

@@ -144,7 +144,9 @@ def diff(
         OSError: a file cannot be written.
     """
     for place in (a, b):
-        _refuse_nothing(place)
+        # A folder that was mistaken for an archive would lack all that the other side has.
+        if place.is_copy and not place.tenants():
+            raise NotFoundError(f"there is no archive in {place}")
     if output is not None:
         _refuse_used(output)
         if signers is None:
@@ -162,12 +164,6 @@ def diff(
         with stage("writing bundles"):
             written = _write(tenants_found, chains, output, signers)
     return Diff(tenants_found, written)
-
-
-def _refuse_nothing(place: OpenPlace) -> None:
-    # A folder that was mistaken for an archive would lack all that the other side has.
-    if place.is_copy and not place.tenants():
-        raise NotFoundError(f"there is no archive in {place}")
 
 
 def _refuse_used(output: Path) -> None:

@@ -32,7 +32,7 @@ from signing.manifest import LOG_ORIGIN
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 ORIGIN_PREFIX: Final = "merge/"
@@ -84,7 +84,6 @@ def merge(
 
     ``output`` is the file that comes out; a folder for several of them, where it is one already, and when ``is_folder``
     says so. Nothing is written unless every bundle may be merged, and each file is whole once it has its name.
-
     ``spark`` is a session with ``SETTINGS``, whose workers reach ``files`` under the same paths. ``log_origin`` is the
     origin of the merged logs but for ``/`` and the tenant, by default named after what went in.
 
@@ -97,7 +96,10 @@ def merge(
     """
     from pyspark import StorageLevel
 
-    _check_origin(log_origin)
+    if log_origin is not None and not re.fullmatch(LOG_ORIGIN, log_origin):
+        raise InvalidInputError(
+            f"{log_origin!r} is no origin of a log: 1 to 300 visible characters, none of them a plus"
+        )
     refuse_unless_a_folder_can_be(output)
     counter = spark.sparkContext.accumulator(0)
     # 1. Every bundle is verified wholly; its entries wait on the workers' disks.
@@ -114,7 +116,8 @@ def merge(
         # 2. What becomes of each entry.
         raw_bytes = sum(bundle.raw_bytes for bundle in bundles)
         partitions = partitions_of(raw_bytes, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
-        placed = decided(_of(taken, bundles), partitions).persist(StorageLevel.DISK_ONLY)
+        once = taken.where(taken.file.isin([bundle.number for bundle in bundles]))
+        placed = decided(once, partitions).persist(StorageLevel.DISK_ONLY)
         with stage("sorting", None):
             placed.count()
         # 3. One chain a tenant.
@@ -136,24 +139,12 @@ def _named(merged: Sequence[MergedBundle], paths: Mapping[str, Path]) -> list[Me
     return [bundle._replace(file=paths[bundle.tenant_id]) for bundle in merged]
 
 
-def _check_origin(log_origin: str | None) -> None:
-    if log_origin is not None and not re.fullmatch(LOG_ORIGIN, log_origin):
-        raise InvalidInputError(
-            f"{log_origin!r} is no origin of a log: 1 to 300 visible characters, none of them a plus"
-        )
-
-
 def _each_once(bundles: Sequence[TakenBundle]) -> list[TakenBundle]:
     """One of those that are the same file under several names, and all that could not be read."""
     known: dict[str, TakenBundle] = {}
     for bundle in bundles:
         known.setdefault(bundle.digest or bundle.file, bundle)
     return list(known.values())
-
-
-def _of(taken: DataFrame, bundles: Sequence[TakenBundle]) -> DataFrame:
-    """What was taken of these bundles."""
-    return taken.where(taken.file.isin([bundle.number for bundle in bundles]))
 
 
 def _tenants(bundles: Sequence[TakenBundle]) -> dict[str, list[str]]:

@@ -190,7 +190,7 @@ class OpenPostgres(OpenPlace):
         for tenant_id in tenants:
             _, head, last, tree = self._facts[tenant_id]
             ends = ChainBounds(tenant_id, head, tree, is_left_over=head is None and last is None)
-            judged[tenant_id] = Judged(ends, _as_it_is if keyring is not None else _untrusted)
+            judged[tenant_id] = Judged(ends, dict if keyring is not None else _untrusted)
         return judged, {}
 
     def read_facts(self, tenants: Collection[str]) -> None:
@@ -221,10 +221,6 @@ class OpenPostgres(OpenPlace):
         if count > TIMED_ROWS_MAX:
             return pieces
         return [piece for piece in pieces if count and piece.bounds[0] <= highest and piece.bounds[1] >= lowest]
-
-
-def _as_it_is(verdict: dict[str, Any]) -> dict[str, Any]:
-    return verdict
 
 
 def _untrusted(verdict: dict[str, Any]) -> dict[str, Any]:

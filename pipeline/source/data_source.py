@@ -34,7 +34,7 @@ from pipeline.arrow import INTEGERS
 from pipeline.places import NAMED_BY, place_of
 from pipeline.places.connection import Dsn
 from pipeline.places.postgres import OpenPostgres, PostgresPlace
-from pipeline.places.protocol import ROWS_A_PIECE, Facts, OpenPlace, Piece, Place, Times
+from pipeline.places.protocol import ROWS_A_PIECE, Facts, Place, Times
 from pipeline.source import ROW_COLUMNS, ddl, entry_rows, in_tasks, open_pieces
 
 if TYPE_CHECKING:
@@ -93,20 +93,17 @@ class LedgerReader(DataSourceReader):
 
     def _partitions_of(self, place: Place) -> list[InputPartition]:
         with place.planned() as opened:
-            return self._pieces_of(opened)
-
-    def _pieces_of(self, opened: OpenPlace) -> list[InputPartition]:
-        tenants = self._tenants
-        if len(self._places) > 1 and tenants is not None:
-            tenants = [tenant for tenant in opened.tenants() if tenant in tenants]
-        pieces = opened.pieces(
-            tenants,
-            rows_a_piece=self._rows_a_piece,
-            from_seq=self._from_seq,
-            to_seq=self._to_seq,
-            times=self._times,
-        )
-        return [PiecePartition(group) for group in in_tasks(pieces, self._rows_a_piece)]
+            tenants = self._tenants
+            if len(self._places) > 1 and tenants is not None:
+                tenants = [tenant for tenant in opened.tenants() if tenant in tenants]
+            pieces = opened.pieces(
+                tenants,
+                rows_a_piece=self._rows_a_piece,
+                from_seq=self._from_seq,
+                to_seq=self._to_seq,
+                times=self._times,
+            )
+        return [InputPartition(group) for group in in_tasks(pieces, self._rows_a_piece)]
 
 
 def register(spark: SparkSession) -> None:
@@ -121,13 +118,6 @@ ROWS_A_BATCH: Final = 1_000_000
 
 Offset = dict[str, int]
 """Tenant to the last seq read."""
-
-
-class PiecePartition(InputPartition):
-    """What one task reads: a piece, or several small ones."""
-
-    def __init__(self, pieces: list[Piece]) -> None:
-        super().__init__(pieces)
 
 
 class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -181,7 +171,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     [tenant], rows_a_piece=self._rows_a_piece, from_seq=start.get(tenant, 0) + 1, to_seq=seq
                 )
             ]
-        return [PiecePartition(group) for group in in_tasks(pieces, self._rows_a_piece)]
+        return [InputPartition(group) for group in in_tasks(pieces, self._rows_a_piece)]
 
     # --- in tasks -----------------------------------------------------------------------------------
 

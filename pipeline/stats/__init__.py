@@ -21,7 +21,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ledger.errors import ConfigurationError
-from pipeline.java import apart
+from pipeline.java import call_in_thread
 from pipeline.stats.destination import (
     PARTITIONS,
     Destination,
@@ -142,7 +142,7 @@ def _take(rows: DataFrame, destination: Destination, total: Summary, on_batch: C
     try:
         return _follow(query, total, on_batch)
     finally:
-        apart(query.stop)
+        call_in_thread(query.stop)
 
 
 def _folder_of(source: str) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import orjson
@@ -88,17 +88,6 @@ _BREAKS_SCHEMA: Final = pa.schema(
 )
 BREAKS_DDL: Final = ddl_of(_BREAKS_SCHEMA)
 VERDICTS_DDL: Final = "tenant_id string, valid boolean, entries_checked bigint, verdict string"
-_TASK_DECODER: Final = msgspec.msgpack.Decoder(RangeTask)
-_VERDICT_DECODER: Final = msgspec.msgpack.Decoder(Verdict)
-_REFUSAL_DECODER: Final = msgspec.msgpack.Decoder(Refusal)
-
-
-class Checked(NamedTuple):
-    """What checking chains came to, by tenant; ``found`` are kept rows, among them every break."""
-
-    verdicts: dict[str, Verdict]
-    refused: dict[str, Refusal]
-    found: tuple[DataFrame, ...]
 
 
 class Verified:
@@ -203,15 +192,17 @@ def verify(
     }
     ring = keyring if keyring is not None else place.named_keys()
     pieces = place.pieces([*ends], rows_a_piece=rows_a_piece)
-    checked = check_chains(spark, pieces, ends, keyring=ring, with_jobs=not place.is_copy, passed=passed)
-    for tenant, refusal in checked.refused.items():
+    verdicts, refusals, found = check_chains(
+        spark, pieces, ends, keyring=ring, with_jobs=not place.is_copy, passed=passed
+    )
+    for tenant, refusal in refusals.items():
         kind = ArchiveSignatureError if refusal.is_signature else ArchiveInvalidError
         refused[tenant] = kind(refusal.message, refusal.seq)
     seconds = time.perf_counter() - began_s
     objects = {tenant: broken(tenant, error, seconds) for tenant, error in refused.items()}
-    for tenant, verdict in checked.verdicts.items():
+    for tenant, verdict in verdicts.items():
         objects[tenant] = judged[tenant].told(verdict.to_json(seconds * 1000))
-    return Verified(spark, [objects[tenant] for tenant in wanted], checked.found)
+    return Verified(spark, [objects[tenant] for tenant in wanted], found)
 
 
 def check_chains(
@@ -222,8 +213,10 @@ def check_chains(
     keyring: Keyring | None,
     with_jobs: bool,
     passed: Accumulator[int] | None,
-) -> Checked:
+) -> tuple[dict[str, Verdict], dict[str, Refusal], tuple[DataFrame, ...]]:
     """Check the chains that lie in ``pieces``; ``ends`` is what is said of each as a whole, by tenant.
+
+    Returns verdicts and refusals by tenant, and the rows that are kept, among them every break.
 
     ``with_jobs`` says that job states are compared, where they are stored.
     """
@@ -251,7 +244,7 @@ def check_chains(
         found = _without(spark, found, changed).union(_again(spark, pieces, chains, changed, keys)).persist()
         folded, verdicts, refused, changed = _fold(found, chains)
         rounds += 1
-    return Checked(verdicts, refused, (found, folded))
+    return verdicts, refused, (found, folded)
 
 
 def _planned(pieces: Sequence[Piece], ends: Mapping[str, ChainBounds]) -> dict[str, PlannedChain]:
@@ -285,11 +278,11 @@ def _fold(
     for row in folded.filter(folded.kind.isin(VERDICT, REFUSED, AGAIN)).collect():
         data = bytes(row.data)
         if row.kind == VERDICT:
-            verdicts[row.tenant_id] = _VERDICT_DECODER.decode(data)
+            verdicts[row.tenant_id] = msgspec.msgpack.decode(data, type=Verdict)
         elif row.kind == REFUSED:
-            refused[row.tenant_id] = _REFUSAL_DECODER.decode(data)
+            refused[row.tenant_id] = msgspec.msgpack.decode(data, type=Refusal)
         else:
-            changed[row.tenant_id, row.number] = _TASK_DECODER.decode(data)
+            changed[row.tenant_id, row.number] = msgspec.msgpack.decode(data, type=RangeTask)
     return folded, verdicts, refused, changed
 
 

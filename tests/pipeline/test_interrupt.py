@@ -109,7 +109,7 @@ import sys
 from pathlib import Path
 
 from pyspark import SparkContext
-from pipeline.java import begun, java
+from pipeline.java import run_in_thread, java
 from pipeline.java import class_archive_options
 
 
@@ -122,7 +122,7 @@ try:
     with java({"spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {class_archive_options()}"}, folder / "log"):
         file = SparkContext._jvm.java.io.File(str(folder / "pipe")).toPath()
         read = f"c\\nz:java.nio.file.Files\\nreadAllBytes\\nr{file._target_id}\\ne\\n"
-        begun(lambda: SparkContext._gateway._gateway_client.send_command(read + "x" * 100_000))
+        run_in_thread(lambda: SparkContext._gateway._gateway_client.send_command(read + "x" * 100_000))
         pipe = open(folder / "pipe", "wb")  # Only when Java reads.
         raise GivenUpError
 except GivenUpError:

@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from ledger.errors import DatabaseWentBackError, LedgerError
 from ledger.verification import ENTRY_COLUMNS, Head
-from pipeline.java import told
+from pipeline.java import error_line
 from pipeline.places.protocol import Facts
 from pipeline.source.data_source import LedgerReader, end_of, next_offset, register
 from tests.app.bundles import bundle_of
@@ -186,7 +186,7 @@ def test_options_that_name_nothing_are_refused(options: dict[str, str], said: st
 def test_a_column_that_entries_lack_is_refused_in_one_line_by_spark_too(notebook: SparkSession) -> None:
     with pytest.raises(Exception, match="no column tenant") as raised:
         notebook.read.format("tallystick").option("bundle", __file__).schema("tenant string").load().count()
-    assert told(raised.value)[0].startswith("an entry has no column tenant string: tenant_id string, seq bigint,")
+    assert error_line(raised.value)[0].startswith("an entry has no column tenant string: tenant_id string, seq bigint,")
 
 
 # --- a stream -------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from ledger.exit_code import ExitCode
 from ledger.verification.verdict import Break
 from pipeline import java
 from pipeline.cli import running
-from pipeline.java import _kept, apart, told
+from pipeline.java import _readable_error, call_in_thread, error_line
 from pipeline.spark import SHUFFLE_PARTITIONS_MIN, _java_options, refuse_unless_there, shuffle_partitions, spark_session
 
 SPARK_FLAG = "--add-modules=jdk.incubator.vector"
@@ -78,13 +78,13 @@ def test_an_error_of_ours_in_a_task_is_told_as_one_line_with_its_exit_code(spark
 
     with pytest.raises(Exception, match="cut short") as raised:
         spark.range(1).mapInArrow(refuse, "id long").collect()
-    assert told(raised.value) == ("acme.bundle.tar is cut short at byte 12", ExitCode.TAMPERED)
+    assert error_line(raised.value) == ("acme.bundle.tar is cut short at byte 12", ExitCode.TAMPERED)
 
 
 def test_rows_that_do_not_hold_end_a_command_as_tampered_wherever_they_are_found() -> None:
     error = BrokenRangeError(Break(7, "gap", "entries from seq 7 on are missing"))
     of_a_task = Exception(f"Traceback (most recent call last):\n{type(error).__module__}.BrokenRangeError: {error}\n")
-    assert told(of_a_task) == ("gap at seq 7: entries from seq 7 on are missing", ExitCode.TAMPERED)
+    assert error_line(of_a_task) == ("gap at seq 7: entries from seq 7 on are missing", ExitCode.TAMPERED)
 
 
 def test_another_error_in_a_task_is_told_as_one_line(spark: SparkSession) -> None:
@@ -95,7 +95,7 @@ def test_another_error_in_a_task_is_told_as_one_line(spark: SparkSession) -> Non
 
     with pytest.raises(Exception, match="no rows") as raised:
         spark.range(1).mapInArrow(fail, "id long").collect()
-    assert told(raised.value) == ("ZeroDivisionError: no rows to divide by", ExitCode.COULD_NOT_RUN)
+    assert error_line(raised.value) == ("ZeroDivisionError: no rows to divide by", ExitCode.COULD_NOT_RUN)
 
 
 class CutShortError(BaseException):
@@ -133,11 +133,11 @@ def test_a_call_that_a_signal_cuts_short_leaves_its_answer_to_no_other(
             sleep(60_000)
             pytest.fail("the signal did not come")
         except CutShortError:
-            assert apart(lambda: spark.range(3).count()) == 3
+            assert call_in_thread(lambda: spark.range(3).count()) == 3
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, usual)
-        apart(caller.interrupt)
+        call_in_thread(caller.interrupt)
 
 
 def test_without_any_java_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def test_a_java_that_ends_by_itself_is_told_in_one_line_with_what_is_known_of_wh
     log.write_text(f"starting\n{logged}\nended\n")
     how = "kill -9 $$" if code < 0 else f"exit {code}"
     with subprocess.Popen(["sh", "-c", how]) as ended:
-        line, exit_code = told(_kept(Py4JNetworkError("Answer from Java side is empty"), log, ended))
+        line, exit_code = error_line(_readable_error(Py4JNetworkError("Answer from Java side is empty"), log, ended))
     assert line.startswith("Spark has ended")
     assert said in line
     assert "\n" not in line
@@ -225,7 +225,7 @@ def test_what_a_task_found_is_told_though_spark_or_its_java_ended_after_it(logge
     log.write_text(f"starting\n{logged}\n")
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
-        assert told(_kept(Exception(FOUND), log, ended)) == (BROKEN, ExitCode.TAMPERED)
+        assert error_line(_readable_error(Exception(FOUND), log, ended)) == (BROKEN, ExitCode.TAMPERED)
 
 
 @pytest.mark.parametrize(
@@ -240,16 +240,16 @@ def test_words_in_the_log_do_not_end_a_spark_whose_java_lives(logged: str, tmp_p
     log = tmp_path / "spark.log"
     log.write_text(f"starting\n{logged}\n")
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as alive:
-        kept = _kept(ValueError("no such column"), log, alive)
-    assert told(kept) == ("ValueError: no such column", ExitCode.COULD_NOT_RUN)
+        kept = _readable_error(ValueError("no such column"), log, alive)
+    assert error_line(kept) == ("ValueError: no such column", ExitCode.COULD_NOT_RUN)
 
 
 def test_a_spark_that_its_cluster_killed_is_told_of_though_its_java_lives(tmp_path: Path) -> None:
     log = tmp_path / "spark.log"
     log.write_text(f"starting\n{KILLED}All masters are unresponsive!\n")
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as alive:
-        kept = _kept(ValueError("SparkContext was shut down"), log, alive)
-    assert told(kept)[0] == "Spark has ended: All masters are unresponsive!"
+        kept = _readable_error(ValueError("SparkContext was shut down"), log, alive)
+    assert error_line(kept)[0] == "Spark has ended: All masters are unresponsive!"
 
 
 def test_a_folder_for_temporary_files_may_have_any_name_but_one_with_a_comma(

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from ledger.errors import ConfigurationError, InvalidInputError, NotFoundError
-from pipeline.cli.report import duration_s, told
+from pipeline.cli.report import duration_s, summary_line
 from pipeline.stats import Summary, committed_files, read, rejected, run
 from pipeline.stats.destination import Tick, next_tick, refuse_behind
 from pipeline.stats.reports import LINE_BYTES_MAX
@@ -354,8 +354,8 @@ def test_durations_have_a_unit_and_a_bound_and_a_run_is_told_in_one_line() -> No
     for text in ("0s", "8d", "1", "m", "1.5m", "-1s", ""):
         with pytest.raises(ConfigurationError, match="--window"):
             duration_s("window", text)
-    assert told(Summary(lines=1200, rows=3)) == "1,200 lines read, 3 rows of closed windows written"
-    assert told(Summary(lines=1, rows=1)) == "1 line read, 1 row of closed windows written"
-    assert told(Summary(lines=1, bad=2, late=3, late_groups=4)).endswith(
+    assert summary_line(Summary(lines=1200, rows=3)) == "1,200 lines read, 3 rows of closed windows written"
+    assert summary_line(Summary(lines=1, rows=1)) == "1 line read, 1 row of closed windows written"
+    assert summary_line(Summary(lines=1, bad=2, late=3, late_groups=4)).endswith(
         "2 bad, 3 late, 4 groups came after their window was closed and are not in it"
     )
