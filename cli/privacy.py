@@ -111,14 +111,14 @@ def rotate_master(
 async def _rotate(url: str, old_uri: str, new_uri: str) -> tuple[int, str, str]:
     from app.runtime.database_faults import DATABASE_FAULTS
     from app.store import sessions
-    from app.trust.privacy import rotation
+    from app.trust.privacy import keys
     from signing import data_keys
 
     old, new = data_keys.load(old_uri), data_keys.load_or_generate(new_uri)
     try:
         connection = await sessions.connect_alone(url, timeout_s=CONNECT_TIMEOUT_S)
         try:
-            return await rotation.rotate_master(connection, old, new), old.master_key_id, new.master_key_id
+            return await keys.rotate_master(connection, old, new), old.master_key_id, new.master_key_id
         finally:
             await connection.close()
     except DATABASE_FAULTS as error:

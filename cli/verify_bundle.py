@@ -14,8 +14,7 @@ import typer
 from rich.markup import escape
 
 from app.share.bundle import report
-from app.share.bundle.counting import counts_of
-from app.share.bundle.report import Against, SignedWith, VerifiedFile, to_html
+from app.share.bundle.report import Against, SignedWith, VerifiedFile, counts_of, to_html
 from app.share.bundle.verify import verify_file
 from cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
 from cli.trusted import Trusted

@@ -56,11 +56,9 @@ from app.store.privacy import PrivacyEntry
 from app.store.promise_check import PromiseCheck
 from app.store.sessions import STATEMENT_TIMEOUT_S, NodePool
 from app.trust.access.callers import Callers, CallerSource, OpenToAll
-from app.trust.access.certificates import principals_by_name
-from app.trust.access.code_flow import CodeFlow, code_flow_of
-from app.trust.access.console_sessions import ConsoleSessions
+from app.trust.access.console_sessions import CodeFlow, ConsoleSessions, code_flow_of
 from app.trust.access.oidc import OidcIssuer, issuer_of
-from app.trust.access.tls import ServerTls, TlsFiles
+from app.trust.access.tls import ServerTls, TlsFiles, principals_by_name
 from app.trust.keys.changes import KeyChanges
 from app.trust.keys.tokens import Tokens
 from app.trust.keys.trust import Trust

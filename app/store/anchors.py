@@ -1,12 +1,16 @@
-"""SQL of what outsiders said of checkpoints: cosignatures of witnesses and RFC 3161 time stamps. Append only."""
+"""SQL of statements about checkpoints: cosignatures of external witnesses and RFC 3161 time stamps. Append only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.rows import clamped_columns, fetch_as
+from ledger.errors import SignatureError
+from signing import checkpoint as checkpoints
+from signing.anchors import ANCHORS_MAX, Unproven, cosignature, rfc_3339, timestamp
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -197,3 +201,31 @@ async def covering_timestamps(
 async def due_for_timestamp(connection: Connection, authority: str, interval: timedelta, limit: int) -> list[DueNote]:
     """Newest checkpoints of tenants that grew since this authority's last stamp, which is at least ``interval`` old."""
     return await fetch_as(connection, DueNote, _DUE_FOR_TIMESTAMP, authority, interval, limit)
+
+
+ANCHORS_A_KIND_MAX = ANCHORS_MAX // 2
+"""Witnesses, and authorities, whose statements one file carries."""
+
+
+def unproven(cosigned: Sequence[CosignatureRow], stamped: Sequence[TimestampRow], size_max: int) -> list[Unproven]:
+    """The statements in these rows. One that is of no checkpoint, or of one larger than ``size_max``, is as if it were
+    not there: whoever can write to the table can put it there."""
+    said = [
+        Unproven(_size_of(row.note), partial(cosignature, row.witness, row.note, rfc_3339(row.cosigned_at)))
+        for row in cosigned
+    ]
+    said += [
+        Unproven(
+            _size_of(row.note), partial(timestamp, row.authority, row.note, row.response, rfc_3339(row.generated_at))
+        )
+        for row in stamped
+    ]
+    return [each for each in said if 1 <= each.size <= size_max]
+
+
+def _size_of(text: str) -> int:
+    """Size of the tree in a note; 0 where it is none."""
+    try:
+        return checkpoints.read(text).size
+    except SignatureError:
+        return 0

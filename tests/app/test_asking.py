@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 
 from app.runtime.outgoing import asking, bounded_transport
 from app.runtime.outgoing.asking import NoAnswerError, client_of, read_answer, stream_answer
-from app.share.webhooks.messages import message_of
-from app.share.webhooks.names import Names
-from app.share.webhooks.sending import Outcome, attempt
+from app.share.webhooks.sending import Names, Outcome, attempt, message_of
 from app.store.webhooks import Webhook
 from tallystick_client.core import _seconds
 from tests.app.test_webhooks import ENTRY

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.share.bundle.counting import ACTORS_MAX
+from app.share.bundle.report import ACTORS_MAX
 from ledger import canonical
 from ledger.facts.events import TYPE_OF_ACTION
 from ledger.hlc import Hlc

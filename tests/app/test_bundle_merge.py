@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.share.bundle.counting import counts_of
 from app.share.bundle.importer import Imported
+from app.share.bundle.report import counts_of
 from ledger import canonical
 from ledger.chain.conflict import Event, conflict_hlc, held_event
 from ledger.errors import ClockSkewError, InvalidInputError

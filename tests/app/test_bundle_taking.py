@@ -12,9 +12,8 @@ from typing import Any, BinaryIO, cast
 import pytest
 
 from app.share.bundle import sorting
-from app.share.bundle.births import Born
 from app.share.bundle.sorting import Sorter
-from app.share.bundle.taking import TakenBundle, Terms, _Taking, take_verified
+from app.share.bundle.taking import Born, TakenBundle, Terms, _Taking, take_verified
 from app.share.bundle.verify import ReadingAhead
 from ledger.bundle.merge import ClockBounds, Incoming, incoming_entries
 from ledger.errors import BundleInvalidError, BundleRefusedError, ClockSkewError, NotReadyError, UntrustedKeyError

@@ -14,10 +14,10 @@ import pytest
 
 from app.dev.embedded import EmbeddedPostgres
 from app.runtime.settings.config import Settings
-from app.share.bundle.counting import counts_of
+from app.share.bundle.report import counts_of
 from app.share.bundle.verify import verify_file
 from app.store import privacy as store
-from app.trust.privacy import rotation
+from app.trust.privacy import keys
 from app.trust.privacy.keys import SubjectKeys
 from ledger.errors import PrivacyUnavailableError
 from signing import data_keys
@@ -258,8 +258,8 @@ async def test_another_master_key_takes_over_and_the_old_one_can_go(
         )
         old, new = data_keys.load(str(old_file)), data_keys.generate(str(tmp_path / "new.key"))
         with pytest.raises(PrivacyUnavailableError, match="wrapped by master key"):
-            await rotation.rotate_master(superuser, new, old)
-        assert await rotation.rotate_master(superuser, old, new) == 1
+            await keys.rotate_master(superuser, new, old)
+        assert await keys.rotate_master(superuser, old, new) == 1
         body = {"tenant_id": "acme", "spec": {"user": BOB}}
 
         async def refused() -> bool:

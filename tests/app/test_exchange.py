@@ -25,7 +25,7 @@ from app.edge.listener import listening
 from app.node.wiring import running
 from app.runtime.outgoing.asking import NoAnswerError
 from app.share.bundle import importer, taking
-from app.share.exchange.turns import Turns
+from app.share.exchange.peer import Turns
 from app.store import exchange
 from signing.private_keys import generate
 from tests.app.chains import until

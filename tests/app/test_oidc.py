@@ -12,8 +12,7 @@ import pytest
 from joserfc import jws
 
 from app.runtime.principals import Grant, Principal
-from app.trust.access.issuer_keys import ASK_PAUSE_S
-from app.trust.access.oidc import TOKENS_KNOWN_MAX
+from app.trust.access.oidc import ASK_PAUSE_S, TOKENS_KNOWN_MAX
 from tests.app.oidc_issuer import AUDIENCE, DISCOVERY, GRANTS, JWKS, Checked, Issuer, make_key, segment
 
 pytestmark = pytest.mark.filterwarnings("ignore::joserfc.errors.SecurityWarning")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from app.trust.access import issuer_keys
-from app.trust.access.issuer_keys import ASK_PAUSE_S, AWAY_MAX_S, DOCUMENT_BYTES_MAX
+from app.trust.access import oidc
+from app.trust.access.oidc import ASK_PAUSE_S, AWAY_MAX_S, DOCUMENT_BYTES_MAX
 from ledger.errors import NotReadyError
 from tests.app.chains import until
 from tests.app.oidc_issuer import DISCOVERY, JWKS, Checked, Issuer, certify, make_key
@@ -102,8 +102,8 @@ async def test_an_issuer_that_answers_something_else_is_as_one_that_is_away(
 async def test_an_issuer_that_does_not_come_to_an_end_is_not_waited_for_long(
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    assert issuer_keys.FETCH_TIMEOUT_S <= 10
-    monkeypatch.setattr(issuer_keys, "FETCH_TIMEOUT_S", 2.0)
+    assert oidc.FETCH_TIMEOUT_S <= 10
+    monkeypatch.setattr(oidc, "FETCH_TIMEOUT_S", 2.0)
     checked = Checked(issuer, jwks_uri=issuer.jwks_uri)
     held = getattr(issuer, how)[JWKS] = threading.Event()
     async with asyncio.timeout(30):

@@ -18,8 +18,7 @@ from playwright.sync_api import Page
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
-from app.share.bundle.counting import Actors, counts_of
-from app.share.bundle.report import HEADLINES, Against, SignedWith, VerifiedFile, to_html
+from app.share.bundle.report import HEADLINES, Actors, Against, SignedWith, VerifiedFile, counts_of, to_html
 from app.share.bundle.verify import verify_file
 from ledger import canonical
 from ledger.exit_code import ExitCode, exit_code_of_bundle

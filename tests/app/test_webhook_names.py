@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.share.webhooks.names import Names
+from app.share.webhooks.sending import Names
 
 SILENT = [f"h{number}.stalls.example" for number in range(32)]
 

@@ -25,11 +25,9 @@ import structlog
 from cryptography import x509
 
 from app.dev.cluster import free_port
-from app.share.webhooks import deliveries, delivery, sending
-from app.share.webhooks.messages import message_of, secret_text
-from app.share.webhooks.names import Names
+from app.share.webhooks import delivery, sending
 from app.share.webhooks.registry import WebhookRegistry
-from app.share.webhooks.sending import Outcome
+from app.share.webhooks.sending import Names, Outcome, message_of, secret_text
 from app.store.chain_reads import ListedEntry
 from app.store.webhooks import Webhook
 from ledger.facts.events import SystemAction
@@ -493,8 +491,8 @@ async def test_another_node_goes_on_at_once_where_one_stops(
     receiver: Receiver,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deliveries, "HOLD_S", 10_000.0)
-    monkeypatch.setattr(deliveries, "RENEW_S", 0.02)
+    monkeypatch.setattr(delivery, "HOLD_S", 10_000.0)
+    monkeypatch.setattr(delivery, "RENEW_S", 0.02)
     shared = {"privacy": {"master_key_uri": f"file:{make_settings().data_dir}.master"}, **LOOPBACK}
     async with run_server(make_settings("one", node_id="node-a", **shared)) as one:
         await write(one, 3)

@@ -20,9 +20,16 @@ from app.runtime.answers.node import ConsoleSessionAnswer
 from app.runtime.outgoing.asking import NoAnswerError
 from app.runtime.principals import EVERYBODY, Principal
 from app.runtime.settings.config import Settings
-from app.trust.access.code_flow import COOKIE as SIGN_IN_COOKIE
-from app.trust.access.code_flow import COOKIE_LIFE_S, CodeFlow
-from app.trust.access.console_sessions import TOKEN_BYTES_MAX, ConsoleSession, ConsoleSessions, set_cookie, shown_cookie
+from app.trust.access.console_sessions import (
+    SIGN_IN_COOKIE,
+    SIGN_IN_LIFE_S,
+    TOKEN_BYTES_MAX,
+    CodeFlow,
+    ConsoleSession,
+    ConsoleSessions,
+    set_cookie,
+    shown_cookie,
+)
 from ledger.errors import InvalidInputError, LedgerError, NotFoundError, UnauthenticatedError
 
 router = APIRouter(route_class=StrictRoute, tags=["console"], responses=PROBLEM_RESPONSE)
@@ -98,7 +105,7 @@ async def begin_oidc(request: Request, code_flow: Service[CodeFlow | None]) -> R
     except NoAnswerError as error:
         log.warning("console_sign_in_failed", error=str(error))
         return _to_console("unanswered")
-    return _to(departure.url, _sign_in_cookie(request, departure.cookie, COOKIE_LIFE_S))
+    return _to(departure.url, _sign_in_cookie(request, departure.cookie, SIGN_IN_LIFE_S))
 
 
 @callbacks.get(CALLBACK)

@@ -15,8 +15,8 @@ from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.edge.services import Service
 from app.runtime.answers.node import NewWebhookAnswer, WebhookAnswer, WebhookList
 from app.runtime.state.node import Node
-from app.share.webhooks.messages import secret_text
 from app.share.webhooks.registry import ShownWebhook, WebhookRegistry, new_webhook
+from app.share.webhooks.sending import secret_text
 
 router = APIRouter(route_class=StrictRoute, tags=["webhooks"], responses=PROBLEM_RESPONSE)
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.runtime.state.found_breaks import break_of
 from app.runtime.tasks.slots import Slots
-from app.share.bundle.outsiders import ANCHORS_A_KIND_MAX, unproven
 from app.store import anchors as anchors_store
 from app.store import chain_reads
+from app.store.anchors import ANCHORS_A_KIND_MAX, unproven
 from app.store.chain_reader import PostgresChainReader
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading

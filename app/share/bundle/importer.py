@@ -36,11 +36,10 @@ import asyncpg
 import structlog
 
 from app.runtime.database_faults import DATABASE_FAULTS
-from app.share.bundle.births import Born, check_births
 from app.share.bundle.linking import ReadyBatch, decide_and_link, read_existing
 from app.share.bundle.sorting import Sorter
 from app.share.bundle.staging import StagedFile, check_disk_room
-from app.share.bundle.taking import TakenBundle, Terms, signed_manifest, take_verified
+from app.share.bundle.taking import Born, TakenBundle, Terms, check_births, signed_manifest, take_verified
 from app.store import chaining, exchange
 from app.store import node as node_store
 from app.store.appended import AppendedEntries

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from app.runtime.tasks.slots import Slots
-from app.share.bundle.outsiders import ANCHORS_A_KIND_MAX, unproven
 from app.store import anchors, chain_reads
+from app.store.anchors import ANCHORS_A_KIND_MAX, unproven
 from app.store.notary import read_tiles
 from app.store.reading import reading
 from app.trust.keys.trust import open_stored

@@ -6,20 +6,25 @@ sorted. Invariants::
     entries are taken             only from a bundle whose manifest a trusted key signed
     entries taken from a bundle   those that its verification was shown, each once, and no others
     what is wrong with an entry   is kept, and said only once every bundle of the set was found to hold
+
+An entry carries where it was chained first, and the signer of a bundle may write anything there. What is said of
+another ledger cannot be looked up here. What is said of this one is compared with the entry in this log.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from app.share.bundle.births import Born, born_in
+import orjson
+
 from app.share.bundle.sorting import Sorter
 from app.share.bundle.staging import StagedFile
 from app.share.bundle.verify import ReadingAhead
-from ledger.bundle.merge import ClockBounds, EntryTaker, Incoming
+from app.store.existing import ChainedEntry
+from ledger.bundle.merge import ClockBounds, EntryTaker, Incoming, event_of, held_by
 from ledger.bundle.rows import SEQ, Row
 from ledger.chain import LINK_VERSION
 from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputError, UntrustedKeyError
@@ -30,6 +35,37 @@ from signing.bundle.manifest import Manifest
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from signing.manifest import RangeManifest
+
+Born = Mapping[int, Sequence[Incoming]]
+"""Entries that say they were born in one log, by their seq there."""
+
+
+def born_in(log: str, entries: Sequence[Incoming]) -> Born:
+    """The entries that say they were born in ``log``, by their seq there."""
+    born: dict[int, list[Incoming]] = {}
+    for entry in entries:
+        if entry.key.log == log:
+            born.setdefault(entry.key.seq, []).append(entry)
+    return born
+
+
+def check_births(born: Born, chained: Mapping[int, ChainedEntry]) -> None:
+    """Refuse entries that are not the ones that stand where they say they were born; where none stands, what is said
+    can be true of a chain that was longer once.
+
+    Raises:
+        BundleInvalidError: names the first.
+    """
+    for seq in born.keys() & chained.keys():
+        stands = chained[seq]
+        for entry in born[seq]:
+            link = entry.chain_link if entry.origin is None else orjson.loads(entry.origin)["chain_link"]
+            if link != stands.chain_link or stands.event not in (event_of(entry), held_by(entry)):
+                raise BundleInvalidError(
+                    f"the entry with HLC {entry.t_hlc} says that it was chained first as seq {seq} of {entry.key.log}, "
+                    "a log of this ledger, and another entry stands there"
+                )
+
 
 CheckBorn = Callable[[str, Born], None]
 """Refuses entries of a tenant that say falsely where in its log of this ledger they were born; waits for PostgreSQL."""

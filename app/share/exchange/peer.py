@@ -9,6 +9,11 @@ A peer that went back, or shows another tree of the same size, in one tenant is 
 until an operator decides: that is why a round imports nothing before it has looked at all. The same is done with a peer
 that no longer lists a tenant that was seen, or shows a log of another origin. Any other fault of a tenant is told, and
 keeps no other tenant from being imported.
+
+*One node of the ledger asks a peer at a time*: a lock in PostgreSQL for each peer. ``Turns`` holds them all on one
+connection of the node, as a round waits for the peer most of its time. A lock ends with its session. So where a lock
+may be left behind, the connection is closed: the node stops, or a statement fails. Other turns of this node end with
+it, and another node may ask the same peer at the same time; imports of the same entries add nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ import asyncio
 import math
 import re
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,13 +32,13 @@ from time import monotonic
 import asyncpg
 import httpx
 import structlog
+from asyncpg.pool import PoolConnectionProxy
 
 from app.runtime.database_faults import DATABASE_FAULTS
 from app.runtime.outgoing.asking import client_of
 from app.runtime.principals import covers
 from app.runtime.settings.sections import PeerSettings
 from app.share.exchange.peer_client import TENANTS_MAX, PeerClient
-from app.share.exchange.turns import Turns
 from app.store import exchange
 from app.store.exchange import Seen
 from ledger.errors import LedgerError, ProofError, SignatureError
@@ -44,6 +50,62 @@ from signing.checkpoint import Checkpoint, open_checkpoint, read, signer_of
 from signing.keys import Keyring, PublicKey
 from signing.manifest import LOG_ORIGIN, RangeManifest
 from signing.note import is_signed_by
+
+
+class Turns:
+    """The turns of one node. Belongs to one event loop."""
+
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+        self._pool = pool
+        self._statement = asyncio.Lock()
+        self._connection: PoolConnectionProxy[asyncpg.Record] | None = None
+        self._held = 0
+        """Turns that are under way, on the way to one included."""
+
+    @asynccontextmanager
+    async def turn(self, peer: str) -> AsyncIterator[bool]:
+        """Whether this node is the one of its ledger that asks ``peer`` now; for as long as it is not left.
+
+        Raises:
+            DATABASE_FAULTS: PostgreSQL cannot be asked.
+        """
+        self._held += 1
+        try:
+            async with self._session() as connection:
+                is_ours = await exchange.take_turn(connection, peer)
+            try:
+                yield is_ours
+            except asyncio.CancelledError:
+                self._close()
+                raise
+            finally:
+                if is_ours and self._connection is connection:
+                    async with self._session():
+                        await exchange.end_turn(connection, peer)
+        finally:
+            self._held -= 1
+            if not self._held and self._connection is not None:
+                connection, self._connection = self._connection, None
+                await self._pool.release(connection)
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[PoolConnectionProxy[asyncpg.Record]]:
+        """The connection, for one statement."""
+        async with self._statement:
+            if self._connection is None:
+                self._connection = await self._pool.acquire()
+            try:
+                yield self._connection
+            except BaseException:
+                self._close()
+                raise
+
+    def _close(self) -> None:
+        """Have the session end, and with it what it locks."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
 
 TIMEOUT_S = 30.0
 PAUSE_MAX_S = 60.0

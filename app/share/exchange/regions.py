@@ -9,8 +9,7 @@ from time import monotonic
 import asyncpg
 
 from app.runtime.settings.sections import ExchangeSettings
-from app.share.exchange.peer import Peer, Take
-from app.share.exchange.turns import Turns
+from app.share.exchange.peer import Peer, Take, Turns
 from ledger.errors import DurabilityTimeoutError
 from signing.keys import Keyring
 

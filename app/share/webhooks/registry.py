@@ -11,9 +11,8 @@ from typing import NamedTuple
 from app.runtime.metrics import Metrics
 from app.runtime.principals import Principal, Right
 from app.runtime.settings.types import IpNetwork
-from app.share.webhooks.deliveries import Deliveries
-from app.share.webhooks.delivery import Follow
-from app.share.webhooks.messages import context_of_secret
+from app.share.webhooks.delivery import Deliveries, Follow
+from app.share.webhooks.sending import context_of_secret
 from app.store import webhooks as store
 from app.store.entry_check import EntryCheck
 from app.store.reading import Pool, reading

@@ -1,27 +1,130 @@
-"""One attempt: a request to an address that may be asked, and what the answer says.
+"""What a receiver is sent, in the form of Standard Webhooks 1.0, and one attempt to send it::
 
-A name is looked up for each attempt, and the connection goes to an address that was looked at: one that names another
-address a moment later leads nowhere else. Nobody is followed to another place, and of an answer no more is read than
+    webhook-id: 5f0c9a1e2b3d4c5f_17-42          the webhook, and the seqs of the first and the last entry
+    webhook-timestamp: 1704931200               of this attempt, seconds since 1970
+    webhook-signature: v1,<base64>              HMAC-SHA256 of "id.timestamp.body"
+
+    {"type": "chain.entries", "webhook_id", "tenant_id", "redelivered", "entries": [as GET /v1/chain/entries has them]}
+
+The body follows from the webhook, the seqs and whether it is a redelivery, whose id ends with ``-again``: one id
+always stands for the same bytes.
+
+The name of a receiver is looked up for each attempt, and the connection goes to an address that was checked: a name
+that leads elsewhere a moment later changes nothing. Redirects are not followed, and no more of an answer is read than
 leaves the connection fit for the next request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import random
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from ipaddress import IPv6Address, ip_address, ip_network
+from threading import Thread
 from typing import NamedTuple
 
 import httpx
 
+from app.runtime.answers import json_bytes
 from app.runtime.outgoing.asking import NO_ANSWER, NoAnswerError, pieces_of, reason_of, retry_after_s
 from app.runtime.settings.types import IpNetwork, is_fetched_url
-from app.share.webhooks.messages import Message
-from app.share.webhooks.names import Names
+from app.store.chain_reads import ListedEntry
+from app.store.webhooks import Webhook
+from ledger import canonical
+
+SECRET_PREFIX = "whsec_"  # noqa: S105 (says what follows)
+TYPE = "chain.entries"
+
+
+class Message(NamedTuple):
+    """What is sent, again and again until it is confirmed."""
+
+    message_id: str
+    body: bytes
+
+    def headers(self, secret: bytes, at_s: int) -> dict[str, str]:
+        """Of an attempt at ``at_s``, in seconds since 1970."""
+        signed = f"{self.message_id}.{at_s}.".encode() + self.body
+        return {
+            "Content-Type": "application/json",
+            "webhook-id": self.message_id,
+            "webhook-timestamp": str(at_s),
+            "webhook-signature": f"v1,{base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode()}",
+        }
+
+
+def message_of(webhook: Webhook, entries: Sequence[ListedEntry], *, redelivered: bool = False) -> Message:
+    """The message that brings these entries, at least one."""
+    said = {
+        "type": TYPE,
+        "webhook_id": webhook.webhook_id,
+        "tenant_id": webhook.tenant_id,
+        "redelivered": redelivered,
+        "entries": [entry.as_listed() for entry in entries],
+    }
+    again = "-again" if redelivered else ""
+    return Message(f"{webhook.webhook_id}_{entries[0].seq}-{entries[-1].seq}{again}", json_bytes(said))
+
+
+def context_of_secret(webhook: Webhook) -> bytes:
+    """What the secret of a webhook is made of, beside the ledger's own: all that it was registered with. Where somebody
+    changed its row, what it is sent is signed with another secret than its receiver has."""
+    return canonical.encode(["tallystick.webhook-secret.v1", *webhook])
+
+
+def secret_text(secret: bytes) -> str:
+    """The secret as its receiver is given it."""
+    return SECRET_PREFIX + base64.b64encode(secret).decode()
+
+
+class Names:
+    """Looks up addresses, each name in a thread of its own and once at a time. Belongs to one event loop.
+
+    A lookup cannot be told to stop: those that event loops make wait for each other, so that a few names whose servers
+    never answer hold up whatever else the process looks up.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, asyncio.Future[list[str]]] = {}
+
+    async def addresses(self, host: str) -> list[str]:
+        """Of ``host``, in no order.
+
+        Raises:
+            OSError, UnicodeError: it has none, or is no name.
+        """
+        found = self._under_way.get(host)
+        if found is None:
+            loop = asyncio.get_running_loop()
+            found = self._under_way[host] = loop.create_future()
+            found.add_done_callback(partial(self._is_over, host))
+            # It ends with the process, whatever it waits for.
+            Thread(target=_look_up, args=(loop, found, host), name="look up", daemon=True).start()
+        return await asyncio.shield(found)
+
+    def _is_over(self, host: str, found: asyncio.Future[list[str]]) -> None:
+        del self._under_way[host]
+        found.exception()  # also where nobody waited for so long
+
+
+def _look_up(loop: asyncio.AbstractEventLoop, found: asyncio.Future[list[str]], host: str) -> None:
+    tell: Callable[[], None]
+    try:
+        addresses = [str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        tell = partial(found.set_result, addresses)
+    except (OSError, UnicodeError) as error:
+        tell = partial(found.set_exception, error)
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(tell)
+
 
 TIMEOUT_S = 15.0
 """Longest that one attempt may take, from the look for an address to the head of the answer."""
