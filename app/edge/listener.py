@@ -95,14 +95,12 @@ def _protocol_for(services: Services) -> Callable[..., asyncio.Protocol]:
         header_cache=HeaderCache(),
         proxies=TrustedProxies(settings.http.trusted_proxies) if settings.http.trusted_proxies else None,
     )
-    if tls is None:
-        return served
-    context = tls.context
 
-    def secured(**given: Any) -> TlsConnection:
-        return TlsConnection(served(**given), context, bounds)
+    def secured(tls: ServerTls, **given: Any) -> TlsConnection:
+        # The context of now: certificates are replaced while the node runs.
+        return TlsConnection(served(**given), tls.context, bounds)
 
-    return secured
+    return served if tls is None else partial(secured, tls)
 
 
 def _listener(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
