@@ -35,6 +35,7 @@ from app.edge.routes.jobs import submissions
 from app.edge.routing import (
     RightedRoute,
 )
+from app.edge.services import Services
 from app.edge.writes import (
     CANCELLATION,
     CREATION,
@@ -85,22 +86,13 @@ class FastWrite:
 class FastPath:
     """Takes the fast-path writes of all connections."""
 
-    def __init__(
-        self,
-        *,
-        node: Node,
-        access: AccessControl,
-        events: EventWrites,
-        proposals: ProposalWrites,
-        metrics: Metrics,
-        event_bytes_max: int,
-    ) -> None:
-        self._node = node
-        self._access = access
-        self._events = events
-        self._proposals = proposals
-        self._metrics = metrics
-        self._bytes_max = min(BODY_BYTES_MAX, event_bytes_max)
+    def __init__(self, services: Services) -> None:
+        self._node: Node = services[Node]
+        self._access: AccessControl = services[AccessControl]
+        self._events: EventWrites = services[EventWrites]
+        self._proposals: ProposalWrites = services[ProposalWrites]
+        self._metrics: Metrics = services[Metrics]
+        self._bytes_max = min(BODY_BYTES_MAX, self._events.event_bytes_max)
 
     def is_write(self, scope: Any) -> bool:
         """Whether this is a write of one of these routes, in whatever form."""

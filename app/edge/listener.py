@@ -91,7 +91,7 @@ def _protocol_for(services: Services) -> Callable[..., asyncio.Protocol]:
         ProblemProtocol,
         bounds=bounds,
         names=ServedNames(settings.http.host, settings.http.hosts),
-        fast_path=services[FastPath],
+        fast_path=FastPath(services),
         header_cache=HeaderCache(),
         proxies=TrustedProxies(settings.http.trusted_proxies) if settings.http.trusted_proxies else None,
     )

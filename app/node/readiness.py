@@ -10,7 +10,6 @@ from app.read.copies import Replicas
 from app.read.readiness import Check
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import HISTORY_READ, ROWS_LOCKED, Node
-from app.share.exchange.regions import Regions
 from app.trust.access.oidc import OidcIssuer
 from app.trust.access.tls import ServerTls
 from app.trust.privacy.knowledge import PrivacyKnowledge
@@ -40,7 +39,6 @@ def reported_checks(
     knowledge: PrivacyKnowledge,
     tls: ServerTls | None,
     issuer: OidcIssuer | None,
-    regions: Regions,
     replicas: Replicas | None,
 ) -> Mapping[str, Check]:
     """What ``/readyz`` tells of, and takes writes all the same."""
@@ -70,7 +68,7 @@ def reported_checks(
             or _named("taking nothing that may be private, their rows are damaged", knowledge.doubts)
         ),
         "job_table": lambda: service.job_table.last_error,
-        "exchange": regions.fault,
+        "exchange": service.regions.fault,
         "replicas": lambda: None if replicas is None else replicas.fault(),
         "rows": lambda: _named(
             "signed no further, their rows are broken",

@@ -1,8 +1,5 @@
-"""A node at work: the write path and its tasks in one event loop, from the recovered backlog to the last flush.
-
-Stopping keeps to ``shutdown_grace``: open requests end, the WAL is flushed, the backlog is drained as far as the time
-goes, the control file is written. A node that fails (poisoned WAL, fenced, database went back) acknowledges nothing
-more and asks for its own stop.
+"""A node at work: the write path and its followers, wired by their constructors, from the recovered backlog to the last
+flush. Its tasks and the time of its stop are ``app.node.lifecycle``.
 """
 
 from __future__ import annotations
@@ -10,14 +7,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
-from typing import Any
 
 import asyncpg
 import structlog
 
 from app.node.leadership import Leadership
+from app.node.lifecycle import Lifecycle
 from app.node.log_scrub import LogScrub
 from app.node.start.checks import StoredTree
 from app.node.start.kept_copies import OtherLogs
@@ -28,11 +25,15 @@ from app.node.upkeep import Upkeep
 from app.runtime.metrics import Metrics
 from app.runtime.settings.config import Settings
 from app.runtime.state.found_breaks import DAMAGED, FoundBreak, FoundBreaks
-from app.runtime.state.kept_file import count_fenced, times_fenced
+from app.runtime.state.kept_file import times_fenced
 from app.runtime.state.losses import Losses
-from app.runtime.state.node import Node, expire
-from app.runtime.tasks.running import called_in, kept_running
+from app.runtime.state.node import Node
+from app.runtime.tasks.running import called_in
 from app.runtime.tasks.sharing import FairTurns, Share
+from app.share.bundle.importer import BundleImporter
+from app.share.bundle.staging import Staging
+from app.share.exchange.peer import Admit
+from app.share.exchange.regions import Regions
 from app.share.watch.tail import Tails
 from app.store import chaining, following
 from app.store import node as node_store
@@ -71,22 +72,19 @@ from app.write.stats.files import StatsFiles
 from app.write.stats.intake import StatsIntake
 from app.write.stats.writer import StatsWriter
 from ledger.errors import (
-    DurabilityTimeoutError,
-    FencedError,
     LedgerError,
     WalPoisonedError,
 )
 from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.positions import Epoch, Lsn
 from ledger.verification.verdict import Break
+from signing.keys import Keyring
 from wal.group_commit import GroupCommit
 from wal.log import Log
 from wal.queue import NO_FD
 from wal.replication.configuration import AckMode
 
 WAL_CLOSE_TIMEOUT_S = 10.0
-WAITING_SHARE = 0.4
-"""Part of ``shutdown_grace`` after which writes that wait for their level are answered without it."""
 CLOSE_RESERVE_S = 1.5
 """What is kept of ``shutdown_grace`` for tasks, connections and the process to end in; what hangs is cut off."""
 FOLLOW_AT_STOP_S = 2.0
@@ -107,13 +105,19 @@ class Service:
         self._pool = pool
         self.database_url = url
         self._loop = asyncio.get_running_loop()
-        self._tasks: list[asyncio.Task[None]] = []
         self._persisting: asyncio.Task[None] | None = None
         """What stores the control file now and then."""
-        self._stop_by_s: float | None = None
-        self.stop_requested = asyncio.Event()
         self.metrics = Metrics()
         self.backlog = Backlog(settings.wal.backlog_max_entries)
+        self.lifecycle = Lifecycle(
+            node=self.node,
+            backlog=self.backlog,
+            metrics=self.metrics,
+            wal_folder=started.folder,
+            grace_s=settings.shutdown_grace.total_seconds(),
+            report=lambda error, by: self.breaks.report_error(error, by),
+            give_up=lambda: self.submitter.answers.give_up(),
+        )
         self.metrics.watch(self.node, self.backlog.__len__, self.backlog.entries_max)
         self.metrics.fencing_rejects.inc(times_fenced(started.folder))
         self.breaks = FoundBreaks(started.folder, self.metrics.break_met, called_in(self._loop, self._record_break))
@@ -127,11 +131,14 @@ class Service:
         self.stats = StatsIntake(settings.stats.queue_bytes)
         self._stats_writer = self._make_stats_writer()
         self.job_index = JobIndex()
-        self.entry_check = EntryCheck(started.checkpoints.newest, lambda tenant_id: self.notary.mend(tenant_id))
-        self.job_folds = JobFolds(self.entry_check)
-        lookups = EdgeLookups(pool, self.job_folds, self.breaks.report_error)
-        keyed_entries = KeyedEntries(lookups.newest_keyed, self.node.wall.now_ms)
-        self.keyed = KeyedRequests(self.node, lookups.find_lines, keyed_entries, self.breaks.report_error)
+        self._wire_log(started)
+        self._wire_chain(started)
+        self._wire_intake(started)
+        self._wire_followers(started)
+
+    def _wire_log(self, started: StartedNode) -> None:
+        """The log of this node, and what looks after it."""
+        settings, pool = self.settings, self._pool
         members = None if started.lead is None else started.lead.members
         self.other_logs = OtherLogs(self.node.node_id, settings.wal_dir, members, pool)
         self.losses = Losses(started.folder, self.node.node_id)
@@ -140,10 +147,6 @@ class Service:
         self._durable_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.writer = self._open_writer(started)
         self._loop.add_reader(self._durable_fd, self._take_durable)
-        self.keys = KeyInUse(started.key_chain, self.metrics)
-        self.keys.not_admitted = started.not_admitted
-        self.notary = self._make_notary(started)
-        self.metrics.watch_unsigned(settings.chain.batch_interval.total_seconds(), self.notary.unsigned_age_s)
         self.upkeep = Upkeep(started, pool, self.writer, self.quarantine, lambda: self.notary.signed_lsn)
         scrub_interval_s = settings.wal.scrub_interval.total_seconds()
         self.scrub = LogScrub(
@@ -154,6 +157,15 @@ class Service:
             interval_s=scrub_interval_s,
         )
         self.metrics.watch_scrub(scrub_interval_s, self.scrub.ended_s, self.scrub.damaged_segments)
+
+    def _wire_chain(self, started: StartedNode) -> None:
+        """What chains, signs and checks entries."""
+        settings, pool = self.settings, self._pool
+        self.keys = KeyInUse(started.key_chain, self.metrics, started.not_admitted)
+        self.notary = self._make_notary(started)
+        self.entry_check = EntryCheck(started.checkpoints.newest, self.notary.mend)
+        self.job_folds = JobFolds(self.entry_check)
+        self.metrics.watch_unsigned(settings.chain.batch_interval.total_seconds(), self.notary.unsigned_age_s)
         self.trust = Trust(started.key_chain, pool, self.notary.origin)
         self.appender = Appender(
             node=self.node,
@@ -166,10 +178,14 @@ class Service:
             entry_check=self.entry_check,
             metrics=self.metrics,
             on_chained=self._chained,
-            on_failure=self.fail,
+            on_failure=self.lifecycle.fail,
         )
-        self.node.chained.on_wanted = self.appender.wake
-        self.gathering = Gathering(self.writer, lambda: self.appender.is_chaining, self.fail)
+        self.node.chained.when_wanted(self.appender.wake)
+        self.gathering = Gathering(self.writer, lambda: self.appender.is_chaining, self.lifecycle.fail)
+
+    def _wire_intake(self, started: StartedNode) -> None:
+        """What takes requests that write."""
+        settings, pool = self.settings, self._pool
         self.system_entries = SystemEntries(
             node=self.node,
             wal=self.gathering,
@@ -185,13 +201,33 @@ class Service:
             settings.privacy.log_reads,
             self.node.wall.now_ms,
         )
+        lookups = EdgeLookups(pool, self.job_folds, self.breaks.report_error)
+        self._keyed_entries = KeyedEntries(lookups.newest_keyed, self.node.wall.now_ms)
+        self.keyed = KeyedRequests(self.node, lookups.find_lines, self._keyed_entries, self.breaks.report_error)
+        self.staging = Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
+        self.importer = BundleImporter(
+            pool=pool,
+            node=self.node,
+            trusted_keys=settings.bundle.trusted_keys,
+            begin_tenant=self.system_entries.begin_tenant,
+            check_heads=self.appender.heads.check,
+            on_imported=self._imported,
+            on_damaged=self.appender.found_damaged,
+            metrics=self.metrics,
+            disk_reserve_bytes=settings.bundle.disk_reserve_bytes,
+        )
+        self.regions = self._make_regions(started)
         self.submitter = self._make_submitter(lookups)
+
+    def _wire_followers(self, started: StartedNode) -> None:
+        """What follows the chain, and what follows from entries of ``_system``."""
+        settings, pool = self.settings, self._pool
         self.job_table = TableFollower(
             JobTable(self.submitter.followed),
             self._connect_follower,
             chained_lsn=self.node.chained_lsn_of,
             report=self.breaks.report_error,
-            observe=keyed_entries.followed,
+            observe=self._keyed_entries.followed,
             waiting=lambda: self.node.committed.lsn - self.node.chained.lsn,
         )
         self._table_followers = (self.job_table,)
@@ -206,7 +242,7 @@ class Service:
             write_entry=self.system_entries.record,
             sign_checkpoints_again=self.notary.log_key_changed,
             sign_uncounted_again=self.notary.keys_revoked,
-            spawn=self.spawn,
+            spawn=self.lifecycle.spawn,
         )
 
         self.tokens = Tokens(known=KnownTokens(), keys=self.key_changes, folder=settings.data_dir)
@@ -257,11 +293,27 @@ class Service:
                 spreads=len(regions_of(settings)) > 1 and settings.wal.ack_mode.is_replicated,
                 copies=self.leadership.copies if self.leadership is not None else None,
                 no_quorum=self.leadership.no_quorum if self.leadership is not None else lambda: None,
+                in_regions=self.regions.spread if self.regions.peers and settings.exchange.is_global else None,
+                head_seq=self.appender.head_seq,
             ),
             record_bytes_max=settings.wal.record_bytes_max,
             line_turns=self.line_turns,
             homes={peer.region: str(peer.url) for peer in settings.exchange.peers},
         )
+
+    def _make_regions(self, started: StartedNode) -> Regions:
+        """The peers of this ledger, each to be asked by a task."""
+        trusted = self.settings.bundle.trusted_keys
+        if trusted is None:
+            return Regions([])
+        keyring = partial(Keyring.load, trusted)
+        return Regions.of(self.settings.exchange, started.log_origin, self._pool, keyring, self._take_bundle)
+
+    async def _take_bundle(self, name: str, pieces: AsyncGenerator[bytes, None], admit: Admit) -> None:
+        """Import a bundle that a peer sends."""
+        async with self.staging.fetched(name, pieces) as files:
+            await self.importer.check_asked_for(files[0], admit)
+            await self.importer.run(files, dry_run=False, admit=admit)
 
     def _open_writer(self, started: StartedNode) -> GroupCommit:
         wal = self.settings.wal
@@ -296,7 +348,7 @@ class Service:
             started.lead,
             self.metrics,
             on_committed=self._committed,
-            on_over=self.fail,
+            on_over=self.lifecycle.fail,
             on_quorum_lost=lambda: self.submitter.answers.quorum_lost(),
         )
 
@@ -317,7 +369,7 @@ class Service:
 
         def take_in(error: WalPoisonedError) -> None:
             self._hear_writer()  # what it made durable before
-            self.fail(error)
+            self.lifecycle.fail(error)
 
         called_in(self._loop, take_in)(error)
 
@@ -347,7 +399,7 @@ class Service:
         self.submitter.chained(linked)
         self._follow(linked)
 
-    def imported(self, appended: AppendedEntries) -> None:
+    def _imported(self, appended: AppendedEntries) -> None:
         """Entries of bundles were chained by this node, past the appender."""
         self.submitter.imported(appended)
         self._follow(appended)
@@ -374,25 +426,6 @@ class Service:
     async def _connect_follower(self) -> NodeConnection:
         return await following.connect(self.database_url, STATEMENT_TIMEOUT_S)
 
-    def fail(self, error: LedgerError) -> None:
-        """The node cannot go on: nothing more is acknowledged, and the process ends for a restart."""
-        if self.node.failure is not None:
-            return
-        self.node.failure = error
-        if isinstance(error, FencedError):
-            self.metrics.fencing_rejects.inc()
-            count_fenced(self._started.folder)
-        event = "wal_sync_failure" if isinstance(error, WalPoisonedError) else "node_failed"
-        log.critical(event, error=str(error), kind=type(error).__name__)
-        for watermark in self.node.watermarks:
-            watermark.fail(error)
-        for pending in self.backlog:
-            if pending.outcome is not None and not pending.outcome.done():
-                pending.outcome.set_exception(error)
-                pending.outcome.exception()
-        self.submitter.answers.give_up()
-        self.stop_requested.set()
-
     def backlog_fault(self) -> str | None:
         """Whether writes are refused because too much waits to be chained."""
         waiting = len(self.backlog)
@@ -417,19 +450,19 @@ class Service:
                 self.breaks.report(tenant_id, Break(0, "tree", detail), "start")
             self.notary.mend(tenant_id)
         self.appender.wake()
-        self.spawn(self.appender.run())
-        self._persisting = self.spawn(self.upkeep.persist_control(self.settings.hlc.persistence_interval))
+        self.lifecycle.spawn(self.appender.run())
+        self._persisting = self.lifecycle.spawn(self.upkeep.persist_control(self.settings.hlc.persistence_interval))
         followers = [follower.run for follower in self._followers]
         for derived in (*followers, self.tails.share.run, self.key_changes.follow_admission):
-            self.keep(derived)
-        self.keep(partial(self.upkeep.clean_up, self.settings.wal.retain))
-        self.spawn(record_start(self._started, self.system_entries, self.key_changes))
+            self.lifecycle.keep(derived)
+        self.lifecycle.keep(partial(self.upkeep.clean_up, self.settings.wal.retain))
+        self.lifecycle.spawn(record_start(self._started, self.system_entries, self.key_changes))
         if (lease := self._started.lease) is not None:
             self.metrics.watch_lease(lambda: lease.is_reached)
-            self.spawn(lease.keep(self.fail))
-        self.keep(self._report_key_faults)
-        self.keep(self._record_losses)
-        self.keep(self.other_logs.run)
+            self.lifecycle.spawn(lease.keep(self.lifecycle.fail))
+        self.lifecycle.keep(self._report_key_faults)
+        self.lifecycle.keep(self._record_losses)
+        self.lifecycle.keep(self.other_logs.run)
 
     async def _report_key_faults(self) -> None:
         """Report a fault in the history of keys as a break of ``_system``, once for each fault; for ever."""
@@ -475,21 +508,10 @@ class Service:
         self.keyed.recover(pending)
         self.submitter.recover(pending)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` until the service stops; its failure is the node's."""
-        task = self._loop.create_task(work)
-        task.add_done_callback(self._task_ended)
-        self._tasks.append(task)
-        return task
-
-    def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run ``work`` until the service stops, and again where it fails; a break that it meets is reported."""
-        self.spawn(kept_running(work, report=self.breaks.report_error))
-
     def _record_break(self, found: FoundBreak) -> None:
         """Write an entry of ``_system`` about a new break, which the webhooks of that tenant deliver."""
-        if self._stop_by_s is None and found.tenant_id != SYSTEM_TENANT:
-            self.spawn(self._write_break(found))
+        if not self.lifecycle.is_stopping and found.tenant_id != SYSTEM_TENANT:
+            self.lifecycle.spawn(self._write_break(found))
 
     async def _write_break(self, found: FoundBreak) -> None:
         facts: dict[str, object] = {
@@ -506,47 +528,9 @@ class Service:
         except LedgerError as error:
             log.warning("chain_break_not_recorded", tenant_id=found.tenant_id, error=str(error))
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():
-            if self._stop_by_s is None:
-                # Only a stop ends a task so: whatever else did, what the task was for is not done any more.
-                name = getattr(task.get_coro(), "__qualname__", task.get_name())
-                self.fail(LedgerError(f"internal error: {name} was cancelled, though nobody stops the node"))
-            return
-        if (error := task.exception()) is None or error is self.node.failure:
-            return
-        if self._stop_by_s is not None and isinstance(error, DurabilityTimeoutError | WalPoisonedError):
-            return  # it came too late for the stop; a WAL that really failed says so itself
-        log.error("task_failed", exc_info=error)
-        self.breaks.report_error(error, "node")
-        self.fail(error if isinstance(error, LedgerError) else LedgerError(f"internal error: {error!r}"))
-
-    def begin_stop(self) -> None:
-        """``shutdown_grace`` counts from the first call on."""
-        if self._stop_by_s is None:
-            grace_s = self.settings.shutdown_grace.total_seconds()
-            self._stop_by_s = self._loop.time() + grace_s
-            self._loop.call_later(grace_s * WAITING_SHARE, self._answer_waiting)
-
-    def _answer_waiting(self) -> None:
-        """Writes that still wait are told where they stand, while there is time to tell them."""
-        message = "the service stops"
-        for watermark in self.node.watermarks:
-            watermark.give_up(message)
-        for pending in self.backlog:
-            if pending.outcome is not None and not pending.outcome.done():
-                expire(pending.outcome, message)
-                pending.outcome.exception()
-        self.submitter.answers.give_up()
-
-    def _left_s(self) -> float:
-        """Seconds left for the stop."""
-        assert self._stop_by_s is not None
-        return max(0.0, self._stop_by_s - self._loop.time())
-
     def close_unstarted(self) -> None:
         """Close the writer of a service that was never started; one that was is closed by ``stop``."""
-        if not self._tasks:
+        if not self.lifecycle.tasks:
             with contextlib.suppress(LedgerError):
                 self.writer.close(WAL_CLOSE_TIMEOUT_S)
             if self.leadership is not None:
@@ -555,12 +539,12 @@ class Service:
 
     async def stop(self) -> None:
         """Flush the WAL, let the appender drain what the grace allows, write the control file, close."""
-        self.begin_stop()
+        self.lifecycle.begin_stop()
         self.gathering.flush()
         with contextlib.suppress(LedgerError):
-            await asyncio.to_thread(self.writer.close, min(self._left_s(), WAL_CLOSE_TIMEOUT_S))
+            await asyncio.to_thread(self.writer.close, min(self.lifecycle.left_s(), WAL_CLOSE_TIMEOUT_S))
         self._hear_writer()  # what it made durable at last
-        drain_s = max(0.0, self._left_s() - CLOSE_RESERVE_S)
+        drain_s = max(0.0, self.lifecycle.left_s() - CLOSE_RESERVE_S)
         flushing = asyncio.create_task(asyncio.to_thread(self._stats_writer.close, drain_s))
         if self.node.failure is None:
             with contextlib.suppress(LedgerError):
@@ -568,15 +552,15 @@ class Service:
         elif isinstance(self.node.failure, WalPoisonedError):
             # The file may be gone for good: what was acknowledged is in memory, and can still be chained.
             await self.appender.drain(drain_s)
-        follow_s = min(FOLLOW_AT_STOP_S, max(0.0, self._left_s() - CLOSE_RESERVE_S))
+        follow_s = min(FOLLOW_AT_STOP_S, max(0.0, self.lifecycle.left_s() - CLOSE_RESERVE_S))
         await asyncio.gather(*(follower.drain(follow_s) for follower in self._table_followers))
         await flushing
         if self.leadership is not None:
             await asyncio.to_thread(self.leadership.shipper.close, CLOSE_RESERVE_S / 3)
         await asyncio.to_thread(self.scrub.close)
-        for task in self._tasks:
+        for task in self.lifecycle.tasks:
             task.cancel()
-        await asyncio.wait(self._tasks, timeout=CLOSE_RESERVE_S / 3)
+        await asyncio.wait(self.lifecycle.tasks, timeout=CLOSE_RESERVE_S / 3)
         try:
             async with asyncio.timeout(CLOSE_RESERVE_S / 3):
                 await self._pool.close()

@@ -74,10 +74,10 @@ async def serve(
         url, serving = await stack.enter_async_context(listening(services, own_port))
         if on_ready is not None:
             on_ready(url)
-        asked = [loop.create_task(event.wait()) for event in (signalled, service.stop_requested)]
+        asked = [loop.create_task(event.wait()) for event in (signalled, service.lifecycle.stop_requested)]
         await asyncio.wait((serving, *asked), return_when=asyncio.FIRST_COMPLETED)
         on_stop()
-        service.begin_stop()
+        service.lifecycle.begin_stop()
         for waiting in asked:
             waiting.cancel()
         log.info("stopping", node_id=service.node.node_id)

@@ -1,9 +1,11 @@
-"""The wiring of what reads, exports and answers; the way of writes and its followers are wired in app.node.service."""
+"""The wiring of a node: what its settings name is loaded, it is started, and the services that routes name are made by
+their constructors, over the write path of ``app.node.service``.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +13,6 @@ import structlog
 
 from app.edge.accepted import AccessControl
 from app.edge.connection.deadlines import ConnectionBounds
-from app.edge.fast_path import FastPath
 from app.edge.library_internals import check_libraries
 from app.edge.listener import connection_bounds
 from app.edge.services import Services
@@ -47,7 +48,6 @@ from app.share.bundle.export import BundleExporter
 from app.share.bundle.importer import BundleImporter
 from app.share.bundle.receipts import ReceiptMaker
 from app.share.bundle.staging import Staging
-from app.share.exchange.peer import Admit
 from app.share.exchange.regions import Regions
 from app.share.watch.watchers import Watchers, watchers_max
 from app.share.webhooks.registry import WebhookRegistry
@@ -97,7 +97,7 @@ async def running(
 ) -> AsyncIterator[tuple[Service, Services]]:
     """A started node with the services that routes name, stopped on leaving."""
     check_libraries()
-    given = _Given.of(settings)
+    files = LoadedFiles.of(settings)
     started = await start_node(settings, database_url, accept_lost_wal=accept_lost_wal, takeover=takeover)
     async with contextlib.AsyncExitStack() as held:
         held.callback(started.lock.release)
@@ -118,9 +118,8 @@ async def running(
         replicas = await held.enter_async_context(
             replicas_at(settings.database_replica_urls, database_url, started.log_origin)
         )
-        services = _services(service, started, pool, replicas, knowledge, given)
-        verifier: ChainVerifier = services[ChainVerifier]
-        held.push_async_callback(verifier.close)
+        services = _services(service, started, pool, replicas, knowledge, files)
+        held.push_async_callback(services[ChainVerifier].close)
         try:
             await service.tokens.start()
             if settings.auth.mode == "tokens" and not service.tokens.known:
@@ -130,37 +129,46 @@ async def running(
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
             raise went_away(error) from error
         service.start()
-        service.keep(services[LedgerWatch].run)
-        service.keep(partial(wall_clock.watch, service.node.wall, pool))
-        service.keep(knowledge.run)
-        service.keep(services[PrivacyChanges].finish)
-        service.keep(service.tokens.run)
-        service.keep(service.access_records.run)
-        service.keep(service.access_records.log.run)
-        service.keep(services[WebhookRegistry].deliveries.run)
-        if given.tls is not None:
-            service.keep(given.tls.run)
-        if given.issuer is not None:
-            service.keep(given.issuer.keys.run)
-        if given.authorities:
-            service.keep(_timestamper(service, pool, given.authorities).run)
-        verify = settings.verify
-        verifying = partial(verifier.run, verify.interval.total_seconds(), on_start=verify.on_start)
-        service.keep(verifying)
-        service.keep(services[FullWalk].run)
-        service.keep(services[JobTableWalk].run)
-        service.keep(services[Watchers].run)
-        for peer in services[Regions].peers:
-            service.keep(peer.run)
-        service.keep(services[BundleImporter].log_unfinished)
-        if replicas is not None:
-            service.keep(replicas.run)
+        _keep_running(service, services, replicas, knowledge, files)
         service.node.accepting = True
         try:
             yield service, services
         finally:
             service.node.stop_accepting()
             await service.stop()
+
+
+def _keep_running(
+    service: Service,
+    services: Services,
+    replicas: Replicas | None,
+    knowledge: PrivacyKnowledge,
+    files: LoadedFiles,
+) -> None:
+    """Begin what runs beside the tasks of the write path, for as long as the node does."""
+    verify = service.settings.verify
+    works = [
+        services[LedgerWatch].run,
+        partial(wall_clock.watch, service.node.wall, services[NodePool]),
+        knowledge.run,
+        services[PrivacyChanges].finish,
+        service.tokens.run,
+        service.access_records.run,
+        service.access_records.log.run,
+        services[WebhookRegistry].deliveries.run,
+        partial(services[ChainVerifier].run, verify.interval.total_seconds(), on_start=verify.on_start),
+        services[FullWalk].run,
+        services[JobTableWalk].run,
+        services[Watchers].run,
+        *(peer.run for peer in service.regions.peers),
+        service.importer.log_unfinished,
+    ]
+    timestamper = _timestamper(service, services[NodePool], files.authorities)
+    works += [each.run for each in (files.tls, timestamper, replicas) if each is not None]
+    if files.issuer is not None:
+        works.append(files.issuer.keys.run)
+    for work in works:
+        service.lifecycle.keep(work)
 
 
 async def _private_fields(
@@ -181,7 +189,7 @@ async def _private_fields(
     return knowledge
 
 
-class _Given(NamedTuple):
+class LoadedFiles(NamedTuple):
     """What the settings say at length, or by the names of files: read before anything is begun."""
 
     authorities: Sequence[Authority]
@@ -191,7 +199,7 @@ class _Given(NamedTuple):
     bounds: ConnectionBounds
 
     @classmethod
-    def of(cls, settings: Settings) -> _Given:
+    def of(cls, settings: Settings) -> LoadedFiles:
         """All of it.
 
         Raises:
@@ -228,191 +236,136 @@ def _services(
     pool: NodePool,
     replicas: Replicas | None,
     knowledge: PrivacyKnowledge,
-    given: _Given,
+    files: LoadedFiles,
 ) -> Services:
     """The services that routes name, over those of ``service``."""
-    settings, node = service.settings, service.node
-    consistency = Consistency(node, pool, settings.read.wait.total_seconds())
-    copies = Copies(node, pool, consistency, replicas)
-    revealing = Revealing(knowledge)
-    if replicas is not None:
-        service.metrics.watch_replicas(replicas.fitness)
-    last_verified = LastVerified(started.folder)
-    folded = FoldedJobs(service.job_folds, service.job_table.doubt, service.breaks.report_error)
-    verifier = _verifier(service, started, pool, given.authorities, last_verified)
-    importer = _importer(service, pool)
-    staging = Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
-    regions = _regions(service, started, pool, importer, staging)
-    console_sessions = ConsoleSessions(started.session_secret, settings.auth.session_life)
-    sessions = SessionTokens(started.session_secret)
-    sealing = Sealing(knowledge)
+    settings, metrics = service.settings, service.metrics
+    consistency = Consistency(service.node, pool, settings.read.wait.total_seconds())
     readiness = Readiness(
-        node=node,
+        node=service.node,
         pool=pool,
         needed=readiness_checks(service),
-        reported=reported_checks(service, started, knowledge, given.tls, given.issuer, regions, replicas),
+        reported=reported_checks(service, started, knowledge, files.tls, files.issuer, replicas),
     )
-    service.metrics.watch_checks(
-        {"database": lambda: readiness.database_fault, **readiness.needed, **readiness.reported}
-    )
-    access = AccessControl(
-        callers=_callers(service, given, console_sessions),
-        quotas=service.quotas,
-        memory=MemoryBudget(LONGEST_BODIES_MAX * settings.http.body_bytes_max, "request bodies"),
-        records=service.access_records,
-        breaks=service.breaks,
-    )
-    events = EventWrites(
-        node=node,
-        submitter=service.submitter,
-        sealing=sealing,
-        consistency=consistency,
-        sessions=sessions,
-        event_bytes_max=settings.event_bytes_max,
-    )
-    proposals = ProposalWrites(
-        node=node,
-        proposals=Proposals(
-            system=service.system_entries,
-            keyed=service.keyed,
-            answers=service.submitter.answers,
-            record_bytes_max=settings.wal.record_bytes_max,
-        ),
-        sessions=sessions,
-        event_bytes_max=settings.event_bytes_max,
-    )
+    metrics.watch_checks({"database": lambda: readiness.database_fault, **readiness.needed, **readiness.reported})
+    metrics.watch_peers(service.regions.figures)
+    if replicas is not None:
+        metrics.watch_replicas(replicas.fitness)
     return {
         Settings: settings,
-        ConnectionBounds: given.bounds,
-        ServerTls | None: given.tls,
-        Node: node,
+        Node: service.node,
         NodePool: pool,
-        GroupCommit: service.writer,
-        Shipper | None: None if service.leadership is None else service.leadership.shipper,
+        Metrics: metrics,
         Readiness: readiness,
-        Metrics: service.metrics,
-        AccessControl: access,
-        AccessRecords: service.access_records,
-        EventWrites: events,
-        ProposalWrites: proposals,
-        FastPath: FastPath(
-            node=node,
-            access=access,
-            events=events,
-            proposals=proposals,
-            metrics=service.metrics,
-            event_bytes_max=settings.event_bytes_max,
-        ),
-        Submitter: service.submitter,
-        Sealing: sealing,
-        FairTurns: service.line_turns,
-        StatsIntake: service.stats,
-        SystemEntries: service.system_entries,
-        PrivacyChanges: PrivacyChanges(node, pool, knowledge, service.system_entries),
-        SessionTokens: sessions,
         Consistency: consistency,
-        JobReader: JobReader(copies, revealing, folded, service.job_table.hurry, service.breaks.report_error),
-        CommitmentReader: CommitmentReader(copies, service.entry_check, PromiseCheck(service.job_table.begin_again)),
-        EntryCheck: service.entry_check,
-        ChainVerifier: verifier,
-        FullWalk: _full_walk(service, started, pool, verifier),
-        JobTableWalk: JobTableWalk(pool, folded, service.breaks.report_error),
-        LastVerified: last_verified,
+        Notary: service.notary,
+        Tokens: service.tokens,
+        Trust: service.trust,
+        KeyChanges: service.key_changes,
         FoundBreaks: service.breaks,
         Losses: service.losses,
-        LedgerWatch: _ledger_watch(service, started, pool),
-        Notary: service.notary,
-        CosignatureInbox: _cosignatures(service, pool),
-        ReceiptMaker: ReceiptMaker(
+        SystemEntries: service.system_entries,
+        AccessRecords: service.access_records,
+        GroupCommit: service.writer,
+        Shipper | None: None if service.leadership is None else service.leadership.shipper,
+        LedgerWatch: LedgerWatch(
+            node=service.node,
             pool=pool,
-            node_id=node.node_id,
-            log_origin=started.log_origin,
-            keys=service.keys,
-            published=service.trust.keys_of,
-            known_break=service.breaks.unmended_fault,
-            attempts=consistency.attempts,
+            checkpoints=started.checkpoints,
+            notary=service.notary,
+            keyring=service.trust.signing_now,
+            breaks=service.breaks,
+            on_failure=service.lifecycle.fail,
         ),
-        BundleExporter: _exporter(service, started, pool),
-        BundleImporter: importer,
-        Staging: staging,
-        Regions: regions,
-        Watchers: Watchers(service.tails, watchers_max(given.bounds.connections_max), service.metrics),
-        WebhookRegistry: _webhooks(service, pool, knowledge),
-        KeyChanges: service.key_changes,
-        Trust: service.trust,
-        Tokens: service.tokens,
-        ConsoleSessions: console_sessions,
-        CodeFlow | None: code_flow_of(settings.auth),
+        **_of_requests(service, started, files),
+        **_of_writes(service, started, pool, knowledge, consistency),
+        **_of_reads(service, pool, Copies(service.node, pool, consistency, replicas), knowledge),
+        **_of_verification(service, started, pool, consistency, files),
+        **_of_sharing(service, started, pool, knowledge, files),
     }
 
 
-def _regions(
-    service: Service,
-    started: StartedNode,
-    pool: NodePool,
-    importer: BundleImporter,
-    staging: Staging,
-) -> Regions:
-    """The peers of this ledger, each to be asked by a task."""
+def _of_requests(service: Service, started: StartedNode, files: LoadedFiles) -> Services:
+    """Who calls, what a caller may, and what holds a connection."""
     settings = service.settings
-    trusted = settings.bundle.trusted_keys
-
-    async def take(name: str, pieces: AsyncGenerator[bytes, None], admit: Admit) -> None:
-        async with staging.fetched(name, pieces) as files:
-            await importer.check_asked_for(files[0], admit)
-            await importer.run(files, dry_run=False, admit=admit)
-
-    regions = Regions([])
-    if trusted is not None:
-        regions = Regions.of(settings.exchange, started.log_origin, pool, partial(Keyring.load, trusted), take)
-    if regions.peers and settings.exchange.is_global:
-        service.submitter.answers.in_regions = regions.spread
-        service.submitter.answers.head_seq = service.appender.head_seq
-    service.metrics.watch_peers(regions.figures)
-    return regions
-
-
-def _webhooks(service: Service, pool: NodePool, knowledge: PrivacyKnowledge) -> WebhookRegistry:
-    """The receivers of entries, whose secrets follow from that of the ledger."""
-
-    @contextlib.asynccontextmanager
-    async def follow(tenant_id: str) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-        async with service.tails.watching(tenant_id) as tail:
-            yield partial(service.tails.grown_beyond, tail)
-
-    return WebhookRegistry(
-        pool=pool,
-        check=service.entry_check,
-        keys=knowledge.keys,
-        note=service.system_entries.note,
-        follow=follow,
-        networks=service.settings.webhooks.networks,
-        metrics=service.metrics,
-        report=service.breaks.report_error,
-    )
+    console_sessions = ConsoleSessions(started.session_secret, settings.auth.session_life)
+    callers: CallerSource = OpenToAll()
+    if settings.auth.mode != "none":
+        callers = Callers(
+            tokens=service.tokens.known,
+            issuer=files.issuer,
+            by_certificate=files.by_certificate,
+            sessions=console_sessions,
+        )
+    return {
+        ConnectionBounds: files.bounds,
+        ServerTls | None: files.tls,
+        ConsoleSessions: console_sessions,
+        CodeFlow | None: code_flow_of(settings.auth),
+        AccessControl: AccessControl(
+            callers=callers,
+            quotas=service.quotas,
+            memory=MemoryBudget(LONGEST_BODIES_MAX * settings.http.body_bytes_max, "request bodies"),
+            records=service.access_records,
+            breaks=service.breaks,
+        ),
+    }
 
 
-def _callers(service: Service, given: _Given, console_sessions: ConsoleSessions) -> CallerSource:
-    """Who says who calls."""
-    if service.settings.auth.mode == "none":
-        return OpenToAll()
-    return Callers(
-        tokens=service.tokens.known,
-        issuer=given.issuer,
-        by_certificate=given.by_certificate,
-        sessions=console_sessions,
-    )
+def _of_writes(
+    service: Service, started: StartedNode, pool: NodePool, knowledge: PrivacyKnowledge, consistency: Consistency
+) -> Services:
+    """What takes events, proposals and reports."""
+    node, settings = service.node, service.settings
+    sessions, sealing = SessionTokens(started.session_secret), Sealing(knowledge)
+    return {
+        SessionTokens: sessions,
+        Sealing: sealing,
+        Submitter: service.submitter,
+        FairTurns: service.line_turns,
+        StatsIntake: service.stats,
+        PrivacyChanges: PrivacyChanges(node, pool, knowledge, service.system_entries),
+        EventWrites: EventWrites(
+            node=node,
+            submitter=service.submitter,
+            sealing=sealing,
+            consistency=consistency,
+            sessions=sessions,
+            event_bytes_max=settings.event_bytes_max,
+        ),
+        ProposalWrites: ProposalWrites(
+            node=node,
+            proposals=Proposals(
+                system=service.system_entries,
+                keyed=service.keyed,
+                answers=service.submitter.answers,
+                record_bytes_max=settings.wal.record_bytes_max,
+            ),
+            sessions=sessions,
+            event_bytes_max=settings.event_bytes_max,
+        ),
+    }
 
 
-def _verifier(
-    service: Service,
-    started: StartedNode,
-    pool: NodePool,
-    authorities: Sequence[Authority],
-    last_verified: LastVerified,
-) -> ChainVerifier:
-    roots = {authority.url: authority.roots for authority in authorities}
-    return ChainVerifier(
+def _of_reads(service: Service, pool: NodePool, copies: Copies, knowledge: PrivacyKnowledge) -> Services:
+    """What reads jobs and commitments."""
+    report, job_table = service.breaks.report_error, service.job_table
+    folded = FoldedJobs(service.job_folds, job_table.doubt, report)
+    return {
+        EntryCheck: service.entry_check,
+        JobReader: JobReader(copies, Revealing(knowledge), folded, job_table.hurry, report),
+        JobTableWalk: JobTableWalk(pool, folded, report),
+        CommitmentReader: CommitmentReader(copies, service.entry_check, PromiseCheck(job_table.begin_again)),
+    }
+
+
+def _of_verification(
+    service: Service, started: StartedNode, pool: NodePool, consistency: Consistency, files: LoadedFiles
+) -> Services:
+    """What verifies chains, and proves and keeps what is outside of them."""
+    settings, last_verified = service.settings, LastVerified(started.folder)
+    roots = {authority.url: authority.roots for authority in files.authorities}
+    verifier = ChainVerifier(
         pool=pool,
         database_url=service.database_url,
         keyring=service.trust.keyring,
@@ -423,7 +376,7 @@ def _verifier(
             tenant_id,
             keyring,
             service.notary.origin(tenant_id),
-            service.settings.log.witnesses,
+            settings.log.witnesses,
             lambda url: roots.get(url, ()),
         ),
         positions=VerifiedPositions(started.folder),
@@ -432,46 +385,77 @@ def _verifier(
         are_key_rows_whole=are_rows_whole,
         metrics=service.metrics,
     )
+    return {
+        LastVerified: last_verified,
+        ChainVerifier: verifier,
+        FullWalk: FullWalk(
+            pool=pool,
+            verifier=verifier,
+            kept=started.checkpoints.newest,
+            wal_folder=started.folder,
+            interval_s=settings.verify.full_interval.total_seconds(),
+        ),
+        CosignatureInbox: CosignatureInbox(
+            pool=pool,
+            origin=service.notary.origin,
+            keyring=service.trust.keyring,
+            witnesses=settings.log.witnesses,
+            max_skew_ms=settings.hlc.max_clock_skew_ms,
+        ),
+        ReceiptMaker: ReceiptMaker(
+            pool=pool,
+            node_id=service.node.node_id,
+            log_origin=started.log_origin,
+            keys=service.keys,
+            published=service.trust.keys_of,
+            known_break=service.breaks.unmended_fault,
+            attempts=consistency.attempts,
+        ),
+    }
 
 
-def _exporter(service: Service, started: StartedNode, pool: NodePool) -> BundleExporter:
-    return BundleExporter(
-        pool=pool,
-        node=service.node,
-        log_origin=started.log_origin,
-        signer=lambda: service.keys.signer,
-        keyring=service.trust.keys_of,
-        sign_now=service.notary.sign_now,
-        known_breaks=service.breaks.of_tenant,
-        report=lambda error: service.breaks.report_error(error, "export_bundle"),
-    )
+def _of_sharing(
+    service: Service, started: StartedNode, pool: NodePool, knowledge: PrivacyKnowledge, files: LoadedFiles
+) -> Services:
+    """What gives entries to others, and takes theirs."""
+
+    @contextlib.asynccontextmanager
+    async def follow(tenant_id: str) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
+        async with service.tails.watching(tenant_id) as tail:
+            yield partial(service.tails.grown_beyond, tail)
+
+    return {
+        Staging: service.staging,
+        BundleImporter: service.importer,
+        Regions: service.regions,
+        Watchers: Watchers(service.tails, watchers_max(files.bounds.connections_max), service.metrics),
+        BundleExporter: BundleExporter(
+            pool=pool,
+            node=service.node,
+            log_origin=started.log_origin,
+            signer=lambda: service.keys.signer,
+            keyring=service.trust.keys_of,
+            sign_now=service.notary.sign_now,
+            known_breaks=service.breaks.of_tenant,
+            report=lambda error: service.breaks.report_error(error, "export_bundle"),
+        ),
+        WebhookRegistry: WebhookRegistry(
+            pool=pool,
+            check=service.entry_check,
+            keys=knowledge.keys,
+            note=service.system_entries.note,
+            follow=follow,
+            networks=service.settings.webhooks.networks,
+            metrics=service.metrics,
+            report=service.breaks.report_error,
+        ),
+    }
 
 
-def _importer(service: Service, pool: NodePool) -> BundleImporter:
-    return BundleImporter(
-        pool=pool,
-        node=service.node,
-        trusted_keys=service.settings.bundle.trusted_keys,
-        begin_tenant=service.system_entries.begin_tenant,
-        check_heads=service.appender.heads.check,
-        on_imported=service.imported,
-        on_damaged=service.appender.found_damaged,
-        metrics=service.metrics,
-        disk_reserve_bytes=service.settings.bundle.disk_reserve_bytes,
-    )
-
-
-def _cosignatures(service: Service, pool: NodePool) -> CosignatureInbox:
-    return CosignatureInbox(
-        pool=pool,
-        origin=service.notary.origin,
-        keyring=service.trust.keyring,
-        witnesses=service.settings.log.witnesses,
-        max_skew_ms=service.settings.hlc.max_clock_skew_ms,
-    )
-
-
-def _timestamper(service: Service, pool: NodePool, authorities: Sequence[Authority]) -> Timestamper:
+def _timestamper(service: Service, pool: NodePool, authorities: Sequence[Authority]) -> Timestamper | None:
+    """None when no authority is configured."""
+    if not authorities:
+        return None
     return Timestamper(
         pool=pool,
         authorities=authorities,
@@ -480,26 +464,4 @@ def _timestamper(service: Service, pool: NodePool, authorities: Sequence[Authori
         keyring=service.trust.keyring,
         metrics=service.metrics,
         report=service.breaks.report,
-    )
-
-
-def _full_walk(service: Service, started: StartedNode, pool: NodePool, verifier: ChainVerifier) -> FullWalk:
-    return FullWalk(
-        pool=pool,
-        verifier=verifier,
-        kept=started.checkpoints.newest,
-        wal_folder=started.folder,
-        interval_s=service.settings.verify.full_interval.total_seconds(),
-    )
-
-
-def _ledger_watch(service: Service, started: StartedNode, pool: NodePool) -> LedgerWatch:
-    return LedgerWatch(
-        node=service.node,
-        pool=pool,
-        checkpoints=started.checkpoints,
-        notary=service.notary,
-        keyring=service.trust.signing_now,
-        breaks=service.breaks,
-        on_failure=service.fail,
     )

@@ -236,7 +236,7 @@ async def test_a_node_that_was_fenced_says_so_once_it_is_started_again(
     async with run_node(make_settings()) as service:
         scrapes = times(lambda: text_of(service), 8, [])
         assert OF_FENCING not in firing(scrapes)
-        service.fail(FencedError("another process writes this log"))
+        service.lifecycle.fail(FencedError("another process writes this log"))
         # The process ends now: nobody scrapes it any more.
     async with run_node(make_settings()) as service:
         assert OF_FENCING in firing(times(lambda: text_of(service), 1, scrapes))

@@ -188,7 +188,7 @@ async def refused_ever_after(service: Service, kind: type[LedgerError]) -> None:
     with pytest.raises(kind):
         await service.submitter.submit(created("acme", 99), key=None)
     assert isinstance(service.node.failure, kind)
-    assert service.stop_requested.is_set()
+    assert service.lifecycle.stop_requested.is_set()
     for draft in (created("acme", 100), created("acme", 101, durability=LOCAL)):
         with pytest.raises(kind):
             await service.submitter.submit(draft, key=None)

@@ -26,15 +26,15 @@ class Failing:
 
 async def test_a_task_that_fails_is_begun_anew_and_the_node_goes_on(service: Service) -> None:
     work, following = Failing(), Failing()
-    service.spawn(kept_running(work.run, pause_first_s=0.01))
+    service.lifecycle.spawn(kept_running(work.run, pause_first_s=0.01))
     await until(lambda: work.times == 3, "it ends well the third time")
     assert service.node.failure is None
-    service.spawn(following.run())
+    service.lifecycle.spawn(following.run())
     await until(lambda: service.node.failure is not None, "a task that nothing keeps running ends the node")
 
 
 async def test_a_task_that_is_cancelled_though_nobody_stops_the_node_ends_it(service: Service) -> None:
-    service.spawn(service.appender.run()).cancel()
+    service.lifecycle.spawn(service.appender.run()).cancel()
     await until(lambda: service.node.failure is not None, "what it was for is not done any more")
     assert "Appender.run was cancelled" in str(service.node.failure)
 

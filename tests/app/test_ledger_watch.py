@@ -22,7 +22,7 @@ from ledger import canonical
 from ledger.errors import DatabaseWentBackError, StartRefusedError
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing import checkpoint, note, private_keys
-from tests.app import chain_builder
+from tests.app import chain_builder  # FIXME
 from tests.app.admitting import admit_node
 from tests.app.chains import Chains, until
 from tests.app.chains import followed as all_followed
@@ -73,7 +73,7 @@ async def assert_stopped(*services: Service, match: str) -> None:
     for service in services:
         await until(lambda service=service: service.node.failure, "the node stops")  # type: ignore[misc]
         assert isinstance(service.node.failure, DatabaseWentBackError)
-        assert service.stop_requested.is_set()
+        assert service.lifecycle.stop_requested.is_set()
         with pytest.raises(DatabaseWentBackError, match=match):
             await service.submitter.submit(created("quite-another", 1), key=None)
 

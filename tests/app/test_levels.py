@@ -144,7 +144,7 @@ async def test_after_a_failed_fsync_nothing_is_acknowledged_any_more_and_a_resta
             )
             assert [type(result).__name__ for result in results] == ["WalPoisonedError", "WalPoisonedError"]
             assert isinstance(service.node.failure, WalPoisonedError)
-            assert service.stop_requested.is_set()
+            assert service.lifecycle.stop_requested.is_set()
         for durability in (LOCAL, GLOBAL):
             with pytest.raises(WalPoisonedError):
                 await service.submitter.submit(created("acme", 3, durability=durability), key=None)
@@ -207,6 +207,6 @@ async def test_a_stop_answers_who_waits_behind_one_who_has_left(
             asked = [asyncio.create_task(service.submitter.submit(created("acme", n), key=None)) for n in (1, 2)]
             await until(lambda: len(service.backlog) >= len(asked), "both wait")
             asked[0].cancel()
-            service.begin_stop()
+            service.lifecycle.begin_stop()
             with pytest.raises(DurabilityTimeoutError, match="the service stops"):
                 await asked[1]

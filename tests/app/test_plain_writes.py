@@ -299,7 +299,7 @@ def connected(services: Services, framework: Starlette | None = None) -> tuple[P
     )
     config.load()
     given = {"config": config, "server_state": ServerState(), "app_state": {}, "bounds": BOUNDS, "names": NAMES}
-    protocol, transport = ProblemProtocol(**given, fast_path=services[FastPath]), Pieces()
+    protocol, transport = ProblemProtocol(**given, fast_path=FastPath(services)), Pieces()
     protocol.connection_made(transport)
     return protocol, transport
 

@@ -616,7 +616,7 @@ async def test_who_waits_for_regions_learns_at_once_that_the_node_is_fenced(
     tmp_path: Path, make_settings: MakeSettings, run_node: RunNode
 ) -> None:
     async with waiting_for_regions(tmp_path, make_settings, run_node) as (service, _, writing):
-        service.fail(FencedError("another writer has taken over"))
+        service.lifecycle.fail(FencedError("another writer has taken over"))
         with pytest.raises(FencedError):
             await asyncio.wait_for(writing, 30)
 
@@ -625,7 +625,7 @@ async def test_who_waits_for_regions_is_answered_before_the_service_stops(
     tmp_path: Path, make_settings: MakeSettings, run_node: RunNode
 ) -> None:
     async with waiting_for_regions(tmp_path, make_settings, run_node) as (service, _, writing):
-        service.begin_stop()
+        service.lifecycle.begin_stop()
         with pytest.raises(DurabilityTimeoutError) as late:
             await asyncio.wait_for(writing, 30)
         assert late.value.achieved is Durability.REGIONAL

@@ -101,7 +101,7 @@ async def test_what_the_node_would_record_once_the_log_is_closed_is_no_failure(
                 refused.append(error)
                 raise
 
-        service.spawn(record_too_late())
+        service.lifecycle.spawn(record_too_late())
     assert [type(error) for error in refused] == [WalPoisonedError]
     assert service.node.failure is None
 

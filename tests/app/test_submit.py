@@ -407,7 +407,7 @@ async def test_a_segment_that_was_removed_ends_the_node_and_what_was_acknowledge
         segment.unlink()
         await until(lambda: service.node.failure, "an idle node misses its segment")
         assert isinstance(service.node.failure, WalPoisonedError)
-        assert service.stop_requested.is_set()
+        assert service.lifecycle.stop_requested.is_set()
         with pytest.raises(WalPoisonedError, match="removed, renamed or replaced"):
             await service.submitter.submit(created("acme", 9, durability=LOCAL), key=None)
         proxy.resume()

@@ -8,6 +8,7 @@ Always true::
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,6 +25,10 @@ class Watermark(Places):
     def __init__(self, name: str, lsn: Lsn = BEFORE_FIRST) -> None:
         super().__init__(lsn)
         self.name = name
+
+    def when_wanted(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` whenever somebody wants a position that is not reached."""
+        self.on_wanted = wake
 
     def give_up(self, message: str) -> None:
         """Tell everyone who waits now that their time is up."""

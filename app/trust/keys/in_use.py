@@ -44,14 +44,14 @@ log = structlog.get_logger()
 class KeyInUse:
     """Lends the node's keys to those who sign. Belongs to one event loop."""
 
-    def __init__(self, chain: KeyChain, metrics: Metrics) -> None:
+    def __init__(self, chain: KeyChain, metrics: Metrics, not_admitted: str | None = None) -> None:
         self.node_keys = chain.keys
         self.fault: str | None = None
         """Why nothing is signed now, None while all is well."""
         self._is_of_window = False
         """Whether the fault is that the key does not count: what the signer answers then ends it as little as the
         storing of an earlier signature ends a fault of the signer."""
-        self.not_admitted: str | None = None
+        self.not_admitted = not_admitted
         """Why nothing that the node signs would count, None while its keys are admitted; then it signs nothing."""
         self.highest_signed_ms = 0
         """Highest HLC time of what this process signed."""

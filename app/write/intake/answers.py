@@ -143,10 +143,13 @@ class Answers:
         spreads: bool = False,
         copies: MemberCopies | None = None,
         no_quorum: Callable[[], NoQuorum | None] = lambda: None,
+        in_regions: InRegions | None = None,
+        head_seq: Callable[[str], int] = lambda _: 0,
     ) -> None:
         """``quorum_survives`` is what a record outlives that safekeepers hold, None where none vote; with ``spreads``
         a record is GLOBAL once a majority of the regions holds it, too. ``copies`` asks those that vote, and
-        ``no_quorum`` says whether too few of them follow now."""
+        ``no_quorum`` says whether too few of them follow now. ``in_regions`` is None where GLOBAL does not ask for
+        regions that import; ``head_seq`` is where the chain of a tenant ends, as this node left it."""
         self._node = node
         self._write_timeout_s = write_timeout_s
         self._unchained = Deadlines(write_timeout_s)
@@ -155,10 +158,8 @@ class Answers:
         self._no_quorum = no_quorum
         self._is_quorum_lost = False
         """It was, when ``quorum_lost`` was called; whether it still is, ``no_quorum`` knows."""
-        self.in_regions: InRegions | None = None
-        """None where GLOBAL does not ask for regions that import."""
-        self.head_seq: Callable[[str], int] = lambda _: 0
-        """Where the chain of a tenant ends, as this node left it."""
+        self._in_regions = in_regions
+        self._head_seq = head_seq
         self._spreads = spreads
         of_quorum = SURVIVES.index(quorum_survives) if quorum_survives is not None else 0
         of_chain = max(SURVIVES.index(postgres_survives), of_quorum)
@@ -205,8 +206,8 @@ class Answers:
                 position = await outcome_within(outcome, left_s)
             if self._spreads and level is Durability.GLOBAL:
                 await node.spread.reached(lsn, self._write_timeout_s)
-            if self.in_regions is not None and level is Durability.GLOBAL and position is not None and pending:
-                await self.in_regions({pending.tenant_id: position.seq}, self._write_timeout_s)
+            if self._in_regions is not None and level is Durability.GLOBAL and position is not None and pending:
+                await self._in_regions({pending.tenant_id: position.seq}, self._write_timeout_s)
             return position
         except DurabilityTimeoutError as error:
             raise self.late(level, str(error), lsn, pending) from None
@@ -275,11 +276,11 @@ class Answers:
         Raises:
             DurabilityTimeoutError: they do not in time; names ``last``.
         """
-        if self.in_regions is None or level is not Durability.GLOBAL:
+        if self._in_regions is None or level is not Durability.GLOBAL:
             return
-        heads = {tenant_id: self.head_seq(tenant_id) for tenant_id in tenant_ids}
+        heads = {tenant_id: self._head_seq(tenant_id) for tenant_id in tenant_ids}
         try:
-            await self.in_regions(heads, self._write_timeout_s)
+            await self._in_regions(heads, self._write_timeout_s)
         except DurabilityTimeoutError as error:
             raise self.late(level, str(error), last.lsn if last else self._node.durable.lsn, last, heads) from None
 
@@ -291,7 +292,7 @@ class Answers:
             WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed meanwhile.
         """
         has_quorum = self._away() is None
-        await self._evidence.shown(lines, level, self.in_regions, self._write_timeout_s, has_quorum=has_quorum)
+        await self._evidence.shown(lines, level, self._in_regions, self._write_timeout_s, has_quorum=has_quorum)
         if level > Durability.LOCAL and self._node.failure is not None:
             raise self._node.failure.with_traceback(None)
 
@@ -339,7 +340,7 @@ class Answers:
                 return asyncio.ensure_future(self.wait(lsn, level, pending))
             watermark = node.durable if level <= Durability.LOCAL else node.committed
             return watermark.reached(lsn, self._write_timeout_s)  # type: ignore[return-value]
-        asks_regions = (self._spreads or self.in_regions is not None) and level is Durability.GLOBAL
+        asks_regions = (self._spreads or self._in_regions is not None) and level is Durability.GLOBAL
         if asks_regions or self._is_quorum_lost:
             return asyncio.ensure_future(self.wait(pending.lsn, level, pending, reached))
         node.chained.want(pending.lsn)
@@ -463,7 +464,7 @@ class Answers:
             return () if self._acknowledge_before_fsync else ("process",)
         if level is Durability.REGIONAL:
             return self._regional_survives
-        return SURVIVES if self.in_regions is not None else self._global_survives
+        return SURVIVES if self._in_regions is not None else self._global_survives
 
 
 def _chained_at(pending: Pending, chain: ChainPosition) -> Chained:

@@ -1,0 +1,128 @@
+"""The life of a node: its tasks, its failure, and the time that its stop has.
+
+A stop keeps to ``shutdown_grace``: open requests end, the WAL is flushed, the backlog is drained as far as the time
+goes, the control file is written. A node that fails (poisoned WAL, fenced, database went back) acknowledges nothing
+more and asks for its own stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from app.runtime.metrics import Metrics
+from app.runtime.state.kept_file import count_fenced
+from app.runtime.state.node import Node, expire
+from app.runtime.tasks.running import kept_running
+from app.write.pending.backlog import Backlog
+from ledger.errors import DurabilityTimeoutError, FencedError, LedgerError, WalPoisonedError
+
+WAITING_SHARE = 0.4
+"""Part of ``shutdown_grace`` after which writes that wait for their level are answered without it."""
+
+log = structlog.get_logger()
+
+
+class Lifecycle:
+    """Runs the tasks of a node until it stops. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        backlog: Backlog,
+        metrics: Metrics,
+        wal_folder: Path,
+        grace_s: float,
+        report: Callable[[BaseException, str], object],
+        give_up: Callable[[], None],
+    ) -> None:
+        """``report`` takes the break that an error is about, and who met it; ``give_up`` ends the waiting for what
+        safekeepers and regions say."""
+        self._node = node
+        self._backlog = backlog
+        self._metrics = metrics
+        self._wal_folder = wal_folder
+        self._grace_s = grace_s
+        self._report = report
+        self._give_up = give_up
+        self._loop = asyncio.get_running_loop()
+        self._stop_by_s: float | None = None
+        self.tasks: list[asyncio.Task[None]] = []
+        self.stop_requested = asyncio.Event()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the stop has begun."""
+        return self._stop_by_s is not None
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` until the node stops; its failure is the node's."""
+        task = self._loop.create_task(work)
+        task.add_done_callback(self._task_ended)
+        self.tasks.append(task)
+        return task
+
+    def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``work`` until the node stops, and again where it fails; a break that it meets is reported."""
+        self.spawn(kept_running(work, report=self._report))
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            if not self.is_stopping:
+                # Only a stop cancels tasks: after anything else, what the task was for is not done any more.
+                name = getattr(task.get_coro(), "__qualname__", task.get_name())
+                self.fail(LedgerError(f"internal error: {name} was cancelled, though nobody stops the node"))
+            return
+        if (error := task.exception()) is None or error is self._node.failure:
+            return
+        if self.is_stopping and isinstance(error, DurabilityTimeoutError | WalPoisonedError):
+            return  # it came too late for the stop; a WAL that really failed reports so itself
+        log.error("task_failed", exc_info=error)
+        self._report(error, "node")
+        self.fail(error if isinstance(error, LedgerError) else LedgerError(f"internal error: {error!r}"))
+
+    def fail(self, error: LedgerError) -> None:
+        """The node cannot go on: nothing more is acknowledged, and the process ends for a restart."""
+        if self._node.failure is not None:
+            return
+        self._node.failure = error
+        if isinstance(error, FencedError):
+            self._metrics.fencing_rejects.inc()
+            count_fenced(self._wal_folder)
+        event = "wal_sync_failure" if isinstance(error, WalPoisonedError) else "node_failed"
+        log.critical(event, error=str(error), kind=type(error).__name__)
+        for watermark in self._node.watermarks:
+            watermark.fail(error)
+        for pending in self._backlog:
+            if pending.outcome is not None and not pending.outcome.done():
+                pending.outcome.set_exception(error)
+                pending.outcome.exception()
+        self._give_up()
+        self.stop_requested.set()
+
+    def begin_stop(self) -> None:
+        """``shutdown_grace`` counts from the first call on."""
+        if self._stop_by_s is None:
+            self._stop_by_s = self._loop.time() + self._grace_s
+            self._loop.call_later(self._grace_s * WAITING_SHARE, self._answer_waiting)
+
+    def _answer_waiting(self) -> None:
+        """Answer the writes that still wait with how far they have come, while there is time to."""
+        message = "the service stops"
+        for watermark in self._node.watermarks:
+            watermark.give_up(message)
+        for pending in self._backlog:
+            if pending.outcome is not None and not pending.outcome.done():
+                expire(pending.outcome, message)
+                pending.outcome.exception()
+        self._give_up()
+
+    def left_s(self) -> float:
+        """Seconds left for the stop."""
+        assert self._stop_by_s is not None
+        return max(0.0, self._stop_by_s - self._loop.time())
