@@ -148,10 +148,10 @@ def _verify_place(where: NamedPlace, request: _Request) -> tuple[dict[str, Any],
             raise TenantNotFoundError(f"there is {said} in {place}")
         with running("verify", request.master) as spark:
             kept = None if request.kept is None else _Kept.of(request.kept, tenants, request.keyring)
-            looks = Looks(opened, tenants, request.keyring, request.memory)
+            observations = Observations(opened, tenants, request.keyring, request.memory)
 
             def work(passed: Accumulator[int]) -> Verified:
-                heads = {tenant: looks.heads(tenant) for tenant in tenants}
+                heads = {tenant: observations.heads(tenant) for tenant in tenants}
                 if kept is not None and kept.unknown is None:
                     heads[kept.tenant] = [kept.head, *heads[kept.tenant]]
                 return verify_ledgers(
@@ -161,8 +161,8 @@ def _verify_place(where: NamedPlace, request: _Request) -> tuple[dict[str, Any],
             told, written = _worked(spark, request, work)
     if kept is not None:
         kept.judge(told["tenants"], request.keyring)
-    told["tenants"] = [looks.told(verdict) for verdict in told["tenants"]]
-    gone = looks.gone(held) if request.tenants is None and not opened.is_copy else []
+    told["tenants"] = [observations.told(verdict) for verdict in told["tenants"]]
+    gone = observations.gone(held) if request.tenants is None and not opened.is_copy else []
     told["gone"] = [{"log": seen.checkpoint.origin, **seen.to_json()} for seen in gone]
     for seen in gone:
         what = f"{seen.checkpoint.size} entries of log {seen.checkpoint.origin}, verified {seen.seen_at}"
@@ -277,7 +277,7 @@ def _print(told: dict[str, Any]) -> None:
     out.print(table)
     for verdict in verdicts:
         _print_first_break(verdict)
-    _print_looks([verdict["memory"] for verdict in verdicts if "memory" in verdict])
+    _print_memory([verdict["memory"] for verdict in verdicts if "memory" in verdict])
     out.print(
         f"{counted(told['entries_checked'], 'entry', 'entries')} of {counted(len(verdicts), 'ledger')} "
         f"in {told['seconds']:.1f} s, "
@@ -287,13 +287,13 @@ def _print(told: dict[str, Any]) -> None:
         out.print(f"every break: {told['breaks_written']}", markup=False)
 
 
-def _print_looks(looks: Sequence[Mapping[str, Any]]) -> None:
-    first = sum(look["first_look"] for look in looks)
-    compared = sum(bool(look["compared"]) for look in looks)
-    if looks:
+def _print_memory(observations: Sequence[Mapping[str, Any]]) -> None:
+    first = sum(observed["first_look"] for observed in observations)
+    compared = sum(bool(observed["compared"]) for observed in observations)
+    if observations:
         out.print(
             f"memory: {counted(compared, 'log')} compared with what was verified before, "
-            f"{first:,} looked at for the first time; kept in {looks[0]['state']}",
+            f"{first:,} looked at for the first time; kept in {observations[0]['state']}",
             markup=False,
         )
 
@@ -361,14 +361,14 @@ class BreaksFolder(NamedTuple):
 # --- what the verifier remembers ------------------------------------------------------------------
 
 
-class Looks:
-    """One look at each tenant of a database or an archive."""
+class Observations:
+    """What the verifier remembers of each tenant of a database or an archive, and finds now."""
 
     def __init__(
         self, opened: OpenPlace, tenants: Sequence[str], keyring: Keyring | None, memory: Memory | None
     ) -> None:
         """Without keys nobody vouches for a checkpoint, and without a memory there is nothing to compare with."""
-        self._looks: dict[str, Observation] = {}
+        self._observations: dict[str, Observation] = {}
         self._keyring, self._memory = keyring, memory
         if keyring is None or memory is None:
             return
@@ -378,19 +378,24 @@ class Looks:
             except ArchiveInvalidError:
                 continue  # Its verification says so.
             note, to_seq = (None, None) if newest is None else (newest.checkpoint, newest.to_seq)
-            self._looks[tenant] = Observation.at(
+            self._observations[tenant] = Observation.at(
                 memory, tenant, note, keyring, datetime.now(UTC), to_seq=to_seq, is_file=to_seq is not None
             )
 
     def heads(self, tenant: str) -> list[TreeHead]:
         """Tree heads that the entries of ``tenant`` must agree with."""
-        look = self._looks.get(tenant)
-        return [] if look is None else look.heads
+        observed = self._observations.get(tenant)
+        return [] if observed is None else observed.heads
 
     def gone(self, held: Collection[str]) -> list[Seen]:
         """What was verified before of tenants that are not among ``held``, which are all that the ledger has: of logs
         named as its others are, that a given key signed."""
-        seen = (each for look in self._looks.values() for each in (look.now, *look.before) if each is not None)
+        seen = (
+            each
+            for observed in self._observations.values()
+            for each in (observed.now, *observed.before)
+            if each is not None
+        )
         bases = {each.checkpoint.origin.rpartition("/")[0] for each in seen}
         if self._keyring is None or self._memory is None:
             return []
@@ -404,6 +409,6 @@ class Looks:
         ]
 
     def told(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
-        """The verdict object of a tenant with what the look at it came to."""
-        look = self._looks.get(verdict["tenant_id"])
-        return {**verdict} if look is None else look.with_verdict(verdict)
+        """The verdict object of a tenant with what was observed of it."""
+        observed = self._observations.get(verdict["tenant_id"])
+        return {**verdict} if observed is None else observed.with_verdict(verdict)

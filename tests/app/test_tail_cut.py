@@ -22,7 +22,7 @@ from cli.verify_database import kept_head, verify_database
 from lab.tampering import cut_tail
 from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead
-from pipeline.cli.verify import Looks
+from pipeline.cli.verify import Observations
 from pipeline.places import place_of
 from signing import note, private_keys
 from signing.anchors import ExternalWitnesses
@@ -148,7 +148,7 @@ async def test_on_the_command_line_it_is_a_rollback_to_whoever_looked_before(
     with place_of("--dsn", database.superuser_url).open() as opened:
         assert opened.tenants() == ["_system"]
         memory = Memory.open(Path(first["memory"]["state"]))
-        looks = Looks(opened, ["_system"], Keyring.load(tmp_path / "keys.json"), memory)
+        looks = Observations(opened, ["_system"], Keyring.load(tmp_path / "keys.json"), memory)
         assert looks.gone(["_system", "acme"]) == []
         assert [each.checkpoint.origin for each in looks.gone(["_system"])] == ["log.example/acme"]
 
