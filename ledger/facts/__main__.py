@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from ledger.facts.checks import CHECKS
 from ledger.facts.events import EVENTS_BY_ACTION, JOB_EVENTS, TYPE_OF_ACTION, Durability, EventType, Kind, SystemAction
+from ledger.facts.metrics import METRICS
+from ledger.facts.metrics import Kind as MetricKind
 from ledger.facts.problems import PROBLEMS, Retry
 from ledger.facts.statuses import ENDED, STATUS_OF_NAME, STATUSES
 
@@ -70,6 +72,20 @@ def _statuses_table() -> str:
 def _problems_table() -> str:
     rows = ((f"`{each.name}`", str(each.status), each.title, each.remedy) for each in PROBLEMS)
     return _table(("kind", "status", "title", "what to do"), rows)
+
+
+def _metrics_table() -> str:
+    suffix = {MetricKind.COUNTER: "_total"}
+    rows = (
+        (
+            f"`{metric.name}{suffix.get(metric.kind, '')}`",
+            metric.kind.value,
+            ", ".join(f"`{label}`" for label in metric.labels),
+            metric.meaning,
+        )
+        for metric in METRICS.values()
+    )
+    return _table(("metric", "kind", "labels", "meaning"), rows)
 
 
 # --- other languages ------------------------------------------------------------------------------
@@ -167,6 +183,7 @@ _WHOLLY: Final[Mapping[str, Callable[[], str]]] = {
 }
 PARTLY: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "docs/events.md": {"events": _events_table, "statuses": _statuses_table},
+    "docs/metrics.md": {"metrics": _metrics_table},
     "docs/problems.md": {"problems": _problems_table},
     "docs/formats/verify.py": {"actions": _actions_in_python},
     "ledger/_entry_form.h": {"actions": _actions_in_c},
