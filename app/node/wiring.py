@@ -65,17 +65,16 @@ from app.trust.keys.trust import Trust
 from app.trust.privacy.agreement import Unchained
 from app.trust.privacy.keys import SubjectKeys
 from app.trust.privacy.knowledge import PrivacyKnowledge
-from app.write.followers.cosignatures import CosignatureInbox
+from app.write.followers.anchors import Authority, CosignatureInbox, Timestamper
 from app.write.followers.ledger_watch import LedgerWatch
 from app.write.followers.notary import Notary
-from app.write.followers.timestamps import Authority, Timestamper
 from app.write.intake.access_records import AccessRecords
 from app.write.intake.privacy_changes import PrivacyChanges
 from app.write.intake.proposals import Proposals
 from app.write.intake.sealing import Sealing
 from app.write.intake.submit import Submitter
 from app.write.intake.system_entries import SystemEntries
-from app.write.pending.keyed_entry import are_rows_whole
+from app.write.pending.keyed_entries import are_rows_whole
 from app.write.stats.intake import StatsIntake
 from ledger.errors import DatabaseUnavailableError
 from ledger.facts.events import ACTIONS, SystemAction

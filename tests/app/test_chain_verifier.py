@@ -14,7 +14,7 @@ from app.read.verification import POSITIONS_FILE_NAME, ChainVerifier, Position, 
 from app.runtime.metrics import Metrics
 from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.last_verified import LastVerified
-from app.write.pending.keyed_entry import are_rows_whole
+from app.write.pending.keyed_entries import are_rows_whole
 from ledger.errors import TenantNotFoundError
 from ledger.verification import Anchor, TreeHead
 from ledger.verification.range_check import SEQ_MAX

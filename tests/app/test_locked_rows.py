@@ -43,7 +43,7 @@ of_trees = pytest.mark.parametrize("how", OF_TREES.values(), ids=OF_TREES)
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.store.chaining.LOCK_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("app.write.followers.long_locks.TOLD_S", 0.3)
+    monkeypatch.setattr("app.write.followers.followers.LOCK_REPORTED_AFTER_S", 0.3)
 
 
 async def local(service: Service, *ns: int) -> None:

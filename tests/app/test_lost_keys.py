@@ -13,7 +13,7 @@ from app.node.service import Service
 from app.store.idempotency import ChainedLine
 from app.write.pending.backlog import Pending
 from app.write.pending.event_lines import EventLines
-from app.write.pending.keyed_entry import is_bound
+from app.write.pending.keyed_entries import is_bound
 from ledger import canonical
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import DatabaseUnavailableError, DurabilityTimeoutError

@@ -311,7 +311,7 @@ async def test_an_entry_chained_while_the_others_are_being_signed_is_signed_afte
     run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is not remembered is proved by tiles, and waits for them here.
-    monkeypatch.setattr("app.write.followers.tenant_memory.RECENT_LINKS_MAX", 0)
+    monkeypatch.setattr("app.write.followers.tree_follower.RECENT_LINKS_MAX", 0)
     async with run_node(make_settings(chain={"batch_interval": "1h"})) as service:
         await write(service, "acme", 1)
         await until(lambda: covered(superuser, "acme", 1), "a checkpoint covers it")
@@ -464,7 +464,7 @@ def trees_in_memory(service: Service) -> int:
 async def test_tenants_beyond_those_whose_trees_are_in_memory_are_followed_and_signed_all_the_same(
     run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.write.followers.tenant_memory.TREES_CACHED_MAX", 5)
+    monkeypatch.setattr("app.write.followers.tree_follower.TREES_CACHED_MAX", 5)
     monkeypatch.setattr("app.write.followers.notary.TENANTS_PER_TRANSACTION_MAX", 4)
     tenants = [f"tenant-{n:02d}" for n in range(30)]
     async with run_node(make_settings(chain={"batch_size": 2})) as service:

@@ -14,7 +14,7 @@ import pytest
 
 from app.read import jobs as read_jobs
 from app.store import job_search
-from app.write.followers import job_terms
+from app.write.followers import job_table
 from tests.app.chains import until
 from tests.app.conftest import RunServer
 
@@ -98,7 +98,7 @@ def looks_by_term(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 async def test_jobs_from_before_and_after_the_declaration_are_found_by_it_as_they_were_without(
     run_server: RunServer, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, looks_by_term: list[bool]
 ) -> None:
-    monkeypatch.setattr(job_terms, "BUILT_AT_ONCE", 7)
+    monkeypatch.setattr(job_table, "BUILT_AT_ONCE", 7)
     monkeypatch.setattr(read_jobs, "LOOKED_AT_ONCE", 5)
     monkeypatch.setattr(read_jobs, "LOOKED_AT_MAX", 9)
     async with run_server() as client:

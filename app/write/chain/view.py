@@ -18,7 +18,7 @@ from app.store import Connection, chaining, idempotency, node
 from app.store.chaining import ChainEnd, ChainHead
 from app.store.existing import Chained, find_existing
 from app.write.pending.backlog import Pending
-from app.write.pending.keyed_entry import is_bound
+from app.write.pending.keyed_entries import is_bound
 from app.write.pending.linking import ChainedKeys, KeyWinner, event_of, events_by_hlc, is_refused_in
 from app.write.pending.quarantine import Quarantine
 from app.write.pending.requests import RequestName

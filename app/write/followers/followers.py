@@ -42,7 +42,6 @@ from app.store.entry_check import Report
 from app.store.following import FollowedEntry
 from app.store.log_rows import LOG_COLUMNS, RecentRows
 from app.store.sessions import NodeConnection
-from app.write.followers.long_locks import LongLocks
 from ledger.errors import ChainDamagedError, LedgerError
 from ledger.positions import Lsn
 from ledger.verification.verdict import Break, damaged
@@ -62,6 +61,8 @@ RECENT_BYTES_MAX = 48 << 20
 """Bytes of the newest rows that are kept to be followed; what is not kept is read back."""
 RUSH_BYTES_MAX = RECENT_BYTES_MAX * 3 // 4
 """With so many kept a rush is followed at once: none of it is to be read back."""
+LOCK_REPORTED_AFTER_S = 5.0
+"""How long rows are locked before that is reported."""
 FOLLOWER = "follower"
 """The part of the node that breaks met here are reported by."""
 PLACE_ENTRIES_MAX = 1000
@@ -87,6 +88,36 @@ class Follower(Protocol):
 
     async def run(self) -> None:
         """Follow, until cancelled."""
+
+
+class LongLocks:
+    """Tenants whose rows another session of PostgreSQL keeps locked for long. Another node holds them briefly.
+
+    ``event`` is the name of that in the log.
+    """
+
+    def __init__(self, event: str) -> None:
+        self._event = event
+        self._since_s: dict[str, float] = {}
+        self.tenants: set[str] = set()
+        """Tenants that have waited for ``LOCK_REPORTED_AFTER_S``."""
+
+    def met(self, tenant_id: str) -> None:
+        """The tenant's rows are locked now."""
+        since_s = self._since_s.setdefault(tenant_id, time.monotonic())
+        if tenant_id not in self.tenants and time.monotonic() - since_s >= LOCK_REPORTED_AFTER_S:
+            self.tenants.add(tenant_id)
+            log.warning(self._event, tenant_id=tenant_id, error="another session keeps its rows locked (see pg_locks)")
+
+    def ended(self, tenant_id: str) -> None:
+        """The tenant's rows could be locked, or another fault was met."""
+        self._since_s.pop(tenant_id, None)
+        self.tenants.discard(tenant_id)
+
+    def ended_but_of(self, tenant_ids: set[str]) -> None:
+        """The rows of all other tenants are not waited for any more."""
+        for tenant_id in self._since_s.keys() - tenant_ids:
+            self.ended(tenant_id)
 
 
 @dataclass(slots=True)

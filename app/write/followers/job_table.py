@@ -1,11 +1,12 @@
-"""The tables that name the entries that count, kept by a follower as far as the chain was followed: for each job, and
-for what is promised."""
+"""The tables that name the entries that count, kept by a follower as far as it has followed the chain: of jobs, of the
+terms that jobs are searched by, and of commitments.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -13,12 +14,12 @@ from app.store import Connection, commitments
 from app.store import job_search as terms_store
 from app.store import job_table as store
 from app.store.following import FollowedEntry
-from app.store.job_search import SearchFields
+from app.store.job_search import JobTerm, SearchFields
 from app.store.job_table import JobKey, JobSpan
-from app.write.followers import job_terms
 from app.write.followers.followers import Turn
 from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
+from ledger.machines.job_search import terms_of
 from ledger.machines.job_state import HlcParts
 from ledger.machines.jobs import JobState
 from ledger.positions import Lsn
@@ -30,8 +31,9 @@ CACHED_JOBS_MAX = 50_000
 ENTRIES_A_STEP = 200
 """Entries read between two turns of the event loop."""
 JOBS_A_STEP = 50
-"""Jobs whose entries are folded between two turns."""
-
+"""Jobs whose entries are folded, or whose terms are made, between two turns of the event loop."""
+BUILT_AT_ONCE = 500
+"""Jobs whose terms are added in one turn, of those that were there before the fields were declared."""
 DOUBTED_MAX = 10_000
 """Jobs whose false rows wait to be written again; others are found again when they are read."""
 
@@ -111,11 +113,11 @@ class JobTable:
                 connection, [(job[0], *stored_form(state)[:_STORED]) for job, state in self._states.items()]
             )
         if declared := await terms_store.declared(connection, turn.after):
-            await job_terms.follow(connection, declared, states, before)
+            await _follow_terms(connection, declared, states, before)
             for fields in declared.values():
                 if fields.built_to is not None:
                     built = await _next_built(connection, fields, turn.places[fields.tenant_id])
-                    await job_terms.build(connection, turn, fields, built)
+                    await _build_terms(connection, turn, fields, built)
 
     async def unfinished(self, connection: Connection) -> Sequence[str]:
         """Tenants whose jobs are not all found by the fields that they declared."""
@@ -138,7 +140,7 @@ class JobTable:
 async def _next_built(connection: Connection, fields: SearchFields, to_seq: int) -> dict[JobKey, JobState]:
     """The jobs of the tenant behind ``built_to``, as their entries up to ``to_seq`` say."""
     assert fields.built_to is not None
-    job_ids = await terms_store.next_jobs(connection, fields.tenant_id, fields.built_to, job_terms.BUILT_AT_ONCE)
+    job_ids = await terms_store.next_jobs(connection, fields.tenant_id, fields.built_to, BUILT_AT_ONCE)
     read = await _folded(connection, [JobSpan(fields.tenant_id, job_id, to_seq=to_seq) for job_id in job_ids])
     keys = [(fields.tenant_id, job_id) for job_id in job_ids]
     return {key: read.get(key) or JobFold(key[1]).state() for key in keys}
@@ -216,3 +218,46 @@ class _StateCache:
 
     def _forget(self, tenant_id: str) -> None:
         self._count -= len(self._tenants.pop(tenant_id)[1])
+
+
+async def _follow_terms(
+    connection: Connection,
+    declared: Mapping[str, SearchFields],
+    states: Mapping[JobKey, JobState],
+    before: Mapping[JobKey, JobState],
+) -> None:
+    """Keep the terms of these jobs, whose states were ``before`` what they are now; only those that are others."""
+    changed: dict[JobKey, list[JobTerm]] = {}
+    for number, (job, state) in enumerate(states.items(), 1):
+        fields = declared.get(job[0])
+        if fields is None:
+            continue
+        now = list(_terms(job, state, fields))
+        if job not in before or list(_terms(job, before[job], fields)) != now:
+            changed[job] = now
+        if number % JOBS_A_STEP == 0:
+            await asyncio.sleep(0)
+    await _store_terms(connection, changed)
+
+
+async def _build_terms(
+    connection: Connection, turn: Turn, fields: SearchFields, states: Mapping[JobKey, JobState]
+) -> None:
+    """Keep the terms of ``states``, the jobs that come behind ``built_to``: all of them, or ``BUILT_AT_ONCE``."""
+    await _store_terms(connection, {job: list(_terms(job, state, fields)) for job, state in states.items()})
+    is_done = len(states) < BUILT_AT_ONCE
+    await terms_store.advance_terms(connection, fields, None if is_done else max(job_id for _, job_id in states))
+    if not is_done:
+        turn.unfinished.add(fields.tenant_id)
+
+
+async def _store_terms(connection: Connection, changed: Mapping[JobKey, list[JobTerm]]) -> None:
+    if changed:
+        await terms_store.store_terms(connection, list(changed), (term for terms in changed.values() for term in terms))
+
+
+def _terms(job: JobKey, state: JobState, fields: SearchFields) -> Iterator[JobTerm]:
+    if state.created is not None:
+        physical, logical, node, *_ = state.created.order
+        for term in sorted(terms_of(state, fields.fields)):
+            yield JobTerm(*job, term, physical, logical, node)

@@ -39,12 +39,11 @@ from app.store.appended import AppendedEntries
 from app.store.reading import Pool, reading
 from app.trust.keys.in_use import KeyInUse
 from app.write.followers.checkpoints import CheckpointJournal
-from app.write.followers.long_locks import LongLocks
+from app.write.followers.followers import LongLocks
 from app.write.followers.own_entries import OwnEntries
 from app.write.followers.signed_chain import unforeseen
 from app.write.followers.snapshotter import Snapshotter
-from app.write.followers.tenant_memory import FollowedTenant, TenantMemory
-from app.write.followers.tree_follower import TreeFollower
+from app.write.followers.tree_follower import FollowedTenant, TenantMemory, TreeFollower
 from ledger.errors import (
     ChainBrokenError,
     ChainDamagedError,

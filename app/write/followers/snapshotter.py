@@ -22,7 +22,7 @@ from app.store import Connection
 from app.store import notary as store
 from app.trust.keys.in_use import KeyInUse
 from app.write.followers.signed_chain import leaf_hashes_of, not_signed, not_stored, proved_root
-from app.write.followers.tenant_memory import FollowedTenant
+from app.write.followers.tree_follower import FollowedTenant
 from ledger import merkle
 from ledger.hlc import Hlc
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim, SnapshotRow

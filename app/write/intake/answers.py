@@ -25,7 +25,7 @@ from app.write.intake.evidence import AtChain, Chained, Evidence, InRegions
 from app.write.intake.member_copies import MemberCopies
 from app.write.pending.backlog import Pending
 from app.write.pending.event_lines import CREATED, EventLines
-from app.write.pending.keyed_entry import check_lines, gone
+from app.write.pending.keyed_entries import check_lines, gone
 from app.write.pending.linking import event_refused
 from app.write.pending.quarantine import Quarantine
 from app.write.pending.requests import BatchReceipt, Draft, Receipt, RequestKey

@@ -21,8 +21,7 @@ import structlog
 from app.runtime.state.node import Node
 from app.store.idempotency import ChainedLine, key_row_error
 from app.write.pending.backlog import Pending
-from app.write.pending.keyed_entries import KeyedEntries
-from app.write.pending.keyed_entry import key_digest_of, proven, row_gone
+from app.write.pending.keyed_entries import KeyedEntries, key_digest_of, proven, row_gone
 from app.write.pending.requests import BatchReceipt, RequestKey, RequestName
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, IdempotencyReusedError
 from ledger.facts.events import Durability

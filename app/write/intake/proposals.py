@@ -18,7 +18,7 @@ from app.write.intake.answers import Answers, Awaited, refused
 from app.write.intake.keyed import KeyedRequests
 from app.write.intake.system_entries import SystemEntries
 from app.write.pending.backlog import Pending
-from app.write.pending.keyed_entry import gone
+from app.write.pending.keyed_entries import gone
 from app.write.pending.linking import DuplicateLineError, conflict_of
 from app.write.pending.requests import RequestKey
 from ledger import canonical, keyed

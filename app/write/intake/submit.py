@@ -39,7 +39,7 @@ from app.write.pending.backlog import (
     record_bytes_of,
 )
 from app.write.pending.event_lines import CREATED, EventLines, JobOfLine, creation_in, creation_of, payload_of
-from app.write.pending.keyed_entry import check_lines, gone
+from app.write.pending.keyed_entries import check_lines, gone
 from app.write.pending.linking import DuplicateLineError, LinkedBatch, tenant_begun_by
 from app.write.pending.quarantine import Quarantine
 from app.write.pending.requests import BatchReceipt, Draft, Receipt, RequestKey

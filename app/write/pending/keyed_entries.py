@@ -1,13 +1,17 @@
-"""Which keyed events the chains hold, by what each says of its Idempotency-Key (``ledger.keyed``).
+"""What the chains prove of keyed requests: an entry says with which Idempotency-Key its event came (``ledger.keyed``).
 
-The table of keys can be edited. A row that was removed would have its request recorded a second time, so a request
-without a row is looked for here before it is taken for a new one::
+The table of keys is not part of the chain, so its rows prove nothing. A changed or copied row would have a request
+answered with another event. So the entry that a row names is compared with the request: its key, and the event itself.
+Where private fields were encrypted, only type and job of the event can be compared.
+
+A row that was removed would have its request recorded a second time. So a request without a row is looked for among the
+keyed entries that the node remembers, before it is taken for a new one::
 
     newest KEYED_MAX keyed entries that this node followed since its start, of all tenants
     and those among the last ENTRIES_READ of a tenant, or ENTRIES_READ_BYTES, read with its first keyed request
 
 Keys are kept ``RETENTION_DAYS`` by the clock of PostgreSQL, and a restore brings entries back without them. So an entry
-says nothing of its row where it is about as old, is of the future, or was followed long after it was written.
+proves nothing about its row where it is about as old, is of the future, or was followed long after it was written.
 """
 
 from __future__ import annotations
@@ -15,13 +19,21 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Final, NamedTuple
 
 import orjson
 
+from app.runtime.tasks.sharing import Turn
 from app.store.following import FollowedEntry
-from app.store.idempotency import ENTRIES_READ, RETENTION_DAYS, KeyedEntry
-from ledger import keyed
+from app.store.idempotency import ENTRIES_READ, RETENTION_DAYS, ChainedLine, KeyedEntry, NamedEntry, key_row_error
+from app.write.pending.backlog import Pending
+from app.write.pending.requests import LEDGER_ROUTE, Draft, Drafts, RequestKey, RequestName
+from ledger import canonical, keyed
+from ledger.chain.record import IdempotencyKey
+from ledger.errors import KeyRowError, KeyUnprovenError, LedgerError
+from ledger.facts.events import ACTIONS, ACTOR
+from ledger.hlc import Hlc
 
 KEYED_MAX: Final = 50_000
 """Keyed entries that are remembered, some 200 bytes each; the oldest is evicted first."""
@@ -102,3 +114,165 @@ def _digest_in(payload: object) -> str | None:
         return keyed.digest_in(orjson.loads(payload))
     except (ValueError, AttributeError):
         return None
+
+
+def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
+    """Return when the entry of ``line`` is the event of ``draft``.
+
+    Raises:
+        KeyUnprovenError: it may be, but does not say with which key it came.
+        KeyRowError: it is another, or the row says what no row of this service can.
+    """
+    try:
+        event = _event_of(line, draft, key)
+    except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
+        event = None
+    if event is None:
+        what = f"names seq {line.seq}, whose entry is not the event of this request"
+        raise key_row_error(line.tenant_id, key.key, line.seq, what)
+    if keyed.digest_in(orjson.loads(event.payload)) is None:
+        raise KeyUnprovenError(
+            f"Idempotency-Key {key.key!r} was used before, it seems for seq {line.seq}, job {event.job_id}: that entry "
+            "is from before entries said their key, so nothing proves it. Nothing was stored now: take that job for "
+            "the outcome if it is yours, else send the request under a new key"
+        )
+
+
+async def check_lines(chained: Sequence[ChainedLine], drafts: Drafts, key: RequestKey) -> None:
+    """Return when the entry of each line is the event of its draft.
+
+    Raises:
+        KeyRowError: names the first that is not, or that the request does not have.
+    """
+    turn = Turn()
+    for line in chained:
+        if turn.is_over():
+            await turn.pause()
+        if not 0 <= line.line < len(drafts):
+            what = f"is of line {line.line}, and the request has {len(drafts)} lines"
+            raise key_row_error(line.tenant_id, key.key, line.seq, what)
+        _check_fits(line, drafts[line.line], key)
+
+
+def is_bound(line: ChainedLine, key: RequestName, of_request: Mapping[int, Pending]) -> bool:
+    """Whether the entry that a row of the request ``key`` names came with it, so that it may decide about the records
+    ``of_request``, by line.
+
+    An entry says its key. One from before entries did counts where it is the very fact of its line, or where the
+    records say no key either: they come from the same WAL, which nobody edits. The entry at the HLC of a record is that
+    record, or somebody put it there.
+    """
+    pending = of_request.get(line.line)
+    try:
+        event = keyed.kept_event(line.job_id, line.action, line.payload)
+        if event is None:
+            return False
+        if pending is not None and pending.hlc.text() == line.t_hlc:
+            return event == (pending.job_id, ACTIONS[pending.record_type], pending.payload.decode())
+        facts, (tenant_id, route, name) = orjson.loads(event.payload), key
+        if route == LEDGER_ROUTE:
+            # What the ledger writes about itself has its key from its subject and its facts.
+            del facts["type"]
+            digest_of_facts = sha256(canonical.encode(facts)).digest()
+            return (name, line.body_digest) == (f"{event.action}:{event.job_id}", digest_of_facts)
+        digest = keyed.digest_in(facts)
+        if digest is not None:
+            return digest == keyed.key_digest(tenant_id, IdempotencyKey(route, name, line.line, line.body_digest))
+        if pending is not None:
+            return _is_same_fact(event, Hlc.parse(line.t_hlc), pending)
+        return all(keyed.digest_in(orjson.loads(each.payload)) is None for each in of_request.values())
+    except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
+        return False
+
+
+def _is_same_fact(event: keyed.KeptEvent, hlc: Hlc, pending: Pending) -> bool:
+    """Whether an entry that says no key says what ``pending`` does, beside its key."""
+    facts = orjson.loads(pending.payload)
+    facts.pop(keyed.MEMBER, None)
+    is_job = event.job_id == pending.job_id or (
+        _is_made_at(event.job_id, hlc) and _is_made_at(pending.job_id, pending.hlc)
+    )
+    return is_job and (event.action, event.payload) == (ACTIONS[pending.record_type], canonical.encode(facts).decode())
+
+
+def _is_made_at(job_id: str, hlc: Hlc) -> bool:
+    """Whether the id is one that a node made for a job that was created at ``hlc``."""
+    return job_id.endswith(f"-{hlc.logical:05d}") and f"-{hlc.physical_ms}-" in job_id
+
+
+def proven(line: ChainedLine, key: RequestKey) -> ChainedLine:
+    """``line`` with the body that its entry came with, which the row may say falsely. One whose entry says no key, from
+    before entries did, is taken as it is.
+
+    Raises:
+        KeyRowError: the entry came with another key.
+    """
+    said = _said_by(line)
+    if said is None:
+        return line
+    for body_digest in (line.body_digest, key.body_digest, key.other_digest):
+        if body_digest is not None and said == key_digest_of(line.tenant_id, key, line.line, body_digest):
+            return line._replace(body_digest=body_digest)
+    what = f"names seq {line.seq}, whose entry came with another key or body than the row says"
+    raise key_row_error(line.tenant_id, key.key, line.seq, what)
+
+
+def are_rows_whole(tenant_id: str, named: Iterable[NamedEntry], now_ms: int) -> bool:
+    """Whether each row names the entry that came with it, and each entry whose row must be in the table has one."""
+    for each in named:
+        said = _said_by(each)
+        if each.key is not None and said != keyed.key_digest(tenant_id, each.key):
+            return False
+        if each.key is None and said is not None and (each.hlc_physical or 0) > now_ms - KEPT_MS:
+            return False
+    return True
+
+
+def _said_by(entry: ChainedLine | NamedEntry) -> str | None:
+    """What an entry says of its key; None where it says nothing, or is none."""
+    try:
+        event = keyed.kept_event(entry.job_id, entry.action, entry.payload)
+        return None if event is None else keyed.digest_in(orjson.loads(event.payload))
+    except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def key_digest_of(tenant_id: str, key: RequestKey, line: int, body_digest: bytes) -> str:
+    """What the event of this line says of its key."""
+    return keyed.key_digest(tenant_id, IdempotencyKey(key.route, key.key, line, body_digest))
+
+
+def row_gone(tenant_id: str, key: RequestKey, seq: int) -> KeyRowError:
+    """The error when the chain holds the event of a new request's line, and the table has no row of it."""
+    return key_row_error(
+        tenant_id, key.key, seq, f"that the entry at seq {seq} came with is gone", "; nothing was stored now"
+    )
+
+
+def gone(tenant_id: str, key: RequestKey) -> KeyRowError:
+    """The error when lines that were chained are not in the table any more."""
+    return key_row_error(tenant_id, key.key, 0, "is gone")
+
+
+def _event_of(line: ChainedLine, draft: Draft, key: RequestKey) -> keyed.KeptEvent | None:
+    """The event of the entry of ``line`` where it is what ``draft`` asks for and came with ``key``, or does not say
+    with which key it came."""
+    event = keyed.kept_event(line.job_id, line.action, line.payload)
+    if event is None or line.epoch <= 0 or line.lsn <= 0 or line.tenant_id != draft.tenant_id:
+        return None
+    hlc = Hlc.parse(line.t_hlc)
+    is_job = _is_made_at(event.job_id, hlc) if draft.job_id is None else event.job_id == draft.job_id
+    if event.action != draft.event.action or not is_job:
+        return None
+    facts = orjson.loads(event.payload)
+    said = {} if keyed.digest_in(facts) is None else {keyed.MEMBER: facts[keyed.MEMBER]}
+    digest = keyed.key_digest(line.tenant_id, IdempotencyKey(key.route, key.key, line.line, line.body_digest))
+    if said not in ({}, {keyed.MEMBER: digest}):
+        return None
+    if draft.seal is not None or line.body_digest != key.body_digest:
+        return event if facts["type"] == draft.event.name else None
+    asked = {"type": draft.event.name, "fence_token": facts["fence_token"], **draft.fields, **said}
+    # Whoever may write for the tenant may repeat the request; the event stays that of who sent it first.
+    asked.pop(ACTOR, None)
+    asked |= {ACTOR: facts[ACTOR]} if ACTOR in facts else {}
+    return event if canonical.encode(asked).decode() == event.payload else None

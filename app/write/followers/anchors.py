@@ -1,0 +1,236 @@
+"""What others say of checkpoints: time stamps of authorities, and cosignatures of witnesses.
+
+*Time stamps* (RFC 3161). A task has authorities outside stamp the newest checkpoints. For each authority, forever::
+
+    1. the tenants whose tree grew since this authority's last stamp, which is ``interval`` old or older
+    2. of each, one at a time: its newest checkpoint, once this log's signature on it holds
+    3. ask; the answer must be on these bytes and this request and, where a CA file is given, lead to it
+    4. store it
+
+Nothing waits for it. An authority that does not answer is asked again after a pause that doubles. Failures are in the
+log and in ``log_timestamp_failures_total``; chaining, checkpoints and readiness do not depend on it.
+
+*Cosignatures*. A witness sends a note. It is taken when, in this order::
+
+    1. its text is a checkpoint of this tenant's log, and this log's signature under it holds
+    2. its size is covered by the newest checkpoint, and its root is that of the tree at that size
+    3. at least one registered witness has cosigned it, and every cosignature of a registered one holds
+    4. no cosignature lies in the future
+    5. at least one is new: its witness has not cosigned a larger tree yet, nor this one then or later
+
+Each new cosignature is stored as a row of its own. A note that fails a step stores nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import httpx
+import structlog
+from cryptography import x509
+
+from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.metrics import Metrics
+from app.runtime.outgoing.asking import client_of, read_answer
+from app.store import Connection, anchors, chain_reads
+from app.store import notary as store
+from app.store.reading import Pool, reading
+from ledger.errors import (
+    ClockSkewError,
+    CosignatureRefusedError,
+    LedgerError,
+    ProofError,
+    SignatureError,
+)
+from ledger.merkle import tiles
+from ledger.verification.verdict import Break
+from signing import checkpoint as checkpoints
+from signing import note as notes
+from signing.checkpoint import Checkpoint, open_checkpoint
+from signing.keys import Keyring
+from signing.note import Cosignature, Note, WitnessKey, cosignatures_of
+from signing.timestamp import RESPONSE_BYTES_MAX, make_request, open_timestamp, stated_time
+
+REQUEST_TIMEOUT_S = 30.0
+NOTES_A_ROUND = 1000
+"""Checkpoints stamped before it is looked again which are due."""
+LOOK_INTERVAL_S = 60.0
+"""Longest between two looks at what is due."""
+BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 600.0
+"""First and longest pause after an authority failed."""
+
+log = structlog.get_logger()
+
+
+class Authority(NamedTuple):
+    """A time-stamping authority; ``roots`` are the certificates it is to be traced to, none when nothing was said."""
+
+    url: str
+    roots: Sequence[x509.Certificate]
+
+
+@dataclass(kw_only=True, eq=False)
+class Timestamper:
+    """Has the checkpoints of one ledger stamped by all configured authorities."""
+
+    pool: Pool
+    authorities: Sequence[Authority]
+    interval: timedelta
+    origin: Callable[[str], str]
+    keyring: Callable[[], Awaitable[Keyring]]
+    metrics: Metrics
+    report: Callable[[str, Break, str], object]
+    """Keeps a break of a tenant, and the part of the node that met it."""
+
+    async def run(self) -> None:
+        """Stamp, for ever; ends by cancellation."""
+        context = await asyncio.to_thread(httpx.create_ssl_context)
+        client = client_of(context, timeout_s=REQUEST_TIMEOUT_S, has_proxies=True)
+        async with client, asyncio.TaskGroup() as group:
+            for authority in self.authorities:
+                group.create_task(self._keep_stamping(client, authority))
+
+    async def _keep_stamping(self, client: httpx.AsyncClient, authority: Authority) -> None:
+        pause_s = BACKOFF_MIN_S
+        while True:
+            try:
+                while await self._stamp_due(client, authority) == NOTES_A_ROUND:
+                    pass
+            except (LedgerError, *DATABASE_FAULTS) as error:
+                self.metrics.timestamp_failures.inc()
+                log.warning("timestamp_failed", authority=authority.url, error=str(error), retry_in_s=pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, BACKOFF_MAX_S)
+            else:
+                pause_s = BACKOFF_MIN_S
+                await asyncio.sleep(min(self.interval.total_seconds(), LOOK_INTERVAL_S))
+
+    async def _stamp_due(self, client: httpx.AsyncClient, authority: Authority) -> int:
+        """Have one round of checkpoints stamped; how many were due."""
+        async with self.pool.acquire() as connection:
+            due = await anchors.due_for_timestamp(connection, authority.url, self.interval, NOTES_A_ROUND)
+        keyring = await self.keyring() if due else None
+        for tenant_id, note in due:
+            assert keyring is not None
+            try:
+                size = open_checkpoint(note, keyring, origin=self.origin(tenant_id)).size
+            except SignatureError as error:
+                detail = f"the stored checkpoint is not one of this log: {error}"
+                self.report(tenant_id, Break(0, "tree", detail, None, detail), "timestamper")
+                continue
+            response, time = await _ask(client, authority, note.encode())
+            async with self.pool.acquire() as connection:
+                await anchors.insert_timestamp(
+                    connection,
+                    tenant_id=tenant_id,
+                    authority=authority.url,
+                    tree_size=size,
+                    generated_at=time,
+                    note=note,
+                    response=response,
+                )
+            self.metrics.timestamps.inc()
+        return len(due)
+
+
+async def _ask(client: httpx.AsyncClient, authority: Authority, note: bytes) -> tuple[bytes, datetime]:
+    """The authority's response on ``note`` and the time it states.
+
+    Raises:
+        NoAnswerError: it does not answer, or not with 200 and a bounded body.
+        SignatureError: what it answers is no stamp of ``note``, or does not hold.
+    """
+    body, nonce = make_request(note)
+    headers = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
+    response = await read_answer(
+        client,
+        "POST",
+        authority.url,
+        bytes_max=RESPONSE_BYTES_MAX,
+        within_s=REQUEST_TIMEOUT_S,
+        content=body,
+        headers=headers,
+    )
+    if authority.roots:
+        return response, await asyncio.to_thread(open_timestamp, response, note, authority.roots, nonce)
+    return response, await asyncio.to_thread(stated_time, response, note, nonce)
+
+
+@dataclass(kw_only=True, eq=False)
+class CosignatureInbox:
+    """Takes cosignatures in for all tenants of one ledger."""
+
+    pool: Pool
+    origin: Callable[[str], str]
+    keyring: Callable[[], Awaitable[Keyring]]
+    witnesses: Sequence[WitnessKey]
+    max_skew_ms: int
+
+    async def take(self, tenant_id: str, text: bytes, now: datetime) -> tuple[Checkpoint, list[Cosignature]]:
+        """Store the new cosignatures in a note; the checkpoint and those that were stored, at least one.
+
+        Raises:
+            TenantNotFoundError: no such tenant.
+            CosignatureRefusedError: the note is not as the module says; nothing was stored.
+            ClockSkewError: a cosignature lies further ahead than ``hlc.max_clock_skew``; nothing was stored.
+            DatabaseUnavailableError: Postgres cannot be reached.
+        """
+        keyring, origin = await self.keyring(), self.origin(tenant_id)
+        async with reading(self.pool) as connection:
+            head = await chain_reads.head(connection, tenant_id)
+            try:
+                # 1. ours
+                checkpoint = checkpoints.open_checkpoint(text, keyring, origin=origin)
+                signed = notes.parse(checkpoints.signed_by(text, keyring))
+                # 2. of our tree
+                await _require_same_tree(connection, tenant_id, head.checkpoint, checkpoint)
+                # 3. cosigned by someone registered
+                found = cosignatures_of(notes.parse(text), self.witnesses)
+            except SignatureError as error:
+                raise CosignatureRefusedError(str(error)) from error
+            if not found:
+                raise CosignatureRefusedError(
+                    "no witness that log.witnesses names has cosigned this note; register its verifier key first"
+                )
+            # 4. by now
+            for each in found:
+                if each.time > now + timedelta(milliseconds=self.max_skew_ms):
+                    raise ClockSkewError(f"the cosignature by {each.witness.name} is of {each.time}, which is to come")
+            # 5. news
+            async with connection.transaction():
+                added = [each for each in found if await _insert(connection, tenant_id, checkpoint, signed, each)]
+        if not added:
+            raise CosignatureRefusedError(
+                "nothing new: each witness has cosigned a larger tree already, or this one at that time or later"
+            )
+        return checkpoint, added
+
+
+async def _require_same_tree(
+    connection: Connection, tenant_id: str, newest_note: str | None, checkpoint: Checkpoint
+) -> None:
+    newest = checkpoints.read(newest_note).size if newest_note is not None else 0
+    if not 1 <= checkpoint.size <= newest:
+        raise CosignatureRefusedError(f"the checkpoint is of size {checkpoint.size}, the log of {newest}")
+    stored = await store.read_tiles(connection, tenant_id, tiles.root_tiles(checkpoint.size))
+    try:
+        root = tiles.root_at(checkpoint.size, lambda level, index: stored.get((level, index), b""))
+    except ProofError as error:
+        raise CosignatureRefusedError(f"the root at size {checkpoint.size} is not known: {error}") from error
+    if root != checkpoint.root:
+        raise CosignatureRefusedError(
+            f"the checkpoint of size {checkpoint.size} has root {checkpoint.root.hex()}, the tree {root.hex()}"
+        )
+
+
+async def _insert(
+    connection: Connection, tenant_id: str, checkpoint: Checkpoint, signed: Note, cosignature: Cosignature
+) -> bool:
+    alone = signed._replace(signatures=(*signed.signatures, cosignature.line)).encode()
+    return await anchors.insert_cosignature(
+        connection, tenant_id, cosignature.witness.text(), checkpoint.size, cosignature.time, alone
+    )
