@@ -163,7 +163,7 @@ class Service:
         settings, pool = self.settings, self._pool
         self.keys = KeyInUse(started.key_chain, self.metrics, started.not_admitted)
         self.notary = self._make_notary(started)
-        self.entry_check = EntryCheck(started.checkpoints.newest, self.notary.mend)
+        self.entry_check = EntryCheck(started.checkpoints.newest, self.notary.rebuild)
         self.job_folds = JobFolds(self.entry_check)
         self.metrics.watch_unsigned(settings.chain.batch_interval.total_seconds(), self.notary.unsigned_age_s)
         self.trust = Trust(started.key_chain, pool, self.notary.origin)
@@ -448,7 +448,7 @@ class Service:
             if tree is StoredTree.DAMAGED:
                 detail = "the stored tree, read at the start, is not that of the checkpoint that this node keeps"
                 self.breaks.report(tenant_id, Break(0, "tree", detail), "start")
-            self.notary.mend(tenant_id)
+            self.notary.rebuild(tenant_id)
         self.appender.wake()
         self.lifecycle.spawn(self.appender.run())
         self._persisting = self.lifecycle.spawn(self.upkeep.persist_control(self.settings.hlc.persistence_interval))

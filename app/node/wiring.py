@@ -352,9 +352,9 @@ def _of_reads(service: Service, pool: NodePool, copies: Copies, knowledge: Priva
     folded = FoldedJobs(service.job_folds, job_table.doubt, report)
     return {
         EntryCheck: service.entry_check,
-        JobReader: JobReader(copies, Revealing(knowledge), folded, job_table.hurry, report),
+        JobReader: JobReader(copies, Revealing(knowledge), folded, job_table.follow_now, report),
         JobTableWalk: JobTableWalk(pool, folded, report),
-        CommitmentReader: CommitmentReader(copies, service.entry_check, PromiseCheck(job_table.begin_again)),
+        CommitmentReader: CommitmentReader(copies, service.entry_check, PromiseCheck(job_table.rewrite)),
     }
 
 

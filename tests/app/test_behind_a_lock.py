@@ -22,7 +22,7 @@ from tests.conftest import Database
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.store.chaining.LOCK_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("app.write.followers.followers.LOOK_INTERVAL_S", 0.1)
+    monkeypatch.setattr("app.write.followers.followers.SEARCH_INTERVAL_S", 0.1)
 
 
 async def test_an_end_that_waits_is_not_forgotten_for_older_entries_that_are_followed(

@@ -120,7 +120,7 @@ async def test_sessions_that_may_only_read_do_not_outlive_the_setting(
         await service.submitter.submit(created("acme", 1), key=None)
         role = f"ALTER ROLE {SERVICE} IN DATABASE {{database}}"
         await make_so(superuser, f"{role} SET default_transaction_read_only = on")
-        service.job_table.hurry("acme")
+        service.job_table.follow_now("acme")
         await until(lambda: service.job_table.last_error, "the job table cannot be followed")
 
         async def refusal() -> str | None:

@@ -44,7 +44,7 @@ async def test_what_is_chained_while_others_are_followed_comes_together_first(
     async def stands_at(tenant_id: str, seq: int) -> bool:
         return bool(await superuser.fetchval(followed_to, tenant_id) == seq)
 
-    monkeypatch.setattr("app.write.followers.followers.LOOK_INTERVAL_S", 3600)
+    monkeypatch.setattr("app.write.followers.followers.SEARCH_INTERVAL_S", 3600)
     async with run_node() as service:
         for tenant_id in ("acme", "globex"):
             await service.submitter.submit(created(tenant_id, 1), key=None)
@@ -53,7 +53,7 @@ async def test_what_is_chained_while_others_are_followed_comes_together_first(
         monkeypatch.setattr("app.write.followers.followers.COLLECT_S", 3600)
         for tenant_id in ("acme", "globex"):
             await service.submitter.submit(created(tenant_id, 2), key=None)
-        service.job_table.hurry("globex")
+        service.job_table.follow_now("globex")
         await until(lambda: stands_at("globex", 2), "what somebody waits for is followed")
         assert await stands_at("acme", 1)
         await service.job_table.drain(60)

@@ -390,7 +390,7 @@ async def test_a_locked_job_row_keeps_nothing_from_being_chained(
     run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.store.following.LOCK_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("app.write.followers.followers.LOOK_INTERVAL_S", 0.2)
+    monkeypatch.setattr("app.write.followers.followers.SEARCH_INTERVAL_S", 0.2)
     said: list[str | None] = []
     """What is told of the table, each time behind a look who is behind."""
     find_behind = TableFollower._find_behind

@@ -118,7 +118,7 @@ async def test_readyz_names_the_tenant_and_a_session_waits_for_its_writes(
 async def test_readyz_names_the_tenant_that_the_job_table_cannot_follow(
     run_server: RunServer, make_settings: MakeSettings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.write.followers.followers.LOOK_INTERVAL_S", 0.1)
+    monkeypatch.setattr("app.write.followers.followers.SEARCH_INTERVAL_S", 0.1)
     place = "SELECT FROM scheduler.follower_positions WHERE tenant_id = 'acme' FOR UPDATE"
     async with run_server(make_settings(read={"wait": "300ms"})) as client:
 
@@ -213,7 +213,7 @@ async def test_a_damaged_tree_that_is_kept_locked_is_made_again_later_and_no_oth
             await until(lambda tenant_id=tenant_id: covered(superuser, tenant_id, 1), "it has a tree")
         async with halted(database, how):
             for tenant_id in ("acme", "beta"):
-                service.notary.mend(tenant_id)
+                service.notary.rebuild(tenant_id)
             await until(lambda: not service.notary._tenants["beta"].is_tree_damaged, "the other is made again", 5)
             assert service.notary._tenants["acme"].is_tree_damaged
         await until(lambda: not service.notary._tenants["acme"].is_tree_damaged, "it is made again", 5)
@@ -230,7 +230,7 @@ async def test_who_waits_for_a_locked_tree_to_be_signed_keeps_no_other_from_bein
             signing = asyncio.create_task(service.notary.sign_now("acme"))
             await until(service.notary._tenants["acme"].lock.locked, "it is being signed")
             for tenant_id in ("acme", "beta"):
-                service.notary.mend(tenant_id)
+                service.notary.rebuild(tenant_id)
             await until(lambda: not service.notary._tenants["beta"].is_tree_damaged, "the other is made again", 5)
             assert not signing.done()
         await signing
@@ -245,7 +245,7 @@ async def test_a_tree_that_is_gone_can_be_passed_over_while_it_is_made_again(
         await until(lambda: covered(superuser, "acme", 1), "it has a tree")
         async with halted(database, OF_TREES["locked"].replace("merkle_head", "merkle_tile")):
             await superuser.execute(OF_TREES["deleted"])
-            service.notary.mend("acme")
+            service.notary.rebuild("acme")
             there = "SELECT count(*) > 0 FROM scheduler.merkle_head WHERE tenant_id = 'acme'"
             await until(lambda: superuser.fetchval(there), "others see it", 5)
             assert service.notary._tenants["acme"].is_tree_damaged

@@ -735,11 +735,11 @@ async def test_a_tree_that_is_found_damaged_while_another_is_made_again_is_made_
             await one.notary.sign_now(tenant_id)
         async with other.transaction():
             await other.execute("SELECT FROM scheduler.merkle_tile WHERE tenant_id = 'acme' FOR UPDATE")
-            one.notary.mend("acme")
+            one.notary.rebuild("acme")
             waiting = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
             await until(lambda: superuser.fetchval(waiting), "the tree of one waits for the lock")
-            one.notary.mend("beta")
-            await until(lambda: "beta" not in one.notary._grown, "it was looked at what the other needs")
+            one.notary.rebuild("beta")
+            await until(lambda: "beta" not in one.notary._due, "it was looked at what the other needs")
         await until(lambda: not one.notary._tenants["beta"].is_tree_damaged, "the other tree is made again", 10)
 
 
@@ -752,7 +752,7 @@ async def test_a_tree_whose_chain_is_not_the_one_that_was_signed_is_not_made_aga
         before = await checkpoint_of(superuser, "acme")
         await edit(superuser, "payload = '{}', payload_digest = encode(sha256('{}'::bytea), 'hex')", 4)
         await superuser.execute(FLIP + " WHERE tenant_id = 'acme'")
-        one.notary.mend("acme")
+        one.notary.rebuild("acme")
         await until(lambda: one.node.unsigned, "the broken row is met")
         assert "link at seq 4" in one.node.unsigned["acme"]
         await write(one, "acme", 1)

@@ -17,8 +17,8 @@ A position can be edited, so it is compared with what was followed: where it is 
 the entries before it MUST be covered by rows of the table, and those behind it not. If they are not, the table is
 followed from the first entry again, and the false position is reported.
 
-So nodes that follow one ledger together neither lose nor double anything, whoever dies when, and a table that was
-emptied fills again. A follower that is behind must never be a wrong answer: readers merge what it has not followed.
+So nodes that follow one ledger together neither lose nor repeat an entry, whichever of them dies, and a table that was
+emptied fills again. A follower that is behind must never give a wrong answer: readers merge the entries behind it.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ ENTRIES_A_TURN = 2000
 TENANTS_A_TURN = 64
 """Most tenants that are followed in one transaction."""
 COLLECT_S = 0.1
-"""How long what was committed comes together before it is followed, unless somebody waits for it."""
+"""How long committed entries are collected before they are followed, unless a reader waits for them."""
 RUSH_ENTRIES = ENTRIES_A_TURN
-"""While so many come together each time, or wait to be chained, chaining has the processor to itself: more come
-together, and a job of which several entries come is written once."""
+"""While so many are collected each time, or wait to be chained, following waits: chaining has the processor to itself,
+and a job with several entries among them is written once."""
 RUSH_S = 2.0
 """Longest that a rush keeps entries from being followed."""
 RECENT_BYTES_MAX = 48 << 20
-"""Bytes of the newest rows that are kept to be followed; what is not kept is read back."""
+"""Bytes of the newest rows that are kept in memory to be followed; others are read back."""
 RUSH_BYTES_MAX = RECENT_BYTES_MAX * 3 // 4
 """With so many kept a rush is followed at once: none of it is to be read back."""
 LOCK_REPORTED_AFTER_S = 5.0
@@ -67,8 +67,8 @@ FOLLOWER = "follower"
 """The part of the node that breaks met here are reported by."""
 PLACE_ENTRIES_MAX = 1000
 """Entries before a position that are compared with the table, where this node does not know how far it had followed."""
-LOOK_INTERVAL_S = 2.0
-"""How often it is asked who is behind: tenants that nobody here chained, or whose last turn failed."""
+SEARCH_INTERVAL_S = 2.0
+"""How often tenants are searched that are behind: chained by another node, or not followed in their last turn."""
 
 _FOLLOWED = itemgetter(*(LOG_COLUMNS.index(name) for name in FollowedEntry._fields))
 
@@ -122,14 +122,14 @@ class LongLocks:
 
 @dataclass(slots=True)
 class Turn:
-    """What is followed in one transaction, by tenant."""
+    """The entries that are followed in one transaction, by tenant."""
 
     after: dict[str, int] = field(default_factory=dict)
-    """Where each stood."""
+    """The position of each before."""
     entries: dict[str, Sequence[FollowedEntry]] = field(default_factory=dict)
     """What comes next, in seq order."""
     places: dict[str, int] = field(default_factory=dict)
-    """Where each stands then."""
+    """The position of each afterwards."""
     covered_lsn: dict[str, Lsn] = field(default_factory=dict)
     """Of those that stand at the end of their chain: up to where all records of this node are in it, at least."""
     unfinished: set[str] = field(default_factory=set)
@@ -190,29 +190,29 @@ class TableFollower:
         that met it; ``observe`` the entries that were followed, by tenant."""
         self._observe = observe
         self._table = table
-        self._left: dict[str, int] = {}
-        """Where this node left its position in each chain."""
+        self._positions_left: dict[str, int] = {}
+        """The position to which this node moved the follower last, by tenant."""
         self._uncompared: set[str] = set()
         """Tenants whose positions were locked when they were to be followed: they may be moved meanwhile."""
-        self._again: set[str] = set()
-        """Tenants whose table is false, to be written from the first entry again."""
-        self._is_first_look = True
+        self._to_rewrite: set[str] = set()
+        """Tenants whose table is false: it is rewritten from the first entry."""
+        self._is_first_search = True
         self._connect = connect
         self._chained_lsn = chained_lsn
         self._waiting = waiting
         self._report = report
         self._connection: NodeConnection | None = None
         self._behind: dict[str, None] = {}
-        """Tenants that may be behind; who waits longest comes first."""
-        self._grown: dict[str, None] = {}
-        """Those of which more is coming together."""
-        self._came = 0
-        """Entries that came since it was last looked whether to follow."""
+        """Tenants that may be behind, in the order in which they began to wait."""
+        self._collected_tenants: dict[str, None] = {}
+        """Tenants whose new entries are being collected."""
+        self._arrived = 0
+        """Entries that arrived since the last decision whether to follow."""
         self._rush_ends_s = 0.0
         self._is_lull = False
-        """Whether what is followed now is so because little came, and not because a rush has lasted long enough."""
+        """Whether entries are followed now because few arrived, and not because a rush has lasted long enough."""
         self._failed: set[str] = set()
-        """Those that could not be followed; they are tried again when it is next asked who is behind."""
+        """Tenants that could not be followed; they are tried again with the next search."""
         self._recent: dict[str, RecentRows] = {}
         """Newest rows that this node chained, by tenant."""
         self._recent_bytes = 0
@@ -220,10 +220,10 @@ class TableFollower:
         self._idle = asyncio.Event()
         self.last_error: str | None = None
         self._locks = LongLocks("following_delayed")
-        self._stood: dict[str, int | None] = {}
-        """Where those stood that were behind at the last look."""
+        self._positions_before: dict[str, int | None] = {}
+        """Positions of the tenants that were behind at the last search."""
         self._is_found = True
-        """Whether it was known, at the last look, who is behind."""
+        """Whether the last search found out which tenants are behind."""
 
     def chained(self, appended: AppendedEntries) -> None:
         """Follow what was committed, soon."""
@@ -236,70 +236,70 @@ class TableFollower:
             self._recent_bytes += recent.size_bytes
         if self._recent_bytes > RECENT_BYTES_MAX:
             self._recent, self._recent_bytes = {}, 0
-        if not self._grown:
+        if not self._collected_tenants:
             self._rush_ends_s = time.monotonic() + RUSH_S
             asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
-        self._came += len(appended.log_rows)
-        self._grown.update(dict.fromkeys(appended.links))
+        self._arrived += len(appended.log_rows)
+        self._collected_tenants.update(dict.fromkeys(appended.links))
         self._idle.clear()
 
     def _collected(self) -> None:
-        """Follow what came together, or let more come."""
+        """Follow what was collected, or collect more."""
         is_rush = self._is_rush()
-        self._came = 0
+        self._arrived = 0
         self._is_lull = not is_rush
         if is_rush and self._recent_bytes < RUSH_BYTES_MAX and time.monotonic() < self._rush_ends_s:
             asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
         else:
-            self._follow_grown()
+            self._follow_collected()
 
     def _is_rush(self) -> bool:
-        return max(self._came, self._waiting()) >= RUSH_ENTRIES
+        return max(self._arrived, self._waiting()) >= RUSH_ENTRIES
 
-    def _follow_grown(self) -> None:
-        self._behind.update(self._grown)
-        self._grown.clear()
+    def _follow_collected(self) -> None:
+        self._behind.update(self._collected_tenants)
+        self._collected_tenants.clear()
         self._wake.set()
 
     def doubt(self, tenant_id: str, job_id: str) -> None:
         """The row of this job is false: write it again."""
         self._table.doubt(tenant_id, job_id)
-        self.hurry(tenant_id)
+        self.follow_now(tenant_id)
 
-    def begin_again(self, tenant_id: str) -> None:
-        """The table of this tenant is false: write it from the first entry again."""
-        self._again.add(tenant_id)
-        self.hurry(tenant_id)
+    def rewrite(self, tenant_id: str) -> None:
+        """The table of this tenant is false: rewrite it from the first entry."""
+        self._to_rewrite.add(tenant_id)
+        self.follow_now(tenant_id)
 
-    def hurry(self, tenant_id: str) -> None:
-        """Somebody waits for this tenant to be followed."""
+    def follow_now(self, tenant_id: str) -> None:
+        """A reader waits for this tenant: follow it now."""
         self._is_lull = False
         self._behind[tenant_id] = None
         self._wake.set()
 
     async def run(self) -> None:
         """Follow, for ever; ends by cancellation."""
-        look_at_s = 0.0
+        search_at_s = 0.0
         try:
             while True:
                 self._wake.clear()
-                if time.monotonic() >= look_at_s:
+                if time.monotonic() >= search_at_s:
                     await self._find_behind()
-                    look_at_s = time.monotonic() + LOOK_INTERVAL_S
+                    search_at_s = time.monotonic() + SEARCH_INTERVAL_S
                 await self._follow_all()
                 if self._is_found and not self._failed:
                     self.last_error = None
-                if not self._behind and not self._grown and not self._failed:
+                if not self._behind and not self._collected_tenants and not self._failed:
                     self._idle.set()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.0, look_at_s - time.monotonic())):
+                    async with asyncio.timeout(max(0.0, search_at_s - time.monotonic())):
                         await self._wake.wait()
         finally:
             self._lose_connection()
 
     async def drain(self, timeout_s: float) -> None:
         """Have ``run`` follow what is chained, as far as it comes within ``timeout_s`` seconds."""
-        self._follow_grown()
+        self._follow_collected()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
 
@@ -309,17 +309,17 @@ class TableFollower:
             connection = await self._connected()
             stands = await store.behind(connection, self._table.name)
             behind = [*stands, *self._uncompared, *await self._table.unfinished(connection)]
-            if self._is_first_look:
+            if self._is_first_search:
                 behind += await store.followed(connection, self._table.name)
         except DATABASE_FAULTS as error:
             self._is_found = False
             self._note((), error)
             return
-        self._is_found, self._is_first_look = True, False
-        self._behind.update(dict.fromkeys(name for name in behind if name not in self._grown))
+        self._is_found, self._is_first_search = True, False
+        self._behind.update(dict.fromkeys(name for name in behind if name not in self._collected_tenants))
         # Where a place moves, another node follows.
-        self._locks.ended_but_of({name for name, seq in stands.items() if self._stood.get(name, -1) == seq})
-        self._stood = stands
+        self._locks.ended_but_of({name for name, seq in stands.items() if self._positions_before.get(name, -1) == seq})
+        self._positions_before = stands
 
     async def _follow_all(self) -> None:
         """Turns for all tenants that are behind, as far as they can be followed."""
@@ -361,8 +361,8 @@ class TableFollower:
             self._table.failed()
             raise
         self._table.taken(turn)
-        self._left.update(turn.places)
-        self._again.difference_update(turn.after)
+        self._positions_left.update(turn.places)
+        self._to_rewrite.difference_update(turn.after)
         self._observe(turn.entries)
         for name in names:
             (self._locks.ended if name in turn.after else self._locks.met)(name)
@@ -370,7 +370,7 @@ class TableFollower:
         self._behind.update(dict.fromkeys(turn.unfinished))
         for name, seq in turn.places.items():
             self._forget(name, seq)
-            if name not in turn.covered_lsn and not (name in self._grown and self._is_lull_over()):
+            if name not in turn.covered_lsn and not (name in self._collected_tenants and self._is_lull_over()):
                 self._behind[name] = None
         return True
 
@@ -397,7 +397,7 @@ class TableFollower:
             found = None if place.is_begun else await self._false_place(connection, name, place.seq)
             if found is not None:
                 self._report(ChainDamagedError(name, found.detail, found), FOLLOWER)
-            if found is not None or (name in self._again and not place.is_begun):
+            if found is not None or (name in self._to_rewrite and not place.is_begun):
                 await store.move(connection, self._table.name, {name: place.seq}, {name: 0})
                 places[name] = store.Place(0, place.head_seq, is_begun=True)
         if begun := [name for name, place in places.items() if place.is_begun]:
@@ -422,7 +422,7 @@ class TableFollower:
         self, connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, seq: int
     ) -> Break | None:
         """What is wrong with a position that this node did not leave at ``seq``; another node may have moved it."""
-        left = self._left.get(tenant_id)
+        left = self._positions_left.get(tenant_id)
         if left == seq:
             return None
         if await self._table.is_beyond(connection, tenant_id, seq):

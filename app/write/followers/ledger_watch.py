@@ -12,8 +12,8 @@ A chain that ends before its checkpoint, or whose entries hold together and are 
 refuses it too (node.start.checks). Rows that do not even hold together are the damage of one tenant: verification names
 them, and nobody signs them.
 
-A chain that goes on for UNFOLLOWED_AFTER_S while no newer checkpoint of it can be kept is told in the log and by
-``/readyz``: what lies above the one that is kept, this node could not miss.
+A chain that goes on for UNFOLLOWED_AFTER_S while no newer checkpoint of it can be kept is reported in the log and by
+``/readyz``: this node would not notice that entries above the kept checkpoint are gone.
 
 Cost: SHARE of one core at the most, so a round over very many tenants takes longer, never more of the machine. A page
 that takes a second or more waits for the database; the rest after it is bounded, lest the node be blind for long.
@@ -55,7 +55,7 @@ SHARE = 0.05
 REST_MAX_S = 5.0
 """Longest rest after a page, however long it took."""
 ROUND_INTERVAL_S = 1.0
-"""Rest between two rounds: a ledger of one page is looked at once a second."""
+"""Rest between two rounds: a ledger of one page is checked once a second."""
 PAGE_TENANTS = 500
 FOLLOW_INTERVAL_S = 5.0
 """How often at most a checkpoint of one tenant is replaced by a newer one of another node: that costs an fsync."""
@@ -84,20 +84,20 @@ class _Watched:
     """The newest checkpoint beside the WAL."""
     link: str | None = None
     """Link of the entry at its size, once it was proved to be the one that was signed."""
-    mark: int | None = None
-    """Of the columns that were found in order."""
+    fingerprint: int | None = None
+    """Of the columns of the chain, as they were when it was last checked."""
     follow_at_s: float = 0.0
-    """When a newer checkpoint of another node is looked at again."""
+    """When a newer checkpoint of another node is next read."""
     fault: str | None = None
-    """Why the stored checkpoint was not kept when it was looked at last."""
-    ahead_s: float = 0.0
-    """How long the chain has been longer than the checkpoint, as far as it was looked at."""
-    looked_at_s: float = field(default_factory=time.monotonic)
+    """Why the stored checkpoint was not kept when it was last read."""
+    uncovered_s: float = 0.0
+    """How long the chain has been longer than the checkpoint, as far as it was checked."""
+    checked_at_s: float = field(default_factory=time.monotonic)
 
     def move(self, anchor: Checkpoint) -> None:
         """Hold the chain to ``anchor`` from now on."""
-        self.anchor, self.link, self.mark = anchor, None, None
-        self.fault, self.ahead_s = None, 0.0
+        self.anchor, self.link, self.fingerprint = anchor, None, None
+        self.fault, self.uncovered_s = None, 0.0
 
     @property
     def kept_size(self) -> int:
@@ -136,7 +136,7 @@ class LedgerWatch:
         return self._watched.setdefault(tenant_id, _Watched())
 
     async def _round(self) -> None:
-        """Look at every chain once.
+        """Check every chain once.
 
         Raises:
             DatabaseWentBackError: one is not the one that was signed, or lacks what this node chained.
@@ -164,7 +164,7 @@ class LedgerWatch:
                     await self._settle(tenant_id)
                 self._take_own([*changed, *self._kept_since(chains)])
                 await self._follow([chain for chain in chains if self._is_behind(chain)])
-                self._tell_unfollowed(chains)
+                self._report_unfollowed(chains)
 
     def _is_watched(self, tenant_id: str) -> bool:
         """A tenant that is quarantined is not extended anyway."""
@@ -176,9 +176,9 @@ class LedgerWatch:
         """The chains that are not as they were last found."""
         changed = []
         for chain in chains:
-            watched, mark = self._of(chain.tenant_id), hash(chain[1:6])
-            if mark != watched.mark:
-                watched.mark = mark
+            watched, fingerprint = self._of(chain.tenant_id), hash(chain[1:6])
+            if fingerprint != watched.fingerprint:
+                watched.fingerprint = fingerprint
                 changed.append(chain.tenant_id)
         return changed
 
@@ -250,7 +250,7 @@ class LedgerWatch:
                 f"the chain of tenant {tenant_id} differs within its first {anchor.size} entries from the checkpoint "
                 f"that this node keeps of it, and holds together: {_WENT_BACK}"
             )
-        self.notary.mend(tenant_id)
+        self.notary.rebuild(tenant_id)
 
     # --- 2. newer checkpoints of other nodes ----------------------------------------------------------
 
@@ -302,26 +302,28 @@ class LedgerWatch:
 
     # --- 3. chains that go on without a checkpoint that counts ----------------------------------------
 
-    def _tell_unfollowed(self, chains: Sequence[SeenChain]) -> None:
+    def _report_unfollowed(self, chains: Sequence[SeenChain]) -> None:
         """Note which of these chains have been longer than their checkpoint for too long, and log the new ones."""
         now_s, unfollowed, new = time.monotonic(), self.node.unfollowed, []
         for chain in chains:
             watched, name = self._of(chain.tenant_id), chain.tenant_id
-            looked_at_s, watched.looked_at_s = watched.looked_at_s, now_s
+            checked_at_s, watched.checked_at_s = watched.checked_at_s, now_s
             if _end_of(chain) <= watched.kept_size:
-                watched.ahead_s = 0.0
-            if watched.ahead_s == 0.0:
+                watched.uncovered_s = 0.0
+            if watched.uncovered_s == 0.0:
                 unfollowed.pop(name, None)
             if _end_of(chain) > watched.kept_size:
-                watched.ahead_s += min(now_s - looked_at_s, UNFOLLOWED_AFTER_S / 2)
-            if watched.ahead_s >= UNFOLLOWED_AFTER_S and name not in unfollowed:
+                watched.uncovered_s += min(now_s - checked_at_s, UNFOLLOWED_AFTER_S / 2)
+            if watched.uncovered_s >= UNFOLLOWED_AFTER_S and name not in unfollowed:
                 new.append(chain)
         self._take_own([chain.tenant_id for chain in new])
-        told = {chain.tenant_id: self._why_unfollowed(chain) for chain in new if self._of(chain.tenant_id).ahead_s}
-        unfollowed.update(told)
-        if told:
-            named = dict(sorted(told.items())[:TENANTS_LOGGED_MAX])
-            log.warning("checkpoints_not_followed", tenants=len(told), faults=named)
+        reported = {
+            chain.tenant_id: self._why_unfollowed(chain) for chain in new if self._of(chain.tenant_id).uncovered_s
+        }
+        unfollowed.update(reported)
+        if reported:
+            named = dict(sorted(reported.items())[:TENANTS_LOGGED_MAX])
+            log.warning("checkpoints_not_followed", tenants=len(reported), faults=named)
 
     def _why_unfollowed(self, chain: SeenChain) -> str:
         watched = self._of(chain.tenant_id)

@@ -1,13 +1,13 @@
 """The notary: follows each tenant's chain with its Merkle tree, and signs what it has followed.
 
-For the tenants whose chains have grown, many at once::
+For the tenants that have new entries, many at once::
 
     1. trees and checkpoints are brought up with the chains, in one transaction for all     (tree_follower)
     2. snapshots are signed: one for every ``batch_size`` entries, a shorter one when the
-       oldest unsigned entry has waited ``batch_interval`` or somebody asks                 (snapshotter)
+       oldest unsigned entry has waited ``batch_interval`` or on request                    (snapshotter)
 
-Each tenant gets one turn a round, of a bounded number of links and snapshots; whoever has more to do is in the next
-round, with all others that have grown meanwhile. So none waits for another's backlog.
+Each tenant gets one turn a round, of a bounded number of links and snapshots. A tenant that has more is in the next
+round, with all others that have new entries by then. So no tenant waits for another's backlog.
 
 Invariants, per tenant::
 
@@ -65,7 +65,7 @@ from signing.keys import PublicKey
 from signing.note import is_signed_by
 
 TENANTS_SIGNED_A_TURN = 64
-"""Most tenants that get snapshots between two looks at the trees: checkpoints of others must not wait for thousands."""
+"""Most tenants that get snapshots between two turns of the trees: checkpoints of others must not wait for thousands."""
 SNAPSHOTS_PER_TURN = 20
 """Snapshots signed for one tenant before others get their turn."""
 TENANTS_PER_TRANSACTION_MAX = 64
@@ -73,9 +73,9 @@ TENANTS_PER_TRANSACTION_MAX = 64
 TURNS_AT_ONCE_MAX = 4
 """Transactions at once, so that the fsyncs of one do not keep the next waiting."""
 BROKEN_RETRY_S = 60.0
-"""Pause before a tenant whose rows are broken is looked at again, which may mean to read its whole chain."""
+"""Pause before a tenant whose rows are broken is tried again, which may mean to read its whole chain."""
 HOUSEKEEPING_INTERVAL_S = 1.0
-"""How often tenants are looked at that have not grown, for ``batch_interval`` and retries."""
+"""How often tenants without new entries are checked, for ``batch_interval`` and retries."""
 NOTARY = "notary"
 """The part of the node that breaks found here are reported by."""
 
@@ -115,25 +115,25 @@ class Notary:
         self._snapshots = Snapshotter(
             node_id=self.node.node_id, keys=self.keys, batch_size=self.batch_size, metrics=self.metrics
         )
-        self._grown: set[str] = set()
+        self._due: set[str] = set()
         self._is_more_due = False
-        """Whether tenants wait for a snapshot that had no place in this turn."""
+        """Whether more tenants wait for a snapshot than this turn signs."""
         self._unsigned: set[str] = set()
-        """Tenants whose snapshots wait for the signer to answer again."""
+        """Tenants whose snapshots wait until the signer answers again."""
         self._retry_at_s: dict[str, float] = {}
-        """When tenants whose rows were found broken are looked at again."""
+        """When tenants whose rows were found broken are tried again."""
         self._locks = LongLocks("signing_delayed")
-        self._mending: asyncio.Task[None] | None = None
+        self._rebuilding: asyncio.Task[None] | None = None
         self._turns = asyncio.Semaphore(TURNS_AT_ONCE_MAX)
         self._wake = asyncio.Event()
-        self._mark: tuple[Lsn, dict[str, int]] = (BEFORE_FIRST, {})
+        self._watermark: tuple[Lsn, dict[str, int]] = (BEFORE_FIRST, {})
         self.signed_lsn = BEFORE_FIRST
         """Every record of this node's WAL up to here is chained and covered by a snapshot, or by a checkpoint
         where snapshots are off."""
         self.last_error: str | None = None
         """Why signing or following failed last, None while all is well."""
         self._has_failed = False
-        """Whether it did in the pass that is under way."""
+        """Whether signing or following failed in the pass that is under way."""
 
     def origin(self, tenant_id: str) -> str:
         """Origin line, and key name, of the tenant's log."""
@@ -150,7 +150,7 @@ class Notary:
         return self._locks.tenants
 
     def chained(self, linked: AppendedEntries) -> None:
-        """``linked`` was committed, by the appender or an import: of two that wait, in whatever order."""
+        """``linked`` was committed, by the appender or an import; two commits may come in any order."""
         now_s = time.monotonic()
         for tenant_id, rows in linked.links.items():
             tenant = self._memory.of(tenant_id)
@@ -161,7 +161,7 @@ class Notary:
             tenant.is_kept = False
             if tenant.unsigned_since_s is None:
                 tenant.unsigned_since_s = now_s
-            self._grown.add(tenant_id)
+            self._due.add(tenant_id)
         self._wake.set()
 
     async def run(self) -> None:
@@ -173,13 +173,13 @@ class Notary:
             self.last_error = text_of(error)
             raise
         finally:
-            if self._mending is not None:
-                self._mending.cancel()
+            if self._rebuilding is not None:
+                self._rebuilding.cancel()
 
     async def _run(self) -> None:
         while True:
-            if self._grown <= self.locked and not self._is_more_due:
-                await self._sleep_until_grown()
+            if self._due <= self.locked and not self._is_more_due:
+                await self._wait_for_entries()
             await asyncio.sleep(self._collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
             self._wake.clear()
             self._has_failed = False
@@ -194,11 +194,11 @@ class Notary:
             signing, self._unsigned = signing | self._unsigned, set()
             if not self.keys.may_try():
                 signing, self._unsigned = set(), signing
-            now = _few(signing)
-            self._grown |= signing - now
-            now -= await self._attend_together(sorted(now - overdue))
-            await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in sorted(now)))
-            self._move_mark()
+            now = _sample(signing)
+            self._due |= signing - now
+            now -= await self._sign_together(sorted(now - overdue))
+            await asyncio.gather(*(self._sign_alone(name, sign_rest=name in overdue) for name in sorted(now)))
+            self._raise_watermark()
             if not self._has_failed:
                 self.last_error = None
 
@@ -214,16 +214,16 @@ class Notary:
                 self.last_error = text_of(error)
                 log.warning("signing_delayed", error=self.last_error)
             await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
-        strangers = {name for name in (*behind, *tree_sizes) if not is_readable_tenant(name)}
-        if strangers:
-            detail = f"there are heads or trees of tenants that no tenant can be called: {sorted(strangers)[:10]!r}"
+        unreadable = {name for name in (*behind, *tree_sizes) if not is_readable_tenant(name)}
+        if unreadable:
+            detail = f"there are heads or trees of tenants that no tenant can be called: {sorted(unreadable)[:10]!r}"
             self.breaks.report(SYSTEM_TENANT, Break(0, "head", detail, None, detail), NOTARY)
-        for tenant_id in behind.keys() - strangers:
+        for tenant_id in behind.keys() - unreadable:
             tenant = self._memory.of(tenant_id)
             tenant.head_seq = max(tenant.head_seq, behind[tenant_id])
             tenant.unsigned_since_s = time.monotonic()
-            self._grown.add(tenant_id)
-        for tenant_id in tree_sizes.keys() - strangers:
+            self._due.add(tenant_id)
+        for tenant_id in tree_sizes.keys() - unreadable:
             if not self._trees.is_kept(tenant_id, tree_sizes[tenant_id]):
                 self._sign_again(tenant_id, tree_sizes[tenant_id])
 
@@ -231,7 +231,7 @@ class Notary:
         tenant = self._memory.of(tenant_id)
         tenant.is_kept = False
         tenant.head_seq = max(tenant.head_seq, tree_size)
-        self._grown.add(tenant_id)
+        self._due.add(tenant_id)
 
     async def log_key_changed(self) -> None:
         """Sign every tenant's checkpoint again, soon; the earlier key may be revoked any time.
@@ -281,25 +281,25 @@ class Notary:
         return [name for name in proved if name not in faults]
 
     def _take_due(self, overdue: set[str]) -> set[str]:
-        """The tenants to attend to now. Those whose rows were found broken wait for their turn; trees to be made again
-        are, one after the other, beside everything else."""
+        """The tenants to follow and sign now. A tenant whose rows were found broken waits for its retry; damaged trees
+        are rebuilt one after the other, beside everything else."""
         now_s = time.monotonic()
         settled = {name for name in self.node.unsigned if self.breaks.is_settled(name)}
         for name in [name for name, at_s in self._retry_at_s.items() if at_s <= now_s or name in settled]:
             del self._retry_at_s[name]
-            self._grown.add(name)
-        self._grown |= settled
-        due, self._grown = (self._grown | overdue) - self._retry_at_s.keys(), set()
+            self._due.add(name)
+        self._due |= settled
+        due, self._due = (self._due | overdue) - self._retry_at_s.keys(), set()
         damaged = sorted(name for name in due if self._tenants[name].is_tree_damaged)
-        if damaged and self._mending is None:
-            self._mending = asyncio.get_running_loop().create_task(self._mend_trees(damaged))
+        if damaged and self._rebuilding is None:
+            self._rebuilding = asyncio.get_running_loop().create_task(self._rebuild_trees(damaged))
         return due.difference(damaged)
 
-    def mend(self, tenant_id: str) -> None:
-        """The stored tree or checkpoint was found damaged: make both again from the chain soon, in the background."""
+    def rebuild(self, tenant_id: str) -> None:
+        """The stored tree or checkpoint was found damaged: rebuild both from the chain soon, in the background."""
         tenant = self._memory.of(tenant_id)
         tenant.is_tree_damaged, tenant.is_kept = True, False
-        self._grown.add(tenant_id)
+        self._due.add(tenant_id)
         self._wake.set()
 
     @contextmanager
@@ -309,36 +309,36 @@ class Notary:
         try:
             yield
         except (ChainDamagedError, KeyConflictError):
-            self.mend(tenant_id)
+            self.rebuild(tenant_id)
             raise
 
-    async def _mend_trees(self, names: Sequence[str]) -> None:
-        """Make the stored trees of these tenants again from their chains, each in a transaction of its own."""
+    async def _rebuild_trees(self, names: Sequence[str]) -> None:
+        """Rebuild the stored trees of these tenants from their chains, each in a transaction of its own."""
         try:
-            await self._make_again(names)
+            await self._rebuild_each(names)
         finally:
-            self._mending = None
-            # Those that were found damaged meanwhile, which nobody attends to before.
-            self._grown.update(name for name, tenant in self._tenants.items() if tenant.is_tree_damaged)
-            if not self._grown <= self.locked:
+            self._rebuilding = None
+            # Those that were found damaged meanwhile.
+            self._due.update(name for name, tenant in self._tenants.items() if tenant.is_tree_damaged)
+            if not self._due <= self.locked:
                 self._wake.set()
 
-    async def _make_again(self, names: Sequence[str]) -> None:
+    async def _rebuild_each(self, names: Sequence[str]) -> None:
         for name in names:
             if self._tenants[name].lock.locked():
-                continue  # Whoever has it may wait for long; it is tried again.
+                continue  # The lock may be held for long; the tenant is tried again.
             async with self._turn(name) as (tenant, connection):
-                await self._trees.make_again(connection, name)
+                await self._trees.rebuild(connection, name)
                 log.info("stored_tree_made_again", tenant_id=name)
                 self.breaks.mended(name, kinds=("tree",))
                 tenant.tree = None
                 tenant.is_tree_damaged, tenant.is_kept = False, False
-                self._grown.add(name)
+                self._due.add(name)
                 if self.keys.not_admitted is None:
-                    # At once: as long as the earlier checkpoint is there, whoever reads it has the tree made again.
+                    # At once: as long as the earlier checkpoint is there, each reader of it has the tree rebuilt.
                     await self._advance_alone(connection, name)
 
-    async def _sleep_until_grown(self) -> None:
+    async def _wait_for_entries(self) -> None:
         try:
             async with asyncio.timeout(HOUSEKEEPING_INTERVAL_S):
                 await self._wake.wait()
@@ -354,10 +354,10 @@ class Notary:
         return set().union(*await asyncio.gather(*map(self._follow, groups)))
 
     async def _follow(self, names: Sequence[str]) -> set[str]:
-        """One turn for the trees of these tenants in one transaction; returns who failed, or is being signed now."""
+        """One turn for the trees of these tenants in one transaction; returns those that failed or are locked."""
         async with self._turns, AsyncExitStack() as held:
             busy = {name for name in names if self._tenants[name].lock.locked()}
-            self._grown |= busy
+            self._due |= busy
             names = [name for name in names if name not in busy]
             if not names:
                 return busy
@@ -371,7 +371,7 @@ class Notary:
                     self._tenants[name].tree = None
                 if not isinstance(error, DATABASE_FAULTS):
                     raise
-                self._delayed(names, error)
+                self._retry_later(names, error)
                 return busy.union(names)
             for name in names:
                 tenant = self._tenants[name]
@@ -379,17 +379,17 @@ class Notary:
                     self._note_fault(name, faults[name])
                     continue
                 self._locks.ended(name)
-                self._signs_on(name)
+                self._clear_unsigned(name)
                 if tenant.tree is not None and tenant.tree.size < tenant.head_seq:
-                    self._grown.add(name)
+                    self._due.add(name)
                 elif not self.sign_snapshots and tenant.tree is not None:
                     tenant.signed_seq = tenant.tree.size
                     self._memory.forget_signed(tenant)
         return busy.union(faults)
 
-    async def _attend_together(self, names: Sequence[str]) -> set[str]:
-        """The next full batches of these tenants in one transaction, where nothing else is to be done first; returns
-        those whose turn this was. If it fails it is nobody's: each then finds what is wrong with it in its own."""
+    async def _sign_together(self, names: Sequence[str]) -> set[str]:
+        """Sign the next full batches of these tenants in one transaction, where nothing is to be done first; returns
+        the tenants that were signed. If it fails, no tenant is: each then meets its own fault in a turn of its own."""
         signed: set[str] = set()
         try:
             async with self._turns, AsyncExitStack() as held:
@@ -408,10 +408,10 @@ class Notary:
         for name in signed:
             self._memory.forget_signed(self._tenants[name])
             if self._is_snapshot_due(self._tenants[name]):
-                self._grown.add(name)
+                self._due.add(name)
         return signed
 
-    async def _attend(self, tenant_id: str, *, sign_rest: bool) -> None:
+    async def _sign_alone(self, tenant_id: str, *, sign_rest: bool) -> None:
         """One turn for the snapshots of a tenant."""
         async with self._turns, self._turn(tenant_id) as (tenant, connection):
             if tenant.tree is None:
@@ -421,7 +421,7 @@ class Notary:
             )
             self._memory.forget_signed(tenant)
             if self._is_snapshot_due(tenant):
-                self._grown.add(tenant_id)
+                self._due.add(tenant_id)
 
     async def _advance_alone(self, connection: Connection, tenant_id: str) -> None:
         """One turn for the tree of one tenant, whose lock the caller holds; raises its fault."""
@@ -438,7 +438,7 @@ class Notary:
         except LedgerError as error:
             self._note_fault(tenant_id, error)
         except DATABASE_FAULTS as error:
-            self._delayed((tenant_id,), error)
+            self._retry_later((tenant_id,), error)
         except Exception as error:
             self._note_fault(tenant_id, unforeseen(tenant_id, error))
 
@@ -446,7 +446,7 @@ class Notary:
         """One tenant could not be followed or signed."""
         if isinstance(error, StoredTreeLockedError):
             self._locks.met(tenant_id)
-            self._grown.add(tenant_id)
+            self._due.add(tenant_id)
             return
         self._locks.ended(tenant_id)
         if isinstance(error, StoredTreeError):
@@ -455,7 +455,7 @@ class Notary:
             else:
                 log.error("stored_tree_damaged", tenant_id=tenant_id, error=str(error))
                 self.breaks.report(tenant_id, Break(0, "tree", str(error), None, str(error)), NOTARY)
-            self.mend(tenant_id)
+            self.rebuild(tenant_id)
         elif isinstance(error, ChainBrokenError):
             self.breaks.report_error(error, NOTARY)
             self.node.unsigned[tenant_id] = str(error)
@@ -463,19 +463,19 @@ class Notary:
         elif isinstance(error, SignerAwayError):
             self._unsigned.add(tenant_id)
         else:
-            self._delayed((tenant_id,), error)
+            self._retry_later((tenant_id,), error)
 
-    def _signs_on(self, tenant_id: str) -> None:
+    def _clear_unsigned(self, tenant_id: str) -> None:
         """The tenant's tree was followed: it is named as unsigned no longer, unless a break of it is not repaired or
         not acknowledged. That its newest rows hold says nothing of those below."""
         if self.breaks.is_settled(tenant_id):
             self.node.unsigned.pop(tenant_id, None)
 
-    def _delayed(self, names: Sequence[str], error: BaseException) -> None:
+    def _retry_later(self, names: Sequence[str], error: BaseException) -> None:
         """Try these tenants again, later."""
         self._has_failed, self.last_error = True, text_of(error)
         log.warning("signing_delayed", tenants=names[:10], error=self.last_error)
-        self._grown.update(names)
+        self._due.update(names)
 
     async def sign_now(self, tenant_id: str) -> list[dict[str, object]]:
         """Bring tree, checkpoint and snapshots of the tenant up to its head; returns the new snapshots.
@@ -534,7 +534,7 @@ class Notary:
         return tenant.signed_seq is None or tenant.head_seq - tenant.signed_seq >= self.batch_size
 
     def _overdue(self) -> set[str]:
-        """Tenants that have waited for a snapshot for too long, a few of them where they are many."""
+        """Tenants that have waited for a snapshot for too long; a sample where they are many."""
         self._is_more_due = False
         if not self.sign_snapshots or not self.keys.may_try():
             return set()
@@ -546,9 +546,9 @@ class Notary:
             and tenant.unsigned_since_s <= oldest_s
             and name not in self._retry_at_s
         }
-        few = _few(overdue)
-        self._is_more_due = few != overdue
-        return few
+        some = _sample(overdue)
+        self._is_more_due = some != overdue
+        return some
 
     def unsigned_age_s(self) -> float:
         """How long the oldest entry without a snapshot has waited; 0 where there is none, or snapshots are off."""
@@ -558,9 +558,9 @@ class Notary:
         since_s = (tenant.unsigned_since_s for tenant in tuple(self._tenants.values()))
         return now_s - min((each for each in since_s if each is not None), default=now_s)
 
-    def _move_mark(self) -> None:
+    def _raise_watermark(self) -> None:
         """Raise ``signed_lsn`` once every tenant that was unsigned at the mark has been signed that far."""
-        lsn, waiting = self._mark
+        lsn, waiting = self._watermark
         for name in [name for name, seq in waiting.items() if (self._tenants[name].signed_seq or 0) >= seq]:
             del waiting[name]
         if not waiting:
@@ -570,7 +570,7 @@ class Notary:
                 for name, tenant in self._tenants.items()
                 if (tenant.signed_seq or 0) < tenant.head_seq
             }
-            self._mark = (self.node.chained.lsn, unsigned)
+            self._watermark = (self.node.chained.lsn, unsigned)
 
 
 def _is_signed_by_any(note: str, origin: str, keys: Sequence[PublicKey]) -> bool:
@@ -580,7 +580,7 @@ def _is_signed_by_any(note: str, origin: str, keys: Sequence[PublicKey]) -> bool
         return False
 
 
-def _few(names: set[str]) -> set[str]:
+def _sample(names: set[str]) -> set[str]:
     """``names``, or any ``TENANTS_SIGNED_A_TURN`` of them, so that none that cannot be signed keeps another from its
     turn."""
     return set(random.sample(sorted(names), TENANTS_SIGNED_A_TURN)) if len(names) > TENANTS_SIGNED_A_TURN else names

@@ -214,7 +214,7 @@ class TreeFollower:
         self.memory.trim_trees(grown)
         return faults
 
-    async def make_again(self, connection: Connection, tenant_id: str) -> None:
+    async def rebuild(self, connection: Connection, tenant_id: str) -> None:
         """Make the tenant's stored tree again from its chain; the caller holds the tenant's lock.
 
         Raises:

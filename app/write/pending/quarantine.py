@@ -1,8 +1,8 @@
 """Tenants whose chain this node cannot extend, and the events of theirs that wait in its WAL until it can.
 
-A tenant that waits for a lock, or until its commitments are read, is not damaged: its records wait in memory as well,
-in their order, and are chained by this process once it need not wait. Only where they begin is listed, as
-``from_lsn``: from there on every record of the tenant is looked up by a start.
+A tenant that waits for a lock, or until its commitments are read, is not damaged. Its records wait in memory, in their
+order, and this process chains them once the wait ends. The file lists only where they begin, as ``from_lsn``: a start
+looks up every record of the tenant from there on.
 
 A damaged tenant must stop neither the node nor any other tenant. Its records are passed over when the rest of the
 log is chained, and listed in ``<wal folder>/held.json``, replaced by temp file, fsync, rename and directory fsync::
