@@ -160,7 +160,7 @@ async def test_a_node_is_not_ready_while_a_table_is_locked_that_a_write_asks(
     monkeypatch: pytest.MonkeyPatch,
     table: str,
 ) -> None:
-    monkeypatch.setattr("app.edge.routes.service.DATABASE_CHECK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("app.read.readiness.DATABASE_CHECK_TIMEOUT_S", 0.3)
     async with run_server(make_settings()) as client:
         async with halted(database, f"LOCK TABLE scheduler.{table}"):
             answer = await client.get("/readyz")
