@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
-from app.trust.access import tokens
+from app.trust import known_tokens as tokens
 from benchmarks.bench import Bench, expect_fsyncs, wait_for
 from benchmarks.copied_rows import count_rows
 from benchmarks.events import job_requests

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from app.runtime.answers.chain import ImportAnswer
 from app.runtime.settings.config import load_settings
 from app.share.bundle.from_wal import export_from_wal, survey
-from app.trust.keys import node_keys
+from app.trust import node_keys
 from cli.client import LedgerClient
 from cli.options import Tenant, Url
 from ledger.errors import BundleInvalidError, ConfigurationError, InvalidInputError

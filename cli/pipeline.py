@@ -16,7 +16,7 @@ from typing import Final
 import typer
 
 from app.runtime.settings.config import Settings, load_settings
-from app.trust.keys.node_keys import uri_in_use
+from app.trust.node_keys import uri_in_use
 from ledger.errors import LedgerError
 from terminal.outcome import err, fail
 

@@ -111,7 +111,7 @@ def rotate_master(
 async def _rotate(url: str, old_uri: str, new_uri: str) -> tuple[int, str, str]:
     from app.runtime.database_faults import DATABASE_FAULTS
     from app.store import sessions
-    from app.trust.privacy import keys
+    from app.trust import subject_keys as keys
     from signing import data_keys
 
     old, new = data_keys.load(old_uri), data_keys.load_or_generate(new_uri)

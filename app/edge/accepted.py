@@ -27,8 +27,8 @@ from app.edge.problems import problem_type_of
 from app.runtime.principals import Principal, Rule
 from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.tasks.slots import MemoryBudget
-from app.trust.access.callers import CallerSource, check, is_outdated, named_tenants
-from app.trust.access.quotas import Quotas
+from app.trust.callers import CallerSource, check, is_outdated, named_tenants
+from app.trust.quotas import Quotas
 from app.write.intake.access_records import AccessRecords, RecordedRequest
 from app.write.pending.event_lines import EventLines
 from ledger.errors import ForbiddenError, NotReadyError, QuotaExceededError, UnauthenticatedError

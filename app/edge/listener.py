@@ -29,7 +29,7 @@ from app.read.copies import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
 from app.share.watch.watchers import Watchers
-from app.trust.access.tls import ServerTls
+from app.trust.tls import ServerTls
 from ledger.errors import StartRefusedError
 
 OPEN_REQUESTS_SHARE = 0.5

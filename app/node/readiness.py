@@ -10,9 +10,9 @@ from app.read.copies import Replicas
 from app.read.readiness import Check
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import HISTORY_READ, ROWS_LOCKED, Node
-from app.trust.access.oidc import OidcIssuer
-from app.trust.access.tls import ServerTls
-from app.trust.privacy.knowledge import PrivacyKnowledge
+from app.trust.oidc import OidcIssuer
+from app.trust.privacy_knowledge import PrivacyKnowledge
+from app.trust.tls import ServerTls
 from ledger import rfc3339
 from ledger.enumeration import first_of
 from ledger.facts.events import SYSTEM_TENANT

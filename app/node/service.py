@@ -43,13 +43,13 @@ from app.store.entry_check import EntryCheck
 from app.store.job_folds import JobFolds
 from app.store.reading import reading
 from app.store.sessions import STATEMENT_TIMEOUT_S, NodeConnection
-from app.trust.access.access_log import AccessLog
-from app.trust.access.quotas import Quotas
-from app.trust.access.tokens import KnownTokens
-from app.trust.keys.changes import FOLLOW_INTERVAL_S, KeyChanges
-from app.trust.keys.in_use import KeyInUse
-from app.trust.keys.tokens import Tokens
-from app.trust.keys.trust import Trust
+from app.trust.access_log import AccessLog
+from app.trust.key_chain import Trust
+from app.trust.key_changes import FOLLOW_INTERVAL_S, KeyChanges
+from app.trust.key_in_use import KeyInUse
+from app.trust.known_tokens import KnownTokens
+from app.trust.quotas import Quotas
+from app.trust.tokens import Tokens
 from app.write.chain.appender import Appender
 from app.write.chain.view import unchained
 from app.write.followers.followers import Follower, TableFollower

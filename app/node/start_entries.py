@@ -26,7 +26,7 @@ from app.runtime.state.losses import (
     without,
 )
 from app.runtime.state.node import Node
-from app.trust.keys.changes import KeyChanges
+from app.trust.key_changes import KeyChanges
 from app.write.intake.returning import Returned, Returning
 from app.write.intake.system_entries import SystemEntries
 from ledger.errors import ChainDamagedError, EventRefusedError

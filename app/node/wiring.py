@@ -55,16 +55,16 @@ from app.store.entry_check import EntryCheck
 from app.store.privacy import PrivacyEntry
 from app.store.promise_check import PromiseCheck
 from app.store.sessions import STATEMENT_TIMEOUT_S, NodePool
-from app.trust.access.callers import Callers, CallerSource, OpenToAll
-from app.trust.access.console_sessions import CodeFlow, ConsoleSessions, code_flow_of
-from app.trust.access.oidc import OidcIssuer, issuer_of
-from app.trust.access.tls import ServerTls, TlsFiles, principals_by_name
-from app.trust.keys.changes import KeyChanges
-from app.trust.keys.tokens import Tokens
-from app.trust.keys.trust import Trust
-from app.trust.privacy.agreement import Unchained
-from app.trust.privacy.keys import SubjectKeys
-from app.trust.privacy.knowledge import PrivacyKnowledge
+from app.trust.callers import Callers, CallerSource, OpenToAll
+from app.trust.console_sessions import CodeFlow, ConsoleSessions, code_flow_of
+from app.trust.key_chain import Trust
+from app.trust.key_changes import KeyChanges
+from app.trust.oidc import OidcIssuer, issuer_of
+from app.trust.privacy_agreement import Unchained
+from app.trust.privacy_knowledge import PrivacyKnowledge
+from app.trust.subject_keys import SubjectKeys
+from app.trust.tls import ServerTls, TlsFiles, principals_by_name
+from app.trust.tokens import Tokens
 from app.write.followers.anchors import Authority, CosignatureInbox, Timestamper
 from app.write.followers.ledger_watch import LedgerWatch
 from app.write.followers.notary import Notary

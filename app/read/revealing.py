@@ -14,7 +14,7 @@ import structlog
 
 from app.store.reads import EventRow
 from app.store.rows import json_in
-from app.trust.privacy.knowledge import PrivacyKnowledge
+from app.trust.privacy_knowledge import PrivacyKnowledge
 from ledger import private_fields
 from ledger.errors import DatabaseUnavailableError, PrivateValueError
 from ledger.facts.events import ACTOR

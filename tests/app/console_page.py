@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, R
 
 from app.dev.embedded import EmbeddedPostgres
 from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
-from app.trust.access import tokens
+from app.trust import known_tokens as tokens
 from tests.app.service_thread import serving
 from tests.browser import browsing, violations
 

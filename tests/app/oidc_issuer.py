@@ -29,7 +29,7 @@ from joserfc.jwk import ECKey, OKPKey, RSAKey
 
 from app.runtime.principals import Principal
 from app.runtime.settings.sections import OidcSettings
-from app.trust.access.oidc import IssuerKeys, OidcIssuer
+from app.trust.oidc import IssuerKeys, OidcIssuer
 from ledger.errors import UnauthenticatedError
 
 AUDIENCE = "tallystick"

@@ -11,7 +11,7 @@ from app.edge.services import Services
 from app.node.wiring import running
 from app.runtime.settings.config import Settings
 from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
-from app.trust.access import tokens
+from app.trust import known_tokens as tokens
 from tests.app.client import Client
 
 

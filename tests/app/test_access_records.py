@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from app.share.bundle.importer import BundleImporter
-from app.trust.access import access_log
-from app.trust.access.access_log import AccessLog
+from app.trust import access_log
+from app.trust.access_log import AccessLog
 from app.write.intake import access_records
 from app.write.intake.access_records import AccessRecords
 from ledger.errors import ChainDamagedError, NotReadyError

@@ -10,7 +10,8 @@ import pytest
 from app.node.start.restore import own_keys
 from app.runtime.settings.config import Settings
 from app.runtime.state import identity
-from app.trust.keys import node_keys, uris
+from app.trust import key_uris as uris
+from app.trust import node_keys
 from cli.pipeline import prepared
 from signing import private_keys
 

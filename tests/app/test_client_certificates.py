@@ -17,8 +17,8 @@ import pytest
 from cryptography import x509
 
 from app.runtime.settings.config import load_settings
-from app.trust.access import tokens
-from app.trust.access.tls import CallerCertificate
+from app.trust import known_tokens as tokens
+from app.trust.tls import CallerCertificate
 from ledger.errors import ConfigurationError
 from tests.app.certificates import Authority, Pair
 from tests.app.chains import until

@@ -20,8 +20,8 @@ from app.runtime.state.session import Token
 from app.store.entry_check import EntryCheck
 from app.store.job_folds import JobFolds
 from app.store.reads import TokenPosition
-from app.trust.privacy.keys import SubjectKeys
-from app.trust.privacy.knowledge import PrivacyKnowledge
+from app.trust.privacy_knowledge import PrivacyKnowledge
+from app.trust.subject_keys import SubjectKeys
 from ledger import canonical
 from ledger.chain import Linker
 from ledger.errors import (

@@ -18,7 +18,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.trust.access.console_sessions import ENDED_MAX, ConsoleSessions, set_cookie, shown_cookie
+from app.trust.console_sessions import ENDED_MAX, ConsoleSessions, set_cookie, shown_cookie
 from ledger.errors import InvalidInputError, UnauthenticatedError
 from ledger.facts.events import SystemAction
 from tests.app.chains import until

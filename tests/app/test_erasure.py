@@ -17,8 +17,8 @@ from app.runtime.settings.config import Settings
 from app.share.bundle.report import counts_of
 from app.share.bundle.verify import verify_file
 from app.store import privacy as store
-from app.trust.privacy import keys
-from app.trust.privacy.keys import SubjectKeys
+from app.trust import subject_keys as keys
+from app.trust.subject_keys import SubjectKeys
 from ledger.errors import PrivacyUnavailableError
 from signing import data_keys
 from signing.bundle.reader import BundleReader

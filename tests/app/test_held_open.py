@@ -11,7 +11,7 @@ import socket
 
 import asyncpg
 
-from app.trust.access.callers import ASK_AGAIN_S, OpenToAll, is_outdated
+from app.trust.callers import ASK_AGAIN_S, OpenToAll, is_outdated
 from tests.app.served import Serve, Served
 
 

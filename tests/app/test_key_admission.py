@@ -14,7 +14,7 @@ import pytest
 
 from app.node.service import Service
 from app.runtime.settings.config import Settings
-from app.trust.keys import node_keys
+from app.trust import node_keys
 from ledger import canonical
 from ledger.errors import ConfigurationError, DatabaseWentBackError, KeyConflictError, StartRefusedError
 from ledger.facts.events import SystemAction

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from app.node.service import Service
 from app.runtime.settings.config import Settings
-from app.trust.keys import node_keys
-from app.trust.keys.node_keys import Retired
+from app.trust import node_keys
+from app.trust.node_keys import Retired
 from app.write.pending.event_lines import EventLines
 from ledger.errors import UnknownKeyError
 from signing import private_keys

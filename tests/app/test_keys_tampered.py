@@ -9,8 +9,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from app.trust.keys import node_keys
-from app.trust.keys.trust import KeyChain
+from app.trust import node_keys
+from app.trust.key_chain import KeyChain
 from app.write.followers.checkpoints import CheckpointJournal
 from ledger import canonical, chain, merkle
 from ledger.errors import ConfigurationError

@@ -36,7 +36,7 @@ from app.dev.embedded import EmbeddedPostgres
 from app.edge.routes import lineage, openlineage
 from app.edge.routes.openlineage import NAMES_MAX, TEXT_CHARACTERS_MAX
 from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
-from app.trust.access import tokens
+from app.trust import known_tokens as tokens
 from tests.app.service_thread import serving
 
 AT = "2026-11-21T13:40:00.250Z"

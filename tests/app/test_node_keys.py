@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from app.runtime.settings.config import Settings
-from app.trust.keys import node_keys
-from app.trust.keys.node_keys import KeyBounds
+from app.trust import node_keys
+from app.trust.node_keys import KeyBounds
 from ledger.hlc import Hlc
 from signing import private_keys
 from signing.keys import PublicKey

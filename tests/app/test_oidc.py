@@ -12,7 +12,7 @@ import pytest
 from joserfc import jws
 
 from app.runtime.principals import Grant, Principal
-from app.trust.access.oidc import ASK_PAUSE_S, TOKENS_KNOWN_MAX
+from app.trust.oidc import ASK_PAUSE_S, TOKENS_KNOWN_MAX
 from tests.app.oidc_issuer import AUDIENCE, DISCOVERY, GRANTS, JWKS, Checked, Issuer, make_key, segment
 
 pytestmark = pytest.mark.filterwarnings("ignore::joserfc.errors.SecurityWarning")
@@ -125,7 +125,7 @@ async def test_no_more_tokens_are_kept_than_there_is_room_for(
     checked: Checked, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert TOKENS_KNOWN_MAX < 10_000
-    monkeypatch.setattr("app.trust.access.oidc.TOKENS_KNOWN_MAX", 3)
+    monkeypatch.setattr("app.trust.oidc.TOKENS_KNOWN_MAX", 3)
     made = [issuer.token("ed", "EdDSA", sub=f"user-{number}") for number in range(5)]
     for token in made:
         await checked.caller(token)

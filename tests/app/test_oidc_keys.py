@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from app.trust.access import oidc
-from app.trust.access.oidc import ASK_PAUSE_S, AWAY_MAX_S, DOCUMENT_BYTES_MAX
+from app.trust import oidc
+from app.trust.oidc import ASK_PAUSE_S, AWAY_MAX_S, DOCUMENT_BYTES_MAX
 from ledger.errors import NotReadyError
 from tests.app.chains import until
 from tests.app.oidc_issuer import DISCOVERY, JWKS, Checked, Issuer, certify, make_key

@@ -11,7 +11,7 @@ import pytest
 from app.edge.accepted import AccessControl
 from app.runtime.principals import Right
 from app.share.watch import watchers
-from app.trust.access.oidc import NAME_CHARACTERS_MAX
+from app.trust.oidc import NAME_CHARACTERS_MAX
 from tests.app.chains import until
 from tests.app.event_streams import watching
 from tests.app.oidc_issuer import AUDIENCE, GRANTS, JWKS, Issuer, make_key, segment

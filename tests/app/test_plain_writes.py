@@ -30,7 +30,7 @@ from app.node.wiring import running
 from app.runtime.metrics import Metrics
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
-from app.trust.access.quotas import Quotas
+from app.trust.quotas import Quotas
 from app.write.intake.submit import Submitter
 from tests.app.conftest import MakeSettings
 from tests.app.postgres_proxy import PostgresProxy

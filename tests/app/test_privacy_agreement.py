@@ -16,10 +16,10 @@ from app.node.start.restore import restore_from_wal
 from app.runtime.settings.config import Settings
 from app.store import privacy as store
 from app.store.privacy import DeclaredFields, PrivacyEntry, PrivacyRecord
-from app.trust.privacy import knowledge as knowledge_module
-from app.trust.privacy.agreement import Unchained
-from app.trust.privacy.keys import SubjectKeys
-from app.trust.privacy.knowledge import PrivacyKnowledge
+from app.trust import privacy_knowledge as knowledge_module
+from app.trust.privacy_agreement import Unchained
+from app.trust.privacy_knowledge import PrivacyKnowledge
+from app.trust.subject_keys import SubjectKeys
 from app.write.followers.checkpoints import CheckpointJournal
 from ledger.errors import PrivacyUnavailableError
 from tests.app.chains import Chains, until

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from app.runtime.settings.config import Settings
-from app.trust.privacy.agreement import Unchained
-from app.trust.privacy.keys import SubjectKeys
-from app.trust.privacy.knowledge import PrivacyKnowledge
+from app.trust.privacy_agreement import Unchained
+from app.trust.privacy_knowledge import PrivacyKnowledge
+from app.trust.subject_keys import SubjectKeys
 from tests.app.chain_builder import edit, unguarded
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer

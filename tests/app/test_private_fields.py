@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from app.runtime.settings.config import Settings
-from app.trust.privacy import keys as subject_keys
+from app.trust import subject_keys
 from tests.app.admitting import start_recorded
 from tests.app.chains import Chains, until
 from tests.app.client import Client

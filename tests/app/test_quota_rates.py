@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from app.runtime.settings.config import QUOTAS, QuotaSettings
 from app.runtime.tasks.sharing import TURNS_IN_A_ROW, FairTurns
 from app.runtime.tasks.slots import MemoryBudget
-from app.trust.access import quotas
-from app.trust.access.quotas import AtOnce, Quotas, Rate
+from app.trust import quotas
+from app.trust.quotas import AtOnce, Quotas, Rate
 from ledger.errors import NotReadyError, QuotaExceededError, RequestTooLargeError
 
 SECOND_NS = 1_000_000_000

@@ -19,7 +19,7 @@ from app.node.wiring import running
 from app.runtime.metrics import Metrics
 from app.runtime.settings.config import Settings
 from app.share.bundle.importer import BundleImporter
-from app.trust.access.quotas import Quotas
+from app.trust.quotas import Quotas
 from app.write.intake.submit import Submitter
 from app.write.intake.system_entries import SystemEntries
 from tests.app.chains import until

@@ -19,7 +19,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
 from app.runtime.settings.config import Settings
-from app.trust.keys import in_use
+from app.trust import key_in_use as in_use
 from ledger.errors import ConfigurationError, SignerAwayError, SigningUnavailableError
 from signing import private_keys
 from signing.keys import Keyring, material_of

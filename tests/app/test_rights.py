@@ -21,7 +21,7 @@ from app.edge.routing import LeanRoute, RightedRoute
 from app.node.wiring import running
 from app.runtime.principals import EVERYBODY, RULES, UNLISTED, Needs, Principal, Right
 from app.runtime.state.node import Node
-from app.trust.access.callers import OpenToAll
+from app.trust.callers import OpenToAll
 from tests.app.conftest import MakeSettings
 from tests.app.served import Serve
 from tests.conftest import Database

@@ -199,7 +199,7 @@ SECRET = "of-nobody-elses-business"
 def weak(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """A service in which another tenant has secrets, and a token that may read its own tenant alone."""
     from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
-    from app.trust.access import tokens
+    from app.trust import known_tokens as tokens
 
     folder, first = tmp_path_factory.mktemp("weak"), tokens.make()
     FIRST_TOKEN.store(folder, FirstToken("root", first.digest.hex()))

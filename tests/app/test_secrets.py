@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from app.runtime.settings.config import Settings, load_settings
 from app.share.exchange.peer import _token_in
-from app.trust.access.console_sessions import _client_secret_in
+from app.trust.console_sessions import _client_secret_in
 from cli import Commands, client
 from cli import tally as command_line
 from ledger.errors import ConfigurationError

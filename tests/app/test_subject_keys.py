@@ -11,8 +11,8 @@ import pytest
 
 from app.store import privacy as store
 from app.store.privacy import DeclaredFields
-from app.trust.privacy.keys import SubjectKeys
-from app.trust.privacy.knowledge import PrivacyKnowledge
+from app.trust.privacy_knowledge import PrivacyKnowledge
+from app.trust.subject_keys import SubjectKeys
 from tests.app.chains import until
 
 SUBJECTS = 7

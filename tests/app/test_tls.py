@@ -21,7 +21,7 @@ import uvloop
 
 from app.dev.embedded import EmbeddedPostgres
 from app.runtime.settings.config import load_settings
-from app.trust.access.tls import ServerTls, TlsFiles
+from app.trust.tls import ServerTls, TlsFiles
 from ledger.errors import ConfigurationError
 from tests.app.certificates import Authority, Pair
 from tests.app.chains import until
@@ -279,7 +279,7 @@ def test_who_reads_slowly_gets_all_of_the_last_answer(secured: Secured) -> None:
 async def test_a_certificate_is_replaced_while_the_service_runs(
     secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.trust.access.tls.LOOK_INTERVAL_S", 0.2)
+    monkeypatch.setattr("app.trust.tls.LOOK_INTERVAL_S", 0.2)
 
     def served() -> int:
         return serial_at(secured)

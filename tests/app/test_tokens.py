@@ -24,10 +24,10 @@ from app.runtime.principals import Principal, Right, covers, grant_of
 from app.runtime.settings.config import Settings
 from app.runtime.state.kept_file import FIRST_TOKEN, KEPT_TOKENS, FirstToken, KeptFile
 from app.share.bundle.importer import BundleImporter
-from app.trust.access import tokens
-from app.trust.keys import tokens as keys_tokens
-from app.trust.keys.tokens import Tokens
-from app.trust.keys.trust import Trust
+from app.trust import known_tokens as tokens
+from app.trust import tokens as keys_tokens
+from app.trust.key_chain import Trust
+from app.trust.tokens import Tokens
 from ledger import canonical
 from ledger.errors import ChainDamagedError, UnauthenticatedError
 from ledger.facts.events import SystemAction

@@ -12,7 +12,7 @@ import asyncpg
 import httpx
 
 from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
-from app.trust.access import tokens
+from app.trust import known_tokens as tokens
 from ledger.chain import record
 from ledger.facts.events import SystemAction
 from tests.app.chains import Chains, until

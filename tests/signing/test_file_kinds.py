@@ -14,7 +14,7 @@ import pytest
 
 from app.node.lease import HOLDER_NAME, holder_of
 from app.share.exchange.peer import _context_of, _token_in
-from app.trust.access.tls import _expires_at
+from app.trust.tls import _expires_at
 from cli.client import _read_token
 from ledger.errors import (
     ArchiveInvalidError,

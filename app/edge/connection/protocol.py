@@ -34,8 +34,8 @@ from app.edge.library_internals import (
     RequestResponseCycle,
 )
 from app.edge.problems import problem_response
-from app.trust.access.callers import AUTHORIZATION, CERTIFICATE
-from app.trust.access.tls import CallerCertificate, shown
+from app.trust.callers import AUTHORIZATION, CERTIFICATE
+from app.trust.tls import CallerCertificate, shown
 from ledger.errors import ProblemError
 from ledger.facts.problems import HEADERS_TOO_LARGE, MALFORMED_HTTP, NOT_READY, REQUEST_TIMEOUT
 

@@ -39,7 +39,7 @@ from app.edge.forms.fields import (
 )
 from app.runtime.principals import Right
 from app.runtime.settings.types import PATTERNS_MAX, FetchedUrl, TenantsPattern
-from app.trust.access.console_sessions import TOKEN_BYTES_MAX
+from app.trust.console_sessions import TOKEN_BYTES_MAX
 from ledger import names
 from ledger.canonical import INTEGER_MAX
 from ledger.facts.events import COMMON_FIELDS, JOB_EVENTS, EventType, Kind, Part

@@ -19,7 +19,7 @@ from app.runtime.answers.node import AccessList, NewTokenAnswer, TokenAnswer, To
 from app.runtime.principals import Right
 from app.runtime.settings.types import parse_duration
 from app.runtime.state.node import Node
-from app.trust.keys.tokens import Tokens
+from app.trust.tokens import Tokens
 from app.write.intake.access_records import AccessRecords
 from ledger import rfc3339
 from ledger.errors import InvalidInputError

@@ -18,8 +18,8 @@ from app.runtime.principals import Right
 from app.store import chain_reads
 from app.store.reading import reading
 from app.store.sessions import NodePool
-from app.trust.keys.changes import KeyChanges
-from app.trust.keys.trust import PublishedKey, Trust
+from app.trust.key_chain import PublishedKey, Trust
+from app.trust.key_changes import KeyChanges
 from ledger.hlc import Hlc
 from signing.key_history import WaitingKey
 

@@ -34,7 +34,7 @@ from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
 from app.store import anchors
 from app.store.sessions import NodePool
-from app.trust.keys.trust import Trust, open_stored
+from app.trust.key_chain import Trust, open_stored
 from app.write.followers.anchors import CosignatureInbox
 from app.write.followers.notary import Notary
 from ledger.errors import NotFoundError

@@ -17,8 +17,8 @@ from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer
 from app.store import chain_reads
 from app.store.reading import reading
 from app.store.sessions import NodePool
-from app.trust.privacy.keys import TRUSTED_S
-from app.trust.privacy.knowledge import REFRESH_S
+from app.trust.privacy_knowledge import REFRESH_S
+from app.trust.subject_keys import TRUSTED_S
 from app.write.intake.privacy_changes import Declared, PrivacyChanges
 from app.write.intake.system_entries import SystemEntries
 from ledger.private_fields import declaration_of

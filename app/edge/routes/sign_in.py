@@ -20,7 +20,7 @@ from app.runtime.answers.node import ConsoleSessionAnswer
 from app.runtime.outgoing.asking import NoAnswerError
 from app.runtime.principals import EVERYBODY, Principal
 from app.runtime.settings.config import Settings
-from app.trust.access.console_sessions import (
+from app.trust.console_sessions import (
     SIGN_IN_COOKIE,
     SIGN_IN_LIFE_S,
     TOKEN_BYTES_MAX,

@@ -62,9 +62,9 @@ from app.store import chaining
 from app.store import node as node_store
 from app.store.chaining import ChainEnd, ChainHead, WalPosition
 from app.store.sessions import NodeConnection
-from app.trust.keys import node_keys
-from app.trust.keys.changes import publish_at_start
-from app.trust.keys.trust import KeyChain
+from app.trust import node_keys
+from app.trust.key_chain import KeyChain
+from app.trust.key_changes import publish_at_start
 from app.write.followers.checkpoints import CheckpointJournal
 from app.write.pending import quarantine
 from app.write.pending.backlog import Pending

@@ -47,7 +47,7 @@ from app.store import node as node_store
 from app.store.chaining import ChainHead, WalPosition
 from app.store.entry_check import EntryCheck
 from app.store.sessions import CONNECT_TIMEOUT_S
-from app.trust.keys import node_keys
+from app.trust import node_keys
 from app.write.chain.appender import BATCH_ENTRIES_MAX, Appender
 from app.write.followers.checkpoints import CheckpointJournal
 from app.write.pending.backlog import Backlog, Pending

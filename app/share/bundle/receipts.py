@@ -24,7 +24,7 @@ from app.store import anchors, chain_reads
 from app.store.anchors import ANCHORS_A_KIND_MAX, unproven
 from app.store.notary import read_tiles
 from app.store.reading import reading
-from app.trust.keys.trust import open_stored
+from app.trust.key_chain import open_stored
 from ledger.bundle.rows import JOB_ID
 from ledger.errors import (
     BrokenRangeError,
@@ -50,7 +50,7 @@ from signing.receipt.form import ENTRIES_MAX, ENTRY, JOB, Material, make
 if TYPE_CHECKING:
     from app.store import Connection
     from app.store.reading import Pool
-    from app.trust.keys.in_use import KeyInUse
+    from app.trust.key_in_use import KeyInUse
     from ledger.bundle.rows import Row
     from signing.keys import Keyring
 

@@ -17,7 +17,7 @@ from app.store import webhooks as store
 from app.store.entry_check import EntryCheck
 from app.store.reading import Pool, reading
 from app.store.webhooks import DeadLetter, ListedWebhook, Webhook
-from app.trust.privacy.keys import SubjectKeys
+from app.trust.subject_keys import SubjectKeys
 from ledger.errors import InvalidInputError, NotFoundError
 from ledger.facts.events import ACTOR, SystemAction
 

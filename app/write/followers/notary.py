@@ -37,7 +37,7 @@ from app.store import Connection
 from app.store import notary as store
 from app.store.appended import AppendedEntries
 from app.store.reading import Pool, reading
-from app.trust.keys.in_use import KeyInUse
+from app.trust.key_in_use import KeyInUse
 from app.write.followers.checkpoints import CheckpointJournal
 from app.write.followers.followers import LongLocks
 from app.write.followers.own_entries import OwnEntries

@@ -20,7 +20,7 @@ import orjson
 from app.runtime.metrics import Metrics
 from app.store import Connection
 from app.store import notary as store
-from app.trust.keys.in_use import KeyInUse
+from app.trust.key_in_use import KeyInUse
 from app.write.followers.signed_chain import leaf_hashes_of, not_signed, not_stored, proved_root
 from app.write.followers.tree_follower import FollowedTenant
 from ledger import merkle

@@ -28,7 +28,7 @@ from app.runtime.state.node import Node
 from app.store import Connection
 from app.store import notary as store
 from app.store.notary import GrownTree, LinkRow
-from app.trust.keys.in_use import KeyInUse
+from app.trust.key_in_use import KeyInUse
 from app.write.followers.checkpoints import CheckpointJournal
 from app.write.followers.own_entries import OwnEntries
 from app.write.followers.signed_chain import checked_links, extended_tree, not_stored, tree_of_chain, unforeseen

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from app.runtime.principals import covers
-from app.trust.access.access_log import AccessLog
+from app.trust.access_log import AccessLog
 from app.write.intake.system_entries import SystemEntries
 from ledger import names, rfc3339
 from ledger.chain.form import SUBJECT_BYTES_MAX

@@ -3,7 +3,7 @@
 Both in this order, so that the chain never says what is not so::
 
     1. one transaction takes the next revision, makes the change and notes what the chain must say
-    2. this node honours it at once, other nodes within ``app.trust.privacy.knowledge.REFRESH_S`` and a query
+    2. this node honours it at once, other nodes within ``app.trust.privacy_knowledge.REFRESH_S`` and a query
     3. the tenant's chain says it, once: the entry is keyed by the random id in it
     4. the note gets the entry's seq
 
@@ -26,8 +26,8 @@ from app.store import Connection
 from app.store import privacy as store
 from app.store.privacy import DeclaredFields, PrivacyRecord
 from app.store.reading import Pool, reading
-from app.trust.privacy.agreement import says
-from app.trust.privacy.knowledge import PrivacyKnowledge
+from app.trust.privacy_agreement import says
+from app.trust.privacy_knowledge import PrivacyKnowledge
 from app.write.intake.system_entries import SystemEntries
 from app.write.pending.linking import DuplicateLineError
 from ledger.errors import (

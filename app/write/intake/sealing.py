@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.runtime.tasks.sharing import Turn
-from app.trust.privacy.keys import Tag
-from app.trust.privacy.knowledge import PrivacyKnowledge
+from app.trust.privacy_knowledge import PrivacyKnowledge
+from app.trust.subject_keys import Tag
 from app.write.pending.event_lines import EventLines
 from app.write.pending.requests import Draft, RequestKey
 from ledger import canonical, private_fields

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from app.runtime.state.node import Node
 from app.store.appended import ChainPosition
-from app.trust.access.quotas import Rate
+from app.trust.quotas import Rate
 from app.write.intake.answers import outcome_within
 from app.write.pending.backlog import Backlog, Pending, record_bytes_of
 from app.write.pending.linking import DuplicateLineError

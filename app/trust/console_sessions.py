@@ -18,7 +18,7 @@ Signing in at an OpenID Connect issuer is the authorization code flow with PKCE 
     here     -- POST token_endpoint            -->  issuer, with code and verifier; answers the tokens
 
 State and verifier are in a cookie of the browser meanwhile, which scripts do not see. The tokens are judged like any
-that a caller shows (``app.trust.access.oidc``): the access token, and where that is not for this service the ID token.
+that a caller shows (``app.trust.oidc``): the access token, and where that is not for this service the ID token.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from app.runtime.outgoing.asking import NoAnswerError, client_of, read_answer
 from app.runtime.settings.sections import AuthSettings, OidcSettings
 from app.runtime.settings.types import is_fetched_url
-from app.trust.access.oidc import DISCOVERY, DOCUMENT_BYTES_MAX, FETCH_TIMEOUT_S
+from app.trust.oidc import DISCOVERY, DOCUMENT_BYTES_MAX, FETCH_TIMEOUT_S
 from ledger.errors import ConfigurationError, InvalidInputError, UnauthenticatedError
 from ledger.secret_text import secret_text
 from signing import files

@@ -2,7 +2,7 @@
 
 One row is asked for its revision every ``REFRESH_S``; only when that has risen is anything else read. So a change made
 on another node is honoured here within ``REFRESH_S`` and one query while Postgres answers. While it does not, the
-declarations last known stay in force and keys are dropped after ``app.trust.privacy.keys.TRUSTED_S``.
+declarations last known stay in force and keys are dropped after ``app.trust.subject_keys.TRUSTED_S``.
 
 Nothing that Postgres shows makes a field public that was private, but a declaration that the chain says last::
 
@@ -28,8 +28,8 @@ from app.runtime.database_faults import DATABASE_FAULTS
 from app.store import privacy as store
 from app.store.entry_check import EntryCheck
 from app.store.reading import reading
-from app.trust.privacy.agreement import Unchained, agree, is_said_last
-from app.trust.privacy.keys import SubjectKeys
+from app.trust.privacy_agreement import Unchained, agree, is_said_last
+from app.trust.subject_keys import SubjectKeys
 from ledger.errors import (
     ChainDamagedError,
     InvalidInputError,

@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
 
 from app.runtime.principals import EVERY_TENANT, EVERYBODY, Needs, Principal, Rule
-from app.trust.access.console_sessions import ConsoleSessions, shown_cookie
-from app.trust.access.tokens import KnownTokens
+from app.trust.console_sessions import ConsoleSessions, shown_cookie
+from app.trust.known_tokens import KnownTokens
 from ledger.errors import UnauthenticatedError
 
 Scope = MutableMapping[str, Any]

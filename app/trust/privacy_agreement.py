@@ -38,7 +38,7 @@ from ledger.private_fields import Declaration, declaration_of
 if TYPE_CHECKING:
     from app.store import Connection
     from app.store.entry_check import EntryCheck
-    from app.trust.privacy.keys import SubjectKeys
+    from app.trust.subject_keys import SubjectKeys
 
 NO_REVISION = 0
 """Revision of what is destroyed while the ledger has none to give: below all others."""

@@ -45,11 +45,11 @@ from app.runtime.state.node import Node
 from app.store import Connection
 from app.store import keys as store
 from app.store.reading import Pool, reading
-from app.trust.keys import node_keys
-from app.trust.keys.in_use import KeyInUse
-from app.trust.keys.node_keys import Retired, last_signed_ms, offline_root, retired_signer
-from app.trust.keys.trust import KeyChain
-from app.trust.keys.uris import LocalOrRemote, log_key_beside, new_key_path, open_named
+from app.trust import node_keys
+from app.trust.key_chain import KeyChain
+from app.trust.key_in_use import KeyInUse
+from app.trust.key_uris import LocalOrRemote, log_key_beside, new_key_path, open_named
+from app.trust.node_keys import Retired, last_signed_ms, offline_root, retired_signer
 from ledger.errors import (
     ChainDamagedError,
     ClockSkewError,

@@ -34,7 +34,7 @@ from msgspec import Meta
 
 from app.runtime.settings.config import Settings
 from app.runtime.state import identity
-from app.trust.keys.uris import LocalOrRemote, file_of, log_signer_of, open_signer
+from app.trust.key_uris import LocalOrRemote, file_of, log_signer_of, open_signer
 from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
 from ledger.hlc import Clock, Hlc
 from signing import private_keys

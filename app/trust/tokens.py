@@ -20,9 +20,9 @@ import structlog
 
 from app.runtime.principals import EVERY_TENANT, Principal, Right, grant_of
 from app.runtime.state.kept_file import FIRST_TOKEN, KEPT_TOKENS, KeptTokens
-from app.trust.access import tokens
-from app.trust.access.tokens import KnownTokens
-from app.trust.keys.changes import TRY_AGAIN, Facts, KeyChanges
+from app.trust import known_tokens as tokens
+from app.trust.key_changes import TRY_AGAIN, Facts, KeyChanges
+from app.trust.known_tokens import KnownTokens
 from ledger.errors import ForbiddenError, LedgerError, NotFoundError
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc

@@ -36,7 +36,7 @@ from app.store import keys as store
 from app.store import notary as notary_store
 from app.store.keys import KeyRow
 from app.store.reading import Pool, reading
-from app.trust.keys.node_keys import NodeKeys
+from app.trust.node_keys import NodeKeys
 from ledger import merkle
 from ledger.errors import KeyConflictError, LedgerError, SignatureError, UnknownKeyError
 from ledger.facts.events import SYSTEM_TENANT, SystemAction

@@ -23,8 +23,8 @@ import structlog
 from app.runtime.metrics import Metrics
 from app.store import Connection
 from app.store import keys as store
-from app.trust.keys.node_keys import NodeKeys
-from app.trust.keys.trust import KeyChain
+from app.trust.key_chain import KeyChain
+from app.trust.node_keys import NodeKeys
 from ledger.errors import LedgerError, SignerAwayError, SigningUnavailableError
 from ledger.hlc import Hlc
 from signing.key_history import time_of
