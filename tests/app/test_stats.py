@@ -17,8 +17,7 @@ import pytest
 from app.edge.routes.stats import LINES_PER_TURN, take
 from app.runtime.metrics import Metrics
 from app.write.stats import intake as stats_intake
-from app.write.stats.intake import StatsIntake
-from app.write.stats.share import LoopShare
+from app.write.stats.intake import LoopShare, StatsIntake
 from tests.app.conftest import MakeSettings, RunServer
 
 

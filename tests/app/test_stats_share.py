@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.write.stats import intake as stats_intake
-from app.write.stats.intake import StatsIntake
-from app.write.stats.share import OWED_S_MAX, LoopShare
+from app.write.stats.intake import OWED_S_MAX, LoopShare, StatsIntake
 from tests.app.clock_loop import Clock, ClockLoop
 
 SENDERS = 32

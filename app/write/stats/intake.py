@@ -1,13 +1,16 @@
-"""What stats reports wait in until they are written: a queue that is bounded, and that takes fewer the fuller it is, or
-the more of the event loop went into them of late.
+"""The queue that stats reports wait in until they are written, and the share of the event loop that they may have.
+
+The queue is bounded, and keeps fewer lines the fuller it is, or the more of the event loop they used recently::
 
     0 <= lines_waiting <= lines_max        0 <= bytes_waiting <= bytes_max
     weight of a kept line = 1 / the share of lines that were kept when it was
     ANSWERING_SHARE + CHECKING_SHARE < 1/2: jobs have more than half of the loop, however many lines come, on up to
     ANSWERING_SHARE / ANSWERING_S = 600 connections; beyond, each brings a request in ``OWED_S_MAX`` all the same, and
     from (1/2 - CHECKING_SHARE) / ANSWERING_S = 1,200 on that never pause, stats have half of it and more
+    -share * OWED_S_MAX <= left_s <= burst_s        left_s grows by share each second
 
-What is being written still counts as waiting, so the bounds hold for all the memory that reports take.
+Lines that are being written count as waiting, so the bounds hold for all the memory that reports take. The share is
+charged in time that went by, not in processor time: while the loop serves one request, no other has it.
 """
 
 from __future__ import annotations
@@ -15,11 +18,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import NamedTuple, TypeVar
-
-from app.write.stats.share import LoopShare
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final, NamedTuple, TypeVar
 
 LINES_MAX = 200_000
 """Most lines that wait, however short they are."""
@@ -152,3 +154,49 @@ class StatsIntake:
         """Have ``take`` return at once, and once."""
         self._urgent.set()
         self._wanted.set()
+
+
+OWED_S_MAX: Final = 1.0
+"""Nobody waits longer for what others have used up."""
+
+
+class LoopShare:
+    """A token bucket of seconds, for the thread of the loop."""
+
+    def __init__(self, share: float, burst_s: float, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        assert 0 < share < 1
+        assert burst_s > 0
+        self._share = share
+        self._burst_s = burst_s
+        self._clock = clock
+        self._left_s = burst_s
+        self._at_s = clock()
+
+    def spent(self) -> float:
+        """Which part of the bucket is used up: 0 nothing, 1 or more all of it."""
+        self._refill()
+        return 1 - self._left_s / self._burst_s
+
+    def owed_s(self) -> float:
+        """Seconds until nothing is owed any more, at most ``OWED_S_MAX``; 0 while something is left."""
+        self._refill()
+        return max(0.0, -self._left_s / self._share)
+
+    def charge(self, used_s: float) -> None:
+        """Take ``used_s`` out of the bucket, which may then owe."""
+        self._refill()
+        self._left_s = max(self._left_s - used_s, -self._share * OWED_S_MAX)
+
+    @contextmanager
+    def charged(self) -> Iterator[None]:
+        """Charge how long the block takes, which MUST NOT await."""
+        began_s = self._clock()
+        try:
+            yield
+        finally:
+            self.charge(self._clock() - began_s)
+
+    def _refill(self) -> None:
+        now_s = self._clock()
+        self._left_s = min(self._burst_s, self._left_s + (now_s - self._at_s) * self._share)
+        self._at_s = now_s
