@@ -3,15 +3,15 @@
     <folder>/20261121T134000Z-00000007-000003.ndjson         closed: never written again, its name never used again
     <folder>/.20261121T134100Z-00000007-000004.ndjson.part   open: readers skip names that begin with a dot
 
-A name is the time at which the file was opened, the epoch of the node and a number within it. A file is closed when it is
-full or old: its time of modification is set to now, then it is renamed. Readers that take files in the order of that time
-therefore never find one behind others that they have read.
+A name is the time at which the file was opened, the epoch of the node and a number within it. A file is closed when
+it is full or old: its time of modification is set to now, then it is renamed. Readers that take files in the order of
+that time therefore never find one behind others that they have read.
 
     bytes of closed files + file_bytes_max <= bytes_max        closed files <= FILES_MAX
 
-Nothing is synced. A crash of the process leaves an open file, perhaps with a torn last line. The next start, or the same
-process once its disk takes writes again, cuts it behind its last whole line and closes it. A fault of the disk is counted
-and logged once; jobs are written elsewhere.
+Nothing is synced. A crash of the process leaves an open file, perhaps with a torn last line. The next start, or the
+same process once its disk takes writes again, cuts it behind its last whole line and closes it. A fault of the disk
+is counted and logged once; jobs are written elsewhere.
 """
 
 from __future__ import annotations
