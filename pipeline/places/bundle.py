@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import pyarrow as pa
 
 from ledger.errors import BundleInvalidError, InvalidInputError
-from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
-from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, batch_of
+from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, Head, StoredTree
+from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, batch_of, batched
 from pipeline.places.protocol import (
     EVER,
     Facts,
@@ -34,8 +34,8 @@ from signing.bundle.reader import BundleReader, Scanned
 from signing.keys import Keyring
 from signing.snapshot import FROM_SEQ, TO_SEQ
 
-SNAPSHOTS_A_BATCH = 50
 _PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")
+_ENVELOPE = SNAPSHOT_COLUMNS.index("dsse_envelope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +104,8 @@ class BundlePieceReader(PieceReader):
     def snapshots(self) -> Iterator[pa.RecordBatch]:
         """The snapshots that touch it."""
         first, last = self._piece.bounds
-        batch: list[tuple[Any, ...]] = []
-        for row in self._bundle.snapshot_rows():
-            if row[FROM_SEQ] <= last and row[TO_SEQ] >= first:
-                batch.append(row)
-            if len(batch) == SNAPSHOTS_A_BATCH:
-                yield batch_of(batch, SNAPSHOT_SCHEMA)
-                batch = []
-        if batch:
-            yield batch_of(batch, SNAPSHOT_SCHEMA)
+        rows = (row for row in self._bundle.snapshot_rows() if row[FROM_SEQ] <= last and row[TO_SEQ] >= first)
+        return batched(rows, SNAPSHOT_SCHEMA, lambda row: len(row[_ENVELOPE]))
 
 
 class OpenBundle(OpenPlace):

@@ -36,8 +36,9 @@ from ledger.verification.range_fold import ChainBounds
 from ledger.verification.range_fold import tasks as tasks_of
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import KINDS, Break, Verdict
+from pipeline import arrow
 from pipeline.archive.judging import broken
-from pipeline.arrow import batch_of_columns, ddl_of
+from pipeline.arrow import ddl_of
 from pipeline.keys import keyring_of, sent
 from pipeline.places import OpenPlace, Piece
 from pipeline.places.protocol import ROWS_A_PIECE
@@ -139,16 +140,13 @@ class _TellBreaks:
     whole: frozenset[str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = [
-                (row.tenant_id, *decode_break(row.data))
-                for row in rows_in([batch])
-                if row.tenant_id not in self.refused and (row.kind == BREAK or row.tenant_id in self.whole)
-            ]
-            if rows:
-                tenants, seqs, kinds, details, expected, actual = zip(*rows, strict=True)
-                columns = (tenants, seqs, kinds, details, [*map(_text, expected)], [*map(_text, actual)])
-                yield batch_of_columns(columns, _BREAKS_SCHEMA)
+        found = (
+            (row.tenant_id, decode_break(row.data))
+            for row in rows_in(batches)
+            if row.tenant_id not in self.refused and (row.kind == BREAK or row.tenant_id in self.whole)
+        )
+        rows = ((tenant, *each[:3], _text(each.expected), _text(each.actual)) for tenant, each in found)
+        return arrow.batched(rows, _BREAKS_SCHEMA)
 
 
 def _text(value: object) -> str | None:
