@@ -208,7 +208,7 @@ def _with_anchors(
         if status == "ok" and (found_break := log.rollback(Checkpoint(now.origin, anchor.size, anchor.root), now)):
             verdict = with_break(verdict, found_break)
             status, detail = "broken", found_break["detail"]
-        found.append(anchor.found(status, detail)._asdict())
+        found.append(anchor._replace(status=status, detail=detail).to_json())
     return {**verdict, "anchors": found}
 
 

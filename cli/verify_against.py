@@ -14,7 +14,7 @@ from typing import Any
 
 from app.runtime.answers.chain import CosignatureList, TimestampList
 from cli.client import LedgerClient
-from ledger.verification.tree_check import Anchor
+from ledger.verification.verdict import Anchor
 from signing import checkpoint as checkpoints
 from signing import note as notes
 from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, OpenNote, StoredAnchor, judge, rfc_3339

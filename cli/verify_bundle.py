@@ -23,7 +23,7 @@ from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from signing import manifest, private_keys
 from signing.bundle.reader import BundleReader
 from signing.files import whole_file
-from signing.memory import Memory, remember_told
+from signing.memory import Memory, remember_observed
 from signing.private_keys import FileSigner
 from terminal.counted import counted
 from terminal.options import Json, NoState, State
@@ -132,7 +132,7 @@ def _remembered(memory: Memory | None, file: VerifiedFile) -> Memory | None:
     """The memory that the next file is compared with: what was verified of this one is in it."""
     if memory is None or file.outcome is None:
         return memory
-    remember_told(memory, [file.outcome.memory])
+    remember_observed(memory, [file.outcome.memory])
     return Memory.open(memory.folder)
 
 

@@ -30,8 +30,7 @@ from ledger import canonical
 from ledger.chain.form import Hash
 from ledger.errors import BundleInvalidError, CanonicalError, ProofError, SignatureError, UnknownKeyError
 from ledger.merkle import verify_consistency
-from ledger.verification.tree_check import Anchor
-from ledger.verification.verdict import rollback, with_break
+from ledger.verification.verdict import Anchor, rollback, with_break
 from signing import note as notes
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.checkpoint import read as read_checkpoint
@@ -203,17 +202,16 @@ def with_anchors(
     results = []
     for each in anchors:
         anchor = _stated(each, own, keyring, outsiders)
-        result = anchor.found(anchor.status, anchor.detail)
         try:
             if anchor.status == "ok":
                 hashes = [bytes.fromhex(text) for text in each.consistency]
                 verify_consistency(anchor.size, own.size, anchor.root, own.root, hashes)
         except ProofError as error:
             detail = f"the log does not begin with what the {anchor.kind} anchor by {anchor.by} is of: {error}"
-            result = anchor.found("broken", detail)
             root = own.root.hex() if own.size == anchor.size else None
             verdict = with_break(verdict, rollback(anchor.size, detail, anchor.root.hex(), root))
-        results.append(result._asdict())
+            anchor = anchor._replace(status="broken", detail=detail)
+        results.append(anchor.to_json())
     return {**verdict, "anchors": results}
 
 

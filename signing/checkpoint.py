@@ -20,7 +20,7 @@ import base64
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from signing import note
@@ -43,6 +43,10 @@ class Checkpoint(NamedTuple):
     origin: str
     size: int
     root: bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"origin": self.origin, "size": self.size, "root": self.root.hex()}
 
 
 def body(checkpoint: Checkpoint) -> str:

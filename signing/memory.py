@@ -26,7 +26,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
@@ -278,6 +278,28 @@ def _digest(items: list[Seen]) -> str:
     return sha256(canonical.encode(msgspec.to_builtins(items))).hexdigest()
 
 
+@dataclass(kw_only=True)
+class FileVerdict:
+    """What verifying one file came to; a bundle and a receipt have more."""
+
+    digest: str
+    """SHA-256 of the file, hex; what a bundle is named by."""
+    size_bytes: int
+    verdict: dict[str, Any] = field(default_factory=dict)
+    """The verdict object of the interfaces, with an aspect for the file itself."""
+    checkpoint: Checkpoint | None = None
+    """The one in the file; None where the file cannot be read."""
+    not_checked: list[str] = field(default_factory=list)
+    """What could not be checked, and why, in words."""
+    memory: dict[str, Any] | None = None
+    """What comparing with the memory of the verifier came to, as ``Observation.report`` gives it."""
+
+    def combined(self, **more: Any) -> dict[str, Any]:
+        """The verdict object with what was not checked, ``more``, and the memory."""
+        memory = {} if self.memory is None else {"memory": self.memory}
+        return {**self.verdict, "not_checked": self.not_checked, **more, **memory}
+
+
 _MUST_HOLD: Final = ("links", "payloads", "head", "snapshots", "signatures", "tree")
 
 
@@ -306,8 +328,8 @@ class Observation(NamedTuple):
         to_seq: int | None = None,
         is_file: bool = False,
     ) -> Observation:
-        """The look at a ledger whose own checkpoint is ``note``, or at a range of it that carries one which may be a
-        later one. ``is_file`` says that the note stays as it is, and that it was perhaps remembered from here.
+        """The observation of a ledger whose checkpoint is ``note``, or of a range of it whose note may be of a later
+        one. ``is_file`` says that the note stays as it is, and that it was perhaps remembered from here.
 
         Whoever edits a ledger can take its checkpoint away. Then every log of the tenant counts that a key signed.
         """
@@ -343,7 +365,7 @@ class Observation(NamedTuple):
     def with_verdict(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
         """``verdict``, whose entries were compared with ``heads``, and under ``memory`` what comparing them came to."""
         found = self.compared_with_own({**verdict})
-        return {**found, "memory": self.told(found)}
+        return {**found, "memory": self.report(found)}
 
     @property
     def heads(self) -> list[TreeHead]:
@@ -358,9 +380,9 @@ class Observation(NamedTuple):
         """What to remember now that the verdict is known: nothing unless all of it holds."""
         return self.now if self.now is not None and _is_whole(verdict) else None
 
-    def told(self, verdict: Mapping[str, Any], never_whole: str | None = None) -> dict[str, Any]:
-        """The look in plain values, and in words, which say what is new only once ``remember_told`` has stored it. What
-        is looked at may be ``never_whole``, which says why not."""
+    def report(self, verdict: Mapping[str, Any], never_whole: str | None = None) -> dict[str, Any]:
+        """The observation in plain values, and in words, which say what is new only once ``remember_observed`` has
+        stored it. ``never_whole`` says why a file of this kind is never all of a ledger."""
         kept, is_compared = self.verified(verdict), MEMORY in (verdict["compared_with"] or "").split(", ")
         known = (*self.before, self.itself, kept)
         newest = max((each for each in known if each is not None), key=_size, default=None)
@@ -396,41 +418,41 @@ class Observation(NamedTuple):
         return said
 
 
-def remember_told(memory: Memory, looks: Iterable[dict[str, Any] | None]) -> None:
-    """Remember what these looks, as ``Observation.told`` gave them, were told to; then they say so.
+def remember_observed(memory: Memory, observations: Iterable[dict[str, Any] | None]) -> None:
+    """Remember the new checkpoints of these observations, as ``Observation.report`` gave them; then they say so.
 
     Raises:
         ConfigurationError, SignatureError: as ``Memory.remember``. What is new is not remembered, and said not to be.
     """
-    told = [look for look in looks if look is not None]
-    kept = [(look["root_key"], look["remembered"]) for look in told]
-    new = [look for look in told if look["is_new"]]
+    told = [observation for observation in observations if observation is not None]
+    kept = [(observation["root_key"], observation["remembered"]) for observation in told]
+    new = [observation for observation in told if observation["is_new"]]
     try:
         memory.remember(
             Seen.of(seen["checkpoint"], root_key, seen["seen_at"]) for root_key, seen in kept if seen is not None
         )
     except LedgerError:
-        for look in new:
-            look["remembered"], look["is_new"] = None, False
-            look["says"] += f"; {_NOTHING_NEW}it could not be stored"
+        for observation in new:
+            observation["remembered"], observation["is_new"] = None, False
+            observation["says"] += f"; {_NOTHING_NEW}it could not be stored"
         raise
-    for look in new:
-        size = look["remembered"]["size"]
-        look["says"] += f"; {size} {'entry is' if size == 1 else 'entries are'} remembered now"
+    for observation in new:
+        size = observation["remembered"]["size"]
+        observation["says"] += f"; {size} {'entry is' if size == 1 else 'entries are'} remembered now"
 
 
 @contextmanager
-def remembering(memory: Memory | None, looks: Iterable[dict[str, Any] | None]) -> Iterator[None]:
-    """Remember what these looks were told to, so that what is printed of them within is true; without ``memory``
+def remembering(memory: Memory | None, observations: Iterable[dict[str, Any] | None]) -> Iterator[None]:
+    """Remember what these observations were told to, so that what is printed of them within is true; without ``memory``
     nothing. What keeps it from being stored keeps no verdict from being printed: it is raised at the end.
 
     Raises:
-        ConfigurationError, SignatureError: as ``remember_told``.
+        ConfigurationError, SignatureError: as ``remember_observed``.
     """
     failed: LedgerError | None = None
     if memory is not None:
         try:
-            remember_told(memory, looks)
+            remember_observed(memory, observations)
         except LedgerError as error:
             failed = error
     yield

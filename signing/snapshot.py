@@ -11,36 +11,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from ledger import canonical
 from ledger.errors import BundleInvalidError, InvalidInputError, LedgerError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
-from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, OpenedSnapshot, SnapshotClaim
 from signing import envelope
 from signing.keys import Keyring, Signer
 from signing.manifest import STATEMENT_TYPE, encode, range_name
 from signing.strict import parse_json
 
 PREDICATE_TYPE = "https://tallystick.dev/batch-snapshot/v1"
-
-SignatureVerdict = Literal["ok", "broken", "unknown_key", "not_checked"]
-
-
-class OpenedSnapshot(NamedTuple):
-    """What a stored snapshot says and whether it was said by a key that is held.
-
-    ``verdict``: ``ok``; ``broken``, a held key's signature does not hold; ``unknown_key``, no held key
-    signed, or one revoked or outside its window; ``not_checked``, no ring was given. ``detail`` says why
-    it is not ``ok``; the claim is then what somebody wrote, no more.
-    """
-
-    claim: SnapshotClaim
-    payload_sha256: str
-    verdict: SignatureVerdict
-    detail: str | None
 
 
 def statement(claim: SnapshotClaim) -> bytes:
@@ -87,9 +71,7 @@ def open_snapshot(envelope_json: str, keyring: Keyring | None) -> OpenedSnapshot
     return OpenedSnapshot(claim, hashlib.sha256(parsed.payload).hexdigest(), verdict, detail)
 
 
-def _judge(
-    parsed: envelope.Envelope, claim: SnapshotClaim, keyring: Keyring | None
-) -> tuple[SignatureVerdict, str | None]:
+def _judge(parsed: envelope.Envelope, claim: SnapshotClaim, keyring: Keyring | None) -> tuple[str, str | None]:
     if keyring is None:
         return "not_checked", "no key was given to check the signature with"
     try:

@@ -40,8 +40,9 @@ from app.store.reading import reading
 from ledger.errors import DatabaseUnavailableError, LedgerError, StartRefusedError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from ledger.verification.commitment_check import judge_commitments
+from ledger.verification.snapshot_check import OpenedSnapshot
 from ledger.verification.verdict import ASPECT_OF_KIND, KINDS, Break
-from signing.snapshot import OpenedSnapshot, open_snapshot
+from signing.snapshot import open_snapshot
 
 if TYPE_CHECKING:
     import asyncpg

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from app.store import Connection
     from app.store.anchors import CosignatureRow
     from app.store.reading import Pool
-    from ledger.verification.tree_check import Anchor
+    from ledger.verification.verdict import Anchor
     from signing.keys import Keyring
 
 AUTHORITIES_MAX = 64

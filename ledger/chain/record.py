@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ledger.errors import InvalidInputError
 
@@ -49,40 +49,23 @@ class EventRecord(NamedTuple):
     """Whether it may be acknowledged before it is chained; always so without a key."""
 
 
-class Recorded(Protocol):
-    """Whatever has the parts of an ``EventRecord``."""
-
-    @property
-    def tenant_id(self) -> str: ...
-    @property
-    def job_id(self) -> str: ...
-    @property
-    def payload(self) -> bytes: ...
-    @property
-    def idempotency(self) -> IdempotencyKey | None: ...
-    @property
-    def answered_early(self) -> bool: ...
-
-
-def encode(record: Recorded) -> bytes:
-    """Bytes of ``record`` as they stand in the WAL."""
-    tenant = record.tenant_id.encode()
-    job = record.job_id.encode()
+def encode(
+    tenant_id: str,
+    job_id: str,
+    payload: bytes,
+    idempotency: IdempotencyKey | None = None,
+    answered_early: bool = True,
+) -> bytes:
+    """The bytes of a record with the parts of ``EventRecord``, as the WAL has them."""
+    tenant, job = tenant_id.encode(), job_id.encode()
     head = b"%c%c%b%c%b" % (RECORD_VERSION, len(tenant), tenant, len(job), job)
-    if record.idempotency is None:
-        return head + b"\x00" + record.payload
-    route, key, line, body_digest = record.idempotency
+    if idempotency is None:
+        return head + b"\x00" + payload
+    route, key, line, body_digest = idempotency
     key_bytes = key.encode()
-    return b"".join(
-        (
-            head,
-            b"\x01" if record.answered_early else b"\x02",
-            _KEY_HEADER.pack(route, len(key_bytes)),
-            key_bytes,
-            _KEY_TAIL.pack(line, body_digest),
-            record.payload,
-        )
-    )
+    keyed = b"\x01" if answered_early else b"\x02"
+    key_head, key_tail = _KEY_HEADER.pack(route, len(key_bytes)), _KEY_TAIL.pack(line, body_digest)
+    return b"".join((head, keyed, key_head, key_bytes, key_tail, payload))
 
 
 def encode_plain(tenant_ids: Sequence[str], job_ids: Sequence[str], payloads: Sequence[bytes]) -> list[bytes]:

@@ -20,8 +20,8 @@ from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.projection_check import FOLD_COLUMNS, JOB_COLUMNS
 from ledger.verification.reader import COMMITMENT_ACTIONS, COMMITMENT_COLUMNS, PROMISED_COLUMNS, ChainReader
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, OpenedSnapshot, OpenSnapshot
-from ledger.verification.tree_check import Anchor, StoredTree, TreeHead
-from ledger.verification.verdict import ASPECTS, KINDS, Break, Head, Verdict
+from ledger.verification.tree_check import StoredTree, TreeHead
+from ledger.verification.verdict import ASPECTS, KINDS, Anchor, Break, Head, Verdict
 
 __all__ = [
     "ASPECTS",

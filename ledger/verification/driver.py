@@ -19,8 +19,8 @@ from ledger.verification.range_check import SEQ_MAX, RangeChecker, RangeSummary,
 from ledger.verification.range_fold import ChainBounds, Fold
 from ledger.verification.reader import ChainReader
 from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot, SnapshotRow, has_place, open_row
-from ledger.verification.tree_check import Anchor, TreeHead
-from ledger.verification.verdict import Break, Findings, Head, Verdict
+from ledger.verification.tree_check import TreeHead
+from ledger.verification.verdict import Anchor, Break, Findings, Head, Verdict
 
 
 class CheckedRange(NamedTuple):
@@ -164,22 +164,41 @@ async def verify(
     checks: Checks = InOrder(reader, None if first == 1 else first, to_read)
     if elsewhere is not None and is_whole:
         checks = elsewhere
-    chain = Fold(ends, findings)
+    chain = await _fold_chain(reader, ends, checks, to_read, open_snapshot, findings)
+    # 3. The projection.
+    if is_whole and (projection or chain.commitments):
+        await _judge_projection(chain, checks, on_break, with_jobs=projection)
+    return chain.verdict()
+
+
+async def _fold_chain(
+    reader: ChainReader,
+    ends: ChainBounds,
+    checks: Checks,
+    to_seq: int | None,
+    open_snapshot: OpenSnapshot | None,
+    findings: Findings,
+) -> Fold:
+    """The entries up to ``to_seq``, by default all, checked and folded, with their snapshots."""
+    chain, first, last = Fold(ends, findings), ends.first_seq, ends.last
+    assert last is not None
     if first > 1:
         chain.begin_behind(await _entry_at(reader, first - 1))
-    snapshots = Snapshots(reader.snapshots(first, to_read), open_snapshot, findings)
-    await _fold_ranges(chain, reader, snapshots, checks, first, last.seq if to_read is None else to_read)
+    snapshots = Snapshots(reader.snapshots(first, to_seq), open_snapshot, findings)
+    await _fold_ranges(chain, reader, snapshots, checks, first, last.seq if to_seq is None else to_seq)
     async for opened in snapshots.rest():
         chain.add_unreached(opened)
     chain.close()
-    # 3. The projection.
-    if is_whole and (projection or chain.commitments):
-        # The chain is judged already, so it is known whether what differs from it counts.
-        on_candidate = None if findings.has(*CHAIN_ASPECTS) else on_break
-        judged = await checks.judge_commitments(on_candidate)
-        compared = await checks.compare_jobs(on_break, on_candidate) if projection else merged(())
-        conclude(merged((compared, judged)), findings)
-    return chain.verdict()
+    return chain
+
+
+async def _judge_projection(chain: Fold, checks: Checks, on_break: OnBreak | None, *, with_jobs: bool) -> None:
+    """Judge verdicts on proposals and compare the job table; the chain is judged already, so it is known whether what
+    differs from it counts."""
+    on_candidate = None if chain.findings.has(*CHAIN_ASPECTS) else on_break
+    judged = await checks.judge_commitments(on_candidate)
+    compared = await checks.compare_jobs(on_break, on_candidate) if with_jobs else merged(())
+    conclude(merged((compared, judged)), chain.findings)
 
 
 async def _entry_at(reader: ChainReader, seq: int) -> EntryRow | None:

@@ -139,7 +139,7 @@ class JobJudge:
         """What was found so far."""
         return JobsFound(self.found.found, self.candidates.found)
 
-    def may_stand(self, job: StoredJob) -> bool:
+    def has_place(self, job: StoredJob) -> bool:
         """Whether a stored job has an id and a last seq; reports one that does not."""
         if type(job.job_id) is str and is_number(job.last_seq):
             return True
@@ -149,12 +149,12 @@ class JobJudge:
 
     def compare(self, state: JobState | None, stored: StoredJob | None) -> None:
         """Judge the fold of a job's entries, None when it has none, against its row, None when it has none."""
-        if state is None and stored is not None:
-            self._report(stored.last_seq, f"job {stored.job_id} is stored but has no entries")
-        elif state is not None and stored is None:
-            self._report(state.last_seq, f"job {state.job_id} has entries but is not stored")
-        elif state is not None and stored is not None:
+        if state is not None and stored is not None:
             self._compare_both(state, stored)
+        elif state is not None:
+            self._report(state.last_seq, f"job {state.job_id} has entries but is not stored")
+        elif stored is not None:
+            self._report(stored.last_seq, f"job {stored.job_id} is stored but has no entries")
 
     def compare_all(self, state: JobState | None, stored: Sequence[StoredJob]) -> None:
         """Judge a job against all rows that have its id, of which the first counts."""
@@ -164,18 +164,11 @@ class JobJudge:
 
     def _compare_both(self, state: JobState, stored: StoredJob) -> None:
         expected = stored_form(state)
-        if stored[: len(JOB_COLUMNS)] == expected[: len(JOB_COLUMNS)]:
-            self._compare_terms(state, stored)
-            return
-        column = next(name for name in JOB_COLUMNS if getattr(stored, name) != getattr(expected, name))
-        detail = f"column {column} of job {state.job_id} is not what its entries give"
-        self._report(state.last_seq, detail, getattr(expected, column), getattr(stored, column))
-
-    def _compare_terms(self, state: JobState, stored: StoredJob) -> None:
-        if stored.search_fields is None:
-            return
-        terms = terms_text(state, stored.search_fields)
-        if stored.terms != terms:
+        if stored[: len(JOB_COLUMNS)] != expected[: len(JOB_COLUMNS)]:
+            column = next(name for name in JOB_COLUMNS if getattr(stored, name) != getattr(expected, name))
+            detail = f"column {column} of job {state.job_id} is not what its entries give"
+            self._report(state.last_seq, detail, getattr(expected, column), getattr(stored, column))
+        elif stored.search_fields is not None and stored.terms != (terms := terms_text(state, stored.search_fields)):
             detail = f"what job {state.job_id} is searched by is not what its entries give"
             self._report(state.last_seq, detail, terms, stored.terms)
 
@@ -191,22 +184,41 @@ class JobComparison:
     def __init__(self, stored_jobs: Rows, on_break: OnBreak | None = None, on_candidate: OnBreak | None = None) -> None:
         """Of the calls ``JobJudge`` says when."""
         self._judge = JobJudge(on_break, on_candidate)
-        self._join = _Join(stored_jobs, self._judge)
+        self._batches = stored_jobs
+        self._stored: deque[StoredJob] = deque()
+        """Rows that were read and not compared yet."""
         self._fold: JobFold | None = None
 
     async def add(self, rows: Sequence[Sequence[Any]]) -> None:
         """Take the next entries, of ``FOLD_COLUMNS``, in two turns of the event loop."""
         folded, self._fold = _fold(rows, self._fold)
         await asyncio.sleep(0)
-        await self._join.compare(folded)
+        await self._compare(folded)
         await asyncio.sleep(0)
 
     async def outcome(self) -> JobsFound:
         """What was found; there are no more entries."""
         if self._fold is not None:
-            await self._join.compare([self._fold.state()])
-        await self._join.finish()
+            await self._compare([self._fold.state()])
+        while await self._next() is not None:
+            self._judge.compare(None, self._stored.popleft())
         return self._judge.outcome()
+
+    async def _compare(self, folded: Sequence[JobState]) -> None:
+        """Judge the next jobs of the fold, in order, and the stored ones up to them."""
+        for state in folded:
+            while (stored := await self._next()) is not None and stored.job_id < state.job_id:
+                self._judge.compare(None, self._stored.popleft())
+            is_stored = stored is not None and stored.job_id == state.job_id
+            self._judge.compare(state, self._stored.popleft() if is_stored else None)
+
+    async def _next(self) -> StoredJob | None:
+        while not self._stored:
+            rows = await anext(self._batches, None)
+            if rows is None:
+                return None
+            self._stored.extend(job for job in starmap(StoredJob, rows) if self._judge.has_place(job))
+        return self._stored[0]
 
 
 def _fold(rows: Sequence[Sequence[Any]], fold: JobFold | None) -> tuple[list[JobState], JobFold | None]:
@@ -217,40 +229,7 @@ def _fold(rows: Sequence[Sequence[Any]], fold: JobFold | None) -> tuple[list[Job
         if said is None:
             continue
         if fold is None or fold.job_id != row[0]:
-            if fold is not None:
-                folded.append(fold.state())
+            folded += [] if fold is None else [fold.state()]
             fold = JobFold(row[0])
         fold.add(*said, row[1])
     return folded, fold
-
-
-class _Join:
-    def __init__(self, stored_jobs: Rows, judge: JobJudge) -> None:
-        self._batches = stored_jobs
-        self._rows: deque[StoredJob] = deque()
-        self._judge = judge
-
-    async def compare(self, folded: Sequence[JobState]) -> None:
-        """Judge the next jobs of the fold, in order, and the stored ones up to them."""
-        for state in folded:
-            stored = await self._next()
-            while stored is not None and stored.job_id < state.job_id:
-                self._judge.compare(None, self._rows.popleft())
-                stored = await self._next()
-            if stored is None or stored.job_id != state.job_id:
-                self._judge.compare(state, None)
-            else:
-                self._judge.compare(state, self._rows.popleft())
-
-    async def finish(self) -> None:
-        """No job of the fold follows."""
-        while await self._next() is not None:
-            self._judge.compare(None, self._rows.popleft())
-
-    async def _next(self) -> StoredJob | None:
-        while not self._rows:
-            rows = await anext(self._batches, None)
-            if rows is None:
-                return None
-            self._rows.extend(job for job in starmap(StoredJob, rows) if self._judge.may_stand(job))
-        return self._rows[0]

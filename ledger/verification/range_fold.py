@@ -26,7 +26,6 @@ from ledger.verification.projection_check import JobsFound, conclude
 from ledger.verification.range_check import Interval, IntervalPart, MarkedEntry, RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotJudge
 from ledger.verification.tree_check import (
-    Anchor,
     Compared,
     StoredTree,
     TreeHead,
@@ -36,7 +35,7 @@ from ledger.verification.tree_check import (
     report_tile,
     tile_break,
 )
-from ledger.verification.verdict import Break, Findings, Head, Verdict, begin_aspects
+from ledger.verification.verdict import Anchor, Break, Findings, Head, Verdict, begin_aspects
 
 
 class ChainBounds(NamedTuple):

@@ -13,7 +13,7 @@ What does not fit because the chain below already breaks, or entries are missing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -70,18 +70,18 @@ SnapshotRow = Sequence[Any]
 _CLAIMED_IN_ROW: Final = SNAPSHOT_COLUMNS[:-1]
 
 
-class OpenedSnapshot(Protocol):
-    """What an envelope holds: a claim that keeps the invariants of one, and ``verdict`` on who made it, one of
-    ok, broken, unknown_key and not_checked."""
+class OpenedSnapshot(NamedTuple):
+    """What a stored snapshot says and whether it was said by a key that is held.
 
-    @property
-    def claim(self) -> SnapshotClaim: ...
-    @property
-    def payload_sha256(self) -> str: ...
-    @property
-    def verdict(self) -> str: ...
-    @property
-    def detail(self) -> str | None: ...
+    ``verdict``: ``ok``; ``broken``, a held key's signature does not hold; ``unknown_key``, no held key
+    signed, or one revoked or outside its window; ``not_checked``, no ring was given. ``detail`` says why
+    it is not ``ok``; the claim is then what somebody wrote, no more.
+    """
+
+    claim: SnapshotClaim
+    payload_sha256: str
+    verdict: str
+    detail: str | None
 
 
 OpenSnapshot = Callable[[str], OpenedSnapshot]

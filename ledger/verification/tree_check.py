@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from ledger.merkle import EMPTY_ROOT, HASH_BYTES
 from ledger.merkle.tiles import TILE_BYTES, TILE_HEIGHT, TILE_WIDTH
-from ledger.verification.verdict import Anchored, Findings, Head, is_number
+from ledger.verification.verdict import Anchor, Findings, Head, is_number
 
 TILES_AT_ONCE = 32
 """Tiles worth one look at what is stored: a quarter of a megabyte."""
@@ -74,26 +74,6 @@ class TreeHead(NamedTuple):
         return self.source or "the ledger itself"
 
 
-class Anchor(NamedTuple):
-    """A tree head that somebody outside vouched for, in a statement that is kept inside.
-
-    Who could cut the chain could remove the statement too; so it counts against the chain, and ``compared_with``
-    does not name it. The caller has judged the statement: only one of status ``ok`` is compared (see ``Anchored``).
-    """
-
-    kind: str
-    by: str
-    time: str
-    size: int
-    root: bytes
-    status: str = "ok"
-    detail: str | None = None
-
-    def found(self, status: str, detail: str | None = None) -> Anchored:
-        """What came of it."""
-        return Anchored(self.kind, self.by, self.time, self.size, status, detail)
-
-
 class StoredTree(NamedTuple):
     """The tenant's row of the stored tree; ``root`` is hex."""
 
@@ -106,7 +86,7 @@ class Compared(NamedTuple):
 
     sources: list[str]
     """Named sources of the checkpoints that the chain was compared with, in the order they were given."""
-    anchored: tuple[Anchored, ...]
+    anchored: tuple[Anchor, ...]
     """What came of every anchor."""
 
 
@@ -125,9 +105,8 @@ def compare_heads(
     _compare_stored(findings, stored, roots, last_seq)
     compared = {head.source for head in checkpoints if _is_compared(findings, head, roots, last_seq)}
     sources = [source for source in dict.fromkeys(head.source for head in checkpoints) if source and source in compared]
-    judged_before = [each.found(each.status, each.detail) for each in anchors if each.status != "ok"]
-    anchored = judged_before + [_anchored(findings, each, roots, last_seq) for each in anchors if each.status == "ok"]
-    return Compared(sources, tuple(sorted(anchored, key=lambda each: (each.kind, each.by, each.to_seq))))
+    anchored = [_compared(findings, each, roots, last_seq) for each in anchors]
+    return Compared(sources, tuple(sorted(anchored, key=lambda each: (each.kind, each.by, each.size))))
 
 
 def _compare_stored(findings: Findings, stored: StoredTree | None, roots: Mapping[int, bytes], last_seq: int) -> None:
@@ -163,22 +142,22 @@ def _is_compared(findings: Findings, head: TreeHead, roots: Mapping[int, bytes],
     return is_compared
 
 
-def _anchored(findings: Findings, anchor: Anchor, roots: Mapping[int, bytes], last_seq: int) -> Anchored:
-    """What comes of an anchor that holds itself."""
-    root = roots.get(anchor.size)
-    if root == anchor.root:
-        return anchor.found("ok")
+def _compared(findings: Findings, anchor: Anchor, roots: Mapping[int, bytes], last_seq: int) -> Anchor:
+    """``anchor`` with what comparing it with the entries came to."""
+    root, name = roots.get(anchor.size), f"the {anchor.kind} anchor by {anchor.by}"
+    if anchor.status != "ok" or root == anchor.root:
+        return anchor
     if root is None and anchor.size <= last_seq:
-        return anchor.found("not_checked", "the entries up to there were not all read")
+        return anchor._replace(status="not_checked", detail="the entries up to there were not all read")
+    if root is not None and findings.chain_broken_by(anchor.size):
+        return anchor._replace(status="not_checked", detail="the chain breaks before")
     if root is None:
-        detail = f"the {anchor.kind} anchor by {anchor.by} covers {anchor.size} entries, there are {last_seq}"
+        detail = f"{name} covers {anchor.size} entries, there are {last_seq}"
         findings.add("rollback", last_seq + 1, detail, expected=anchor.size, actual=last_seq)
-        return anchor.found("broken", detail)
-    if findings.chain_broken_by(anchor.size):
-        return anchor.found("not_checked", "the chain breaks before")
-    detail = f"the first {anchor.size} entries are not those of the {anchor.kind} anchor by {anchor.by}"
-    findings.add("rollback", anchor.size, detail, expected=anchor.root.hex(), actual=root.hex())
-    return anchor.found("broken", detail)
+    else:
+        detail = f"the first {anchor.size} entries are not those of {name}"
+        findings.add("rollback", anchor.size, detail, expected=anchor.root.hex(), actual=root.hex())
+    return anchor._replace(status="broken", detail=detail)
 
 
 def report_tile(findings: Findings, found: TileBreak) -> None:

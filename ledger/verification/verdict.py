@@ -190,11 +190,14 @@ def _shortened(value: object) -> str | int | None:
     return value
 
 
-class Anchored(NamedTuple):
-    """What somebody outside said of the first ``to_seq`` entries, and whether it holds.
+class Anchor(NamedTuple):
+    """What an external witness said of the first ``size`` entries, in a statement that is kept with the ledger.
+
+    Whoever could cut the chain could remove the statement too; so it counts against the chain, and ``compared_with``
+    does not name it. The caller has judged the statement: only one of status ``ok`` is compared.
 
     ``status`` is ``ok``; ``broken``: it holds and the entries are others; ``invalid``: it does not hold itself, so it
-    says nothing; ``not_checked``: one of both could not be checked.
+    says nothing; ``not_checked``: one of both could not be checked. ``detail`` says why it is not ``ok``.
     """
 
     kind: str
@@ -203,9 +206,15 @@ class Anchored(NamedTuple):
     """Name of the witness, or address of the authority."""
     time: str
     """RFC 3339."""
-    to_seq: int
-    status: str
-    detail: str | None
+    size: int
+    root: bytes
+    status: str = "ok"
+    detail: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As verdict objects have it."""
+        said = {"kind": self.kind, "by": self.by, "time": self.time, "to_seq": self.size}
+        return {**said, "status": self.status, "detail": self.detail}
 
 
 class Head(NamedTuple):
@@ -232,8 +241,8 @@ class Verdict(NamedTuple):
     """Where the checkpoints came from that the chain was compared with, None when with none."""
     signed_to: Head
     """The last entry that an unbroken snapshot covers; seq ``from_seq - 1`` when none was seen."""
-    anchors: tuple[Anchored, ...] = ()
-    """What outsiders said of beginnings of the chain."""
+    anchors: tuple[Anchor, ...] = ()
+    """What external witnesses said of the first entries of the chain."""
     signed_digest: str | None = None
     """Payload digest of the snapshot that ends at ``signed_to``, which the next one names."""
     commitments: int = 0
@@ -257,7 +266,7 @@ class Verdict(NamedTuple):
             "first_break": self.first_break._asdict() if self.first_break is not None else None,
             "breaks": dict(self.breaks),
             "compared_with": self.compared_with,
-            "anchors": [anchored._asdict() for anchored in self.anchors],
+            "anchors": [anchor.to_json() for anchor in self.anchors],
             "signed_to_seq": self.signed_to.seq,
             "unsigned_entries": max(0, self.to_seq - self.signed_to.seq),
             "duration_ms": round(duration_ms, 1),

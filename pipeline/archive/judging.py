@@ -33,7 +33,6 @@ from objects.store import ArchiveStore
 from pipeline.archive.manifest import Manifest
 from pipeline.archive.reader import TenantArchive
 from pipeline.arrow import Row
-from signing.bundle.judging import tree_head_json
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import read as read_checkpoint
 from signing.files import whole_file
@@ -126,7 +125,7 @@ class ArchiveJudge:
             "files": len(files),
             "bytes": sum(file.bytes for file in files),
             "manifest_key_ids": sorted(self._manifest_keys),
-            "checkpoint": tree_head_json(read_checkpoint(newest.checkpoint)),
+            "checkpoint": read_checkpoint(newest.checkpoint).to_json(),
         }
 
 

@@ -264,7 +264,7 @@ class _Comparing:
                 parts.append(job_parts.decode(row.data))
             elif row.kind == STORED:
                 job = StoredJob(*msgspec.msgpack.decode(row.data))
-                if self._judge.may_stand(job):
+                if self._judge.has_place(job):
                     stored.append(job)
                 self._is_any_compared = True
             else:

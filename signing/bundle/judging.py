@@ -31,17 +31,18 @@ from ledger.errors import (
     SignatureError,
     UntrustedKeyError,
 )
+from ledger.verification.snapshot_check import OpenedSnapshot
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import ASPECTS, Break, Head, Verdict
 from signing.anchors import NOBODY, ExternalWitnesses, with_anchors
 from signing.bundle.manifest import Manifest
 from signing.bundle.reader import BundleReader
-from signing.checkpoint import Checkpoint, JudgedCheckpoint
+from signing.checkpoint import JudgedCheckpoint
 from signing.envelope import Signed
 from signing.keys import Keyring
 from signing.manifest import judge_own_checkpoint
-from signing.memory import Memory, Observation, compared
-from signing.snapshot import OpenedSnapshot, open_snapshot
+from signing.memory import FileVerdict, Memory, Observation, compared
+from signing.snapshot import open_snapshot
 
 BUNDLE: Final = "bundle"
 """The aspect that bundles have besides those of a chain, and the kind of a break in it."""
@@ -51,27 +52,16 @@ OWN, KEPT = "bundle", "file"
 """What ``compared_with`` calls the bundle's own checkpoint and one kept elsewhere."""
 
 
-@dataclass
-class BundleVerdict:
+@dataclass(kw_only=True)
+class BundleVerdict(FileVerdict):
     """What verifying one bundle came to."""
 
-    verdict: dict[str, Any]
-    """The verdict object of the interfaces, with the aspect ``bundle``."""
-    digest: str
-    """SHA-256 of the file, hex; what a bundle is named by."""
-    size_bytes: int
     manifest: Manifest | None = None
     """None when it could not be read."""
-    checkpoint: Checkpoint | None = None
-    """The bundle's own."""
     manifest_keys: tuple[str, ...] = ()
     """Ids of the held keys whose signature of the manifest holds."""
     snapshot_keys: Counter[str] = field(default_factory=Counter)
     """Snapshots by the id of the key that each says signed it."""
-    not_checked: list[str] = field(default_factory=list)
-    """What could not be checked, and why, in words."""
-    memory: dict[str, Any] | None = None
-    """What the look of a verifier with a memory came to, as ``signing.memory`` tells it."""
 
     def to_json(self) -> dict[str, Any]:
         """The verdict object, and beside it what was verified."""
@@ -80,20 +70,14 @@ class BundleVerdict:
             told = msgspec.structs.asdict(self.manifest)
             about |= {name: value for name, value in told.items() if name not in _UNTOLD}
         if self.checkpoint is not None:
-            about["checkpoint"] = tree_head_json(self.checkpoint)
+            about["checkpoint"] = self.checkpoint.to_json()
         about["manifest_key_ids"] = list(self.manifest_keys)
         about["snapshot_key_ids"] = sorted(self.snapshot_keys)
-        memory = {} if self.memory is None else {"memory": self.memory}
-        return {**self.verdict, "not_checked": self.not_checked, **memory, "bundle": about}
+        return {**self.combined(), "bundle": about}
 
 
 _UNTOLD: Final = ("to_chain_link", "consistency", "format_version", "parts")
 """What of a manifest only its reader needs."""
-
-
-def tree_head_json(checkpoint: Checkpoint) -> dict[str, Any]:
-    """A checkpoint as plain values."""
-    return {"origin": checkpoint.origin, "size": checkpoint.size, "root": checkpoint.root.hex()}
 
 
 async def judged(
@@ -112,7 +96,7 @@ async def judged(
     """
     began_s = time.perf_counter()
     manifest = reader.manifest
-    result = BundleVerdict({}, reader.digest, reader.size_bytes, manifest)
+    result = BundleVerdict(digest=reader.digest, size_bytes=reader.size_bytes, manifest=manifest)
 
     def opened(text: str) -> OpenedSnapshot:
         snapshot = open_snapshot(text, keyring)
@@ -129,11 +113,8 @@ async def judged(
         heads, undecided = _heads(manifest, own, kept)
         anchors = reader.anchors()
         # 3. What this verifier verified before.
-        look = None
-        if memory is not None and keyring is not None:
-            note, now = reader.checkpoint(), datetime.now(UTC)
-            look = Observation.at(memory, manifest.tenant_id, note, keyring, now, to_seq=manifest.to_seq, is_file=True)
-            heads += look.heads
+        observation = _observed(reader, keyring, memory)
+        heads += [] if observation is None else observation.heads
         # 4. The rows.
         found = await verify_rows(
             tenant_id=manifest.tenant_id,
@@ -148,20 +129,26 @@ async def judged(
     verdict = found.to_json((time.perf_counter() - began_s) * 1000)
     if kept is not None and kept.unknown is None and kept.checkpoint[:2] == own.checkpoint[:2]:
         verdict = compared(verdict, kept.checkpoint, own.checkpoint, KEPT)
-    if look is not None:
-        verdict = look.compared_with_own(verdict)
+    verdict = verdict if observation is None else observation.compared_with_own(verdict)
     result.verdict = with_anchors(verdict, anchors, own.checkpoint, keyring, outsiders)
     _add_manifest(result.verdict, signed)
     _add_checkpoints(result.verdict, own, kept, keyring, undecided)
-    if look is not None:
-        result.memory = look.told(result.verdict)
-    result.not_checked = _left_out(found, result, keyring, _unjudged(own, kept, undecided, look))
+    if observation is not None:
+        result.memory = observation.report(result.verdict)
+    result.not_checked = _left_out(found, result, keyring, _unjudged(own, kept, undecided, observation))
     return result
+
+
+def _observed(reader: BundleReader, keyring: Keyring | None, memory: Memory | None) -> Observation | None:
+    if memory is None or keyring is None:
+        return None
+    tenant_id, note, last = reader.manifest.tenant_id, reader.checkpoint(), reader.manifest.to_seq
+    return Observation.at(memory, tenant_id, note, keyring, datetime.now(UTC), to_seq=last, is_file=True)
 
 
 def refused(error: BundleInvalidError, digest: str, size_bytes: int, seconds: float = 0) -> BundleVerdict:
     """The verdict on a file of this SHA-256 and size that cannot be opened as a bundle, for the reason given."""
-    return _broken(BundleVerdict({}, digest, size_bytes), error, seconds)
+    return _broken(BundleVerdict(digest=digest, size_bytes=size_bytes), error, seconds)
 
 
 def refuse_unless_trusted(name: str, found: BundleVerdict, trusted_by: str = "bundle.trusted_keys") -> None:
@@ -247,15 +234,15 @@ def _add_checkpoints(
 
 
 def _unjudged(
-    own: JudgedCheckpoint, kept: JudgedCheckpoint | None, undecided: str | None, look: Observation | None
+    own: JudgedCheckpoint, kept: JudgedCheckpoint | None, undecided: str | None, observation: Observation | None
 ) -> list[str]:
     """Which checkpoints say nothing here, and why."""
     left = []
     if own.unknown is not None:
         left.append(f"the checkpoint inside: {own.unknown}")
-    if look is not None and look.why_not is not None:
-        left.append(f"what is remembered of this log: {look.why_not}")
-    if kept is None and (look is None or not look.before):
+    if observation is not None and observation.why_not is not None:
+        left.append(f"what is remembered of this log: {observation.why_not}")
+    if kept is None and (observation is None or not observation.before):
         left.append("no checkpoint kept elsewhere was given: that the log was longer once would not be seen")
     elif kept is not None and kept.unknown is not None:
         left.append(f"the checkpoint given: {kept.unknown}")

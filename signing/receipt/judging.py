@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Final
@@ -33,7 +33,7 @@ from signing.checkpoint import read as read_checkpoint
 from signing.envelope import Signed
 from signing.keys import Keyring
 from signing.manifest import judge
-from signing.memory import MEMORY, Memory, Observation
+from signing.memory import MEMORY, FileVerdict, Memory, Observation
 from signing.receipt import form
 from signing.receipt.form import Receipt
 
@@ -53,24 +53,14 @@ LIMITS: Final = (
 """What no receipt shows, in words."""
 
 
-@dataclass
-class ReceiptVerdict:
+@dataclass(kw_only=True)
+class ReceiptVerdict(FileVerdict):
     """What verifying one receipt came to."""
 
-    verdict: dict[str, Any]
-    """As the verdict object of the interfaces, with the aspects of a receipt."""
-    digest: str
-    """SHA-256 of the file, hex."""
-    size_bytes: int
     receipt: Receipt | None = None
     """None when it could not be read."""
-    checkpoint: Checkpoint | None = None
     signed_by: tuple[str, ...] = ()
     """Ids of the held keys whose signature of the statement holds."""
-    not_checked: list[str] = field(default_factory=list)
-    """What could not be checked, and why, in words."""
-    memory: dict[str, Any] | None = None
-    """What the look of a verifier with a memory came to, as ``signing.memory`` tells it."""
 
     def to_json(self) -> dict[str, Any]:
         """The verdict object, and beside it what was verified."""
@@ -81,11 +71,9 @@ class ReceiptVerdict:
                 {"seq": each.row.seq, "hlc": each.row.t_hlc, "action": each.row.action} for each in self.receipt.entries
             ]
         if self.checkpoint is not None:
-            head = self.checkpoint
-            about["checkpoint"] = {"origin": head.origin, "size": head.size, "root": head.root.hex()}
+            about["checkpoint"] = self.checkpoint.to_json()
         about["key_ids"] = list(self.signed_by)
-        memory = {} if self.memory is None else {"memory": self.memory}
-        return {**self.verdict, "not_checked": self.not_checked, "limits": list(LIMITS), **memory, "receipt": about}
+        return {**self.combined(limits=list(LIMITS)), "receipt": about}
 
 
 def judged(
@@ -100,7 +88,7 @@ def judged(
     Without ``keyring`` no signature is judged, and nothing vouches for what else is found.
     """
     began_s = time.perf_counter()
-    result = ReceiptVerdict({}, sha256(file).hexdigest(), len(file))
+    result = ReceiptVerdict(digest=sha256(file).hexdigest(), size_bytes=len(file))
     try:
         # 1. The file, and the statement that covers every byte of it.
         opened = form.read(file)
@@ -122,18 +110,20 @@ def judged(
     # 6. What external witnesses said.
     verdict = with_anchors(verdict, receipt.anchors, own, keyring, outsiders)
     # 7. What was kept, and what is remembered.
-    look = None
+    observation = None
     if memory is not None and keyring is not None:
         now, last = datetime.now(UTC), receipt.seqs[-1]
-        look = Observation.at(memory, receipt.tenant_id, receipt.checkpoint, keyring, now, to_seq=last)
-        for seen in look.before:
+        observation = Observation.at(memory, receipt.tenant_id, receipt.checkpoint, keyring, now, to_seq=last)
+        for seen in observation.before:
             verdict = _compared(verdict, receipt, own, seen.checkpoint, MEMORY)
     verdict = _with_signatures(_with_kept(verdict, receipt, own, kept), signed, log_signed)
     result.verdict = {**verdict, "duration_ms": _elapsed_ms(began_s)}
     result.signed_by = signed.key_ids
-    if look is not None:
-        result.memory = look.told(result.verdict, never_whole="a receipt shows some entries, not all from the first on")
-    result.not_checked = [*_left_out(result.verdict, own, keyring, kept, look)]
+    if observation is not None:
+        result.memory = observation.report(
+            result.verdict, never_whole="a receipt shows some entries, not all from the first on"
+        )
+    result.not_checked = [*_left_out(result.verdict, own, keyring, kept, observation)]
     return result
 
 
@@ -291,7 +281,7 @@ def _left_out(
     own: Checkpoint,
     keyring: Keyring | None,
     kept: JudgedCheckpoint | None,
-    look: Observation | None,
+    observation: Observation | None,
 ) -> Iterator[str]:
     """What could not be checked, and why."""
     if keyring is None:
@@ -305,9 +295,9 @@ def _left_out(
             yield f"the checkpoint given: it covers {kept.checkpoint.size} entries, and {_NO_PROOF}"
     elif kept is not None and kept.unknown is not None:
         yield f"the checkpoint given: {kept.unknown}"
-    elif kept is None and (look is None or not look.before):
+    elif kept is None and (observation is None or not observation.before):
         yield "no checkpoint kept elsewhere was given: that the log was longer once would not be seen"
-    for seen in () if look is None or MEMORY in (verdict["compared_with"] or "") else look.before:
+    for seen in () if observation is None or MEMORY in (verdict["compared_with"] or "") else observation.before:
         yield f"what is remembered of this log: {seen.checkpoint.size} entries, and {_NO_PROOF}"
 
 

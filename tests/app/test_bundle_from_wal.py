@@ -43,7 +43,7 @@ def write_log(folder: Path, events: list[EventRecord], *, chained_lsn: int = 0) 
         on_failure=lambda error: None,
     )
     for n, event in enumerate(events):
-        writer.append(Hlc(1_704_931_200_000 + n, 0, NODE), 1, record.encode(event))
+        writer.append(Hlc(1_704_931_200_000 + n, 0, NODE), 1, record.encode(*event))
     writer.close(10)
     control = Control(wal_id, NODE, 1, Hlc(1_704_931_300_000, 0, NODE), len(events), chained_lsn, 0, len(events))
     wal_control.store(folder, control)

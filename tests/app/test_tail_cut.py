@@ -28,7 +28,7 @@ from signing import note, private_keys
 from signing.anchors import ExternalWitnesses
 from signing.checkpoint import parse, sign_checkpoint
 from signing.keys import Keyring
-from signing.memory import Memory, remember_told
+from signing.memory import Memory, remember_observed
 from tests.app.chains import followed, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.starting import assert_no_start, wal_folder
@@ -156,7 +156,7 @@ async def test_on_the_command_line_it_is_a_rollback_to_whoever_looked_before(
 async def by_service(client: httpx.AsyncClient, state: Path) -> dict[str, Any]:
     request = Request("acme", None, None, keyring=None, kept=None, outsiders=NOBODY, memory=Memory.open(state))
     found = await asyncio.to_thread(verify_by_service, str(client.base_url), request)
-    remember_told(Memory.open(state), [found["memory"]])
+    remember_observed(Memory.open(state), [found["memory"]])
     return found
 
 

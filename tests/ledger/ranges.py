@@ -25,8 +25,8 @@ from ledger.verification.projection_check import (
 from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask, opened_for
 from ledger.verification.range_fold import ChainBounds, fold, tasks
 from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot
-from ledger.verification.tree_check import Anchor, TreeHead
-from ledger.verification.verdict import Break, Findings, Verdict
+from ledger.verification.tree_check import TreeHead
+from ledger.verification.verdict import Anchor, Break, Findings, Verdict
 from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader, Row, in_stored_order
 
 ROUNDS_MAX = 4
@@ -128,7 +128,7 @@ class Ranges:
         stored: dict[str, list[StoredJob]] = defaultdict(list)
         for row in self._ledger.jobs:
             job = StoredJob(*(row[name] for name in JOB_COLUMNS))
-            if judge.may_stand(job):
+            if judge.has_place(job):
                 stored[job.job_id].append(job)
         for job_id in {*self.job_parts, *stored}:
             # A stable sort keeps the parts of one range in their order.

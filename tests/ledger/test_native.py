@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from ledger import canonical, merkle, native
 from ledger.chain import Linker, record
-from ledger.chain.record import EventRecord
 from ledger.errors import LedgerError
 from ledger.verification import ENTRY_COLUMNS, entry_check
 from ledger.verification.verdict import Break
@@ -235,5 +234,5 @@ def test_hashes_of_leaves_and_nodes_are_those_of_one_each(nodes: list[bytes], ot
 @example([("t" * 255, "j" * 255, b"{}")])
 def test_records_without_keys_are_those_of_one_each(events: list[tuple[str, str, bytes]]) -> None:
     columns = [list(column) for column in zip(*events, strict=True)] or [[], [], []]
-    expected = outcome(lambda: [record.encode(EventRecord(*event)) for event in events])
+    expected = outcome(lambda: [record.encode(*event) for event in events])
     assert outcome(record.encode_plain, *columns) == expected

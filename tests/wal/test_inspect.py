@@ -115,7 +115,7 @@ def test_a_damaged_control_file_is_corruption(tmp_path: Path) -> None:
 
 def test_dump_shows_every_record_with_its_place(tmp_path: Path) -> None:
     with LogWriter(tmp_path) as log:
-        event = encode(EventRecord("acme", "job-1", b'{"type":"JobCreated"}'))
+        event = encode(*EventRecord("acme", "job-1", b'{"type":"JobCreated"}'))
         log.wait_durable(log.append(event))
         log.wait_durable(log.append(b"\xff\xfe"))
     items = list(dump(tmp_path))

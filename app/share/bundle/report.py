@@ -28,7 +28,7 @@ from ledger.hlc import Hlc
 from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
 from ledger.verification import ENTRY_COLUMNS, FOLD_COLUMNS
-from signing.bundle.judging import BUNDLE, BundleVerdict, tree_head_json
+from signing.bundle.judging import BUNDLE, BundleVerdict
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import JudgedCheckpoint
 from signing.keys import Keyring
@@ -221,7 +221,7 @@ class Against:
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         keys = None if self.keyring is None else [key.to_json() for key in self.keyring]
-        kept = None if self.kept is None else {"file": self.checkpoint_from, **tree_head_json(self.kept.checkpoint)}
+        kept = None if self.kept is None else {"file": self.checkpoint_from, **self.kept.checkpoint.to_json()}
         return {"keys_from": self.keys_from, "keys": keys, "checkpoint": kept}
 
 

@@ -401,7 +401,10 @@ class Submitter:
         if events.keys is None:
             encoded = record.encode_plain(tenant_ids, job_ids, events.payloads)
         else:
-            encoded = [record.encode(pending) for pending in entered]
+            encoded = [
+                record.encode(each.tenant_id, each.job_id, each.payload, each.idempotency, each.answered_early)
+                for each in entered
+            ]
         records = [*map(record_of, beginnings), *zip(hlcs, events.types, encoded, strict=True)]
         if len(records) > 1:
             queued_lsn = self.wal.append_all(records)

@@ -229,4 +229,5 @@ class SystemEntries:
 
 def record_of(pending: Pending) -> tuple[Hlc, int, bytes]:
     """The event as the WAL takes it."""
-    return pending.hlc, pending.record_type, record.encode(pending)
+    parts = pending.tenant_id, pending.job_id, pending.payload, pending.idempotency, pending.answered_early
+    return pending.hlc, pending.record_type, record.encode(*parts)
