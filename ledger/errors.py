@@ -22,7 +22,11 @@ class LedgerError(Exception):
     """Root of all errors raised on purpose."""
 
     problem: ProblemType = problems.INTERNAL_ERROR
-    """What a request is answered with that ends in it; that of its base where a class names none."""
+    """The problem that answers a request which ends in this error: that of the nearest base that names one."""
+
+    def __init_subclass__(cls, problem: ProblemType | None = None) -> None:
+        if problem is not None:
+            cls.problem = problem
 
 
 class ProblemError(LedgerError):
@@ -33,10 +37,8 @@ class ProblemError(LedgerError):
         self.problem = problem
 
 
-class InvalidInputError(LedgerError):
+class InvalidInputError(LedgerError, problem=problems.INVALID_REQUEST):
     """A value from outside is not allowed; ``path`` names the field, such as ``("spec", "image")``."""
-
-    problem = problems.INVALID_REQUEST
 
     def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
         super().__init__(message)
@@ -47,10 +49,8 @@ class CanonicalError(InvalidInputError):
     """A value has no RFC 8785 form: a number out of range, a lone surrogate, U+0000, too deep."""
 
 
-class ClockSkewError(LedgerError):
+class ClockSkewError(LedgerError, problem=problems.CLOCK_SKEW):
     """A remote HLC is further ahead of the wall clock than allowed; the clock was left untouched."""
-
-    problem = problems.CLOCK_SKEW
 
 
 class ProofError(LedgerError):
@@ -61,16 +61,12 @@ class ConfigurationError(LedgerError):
     """A setting is missing or wrong; the text names it and says what is allowed."""
 
 
-class UnauthenticatedError(LedgerError):
+class UnauthenticatedError(LedgerError, problem=problems.UNAUTHENTICATED):
     """Nothing says who the caller is, or what does is not believed."""
 
-    problem = problems.UNAUTHENTICATED
 
-
-class ForbiddenError(LedgerError):
+class ForbiddenError(LedgerError, problem=problems.FORBIDDEN):
     """The caller is known and has not the right; where it is one for a tenant, ``tenant_id`` says for which."""
-
-    problem = problems.FORBIDDEN
 
     def __init__(self, message: str, tenant_id: str | None = None) -> None:
         super().__init__(message)
@@ -78,10 +74,8 @@ class ForbiddenError(LedgerError):
             self.tenant_id = tenant_id
 
 
-class QuotaExceededError(LedgerError):
+class QuotaExceededError(LedgerError, problem=problems.QUOTA_EXCEEDED):
     """The caller, or the tenant that ``tenant_id`` names, has had its share; there is more in ``retry_after_s``."""
-
-    problem = problems.QUOTA_EXCEEDED
 
     tenant_id: str
 
@@ -129,43 +123,31 @@ class WalCorruptError(WalFilesError):
         self.reason = reason
 
 
-class WalPoisonedError(WalError):
+class WalPoisonedError(WalError, problem=problems.NOT_READY):
     """A write or fsync failed earlier; this writer takes nothing any more and the process must restart."""
 
-    problem = problems.NOT_READY
 
-
-class WalFullError(WalError):
+class WalFullError(WalError, problem=problems.BACKLOG_FULL):
     """The bounded queue has no room; nothing was queued. Try again later."""
 
-    problem = problems.BACKLOG_FULL
 
-
-class RequestTooLargeError(InvalidInputError):
+class RequestTooLargeError(InvalidInputError, problem=problems.PAYLOAD_TOO_LARGE):
     """The events of one request can never fit within a bound, however empty the node is; nothing was queued."""
 
-    problem = problems.PAYLOAD_TOO_LARGE
 
-
-class RecordTooLargeError(WalError, InvalidInputError):
+class RecordTooLargeError(WalError, InvalidInputError, problem=problems.PAYLOAD_TOO_LARGE):
     """One record is over ``wal.record_bytes_max``; nothing was queued."""
-
-    problem = problems.PAYLOAD_TOO_LARGE
 
     def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
         InvalidInputError.__init__(self, message, path)
 
 
-class FencedError(LedgerError):
+class FencedError(LedgerError, problem=problems.FENCED):
     """Another process took a higher epoch on this WAL; this one must stop writing."""
 
-    problem = problems.FENCED
 
-
-class DatabaseWentBackError(LedgerError):
+class DatabaseWentBackError(LedgerError, problem=problems.NOT_READY):
     """Postgres is older than what this node has seen: a restore or a bad failover."""
-
-    problem = problems.NOT_READY
 
 
 NO_QUORUM = "no-quorum"
@@ -174,7 +156,7 @@ COPIES_REMOVED = "copies-removed"
 """Why a level cannot be shown: safekeepers have removed the record, so the same request is never answered otherwise."""
 
 
-class DurabilityTimeoutError(LedgerError):
+class DurabilityTimeoutError(LedgerError, problem=problems.DURABILITY_TIMEOUT):
     """The asked level was not reached in ``write.timeout``, or cannot be shown now; the event is in the WAL or the
     chain and may still reach it.
 
@@ -183,8 +165,6 @@ class DurabilityTimeoutError(LedgerError):
     ``members_away`` are the addresses of those that do not follow, or, for an event that was chained before, of those
     that do not hold the record, or did not answer.
     """
-
-    problem = problems.DURABILITY_TIMEOUT
 
     def __init__(
         self,
@@ -208,10 +188,8 @@ class DurabilityTimeoutError(LedgerError):
         self.members_away = members_away
 
 
-class NotFoundError(LedgerError):
+class NotFoundError(LedgerError, problem=problems.NOT_FOUND):
     """The thing asked for does not exist."""
-
-    problem = problems.NOT_FOUND
 
 
 class SignatureError(LedgerError):
@@ -222,50 +200,32 @@ class UnknownKeyError(SignatureError):
     """No key that the verifier holds made this signature, or the key had expired or been revoked."""
 
 
-class CosignatureRefusedError(InvalidInputError):
-    """A cosigned checkpoint is not one this log signed, or brings nothing new of a registered witness."""
-
-    problem = problems.COSIGNATURE_REFUSED
-
-
-class SigningUnavailableError(LedgerError):
+class SigningUnavailableError(LedgerError, problem=problems.SIGNING_UNAVAILABLE):
     """The signer cannot be reached or has no key; chaining goes on, signing catches up."""
-
-    problem = problems.SIGNING_UNAVAILABLE
 
 
 class SignerAwayError(SigningUnavailableError):
     """The key of snapshots does not sign now, or may not any more; the rows are not at fault."""
 
 
-class KeyConflictError(LedgerError):
+class KeyConflictError(LedgerError, problem=problems.KEY_CONFLICT):
     """What is asked of a key cannot be done in the state it is in."""
 
-    problem = problems.KEY_CONFLICT
 
-
-class JobNotFoundError(NotFoundError):
+class JobNotFoundError(NotFoundError, problem=problems.JOB_NOT_FOUND):
     """No such job, neither chained nor waiting on this node."""
 
-    problem = problems.JOB_NOT_FOUND
 
-
-class TenantNotFoundError(NotFoundError):
+class TenantNotFoundError(NotFoundError, problem=problems.TENANT_NOT_FOUND):
     """No such tenant; a tenant begins with its first write."""
 
-    problem = problems.TENANT_NOT_FOUND
 
-
-class JobEndedError(LedgerError):
+class JobEndedError(LedgerError, problem=problems.JOB_ENDED):
     """The job is known to have ended; it takes no more events."""
 
-    problem = problems.JOB_ENDED
 
-
-class OtherRegionError(LedgerError):
+class OtherRegionError(LedgerError, problem=problems.OTHER_REGION):
     """An event is about a job of another region, whose ledger at ``url`` takes it."""
-
-    problem = problems.OTHER_REGION
 
     def __init__(self, job_id: str, region: str, url: str) -> None:
         super().__init__(f"job {job_id} is of region {region}: send what concerns it to {url}")
@@ -273,21 +233,17 @@ class OtherRegionError(LedgerError):
         self.url = url
 
 
-class JobExistsError(LedgerError):
+class JobExistsError(LedgerError, problem=problems.JOB_EXISTS):
     """The job is known to have been created, and with another spec."""
 
-    problem = problems.JOB_EXISTS
 
-
-class CommitmentConflictError(LedgerError):
+class CommitmentConflictError(LedgerError, problem=problems.CONFLICT):
     """A proposal was rejected: its precondition does not hold, or it would break what always holds.
 
     ``index`` and ``hlc`` are of the entry that records so; ``reason`` is a word for programs. The rest helps the next
     proposal and is None where it says nothing: ``free``, what the node has, ``blocking_index``, of a commitment that
     stands in the way, ``current_epoch``, of the newest adjustment.
     """
-
-    problem = problems.CONFLICT
 
     def __init__(
         self,
@@ -311,25 +267,15 @@ class CommitmentConflictError(LedgerError):
         """Whether the same request was told so before."""
 
 
-class IdempotencyReusedError(LedgerError):
+class IdempotencyReusedError(LedgerError, problem=problems.IDEMPOTENCY_KEY_REUSED):
     """An Idempotency-Key came back with another body than its first request had."""
 
-    problem = problems.IDEMPOTENCY_KEY_REUSED
 
-
-class KeyUnprovenError(LedgerError):
-    """An Idempotency-Key names an entry from before entries said their key: nothing proves that it came with it."""
-
-    problem = problems.IDEMPOTENCY_KEY_UNPROVEN
-
-
-class EventRefusedError(LedgerError):
+class EventRefusedError(LedgerError, problem=problems.EVENT_REFUSED):
     """Postgres would not hold the event; a REFUSED entry at ``seq`` keeps its bytes in its place.
 
     ``line`` counts from 1 and is there when the event was one of many in a request.
     """
-
-    problem = problems.EVENT_REFUSED
 
     line: int
 
@@ -346,50 +292,36 @@ class EventRefusedError(LedgerError):
         return self
 
 
-class InvalidEventError(InvalidInputError):
+class InvalidEventError(InvalidInputError, problem=problems.INVALID_EVENT):
     """A line of an NDJSON request is not a valid event; ``line`` counts from 1."""
-
-    problem = problems.INVALID_EVENT
 
     def __init__(self, message: str, line: int, path: tuple[str | int, ...] = ()) -> None:
         super().__init__(message, path)
         self.line = line
 
 
-class SeqOutOfRangeError(InvalidInputError):
+class SeqOutOfRangeError(InvalidInputError, problem=problems.SEQ_OUT_OF_RANGE):
     """A seq or tree size lies outside what the chain, or its newest checkpoint, covers."""
 
-    problem = problems.SEQ_OUT_OF_RANGE
 
-
-class SessionNotCaughtUpError(LedgerError):
+class SessionNotCaughtUpError(LedgerError, problem=problems.SESSION_NOT_CAUGHT_UP):
     """The writes of a session token were not chained in ``read.wait``; they may be later."""
 
-    problem = problems.SESSION_NOT_CAUGHT_UP
 
-
-class TooStaleError(LedgerError):
+class TooStaleError(LedgerError, problem=problems.TOO_STALE):
     """No source fresh enough for a bounded-staleness read answered in time."""
 
-    problem = problems.TOO_STALE
 
-
-class WriteLostError(LedgerError):
+class WriteLostError(LedgerError, problem=problems.WRITE_LOST):
     """A session token names a write beyond the end of its epoch: it was lost and will never appear."""
 
-    problem = problems.WRITE_LOST
 
-
-class NotReadyError(LedgerError):
+class NotReadyError(LedgerError, problem=problems.NOT_READY):
     """The node is starting or shutting down and takes no writes."""
 
-    problem = problems.NOT_READY
 
-
-class DatabaseUnavailableError(LedgerError):
+class DatabaseUnavailableError(LedgerError, problem=problems.NOT_READY):
     """Postgres cannot be reached, does not answer in time or refuses; try again later."""
-
-    problem = problems.NOT_READY
 
 
 class ChainBrokenError(SigningUnavailableError):
@@ -416,14 +348,12 @@ class StoredTreeLockedError(SigningUnavailableError):
     """Another session keeps the row of the stored Merkle tree locked; it grows on once that lets it go."""
 
 
-class ChainDamagedError(LedgerError):
+class ChainDamagedError(LedgerError, problem=problems.CHAIN_DAMAGED):
     """Stored rows of one tenant are not what they must be: what hangs on them is neither extended nor shown.
 
     Every other tenant goes on. ``found`` is the break where its place is known; the node reports it, whatever it was
     doing (``app.runtime.state.found_breaks``). A restart of the node is needed only where the tenant is quarantined.
     """
-
-    problem = problems.CHAIN_DAMAGED
 
     damaged = "the chain"
     what_to_do = (
@@ -476,10 +406,8 @@ class HeldBackError(QuarantinedError):
         self.lsn = lsn
 
 
-class BundleInvalidError(LedgerError):
+class BundleInvalidError(LedgerError, problem=problems.BUNDLE_INVALID):
     """A file is not a bundle as docs/formats/bundle.md has it, or its parts are not those its manifest names."""
-
-    problem = problems.BUNDLE_INVALID
 
 
 class NotABundleError(BundleInvalidError):
@@ -494,10 +422,8 @@ class ReceiptInvalidError(LedgerError):
     """A file is not a receipt as docs/formats/receipt.md has it, or not the one that was signed."""
 
 
-class ReceiptTooLargeError(LedgerError):
+class ReceiptTooLargeError(LedgerError, problem=problems.RECEIPT_TOO_LARGE):
     """A job is more than one receipt holds; the text says what to do."""
-
-    problem = problems.RECEIPT_TOO_LARGE
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -558,11 +484,9 @@ class BundleRefusedError(BundleInvalidError):
         self.file = file
 
 
-class UntrustedKeyError(UnknownKeyError):
+class UntrustedKeyError(UnknownKeyError, problem=problems.UNTRUSTED_KEY):
     """A bundle is not signed by a key that this ledger trusts to import from, or it trusts none; ``verdict`` and
     ``file`` as in BundleRefusedError."""
-
-    problem = problems.UNTRUSTED_KEY
 
     def __init__(self, message: str, verdict: dict[str, Any] | None = None, file: str | None = None) -> None:
         super().__init__(message)
@@ -570,16 +494,12 @@ class UntrustedKeyError(UnknownKeyError):
         self.file = file
 
 
-class UploadTooLargeError(InvalidInputError):
+class UploadTooLargeError(InvalidInputError, problem=problems.PAYLOAD_TOO_LARGE):
     """Files sent together are over their bound; nothing of them was kept."""
 
-    problem = problems.PAYLOAD_TOO_LARGE
 
-
-class PrivacyUnavailableError(LedgerError):
+class PrivacyUnavailableError(LedgerError, problem=problems.PRIVACY_UNAVAILABLE):
     """The keys of private fields cannot be used on this node now; nothing was stored, least of all in clear."""
-
-    problem = problems.PRIVACY_UNAVAILABLE
 
 
 class PrivacyDamagedError(PrivacyUnavailableError):
@@ -588,9 +508,3 @@ class PrivacyDamagedError(PrivacyUnavailableError):
 
 class PrivateValueError(LedgerError):
     """A private value or a wrapped key does not open with the key it names: it was changed, or moved here."""
-
-
-class SubjectNotFoundError(NotFoundError):
-    """No event of the tenant has private fields of this subject."""
-
-    problem = problems.SUBJECT_NOT_FOUND

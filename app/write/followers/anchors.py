@@ -41,11 +41,12 @@ from app.store import notary as store
 from app.store.reading import Pool, reading
 from ledger.errors import (
     ClockSkewError,
-    CosignatureRefusedError,
     LedgerError,
+    ProblemError,
     ProofError,
     SignatureError,
 )
+from ledger.facts.problems import COSIGNATURE_REFUSED
 from ledger.merkle import tiles
 from ledger.verification.verdict import Break
 from signing import checkpoint as checkpoints
@@ -175,7 +176,7 @@ class CosignatureInbox:
 
         Raises:
             TenantNotFoundError: no such tenant.
-            CosignatureRefusedError: the note is not as the module says; nothing was stored.
+            ProblemError: the note is not as the module says; nothing was stored.
             ClockSkewError: a cosignature lies further ahead than ``hlc.max_clock_skew``; nothing was stored.
             DatabaseUnavailableError: Postgres cannot be reached.
         """
@@ -191,10 +192,11 @@ class CosignatureInbox:
                 # 3. cosigned by someone registered
                 found = cosignatures_of(notes.parse(text), self.witnesses)
             except SignatureError as error:
-                raise CosignatureRefusedError(str(error)) from error
+                raise ProblemError(COSIGNATURE_REFUSED, str(error)) from error
             if not found:
-                raise CosignatureRefusedError(
-                    "no witness that log.witnesses names has cosigned this note; register its verifier key first"
+                raise ProblemError(
+                    COSIGNATURE_REFUSED,
+                    "no witness that log.witnesses names has cosigned this note; register its verifier key first",
                 )
             # 4. by now
             for each in found:
@@ -204,8 +206,9 @@ class CosignatureInbox:
             async with connection.transaction():
                 added = [each for each in found if await _insert(connection, tenant_id, checkpoint, signed, each)]
         if not added:
-            raise CosignatureRefusedError(
-                "nothing new: each witness has cosigned a larger tree already, or this one at that time or later"
+            raise ProblemError(
+                COSIGNATURE_REFUSED,
+                "nothing new: each witness has cosigned a larger tree already, or this one at that time or later",
             )
         return checkpoint, added
 
@@ -215,15 +218,16 @@ async def _require_same_tree(
 ) -> None:
     newest = checkpoints.read(newest_note).size if newest_note is not None else 0
     if not 1 <= checkpoint.size <= newest:
-        raise CosignatureRefusedError(f"the checkpoint is of size {checkpoint.size}, the log of {newest}")
+        raise ProblemError(COSIGNATURE_REFUSED, f"the checkpoint is of size {checkpoint.size}, the log of {newest}")
     stored = await store.read_tiles(connection, tenant_id, tiles.root_tiles(checkpoint.size))
     try:
         root = tiles.root_at(checkpoint.size, lambda level, index: stored.get((level, index), b""))
     except ProofError as error:
-        raise CosignatureRefusedError(f"the root at size {checkpoint.size} is not known: {error}") from error
+        raise ProblemError(COSIGNATURE_REFUSED, f"the root at size {checkpoint.size} is not known: {error}") from error
     if root != checkpoint.root:
-        raise CosignatureRefusedError(
-            f"the checkpoint of size {checkpoint.size} has root {checkpoint.root.hex()}, the tree {root.hex()}"
+        raise ProblemError(
+            COSIGNATURE_REFUSED,
+            f"the checkpoint of size {checkpoint.size} has root {checkpoint.root.hex()}, the tree {root.hex()}",
         )
 
 

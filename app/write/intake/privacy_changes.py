@@ -36,10 +36,11 @@ from ledger.errors import (
     DurabilityTimeoutError,
     LedgerError,
     PrivacyDamagedError,
-    SubjectNotFoundError,
+    ProblemError,
     WalFullError,
 )
 from ledger.facts.events import SystemAction
+from ledger.facts.problems import SUBJECT_NOT_FOUND
 from ledger.privacy_facts import name_of
 from ledger.private_fields import Declaration
 
@@ -126,7 +127,7 @@ class PrivacyChanges:
         """Destroy the subject's key for good. Said again, the newest erasure of the subject is answered.
 
         Raises:
-            SubjectNotFoundError: the tenant never had a key for this subject.
+            ProblemError: the tenant never had a key for this subject.
             PrivacyUnavailableError: this node has no master key, so it cannot tell whose keys are whose.
             DatabaseUnavailableError, DurabilityTimeoutError, WalFullError: not now; say it again.
         """
@@ -258,4 +259,4 @@ def _new_id() -> str:
 
 
 def _unknown_subject(tenant_id: str) -> LedgerError:
-    return SubjectNotFoundError(f"tenant {tenant_id} has no private fields of this subject")
+    return ProblemError(SUBJECT_NOT_FOUND, f"tenant {tenant_id} has no private fields of this subject")

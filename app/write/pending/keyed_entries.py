@@ -31,8 +31,9 @@ from app.write.pending.backlog import Pending
 from app.write.pending.requests import LEDGER_ROUTE, Draft, Drafts, RequestKey, RequestName
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
-from ledger.errors import KeyRowError, KeyUnprovenError, LedgerError
+from ledger.errors import KeyRowError, LedgerError, ProblemError
 from ledger.facts.events import ACTIONS, ACTOR
+from ledger.facts.problems import IDEMPOTENCY_KEY_UNPROVEN
 from ledger.hlc import Hlc
 
 KEYED_MAX: Final = 50_000
@@ -120,7 +121,7 @@ def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
     """Return when the entry of ``line`` is the event of ``draft``.
 
     Raises:
-        KeyUnprovenError: it may be, but does not say with which key it came.
+        ProblemError: it may be, but does not say with which key it came.
         KeyRowError: it is another, or the row says what no row of this service can.
     """
     try:
@@ -131,10 +132,11 @@ def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
         what = f"names seq {line.seq}, whose entry is not the event of this request"
         raise key_row_error(line.tenant_id, key.key, line.seq, what)
     if keyed.digest_in(orjson.loads(event.payload)) is None:
-        raise KeyUnprovenError(
+        raise ProblemError(
+            IDEMPOTENCY_KEY_UNPROVEN,
             f"Idempotency-Key {key.key!r} was used before, it seems for seq {line.seq}, job {event.job_id}: that entry "
             "is from before entries said their key, so nothing proves it. Nothing was stored now: take that job for "
-            "the outcome if it is yours, else send the request under a new key"
+            "the outcome if it is yours, else send the request under a new key",
         )
 
 
