@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from ledger.errors import WalError, WalFilesError, WalLockedError
 from wal.control import CONTROL_NAME
-from wal.segment import FILE_MODE, FOLDER_MODE, is_segment_name, sync_folder
+from wal.segment import FILE_MODE, FOLDER_MODE, list_segments, sync_folder
 
 LOCK_NAME = "LOCK"
 
@@ -74,14 +75,15 @@ class FolderGuard:
         self._folder = folder
         self._identity = _identity(folder)
         found = _inodes(folder)
-        self._segments = {name: inode for name, inode in found.items() if is_segment_name(name)}
-        self._lock_inode = found.get(LOCK_NAME)
+        names = {LOCK_NAME, *(segment.name for segment in list_segments(folder))}
+        self.watched = {name: inode for name, inode in found.items() if name in names}
+        """Inode by name, of ``LOCK`` and the segments that are not removed yet."""
         self._has_control = CONTROL_NAME in found
         self._retired: set[str] = set()
 
     def made(self, name: str, inode: int) -> None:
         """The writer has a new segment; called on the thread that checks."""
-        self._segments[name] = inode
+        self.watched[name] = inode
 
     def retire(self, name: str) -> None:
         """This segment is about to be removed, since it is not needed; MUST be called before it is."""
@@ -100,14 +102,12 @@ class FolderGuard:
             raise WalError(f"the WAL folder {self._folder} cannot be read any more: {error}") from error
         if not is_same:
             raise WalError(f"another folder stands in the place of the WAL folder {self._folder}")
-        for name, inode in list(self._segments.items()):
+        for name, inode in list(self.watched.items()):
             if name in self._retired and name not in found:
-                del self._segments[name]
+                del self.watched[name]
                 self._retired.discard(name)
             elif found.get(name) != inode:
                 raise gone(self._folder / name)
-        if self._lock_inode is not None and found.get(LOCK_NAME) != self._lock_inode:
-            raise gone(self._folder / LOCK_NAME)
         if self._has_control and CONTROL_NAME not in found:
             raise gone(self._folder / CONTROL_NAME)
         self._has_control = CONTROL_NAME in found
@@ -119,12 +119,10 @@ def check_named(path: Path, inode: int) -> None:
     Raises:
         WalError: it was removed, renamed or replaced.
     """
-    try:
-        is_named = os.stat(path).st_ino == inode
-    except OSError:
-        is_named = False
-    if not is_named:
-        raise gone(path)
+    with suppress(OSError):
+        if os.stat(path).st_ino == inode:
+            return
+    raise gone(path)
 
 
 def gone(path: Path) -> WalFilesError:

@@ -110,14 +110,11 @@ class Survey:
         if not self.history or self.history[-1].epoch < segment.epoch:
             self.history = history.begin(self.history, segment.epoch, segment.base_lsn)
 
-    def saw(self, hlc: bytes | None) -> None:
+    def saw_hlc(self, packed: bytes | None) -> None:
         """Raise ``highest_hlc`` to a packed one of this node."""
-        if hlc is None:
-            return
-        physical_ms, logical, _ = unpack16(hlc)
-        seen = Hlc(physical_ms, logical, self.node_id)
-        if self.highest_hlc is None or seen > self.highest_hlc:
-            self.highest_hlc = seen
+        if packed is not None:
+            physical_ms, logical, _ = unpack16(packed)
+            self.highest_hlc = max(self.highest_hlc or Hlc(0, 0, self.node_id), Hlc(physical_ms, logical, self.node_id))
 
 
 def survey(folder: Path, node_id: str, control: Control | None, known_durable_lsn: Lsn) -> Survey:
@@ -175,9 +172,9 @@ def _read_segment(result: Survey, segment: Segment, known: History) -> tuple[Dam
     result.last_batch_offset = scan.last_batch_offset
     if scan.last_lsn >= header.base_lsn:
         result.saw_records(segment)
-    result.saw(scan.highest_hlc)
+    result.saw_hlc(scan.highest_hlc)
     if scan.damage is not None and scan.damage.batch is not None:
-        result.saw(scan.damage.batch.hlc)
+        result.saw_hlc(scan.damage.batch.hlc)
     return scan.damage, None
 
 

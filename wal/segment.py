@@ -51,11 +51,6 @@ def segment_name(base_lsn: Lsn, epoch: Epoch) -> str:
     return f"{base_lsn:020d}-{epoch}.wal"
 
 
-def is_segment_name(name: str) -> bool:
-    """Whether a file of this name is a segment."""
-    return _NAME.fullmatch(name) is not None
-
-
 def list_segments(folder: Path) -> list[Segment]:
     """All segments of ``folder`` in log order; other files are none of our business."""
     found = (_NAME.fullmatch(entry) for entry in os.listdir(folder))

@@ -99,6 +99,6 @@ def test_segments_that_retention_removes_are_not_missed(tmp_path: Path) -> None:
         log.batches([1, 2, 3, 4])
         removed = remove_segments(tmp_path, log.writer.durable_lsn, 0, 2e9, log.writer.retire)
         assert len(removed) > 1
-        while removed[0] in log.writer._log.guard._segments:
+        while removed[0] in log.writer._log.guard.watched:
             log.wait_durable(log.append())
         assert not log.failures

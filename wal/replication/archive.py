@@ -79,27 +79,27 @@ class Archiver:
                 self._archive(kept, closing)
             except (LedgerError, OSError) as error:
                 fault, self._is_prepared = str(error), False
-            if fault and fault != kept.archive_fault:
-                self._report("wal_archive_failed", {"node_id": kept.node_id, "error": fault})
-            elif kept.archive_fault and not fault:
-                self._report("wal_archive_resumed", {"node_id": kept.node_id})
+            self._report_change({"node_id": kept.node_id}, kept.archive_fault, fault)
             kept.archive_fault = fault
 
     def _prepare(self) -> bool:
         """Whether the archive can be written to, as far as is known."""
-        if self._is_prepared:
-            return True
-        try:
-            self._store.prepare()
-        except (LedgerError, OSError) as error:
-            if str(error) != self.fault:
-                self._report("wal_archive_failed", {"error": str(error)})
-            self.fault = str(error)
-        else:
-            if self.fault:
-                self._report("wal_archive_resumed", {})
-            self._is_prepared, self.fault = True, ""
+        if not self._is_prepared:
+            fault = ""
+            try:
+                self._store.prepare()
+            except (LedgerError, OSError) as error:
+                fault = str(error)
+            self._report_change({}, self.fault, fault)
+            self._is_prepared, self.fault = not fault, fault
         return self._is_prepared
+
+    def _report_change(self, facts: dict[str, object], known_fault: str, fault: str) -> None:
+        """Report a fault that is new, or the end of one."""
+        if fault and fault != known_fault:
+            self._report("wal_archive_failed", facts | {"error": fault})
+        elif known_fault and not fault:
+            self._report("wal_archive_resumed", facts)
 
     def _archive(self, kept: KeptLog, closing: threading.Event) -> None:
         with kept.locked():

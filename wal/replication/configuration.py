@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -60,7 +59,7 @@ class Configuration(NamedTuple):
     @property
     def voters(self) -> frozenset[str]:
         """Ids of the members whose promises and acknowledgements count."""
-        return frozenset() if self.copies else _of_region(self.members, self.home)
+        return frozenset() if self.copies else self.of_region(self.home)
 
     @property
     def is_quorum(self) -> bool:
@@ -75,29 +74,14 @@ class Configuration(NamedTuple):
     @property
     def regions(self) -> frozenset[str]:
         """The regions of the members."""
-        return _regions_of(self.members)
+        return frozenset(member.region for member in self.members)
 
     def of_region(self, region: str) -> frozenset[str]:
         """Ids of the members in one region."""
-        return _of_region(self.members, region)
-
-
-@lru_cache(maxsize=64)
-def _of_region(members: tuple[Member, ...], region: str) -> frozenset[str]:
-    return frozenset(member.member_id for member in members if member.region == region)
-
-
-@lru_cache(maxsize=64)
-def _regions_of(members: tuple[Member, ...]) -> frozenset[str]:
-    return frozenset(member.region for member in members)
+        return frozenset(member.member_id for member in self.members if member.region == region)
 
 
 NO_MEMBERS = Configuration()
-
-
-def differ_by_one(one: Configuration, other: Configuration) -> bool:
-    """Whether a majority of the one always meets a majority of the other: one voter more, or one less, or none."""
-    return len(one.voters ^ other.voters) <= 1
 
 
 def store(folder: Path, configuration: Configuration) -> None:

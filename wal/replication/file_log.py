@@ -4,8 +4,8 @@ while it becomes the writer; and reading from a node's files what its members la
 ``FileLog`` collects in memory what is appended and writes it as one batch on ``sync``: so there are never two batches
 that are not synced, which is what recovery relies on (``wal.recovery``). Every epoch has segments of its own.
 
-``TailReader`` reads what was written last once for all members that follow closely, while it is in the page cache. For
-a member that lags behind it looks up the place in the files once, then keeps it.
+``TailReader`` reads for each member what it lacks, as a rule from the page cache: it looks up the place in the files
+once, then keeps it.
 """
 
 from __future__ import annotations
@@ -278,9 +278,8 @@ def _split(data: bytes) -> Iterator[tuple[BatchRecord, memoryview]]:
         at = end
 
 
-CHUNKS_KEPT = 4
-"""So many of the chunks that were read last are kept in memory, for the other members."""
 PLACES_KEPT = 64
+"""The reader remembers so many places where members continue, the last ones."""
 
 
 class _Place(NamedTuple):
@@ -295,25 +294,44 @@ class TailReader:
 
     def __init__(self, folder: Path, node_id: str, history: History) -> None:
         self._folder, self._node_id, self._history = folder, node_id, history
-        self._chunks: dict[Lsn, Chunk] = {}
         self._places: dict[Lsn, _Place] = {}
-        """Both by the first LSN, the oldest first."""
+        """By the first LSN, the oldest first."""
+        self._last: Chunk | None = None
+        """What was read last: members that follow closely lack the same."""
         self._opened: tuple[Segment, int] | None = None
         """The segment that ``place`` gave out last, and its descriptor."""
 
     def read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
         """Batches of one epoch from ``from_lsn`` on up to ``upto_lsn``, which MUST be written, synced or not: at least
-        one record, and no more than about ``bytes_max``. ``upto_lsn`` MUST NOT fall from one call to the next.
+        one record, and no more than about ``bytes_max``. ``upto_lsn`` MUST NOT fall
+        from one call to the next.
 
         Raises:
             WalError: it is older than the log.
             WalCorruptError: the log is damaged there.
         """
-        chunk = self._chunks.get(from_lsn)
-        if chunk is None:
-            chunk = self._chunks[from_lsn] = self._read(from_lsn, upto_lsn, bytes_max)
-            _forget(self._chunks, CHUNKS_KEPT)
-        return chunk
+        previous_lsn = before(from_lsn)
+        if self._last is not None and self._last.previous.lsn == previous_lsn:
+            return self._last
+        previous = Position(histories.epoch_of(self._history, previous_lsn) or NO_EPOCH, previous_lsn)
+        if from_lsn > upto_lsn:
+            return Chunk(previous, previous.epoch, previous_lsn, b"")
+        place = self._places.get(from_lsn)
+        found = [] if place is None else self._batches(place, from_lsn, upto_lsn, bytes_max)
+        if not found:  # the segment is full or gone, or nothing was read up to here
+            place = self._look_up(from_lsn)
+            found = self._batches(place, from_lsn, upto_lsn, bytes_max)
+        if place is None or not found:
+            raise WalError(f"LSN {from_lsn} is no longer in {self._folder}, or never was: its segment ends before it")
+        self._keep_place(found[-1].record.last_lsn, place.segment, found[-1].end)
+        last_lsn = min(found[-1].record.last_lsn, upto_lsn)
+        parts = [cut_batch(batch, self._node_id, from_lsn, upto_lsn) for batch in found]
+        self._last = Chunk(previous, place.segment.epoch, last_lsn, b"".join(parts))
+        return self._last
+
+    def read_again(self) -> None:
+        """Give nothing more from memory: the next ``read`` reads the files, and checks every CRC."""
+        self._last = None
 
     def place(self, from_lsn: Lsn) -> tuple[int, int] | None:
         """A descriptor and the offset in it where the batch that begins with ``from_lsn`` is, or will be unless the
@@ -334,32 +352,11 @@ class TailReader:
         assert self._opened is not None
         self._keep_place(upto_lsn, self._opened[0], offset)
 
-    def read_again(self) -> None:
-        """Give nothing more from memory: the next ``read`` reads the files, and checks every CRC."""
-        self._chunks.clear()
-
     def close(self) -> None:
         """Close the file that ``place`` opened."""
         if self._opened is not None:
             os.close(self._opened[1])
             self._opened = None
-
-    def _read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
-        previous_lsn = before(from_lsn)
-        previous = Position(histories.epoch_of(self._history, previous_lsn) or NO_EPOCH, previous_lsn)
-        if from_lsn > upto_lsn:
-            return Chunk(previous, previous.epoch, previous_lsn, b"")
-        place = self._places.get(from_lsn)
-        found = [] if place is None else self._batches(place, from_lsn, upto_lsn, bytes_max)
-        if not found:  # the segment is full or gone, or nothing was read up to here
-            place = self._look_up(from_lsn)
-            found = self._batches(place, from_lsn, upto_lsn, bytes_max)
-        if place is None or not found:
-            raise WalError(f"LSN {from_lsn} is no longer in {self._folder}, or never was: its segment ends before it")
-        self._keep_place(found[-1].record.last_lsn, place.segment, found[-1].end)
-        last_lsn = min(found[-1].record.last_lsn, upto_lsn)
-        parts = [cut_batch(batch, self._node_id, from_lsn, upto_lsn) for batch in found]
-        return Chunk(previous, place.segment.epoch, last_lsn, b"".join(parts))
 
     def _look_up(self, from_lsn: Lsn) -> _Place:
         """The segment that holds ``from_lsn``."""
@@ -386,9 +383,5 @@ class TailReader:
     def _keep_place(self, last_lsn: Lsn, segment: Segment, end: int) -> None:
         """A batch that ends with this LSN ends here."""
         self._places[after(last_lsn)] = _Place(segment, end)
-        _forget(self._places, PLACES_KEPT)
-
-
-def _forget(kept: dict[Lsn, Chunk] | dict[Lsn, _Place], most: int) -> None:
-    while len(kept) > most:
-        del kept[next(iter(kept))]
+        while len(self._places) > PLACES_KEPT:
+            del self._places[next(iter(self._places))]

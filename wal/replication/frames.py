@@ -14,9 +14,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from ledger.errors import InvalidInputError, LedgerError
 from ledger.positions import Lsn
@@ -24,6 +25,8 @@ from wal.native import Stream
 from wal.replication import messages
 from wal.replication.messages import FRAME_BYTES_MAX, PREFIX_BYTES, Frame, Status, StatusReport, WalStatus
 from wal.replication.tls import PeerTls
+
+Result = TypeVar("Result")
 
 READ_BYTES = 1 << 20
 """A buffer of this size is what a connection begins with; what it holds at once is synced together."""
@@ -74,10 +77,6 @@ class FrameSocket:
         """Of the budget."""
         self._at = self._end = 0
         """What was read and not given out is between these."""
-        self._is_drained = False
-        """The last read left room: so nothing more has come by then. Of TLS that is not known."""
-        self._is_plain = not isinstance(connected, ssl.SSLSocket)
-        self._descriptor = connected.fileno()
 
     def close(self) -> None:
         self._budget.give_back(self._taken_bytes)
@@ -91,15 +90,7 @@ class FrameSocket:
             ConnectionOverError, OSError: it was not made in this time.
         """
         assert isinstance(self._socket, ssl.SSLSocket)
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                self._socket.do_handshake()
-                return
-            except ssl.SSLWantReadError:
-                self._wait(select.POLLIN, deadline_s)
-            except ssl.SSLWantWriteError:
-                self._wait(select.POLLOUT, deadline_s)
+        self._when_ready(self._socket.do_handshake, select.POLLIN, time.monotonic() + timeout_s)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -131,7 +122,7 @@ class FrameSocket:
     @property
     def can_stream(self) -> bool:
         """Whether a stream could receive what comes next: nothing that came is left."""
-        return self._is_plain and self._at == self._end
+        return not isinstance(self._socket, ssl.SSLSocket) and self._at == self._end
 
     def give_to(self, stream: Stream, idle_s: float) -> None:
         """Let ``stream`` receive until something comes that it does not handle, which ``next`` gives then.
@@ -141,8 +132,7 @@ class FrameSocket:
         """
         self._begin_buffer()
         stop = -1 if self._stop is None else self._stop
-        self._end, unsent, is_late = stream.serve(self._descriptor, stop, self._buffer, idle_s, FRAME_TIMEOUT_S)
-        self._is_drained = False
+        self._end, unsent, is_late = stream.serve(self._socket.fileno(), stop, self._buffer, idle_s, FRAME_TIMEOUT_S)
         if is_late:
             raise ConnectionOverError("the peer is silent")
         self._send(unsent, time.monotonic() + FRAME_TIMEOUT_S)
@@ -186,26 +176,14 @@ class FrameSocket:
 
     def _read(self, deadline_s: float | None) -> bool:
         """Read what has come, waiting until ``deadline_s``, or not at all if that is None; whether anything came."""
-        if self._is_drained:
-            self._is_drained = False
-            if deadline_s is None:
-                return False
-            self._wait(select.POLLIN, deadline_s)
-        while True:
-            try:
-                count = self._socket.recv_into(memoryview(self._buffer)[self._end :])
-            except (BlockingIOError, ssl.SSLWantReadError):
-                if deadline_s is None:
-                    return False
-                self._wait(select.POLLIN, deadline_s)
-            except ssl.SSLWantWriteError:
-                self._wait(select.POLLOUT, deadline_s or time.monotonic() + FRAME_TIMEOUT_S)
-            else:
-                if not count:
-                    raise ConnectionOverError("the peer closed the connection")
-                self._end += count
-                self._is_drained = self._end < len(self._buffer) and self._is_plain
-                return True
+        space = memoryview(self._buffer)[self._end :]
+        with suppress(BlockingIOError):
+            count = self._when_ready(partial(self._socket.recv_into, space), select.POLLIN, deadline_s)
+            if not count and deadline_s is not None:
+                raise ConnectionOverError("the peer closed the connection")
+            self._end += count
+            return count > 0
+        return False
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -215,34 +193,37 @@ class FrameSocket:
         Raises:
             ConnectionOverError, OSError: the peer does not take them.
         """
-        deadline_s = time.monotonic() + FRAME_TIMEOUT_S
-        small: list[bytes | memoryview] = []
-        for frame in frames:
-            head, body = messages.encode(frame)
-            if len(body) <= READ_BYTES:
-                small += (head, body)
-                continue
-            self._send(b"".join((*small, head)), deadline_s)
-            self._send(body, deadline_s)
-            small = []
-        self._send(b"".join(small), deadline_s)
+        parts = (part for frame in frames for part in messages.encode(frame))
+        self._send(b"".join(parts), time.monotonic() + FRAME_TIMEOUT_S)
 
-    def _send(self, data: bytes | memoryview, deadline_s: float) -> None:
+    def _send(self, data: bytes, deadline_s: float) -> None:
         left = memoryview(data)
         while left:
-            try:
-                left = left[self._socket.send(left[:_SENT_AT_ONCE_BYTES]) :]
-            except (BlockingIOError, ssl.SSLWantWriteError):
-                self._wait(select.POLLOUT, deadline_s)
-            except ssl.SSLWantReadError:
-                self._wait(select.POLLIN, deadline_s)
+            piece = left[:_SENT_AT_ONCE_BYTES]
+            left = left[self._when_ready(partial(self._socket.send, piece), select.POLLOUT, deadline_s) :]
 
-    def _wait(self, event: int, deadline_s: float) -> None:
-        """Wait for the socket.
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def _when_ready(self, act: Callable[[], Result], event: int, deadline_s: float | None) -> Result:
+        """What ``act`` gives once the socket is ready for it, which ``event`` shows if TLS does not say.
 
         Raises:
+            BlockingIOError: it is not ready, and there is no deadline.
             ConnectionOverError: the time is up, or it is time to stop.
         """
+        while True:
+            try:
+                return act()
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, deadline_s)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT, deadline_s)
+            except BlockingIOError:
+                self._wait(event, deadline_s)
+
+    def _wait(self, event: int, deadline_s: float | None) -> None:
+        if deadline_s is None:
+            raise BlockingIOError
         waiting = select.poll()
         waiting.register(self._socket, event)
         if self._stop is not None:

@@ -50,9 +50,7 @@ RECOVERY_SHARE_MAX = 0.1
 """Nodes ask for a damaged log again and again: reading it for them takes no more than this part of the time."""
 
 NOTE_NAME = "committed"
-_POSITION = struct.Struct(f">{WAL_ID_BYTES}sQ")
-_CRC = struct.Struct(">I")
-_BYTES = _POSITION.size + _CRC.size
+_NOTE = struct.Struct(f">{WAL_ID_BYTES}sQI")
 
 Report = Callable[[str, Mapping[str, object]], None]
 """Reports the name of an event, and its facts."""
@@ -81,19 +79,19 @@ class CommitNote:
             OSError: it cannot be written.
         """
         if lsn > self.lsn:
-            data = _POSITION.pack(self.wal_id, lsn)
-            os.pwrite(self.descriptor, data + _CRC.pack(crc32(data)), 0)
+            data = self.wal_id + lsn.to_bytes(8, "big")
+            os.pwrite(self.descriptor, data + crc32(data).to_bytes(4, "big"), 0)
             self.lsn = lsn
 
     def close(self) -> None:
         os.close(self.descriptor)
 
     def _read(self) -> Lsn:
-        data = os.pread(self.descriptor, _BYTES, 0)
-        if len(data) < _BYTES or _CRC.unpack_from(data, _POSITION.size)[0] != crc32(data[: _POSITION.size]):
+        data = os.pread(self.descriptor, _NOTE.size, 0)
+        if len(data) < _NOTE.size:
             return BEFORE_FIRST
-        wal_id, lsn = _POSITION.unpack_from(data)
-        return Lsn(lsn) if wal_id == self.wal_id else BEFORE_FIRST
+        wal_id, lsn, crc = _NOTE.unpack(data)
+        return Lsn(lsn) if wal_id == self.wal_id and crc == crc32(data[:-4]) else BEFORE_FIRST
 
 
 class OpenLog(NamedTuple):

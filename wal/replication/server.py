@@ -162,16 +162,16 @@ class Server:
         facts: dict[str, object] = {"peer": _address_of(accepted)}
         try:
             try:
-                spoken, names = self._secured(accepted)
+                peer, names = self._secured(accepted)
             except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
                 raise  # the peer hung up without a reason
             except ssl.SSLError as error:
                 self._safekeeper.report("safekeeper_peer_refused", {**facts, "error": reason_of(error)})
                 return
             try:
-                self._converse(connection, spoken, Conversation(self._safekeeper, names))
+                self._converse(connection, peer, Conversation(self._safekeeper, names))
             finally:
-                spoken.close()
+                peer.close()
         except (ConnectionOverError, InvalidInputError, OSError) as error:
             self._safekeeper.report("safekeeper_connection_ended", {**facts, "error": str(error)})
         except Exception as error:
@@ -189,29 +189,29 @@ class Server:
         if self._tls is None:
             return FrameSocket(accepted, self._budget, self._stop_read), None
         secured = self._tls.context().wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
-        spoken = FrameSocket(secured, self._budget, self._stop_read)
+        peer = FrameSocket(secured, self._budget, self._stop_read)
         try:
-            spoken.handshake(GREETING_TIMEOUT_S)
+            peer.handshake(GREETING_TIMEOUT_S)
         except BaseException:
-            spoken.close()
+            peer.close()
             raise
-        return spoken, names_of(secured)
+        return peer, names_of(secured)
 
-    def _converse(self, connection: _Connection, spoken: FrameSocket, conversation: Conversation) -> None:
+    def _converse(self, connection: _Connection, peer: FrameSocket, conversation: Conversation) -> None:
         idle_s, frame_bytes_max = GREETING_TIMEOUT_S, FIRST_FRAME_BYTES_MAX
         try:
             while not (conversation.is_over or self._is_stopping):
-                frame = spoken.next(idle_s, frame_bytes_max)
-                frames = [frame, *(spoken.more() if connection.node_id is not None else ())]
+                frame = peer.next(idle_s, frame_bytes_max)
+                frames = [frame, *(peer.more() if connection.node_id is not None else ())]
                 answers = conversation.answer(frames)
                 # A refused peer has nothing to continue, and asking would take the log from another's stream.
                 is_lone = len(frames) == 1 and bool(frame.body)
                 is_appended = is_lone and bool(answers) and isinstance(answers[-1].message, Ack)
                 del frame, frames
                 if answers:
-                    spoken.send(*answers)
-                if is_appended and spoken.can_stream and (stream := conversation.lend()) is not None:
-                    spoken.give_to(stream, idle_s)
+                    peer.send(*answers)
+                if is_appended and peer.can_stream and (stream := conversation.lend()) is not None:
+                    peer.give_to(stream, idle_s)
                 if connection.node_id is None and conversation.node_id is not None:
                     self._named(connection, conversation.node_id)
                     idle_s, frame_bytes_max = IDLE_TIMEOUT_S, messages.FRAME_BYTES_MAX
@@ -219,7 +219,7 @@ class Server:
             if connection.node_id is not None:
                 facts = {"node_id": connection.node_id, "reason": messages.DAMAGED, "detail": str(error)}
                 self._safekeeper.report("wal_replication_append_reject", facts)
-            spoken.send(Frame(Refusal(messages.DAMAGED, str(error), NO_EPOCH)))
+            peer.send(Frame(Refusal(messages.DAMAGED, str(error), NO_EPOCH)))
             raise
         finally:
             conversation.close()

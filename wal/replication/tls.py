@@ -9,6 +9,7 @@ from __future__ import annotations
 import ssl
 import stat
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -34,7 +35,7 @@ class TlsFiles(NamedTuple):
 
 
 class PeerTls:
-    """What connections are made with; any thread may ask.
+    """What connections are made with; for any thread.
 
     Raises:
         ConfigurationError: a file cannot be read, or is not what it should be, or others can read the key.
@@ -44,19 +45,17 @@ class PeerTls:
         self._files = files
         self._server_side = server_side
         self._lock = threading.Lock()
-        self._stamp = self._stamp_now()
+        self._stamps = self._stamps_now()
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """Of the files as they are now. Where they cannot be used now, as when one of them has been replaced and the
-        other not yet, of what they were."""
+        """Of the files as they are now; of what they were if they cannot be used, as when only one of two is
+        replaced."""
         with self._lock:
-            stamp = self._stamp_now()
-            if stamp != self._stamp:
-                try:
-                    self._context, self._stamp = self._load(), stamp
-                except ConfigurationError:
-                    return self._context
+            stamps = self._stamps_now()
+            if stamps != self._stamps:
+                with suppress(ConfigurationError):
+                    self._context, self._stamps = self._load(), stamps
             return self._context
 
     def _load(self) -> ssl.SSLContext:
@@ -83,8 +82,14 @@ class PeerTls:
             ) from None
         return context
 
-    def _stamp_now(self) -> tuple[tuple[int, int] | None, ...]:
-        return tuple(map(_stamp, self._files.paths))
+    def _stamps_now(self) -> list[tuple[int, int]]:
+        """What differs once a file has changed."""
+        stamps = []
+        for path in self._files.paths:
+            with suppress(OSError):
+                found = path.stat()
+                stamps.append((found.st_ino, found.st_mtime_ns))
+        return stamps
 
 
 def names_of(connected: ssl.SSLSocket) -> frozenset[str]:
@@ -112,12 +117,3 @@ def reason_of(error: OSError) -> str:
 def is_damage(error: OSError) -> bool:
     """Whether bytes arrived other than they were sent, as either side noticed."""
     return isinstance(error, ssl.SSLError) and "BAD_RECORD_MAC" in (error.reason or "")
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """What differs once a file has changed."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns

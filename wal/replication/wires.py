@@ -24,8 +24,6 @@ from wal.replication.messages import PREFIX_BYTES, Frame, decode, encode, length
 from wal.replication.tls import PeerTls, is_damage, reason_of
 
 RECEIVE_BYTES = 1 << 18
-SILENCE_CHECKS = 20
-"""How often silent members are looked for, in the time after which one is lost."""
 CALLED = 1 << 32
 """What ``wake`` adds to ``wake_fd``, which ends shipping in C, too; the writer of the log adds 1."""
 PAUSE_FIRST_S = 0.05
@@ -71,7 +69,6 @@ class Wires:
         """Ends a ``wait`` when it is written to."""
         self._poll.register(self.wake_fd, select.EPOLLIN)
         self._events: deque[Event] = deque()
-        self._silence_check_s = 0.0
         self._lock = threading.Lock()
         """Guards what follows, and ``wake_fd``: a late thread must not write to a descriptor of that number."""
         self._made: list[tuple[_Wire, socket.socket | OSError]] = []
@@ -160,13 +157,10 @@ class Wires:
         return events
 
     def lose_silent(self) -> None:
-        """Close connections over which nothing came for too long; checks from time to time."""
-        now_s = time.monotonic()
-        if now_s < self._silence_check_s:
-            return
-        self._silence_check_s = now_s + self._timeout_s / SILENCE_CHECKS
+        """Close connections over which nothing came for too long."""
+        silent_since_s = time.monotonic() - self._timeout_s
         for wire in self._wires.values():
-            if wire.socket is not None and now_s - wire.received_s > self._timeout_s:
+            if wire.socket is not None and wire.received_s < silent_since_s:
                 self._lose(wire, self._silence)
 
     def leave(self) -> None:

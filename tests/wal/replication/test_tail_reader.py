@@ -165,7 +165,6 @@ def test_what_a_reader_keeps_has_a_bound(written: Written) -> None:
     for last_lsn in range(8, 200):
         written.write(last_lsn, sync=True)
         written.read(last_lsn)
-    assert len(written.reader._chunks) <= file_log.CHUNKS_KEPT
     assert len(written.reader._places) <= file_log.PLACES_KEPT
 
 
