@@ -2,11 +2,30 @@
 
 A folder holds ``LOCK`` (flock, one writer), ``control`` (identity and watermarks), segments ``<20-digit base
 lsn>-<epoch>.wal``, ``torn-*`` (what recovery cut, kept), ``cut-*`` (what truncation cut, kept). The other files that
-a node keeps there are listed in docs/formats/wal.md. ``wal.format`` opens with the bytes of a segment,
-``wal.control`` with those of the control file, which also has the history of the epochs (``wal.history``).
+a node keeps there are listed in docs/formats/wal.md.
 
-Order at start: ``folder.FolderLock``, ``control.load``, ``recovery.recover``, a higher epoch into
-``control.store``, ``group_commit.GroupCommit``, which appends to a ``log.Log``. Always true::
+A node writes a log so::
+
+    lock = FolderLock(folder)
+    found = recovery.recover(folder, node_id)      cuts a torn tail off, or refuses the start
+    control.store(folder, ...)                     a higher epoch, durable before its first record
+    writer = GroupCommit(Log(folder, epoch=..., next_lsn=found.last_lsn + 1, ...), on_failure=...)
+    lsn = writer.append(hlc, record_type, payload)
+    writer.durable_lsn >= lsn                      only then may the record be acknowledged
+
+and reads it with ``reader.read(folder, from_lsn, node_id, upto_lsn)``. Where things are::
+
+    format        the bytes of a segment, its batches and records; ``segment``: segments as files
+    control       the control file; ``history``: which epoch wrote from which LSN on
+    log           batches to segments: append, rotate, sync
+    queue         records to batches; ``native``: the same in C; ``group_commit``: the writer's thread
+    reader        batches and records back, each checked; ``recovery``: torn tail or corruption
+    truncation    what leaves a log, and is kept; ``lost_ends``: reading that
+    folder        the lock, and the guard that notices missing files
+    scrub         reading logs again at rest; ``inspect``: verifying and dumping them
+    replication   keeping a log on several machines
+
+Always true::
 
     next_lsn > written_lsn >= durable_lsn        of a log
     durable_lsn >= committed_lsn >= chained_lsn >= signed_lsn     of the control file

@@ -225,7 +225,7 @@ static PyObject *serve(Stream *stream, PyObject *args)
 
 PyDoc_STRVAR(lend_doc,
     "lend(epoch, tail_lsn, committed_lsn, settled_lsn, node_hash, room, noted_lsn, wal_id, note)\n--\n\n"
-    "Let the stream go on with a log, all of it durable, that ends so, in this wal.log.AppendSpace with its path as bytes; and\n"
+    "Let the stream go on with a log, all of it durable, that ends so, in this wal.log.AppendSpace; and\n"
     "with the note of what is committed, a descriptor.");
 
 static PyObject *lend(Stream *stream, PyObject *args)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 from ledger.positions import Epoch, Lsn
 from wal.folder import FolderGuard, check_named
@@ -42,18 +41,10 @@ _ZEROS = bytes(AHEAD_BYTES)
 _NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
-class AppendSpace(NamedTuple):
-    """Where C may write batches past ``Log.append``: into this file, which MUST keep its path and inode, from
-    ``offset`` up to ``end``; batches of ``small_bytes`` at most only up to ``small_end``, where the zeros written ahead
-    end."""
-
-    descriptor: int
-    offset: int
-    path: Path
-    inode: int
-    end: int
-    small_end: int
-    small_bytes: int
+AppendSpace = tuple[int, int, bytes, int, int, int, int]
+"""Where C may write batches past ``Log.append``: the descriptor of a file, which MUST keep its path and inode, the
+offset at which to continue, the path, the inode, the end of the segment, the end of the zeros written ahead, and the
+largest batch, in bytes with its BATCH record, that is written only up to there."""
 
 
 class Log:
@@ -140,9 +131,9 @@ class Log:
         if size > 0:
             self._make_space(size)
         end = max(self._segment_bytes, self._offset + size)
-        return AppendSpace(
-            self._descriptor, self._offset, self._path, self._inode, end, self._ahead_at, AHEAD_BATCH_BYTES_MAX
-        )
+        path = os.fsencode(self._path)
+        ahead = self._ahead_at, AHEAD_BATCH_BYTES_MAX
+        return self._descriptor, self._offset, path, self._inode, end, *ahead
 
     def wrote(self, offset: int, last_lsn: Lsn, small_end: int = 0) -> None:
         """Batches up to this LSN were written and synced past ``append``; the segment continues at ``offset``, and the

@@ -108,22 +108,11 @@ def highest_hlc(folder: Path, node_id: str) -> Hlc | None:
     a node rise together. None where there is none."""
     for segment in reversed(list_segments(folder)):
         found: Hlc | None = None
-        for each in _headers_of(segment, node_id, SEGMENT_HEADER_BYTES):
-            found = each.hlc
+        for _, _, _, hlc, _, _ in _headers_of(segment, node_id, SEGMENT_HEADER_BYTES):
+            found = hlc
         if found is not None:
             return found
     return None
-
-
-class _Header(NamedTuple):
-    """A sound record at ``at``: where it ends, and what its header says."""
-
-    at: int
-    end: int
-    lsn: Lsn
-    hlc: Hlc
-    kind: int
-    data: mmap.mmap
 
 
 def _previous_lsn(segment: Segment) -> Lsn:
@@ -134,8 +123,9 @@ def _previous_lsn(segment: Segment) -> Lsn:
         return BEFORE_FIRST
 
 
-def _headers_of(segment: Segment, node_id: str, at: int) -> Iterator[_Header]:
-    """Every sound record from byte ``at`` on, BATCH records among them."""
+def _headers_of(segment: Segment, node_id: str, at: int) -> Iterator[tuple[int, int, Lsn, Hlc, int, mmap.mmap]]:
+    """Every sound record from byte ``at`` on, BATCH records among them: where it begins and ends, its LSN, HLC and
+    type, and the segment."""
     hashed = node_hash(node_id)
     with opened(segment.path) as descriptor:
         if os.fstat(descriptor).st_size <= at:
@@ -148,31 +138,31 @@ def _headers_of(segment: Segment, node_id: str, at: int) -> Iterator[_Header]:
                     and RECORD_HEADER_BYTES <= length <= min(RECORD_BYTES_LIMIT, len(data) - at)
                     and crc32(data[at + CRC_BYTES : at + length]) == crc
                 ):
-                    yield _Header(at, at + length, Lsn(lsn), Hlc(physical_ms, logical, node_id), kind, data)
+                    yield at, at + length, Lsn(lsn), Hlc(physical_ms, logical, node_id), kind, data
                     at += length
                     continue
                 found = data.find(hashed, at + 1 + _HASH_AT)
                 at = found - _HASH_AT if found >= 0 else -1
 
 
-def _records_of(segment: Segment, node_id: str, at: int) -> Iterator[Record | Gap]:
-    """The sound records from byte ``at`` on in the order of their LSNs, and what is missing between them."""
-    next_lsn, announced_lsn, end = segment.base_lsn, BEFORE_FIRST, at
-    for header in _headers_of(segment, node_id, at):
-        if header.kind == BATCH_RECORD_TYPE:
-            if header.end - header.at == BATCH.size:
-                announced_lsn = max(announced_lsn, Lsn(BATCH.unpack_from(header.data, header.at)[7]))
-            if header.lsn <= next_lsn:
-                end = header.end
+def _records_of(segment: Segment, node_id: str, start: int) -> Iterator[Record | Gap]:
+    """The sound records from byte ``start`` on in the order of their LSNs, and what is missing between them."""
+    next_lsn, announced_lsn, sound_end = segment.base_lsn, BEFORE_FIRST, start
+    for at, end, lsn, _, kind, data in _headers_of(segment, node_id, start):
+        if kind == BATCH_RECORD_TYPE:
+            if end - at == BATCH.size:
+                announced_lsn = max(announced_lsn, Lsn(BATCH.unpack_from(data, at)[7]))
+            if lsn <= next_lsn:
+                sound_end = end
             continue
-        if header.lsn < next_lsn:
-            end = header.end
+        if lsn < next_lsn:
+            sound_end = end
             continue
-        if header.lsn > next_lsn:
-            payloads = tuple(_damaged(header.data, end, header.at, next_lsn, before(header.lsn)))
-            yield Gap(next_lsn, before(header.lsn), segment.epoch, payloads, is_proved=True)
-        yield next(records_of(header.data[header.at : header.end], segment.epoch, node_id))
-        next_lsn, end = after(header.lsn), header.end
+        if lsn > next_lsn:
+            payloads = tuple(_damaged(data, sound_end, at, next_lsn, before(lsn)))
+            yield Gap(next_lsn, before(lsn), segment.epoch, payloads, is_proved=True)
+        yield next(records_of(data[at:end], segment.epoch, node_id))
+        next_lsn, sound_end = after(lsn), end
     if announced_lsn >= next_lsn:
         yield Gap(next_lsn, announced_lsn, segment.epoch, (), is_proved=False)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -43,10 +44,11 @@ class NativeQueue(_Queue):  # type: ignore[misc]
     def write(self, log: Log, until_s: float) -> bool:
         """As ``wal.queue.Queue.write``: batch after batch, without the interpreter's lock."""
         space = log.append_space(self._size)
-        offset, small_end, self._size, is_named, is_open = self.write_batches(*fields_of(space), until_s)
+        _, start, path, *_ = space
+        offset, small_end, self._size, is_named, is_open = self.write_batches(*space, until_s)
         if not is_named:
-            raise gone(space.path)
-        if offset > space.offset:
+            raise gone(Path(os.fsdecode(path)))
+        if offset > start:
             log.wrote(offset, self.durable_lsn, small_end)
         return bool(is_open)
 
@@ -67,13 +69,13 @@ class Stream(Protocol):
         committed_lsn: Lsn,
         settled_lsn: Lsn,
         node_hash: bytes,
-        space: tuple[object, ...],
+        space: AppendSpace,
         noted_lsn: Lsn,
         wal_id: bytes,
         note: int,
         /,
     ) -> None:
-        """The log ends so, all of it durable, and continues in ``space``, the ``fields_of`` an ``AppendSpace``;
+        """The log ends so, all of it durable, and continues in ``space``;
         ``note`` is the descriptor of a ``CommitNote`` that says ``noted_lsn``."""
 
     def serve(
@@ -115,11 +117,6 @@ awaited Ack took, -1 for none).
 def make_stream() -> Stream | None:
     """A stream to lend a log to; None without C."""
     return None if _Stream is None else _Stream()
-
-
-def fields_of(space: AppendSpace) -> tuple[object, ...]:
-    """As C takes it, with the path as bytes."""
-    return space.descriptor, space.offset, os.fsencode(space.path), *space[3:]
 
 
 def make_queue(bounds: Bounds, log: Log, durable_fd: int, shipper_fd: int = NO_FD) -> Queue:

@@ -31,7 +31,6 @@ from ledger.hlc import node_hash
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Lsn
 from wal import control as control_file
 from wal import history as histories
-from wal import native
 from wal.folder import gone
 from wal.format import WAL_ID_BYTES
 from wal.native import Stream
@@ -226,7 +225,7 @@ class KeptLog:
             acceptor.committed_lsn,
             acceptor.settled_lsn,
             node_hash(self.node_id),
-            native.fields_of(space),
+            space,
             note.lsn,
             note.wal_id,
             note.descriptor,
