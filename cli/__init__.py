@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from terminal import program, surroundings
+from terminal import program
 
 GC_ALLOCATIONS = 20_000
 """Allocations between collections of the young generation. Imports make up to 200,000 objects, which all stay."""
@@ -42,16 +42,16 @@ class Commands(TyperGroup):
         "db-url": EntryPoint("cli.serve", "db_url"),
         "run": EntryPoint("cli.run", "run", {"allow_interspersed_args": False}, "JobCommand"),
         "jobs": EntryPoint("cli.jobs", "jobs"),
-        "watch": EntryPoint("cli.watch", "watch"),
+        "watch": EntryPoint("cli.jobs", "watch"),
         "verify": EntryPoint("cli.verify", "verify"),
         "verify-bundle": EntryPoint("cli.verify_bundle", "verify_bundle"),
-        "verify-report": EntryPoint("cli.verify_report", "verify_report"),
+        "verify-report": EntryPoint("cli.verify_bundle", "verify_report"),
         "prove": EntryPoint("cli.prove", "prove"),
         "verify-proof": EntryPoint("cli.verify_proof", "verify_proof"),
-        "verify-page": EntryPoint("cli.verify_page", "verify_page"),
+        "verify-page": EntryPoint("cli.verify_proof", "verify_page"),
         "snapshot": EntryPoint("cli.snapshot", "snapshot"),
-        "restore": EntryPoint("cli.restore", "restore"),
-        "failover": EntryPoint("cli.failover", "failover"),
+        "restore": EntryPoint("cli.recovery", "restore"),
+        "failover": EntryPoint("cli.recovery", "failover"),
         "erase": EntryPoint("cli.privacy", "erase"),
         "pipeline": EntryPoint(
             "cli.pipeline",
@@ -143,7 +143,7 @@ def _all_commands(
 
 def main() -> NoReturn:
     """Run ``tally`` with the arguments of this process."""
-    surroundings.settle()
+    program.settle()
     gc.set_threshold(GC_ALLOCATIONS)
     program.run(tally, _said)
 

@@ -22,9 +22,8 @@ from signing import private_keys
 from signing.bundle.reader import BundleReader
 from signing.files import HEAD_BYTES, is_like_bundle, looks_like, open_regular, whole_file
 from tallystick_client import ProblemError
-from terminal.counted import counted
-from terminal.options import Json
-from terminal.outcome import err, fail, readable, tell
+from terminal.outcome import counted, err, fail, readable, tell
+from terminal.program import Json
 
 bundle = typer.Typer(no_args_is_help=True, help="Ledgers as files: carried elsewhere, verified offline.")
 

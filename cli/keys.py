@@ -19,8 +19,8 @@ from signing import key_statement
 from signing.key_history import revoked_facts
 from signing.keys import PublicKey
 from signing.private_keys import generate, load
-from terminal.options import Json
 from terminal.outcome import fail, tell
+from terminal.program import Json
 
 RootKey = Annotated[
     Path | None,

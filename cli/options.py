@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from terminal.options import KEYS_HELP
+from terminal.program import KEYS_HELP
 
 
 def local_url() -> str:

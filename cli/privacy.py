@@ -15,8 +15,8 @@ from cli.client import LedgerClient, given
 from cli.options import Tenant, Url
 from ledger.errors import DatabaseUnavailableError, InvalidInputError
 from ledger.secret_text import secret_text
-from terminal.options import Json
 from terminal.outcome import tell
+from terminal.program import Json
 
 CONNECT_TIMEOUT_S = 10.0
 FROM_STANDARD_INPUT = "-"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from terminal import surroundings
+from terminal import program
 
 PASSED_ON = frozenset(
     {
@@ -48,7 +48,7 @@ def run(command: Sequence[str]) -> Ended:
     """
     waited_for = PASSED_ON | {signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
-    surroundings.restore_umask()
+    program.restore_umask()
     started = time.monotonic()
     pid = os.posix_spawnp(command[0], list(command), os.environ, setsigmask=(), setsigdef=_IGNORED_BY_PYTHON)
     status = _status_at_end(pid, waited_for)

@@ -21,8 +21,8 @@ from signing.memory import Memory, memory_of
 from signing.receipt.form import ENTRY, JOB, Receipt
 from signing.receipt.judging import ReceiptVerdict, judged
 from tallystick_client import NotTheLedgerError, ProblemError
-from terminal.options import Json, NoState, State
 from terminal.outcome import fail, out, print_json
+from terminal.program import Json, NoState, State
 
 _WRITTEN: Final = (ExitCode.FINE, ExitCode.INCOMPLETE)
 """What a receipt may come to that is kept."""

@@ -26,9 +26,8 @@ from ledger.exit_code import ExitCode
 from tallystick_client import Job, NotAllowedError, SpoolError, SpoolReport, TallystickError
 from tallystick_client.answers import Recorded
 from tallystick_client.errors import FinalError
-from terminal.counted import counted
-from terminal.options import Json
-from terminal.outcome import CommandExit, err, fail, lose, out, print_json, readable
+from terminal.outcome import CommandExit, counted, err, fail, lose, out, print_json, readable
+from terminal.program import Json
 
 START_PATIENCE_S = 15.0
 """How long the ledger may take to accept the job before the command is given up."""

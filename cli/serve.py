@@ -26,8 +26,8 @@ from cli import nodes
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
 from terminal import stop_signals
-from terminal.options import Json
 from terminal.outcome import CommandExit, err, tell
+from terminal.program import Json
 
 if TYPE_CHECKING:
     from app.dev.embedded import EmbeddedPostgres

@@ -14,9 +14,8 @@ from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.facts.events import SYSTEM_TENANT
 from tallystick_client import ProblemError
-from terminal.counted import counted
-from terminal.options import Json
-from terminal.outcome import CommandExit, err, print_json, tell
+from terminal.outcome import CommandExit, counted, err, print_json, tell
+from terminal.program import Json
 
 PAGE_TENANTS = 1000
 """Tenants asked for at once."""

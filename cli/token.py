@@ -16,8 +16,8 @@ from app.trust import known_tokens as tokens
 from cli.client import LedgerClient
 from cli.options import Url
 from ledger import names
-from terminal.options import Json
 from terminal.outcome import err, fail, out, print_json, tell
+from terminal.program import Json
 
 token = typer.Typer(no_args_is_help=True, help="Tokens: who may call the service, and for what.")
 

@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from app.runtime.answers.chain import AcknowledgeAnswer, ConsistencyProofAnswer, VerdictAnswer
+from app.runtime.answers.chain import (
+    AcknowledgeAnswer,
+    ConsistencyProofAnswer,
+    CosignatureList,
+    TimestampList,
+    VerdictAnswer,
+)
 from cli.client import LedgerClient
 from cli.options import CheckpointFile, Keys, Tenant, TsaCa, Url, WitnessKeys
-from cli.verify_against import Request, kept_anchors, served_anchors
 from ledger.errors import ProofError, SignatureError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_verdict
 from ledger.merkle import EMPTY_ROOT, verify_consistency
 from ledger.secret_text import secret_text
 from ledger.verification import Anchor, TreeHead
 from ledger.verification.verdict import ASPECTS, rollback, with_break, with_checkpoint
-from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, as_of
+from signing import checkpoint as checkpoints
+from signing import note as notes
+from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, OpenNote, StoredAnchor, as_of, judge, rfc_3339
 from signing.checkpoint import Checkpoint, open_checkpoint, read_kept
 from signing.keys import Keyring
-from signing.memory import MEMORY, Observation, memory_of, remembering
+from signing.memory import MEMORY, Memory, Observation, memory_of, remembering
+from signing.note import WitnessKey, cosignatures_of
 from tallystick_client import NotTheLedgerError, ProblemError
-from terminal.counted import counted
-from terminal.incomplete import print_why_incomplete
-from terminal.options import Json, NoState, State
-from terminal.outcome import CommandExit, err, out, print_json
-from terminal.verifying import print_findings, print_verdicts
+from terminal.outcome import (
+    CommandExit,
+    counted,
+    err,
+    out,
+    print_findings,
+    print_json,
+    print_verdicts,
+    print_why_incomplete,
+)
+from terminal.program import Json, NoState, State
 
 FILE = "file"
 """What ``compared_with`` calls a checkpoint given with ``--checkpoint``."""
@@ -309,3 +326,64 @@ def _print(verdict: dict[str, Any]) -> None:
     print_findings(verdict, verdict.get("memory"))
     for each in not_mended:
         out.print(f"not mended: {each['kind']} at seq {each['seq']}: {each['detail']}", markup=False)
+
+
+# --- what outsiders said ----------------------------------------------------------------------------
+
+LISTED_MAX = 1000
+"""Newest statements of each kind that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A tenant's chain, all of it or a range, and what the caller trusts."""
+
+    tenant: str
+    from_seq: int | None
+    to_seq: int | None
+    keyring: Keyring | None
+    """None when no keys were given: then nobody vouches for what is found."""
+    kept: str | None
+    """Text of a checkpoint kept elsewhere."""
+    outsiders: ExternalWitnesses
+    memory: Memory | None = None
+    """What was verified before, None when nothing is to be remembered."""
+
+
+def served_anchors(
+    client: LedgerClient, tenant: str, outsiders: ExternalWitnesses, open_note: OpenNote
+) -> list[Anchor]:
+    """The newest statement of each outsider that the service has."""
+    said = []
+    if outsiders.witnesses:
+        known = {witness.text() for witness in outsiders.witnesses}
+        items = client.get(f"/v1/log/{tenant}/cosignatures", CosignatureList, limit=LISTED_MAX)["items"]
+        for item in _newest([item for item in items if item["witness"] in known], "witness"):
+            time = datetime.fromisoformat(item["time"])
+            said.append(StoredAnchor(WITNESS, item["witness"], item["note"], item["tree_size"], time))
+    if outsiders.roots:
+        items = client.get(f"/v1/log/{tenant}/anchors", TimestampList, limit=LISTED_MAX)["items"]
+        for item in _newest(items, "authority"):
+            time, response = datetime.fromisoformat(item["time"]), base64.b64decode(item["response"])
+            said.append(
+                StoredAnchor(RFC_3161, item["authority"], item["checkpoint"], item["tree_size"], time, response)
+            )
+    return [judge(each, outsiders.witnesses, outsiders.roots, open_note) for each in said]
+
+
+def kept_anchors(kept: str, witnesses: Sequence[WitnessKey]) -> list[Anchor]:
+    """The cosignatures under a kept checkpoint, whose log's signature the caller checks.
+
+    Raises:
+        SignatureError: one of a known witness does not hold.
+    """
+    note = notes.parse(kept)
+    found = cosignatures_of(note, witnesses)
+    checkpoint = checkpoints.parse(note.text)
+    return [Anchor(WITNESS, each.witness.name, rfc_3339(each.time), checkpoint.size, checkpoint.root) for each in found]
+
+
+def _newest(items: list[dict[str, Any]], whose: str) -> list[dict[str, Any]]:
+    by_age = sorted(items, key=lambda item: (item["tree_size"], item["time"]))
+    newest = {item[whose]: item for item in by_age}
+    return [newest[name] for name in sorted(newest)]

@@ -9,26 +9,27 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import orjson
 import typer
 from rich.markup import escape
 
 from app.share.bundle import report
-from app.share.bundle.report import Against, SignedWith, VerifiedFile, counts_of, to_html
+from app.share.bundle.report import OUTCOMES, Against, SignedWith, VerifiedFile, counts_of, to_html
 from app.share.bundle.verify import verify_file
 from cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
-from cli.trusted import Trusted
-from ledger.errors import InvalidInputError, NotABundleError
+from cli.verify_proof import Trusted
+from ledger.errors import InvalidInputError, NotABundleError, SignatureError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from signing import manifest, private_keys
 from signing.bundle.reader import BundleReader
-from signing.files import whole_file
+from signing.files import open_regular, whole_file
+from signing.keys import Keyring
+from signing.manifest import REPORT_ENVELOPE_BYTES_MAX, REPORT_SUFFIX, SignedReport, open_report
 from signing.memory import Memory, remember_observed
 from signing.private_keys import FileSigner
-from terminal.counted import counted
-from terminal.options import Json, NoState, State
-from terminal.outcome import CommandExit, out, print_json, readable
-from terminal.verifying import print_findings, print_verdicts
+from terminal.outcome import CommandExit, counted, fail, out, print_findings, print_json, print_verdicts, readable
+from terminal.program import Json, NoState, State
 
 _CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow", 4: "bold magenta"}
 
@@ -183,3 +184,82 @@ def _print(file: VerifiedFile) -> None:
         )
     print_verdicts(verdict["verdicts"])
     print_findings(verdict, outcome.memory, outcome.not_checked)
+
+
+# --- the signature of a report ----------------------------------------------------------------------
+
+REPORT_BYTES_MAX = 256 << 20
+_SIGNED_CODES = {"ok": ExitCode.FINE, "unknown_key": ExitCode.UNKNOWN_KEY, "not_checked": ExitCode.INCOMPLETE}
+
+
+def verify_report(
+    report: Annotated[Path, typer.Argument(metavar="REPORT", help="The report, of whatever kind.")],
+    keys: Keys = None,
+    signature: Annotated[
+        Path | None,
+        typer.Option(
+            "--signature",
+            metavar="FILE",
+            show_default=f"REPORT{REPORT_SUFFIX}",
+            help="The signature, if elsewhere.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Verify the signature under a report of tally verify-bundle --report --sign-with.
+
+    It says that whoever has the key stands by this report, byte for byte, and by
+    the verdict in it. It verifies none of the bundles again: the report says how.
+
+    Exit codes: 0 signed by a key that you trust; 2 the report or the signature
+    was changed; 3 no key was given; 4 the key is unknown or revoked; 1 could
+    not read a file. What the report came to is printed, and changes no exit code.
+
+    \b
+    Examples:
+      tally verify-report acme.html --keys auditor.pub.pem
+      tally verify-report acme.html --keys auditors/ --signature /mnt/archive/acme.html.dsse.json --json
+    """
+    keyring = Keyring.load(keys) if keys is not None else None
+    beside = signature or report.with_name(report.name + REPORT_SUFFIX)
+    content, envelope = _read(report, REPORT_BYTES_MAX), _read(beside, REPORT_ENVELOPE_BYTES_MAX)
+    try:
+        found = open_report(content, envelope, keyring)
+    except SignatureError as error:
+        raise fail(f"{report} is not what was signed: {error}", ExitCode.TAMPERED) from error
+    code = _SIGNED_CODES[found.signed.verdict]
+    if as_json:
+        print_json(_signed_json(found, report, code))
+    else:
+        _print_signed(found, report)
+    raise CommandExit(code)
+
+
+def _read(path: Path, bytes_max: int) -> bytes:
+    with open_regular(path) as file:
+        return file.read(bytes_max + 1)
+
+
+def _signed_json(found: SignedReport, report: Path, code: ExitCode) -> dict[str, Any]:
+    return {
+        "file": str(report),
+        "exit_code": code,
+        "signature": found.signed.verdict,
+        "detail": found.signed.detail,
+        "key_ids": list(found.signed.key_ids),
+        "signed_as": found.name,
+        "report": msgspec.to_builtins(found.findings),
+    }
+
+
+def _print_signed(found: SignedReport, report: Path) -> None:
+    signed, said = found.signed, found.findings
+    if signed.verdict == "ok":
+        out.print(f"{report} is as {', '.join(signed.key_ids)} signed it", markup=False)
+    elif signed.verdict == "unknown_key":
+        out.print(f"{report} is as somebody signed it, and nobody trusted did: {signed.detail}", markup=False)
+    else:
+        out.print(f"{report} is as somebody signed it; no key was given to say who", markup=False)
+    out.print(f"verified {said.verified_at} by {said.verified_by}: {OUTCOMES[said.exit_code]}", markup=False)
+    for bundle in said.bundles:
+        out.print(f"  {bundle.file}: exit code {bundle.exit_code}, SHA-256 {bundle.sha256}", markup=False)

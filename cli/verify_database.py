@@ -17,7 +17,7 @@ from app.runtime.database_faults import DATABASE_FAULTS
 from app.store import keys as key_store
 from app.store import sessions
 from app.store.chain_reader import PostgresChainReader, consistent_reader
-from cli.verify_against import Request
+from cli.verify import Request
 from ledger.errors import DatabaseUnavailableError, SignatureError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from signing import checkpoint as tree_checkpoint

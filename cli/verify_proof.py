@@ -1,7 +1,11 @@
-"""``tally verify-proof``: verify receipts offline, from the files and the keys alone. Loads no database package."""
+"""``tally verify-proof``: verify receipts offline, by files and keys alone. ``tally verify-page``: a page for that.
+
+Loads no database package.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -11,16 +15,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
-from cli.trusted import Trusted
 from ledger import rfc3339
 from ledger.exit_code import ExitCode, exit_code_of_receipt, gravest
-from signing.files import HEAD_BYTES, is_like_receipt, looks_like, open_regular
+from signing.anchors import ExternalWitnesses
+from signing.checkpoint import JudgedCheckpoint, judge_checkpoint, read_kept
+from signing.files import HEAD_BYTES, is_like_receipt, looks_like, open_regular, whole_file
+from signing.keys import Keyring
+from signing.memory import Memory, memory_of
 from signing.receipt.form import FILE_BYTES_MAX, JOB, Receipt
 from signing.receipt.judging import LIMITS, ReceiptVerdict, judged
-from terminal.counted import counted
-from terminal.options import Json, NoState, State
-from terminal.outcome import CommandExit, out, print_json, readable
-from terminal.verifying import print_findings, print_verdicts
+from terminal.outcome import CommandExit, counted, out, print_findings, print_json, print_verdicts, readable
+from terminal.program import Json, NoState, State
 
 OUTCOMES = {
     0: "[bold green]PROVED[/]: it holds, and a key that you trust signed it",
@@ -32,6 +37,37 @@ OUTCOMES = {
 """What an exit code means, for the first line about a file."""
 ENTRIES_SHOWN_MAX = 50
 """Entries that are listed; of more it says how many there are."""
+
+
+class Trusted(NamedTuple):
+    """Keys, a checkpoint that was kept, what is remembered of logs, and outsiders; None is what was not given."""
+
+    keyring: Keyring | None
+    kept: JudgedCheckpoint | None
+    memory: Memory | None
+    outsiders: ExternalWitnesses
+
+    @classmethod
+    def load(
+        cls,
+        keys: Path | None,
+        checkpoint: Path | None,
+        witness_keys: list[str] | None,
+        tsa_ca: Path | None,
+        *,
+        state: Path | None,
+        no_state: bool,
+    ) -> Trusted:
+        """Read what the options name; without keys nothing is remembered.
+
+        Raises:
+            InvalidInputError: a file is none of its kind.
+            OSError: a file cannot be read.
+        """
+        keyring = Keyring.load(keys) if keys is not None else None
+        kept = judge_checkpoint(read_kept(checkpoint), keyring) if checkpoint is not None else None
+        memory = memory_of(state, is_off=no_state or keyring is None)
+        return cls(keyring, kept, memory, ExternalWitnesses.load(witness_keys or [], tsa_ca))
 
 
 class Verified(NamedTuple):
@@ -146,3 +182,31 @@ def _type_of(payload: str) -> str | None:
         return None
     found = value.get("type") if isinstance(value, dict) else None
     return found if isinstance(found, str) else None
+
+
+# --- the page that verifies in a browser ------------------------------------------------------------
+
+
+def verify_page(
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--out", "--output", "-o", metavar="FILE", help="The file to write; one that is there is replaced."
+        ),
+    ] = Path("verify.html"),
+) -> None:
+    """Save the page that verifies bundles and receipts in a browser alone, as one file that opens from disk.
+
+    It is what a service answers at /verify. It needs no network and no
+    service: open it, drop a bundle or a receipt, and the keys you trust.
+
+    \b
+    Examples:
+      tally verify-page -o verify.html
+    """
+    from app.pages.verify_page import verify_page as page_of_package
+
+    content = page_of_package().file.content
+    with whole_file(output) as file:
+        file.write(content)
+    out.print(f"{output}: {len(content):,} bytes, SHA-256 {hashlib.sha256(content).hexdigest()}", markup=False)

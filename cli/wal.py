@@ -12,8 +12,8 @@ import typer
 
 from ledger.exit_code import ExitCode, gravest
 from ledger.printable import printable
-from terminal.options import Json
 from terminal.outcome import CommandExit, tell
+from terminal.program import Json
 from wal import inspect
 
 wal = typer.Typer(no_args_is_help=True, help="Write-ahead logs, read only.")

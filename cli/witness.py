@@ -15,8 +15,8 @@ from ledger.errors import UnknownKeyError
 from signing import note as notes
 from signing.files import open_regular
 from signing.note import WitnessKey, cosignatures_of
-from terminal.options import Json
 from terminal.outcome import out, print_json, tell
+from terminal.program import Json
 
 NOTE_BYTES_MAX = 1 << 20
 

@@ -40,9 +40,8 @@ from lab.replay_commitments import read
 from ledger.errors import InvalidInputError
 from tallystick_client import ProblemError
 from tallystick_client.core import json_in
-from terminal.counted import counted
-from terminal.options import Json
-from terminal.outcome import err, out, print_json
+from terminal.outcome import counted, err, out, print_json
+from terminal.program import Json
 
 PATIENCE_S = 600.0
 """How long one request is repeated while the service, which answered at first, is full or away."""

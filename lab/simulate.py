@@ -31,9 +31,8 @@ from ledger.machines.promises import NO_BET, Commitment, Resources, Revocation, 
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing.bundle.reader import BundleReader
 from signing.files import open_regular
-from terminal.counted import counted
-from terminal.options import Json
-from terminal.outcome import CommandExit, out, print_json
+from terminal.outcome import CommandExit, counted, out, print_json
+from terminal.program import Json
 
 ENTRIES_A_COMMIT: Final = 10_000
 _SEQ, _ACTION, _PAYLOAD, _ORIGIN = map(ENTRY_COLUMNS.index, ("seq", "action", "payload", "origin"))

@@ -20,14 +20,14 @@ from rich.table import Table
 
 from cli.client import LedgerClient
 from cli.serve import embedded_postgres
-from cli.verify_against import Request
+from cli.verify import Request
 from lab.scratch import scratch_folder, scratch_service
 from ledger.exit_code import ExitCode
 from signing.anchors import NOBODY
 from signing.keys import Keyring
 from terminal import stop_signals
-from terminal.options import Json
 from terminal.outcome import CommandExit, err, fail, out, print_json
+from terminal.program import Json
 
 if TYPE_CHECKING:
     from app.store import Connection

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
 
 import orjson
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 
-from ledger.exit_code import ExitCode
+from ledger.exit_code import OWN_SOURCES, ExitCode, unchecked, without_jobs
 from ledger.printable import printable
 
 
@@ -117,3 +118,76 @@ def fail(message: str, code: ExitCode = ExitCode.COULD_NOT_RUN) -> CommandExit:
     err.print("[bold red]error:[/] ", end="")
     err.print(message, markup=False)
     return CommandExit(code)
+
+
+# --- words and verdicts -----------------------------------------------------------------------------
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """``1 line``, ``1,200 lines``; ``many`` is the plural where it is not ``one`` and an s."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+_COLOURS: Final = {"ok": "green", "not_checked": "yellow", "unknown_key": "magenta", "broken": "red"}
+
+
+def coloured(verdict: str) -> str:
+    """The verdict on one aspect as markup."""
+    return f"[{_COLOURS[verdict]}]{verdict}[/]"
+
+
+def print_verdicts(verdicts: Mapping[str, str]) -> None:
+    """One row for each aspect that was checked."""
+    from rich.table import Table  # 15 ms, which most commands do without
+
+    table = Table("checked", "verdict")
+    for aspect, result in verdicts.items():
+        table.add_row(aspect, coloured(result))
+    out.print(table)
+
+
+def print_findings(
+    verdict: Mapping[str, Any], memory: Mapping[str, Any] | None, not_checked: Sequence[str] = ()
+) -> None:
+    """What was compared and said from outside, what was left out, and where the first break is."""
+    if memory is not None:
+        out.print(f"memory: {memory['says']}", markup=False)
+    for anchor in verdict["anchors"]:
+        said = f"anchored to seq {anchor['to_seq']} by {anchor['kind']} {anchor['by']} at {anchor['time']}: "
+        out.print(said + " ".join(filter(None, (anchor["status"], anchor["detail"]))), markup=False)
+    for text in not_checked:
+        out.print(f"not checked: {text}", markup=False)
+    first = verdict["first_break"]
+    if first is None:
+        return
+    place = f"seq {first['seq']}, " if first["seq"] else ""
+    out.print(f"[bold red]first break:[/] {place}{first['kind']}: {escape(first['detail'])}")
+    if (first["expected"], first["actual"]) != (None, None):
+        out.print(f"  expected {first['expected']}\n  actual   {first['actual']}", markup=False)
+
+
+def print_why_incomplete(verdicts: Sequence[Mapping[str, Any]], *, is_any_key: bool) -> None:
+    """Say on standard error what ``verdicts`` leave unchecked; ``is_any_key`` says whether keys were named."""
+    err.print(f"exit code 3, not everything is checked: {'; '.join(_reasons(verdicts, is_any_key))}", markup=False)
+
+
+def _reasons(verdicts: Sequence[Mapping[str, Any]], is_any_key: bool) -> list[str]:
+    left = [unchecked(_as_judged(verdict)) for verdict in verdicts if "error" not in verdict]
+    unsigned = [each.unsigned_entries for each in left if each.unsigned_entries]
+    late = [each.entries_before for each in left if each.entries_before]
+    aspects = dict.fromkeys(aspect for each in left for aspect in each.aspects)
+    reasons = []
+    if not is_any_key:
+        reasons.append("no --keys are given, so no signature is judged")
+    elif aspects:
+        reasons.append(f"not checked: {', '.join(aspects)}")
+    for found, where in ((unsigned, "that no snapshot signs yet"), (late, "before the first one here")):
+        if found:
+            entries, ledgers = counted(sum(found), "entry", "entries"), counted(len(found), "ledger")
+            reasons.append(f"{entries} of {ledgers} {where}")
+    return reasons
+
+
+def _as_judged(verdict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The verdict object as its exit code was found: archives and bundles hold no job states."""
+    return without_jobs(verdict) if {*OWN_SOURCES} & {*verdict["verdicts"]} else verdict

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from collections.abc import Callable
-from typing import Final, NoReturn
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
 
 import orjson
+import typer
 
 from ledger.errors import LedgerError
 from ledger.exit_code import ExitCode, exit_code_of_error
 from terminal.outcome import CommandExit, fail
-from terminal.surroundings import locale_fault
 
 EXIT_CODES: Final = (
     "Exit codes: 0 fine, 1 could not run, 2 tampered or corrupt, 3 incomplete, 4 unknown, expired or revoked key."
@@ -52,3 +55,62 @@ def run(commands: Callable[[], object], said: Callable[[Exception], str | None] 
         # The collector would go through all that was loaded before the process ends, 0.2 s of a pipeline's.
         gc.freeze()
     raise CommandExit(ExitCode.FINE)
+
+
+# --- how a program starts ---------------------------------------------------------------------------
+
+OTHERS_WRITE: Final = 0o022
+"""Rights that group and others never get of what a program of ours makes: who can write beside a key can swap it."""
+
+_given_umask: list[int] = []
+
+
+def settle() -> None:
+    """Open what is closed of the descriptors 0, 1 and 2, and let nobody else write to what is made from now on.
+
+    A daemon is at times started without the three. The next file or socket would take the number, and be written to as
+    the log, or end the process when it is closed as libuv has it. Python's own streams stay None where they were.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.set_inheritable(number, True)
+    given = os.umask(0o077)
+    os.umask(given | OTHERS_WRITE)
+    _given_umask.append(given)
+
+
+def restore_umask() -> None:
+    """The umask that this process was started with, for a command that runs in its place."""
+    if _given_umask:
+        os.umask(_given_umask[0])
+
+
+def locale_fault() -> str | None:
+    """What keeps this process from names that are not ASCII; None where it takes them for UTF-8."""
+    encoding = sys.getfilesystemencoding()
+    if encoding == "utf-8":
+        return None
+    return (
+        f"a name or a text is not {encoding}, the encoding that LC_ALL, LANG or PYTHONUTF8 give this process: unset "
+        "PYTHONUTF8, or set LC_ALL=C.UTF-8"
+    )
+
+
+# --- options of both programs -----------------------------------------------------------------------
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+KEYS_HELP: Final = "Public keys you trust: a PEM file, a folder of them, or a saved answer of /v1/keys"
+State = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        file_okay=False,
+        show_default="$XDG_STATE_HOME/tallystick, else ~/.local/state/tallystick",
+        help="Where the newest checkpoint verified of each log is remembered, to compare with the next time.",
+    ),
+]
+NoState = Annotated[bool, typer.Option("--no-state", help="Remember nothing, and compare with nothing remembered.")]

@@ -17,8 +17,7 @@ from pipeline.cli.report import report, stats
 from pipeline.cli.running import unwind_on_signals, wait_until_printed, write_past_java
 from pipeline.cli.verify import verify
 from terminal.outcome import fail, readable
-from terminal.program import EXIT_CODES, run
-from terminal.surroundings import settle
+from terminal.program import EXIT_CODES, run, settle
 
 commands = typer.Typer(
     name="tally pipeline",

@@ -27,9 +27,8 @@ from pipeline.cli.options import (
 from pipeline.cli.running import running, shown
 from pipeline.keys import open_signer
 from signing.keys import Keyring
-from terminal.counted import counted
-from terminal.options import Json
-from terminal.outcome import CommandExit, err, fail, out, print_json, tell
+from terminal.outcome import CommandExit, counted, err, fail, out, print_json, tell
+from terminal.program import Json
 
 if TYPE_CHECKING:
     from ledger.verification.verdict import Break

@@ -14,9 +14,8 @@ from ledger.exit_code import ExitCode, gravest
 from pipeline.cli.options import Master, RequiredKeys, SigningKey, Tenants, load_keys
 from pipeline.cli.running import running, shown
 from pipeline.keys import open_signers
-from terminal.counted import counted
-from terminal.options import Json
-from terminal.outcome import CommandExit, err, print_json, tell
+from terminal.outcome import CommandExit, counted, err, print_json, tell
+from terminal.program import Json
 
 _OUT_HELP: Final = "Where the merged bundle goes; a folder when it is one, ends in /, or there are several bundles."
 _ORIGIN_DEFAULT: Final = "merge/ and the digest of what went in"

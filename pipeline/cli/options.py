@@ -11,7 +11,7 @@ import typer
 
 from ledger.errors import InvalidInputError
 from signing.keys import Keyring
-from terminal.options import KEYS_HELP
+from terminal.program import KEYS_HELP
 
 DSN_VARIABLE: Final = "TALLY_PIPELINE_DSN"
 """``tally pipeline`` puts the local service's database here."""

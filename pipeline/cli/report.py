@@ -18,9 +18,8 @@ from ledger.errors import ConfigurationError, InvalidInputError, NotFoundError
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Master, MoreBundles, NamedPlace, Tenants, named_place
 from pipeline.cli.running import InterruptedBySignalError, running, shown
 from pipeline.report.period import Asked, Clock, asked, duration_text, parse_duration, width_text
-from terminal.counted import counted
-from terminal.options import Json
-from terminal.outcome import err, tell
+from terminal.outcome import counted, err, tell
+from terminal.program import Json
 
 if TYPE_CHECKING:
     from pipeline.places import Place

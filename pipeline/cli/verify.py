@@ -35,11 +35,8 @@ from pipeline.places import OpenPlace
 from signing.checkpoint import judge_checkpoint, read_kept
 from signing.keys import Keyring
 from signing.memory import Memory, Observation, Seen, memory_of, remembering
-from terminal.counted import counted
-from terminal.incomplete import print_why_incomplete
-from terminal.options import Json, NoState, State
-from terminal.outcome import CommandExit, err, fail, out, print_json
-from terminal.verifying import coloured
+from terminal.outcome import CommandExit, coloured, counted, err, fail, out, print_json, print_why_incomplete
+from terminal.program import Json, NoState, State
 
 if TYPE_CHECKING:
     from pyspark import Accumulator

@@ -19,7 +19,7 @@ import yaml  # type: ignore[import-untyped]
 from app.node.service import Service
 from app.runtime.metrics import Metrics
 from app.runtime.state.node import Node
-from cli.safekeeper_metrics import KeeperMetrics
+from cli.safekeeper import KeeperMetrics
 from ledger.errors import ClockSkewError, FencedError
 from ledger.hlc import Clock, Hlc
 from ledger.positions import Epoch

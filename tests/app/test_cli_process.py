@@ -40,7 +40,7 @@ def test_the_command_has_our_standard_output() -> None:
 
 
 def test_the_command_has_the_umask_that_we_were_started_with() -> None:
-    settled = f"from terminal import surroundings; surroundings.settle(); {RUN}"
+    settled = f"from terminal import program; program.settle(); {RUN}"
     done = subprocess.run([sys.executable, "-c", settled, "sh", "-c", "umask"], capture_output=True, text=True, umask=0)
     assert done.stdout.splitlines() == ["0000", "0 None"]
 

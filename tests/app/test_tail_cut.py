@@ -16,8 +16,7 @@ import pytest
 from app.dev.embedded import EmbeddedPostgres
 from app.runtime.settings.config import Settings
 from app.write.followers import checkpoints
-from cli.verify import FILE, verify_by_service
-from cli.verify_against import Request
+from cli.verify import FILE, Request, verify_by_service
 from cli.verify_database import kept_head, verify_database
 from lab.tampering import cut_tail
 from ledger.errors import ProofError, StartRefusedError

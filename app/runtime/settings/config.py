@@ -66,7 +66,7 @@ from app.runtime.settings.words import ENV_PREFIX, explain, unknown_variables
 from ledger.errors import ConfigurationError
 from ledger.names import TENANT_ID, anchored
 from terminal.outcome import readable
-from terminal.surroundings import locale_fault
+from terminal.program import locale_fault
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT
 from wal.replication.configuration import AckMode
 

@@ -33,7 +33,7 @@ from signing.bundle.reader import BundleReader
 from signing.checkpoint import JudgedCheckpoint
 from signing.keys import Keyring
 from signing.manifest import REPORT_SUFFIX
-from terminal.counted import counted
+from terminal.outcome import counted
 
 JOBS_MAX: Final = 200_000
 """A bundle with more jobs is reported without their number by status: each is held until its last entry was read."""
