@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from app.store.chaining import copied, dropped
 from app.store.rows import fetch_as
 from ledger import keyed
 from ledger.chain.record import IdempotencyKey
@@ -77,13 +76,6 @@ SELECT i.route, i.key, {_LINE}
   JOIN scheduler.idempotency i USING (tenant_id, route, key)
   LEFT JOIN scheduler.scheduler_log l USING (tenant_id, seq)
 """
-_STORED = """
-SELECT n.tenant_id, count(*) AS sent, count(i.seq) AS stored
-  FROM unnest($1::text[], $2::smallint[], $3::text[], $4::integer[]) AS n(tenant_id, route, key, line)
-  LEFT JOIN scheduler.idempotency i USING (tenant_id, route, key, line)
- GROUP BY n.tenant_id ORDER BY count(*) = count(i.seq), n.tenant_id LIMIT 1
-"""
-_STORED_COLUMNS = ("tenant_id", "route", "key", "line", "body_digest", "seq", "epoch", "lsn")
 
 
 class NamedEntry(NamedTuple):
@@ -137,23 +129,6 @@ async def newest_keyed(connection: Connection, tenant_id: str) -> list[KeyedEntr
     """The keyed ones among the last ``ENTRIES_READ`` entries of the tenant, or ``ENTRIES_READ_BYTES``, in seq order.
     None was chained more than an hour after it was written, as a restore does."""
     return await fetch_as(connection, KeyedEntry, _KEYED, tenant_id)
-
-
-async def store_lines(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Add rows of (tenant_id, route, key, line, body_digest, seq, epoch, lsn).
-
-    Raises:
-        ChainDamagedError: not all were stored; names a tenant that lacks some. The transaction MUST be rolled back.
-    """
-    status = await connection.copy_records_to_table(
-        "idempotency", schema_name="scheduler", columns=_STORED_COLUMNS, records=rows
-    )
-    if copied(status) == len(rows):
-        return
-    tenants, routes, keys, lines, *_ = zip(*rows, strict=True)
-    row = await connection.fetchrow(_STORED, tenants, routes, keys, lines)
-    assert row is not None
-    raise dropped(row["tenant_id"], "idempotency rows", row["sent"], row["stored"])
 
 
 async def forget_old(connection: Connection) -> None:
