@@ -144,7 +144,7 @@ class LinkedBatch(AppendedEntries):
 
 
 @dataclass(slots=True)
-class Left:
+class NotAppended:
     """No entry is added."""
 
     outcome: ChainPosition | LedgerError | None = None
@@ -154,19 +154,19 @@ class Left:
     """Whether a row of the idempotency table names the entry."""
 
 
-class Deferred(Left):
+class Deferred(NotAppended):
     """Its tenant takes no entries now. Without an outcome it is chained later."""
 
 
-class Duplicate(Left):
+class Duplicate(NotAppended):
     """The keyed line, or the beginning of the tenant, is chained already."""
 
 
-class KeyReused(Left):
+class KeyReused(NotAppended):
     """The key was used with another body."""
 
 
-class Existing(Left):
+class Existing(NotAppended):
     """The event is in the chain: as itself, or in a REFUSED or CONFLICT entry."""
 
 
@@ -400,7 +400,7 @@ def _link_plain(batch: Sequence[Pending], view: ChainView, linkers: dict[str, Li
     return linked
 
 
-# --- what is said of them ---------------------------------------------------------------------------------------------
+# --- entries and errors that stand in for an event --------------------------------------------------------------------
 
 
 def refused_payload(pending: Pending, why: Mapping[str, object]) -> bytes:
