@@ -68,12 +68,13 @@ class _Newest(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """Tenants whose tables cannot be made to agree, and why; what the chains of the others say last; and what was met
-    of entries that are not what was chained, one or two of each tenant."""
+    """Tenants whose tables cannot be made to agree, and why; what the chains of the others say last; damage that was
+    met in entries, once or twice of each tenant; and what counts for tenants whose table has something else."""
 
     doubts: Doubts
     said_last: dict[str, Declaration]
     damaged: list[ChainDamagedError]
+    behind: list[_Newest]
 
 
 async def agree(
@@ -84,19 +85,19 @@ async def agree(
     Raises:
         one of DATABASE_FAULTS: Postgres does not say, or does not take it.
     """
-    agreed = Agreed({}, {}, [])
     try:
         if await store.read_state(connection) is None:
             if not await _is_anything_said(connection, check, unchained):
-                return agreed
+                return Agreed({}, {}, [], [])
             await keys.begin(connection)
     except PrivacyUnavailableError as error:
         log.error("privacy_without_state", error=str(error))
+    damaged: list[ChainDamagedError] = []
     async with connection.transaction():
-        agreed.doubts.update(await _destroy(connection, keys, unchained.erasures, node_id))
+        doubts = await _destroy(connection, keys, unchained.erasures, node_id)
         async for erasures in store.erasure_entries(connection, check):
-            agreed.doubts.update(await _destroy(connection, keys, erasures.said, node_id))
-            agreed.damaged.extend(erasures.damaged)
+            doubts |= await _destroy(connection, keys, erasures.said, node_id)
+            damaged += erasures.damaged
     # One state of the database: a declaration that is chained meanwhile is noted as chained too.
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         compared = await _compared(connection, check, unchained.declarations)
@@ -110,7 +111,7 @@ async def agree(
         except PrivacyUnavailableError as error:
             for each in compared.behind:
                 compared.doubts[each.tenant_id] = f"its table is behind its chain: {error}"
-    return Agreed(agreed.doubts | compared.doubts, compared.said_last, [*agreed.damaged, *compared.damaged])
+    return compared._replace(doubts=doubts | compared.doubts, damaged=[*damaged, *compared.damaged])
 
 
 async def _is_anything_said(connection: Connection, check: EntryCheck, unchained: Unchained) -> bool:
@@ -160,17 +161,7 @@ async def _revision(connection: Connection) -> int:
 # --- declarations ---------------------------------------------------------------------------------
 
 
-class _Compared(NamedTuple):
-    """What counts for tenants whose table has something else, the tenants of which it cannot be told, what the chains
-    of the others say last, and what was met of entries that are not what was chained."""
-
-    behind: list[_Newest]
-    doubts: Doubts
-    said_last: dict[str, Declaration]
-    damaged: list[ChainDamagedError]
-
-
-async def _compared(connection: Connection, check: EntryCheck, unchained: Sequence[PrivacyEntry]) -> _Compared:
+async def _compared(connection: Connection, check: EntryCheck, unchained: Sequence[PrivacyEntry]) -> Agreed:
     """The tables compared with the chains: in one state of the database, or while nothing can be noted.
 
     The chains are read last: what is noted by then as chained is in them.
@@ -185,7 +176,7 @@ async def _compared(connection: Connection, check: EntryCheck, unchained: Sequen
     declarations = await store.declaration_entries(connection, check)
     for entry in (*declarations.said, *unchained):
         chained[entry.tenant_id].append(entry)
-    compared = _Compared([], {}, {}, declarations.damaged)
+    compared = Agreed({}, {}, declarations.damaged, [])
     damaged = {error.tenant_id for error in declarations.damaged}
     for tenant_id in {*chained, *noted, *(fault.tenant_id for fault in faults)} - damaged:
         try:
