@@ -28,7 +28,7 @@ import random
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from secrets import token_hex
 from time import monotonic
@@ -78,39 +78,49 @@ class NotHeldError(LedgerError):
     """The webhook is not this node's to deliver to any more."""
 
 
-@dataclass(eq=False, kw_only=True)
-class Delivery:
-    """One webhook, delivered to while this node holds it."""
+@dataclass(frozen=True, kw_only=True)
+class DeliveryServices:
+    """What deliveries need of their node."""
 
-    webhook: Webhook
-    holder: str
     pool: Pool
     check: EntryCheck
     secret: Callable[[Webhook], bytes]
+    """What messages to a webhook are signed with."""
     bury: Bury
     follow: Follow
-    names: Names
     networks: Sequence[IpNetwork]
-    context: ssl.SSLContext
     metrics: Metrics
     report: Callable[[BaseException, str], object]
-    held_until_s: float
-    """By ``time.monotonic``: nothing is sent from then on."""
-    failing_since: datetime | None = None
-    _entries_max: int = BATCH_ENTRIES_MAX
-    _failures: int = 0
-    _refusals: int = 0
-    _client: httpx.AsyncClient = field(init=False, repr=False)
+    """Is given each error that says that stored rows are damaged, and the part that met it."""
+
+
+class Delivery:
+    """One webhook, delivered to while this node holds it."""
+
+    def __init__(
+        self, webhook: Webhook, holder: str, services: DeliveryServices, names: Names, context: ssl.SSLContext
+    ) -> None:
+        self.webhook = webhook
+        self.held_until_s = 0.0
+        """By ``time.monotonic``: nothing is sent from then on."""
+        self.failing_since: datetime | None = None
+        self._holder = holder
+        self._services = services
+        self._names = names
+        self._context = context
+        self._entries_max = BATCH_ENTRIES_MAX
+        self._failures = self._refusals = 0
+        self._client: httpx.AsyncClient
 
     async def run(self) -> None:
         """Deliver until the webhook is another's, stopped or gone, or PostgreSQL is away."""
-        async with client_of(self.context, timeout_s=None) as self._client:
+        async with client_of(self._context, timeout_s=None) as self._client:
             try:
                 while True:
                     try:
                         await self._deliver()
                     except ChainDamagedError as error:
-                        self.report(error, "webhook")
+                        self._services.report(error, "webhook")
                         await self._failed(Answer(Outcome.AWAY, str(error)))
             except (NotHeldError, DatabaseUnavailableError) as error:
                 log.info("webhook_left", webhook_id=self.webhook.webhook_id, reason=str(error))
@@ -118,7 +128,7 @@ class Delivery:
     async def _deliver(self) -> None:
         while not (await self._place()).head_seq:  # noqa: ASYNC110 (nobody tells of a chain that begins)
             await asyncio.sleep(IDLE_S)
-        async with self.follow(self.webhook.tenant_id) as beyond:
+        async with self._services.follow(self.webhook.tenant_id) as beyond:
             while True:
                 place = await self._place()
                 if not await self._go_on(place):
@@ -128,8 +138,8 @@ class Delivery:
                             await asyncio.sleep(COLLECT_S)
 
     async def _place(self) -> Place:
-        async with reading(self.pool) as connection:
-            place = await store.place(connection, self.webhook.webhook_id, self.holder)
+        async with reading(self._services.pool) as connection:
+            place = await store.place(connection, self.webhook.webhook_id, self._holder)
         return _held(place)
 
     async def _go_on(self, place: Place) -> bool:
@@ -149,17 +159,17 @@ class Delivery:
                 await self._begin(entries[-1].seq)
             await self._send(entries)
         elif end_seq > place.delivered_seq:
-            async with reading(self.pool) as connection:
-                _held(await store.pass_over(connection, self.webhook.webhook_id, self.holder, end_seq))
+            async with reading(self._services.pool) as connection:
+                _held(await store.pass_over(connection, self.webhook.webhook_id, self._holder, end_seq))
         return bool(entries) or end_seq < place.head_seq
 
     async def _read(self, after_seq: int, upto_seq: int, limit: int) -> tuple[list[ListedEntry], int]:
-        async with reading(self.pool) as connection:
-            return await store.entries(connection, self.check, self.webhook, after_seq, upto_seq, limit)
+        async with reading(self._services.pool) as connection:
+            return await store.entries(connection, self._services.check, self.webhook, after_seq, upto_seq, limit)
 
     async def _begin(self, to_seq: int) -> None:
-        async with reading(self.pool) as connection:
-            _held(await store.begin_batch(connection, self.webhook.webhook_id, self.holder, to_seq))
+        async with reading(self._services.pool) as connection:
+            _held(await store.begin_batch(connection, self.webhook.webhook_id, self._holder, to_seq))
 
     async def _send(self, entries: Sequence[ListedEntry]) -> None:
         answer = await self._answer(entries)
@@ -207,10 +217,10 @@ class Delivery:
             return
         refusal = answer.said if answer.outcome is Outcome.REFUSED else None
         if refusal is not None:
-            await self.bury(self.webhook, seq, refusal)
-        async with reading(self.pool) as connection:
-            _held(await store.settle(connection, self.webhook.webhook_id, self.holder, seq, refusal))
-        self.metrics.webhook_dead_letters.inc(refusal is not None)
+            await self._services.bury(self.webhook, seq, refusal)
+        async with reading(self._services.pool) as connection:
+            _held(await store.settle(connection, self.webhook.webhook_id, self._holder, seq, refusal))
+        self._services.metrics.webhook_dead_letters.inc(refusal is not None)
         self._succeeded(refusal is None)
 
     async def _answer(self, entries: Sequence[ListedEntry], *, redelivered: bool = False) -> Answer:
@@ -226,37 +236,37 @@ class Delivery:
         if monotonic() >= self.held_until_s:
             raise NotHeldError(f"webhook {self.webhook.webhook_id} may be another node's by now")
         try:
-            secret = self.secret(self.webhook)
+            secret = self._services.secret(self.webhook)
         except LedgerError as error:
             return Answer(Outcome.AWAY, str(error))
-        return await attempt(self._client, self.webhook.url, message, secret, self.names, self.networks)
+        return await attempt(self._client, self.webhook.url, message, secret, self._names, self._services.networks)
 
     async def _confirm(self, seq: int, taken: int, refused: Sequence[int] = (), reason: str = "") -> None:
-        async with reading(self.pool) as connection:
-            _held(await store.confirm(connection, self.webhook.webhook_id, self.holder, seq, refused, reason))
+        async with reading(self._services.pool) as connection:
+            _held(await store.confirm(connection, self.webhook.webhook_id, self._holder, seq, refused, reason))
         self._succeeded(taken)
 
     def _succeeded(self, taken: int) -> None:
-        self.metrics.webhook_entries.inc(taken)
+        self._services.metrics.webhook_entries.inc(taken)
         if self.failing_since is not None:
             log.info("webhook_resumed", webhook_id=self.webhook.webhook_id)
         self.failing_since, self._failures, self._refusals = None, 0, 0
 
     async def _failed(self, answer: Answer) -> None:
         """Say so, and wait before the next attempt."""
-        async with reading(self.pool) as connection:
-            since = _held(await store.fail(connection, self.webhook.webhook_id, self.holder, answer.said))
+        async with reading(self._services.pool) as connection:
+            since = _held(await store.fail(connection, self.webhook.webhook_id, self._holder, answer.said))
         if self.failing_since is None:
             log.warning("webhook_interrupted", webhook_id=self.webhook.webhook_id, error=answer.said)
         self.failing_since = since
-        self.metrics.webhook_failures.inc()
+        self._services.metrics.webhook_failures.inc()
         pause_s = min(PAUSE_FIRST_S * 2.0 ** min(self._failures, 30), PAUSE_MAX_S)
         self._failures += 1
         await asyncio.sleep(max(answer.retry_after_s, pause_s * random.uniform(0.5, 1)))  # noqa: S311 (spreads retries)
 
     async def _stop(self, answer: Answer) -> None:
-        async with reading(self.pool) as connection:
-            _held(await store.stop(connection, self.webhook.webhook_id, self.holder, answer.said))
+        async with reading(self._services.pool) as connection:
+            _held(await store.stop(connection, self.webhook.webhook_id, self._holder, answer.said))
         log.warning("webhook_stopped", webhook_id=self.webhook.webhook_id, error=answer.said)
         raise NotHeldError(f"webhook {self.webhook.webhook_id} is stopped")
 
@@ -285,24 +295,15 @@ class _HeldWebhook(NamedTuple):
     task: asyncio.Task[None]
 
 
-@dataclass(eq=False, kw_only=True)
 class Deliveries:
     """Holds webhooks and delivers to them. Belongs to one event loop."""
 
-    pool: Pool
-    check: EntryCheck
-    may_hold: Callable[[], bool]
-    """Whether this node could sign: one that could not leaves webhooks to others."""
-    secret: Callable[[Webhook], bytes]
-    bury: Bury
-    follow: Follow
-    networks: Sequence[IpNetwork]
-    metrics: Metrics
-    report: Callable[[BaseException, str], object]
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set where a webhook was added or resumed, to have it begin at once."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, services: DeliveryServices, may_hold: Callable[[], bool]) -> None:
+        """``may_hold`` says whether this node could sign: one that could not leaves webhooks to others."""
+        self.changed = asyncio.Event()
+        """Set where a webhook was added or resumed, to have it begin at once."""
+        self._services = services
+        self._may_hold = may_hold
         self._holder = token_hex(8)
         self._held: dict[str, _HeldWebhook] = {}
         self._names = Names()
@@ -327,15 +328,15 @@ class Deliveries:
             if tasks:
                 await asyncio.wait(tasks, timeout=LET_GO_TIMEOUT_S)
             with suppress(DatabaseUnavailableError, *DATABASE_FAULTS):
-                async with reading(self.pool, timeout_s=LET_GO_TIMEOUT_S) as connection:
+                async with reading(self._services.pool, timeout_s=LET_GO_TIMEOUT_S) as connection:
                     await store.let_go(connection, self._holder)
 
     async def _hold(self) -> None:
         asked_s = monotonic()
-        if not self.may_hold():
+        if not self._may_hold():
             self._leave(lambda _: True)
             return
-        async with reading(self.pool, timeout_s=RENEW_TIMEOUT_S) as connection:
+        async with reading(self._services.pool, timeout_s=RENEW_TIMEOUT_S) as connection:
             webhooks = await store.hold(connection, self._holder, HOLD_S)
         if webhooks and self._context is None:
             # It reads the certificate authorities, which takes longer than a turn of the event loop may.
@@ -357,21 +358,7 @@ class Deliveries:
 
     def _begin(self, webhook: Webhook) -> None:
         assert self._context is not None
-        delivery = Delivery(
-            webhook=webhook,
-            holder=self._holder,
-            pool=self.pool,
-            check=self.check,
-            secret=self.secret,
-            bury=self.bury,
-            follow=self.follow,
-            names=self._names,
-            networks=self.networks,
-            context=self._context,
-            metrics=self.metrics,
-            report=self.report,
-            held_until_s=0.0,
-        )
+        delivery = Delivery(webhook, self._holder, self._services, self._names, self._context)
         self._held[webhook.webhook_id] = _HeldWebhook(delivery, asyncio.create_task(kept_running(delivery.run)))
 
     def _leave(self, which: Callable[[_HeldWebhook], bool]) -> None:

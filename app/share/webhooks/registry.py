@@ -11,7 +11,7 @@ from typing import NamedTuple
 from app.runtime.metrics import Metrics
 from app.runtime.principals import Principal, Right
 from app.runtime.settings.types import IpNetwork
-from app.share.webhooks.delivery import Deliveries, Follow
+from app.share.webhooks.delivery import Deliveries, DeliveryServices, Follow
 from app.share.webhooks.sending import context_of_secret
 from app.store import webhooks as store
 from app.store.entry_check import EntryCheck
@@ -53,10 +53,9 @@ class WebhookRegistry:
     """Is given each error that says that stored rows are damaged, and the part that met it."""
 
     def __post_init__(self) -> None:
-        self.deliveries = Deliveries(
+        services = DeliveryServices(
             pool=self.pool,
             check=self.check,
-            may_hold=lambda: self.keys.is_usable,
             secret=self.secret,
             bury=self.bury,
             follow=self.follow,
@@ -64,6 +63,7 @@ class WebhookRegistry:
             metrics=self.metrics,
             report=self.report,
         )
+        self.deliveries = Deliveries(services, may_hold=lambda: self.keys.is_usable)
         self.metrics.watch_webhooks(self.deliveries.state)
 
     def secret(self, webhook: Webhook) -> bytes:
