@@ -14,8 +14,8 @@ from app.trust.oidc import OidcIssuer
 from app.trust.privacy_knowledge import PrivacyKnowledge
 from app.trust.tls import ServerTls
 from ledger import rfc3339
-from ledger.enumeration import first_of
 from ledger.facts.events import SYSTEM_TENANT
+from ledger.printable import first_of
 
 TENANTS_NAMED_MAX = 10
 """Damaged tenants that ``/readyz`` names."""

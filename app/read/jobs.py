@@ -17,7 +17,7 @@ from ledger import rfc3339
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
 from ledger.facts.events import ACTOR
 from ledger.facts.statuses import CANCELLING
-from ledger.machines import job_dcs, jobs
+from ledger.machines import jobs
 from ledger.machines.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class JobReader:
                 states, met, cut = await self._states(connection, tenant_id, page.rows, place)
                 damaged += met
                 for state in states:
-                    if job_dcs.awaits_ack(state, dc):
+                    if jobs.awaits_ack(state, dc):
                         if len(found) == limit:
                             return _Found(found, damaged, _created(found[-1]))
                         found.append(state)

@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from ledger import canonical
 from ledger.errors import CanonicalError, InvalidInputError
-from ledger.machines.job_dcs import dcs_of
-from ledger.machines.jobs import JobState, outcome
+from ledger.machines.jobs import JobState, dcs_of, outcome
 from ledger.private_fields import PATH_CHARACTERS_MAX, PATH_PARTS_MAX, PRIVATE_MARK, Path
 
 ELEMENTS_MAX: Final = 64

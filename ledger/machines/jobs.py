@@ -24,11 +24,15 @@ from ledger.machines.refusals import Refusal
 __all__ = [
     "JobFold",
     "JobState",
+    "awaits_ack",
     "creator_of",
+    "dcs_of",
     "ended_text",
     "folded",
+    "named_dcs",
     "outcome",
     "payload_of",
+    "reporting_dc",
     "said_of_job",
     "said_of_row",
     "seqs_of",
@@ -215,3 +219,33 @@ def ended_text(status: str, refused: Refused | None) -> str | None:
             f"{refused.lost_to_job_id} first"
         )
     return "has ended and takes no more events" if status in ENDED else None
+
+
+# --- data centres ---------------------------------------------------------------------------------
+#
+# A job has the data centres that it is assigned to, and those that have accepted it. An entry that a data centre
+# reported of itself (``dc_id``) concerns that one; any other entry of a job concerns all data centres of the job, and
+# those that it names.
+
+
+def reporting_dc(payload: Mapping[str, Any]) -> str | None:
+    """The data centre that reported the event of itself; None when none did."""
+    dc = payload.get("dc_id")
+    return dc if isinstance(dc, str) else None
+
+
+def named_dcs(payload: Mapping[str, Any]) -> frozenset[str]:
+    """The data centres that the payload of an entry names, beside the one that reports it."""
+    assigned = payload.get("assigned_dcs")
+    named = [payload.get("failed_dc"), *(assigned if isinstance(assigned, list) else ())]
+    return frozenset(dc for dc in named if isinstance(dc, str))
+
+
+def dcs_of(state: JobState) -> frozenset[str]:
+    """The data centres of the job."""
+    return frozenset((*(state.created.assigned_dcs if state.created is not None else ()), *state.accepted))
+
+
+def awaits_ack(state: JobState, dc: str) -> bool:
+    """Whether the job is to be cancelled, and ``dc``, one of its data centres, has not acknowledged that."""
+    return state.cancel is not None and dc not in state.ack and dc in dcs_of(state)

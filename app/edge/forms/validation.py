@@ -20,8 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from app.edge.problems import DETAIL_CHARACTERS_MAX, cut, dotted
 from app.runtime.settings.words import nearest, words_of
-from ledger.enumeration import first_of
 from ledger.errors import InvalidInputError
+from ledger.printable import first_of
 
 ERRORS_LISTED_MAX: Final = 1000
 """With more faults than this in one body none is picked out: listing them would hold up everybody else."""

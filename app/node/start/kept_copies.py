@@ -17,9 +17,9 @@ from app.runtime.settings.config import Settings
 from app.store import node as node_store
 from app.store.chaining import WalPosition
 from app.store.reading import Pool, reading
-from ledger.enumeration import first_of
 from ledger.errors import InvalidInputError, LedgerError, WalFilesError
 from ledger.positions import BEFORE_FIRST, Lsn
+from ledger.printable import first_of
 from wal import control as wal_control
 from wal.reader import scan_segment
 from wal.replication.configuration import split_address

@@ -27,8 +27,8 @@ import msgspec
 import structlog
 
 from app.runtime.state.kept_file import KeptFile
-from ledger.enumeration import first_of
 from ledger.errors import ChainBrokenError, ChainDamagedError, KnownDamageError, NotFoundError
+from ledger.printable import first_of
 from ledger.verification.verdict import Break
 
 BREAKS_MAX: Final = 1000

@@ -29,9 +29,9 @@ import msgspec
 
 from app.runtime.state.kept_file import KeptFile
 from ledger.chain import record
-from ledger.enumeration import first_of
 from ledger.errors import InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT
+from ledger.printable import first_of
 from signing.key_history import FORK_PREFIX
 
 KIND: Final = "wal-lost"

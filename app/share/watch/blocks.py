@@ -16,7 +16,7 @@ import orjson
 
 from app.runtime.answers import json_bytes
 from app.store.chain_reads import ListedEntry
-from ledger.machines import job_dcs
+from ledger.machines import jobs
 from ledger.machines.jobs import payload_of
 from ledger.verification.verdict import damaged
 
@@ -144,7 +144,7 @@ def jobs_in_question(listed: Iterable[ListedEntry]) -> set[str]:
     return {
         entry.job_id
         for entry in listed
-        if job_dcs.is_about_job(entry.action) and job_dcs.reporting_dc(payload_of(entry.payload)) is None
+        if entry.action in jobs.ABOUT_JOBS and jobs.reporting_dc(payload_of(entry.payload)) is None
     }
 
 
@@ -167,11 +167,11 @@ def _one_line(action: str) -> bytes:
 
 def _dcs_of(entry: ListedEntry, dcs_of_jobs: DcsOfJobs) -> frozenset[str] | None:
     payload = payload_of(entry.payload)
-    reporting = job_dcs.reporting_dc(payload)
+    reporting = jobs.reporting_dc(payload)
     if reporting is not None:
         return frozenset((reporting,))
-    named = job_dcs.named_dcs(payload)
-    if not job_dcs.is_about_job(entry.action):
+    named = jobs.named_dcs(payload)
+    if entry.action not in jobs.ABOUT_JOBS:
         return named
     of_job = dcs_of_jobs.get(entry.job_id, frozenset())
     return None if of_job is None else named | of_job

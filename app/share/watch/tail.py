@@ -36,7 +36,7 @@ from app.store.job_folds import JobFolds
 from app.store.log_rows import LOG_COLUMNS, Piece, RecentRows, Row
 from app.store.reading import Pool, reading
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, TenantNotFoundError
-from ledger.machines import job_dcs
+from ledger.machines import jobs
 from ledger.verification.verdict import damaged
 
 LOOK_INTERVAL_S: Final = 0.2
@@ -371,7 +371,7 @@ class Tails:
         for job in await self._folds.read(connection, asked):
             try:
                 state, _ = await self._folds.fold(connection, job)
-                found[job.span.job_id] = frozenset() if state is None else job_dcs.dcs_of(state)
+                found[job.span.job_id] = frozenset() if state is None else jobs.dcs_of(state)
             except ChainDamagedError as error:
                 # It is not known whom the job's entries concern, so all clients get them.
                 self._report(error, "watch")
