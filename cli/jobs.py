@@ -12,7 +12,7 @@ from urllib.parse import quote
 import orjson
 import typer
 
-from app.edge.forms import tables
+from app.edge.forms import lists
 from app.runtime.answers.chain import EntryAnswer
 from app.runtime.answers.jobs import JobAnswer, JobEventList, JobList
 from cli.client import LedgerClient, print_wait
@@ -125,9 +125,9 @@ def _found(
 def _print_csv(found: Iterator[dict[str, Any]]) -> None:
     # First what may be refused.
     first = next(found, None)
-    sys.stdout.write(tables.csv_head(tables.JOB_COLUMNS).decode())
+    sys.stdout.write(lists.csv_head(lists.JOB_COLUMNS).decode())
     for item in chain(() if first is None else (first,), found):
-        sys.stdout.write(tables.csv_rows(tables.JOB_COLUMNS, [item]).decode())
+        sys.stdout.write(lists.csv_rows(lists.JOB_COLUMNS, [item]).decode())
 
 
 def _print_items(found: Iterator[dict[str, Any]], damaged: Sequence[dict[str, str]]) -> None:

@@ -17,9 +17,8 @@ import uvicorn
 from app.edge.application import create_app
 from app.edge.connection.deadlines import DESCRIPTORS_RESERVED, ConnectionBounds, connections_allowed
 from app.edge.connection.header_cache import HeaderCache
-from app.edge.connection.heads import ServedNames
+from app.edge.connection.heads import ServedNames, TrustedProxies
 from app.edge.connection.protocol import ProblemProtocol
-from app.edge.connection.proxies import TrustedProxies
 from app.edge.connection.tls import TlsConnection
 from app.edge.fast_path import (
     FastPath,

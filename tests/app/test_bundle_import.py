@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.edge.forms.uploads import FRAMING_BYTES_MAX
+from app.edge.forms.body import FRAMING_BYTES_MAX
 from app.share.bundle import sorting
 from app.share.bundle.staging import Upload
 from app.share.bundle.verify import verify_file

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.edge.forms import tables
-from app.edge.routes import job_lists
+from app.edge.forms import lists
+from app.edge.routes import jobs as job_routes
 from app.read import jobs
 from ledger.machines.job_search import ELEMENTS_MAX
 from tests.app.service_thread import serving
@@ -201,7 +201,7 @@ def stored_user(client: httpx.Client) -> dict[str, str]:
 def test_every_job_comes_as_ndjson_and_csv_however_many_pages_that_is(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_lists, "STREAMED_AT_ONCE", 5)
+    monkeypatch.setattr(job_routes, "STREAMED_AT_ONCE", 5)
     every = ask(client).json()["items"]
     lines = ask(client, "application/x-ndjson")
     assert lines.headers["content-type"] == "application/x-ndjson"
@@ -209,7 +209,7 @@ def test_every_job_comes_as_ndjson_and_csv_however_many_pages_that_is(
     rows = ask(client, "text/csv, */*;q=0.1")
     assert rows.headers["content-type"].startswith("text/csv")
     head, *body = csv.reader(io.StringIO(rows.text, newline=""))
-    assert tuple(head) == tables.JOB_COLUMNS
+    assert tuple(head) == lists.JOB_COLUMNS
     assert [row[1] for row in body] == [job["job_id"] for job in every]
     assert [json.loads(row[head.index("spec")]) for row in body] == [job["spec"] for job in every]
     named = list(csv.reader(io.StringIO(ask(client, "text/csv", where="spec.cpus:4").text, newline="")))
@@ -224,7 +224,7 @@ def test_a_page_as_csv_names_the_next_one_in_a_header(client: httpx.Client) -> N
     while not ids or cursor is not None:
         page = ask(client, "application/x-ndjson", limit=5, **({} if cursor is None else {"cursor": cursor}))
         ids += [json.loads(line)["job_id"] for line in page.text.splitlines()]
-        cursor = page.headers.get(job_lists.NEXT_CURSOR)
+        cursor = page.headers.get(job_routes.NEXT_CURSOR)
     assert ids == found(client)
 
 
@@ -245,20 +245,20 @@ def test_no_cell_begins_as_a_formula_does(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("accept", "media_type"),
     [
-        ("", tables.JSON),
-        ("*/*", tables.JSON),
-        ("text/html,application/xhtml+xml;q=0.9,*/*;q=0.8", tables.JSON),
-        ("text/html", tables.JSON),
-        ("text/csv", tables.CSV),
-        ("TEXT/CSV; charset=utf-8", tables.CSV),
-        ("application/json;q=0.5, application/x-ndjson", tables.NDJSON),
-        ("application/x-ndjson;q=0, text/csv;q=0.1", tables.CSV),
-        ("text/csv;q=0.4, application/*;q=0.9", tables.JSON),
-        ("text/csv;q=x", tables.JSON),
+        ("", lists.JSON),
+        ("*/*", lists.JSON),
+        ("text/html,application/xhtml+xml;q=0.9,*/*;q=0.8", lists.JSON),
+        ("text/html", lists.JSON),
+        ("text/csv", lists.CSV),
+        ("TEXT/CSV; charset=utf-8", lists.CSV),
+        ("application/json;q=0.5, application/x-ndjson", lists.NDJSON),
+        ("application/x-ndjson;q=0, text/csv;q=0.1", lists.CSV),
+        ("text/csv;q=0.4, application/*;q=0.9", lists.JSON),
+        ("text/csv;q=x", lists.JSON),
     ],
 )
 def test_the_form_is_the_one_that_accept_likes_best(accept: str, media_type: str) -> None:
-    assert tables.media_type_of([accept]) == media_type
+    assert lists.media_type_of([accept]) == media_type
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ledger import canonical
 from ledger.errors import DatabaseWentBackError, StartRefusedError
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing import checkpoint, note, private_keys
-from tests.app import chain_builder  # FIXME
+from tests.app import chain_builder
 from tests.app.admitting import admit_node
 from tests.app.chains import Chains, until
 from tests.app.chains import followed as all_followed

@@ -33,8 +33,8 @@ from openlineage.client.facet_v2 import (
 )
 
 from app.dev.embedded import EmbeddedPostgres
-from app.edge.routes import lineage, openlineage
-from app.edge.routes.openlineage import NAMES_MAX, TEXT_CHARACTERS_MAX
+from app.edge.routes import lineage
+from app.edge.routes.lineage import NAMES_MAX, TEXT_CHARACTERS_MAX
 from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
 from app.trust import known_tokens as tokens
 from tests.app.service_thread import serving
@@ -284,7 +284,7 @@ def test_facets_of_any_size_and_form_leave_a_small_spec() -> None:
         "nominalTime": {"nominalStartTime": 7},
         "spark.logicalPlan": {"plan": many},
     }
-    read = openlineage.read(event)
+    read = lineage.read_event(event)
     assert read is not None
     spec = read.fields("JobCreated")["spec"]
     assert len(spec["inputs"]) == len(spec["outputs"]) == len(spec["owners"]) == len(spec["labels"]) == NAMES_MAX

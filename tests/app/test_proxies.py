@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.edge.connection.proxies import TrustedProxies
+from app.edge.connection.heads import TrustedProxies
 from app.runtime.settings.config import load_settings
 from ledger.errors import ConfigurationError
 from tests.app.conftest import MakeSettings, RunServer

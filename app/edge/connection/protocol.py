@@ -19,8 +19,7 @@ from typing import Any, Final, Protocol, cast
 
 from app.edge.connection.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress, end_longest_waiting
 from app.edge.connection.header_cache import CachedHead, Fields, HeaderCache
-from app.edge.connection.heads import ServedNames, check_head
-from app.edge.connection.proxies import TrustedProxies
+from app.edge.connection.heads import ServedNames, TrustedProxies, check_head
 from app.edge.library_internals import (
     STATUS_LINE,
     AnswerTransport,

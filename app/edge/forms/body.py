@@ -1,15 +1,23 @@
-"""Reading request bodies: bounded while they stream in, then parsed strictly, once.
+"""Reading request bodies: bounded while they stream in; JSON is parsed strictly, once, and uploads (RFC 7578,
+multipart/form-data) go to disk, file by file.
 
 0 <= len(body) <= bytes_max       nothing past it is read or kept
 0 <= held of all bodies, but for the first FREE_BYTES of each, <= the memory budget, until they are answered
+bytes of an upload beside those of its files <= FRAMING_BYTES_MAX, or it is read no further
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from email.message import Message
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends
 from pydantic import TypeAdapter
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
 from starlette.requests import Request
 
 from app.edge.accepted import ACCEPTED, Accepted, AcceptedDep, body_chunks
@@ -17,8 +25,13 @@ from app.edge.answers import JSON_MEDIA_TYPE
 from app.edge.forms.validation import parse
 from app.edge.services import Service
 from app.runtime.state.node import Node
-from ledger.errors import ProblemError
+from ledger.errors import InvalidInputError, NotReadyError, ProblemError, UploadTooLargeError
 from ledger.facts.problems import PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+    from app.share.bundle.staging import Staging, Upload
 
 NDJSON_MEDIA_TYPE = "application/x-ndjson"
 TEXT_MEDIA_TYPE = "text/plain"
@@ -101,3 +114,139 @@ def _check_media_type(content_type: str, media_type: str) -> None:
 def _too_large(bytes_max: int) -> ProblemError:
     """The connection stays open: what is still being sent is thrown away, so the client gets to read this."""
     return ProblemError(PAYLOAD_TOO_LARGE, f"a body may have {bytes_max} bytes here; send less")
+
+
+MULTIPART_MEDIA_TYPE = "multipart/form-data"
+FILE_NAME_CHARACTERS_MAX = 200
+BOUNDARY_CHARACTERS_MAX = 70
+"""RFC 2046, section 5.1.1."""
+FRAMING_BYTES_MAX = 1 << 20
+"""Most bytes of boundaries, headers of parts, and what stands before the first and behind the last boundary."""
+_CODECS = {"utf-8": "utf-8", "iso-8859-1": "latin-1", "us-ascii": "ascii"}
+
+
+@asynccontextmanager
+async def uploaded(request: Request, staging: Staging) -> AsyncIterator[Upload]:
+    """Every file of the body, in ``staging``, where who sends nothing takes no room.
+
+    Raises:
+        ProblemError: not multipart/form-data, or encoded.
+        InvalidInputError: the body is malformed, cut short, holds no file, or something else than files.
+        UploadTooLargeError: it is over the bound of ``staging``, or has too much beside its files.
+        BundleRefusedError: a file is no bundle.
+        NotReadyError: the disk takes no more, or too many send at once.
+    """
+    boundary = _boundary(request)
+    pieces = body_chunks(request)
+    first = await anext(pieces)
+    async with staging.upload() as upload:
+        await _read_files(first, pieces, boundary, upload)
+        yield upload
+
+
+async def _read_files(first: bytes, pieces: AsyncIterator[bytes], boundary: bytes, upload: Upload) -> None:
+    files = _Files(upload)
+    try:
+        parser = MultipartParser(boundary, files.callbacks())
+        await asyncio.to_thread(parser.write, first)
+        body_bytes = len(first)
+        async for piece in pieces:
+            await asyncio.to_thread(parser.write, piece)
+            body_bytes += len(piece)
+            if body_bytes - upload.bytes > FRAMING_BYTES_MAX:
+                raise UploadTooLargeError(
+                    f"the body has more than {FRAMING_BYTES_MAX} bytes beside those of its files; send the files alone"
+                )
+    except FormParserError as error:
+        raise InvalidInputError(f"the body is not well-formed multipart/form-data: {error}") from None
+    except OSError as error:
+        raise NotReadyError(f"the files cannot be kept beside the WAL: {error.strerror}") from error
+    if not files.is_whole:
+        raise InvalidInputError("the body ends before its last boundary")
+    if not upload.files:
+        raise InvalidInputError("the body holds no file")
+
+
+def _boundary(request: Request) -> bytes:
+    header = Message()
+    header["Content-Type"] = request.headers.get("content-type", "")
+    if header.get_content_type() != MULTIPART_MEDIA_TYPE or "content-encoding" in request.headers:
+        raise ProblemError(UNSUPPORTED_MEDIA_TYPE, f"send {MULTIPART_MEDIA_TYPE}, without a Content-Encoding")
+    boundary = (_parameter(header, "Content-Type", "boundary") or "").rstrip()
+    if not 1 <= len(boundary) <= BOUNDARY_CHARACTERS_MAX or not boundary.isascii():
+        raise InvalidInputError(
+            f"the Content-Type names no boundary of 1 to {BOUNDARY_CHARACTERS_MAX} ASCII characters", ("boundary",)
+        )
+    return boundary.encode()
+
+
+def _parameter(header: Message, name: str, parameter: str) -> str | None:
+    """A parameter of a header, None when there is none.
+
+    One in the extended form of RFC 2231 is empty unless it is UTF-8 or Latin-1: no other codec that a sender names is
+    looked for.
+
+    Raises:
+        InvalidInputError: the header's parameters are malformed.
+    """
+    try:
+        value = header.get_param(parameter, header=name)
+        if not isinstance(value, tuple):
+            return value
+        charset, _, text = value
+        codec = _CODECS.get((charset or "us-ascii").lower())
+        return text.encode("latin-1").decode(codec, "replace") if codec is not None else ""
+    except (LookupError, TypeError, ValueError) as error:
+        raise InvalidInputError(f"the parameters of {name} are malformed") from error
+
+
+class _Files:
+    """The parts of one body, as the parser comes upon them."""
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload = upload
+        self._name = b""
+        self._value = b""
+        self._disposition = b""
+        self.is_whole = False
+
+    def callbacks(self) -> MultipartCallbacks:
+        """What the parser calls."""
+        return {
+            "on_part_begin": self._begin_part,
+            "on_header_field": self._header_field,
+            "on_header_value": self._header_value,
+            "on_header_end": self._end_header,
+            "on_headers_finished": self._end_headers,
+            "on_part_data": self._data,
+            "on_part_end": self._upload.end_file,
+            "on_end": self._end,
+        }
+
+    def _begin_part(self) -> None:
+        self._disposition = b""
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _end_header(self) -> None:
+        if self._name.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._name = self._value = b""
+
+    def _end_headers(self) -> None:
+        header = Message()
+        header["Content-Disposition"] = self._disposition.decode("utf-8", "replace")
+        name = _parameter(header, "Content-Disposition", "filename")
+        if name is None:
+            raise InvalidInputError("the body may hold files only, each with a filename")
+        self._upload.begin_file("".join(filter(str.isprintable, name.strip()))[:FILE_NAME_CHARACTERS_MAX])
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        self._upload.write(data[start:end])
+
+    def _end(self) -> None:
+        self.is_whole = True

@@ -1,4 +1,4 @@
-"""Lists: their pages, and the cursors that say where the next page begins.
+"""Lists: their pages, the cursors of the next page, and their forms for other programs.
 
 A cursor is opaque to clients; inside it is unpadded base64url of a JSON array::
 
@@ -6,18 +6,27 @@ A cursor is opaque to clients; inside it is unpadded base64url of a JSON array::
 
 ``scope`` binds a cursor to the list it came from: tenant, filter. One from elsewhere is refused, and so is one that was
 not written here: another spelling of the same array, or a position that no list has.
+
+Other programs get JSON values a line, or the rows of a table: CSV (RFC 4180), CR LF, texts in quotes. What is no text
+or whole number is its JSON, null an empty cell. A program for tables takes a cell for a formula by how it begins, and
+whoever may submit a job would say what an auditor's machine runs; such a text gets a ``'`` in front, which those
+programs do not show.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+import csv
+import io
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import orjson
 from starlette.responses import Response
 
-from app.edge.answers import json_answer
+from app.edge.answers import JSON_MEDIA_TYPE, json_answer
+from app.edge.forms.body import NDJSON_MEDIA_TYPE
+from app.runtime.answers import json_bytes
 from app.store import chain_reads
 from app.store.reading import reading
 from ledger.errors import InvalidInputError
@@ -115,3 +124,75 @@ class NewestFirst(Generic[Row]):
                 await chain_reads.require_tenant(connection, tenant_id)
         rows = found[:limit]
         return rows, self._cursors.next(tenant_id, (self._number_of(rows[-1]),)) if len(found) > limit else None
+
+
+JSON: Final = JSON_MEDIA_TYPE
+NDJSON: Final = NDJSON_MEDIA_TYPE
+CSV: Final = "text/csv"
+JOB_COLUMNS: Final = (
+    "tenant_id",
+    "job_id",
+    "status",
+    "created_at",
+    "last_at",
+    "actor",
+    "assigned_dcs",
+    "completed",
+    "failed",
+    "error",
+    "result",
+    "spec",
+    "fence_token",
+    "created_hlc",
+    "last_hlc",
+    "last_seq",
+)
+"""Members of a listed job that a table has, in this order."""
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""How a cell begins that is taken for a formula; the last four are the wide forms of the first."""
+
+
+def media_type_of(accept: Iterable[str]) -> str:
+    """Which of the three the values of ``Accept`` headers like best (RFC 9110 12.5.1); JSON where they name none."""
+    weights: dict[str, float] = {}
+    for named in ",".join(accept).split(","):
+        media_type, *parameters = (part.strip().lower() for part in named.split(";"))
+        weights.setdefault(media_type, next(map(_weight, (p for p in parameters if p.startswith("q="))), 1.0))
+    any_of_these = max(weights.get("*/*", 0.0), weights.get("application/*", 0.0))
+    found = {JSON: weights.get(JSON, any_of_these), NDJSON: weights.get(NDJSON, 0.0), CSV: weights.get(CSV, 0.0)}
+    best = max(found, key=lambda media_type: found[media_type])
+    return best if found[best] > 0 else JSON
+
+
+def _weight(parameter: str) -> float:
+    try:
+        return float(parameter[2:])
+    except ValueError:
+        return 0.0
+
+
+def ndjson(items: Iterable[object]) -> bytes:
+    """One value a line."""
+    return b"".join(json_bytes(item) + b"\n" for item in items)
+
+
+def csv_rows(columns: Sequence[str], items: Iterable[Mapping[str, Any]]) -> bytes:
+    """One row an item: its members that are called like the columns."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)
+    for item in items:
+        plain = orjson.loads(json_bytes(item))
+        writer.writerow([_cell(plain[name]) for name in columns])
+    return text.getvalue().encode()
+
+
+def csv_head(columns: Sequence[str]) -> bytes:
+    """The row that names the columns."""
+    return csv_rows(columns, [dict(zip(columns, columns, strict=True))])
+
+
+def _cell(value: Any) -> str | int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    text = "" if value is None else value if isinstance(value, str) else orjson.dumps(value).decode()
+    return "'" + text if text.startswith(_FORMULA) else text

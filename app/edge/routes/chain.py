@@ -1,4 +1,6 @@
-"""``/v1/chain`` and ``/v1/tenants``: verify, head, entries, Merkle proofs; whose chains there are."""
+"""``/v1/chain``, ``/v1/tenants``, ``/v1/snapshots``: verify, head, entries, Merkle proofs, signed batches of entries;
+whose chains there are.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,23 @@ import asyncio
 from collections.abc import Mapping
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+import orjson
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from app.edge.accepted import AcceptedDep
 from app.edge.answers import json_answer, while_connected
 from app.edge.forms.body import json_body
-from app.edge.forms.fields import CursorQuery, CursorText, Limit, ReadableTenantId, SeqNumber
-from app.edge.forms.lists import Cursors, number_position, page, text_position
-from app.edge.forms.requests import AcknowledgeRequest
+from app.edge.forms.fields import (
+    TREE_SIZE_MAX,
+    CursorQuery,
+    CursorText,
+    Limit,
+    ReadableTenantId,
+    SeqNumber,
+    WholeNumber,
+)
+from app.edge.forms.lists import Cursors, NewestFirst, number_position, page, text_position
+from app.edge.forms.requests import AcknowledgeRequest, SnapshotRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.edge.services import Service
 from app.read import proofs
@@ -24,6 +35,8 @@ from app.runtime.answers.chain import (
     EntryList,
     HeadAnswer,
     InclusionAnswer,
+    SnapshotAnswer,
+    SnapshotList,
     TenantList,
     TreeAnswer,
     VerdictAnswer,
@@ -233,3 +246,68 @@ async def list_tenants(
         found = await chain_reads.list_tenants(connection, after, limit + 1, accepted.caller.patterns(Right.AUDIT))
     following = _TENANTS.next("", (found[limit - 1],)) if len(found) > limit else None
     return page([{"tenant_id": tenant} for tenant in found[:limit]], following)
+
+
+snapshots = APIRouter(route_class=StrictRoute, tags=["snapshots"], responses=PROBLEM_RESPONSE)
+
+_SNAPSHOTS = NewestFirst("snapshots", chain_reads.list_snapshots, lambda row: row.from_seq)
+
+
+@snapshots.post(
+    "/v1/snapshots",
+    status_code=201,
+    responses={
+        **answered(SnapshotAnswer, 201),
+        **answered(SnapshotAnswer, description="Everything was signed already; the newest snapshot"),
+    },
+)
+async def sign_snapshot(
+    pool: Service[NodePool], notary: Service[Notary], wanted: Annotated[SnapshotRequest, json_body(SnapshotRequest)]
+) -> Response:
+    """Sign everything chained so far; answers the newest snapshot."""
+    tenant_id = wanted["tenant_id"]
+    async with reading(pool) as connection:
+        await chain_reads.require_tenant(connection, tenant_id)
+    signed = await notary.sign_now(tenant_id)
+    async with reading(pool) as connection:
+        newest = await chain_reads.newest_snapshot(connection, tenant_id)
+    if newest is None:
+        raise NotFoundError(f"tenant {tenant_id} has no entry that could be signed")
+    return json_answer(_whole_snapshot(*newest), 201 if signed else 200)
+
+
+@snapshots.get("/v1/snapshots", responses=answered(SnapshotList))
+async def list_snapshots(
+    pool: Service[NodePool],
+    tenant_id: Annotated[ReadableTenantId, Query()],
+    limit: Annotated[Limit, Query()] = 100,
+    cursor: CursorQuery = None,
+) -> Response:
+    """Snapshots of a tenant, newest first."""
+    rows, following = await _SNAPSHOTS.read(pool, tenant_id, cursor, limit)
+    return page([_snapshot_answer(row) for row in rows], following)
+
+
+@snapshots.get("/v1/snapshots/{snapshot_id}", responses=answered(SnapshotAnswer))
+async def read_snapshot(
+    pool: Service[NodePool],
+    accepted: AcceptedDep,
+    snapshot_id: Annotated[WholeNumber, Path(ge=1, le=TREE_SIZE_MAX, description="Its id in lists.")],
+) -> Response:
+    """One snapshot with its DSSE envelope."""
+    async with reading(pool) as connection:
+        found = await chain_reads.snapshot(connection, snapshot_id)
+    if found is None or not accepted.caller.may(Right.AUDIT, found[0].tenant_id):
+        raise NotFoundError(f"there is no snapshot {snapshot_id}")
+    return json_answer(_whole_snapshot(*found))
+
+
+def _whole_snapshot(row: chain_reads.SnapshotRow, dsse_envelope: str) -> dict[str, object]:
+    return {**_snapshot_answer(row), "dsse_envelope": orjson.Fragment(dsse_envelope)}
+
+
+def _snapshot_answer(row: chain_reads.SnapshotRow) -> dict[str, object]:
+    return {**row._asdict(), "snapshot_at": rfc3339.time_of(row.snapshot_hlc)}
+
+
+router.routes.extend(snapshots.routes)

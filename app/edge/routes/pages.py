@@ -1,12 +1,15 @@
-"""``/``, ``/console``, ``/verify``: pages for people, out of ``app.pages``. They hold no data: what the console shows
-it asks the API for, and what is verified a reader brings.
+"""``/``, ``/console``, ``/verify``: pages for people, out of ``app.pages``; ``/docs``: the API, to read and try.
 
-A browser loads nothing for them from anywhere else, runs no script that stands in a page, and shows them in no frame.
+They hold no data: the console asks the API for what it shows, and what is verified a reader brings. A browser loads
+nothing for them from anywhere else, runs no script that stands in a page, and shows them in no frame. Swagger UI comes
+out of a package that holds nothing but its files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Request, Response
@@ -81,3 +84,59 @@ def page_answer(request: Request, page: PageFile, policy: str) -> Response:
     if known == "*" or page.etag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
         return Response(status_code=304, headers=headers)
     return Response(page.content, headers={**headers, "Content-Type": page.media_type})
+
+
+_DOCS_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_DOCS_ASSETS = {
+    "favicon-32x32.png": "image/png",
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+}
+_DOCS_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Tallystick</title>
+<link rel="icon" href="docs/favicon-32x32.png">
+<link rel="stylesheet" href="docs/swagger-ui.css">
+</head>
+<body>
+<div id="swagger-ui"></div>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/start.js"></script>
+</body>
+</html>
+"""
+# Without a validator, which would be asked on the internet.
+_DOCS_START = """SwaggerUIBundle({
+  url: "openapi.json", dom_id: "#swagger-ui", deepLinking: true, displayRequestDuration: true, validatorUrl: null,
+});
+"""
+
+
+@router.get("/docs")
+async def read_docs() -> Response:
+    """The page."""
+    return Response(_DOCS_PAGE, headers=_DOCS_HEADERS, media_type="text/html")
+
+
+@router.get("/docs/{name}")
+async def read_docs_asset(name: Annotated[str, Path()]) -> Response:
+    """What the page names."""
+    headers = {**_DOCS_HEADERS, "Cache-Control": "max-age=3600"}
+    if name == "start.js":
+        return Response(_DOCS_START, headers=headers, media_type="text/javascript")
+    if name not in _DOCS_ASSETS:
+        raise NotFoundError(f"there is no {name[:100]} here")
+    return Response(_docs_asset(name), headers=headers, media_type=_DOCS_ASSETS[name])
+
+
+@cache
+def _docs_asset(name: str) -> bytes:
+    return files("fastapi_swagger.resources").joinpath(name).read_bytes()

@@ -1,4 +1,4 @@
-"""``/v1/tenants/{tenant_id}``: private fields and erasures."""
+"""``/v1/tenants/{tenant_id}``: private fields and erasures; the fields by which a tenant's jobs are indexed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from app.edge.accepted import AcceptedDep
 from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import TENANT_PATTERN, ReadableTenantPath
-from app.edge.forms.requests import ErasureRequest, PrivacyRequest
+from app.edge.forms.requests import ErasureRequest, PrivacyRequest, SearchFieldsRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.edge.services import Service
-from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer
-from app.store import chain_reads
+from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer, SearchFieldsAnswer
+from app.store import (
+    chain_reads,
+    job_search,
+)
+from app.store.job_search import SearchFields
 from app.store.reading import reading
 from app.store.sessions import NodePool
 from app.trust.privacy_knowledge import REFRESH_S
 from app.trust.subject_keys import TRUSTED_S
 from app.write.intake.privacy_changes import Declared, PrivacyChanges
 from app.write.intake.system_entries import SystemEntries
+from ledger.errors import InvalidInputError
+from ledger.machines.job_search import check_indexed
 from ledger.private_fields import declaration_of
 
 router = APIRouter(route_class=StrictRoute, tags=["privacy"], responses=PROBLEM_RESPONSE)
@@ -73,3 +79,44 @@ async def erase_subject(
 def _answer(tenant_id: str, declared: Declared | None) -> Response:
     facts = _NOTHING if declared is None else declared._asdict()
     return json_answer({"tenant_id": tenant_id, **facts, "covers": COVERS, "other_nodes_within_s": REFRESH_S})
+
+
+search = APIRouter(route_class=StrictRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
+
+
+@search.put("/v1/tenants/{tenant_id}/search", responses=answered(SearchFieldsAnswer))
+async def declare_search_fields(
+    pool: Service[NodePool],
+    tenant_id: TenantPath,
+    wanted: Annotated[SearchFieldsRequest, json_body(SearchFieldsRequest)],
+) -> Response:
+    """Index the tenant's jobs by these fields, and no others: inside `spec`, or `dc`. Searches find the same jobs
+    without, more slowly. The jobs that are there are indexed behind the answer."""
+    for number, field in enumerate(wanted["fields"]):
+        try:
+            check_indexed(field)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"fields.{number}: {error}", ("fields", number)) from None
+    async with reading(pool) as connection:
+        declared = await job_search.declare(connection, tenant_id, sorted(set(wanted["fields"])))
+    return _search_answer(tenant_id, declared)
+
+
+@search.get("/v1/tenants/{tenant_id}/search", responses=answered(SearchFieldsAnswer))
+async def read_search_fields(pool: Service[NodePool], tenant_id: ReadableTenantPath) -> Response:
+    """The fields by which the tenant's jobs are indexed; none when it never declared any."""
+    async with reading(pool) as connection:
+        declared = (await job_search.declared(connection, [tenant_id])).get(tenant_id)
+        if declared is None:
+            await chain_reads.require_tenant(connection, tenant_id)
+    return _search_answer(tenant_id, declared)
+
+
+def _search_answer(tenant_id: str, declared: SearchFields | None) -> Response:
+    fields, is_built, at = (
+        ([], True, None) if declared is None else (declared.fields, declared.built_to is None, declared.declared_at)
+    )
+    return json_answer({"tenant_id": tenant_id, "fields": fields, "is_built": is_built, "declared_at": at})
+
+
+router.routes.extend(search.routes)
