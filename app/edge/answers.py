@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from typing import NamedTuple
 
@@ -25,28 +25,31 @@ class Answer(NamedTuple):
     """A whole answer, as the framework sends it and as the fast path writes it."""
 
     status: int
-    headers: list[tuple[bytes, bytes]]
+    lines: bytes
+    """The headers, a line each, names in small letters."""
     body: bytes
 
     @classmethod
-    def of(cls, status: int, body: bytes, *headers: tuple[str, str]) -> Answer:
-        """An answer in JSON with these headers."""
-        fields = [(name.lower().encode(), value.encode()) for name, value in headers]
-        return cls(status, [*fields, (b"content-length", b"%d" % len(body)), _JSON], body)
+    def of(cls, status: int, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """An answer in JSON with these ``headers``, names in small letters."""
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        return cls(status, (lines + _CONTENT_LINES % len(body)).encode(), body)
 
     @classmethod
     def by(cls, response: Response) -> Answer:
         """The answer that ``response`` gives."""
-        return cls(response.status_code, response.raw_headers, bytes(response.body))
+        lines = b"".join([b"%b: %b\r\n" % header for header in response.raw_headers])
+        return cls(response.status_code, lines, bytes(response.body))
 
     def response(self) -> Response:
         """The answer for the framework."""
         response = Response(self.body, self.status)
-        response.raw_headers = self.headers
+        named = (line.partition(b": ") for line in self.lines.splitlines())
+        response.raw_headers = [(name, value) for name, _, value in named]
         return response
 
 
-_JSON = (b"content-type", JSON_MEDIA_TYPE.encode())
+_CONTENT_LINES = f"content-length: %d\r\ncontent-type: {JSON_MEDIA_TYPE}\r\n"
 
 
 def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

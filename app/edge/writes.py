@@ -162,8 +162,9 @@ class EventWrites:
             else {"seq": chain.seq, "chain_link": chain.chain_link, "prev_chain_link": chain.prev_chain_link},
             "session": session,
         }
-        location = ("Location", f"/v1/jobs/{receipt.job_id}")
-        return Answer.of(201, json_bytes(body), *write_headers(session, receipt.replayed).items(), location)
+        headers = write_headers(session, receipt.replayed)
+        headers["location"] = f"/v1/jobs/{receipt.job_id}"
+        return Answer.of(201, json_bytes(body), headers)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -243,7 +244,7 @@ class ProposalWrites:
     def _answer(self, recorded: Recorded, status: int, facts: Mapping[str, Any]) -> Answer:
         session = token_of(self.sessions, recorded.hlc, recorded.epoch, recorded.lsn)
         body = json_bytes({"index": recorded.seq, "hlc": recorded.hlc, **facts})
-        return Answer.of(status, body, *write_headers(session, recorded.replayed).items())
+        return Answer.of(status, body, write_headers(session, recorded.replayed))
 
 
 def request_key(accepted: Accepted, route: Route, body: bytes, scope: str) -> RequestKey | None:
@@ -284,7 +285,7 @@ def durability_answer(requested: Durability, achieved: Durability, survives: Seq
 
 def write_headers(session: str, replayed: bool) -> dict[str, str]:
     """Headers of every answer to a write."""
-    headers = {"Tally-Session": session}
+    headers = {"tally-session": session}
     if replayed:
-        headers["Idempotent-Replay"] = "true"
+        headers["idempotent-replay"] = "true"
     return headers

@@ -360,13 +360,13 @@ class ProblemProtocol(HttpToolsProtocol):
             return
         self._fast_path.answered(write, answer.status)
         if not cycle.disconnected:
-            self._send(cycle, answer.status, answer.headers, answer.body)
+            self._send(cycle, answer.status, answer.lines, answer.body)
 
-    def _send(self, cycle: RequestResponseCycle, status: int, headers: Fields, body: bytes) -> None:
+    def _send(self, cycle: RequestResponseCycle, status: int, lines: bytes, body: bytes) -> None:
         """Write a whole answer, as the framework and uvicorn do."""
-        lines = [b"%b: %b\r\n" % field for field in (*cycle.default_headers, *headers)]
+        first = [b"%b: %b\r\n" % field for field in cycle.default_headers]
         last = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
-        data = b"".join((STATUS_LINE[status], *lines, last, body))
+        data = b"".join((STATUS_LINE[status], *first, lines, last, body))
         cycle.response_started = cycle.response_complete = True
         self.written_bytes += len(data)
         self.transport.write(data)
