@@ -40,7 +40,7 @@ STORED_AT_ONCE: Final = 4096
 STORED_CHARACTERS_MAX: Final = 16 << 20
 """Of what they say, which is some hundred of each, unless somebody put much into them."""
 BREAKS_TOLD_MAX: Final = 1000
-"""Breaks of one request that are told, the first by seq; all are counted. There may be one of each job there is."""
+"""Breaks of one request that are reported, the first by seq; all are counted. Every job may have one."""
 
 
 class Begin(msgspec.Struct, tag=True):
@@ -129,7 +129,7 @@ async def _checked(reader: PostgresChainReader, request: CheckRange) -> CheckedR
 
 async def _in_order(reader: PostgresChainReader, request: CheckRange) -> RangeChecker | None:
     """A checker of the range that has passed all of its entries; None where anything at all is wrong with them, or
-    unusual, so that they must be looked at one by one."""
+    unusual, so that each must be checked by itself."""
     task = request.task
     checker = RangeChecker(task, request.snapshots, Findings())
     is_in_order = True

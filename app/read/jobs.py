@@ -42,7 +42,7 @@ CANCELLATION_PAGES_MAX: Final = 5
 LOOKED_AT_ONCE: Final = 2000
 """Jobs whose entries one statement of a search looks at."""
 LOOKED_AT_MAX: Final = 20_000
-"""Jobs whose entries are looked at for one answer."""
+"""Jobs whose entries are read for one answer."""
 LOOKING_S: Final = 2.0
 """How long is looked for one answer before it ends with the statement that is under way."""
 
@@ -159,7 +159,7 @@ class JobReader:
         """Jobs of the tenant that ``wanted`` finds, newest first, created at ``since`` or later and before ``below``.
 
         A list is of the job table. All levels but EVENTUAL wait until that has followed the chain as far as it was when
-        they first looked; how far it has, the answer says. A page for which entries of many jobs were looked at may
+        they first looked; how far it has, the answer says. A page for which entries of many jobs were read may
         have fewer than ``limit`` and be followed by another.
 
         Raises:

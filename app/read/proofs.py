@@ -98,7 +98,7 @@ async def consistency(
 
 
 def newest_checkpoint(tenant_id: str, note_text: str | None) -> checkpoints.Checkpoint | None:
-    """What the stored note says, None when there is no note; nobody's signature is looked at.
+    """What the stored note says, None when there is no note; no signature is checked.
 
     Raises:
         ChainDamagedError: it is no checkpoint.

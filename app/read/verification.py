@@ -130,7 +130,7 @@ VERIFICATION_TIMEOUT_S = 6 * 3600.0
 KeyringProvider = Callable[[], Awaitable["Keyring"]]
 """Gives the keys that signatures are judged with; afterwards it can be asked what is wrong with them."""
 AnchorProvider = Callable[[str, "Keyring"], Awaitable[Sequence[Anchor]]]
-"""Gives what outsiders said of a tenant's tree, judged."""
+"""Gives the statements of external witnesses about a tenant's tree, judged."""
 CheckpointProvider = Callable[[str, "Keyring"], Sequence[TreeHead]]
 """Gives the tree heads of a tenant that are kept outside the database, each with its source."""
 
@@ -269,7 +269,7 @@ class ChainVerifier:
         keyring = await self._keyring()
         verdict, found = await self._judged(keyring, tenant_id, *wanted)
         if not verdict.is_valid and _has_more(newer := await self._keyring(), keyring):
-            # A key was admitted, and signed, before the chain was looked at.
+            # A key was admitted, and signed, before the chain was read.
             verdict, found = await self._judged(newer, tenant_id, *wanted)
         verification = Verification(verdict, (time.perf_counter() - began_s) * 1000)
         self._count(verification)
@@ -305,7 +305,7 @@ class ChainVerifier:
                 found[each.kind] = each
 
         is_whole = from_seq is None and to_seq is None
-        # 1. What is kept outside the database, before the database is looked at.
+        # 1. What is kept outside the database, before the database is read.
         checkpoints = self._checkpoints(tenant_id, keyring)
         opener = partial(_open_snapshot, keyring=keyring, keyring_fault=self._keyring_fault())
         anchors = await self._anchors(tenant_id, keyring) if from_seq in (None, 1) else ()
@@ -344,7 +344,7 @@ class ChainVerifier:
         self, tenant_id: str, verified: Verified, *, is_valid: bool, kinds: Collection[str] = READ_WHOLE
     ) -> None:
         """A chain was verified from its first entry to its end, in one go or in ranges: keep when and by whom. One that
-        is valid has no break of ``kinds``. Rows of the table of keys that were met are looked at again."""
+        is valid has no break of ``kinds``. Rows of the table of keys that were found broken are checked again."""
         self._last_verified.note(tenant_id, verified)
         if is_valid:
             self._breaks.mended(tenant_id, kinds=kinds)
@@ -388,7 +388,7 @@ class ChainVerifier:
             await self.report(tenant_id, [first])
 
     async def report(self, tenant_id: str, found: Sequence[Break]) -> None:
-        """Keep what was found broken until it is mended and acknowledged."""
+        """Keep what was found broken until it is repaired and acknowledged."""
         try:
             await asyncio.to_thread(self._breaks.found, tenant_id, found)
         except OSError as error:

@@ -89,9 +89,9 @@ async def newest_anchors(
 
 
 ROWS_A_SIZE_MAX = SIGNATURES_MAX - 10
-"""Cosignatures of one checkpoint that are looked at, the newest; with the log's own they fit into one note."""
+"""Cosignatures of one checkpoint that are checked, the newest; with the log's own they fit into one note."""
 SIZES_MAX = 16
-"""Cosigned sizes that are looked at for the newest of which a cosignature holds."""
+"""Cosigned sizes that are checked for the newest of which a cosignature holds."""
 
 
 async def served_checkpoint(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: Sequence[WitnessKey]) -> str:

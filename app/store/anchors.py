@@ -209,7 +209,7 @@ ANCHORS_A_KIND_MAX = ANCHORS_MAX // 2
 
 def unproven(cosigned: Sequence[CosignatureRow], stamped: Sequence[TimestampRow], size_max: int) -> list[Unproven]:
     """The statements in these rows. One that is of no checkpoint, or of one larger than ``size_max``, is as if it were
-    not there: whoever can write to the table can put it there."""
+    not there: an attacker who can write to the table can put it there."""
     said = [
         Unproven(_size_of(row.note), partial(cosignature, row.witness, row.note, rfc_3339(row.cosigned_at)))
         for row in cosigned

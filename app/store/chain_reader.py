@@ -66,7 +66,7 @@ _HEAD = "SELECT head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads W
 _TREE = "SELECT tree_size, root_hash FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
 _CHECKPOINT = "SELECT checkpoint::text FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
 _ENTRIES = f"{ENTRIES} WHERE tenant_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY seq, ctid"
-# Where seqs repeat, the order is not that of storage: whoever finds so reads once more. To sort by it costs a fifth.
+# Where seqs repeat, the order is not that of storage: a caller that finds so reads again. To sort by it costs a fifth.
 _COPIED_ENTRIES = f"{ENTRIES} WHERE tenant_id = {{tenant}} AND seq >= {{first}} AND seq <= {{last}} ORDER BY seq"
 _COPIED_TYPES = ("int8", "text", "int8", "int8", *("text",) * 3, "int2", *("text",) * 3, "json", "json")
 _FOLDED_TYPES = ("text", "int8", "int8", "int8", "text", "text", "text", "json")
@@ -138,7 +138,7 @@ class JobRange(NamedTuple):
 
 
 Batches = AsyncGenerator[Sequence[Sequence[Any]]]
-"""Rows, some at a time. While it is not at its end, its connection is in use: whoever stops before MUST close it."""
+"""Rows, some at a time. Until its end its connection is in use: a caller that stops before MUST close it."""
 _LAST_RANGE = " AND (job_id >= $2 OR job_id IS NULL)"
 ALL_JOBS = JobRange(None, None)
 
@@ -197,7 +197,7 @@ class PostgresChainReader:
         return self._in_turns(_PAYLOAD, ENTRIES_A_BATCH, _ENTRIES, *bounds)
 
     async def copied(self, from_seq: int | None, to_seq: int | None, take: Callable[[CopiedEntries], None]) -> bool:
-        """Have ``take`` told of the entries of a range by seq, some at a time; False, and nothing is told, where
+        """Pass the entries of a range to ``take`` by seq, some at a time; False, and none is passed, where
         somebody altered the type of a column."""
         first, last = _bounds(from_seq, to_seq)
         async with self._lock:

@@ -30,7 +30,7 @@ _FROM: Final = "(created_physical, created_logical, created_node) >= ($6, $7, $8
 
 
 class Candidates(NamedTuple):
-    """Some of the jobs that were looked at, and how far that was."""
+    """Some of the jobs that were read, and how far that was."""
 
     jobs: list[ListedRow]
     looked_at: int

@@ -230,7 +230,7 @@ async def insert_snapshots(connection: Connection, rows: Mapping[str, SnapshotRo
     Returns:
         By tenant the row as it is stored, with its id; none where its beginning is covered already.
     """
-    # Whoever keeps a head locked must not keep the notary from all others.
+    # A session that keeps one head locked must not keep the notary from all others.
     await connection.execute("SET LOCAL lock_timeout = '1s'")
     columns = zip(*((tenant_id, *row) for tenant_id, row in rows.items()), strict=True)
     inserted = await connection.fetch(_INSERT_SNAPSHOTS, *columns)

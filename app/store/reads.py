@@ -138,7 +138,7 @@ SELECT {_SEEN}, place.tenant_id, place.seq, place.head_seq
   FROM (SELECT) AS asked LEFT JOIN ({PLACES}) AS place ON place.tenant_id = $4
 """
 REFUSALS_MAX = 20
-"""Entries that are looked at of the events of one job that PostgreSQL refused: the first ones."""
+"""Entries that are read of the events of one job that PostgreSQL refused: the first ones."""
 _REFUSALS = f"""
 {ENTRIES} WHERE tenant_id = $1 AND job_id = $2 AND action = 'REFUSED' ORDER BY seq LIMIT $3
 """

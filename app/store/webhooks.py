@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BATCH_BYTES_MAX = 1 << 20
 """A batch ends after the entry that brings its payloads to this many bytes."""
 SCANNED_MAX = 10_000
-"""Entries that are looked at in one statement for those that a webhook asks for."""
+"""Entries that one statement reads to find those that a webhook asks for."""
 DEAD_LETTERS_LISTED_MAX = 100
 
 
@@ -47,7 +47,7 @@ class Webhook(NamedTuple):
 
 
 class ListedWebhook(NamedTuple):
-    """A receiver as it is told of."""
+    """A receiver as lists show it."""
 
     webhook_id: str
     tenant_id: str
@@ -194,7 +194,7 @@ async def dead_letters(connection: Connection, webhook_id: str) -> list[DeadLett
 async def remove(connection: Connection, webhook_id: str) -> None:
     """Let there be no such receiver, nor what it refused."""
     async with connection.transaction():
-        # The receiver first: whoever stores a refusal has its row locked, and stores none once that is gone.
+        # The receiver first: a session that stores a refusal has its row locked, and stores none once that is gone.
         await connection.execute(_REMOVE, webhook_id)
         await connection.execute(_FORGET, webhook_id)
 

@@ -2,7 +2,7 @@
 
 ``Authorization: Bearer`` with a token of the ledger, or one of the issuer of ``auth.oidc``; else the cookie of a
 session of the console, which holds such a token; else the certificate that the connection was made with. What a request
-shows is believed or refused, never passed over: a wrong token is not mended by a certificate.
+shows is believed or refused, never passed over: a certificate does not make up for a wrong token.
 """
 
 from __future__ import annotations

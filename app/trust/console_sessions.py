@@ -127,7 +127,7 @@ class ConsoleSessions:
         return ConsoleSession(zlib.decompress(plain[_HEAD.size :]), expires_s, session_id)
 
     def end(self, session: ConsoleSession, now_s: float) -> None:
-        """Let the session count no more on this node, whoever kept its cookie."""
+        """Let the session count no more on this node, although a copy of its cookie may exist."""
         if len(self._ended) >= ENDED_MAX:
             self._ended = {each: expires_s for each, expires_s in self._ended.items() if expires_s > now_s}
         if len(self._ended) >= ENDED_MAX:

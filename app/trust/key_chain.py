@@ -16,7 +16,7 @@ A node cannot introduce itself: its key counts once the root of the ledger, or a
 A key that no entry introduces yet counts already when this node itself can write the entry that will admit it: as the
 first node of a ledger, or with the word of a key that it signs with or signed with last.
 
-The rows of ``signing_keys`` are a cache of all this, which whoever administers the database can write. Of them count
+The rows of ``signing_keys`` are a cache of all this, which an administrator of the database can write. Of them count
 where a key signs, and from when on it does as long as that is no later than its entry.
 """
 

@@ -112,7 +112,7 @@ class KeyInUse:
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[NodeKeys]:
-        """The keys, while nobody signs with them. Whoever changes them MUST store them before leaving this."""
+        """The keys, while nobody signs with them. A caller that changes them MUST store them before leaving this."""
         self._open.clear()
         try:
             await self._idle.wait()

@@ -106,7 +106,7 @@ def _named_file(uri: str, allowed: Sequence[str]) -> Path:
 
     Raises:
         ConfigurationError: none that may be named.
-        OSError, RuntimeError: it cannot be looked at.
+        OSError, RuntimeError: it cannot be checked.
     """
     path = Path(os.path.abspath(path_of(uri)))
     folders = [Path(os.path.abspath(path_of(entry))) for entry in allowed if not private_keys.is_remote(entry)]

@@ -117,7 +117,7 @@ _ENDED = msgspec.json.Decoder(dict[str, KeyBounds])
 
 @dataclass
 class NodeKeys:
-    """The keys of one node. Whoever changes them MUST ``store`` before anything is signed with them.
+    """The keys of one node. A caller that changes them MUST ``store`` before anything is signed with them.
 
     What the node has seen of the ledger's keys, its root and what ended, is kept by itself. Belongs to one event loop.
     """

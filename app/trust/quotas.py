@@ -5,7 +5,7 @@ at the rate. In any time t no more than burst + rate * t is taken, exactly: it i
 bucket one number is kept, the time at which it is full again; one that is full need not be remembered, and is
 forgotten.
 
-    0 <= buckets of a rate <= KEYS_MAX + 1        whoever comes when there are so many shares the one behind them
+    0 <= buckets of a rate <= KEYS_MAX + 1        further callers share one
 
 Everything here belongs to one event loop, and reads a clock that only goes forward.
 """

@@ -4,7 +4,7 @@ In order::
 
     1. everything chained is signed, so that what leaves is whole
     2. one REPEATABLE READ, read-only transaction shows one state of rows, snapshots, tree and checkpoint
-       with what outsiders said of the log
+       with statements of external witnesses about the log
     3. snapshots, which stand behind the entries, go to a temporary file where they are many
     4. entries pass through the same checks as in verification: a row that does not hold ends the export, and its
        manifest is never signed

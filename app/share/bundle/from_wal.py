@@ -5,7 +5,7 @@ signed by the node's key; its log is ``{node_id}.wal/{wal_id}``, so nobody takes
 that stands there twice the first counts, as it would have in the chain.
 
 What the control file calls chained is left out. That file may lag behind, so records that were chained just before the
-node stopped may be here as well; whoever imports them finds them by their HLC and digest.
+node stopped may be here as well; an import finds them by their HLC and digest.
 """
 
 from __future__ import annotations

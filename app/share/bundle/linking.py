@@ -1,6 +1,6 @@
 """Batches of a merge, decided and linked in memory before they are stored: onto the heads that are expected.
 
-ready.heads == the locked heads    then ``ready`` is what is to be stored: whoever appends to a chain moves its head
+ready.heads == the locked heads    then ``ready`` is what is to be stored: an append to a chain moves its head
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Making receipts: what one job, or one entry, is, proved by a checkpoint, for whoever asks.
+"""Making receipts: what one job, or one entry, is, proved by a checkpoint.
 
 In order::
 
     1. a checkpoint covers the newest entry asked for, or does before long
-    2. one REPEATABLE READ, read-only transaction shows one state of entries, tiles, checkpoint and what outsiders said
+    2. one REPEATABLE READ, read-only transaction shows one state of entries, tiles, checkpoint, statements of witnesses
     3. every entry is held against its link and its leaf, every proof against the signed root: what does not hold
        ends it, and nothing is signed
     4. the statement is signed with the key of the node's checkpoints, which lies in a file: a receipt waits for no
        key service
 
-The caller is told what the chain has; what waits to be chained is in no receipt.
+The caller gets what the chain has; what waits to be chained is in no receipt.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Steps, those of docs/formats/bundle.md::
     3. the checkpoints                signing.bundle.judging
     4. entries, snapshots, tree       ledger.verification, over the reader
 
-Where 1 to 3 are broken nothing else is looked at. Keys come from the caller alone.
+Where 1 to 3 are broken nothing else is checked. Keys come from the caller alone.
 """
 
 from __future__ import annotations

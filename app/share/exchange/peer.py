@@ -113,7 +113,7 @@ PAUSE_MAX_S = 60.0
 FAILING_S_MAX = 60.0
 """A round leaves the rest of the tenants to the next one once those that failed took longer: the peer may be away."""
 FAULTS_TOLD_MAX = 5
-"""Tenants that are told of with their faults; of more it is told how many."""
+"""Tenants that are named with their faults; others are counted."""
 FAULT_CHARACTERS_MAX = 1000
 """What is kept of the fault of a tenant: a peer may have a hundred thousand that fail."""
 _is_log_origin = re.compile(LOG_ORIGIN).fullmatch

@@ -1,6 +1,6 @@
 """What is asked of a peer over HTTP, and the forms that its answers must have.
 
-An answer of another form is told like no answer: whoever runs the peer finds out what answers in its place.
+An answer of another form is reported like no answer: the peer's operator finds out what answers in its place.
 
     tenants of a list <= TENANTS_MAX        each once, in the order of their names
 """

@@ -29,9 +29,9 @@ from ledger.errors import ChainDamagedError, DatabaseUnavailableError, NotReadyE
 LOOK_INTERVAL_S: Final = 5.0
 """How often it is looked whether a client may still watch, and was told something lately."""
 LOOKS_AT_ONCE: Final = 50
-"""Clients that are looked at in one pass of the event loop."""
+"""Clients that are checked in one pass of the event loop."""
 SILENCE_MAX_S: Final = 15.0
-"""Longest that a client is told nothing at all."""
+"""Longest that a client is sent nothing at all."""
 PASSED_MIN: Final = 1000
 """Once so many entries went by that a client does not want, a sign of life says how far it has come."""
 TURN_S: Final = 40e-6
@@ -82,7 +82,7 @@ class Watcher:
         """The last position that the client knows."""
         self.told_at_s = time.monotonic()
 
-    # --- what the client is told ------------------------------------------------------------------
+    # --- what the client is sent ------------------------------------------------------------------
 
     async def next(self) -> bytes:
         """The next piece for the client, to be sent at once; nothing at the end.
@@ -130,7 +130,7 @@ class Watcher:
         """Give the client a sign of life, if it waits for something."""
         if self._woken is not None and self._tail.leave(self._awaited, self):
             self._is_beat_due = True
-            # All that the tail has taken in was looked at, and is not wanted.
+            # All that the tail has taken in was checked, and is not wanted.
             self.seq = max(self.seq, self._tail.seq)
             self._tails.share.grant(self._woken)
 
@@ -140,7 +140,7 @@ class Watcher:
         """The newest block may hold something for it."""
         if block.last_seq <= self.seq or self._woken is None:
             return False
-        # What lies between was looked at, and is not wanted.
+        # What lies between was checked, and is not wanted.
         self.seq = max(self.seq, block.first_seq - 1)
         self._tails.share.grant(self._woken)
         return True
