@@ -21,7 +21,7 @@ from ledger.errors import ConfigurationError
 from ledger.facts.events import JOB_EVENTS
 from ledger.machines.jobs import JobFold, status
 from ledger.private_fields import PRIVATE_MARK
-from pipeline.report import running, summaries
+from pipeline.report import summaries
 from pipeline.report.facts import COLUMNS, facts
 from pipeline.report.folder import rows_of
 from pipeline.report.jobs import fold
@@ -331,7 +331,7 @@ def test_counts_of_running_jobs_are_summed_by_window(spark: SparkSession) -> Non
     values = ", ".join(f"({at}, '{tenant}', 'use1', 'count', '{name}', {sum_})" for at, tenant, name, sum_ in rows)
     given = spark.sql(f"SELECT * FROM VALUES {values} AS v(window_start, tenant_id, dc_id, what, name, sum)")
     assert set(given.columns) <= set(WINDOW_SCHEMA.replace(",", " ").split())
-    (found,) = running.measures(running.by_window(given, [], period), period).collect()
+    (found,) = summaries.measures(summaries.by_window(given, [], period), period).collect()
     assert found.asDict() == {
         "what": "count",
         "name": "requests",
