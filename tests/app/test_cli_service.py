@@ -540,7 +540,7 @@ def consoles() -> list[tuple[str, list[str]]]:
 
 def shape(line: str) -> str:
     """A line without what differs from one run to the next: numbers, digests, names that were made, widths."""
-    line = re.sub(r"local-\d+-gate\w+-\d+|\b[0-9a-f]{64}\b|node-[0-9a-f]{8}", "*", line)
+    line = re.sub(r"local-\d+-gate\w+-\d+|run-\d{13}-[0-9a-f]{16}|\b[0-9a-f]{64}\b|node-[0-9a-f]{8}", "*", line)
     return re.sub(r"([━─])+", r"\1", re.sub(r"\d[\d.,]*", "0", " ".join(line.split())))
 
 
