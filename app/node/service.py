@@ -58,7 +58,7 @@ from app.write.followers.notary import Notary
 from app.write.followers.own_entries import OwnEntries
 from app.write.intake.access_records import AccessRecords
 from app.write.intake.answers import Answers
-from app.write.intake.coalescing import Gathering
+from app.write.intake.coalescing import WriteCoalescer
 from app.write.intake.job_index import JobIndex
 from app.write.intake.keyed import KeyedRequests
 from app.write.intake.returning import Returning
@@ -180,14 +180,14 @@ class Service:
             on_failure=self.lifecycle.fail,
         )
         self.node.chained.when_wanted(self.appender.wake)
-        self.gathering = Gathering(self.writer, lambda: self.appender.is_chaining, self.lifecycle.fail)
+        self.coalescer = WriteCoalescer(self.writer, lambda: self.appender.is_chaining, self.lifecycle.fail)
 
     def _wire_intake(self, started: StartedNode) -> None:
         """What takes requests that write."""
         settings, pool = self.settings, self._pool
         self.system_entries = SystemEntries(
             node=self.node,
-            wal=self.gathering,
+            wal=self.coalescer,
             backlog=self.backlog,
             quarantine=self.quarantine,
             tenants=set(started.heads),
@@ -276,7 +276,7 @@ class Service:
         settings = self.settings
         return Submitter(
             node=self.node,
-            wal=self.gathering,
+            wal=self.coalescer,
             backlog=self.backlog,
             keyed=self.keyed,
             quarantine=self.quarantine,
@@ -394,7 +394,7 @@ class Service:
             os.close(durable_fd)
 
     def _chained(self, linked: LinkedBatch) -> None:
-        self.gathering.chained()
+        self.coalescer.chained()
         self.submitter.chained(linked)
         self._follow(linked)
 
@@ -539,7 +539,7 @@ class Service:
     async def stop(self) -> None:
         """Flush the WAL, let the appender drain what the grace allows, write the control file, close."""
         self.lifecycle.begin_stop()
-        self.gathering.flush()
+        self.coalescer.flush()
         with contextlib.suppress(LedgerError):
             await asyncio.to_thread(self.writer.close, min(self.lifecycle.left_s(), WAL_CLOSE_TIMEOUT_S))
         self._hear_writer()  # what it made durable at last

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.node.service import Service
-from app.write.intake import coalescing as gathering
-from app.write.intake.coalescing import Gathering
+from app.write.intake import coalescing
+from app.write.intake.coalescing import WriteCoalescer
 from ledger.errors import DurabilityTimeoutError, LedgerError, WalPoisonedError
 from ledger.positions import Lsn
 from tests.app.chains import Chains, until
@@ -28,7 +28,7 @@ def record(lsn: int) -> QueuedRecord:
 
 
 class Node:
-    """What a gathering needs of one."""
+    """What a coalescer needs of one."""
 
     def __init__(self, folder: Path) -> None:
         log = Log(folder, node_id=NODE, wal_id=WAL_ID, epoch=1, next_lsn=1, segment_bytes=1 << 20)  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ class Node:
         self.failures: list[LedgerError] = []
         self.seen: list[int] = []
         """How many records the WAL was given before each that came by ``come``."""
-        self.gathering = Gathering(self.writer, lambda: self.is_chaining, self.failures.append)
+        self.coalescer = WriteCoalescer(self.writer, lambda: self.is_chaining, self.failures.append)
 
     async def has_synced(self, *batches: int) -> None:
         """So many records each, and nothing else."""
@@ -53,58 +53,58 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 async def test_what_comes_in_one_turn_of_the_loop_is_one_batch(node: Node) -> None:
-    assert [node.gathering.append_soon(record(lsn)) for lsn in (1, 2, 3)] == [1, 2, 3]
-    assert (node.writer.next_lsn, node.gathering.next_lsn) == (1, 4)
+    assert [node.coalescer.append_until_chained(record(lsn)) for lsn in (1, 2, 3)] == [1, 2, 3]
+    assert (node.writer.next_lsn, node.coalescer.next_lsn) == (1, 4)
     await node.has_synced(3)
 
 
 async def test_while_a_transaction_is_under_way_records_wait_for_its_end(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "GATHER_S", 3600)
+    monkeypatch.setattr(coalescing, "GATHER_S", 3600)
     node.is_chaining = True
     for lsn in range(1, 6):
-        node.gathering.append_soon(record(lsn))
+        node.coalescer.append_until_chained(record(lsn))
         await asyncio.sleep(0)
     assert node.writer.next_lsn == 1
     node.is_chaining = False
-    node.gathering.chained()
+    node.coalescer.chained()
     await node.has_synced(5)
-    node.gathering.append_soon(record(6))
+    node.coalescer.append_until_chained(record(6))
     await until(lambda: node.writer.durable_lsn == 6, "the next need not wait")
 
 
 async def chain(node: Node, first: int, last: int) -> None:
     """A transaction begins, with those that wait; these records come while it is under way, and it ends."""
-    node.gathering.flush()
+    node.coalescer.flush()
     await until(lambda: node.writer.durable_lsn == first - 1, "they are synced")
     node.is_chaining = True
     for lsn in range(first, last + 1):
-        node.gathering.append_soon(record(lsn))
+        node.coalescer.append_until_chained(record(lsn))
     node.is_chaining = False
-    node.gathering.chained()
+    node.coalescer.chained()
 
 
 async def test_at_the_end_of_a_transaction_as_many_are_awaited_as_were_in_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "GATHER_S", 3600)
-    monkeypatch.setattr(gathering, "RETURN_PART", 1e12)
+    monkeypatch.setattr(coalescing, "GATHER_S", 3600)
+    monkeypatch.setattr(coalescing, "RETURN_PART", 1e12)
     for lsn in (1, 2, 3):
-        node.gathering.append_soon(record(lsn))
+        node.coalescer.append_until_chained(record(lsn))
     await chain(node, 4, 5)
     for lsn in (6, 7):
-        node.gathering.append_soon(record(lsn))
+        node.coalescer.append_until_chained(record(lsn))
         await asyncio.sleep(0)
     assert node.writer.next_lsn == 4, "one more is to come back"
-    node.gathering.append_soon(record(8))
+    node.coalescer.append_until_chained(record(8))
     assert node.writer.next_lsn == 9
     await node.has_synced(3, 5)
 
 
 async def test_those_who_do_not_come_back_are_not_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GATHER_S", 3600)
-    node.gathering.append_soon(record(1))
+    monkeypatch.setattr(coalescing, "GATHER_S", 3600)
+    node.coalescer.append_until_chained(record(1))
     await chain(node, 2, 3)
     await node.has_synced(1, 2)
 
@@ -112,34 +112,34 @@ async def test_those_who_do_not_come_back_are_not_waited_for(node: Node, monkeyp
 async def test_nobody_is_awaited_behind_a_transaction_that_answers_nobody(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "GATHER_S", 3600)
-    monkeypatch.setattr(gathering, "RETURN_PART", 1e12)
+    monkeypatch.setattr(coalescing, "GATHER_S", 3600)
+    monkeypatch.setattr(coalescing, "RETURN_PART", 1e12)
     await chain(node, 1, 2)
     assert node.writer.next_lsn == 3
-    node.gathering.chained()
+    node.coalescer.chained()
     node.is_chaining = True
-    node.gathering.append_soon(record(3))
-    node.gathering.chained()
+    node.coalescer.append_until_chained(record(3))
+    node.coalescer.chained()
     assert node.writer.next_lsn == 4, "those of the first were answered before"
 
 
 async def test_none_waits_long_for_a_transaction_that_does_not_end(node: Node) -> None:
     node.is_chaining = True
-    node.gathering.append_soon(record(1))
-    node.gathering.append_soon(record(2))
+    node.coalescer.append_until_chained(record(1))
+    node.coalescer.append_until_chained(record(2))
     await node.has_synced(2)
 
 
 async def test_a_record_that_is_answered_before_it_is_chained_goes_at_once_behind_those_that_wait(
     node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gathering, "GATHER_S", 3600)
+    monkeypatch.setattr(coalescing, "GATHER_S", 3600)
     node.is_chaining = True
-    assert node.gathering.append_soon(record(1)) == 1
-    assert node.gathering.append_all([record(2), record(3)]) == 2
+    assert node.coalescer.append_until_chained(record(1)) == 1
+    assert node.coalescer.append_all([record(2), record(3)]) == 2
     await until(lambda: node.writer.durable_lsn == 3, "all are synced")
-    assert node.gathering.append_soon(record(4)) == 4
-    node.gathering.flush()
+    assert node.coalescer.append_until_chained(record(4)) == 4
+    node.coalescer.flush()
     node.writer.close(WAIT_S)
     assert lsns_in(tmp_path) == [1, 2, 3, 4]
 
@@ -149,13 +149,13 @@ def come(node: Node, lsn: int, last: int) -> None:
     if lsn < last:
         asyncio.get_running_loop().call_soon(come, node, lsn + 1, last)
     node.seen.append(node.writer.next_lsn - 1)
-    assert node.gathering.append_in_company(record(lsn)) == lsn
+    assert node.coalescer.append_until_durable(record(lsn)) == lsn
 
 
 async def test_records_that_are_waited_for_go_together_while_each_turn_of_the_loop_brings_one(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "COMPANY_S", 3600)
+    monkeypatch.setattr(coalescing, "COMPANY_S", 3600)
     come(node, 1, 5)
     await until(lambda: node.writer.durable_lsn == 5, "they are synced")
     assert node.seen == [0] * 5
@@ -168,7 +168,7 @@ async def test_records_that_are_waited_for_go_together_while_each_turn_of_the_lo
 async def test_they_go_when_they_are_many_or_have_waited_for_long(
     node: Node, monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:
-    monkeypatch.setattr(gathering, name, most)
+    monkeypatch.setattr(coalescing, name, most)
     come(node, 1, 9)
     await until(lambda: node.writer.durable_lsn == 9, "all are synced")
     assert node.seen == [0, 0, 2, 2, 4, 4, 6, 6, 8]
@@ -177,15 +177,15 @@ async def test_they_go_when_they_are_many_or_have_waited_for_long(
 async def test_what_is_waited_for_takes_along_what_waits_for_a_transaction(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "GATHER_S", 3600)
+    monkeypatch.setattr(coalescing, "GATHER_S", 3600)
     node.is_chaining = True
-    node.gathering.append_soon(record(1))
+    node.coalescer.append_until_chained(record(1))
     come(node, 2, 2)
     await node.has_synced(2)
 
 
 async def test_what_the_wal_does_not_take_any_more_fails_the_node(node: Node) -> None:
-    node.gathering.append_soon(record(1))
+    node.coalescer.append_until_chained(record(1))
     node.writer.close(WAIT_S)
     await until(lambda: node.failures, "it is told")
     assert isinstance(node.failures[0], WalPoisonedError)
@@ -197,7 +197,7 @@ async def test_what_the_wal_does_not_take_any_more_fails_the_node(node: Node) ->
 @pytest.fixture
 def forever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the end of a transaction releases the records that wait for it."""
-    monkeypatch.setattr(gathering, "GATHER_S", 3600)
+    monkeypatch.setattr(coalescing, "GATHER_S", 3600)
 
 
 def syncs(service: Service) -> float:
@@ -217,7 +217,7 @@ async def test_what_waits_behind_a_transaction_is_synced_at_its_end_and_chained_
         await until(lambda: service.appender.is_chaining, "the first is being chained")
         synced_lsn, before = service.writer.durable_lsn, syncs(service)
         rest = [asyncio.create_task(service.submitter.submit(created("acme", n), key=None)) for n in range(2, 30)]
-        await until(lambda: service.gathering.next_lsn == synced_lsn + 29, "the others were taken")
+        await until(lambda: service.coalescer.next_lsn == synced_lsn + 29, "the others were taken")
         assert service.writer.next_lsn == synced_lsn + 1
         proxy.resume()
         await first
@@ -256,8 +256,8 @@ async def test_what_waits_when_the_node_stops_is_in_its_wal(
         waiting = [asyncio.create_task(service.submitter.submit(created("acme", 1), key=None))]
         await until(lambda: service.appender.is_chaining, "the first is being chained")
         waiting.append(asyncio.create_task(service.submitter.submit(created("acme", 2), key=None)))
-        await until(lambda: service.gathering.next_lsn == service.writer.next_lsn + 1, "the second waits")
-        last_lsn = Lsn(service.gathering.next_lsn - 1)
+        await until(lambda: service.coalescer.next_lsn == service.writer.next_lsn + 1, "the second waits")
+        last_lsn = Lsn(service.coalescer.next_lsn - 1)
     assert service.writer.durable_lsn == last_lsn
     for told in await asyncio.gather(*waiting, return_exceptions=True):
         assert isinstance(told, DurabilityTimeoutError)

@@ -41,7 +41,7 @@ COMPANY_ENTRIES = 32
 """Company enough."""
 
 
-class Gathering:
+class WriteCoalescer:
     """The way of all records of a node into ``wal``. Belongs to one event loop, and is the only one that appends.
 
     ``is_chaining`` says whether a transaction is under way at whose end ``chained`` is called. ``on_failure`` is told
@@ -76,7 +76,7 @@ class Gathering:
             self.flush()
         return self._wal.append_all(records)
 
-    def append_soon(self, record: QueuedRecord) -> Lsn:
+    def append_until_chained(self, record: QueuedRecord) -> Lsn:
         """The LSN of a record that MUST NOT be acknowledged before it is chained. It MUST be one that the WAL takes."""
         lsn = self.next_lsn
         self._records.append(record)
@@ -87,7 +87,7 @@ class Gathering:
             self._timer = loop.call_later(GATHER_S, self.flush) if self._is_chaining() else loop.call_soon(self.flush)
         return lsn
 
-    def append_in_company(self, record: QueuedRecord) -> Lsn:
+    def append_until_durable(self, record: QueuedRecord) -> Lsn:
         """The LSN of a record that is answered once it is durable. It MUST be one that the WAL takes."""
         lsn = self.next_lsn
         self._records.append(record)

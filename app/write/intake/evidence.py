@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 from app.runtime.tasks.sharing import Turn
+from app.store.idempotency import ChainedLine
 from app.write.intake.member_copies import MemberCopies, Stretch
 from ledger.errors import COPIES_REMOVED, NO_QUORUM, DurabilityTimeoutError
 from ledger.facts.events import Durability
@@ -22,25 +23,8 @@ InRegions = Callable[[Mapping[str, int], float], Awaitable[None]]
 each."""
 
 
-class AtChain(Protocol):
-    """An event in the chain, as far as it decides who else holds it; a ``ChainedLine`` is one."""
-
-    @property
-    def tenant_id(self) -> str: ...
-    @property
-    def job_id(self) -> str: ...
-    @property
-    def t_hlc(self) -> str: ...
-    @property
-    def epoch(self) -> Epoch: ...
-    @property
-    def lsn(self) -> Lsn: ...
-    @property
-    def seq(self) -> int: ...
-
-
 class Chained(NamedTuple):
-    """``AtChain`` of an event that this process has seen chained."""
+    """An event that this process has seen chained, as far as it decides who else holds it."""
 
     tenant_id: str
     job_id: str
@@ -48,6 +32,10 @@ class Chained(NamedTuple):
     epoch: Epoch
     lsn: Lsn
     seq: int
+
+
+AtChain: TypeAlias = ChainedLine | Chained
+"""An event in the chain, as far as it decides who else holds it."""
 
 
 class Evidence:

@@ -29,10 +29,11 @@ from app.store.appended import AppendedEntries
 from app.store.job_table import JobKey
 from app.store.log_rows import LOG_COLUMNS
 from app.write.intake.answers import Answers, Entered, fence_token_of, raise_refusal, refused
+from app.write.intake.coalescing import WriteCoalescer
 from app.write.intake.job_checks import JobChecks, JobLookup
 from app.write.intake.job_index import JobIndex
 from app.write.intake.keyed import KeyedRequests
-from app.write.intake.system_entries import SystemEntries, WalAppend, record_of
+from app.write.intake.system_entries import SystemEntries, record_of
 from app.write.pending.backlog import (
     Backlog,
     Pending,
@@ -68,7 +69,7 @@ class Submitter:
     """Takes events in. Belongs to one event loop; only this, ``SystemEntries`` and ``Returning`` draw positions."""
 
     node: Node
-    wal: WalAppend
+    wal: WriteCoalescer
     backlog: Backlog
     keyed: KeyedRequests
     quarantine: Quarantine
@@ -409,9 +410,9 @@ class Submitter:
         if len(records) > 1:
             queued_lsn = self.wal.append_all(records)
         elif answered_early:
-            queued_lsn = self.wal.append_in_company(records[0])
+            queued_lsn = self.wal.append_until_durable(records[0])
         else:
-            queued_lsn = self.wal.append_soon(records[0])
+            queued_lsn = self.wal.append_until_chained(records[0])
         assert queued_lsn == first_lsn
         self.backlog.add([*beginnings, *entered])
         self._tenants.update(begun)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from app.runtime.state.node import Node
 from app.store.appended import ChainPosition
 from app.trust.quotas import Rate
 from app.write.intake.answers import outcome_within
+from app.write.intake.coalescing import WriteCoalescer
 from app.write.pending.backlog import Backlog, Pending, record_bytes_of
 from app.write.pending.linking import DuplicateLineError
 from app.write.pending.quarantine import Quarantine
@@ -31,22 +31,12 @@ from ledger.positions import Lsn, before
 _TYPE_OF_ACTION = {action: number for number, action in SYSTEM_RECORD_TYPES.items()}
 
 
-class WalAppend(Protocol):
-    """What writing such entries needs of the WAL writer."""
-
-    @property
-    def next_lsn(self) -> Lsn: ...
-    def append_all(self, records: Sequence[tuple[Hlc, int, bytes]]) -> int: ...
-    def append_in_company(self, record: tuple[Hlc, int, bytes]) -> int: ...
-    def append_soon(self, record: tuple[Hlc, int, bytes]) -> int: ...
-
-
 @dataclass(kw_only=True, eq=False)
 class SystemEntries:
     """Writes them, in one event loop; ``tenants`` are those whose chain has begun, or will by what is queued."""
 
     node: Node
-    wal: WalAppend
+    wal: WriteCoalescer
     backlog: Backlog
     quarantine: Quarantine
     tenants: set[str]
@@ -213,7 +203,7 @@ class SystemEntries:
             self.charge_new(actor, 1)
             self.begin_in_queue(tenant_id)
         pending = self._pending(kind, subject, payload, self.wal.next_lsn, tenant_id, key)
-        self.wal.append_soon(record_of(pending))
+        self.wal.append_until_chained(record_of(pending))
         pending.outcome = asyncio.get_running_loop().create_future()
         return self._queued(pending)
 
