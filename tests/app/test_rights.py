@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
 
 from app.edge.accepted import AccessControl
-from app.edge.application import ROUTERS
+from app.edge.application import ROUTERS, create_app
 from app.edge.listener import listening
 from app.edge.routes.jobs import submissions
 from app.edge.routing import LeanRoute, RightedRoute
@@ -189,3 +189,8 @@ async def test_the_description_says_what_each_operation_needs(serve: Serve) -> N
     told = document["paths"]["/v1/events"]["post"]["description"]
     assert told.endswith("Needs the right `write` for each tenant that the body names.")
     assert document["paths"]["/livez"]["get"]["description"].endswith("Needs no caller.")
+
+
+def test_the_application_refuses_to_begin_without_a_service_that_a_route_names() -> None:
+    with pytest.raises(LookupError, match=r"/v1/jobs names services that are not wired: .*EventWrites"):
+        create_app({})
