@@ -8,14 +8,14 @@ Always true, and asserted where it can break::
 
 Life of a batch, and what a crash in each phase leaves:
 
-    1. collect   records are in memory; nothing of them is left
-    2. encode    the same: header, CRC and payload of each, one behind the other
-    3. write     one system call: BATCH record and body; a torn tail is left, or all of it
-    4. sync      all of it is left, or a torn tail
-    5. report    all of it is left
+    1. collect   records are in memory; they are lost
+    2. encode    the same: header, CRC and payload of each, one after the other
+    3. write     one system call: BATCH record and body; a torn tail is there, or all of it
+    4. sync      all of it is there, or a torn tail
+    5. report    all of it is there
 
 All five are done by the queue (``wal.queue``), which is in C where that is built: then the thread goes from one to the
-next without the interpreter's lock, batch after batch. Here are the thread, its end, and the errors of ``append``.
+next without the GIL, batch after batch. Here are the thread, its end, and the errors of ``append``.
 
 After the sync, and twice a second when idle, the thread checks that the files are where they were (``wal.folder``):
 what is written into a file that was removed is not acknowledged.
@@ -85,7 +85,7 @@ class GroupCommit:
         self._queue = native.make_queue(self._bounds, log, durable_fd, shipper_fd)
         self._append = self._queue.append
         self.ship: Ship | None = getattr(self._queue, "ship", None)
-        """Ships what is written, without the interpreter's lock; None where C is not built."""
+        """Ships what is written, without the GIL; None where C is not built."""
         self._poison: WalPoisonedError | None = None
         self._closing = False
         self._check_at = time.monotonic() + CHECK_INTERVAL_S
@@ -108,11 +108,11 @@ class GroupCommit:
         return self._queue.durable_lsn
 
     def take_durable(self) -> list[DurableBatch]:
-        """The batches that became durable since the last call, in their order; of very many, the last."""
+        """The batches that became durable since the last call, in their order. Bounded: only the newest are kept."""
         return [DurableBatch(*batch) for batch in self._queue.take_durable()]
 
     def expect(self, entries: int) -> None:
-        """As ``wal.queue.Queue.expect``."""
+        """So many appends are about to come: the batch is held open for them (``wal.queue.Queue.expect``)."""
         self._queue.expect(entries)
 
     def append(self, hlc: Hlc, record_type: int, payload: bytes) -> Lsn:

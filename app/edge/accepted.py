@@ -52,7 +52,7 @@ class Accepted:
     """When the edge began to work on it, by ``time.perf_counter``."""
     checked_s: float
     """When what the caller shows was checked last, by the same clock."""
-    is_paced: bool = False
+    is_body_rate_limited: bool = False
     """Whether the bytes of the body are charged while they are read."""
     is_tenant_charged: bool = False
     held_bytes: int = 0
@@ -192,7 +192,7 @@ class AccessControl:
         if sizes is not None:
             body_bytes = _declared_bytes(accepted.scope)
             if body_bytes < 0 or body_bytes > sizes.burst:
-                body_bytes, accepted.is_paced = 0, True
+                body_bytes, accepted.is_body_rate_limited = 0, True
         self.quotas.admit(accepted.caller.id, body_bytes)
 
     async def caller_if_known(self, scope: Scope) -> Principal | None:
@@ -240,7 +240,7 @@ async def body_chunks(request: Request) -> AsyncIterator[bytes]:
         UnauthenticatedError: once it is whole, what the caller showed counts no more.
     """
     accepted: Accepted | None = request.scope.get(ACCEPTED)
-    sizes = accepted.quotas.principal_bytes if accepted is not None and accepted.is_paced else None
+    sizes = accepted.quotas.principal_bytes if accepted is not None and accepted.is_body_rate_limited else None
     async for chunk in request.stream():
         if sizes is not None and accepted is not None:
             await asyncio.sleep(sizes.owe(accepted.caller.id, len(chunk)))

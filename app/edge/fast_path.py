@@ -5,13 +5,13 @@ What it skips costs more than all that is done for the event. Each step is the o
     1. head     POST to a job or to all, or a proposal with its key, HTTP/1.1, nothing but HEADERS, a body of at most
                 BODY_BYTES_MAX
     2. accept   ``AccessControl``: the caller, the right, the caller's quota, before there is a body
-    3. enter    ``EventWrites`` or ``ProposalWrites``: the form, the tenant's quota, the entry in the WAL, where that
-                takes no question to the store and no seal
-    4. answer   the same, once the entry has reached its level
+    3. append   ``EventWrites`` or ``ProposalWrites``: the form, the tenant's quota, the record in the WAL, if it needs
+                no database lookup and no encryption of fields
+    4. answer   the same, once the record has reached its level
 
-Every other request is the framework's, which gets it as it came. This module never refuses: an error goes with the
-request to its route, which raises it. A request whose entry was made is handed on with an error, or answered here; but
-for a proposal whose key was chained before: the route enters it again under that key, and neither adds to the chain.
+Every other request goes to the framework as it arrived. This module never sends an error response: it passes the
+exception with the request to the route, which raises it. Once a record is in the WAL the route never appends it again.
+One exception is a proposal whose key is chained already: the route appends it under that key, which adds no entry.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _ANY_WRITE = re.compile(b"/v1/(?:jobs(?:/[^/]+/(?:events|cancel))?|events|commit
 class FastWrite:
     """A request that the fast path has accepted and whose body is still to come."""
 
-    by: EventWrites | ProposalWrites
+    handler: EventWrites | ProposalWrites
     write: Write
     accepted: Accepted
     job_id: str | None
@@ -99,8 +99,8 @@ class FastPath:
         return scope["method"] == "POST" and _ANY_WRITE.fullmatch(scope["raw_path"]) is not None
 
     def begin(self, scope: Any, cached: CachedHead | None = None) -> FastWrite | None:
-        """The write that a head asks for; None when it is the framework's, for which ``scope`` then holds what was
-        done."""
+        """The write that a head asks for. None if the request falls back to the framework; ``scope`` then carries the
+        result of the access check, or its error."""
         if scope["method"] != "POST" or scope["query_string"] or scope["http_version"] != "1.1":
             return None
         match = _PATH.fullmatch(scope["raw_path"])
@@ -121,10 +121,10 @@ class FastPath:
         if accepted is None:
             del scope["route"]
             return None
-        if accepted.is_paced:
+        if accepted.is_body_rate_limited:
             return None
-        by = self._proposals if is_proposal else self._events
-        return FastWrite(by, write, accepted, None if job_id is None else job_id.decode())
+        handler = self._proposals if is_proposal else self._events
+        return FastWrite(handler, write, accepted, None if job_id is None else job_id.decode())
 
     def _key(self, headers: Fields) -> bytes | None:
         """The Idempotency-Key of a head that the fast path takes, empty where it has none; None for any other head."""
@@ -149,7 +149,7 @@ class FastPath:
         try:
             self._node.check_writable()
             fast.accepted.check_again()
-            return fast.by.enter(fast.write, fast.accepted, body, fast.job_id)
+            return fast.handler.enter(fast.write, fast.accepted, body, fast.job_id)
         except Exception as error:
             fast.accepted.scope[FAULT] = error
             return None
@@ -158,7 +158,7 @@ class FastPath:
         """The answer once ``entered.reached`` is done; None when the scope holds the error to answer with, or the
         framework can ask again."""
         try:
-            return fast.by.answer(entered)
+            return fast.handler.answer(entered)
         except Exception as error:
             fast.accepted.scope[FAULT] = error
             return None

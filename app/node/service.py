@@ -85,7 +85,7 @@ from wal.replication.configuration import AckMode
 
 WAL_CLOSE_TIMEOUT_S = 10.0
 CLOSE_RESERVE_S = 1.5
-"""What is kept of ``shutdown_grace`` for tasks, connections and the process to end in; what hangs is cut off."""
+"""Part of ``shutdown_grace`` that is kept for cancelling tasks and closing connections."""
 FOLLOW_AT_STOP_S = 2.0
 """How long a stop waits for followers; what they have not followed then is followed by the next start."""
 FENCE_HELD_IDLE_MAX_S = 5.0
@@ -367,25 +367,26 @@ class Service:
         """Called on the writer thread."""
 
         def take_in(error: WalPoisonedError) -> None:
-            self._hear_writer()  # what it made durable before
+            self._drain_durable()  # what it made durable before
             self.lifecycle.fail(error)
 
         called_in(self._loop, take_in)(error)
 
     def _take_durable(self) -> None:
         os.eventfd_read(self._durable_fd)
-        self._hear_writer()
+        self._drain_durable()
 
-    def _hear_writer(self) -> None:
-        """Take in what the writer has made durable."""
+    def _drain_durable(self) -> None:
+        """Process the batches that the writer has made durable."""
         for batch in self.writer.take_durable():
             self.metrics.wal_sync_seconds.observe(batch.sync_s)
             self.metrics.wal_batch_entries.observe(batch.entries)
         if self.writer.durable_lsn > self.node.durable.lsn:
             self._durable(self.writer.durable_lsn)
 
-    def _leave_writer(self) -> None:
-        """Listen no more, once. What a hanging writer rings stays open, lest it become another's."""
+    def _detach_writer(self) -> None:
+        """Stop reading the descriptor, once. It stays open while the writer may write to it, so that no other file gets
+        its number."""
         durable_fd, self._durable_fd = self._durable_fd, NO_FD
         if durable_fd == NO_FD:
             return
@@ -534,7 +535,7 @@ class Service:
                 self.writer.close(WAL_CLOSE_TIMEOUT_S)
             if self.leadership is not None:
                 self.leadership.shipper.close(0)
-            self._leave_writer()
+            self._detach_writer()
 
     async def stop(self) -> None:
         """Flush the WAL, let the appender drain what the grace allows, write the control file, close."""
@@ -542,7 +543,7 @@ class Service:
         self.coalescer.flush()
         with contextlib.suppress(LedgerError):
             await asyncio.to_thread(self.writer.close, min(self.lifecycle.left_s(), WAL_CLOSE_TIMEOUT_S))
-        self._hear_writer()  # what it made durable at last
+        self._drain_durable()  # what it made durable at last
         drain_s = max(0.0, self.lifecycle.left_s() - CLOSE_RESERVE_S)
         flushing = asyncio.create_task(asyncio.to_thread(self._stats_writer.close, drain_s))
         if self.node.failure is None:
@@ -573,7 +574,7 @@ class Service:
         except OSError as error:
             log.error("control_file_not_written", error=str(error))
         await asyncio.to_thread(self.breaks.close)
-        self._leave_writer()
+        self._detach_writer()
         if self._started.lease is not None:
             await self._started.lease.release()
         self._started.lock.release()

@@ -1,5 +1,5 @@
-"""The wiring of a node: what its settings name is loaded, it is started, and the services that routes name are made by
-their constructors, over the write path of ``app.node.service``.
+"""Where a node is put together: files are loaded, the node is started, and each service that a route names is built by
+its constructor. The write path is built in ``app.node.service``.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ async def running(
     check_libraries()
     files = LoadedFiles.of(settings)
     started = await start_node(settings, database_url, accept_lost_wal=accept_lost_wal, takeover=takeover)
-    async with contextlib.AsyncExitStack() as held:
-        held.callback(started.lock.release)
-        held.callback(started.connection.terminate)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(started.lock.release)
+        stack.callback(started.connection.terminate)
         try:
             pool = await NodePool(
                 database_url,
@@ -108,17 +108,17 @@ async def running(
                 command_timeout_s=STATEMENT_TIMEOUT_S,
                 first=started.connection,
             )
-            held.callback(pool.terminate)
+            stack.callback(pool.terminate)
             service = Service(settings, started, pool, database_url)
-            held.callback(service.close_unstarted)
+            stack.callback(service.close_unstarted)
             knowledge = await _private_fields(pool, settings.privacy_master_key_uri, started, service)
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
             raise went_away(error) from error
-        replicas = await held.enter_async_context(
+        replicas = await stack.enter_async_context(
             replicas_at(settings.database_replica_urls, database_url, started.log_origin)
         )
         services = _services(service, started, pool, replicas, knowledge, files)
-        held.push_async_callback(services[ChainVerifier].close)
+        stack.push_async_callback(services[ChainVerifier].close)
         try:
             await service.tokens.start()
             if settings.auth.mode == "tokens" and not service.tokens.known:
@@ -176,7 +176,7 @@ async def _private_fields(
     """What the ledger's private fields are, known before the first event is taken."""
     keys, node_id = SubjectKeys(pool, master_key_uri), started.node.node_id
     knowledge = PrivacyKnowledge(pool, keys, node_id, service.entry_check, service.breaks.report_error)
-    said = {
+    unchained = {
         action: [
             PrivacyEntry(each.tenant_id, None, each.job_id, each.payload, each.hlc.physical_ms)
             for each in started.recovered
@@ -184,12 +184,12 @@ async def _private_fields(
         ]
         for action in (SystemAction.PRIVACY_DECLARED, SystemAction.SUBJECT_ERASED)
     }
-    await knowledge.start(Unchained(said[SystemAction.PRIVACY_DECLARED], said[SystemAction.SUBJECT_ERASED]))
+    await knowledge.start(Unchained(unchained[SystemAction.PRIVACY_DECLARED], unchained[SystemAction.SUBJECT_ERASED]))
     return knowledge
 
 
 class LoadedFiles(NamedTuple):
-    """What the settings say at length, or by the names of files: read before anything is begun."""
+    """TLS, OIDC, time-stamping authorities and limits, loaded from files and settings before the node starts."""
 
     authorities: Sequence[Authority]
     tls: ServerTls | None
@@ -276,15 +276,15 @@ def _services(
             breaks=service.breaks,
             on_failure=service.lifecycle.fail,
         ),
-        **_of_requests(service, started, files),
-        **_of_writes(service, started, pool, knowledge, consistency),
-        **_of_reads(service, pool, Copies(service.node, pool, consistency, replicas), knowledge),
-        **_of_verification(service, started, pool, consistency, files),
-        **_of_sharing(service, started, pool, knowledge, files),
+        **_request_services(service, started, files),
+        **_write_services(service, started, pool, knowledge, consistency),
+        **_read_services(service, pool, Copies(service.node, pool, consistency, replicas), knowledge),
+        **_verification_services(service, started, pool, consistency, files),
+        **_sharing_services(service, started, pool, knowledge, files),
     }
 
 
-def _of_requests(service: Service, started: StartedNode, files: LoadedFiles) -> Services:
+def _request_services(service: Service, started: StartedNode, files: LoadedFiles) -> Services:
     """Who calls, what a caller may, and what holds a connection."""
     settings = service.settings
     console_sessions = ConsoleSessions(started.session_secret, settings.auth.session_life)
@@ -311,7 +311,7 @@ def _of_requests(service: Service, started: StartedNode, files: LoadedFiles) -> 
     }
 
 
-def _of_writes(
+def _write_services(
     service: Service, started: StartedNode, pool: NodePool, knowledge: PrivacyKnowledge, consistency: Consistency
 ) -> Services:
     """What takes events, proposals and reports."""
@@ -346,7 +346,7 @@ def _of_writes(
     }
 
 
-def _of_reads(service: Service, pool: NodePool, copies: Copies, knowledge: PrivacyKnowledge) -> Services:
+def _read_services(service: Service, pool: NodePool, copies: Copies, knowledge: PrivacyKnowledge) -> Services:
     """What reads jobs and commitments."""
     report, job_table = service.breaks.report_error, service.job_table
     folded = FoldedJobs(service.job_folds, job_table.doubt, report)
@@ -358,7 +358,7 @@ def _of_reads(service: Service, pool: NodePool, copies: Copies, knowledge: Priva
     }
 
 
-def _of_verification(
+def _verification_services(
     service: Service, started: StartedNode, pool: NodePool, consistency: Consistency, files: LoadedFiles
 ) -> Services:
     """What verifies chains, and proves and keeps what is outside of them."""
@@ -413,7 +413,7 @@ def _of_verification(
     }
 
 
-def _of_sharing(
+def _sharing_services(
     service: Service, started: StartedNode, pool: NodePool, knowledge: PrivacyKnowledge, files: LoadedFiles
 ) -> Services:
     """What gives entries to others, and takes theirs."""

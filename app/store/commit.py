@@ -3,19 +3,19 @@
 ``commit`` stores a batch in one transaction, all of it or nothing, and answers what happened as a value::
 
     Committed        all of it is stored
-    Fenced           the position of the node is not the one that it left
+    Fenced           the fence failed: chained_lsn or epoch is not what this node wrote last
     HeadsMoved       a chain does not end where the batch was linked
     KeysChained      a keyed request of the batch is chained
     RowRefused       PostgreSQL refuses a row or a value in it
     RowsLocked       another session keeps a row locked for longer than ``LOCK_TIMEOUT_S``
     TenantDamaged    rows of a tenant are not what this node chained, or PostgreSQL dropped some without an error
-    Unanswered       PostgreSQL gave no answer: all of it may be stored, or nothing
+    InDoubt          no answer, or an error that is not about the data, such as a deadlock: all is stored, or nothing
 
 A small batch is one statement, which is a transaction by itself. A large batch, and one that begins chains, is a
 transaction of the same statement and a COPY: from some 200 rows on, COPY costs PostgreSQL less for each row.
 
-The columns of a statement travel as one text each, a value a line: the driver encodes each value of an array by itself,
-which takes longer than the rest of the way to the server.
+The columns of a statement travel as one text each, one value per line: the driver encodes the values of an
+array one by one, which takes longer than the rest of the way to the server.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 ROWS_IN_STATEMENT_MAX: Final = 200
-"""More rows are copied."""
+"""A larger batch uses COPY."""
 
 Value = TypeVar("Value")
 
@@ -60,16 +60,16 @@ class Batch:
     """What is to be committed together."""
 
     step: Step
-    """What it does to the position of the node."""
+    """How it moves the position of the node, and the fence that it checks."""
     moves: Sequence[tuple[str, ChainHead, ChainHead]]
     """(tenant, head that its entries are linked onto, head that they leave) of each chain that grows."""
     rows: LogRows
     keyed: Sequence[KeyedRow] = ()
     new_chains: Collection[str] = ()
     """Tenants that have no head yet and get one."""
-    are_keys_known: bool = False
-    """Whether the chained lines of its keyed requests were read at these heads. Keyed lines change only together with
-    the head of their tenant."""
+    are_keys_checked: bool = False
+    """Whether the keys of its requests were looked up at these heads. Rows of keys change only together with the head
+    of their tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The position of the node is not the one that it left; nothing was stored."""
+    """``chained_lsn`` or epoch is not what this node wrote last; nothing was stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,13 @@ class TenantDamaged:
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
-    """PostgreSQL gave no answer, or an error that is not about the data: all may be stored, or nothing."""
+class InDoubt:
+    """PostgreSQL gave no answer, or an error that is not about the data: all of the batch is stored, or nothing."""
 
     error: Exception
 
 
-Answer = Committed | Fenced | HeadsMoved | KeysChained | RowRefused | RowsLocked | TenantDamaged | Unanswered
+Answer = Committed | Fenced | HeadsMoved | KeysChained | RowRefused | RowsLocked | TenantDamaged | InDoubt
 
 _KEY_TYPES = ("text", "smallint", "text", "integer", "bytea", "bigint", "bigint", "bigint")
 _LOG_TYPES = {
@@ -144,8 +144,8 @@ _BODY_DIGEST = _KEY_TYPES.index("bytea")
 
 
 def _columns(first: int, types: Sequence[str], form: str = "{}") -> str:
-    """Columns of these types, NULL for an empty line or a column that is shorter than the longest. In ``form`` unnested
-    they are not copied to a table in between, as they are in FROM."""
+    """Columns of these types, NULL for an empty line or a column that is shorter than the longest. ``unnest`` in the
+    SELECT list does not materialize them, as it does in FROM."""
     arrays = (
         f"string_to_array(${number}, E'\\n', ''){'' if kind == 'text' else f'::{kind}[]'}"
         for number, kind in enumerate(types, first)
@@ -154,11 +154,12 @@ def _columns(first: int, types: Sequence[str], form: str = "{}") -> str:
 
 
 # A statement that waits for a row sees that row as it is then, and all else as it was when the statement began: FOR
-# UPDATE compares the heads anew. Keyed lines that were stored meanwhile have moved a head.
+# UPDATE compares the heads again. Rows of keys that were stored meanwhile have moved a head. The last column divides by
+# zero on purpose: the statement fails where rows were dropped without an error.
 _COMMIT = f"""
 WITH fence AS MATERIALIZED (
     SELECT FROM scheduler.wal_positions WHERE node_id = $1 AND epoch = $2 AND chained_lsn = $3 FOR UPDATE
-), met AS MATERIALIZED (
+), matching_heads AS MATERIALIZED (
     SELECT h.tenant_id
       FROM unnest($6::text[], $7::bigint[], $8::text[], $9::text[]) AS n(tenant_id, seq, chain_link, hlc)
       JOIN scheduler.chain_heads AS h ON h.tenant_id = n.tenant_id
@@ -166,34 +167,35 @@ WITH fence AS MATERIALIZED (
        AND (h.head_seq, h.head_chain_link, h.head_hlc) IS NOT DISTINCT FROM (n.seq, n.chain_link, n.hlc)
      ORDER BY h.tenant_id
        FOR UPDATE OF h
-), fit AS MATERIALIZED (
-    SELECT is_passed, is_met, is_passed AND is_met AND (${_COUNTS_AT + 2}::boolean OR NOT EXISTS (
+), preconditions AS MATERIALIZED (
+    SELECT fence_holds, heads_match, fence_holds AND heads_match AND (${_COUNTS_AT + 2}::boolean OR NOT EXISTS (
                SELECT FROM unnest({_columns(_KEYS_AT, _KEY_TYPES[:3])}) AS n(tenant_id, route, key)
                  JOIN scheduler.idempotency AS i
-                   ON (i.tenant_id, i.route, i.key) = (n.tenant_id, n.route, n.key))) AS is_so
-      FROM (SELECT EXISTS (SELECT FROM fence) AS is_passed, count(*) = cardinality($6) AS is_met FROM met) AS heads
+                   ON (i.tenant_id, i.route, i.key) = (n.tenant_id, n.route, n.key))) AS all_hold
+      FROM (SELECT EXISTS (SELECT FROM fence) AS fence_holds, count(*) = cardinality($6) AS heads_match
+              FROM matching_heads) AS heads
 ), advanced AS (
     UPDATE scheduler.wal_positions
        SET chained_lsn = $4, seen_durable_lsn = greatest(seen_durable_lsn, $5), updated_at = now()
-     WHERE node_id = $1 AND (SELECT is_so FROM fit)
+     WHERE node_id = $1 AND (SELECT all_hold FROM preconditions)
     RETURNING 1
 ), moved AS (
     UPDATE scheduler.chain_heads AS h
        SET head_seq = n.head_seq, head_chain_link = n.head_chain_link, head_hlc = n.head_hlc, updated_at = now()
       FROM unnest($6::text[], $10::bigint[], $11::text[], $12::text[])
            AS n(tenant_id, head_seq, head_chain_link, head_hlc)
-     WHERE h.tenant_id = n.tenant_id AND (SELECT is_so FROM fit)
+     WHERE h.tenant_id = n.tenant_id AND (SELECT all_hold FROM preconditions)
     RETURNING h.tenant_id, (h.head_seq, h.head_chain_link, h.head_hlc)
               IS NOT DISTINCT FROM (n.head_seq, n.head_chain_link, n.head_hlc) AS is_there
 ), entries AS (
     INSERT INTO scheduler.scheduler_log ({", ".join(LOG_COLUMNS)})
     SELECT {_columns(_ROWS_AT, [_LOG_TYPES.get(name, "text") for name in LOG_COLUMNS], "unnest({})")}
-     WHERE (SELECT is_so FROM fit)
+     WHERE (SELECT all_hold FROM preconditions)
     RETURNING 1
 ), keyed AS (
     INSERT INTO scheduler.idempotency (tenant_id, route, key, line, body_digest, seq, epoch, lsn)
     SELECT {_columns(_KEYS_AT, _KEY_TYPES, "unnest({})")}
-     WHERE (SELECT is_so FROM fit)
+     WHERE (SELECT all_hold FROM preconditions)
     RETURNING tenant_id
 ), stored AS (
     SELECT (SELECT count(*) FROM advanced) AS positions,
@@ -201,25 +203,25 @@ WITH fence AS MATERIALIZED (
            (SELECT count(*) FROM entries) AS entries,
            (SELECT array_agg(tenant_id) FROM keyed) AS keyed
 )
-SELECT is_passed, is_met, is_so, positions, heads, keyed,
-       CASE WHEN is_so AND ${_COUNTS_AT + 3}::boolean
+SELECT fence_holds, heads_match, all_hold, positions, heads, keyed,
+       CASE WHEN all_hold AND ${_COUNTS_AT + 3}::boolean
             THEN 1 / (positions = 1 AND coalesce(cardinality(heads), 0) = cardinality($6)
                       AND entries = ${_COUNTS_AT}::bigint
                       AND coalesce(cardinality(keyed), 0) = ${_COUNTS_AT + 1}::bigint)::integer END
-  FROM fit, stored
+  FROM preconditions, stored
 """
 
 
 async def commit(connection: Connection, batch: Batch) -> Answer:
-    """Store ``batch`` in one transaction; nothing of it is stored unless the answer is ``Committed`` or ``Unanswered``.
+    """Store ``batch`` in one transaction; nothing of it is stored unless the answer is ``Committed`` or ``InDoubt``.
 
     A statement without an answer may still have to begin on the server, and be carried out later.
     """
-    return await answered(_commit(connection, batch))
+    return await errors_as_values(_commit(connection, batch))
 
 
-async def answered(work: Awaitable[Answer]) -> Answer:
-    """What ``work``, which asks PostgreSQL, answers; an error as the value that it is."""
+async def errors_as_values(work: Awaitable[Answer]) -> Answer:
+    """The answer of ``work``, which asks PostgreSQL; an error becomes a value."""
     try:
         return await work
     except ChainDamagedError as error:
@@ -229,18 +231,18 @@ async def answered(work: Awaitable[Answer]) -> Answer:
     except DATABASE_FAULTS as error:
         if isinstance(error, asyncpg.PostgresError) and is_record_fault(error):
             return RowRefused(error.sqlstate or "", str(error))
-        return Unanswered(error)
+        return InDoubt(error)
 
 
-async def or_unanswered(work: Awaitable[Value]) -> Value | Unanswered:
-    """What ``work`` gives, or why PostgreSQL gives nothing."""
+async def or_in_doubt(work: Awaitable[Value]) -> Value | InDoubt:
+    """The result of ``work``, or the error that keeps it in doubt."""
     try:
         return await work
     except DATABASE_FAULTS as error:
-        return Unanswered(error)
+        return InDoubt(error)
 
 
-async def rehearse(connection: Connection, step: Step) -> None:
+async def dry_run(connection: Connection, step: Step) -> None:
     """Move the position of the node alone, as the statement and COMMIT do, and take that back.
 
     Raises:
@@ -310,20 +312,20 @@ async def _run(connection: Connection, batch: Batch, rows: Sequence[str | None] 
     columns = [*_lines(_keyed(batch.keyed)), *(rows or repeat("", len(LOG_COLUMNS)))]
     counts = len(batch.rows) if rows else 0, len(batch.keyed)
     found = await connection.fetchrow(
-        _COMMIT, *batch.step, *heads, *columns, *counts, batch.are_keys_known, rows is not None
+        _COMMIT, *batch.step, *heads, *columns, *counts, batch.are_keys_checked, rows is not None
     )
     assert found is not None
     return found
 
 
 def _answer(found: asyncpg.Record) -> Answer:
-    if not found["is_passed"]:
+    if not found["fence_holds"]:
         return Fenced()
-    if not found["is_met"]:
+    if not found["heads_match"]:
         return HeadsMoved()
-    if not found["is_so"]:
+    if not found["all_hold"]:
         return KeysChained()
-    # A position that a trigger or a rule keeps where it is.
+    # The fence held and no row was updated: a trigger or a rule keeps the position where it is.
     return Committed() if found["positions"] == 1 else Fenced()
 
 

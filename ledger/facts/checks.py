@@ -1,8 +1,12 @@
 """The checks of ``/readyz``: what each is about, what it stops while it fails, and what to do then.
 
-To add one, declare it here, compute it in ``app.node.readiness``, give it a section in docs/runbook.md, and write the
-generated files again (``make facts``). ``CheckFailing`` in deploy/prometheus/alerts.yml covers every check that stops
-nothing; one that stops something is also named in ``NotReady``.
+To add one:
+
+1. declare it here, and run ``make facts``
+2. compute it in ``app.node.readiness``: in ``readiness_checks`` if it stops something, else in ``reported_checks``
+3. give it a section of its name in docs/runbook.md
+4. in deploy/prometheus/alerts.yml a check that stops something is named in ``NotReady`` and excluded from
+   ``CheckFailing``, which covers all others but those that have an alert of their own
 """
 
 from enum import Enum, auto

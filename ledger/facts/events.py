@@ -53,14 +53,14 @@ class Field(NamedTuple):
 
 
 class Part(Enum):
-    """The part of a job's state that an event raises. Of several events that raise one part, the fold of jobs keeps the
-    one of highest rank; where a comment says more, :mod:`ledger.machines.job_fold` has a rule for it."""
+    """The part of a job's state that an event updates. Of several events that update one part, the fold keeps the one
+    of highest rank; where a comment says more, :mod:`ledger.machines.job_fold` has a rule for it."""
 
     CREATION = auto()  # the first counts
     ACCEPTANCE = auto()  # for each data centre
     RUN = auto()
-    PROGRESS = auto()  # for each data centre; raises RUN, too
-    WORKFLOW = auto()  # for each workflow; raises RUN, too
+    PROGRESS = auto()  # for each data centre; updates RUN, too
+    WORKFLOW = auto()  # for each workflow; updates RUN, too
     CANCELLATION = auto()
     ACKNOWLEDGEMENT = auto()  # for each data centre
     END = auto()  # keeps the outcome
@@ -218,7 +218,8 @@ JOB_EVENTS: Final[Mapping[str, EventType]] = {
         ),
     )
 }
-"""Events of jobs by name, the most frequent first: C searches them in this order."""
+"""Events of jobs by name. JobCreated stays the first, which the forms of the edge assert. A required field is of a kind
+that is text, a name, a list or an object: the forms of the edge have no required numbers or HLCs."""
 
 EVENTS_BY_ACTION: Final = {event.action: event for event in JOB_EVENTS.values()}
 """Events of jobs by the action of their entries; entries with other actions change no job."""
@@ -272,7 +273,7 @@ class SystemAction(StrEnum):
 
 BATCH_RECORD_TYPE = 16
 RETURNED_RECORD_TYPE = 33
-"""A record of an end of the WAL that lost, appended again: it holds the event with its own type and HLC."""
+"""A record of a discarded tail of the WAL, appended again: it holds the event with its own type and HLC."""
 PROPOSED_RECORD_TYPE = 34
 CAPACITY_RECORD_TYPE = 35
 DECIDED_RECORD_TYPES = frozenset({PROPOSED_RECORD_TYPE, CAPACITY_RECORD_TYPE})
@@ -305,8 +306,8 @@ SYSTEM_RECORD_TYPES = {
 # --- every kind of entry --------------------------------------------------------------------------
 
 ACTOR = "actor"
-"""Member of a payload with the principal who sent the event, set by the service; no client can set it. The first member
-of its canonical form: no other begins so."""
+"""Member of a payload with the principal who sent the event, set by the service; no client can set it. It sorts
+first in canonical JSON, so a payload that begins with it has an actor."""
 
 ACTIONS: Final[Mapping[int, str]] = {
     **{event.record_type: event.action for event in JOB_EVENTS.values()},

@@ -83,11 +83,11 @@ METRICS: Final[Mapping[str, Metric]] = {
             buckets=_FAST_SECONDS,
         ),
         Metric("wal_sync_seconds", Kind.HISTOGRAM, "One fsync of the WAL", buckets=_FAST_SECONDS),
-        Metric("wal_batch_entries", Kind.HISTOGRAM, "Records a batch", buckets=_BATCH_ENTRIES),
+        Metric("wal_batch_entries", Kind.HISTOGRAM, "Records per batch", buckets=_BATCH_ENTRIES),
         Metric(
             "wal_replication_ack_latency_seconds",
             Kind.HISTOGRAM,
-            "From a batch's end in this node's log until a member has it durably, of one batch in flight a member",
+            "From a batch's end in this node's log until a member has it durably, of one batch in flight per member",
             buckets=_REQUEST_SECONDS,
         ),
         Metric("stats_reports", Kind.COUNTER, "Stats reports that were taken in: well formed, or left out unread"),
@@ -107,7 +107,7 @@ METRICS: Final[Mapping[str, Metric]] = {
             buckets=_REQUEST_SECONDS,
         ),
         Metric("wal_backlog_entries_max", Kind.GAUGE, "Events that may wait to be chained"),
-        Metric("wal_scrub_interval_seconds", Kind.GAUGE, "In so long all of the log is read again"),
+        Metric("wal_scrub_interval_seconds", Kind.GAUGE, "Time within which all of the log is read again"),
         Metric(
             "wal_scrub_round_end_seconds",
             Kind.GAUGE,
@@ -118,7 +118,7 @@ METRICS: Final[Mapping[str, Metric]] = {
         Metric("readyz_check_failing", Kind.GAUGE, "Whether a check of /readyz fails", labels=("check",)),
         Metric("watch_streams", Kind.GAUGE, "Clients that watch chains now"),
         Metric("scheduler_chain_breaks", Kind.GAUGE, "Breaks found that are not mended, or not acknowledged"),
-        Metric("scheduler_batch_interval_seconds", Kind.GAUGE, "A snapshot is due after so long"),
+        Metric("scheduler_batch_interval_seconds", Kind.GAUGE, "Longest time that an entry waits for a snapshot"),
         Metric(
             "scheduler_unsigned_age_seconds",
             Kind.GAUGE,

@@ -1,4 +1,4 @@
-"""The problems that a request may be refused with, as Problem Details (RFC 9457).
+"""The errors of the API, as Problem Details (RFC 9457).
 
 To add one, declare it here and write the generated files again (``make facts``). An error of :mod:`ledger.errors` names
 its problem; what nobody catches needs no class of its own: ``raise ProblemError(PROBLEM, detail)``.
@@ -13,8 +13,8 @@ class Retry(Enum):
 
     LATER = auto()
     """Yes, without a change: programs try again, after ``Retry-After`` where there is one."""
-    ONCE_CHANGED = auto()
-    """Once something else has changed, such as rights, a setting or the chain."""
+    AFTER_CHANGE = auto()
+    """Yes, after something else has changed, such as rights, a setting or the chain."""
     NEVER = auto()
     """No: the request itself is at fault, so it is refused again."""
 
@@ -45,7 +45,7 @@ BUNDLE_INVALID = ProblemType(
     "bundle-invalid",
     422,
     "The bundle does not hold",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "`verdict` and `file` say what does not hold; get the bundle again from its ledger",
     advice="Get the bundle again from its ledger. What does not hold stands above.",
 )
@@ -53,7 +53,7 @@ CHAIN_DAMAGED = ProblemType(
     "chain-damaged",
     409,
     "Stored rows of the tenant are damaged",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "the operator runs `tally verify`, restores the rows from a backup and verifies again; a row of the table of "
     "keys is restored, or removed, first; a quarantined tenant also needs a restart of the node, as the detail "
     "says; other tenants are not affected, and lists name a damaged job in `damaged`",
@@ -63,14 +63,14 @@ CLOCK_SKEW = ProblemType(
     "clock-skew",
     400,
     "A time lies too far ahead",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "set the clock of whoever made the time (`hlc.max_clock_skew`)",
 )
 CONFLICT = ProblemType(
     "conflict",
     409,
     "The proposal was rejected",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "`reason` says why ([commitments](commitments.md)), `index` which entry records it, `blocking_index` which "
     "commitment stands in the way, `free` what the node has; read again and propose something else",
 )
@@ -78,7 +78,7 @@ COSIGNATURE_REFUSED = ProblemType(
     "cosignature-refused",
     422,
     "The cosigned checkpoint is not taken",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "cosign the newest checkpoint, unchanged, with a key that `log.witnesses` names",
 )
 DURABILITY_TIMEOUT = ProblemType(
@@ -108,7 +108,7 @@ FORBIDDEN = ProblemType(
     "forbidden",
     403,
     "The caller may not do this",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "ask whoever issues tokens for the right; `GET /v1/whoami` says which there are",
     advice="Ask whoever issues tokens for this right; your rights are listed under Access.",
 )
@@ -116,14 +116,14 @@ HEADERS_TOO_LARGE = ProblemType(
     "headers-too-large",
     431,
     "The head of the request is too large",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "send fewer or shorter headers",
 )
 HOST_NOT_ALLOWED = ProblemType(
     "host-not-allowed",
     421,
     "The service is not called by this name",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "use an address, or have the operator name the host in `http.hosts`",
 )
 IDEMPOTENCY_KEY_REUSED = ProblemType(
@@ -189,7 +189,7 @@ KEY_CONFLICT = ProblemType(
     "key-conflict",
     409,
     "The key is in another state",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "look at `/v1/keys`: the key was rotated, admitted or revoked meanwhile, or the node asked is not admitted "
     "itself; or no key that counts signed the newest checkpoint",
 )
@@ -197,21 +197,21 @@ MALFORMED_HTTP = ProblemType(
     "malformed-http",
     400,
     "That is not an HTTP request",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "correct the client, or the proxy before the service",
 )
 METHOD_NOT_ALLOWED = ProblemType(
     "method-not-allowed",
     405,
     "The method is not allowed here",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "use a method that the header `Allow` names",
 )
 NOT_FOUND = ProblemType(
     "not-found",
     404,
     "There is nothing here",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "look at `/docs` for the paths, at the list for what there is",
 )
 NOT_READY = ProblemType(
@@ -226,7 +226,7 @@ ORIGIN_NOT_ALLOWED = ProblemType(
     "origin-not-allowed",
     403,
     "A page of another origin may change nothing",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "call from a page of the service's own origin; behind a proxy the operator names its host in `http.hosts`",
 )
 OTHER_REGION = ProblemType(
@@ -262,7 +262,7 @@ RECEIPT_TOO_LARGE = ProblemType(
     "receipt-too-large",
     422,
     "The job is more than one receipt holds",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "it has more than 10,000 entries or 64 MiB: ask for receipts of single entries, or export a bundle of the range",
 )
 REQUEST_TIMEOUT = ProblemType(
@@ -276,7 +276,7 @@ SEQ_OUT_OF_RANGE = ProblemType(
     "seq-out-of-range",
     422,
     "The chain does not reach that far",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "ask for entries up to the head",
 )
 SESSION_NOT_CAUGHT_UP = ProblemType(
@@ -297,14 +297,14 @@ SUBJECT_NOT_FOUND = ProblemType(
     "subject-not-found",
     404,
     "There is no such subject",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "check tenant and subject: no event has private fields of this subject",
 )
 TENANT_NOT_FOUND = ProblemType(
     "tenant-not-found",
     404,
     "There is no such tenant",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "check the name; a tenant begins with its first event",
     advice="Check the name. A tenant begins with its first event.",
 )
@@ -319,14 +319,14 @@ TRANSFER_CODING_UNSUPPORTED = ProblemType(
     "transfer-coding-unsupported",
     501,
     "The transfer coding is not supported",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "send `Transfer-Encoding: chunked`, or a `Content-Length`",
 )
 UNAUTHENTICATED = ProblemType(
     "unauthenticated",
     401,
     "Nothing says who calls",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "send `Authorization: Bearer` and a token that counts",
     advice="Sign in again.",
 )
@@ -334,14 +334,14 @@ UNSUPPORTED_MEDIA_TYPE = ProblemType(
     "unsupported-media-type",
     415,
     "The media type is not supported",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "send the media type that `/docs` names, without a Content-Encoding",
 )
 UNTRUSTED_KEY = ProblemType(
     "untrusted-key",
     422,
     "The bundle was not signed by a trusted key",
-    Retry.ONCE_CHANGED,
+    Retry.AFTER_CHANGE,
     "the operator adds the key to `bundle.trusted_keys`, if it is to be trusted",
     advice="Whoever runs the service adds the key to bundle.trusted_keys, if it is to be trusted.",
 )

@@ -28,7 +28,7 @@ class Status(NamedTuple):
     """How the console colours it."""
 
 
-_BELOW: Final = "of a fence as high as that of any status below"
+_BELOW: Final = "and its fence token is at least that of every lower status"
 
 _STATUSES: Final = (
     Status("SUBMITTED", 0, "nothing else is known"),

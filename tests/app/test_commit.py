@@ -61,10 +61,10 @@ def linked(events: Sequence[Pending] = EVENTS) -> LinkedBatch:
     return link(events, ChainView(heads={each.tenant_id: EMPTY for each in events}), {})
 
 
-def to_commit(batch: LinkedBatch | None = None, step: Step = STEP, *, are_keys_known: bool = False) -> Batch:
+def to_commit(batch: LinkedBatch | None = None, step: Step = STEP, *, are_keys_checked: bool = False) -> Batch:
     batch = batch or linked()
     moves = [(name, EMPTY, head_of(links)) for name, links in batch.links.items()]
-    return Batch(step, moves, batch.log_rows, batch.keyed_rows, are_keys_known=are_keys_known)
+    return Batch(step, moves, batch.log_rows, batch.keyed_rows, are_keys_checked=are_keys_checked)
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ async def test_lines_are_added_to_a_key_of_which_it_is_known_what_the_chain_has(
     connection: Connection, superuser: asyncpg.Connection
 ) -> None:
     await superuser.execute("INSERT INTO scheduler.idempotency VALUES ('beta', 1, 'k', 7, $1, 1, 1, 1)", b"a" * 32)
-    assert await commit.commit(connection, to_commit(are_keys_known=True)) == Committed()
+    assert await commit.commit(connection, to_commit(are_keys_checked=True)) == Committed()
     assert await committed(superuser) == {**ALL, "keys": 2}
 
 

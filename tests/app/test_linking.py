@@ -15,7 +15,7 @@ from app.write.pending.linking import (
     _TENANT_CREATED,
     ChainedKeys,
     ChainView,
-    KeyWinner,
+    FirstUseOfKey,
     LinkedBatch,
     apply,
     decide,
@@ -54,7 +54,7 @@ def keys_after(batch: Sequence[Pending], linked: LinkedBatch) -> ChainedKeys:
     """The chained lines that the rows of ``linked`` name."""
     by_lsn, found = {each.lsn: each for each in batch}, ChainedKeys()
     for tenant_id, route, key, line, digest, _, _, lsn in linked.keyed_rows:
-        winner = KeyWinner(digest, by_lsn[Lsn(lsn)].hlc.text(), by_lsn[Lsn(lsn)].job_id)
+        winner = FirstUseOfKey(digest, by_lsn[Lsn(lsn)].hlc.text(), by_lsn[Lsn(lsn)].job_id)
         found.setdefault((tenant_id, route, key), {})[line] = winner
     return found
 
@@ -100,7 +100,7 @@ async def test_a_batch_of_which_nothing_is_to_be_decided_is_linked_as_any_other(
             decided.keyed_rows,
             outcomes(decided),
         )
-        assert (linked.ended, linked.refused_jobs, linked.is_returning) == (decided.ended, [], False)
+        assert (linked.ended, linked.refused_jobs, linked.has_existing) == (decided.ended, [], False)
         ends = [(row[TENANT], row[JOB]) for row in linked.log_rows if row[ACTION] in ENDING]
         assert sorted(linked.ended) == sorted(ends) != []
     assert len(linked.log_rows) == 20

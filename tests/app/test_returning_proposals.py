@@ -40,7 +40,7 @@ def returned(kind: int, job_id: str, payload: bytes, key: IdempotencyKey | None,
     linked = link([pending], view, {})
     assert not any(machine.state.tables())
     assert not linked.keyed_rows
-    assert linked.is_returning
+    assert linked.has_existing
     return linked
 
 

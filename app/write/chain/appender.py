@@ -1,11 +1,13 @@
-"""The appender: one task a node, from committed WAL records to chained rows.
+"""The appender: one task per node, from committed WAL records to chained rows.
+
+A record is committed once a quorum of the log holds it; a batch is ``Committed`` once PostgreSQL stored it.
 
 For each batch::
 
     1. read what the chains hold of it; most of that this node knows                      (write.chain.view)
     2. decide duplicates and proposals, assign seq, link                                  (write.pending.linking)
     3. list on the disk which records are passed over                                     (write.pending.quarantine)
-    4. commit: one transaction passes the fence, compares the heads under their locks, stores rows and keyed lines,
+    4. commit: one transaction checks the fence, compares the heads under their locks, stores rows and keyed lines,
        moves heads and position                                                           (store.commit)
     5. only then resolve the outcomes and raise the chained watermark
 
@@ -28,7 +30,7 @@ TenantDamaged   quarantine the tenant: its events are passed over, all others go
 RowsLocked      pass the tenants over whose rows are locked, until they are free           (write.chain.waiting)
 Fenced          read the position under lock: another epoch or a lower position ends the node; where the batch is, an
                 earlier statement without an answer committed it
-Unanswered      read the position under lock: it says whether the batch was committed. If not, try again with growing
+InDoubt         read the position under lock: it says whether the batch was committed. If not, try again with growing
                 pauses, for as long as it takes
 ==============  ======================================================================================================
 """
@@ -55,12 +57,12 @@ from app.store.commit import (
     Committed,
     Fenced,
     HeadsMoved,
+    InDoubt,
     KeysChained,
     RowRefused,
     RowsLocked,
     TenantDamaged,
-    Unanswered,
-    or_unanswered,
+    or_in_doubt,
 )
 from app.store.entry_check import EntryCheck
 from app.write.chain import view as views
@@ -95,21 +97,21 @@ ChainedCallback = Callable[[LinkedBatch], None]
 Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
 
 
-class _Attempts:
+class _BatchAttempt:
     """What is known of one batch between attempts to commit it."""
 
-    def __init__(self, batch: Sequence[Pending], *, reads_entries: bool) -> None:
+    def __init__(self, batch: Sequence[Pending], *, checks_entries: bool) -> None:
         self.batch = batch
-        self.reads_entries = reads_entries
+        self.checks_entries = checks_entries
         """Whether some of the batch may be in the chain already, so that it is looked up."""
-        self.reads_keys = reads_entries
+        self.checks_keys = checks_entries
         """Whether its keyed lines may be."""
         self.refused: RowRefused | None = None
         """Why a REFUSED entry takes the place of its one event."""
         self.linked: LinkedBatch | None = None
         """As it was linked last."""
-        self.unanswered: LinkedBatch | None = None
-        """As it was sent first in a statement that got no answer, which may be carried out later."""
+        self.in_doubt: LinkedBatch | None = None
+        """As it was first sent in a statement whose outcome is unknown; the server may still carry that out."""
         self.pause_s = RETRY_PAUSE_FIRST_S
 
 
@@ -145,7 +147,7 @@ class Appender:
         self.commitments = CommitmentMemory(
             entry_check, pool, lambda tenant_id, found: breaks.report(tenant_id, found, APPENDER)
         )
-        self._is_returning = False
+        self._expects_existing = False
         """Whether the last batch held records that were in the chain already, imported while this node was away: then
         the next one probably does too."""
         self._work = asyncio.Event()
@@ -203,7 +205,7 @@ class Appender:
             while True:
                 await self._work.wait()
                 self._work.clear()
-                await self._waiting.chain_free(self._next_of, self._chain_timed)
+                await self._waiting.chain_unblocked(self._next_of, self._chain_timed)
                 if batch := self._next():
                     await self._chain_timed(batch)
                     self.wake()
@@ -268,38 +270,38 @@ class Appender:
             DatabaseWentBackError: PostgreSQL lost what it had.
         """
         is_below = batch[0].lsn <= self._node.chained.lsn
-        attempts = _Attempts(batch, reads_entries=self._is_returning or is_below)
+        attempt = _BatchAttempt(batch, checks_entries=self._expects_existing or is_below)
         while True:
-            match await commit.answered(self._attempt(attempts)):
+            match await commit.errors_as_values(self._attempt(attempt)):
                 case Committed():
-                    assert attempts.linked is not None
-                    return await self._publish(batch, attempts.linked)
+                    assert attempt.linked is not None
+                    return await self._publish(batch, attempt.linked)
                 case HeadsMoved():
                     self.heads.moved(self._tenants_of(batch))
                 case KeysChained():
-                    attempts.reads_keys = True
+                    attempt.checks_keys = True
                 case TenantDamaged(error):
                     self._begin_quarantine(error, APPENDER)
                 case RowsLocked(error):
                     if not await self._waiting.find(batch):
-                        await self._pause(attempts, error)
-                case Fenced() | Unanswered() as answer:
-                    if (committed := await self._committed(attempts, answer)) is not None:
+                        await self._pause(attempt, error)
+                case Fenced() | InDoubt() as answer:
+                    if (committed := await self._resolve_in_doubt(attempt, answer)) is not None:
                         return await self._publish(batch, committed)
                 case RowRefused() as refusal:
-                    if await self._is_split(attempts, refusal):
+                    if await self._handle_row_refused(attempt, refusal):
                         return None
 
-    async def _attempt(self, attempts: _Attempts) -> Answer:
+    async def _attempt(self, attempt: _BatchAttempt) -> Answer:
         """Link the batch onto the chains as they are, and commit it."""
-        batch = attempts.batch
-        attempts.linked = None
+        batch = attempt.batch
+        attempt.linked = None
         connection = await self._connected()
-        view = await self._view(connection, attempts)
+        view = await self._view(connection, attempt)
         linked = link(batch, view, self._linkers)
         # A tenant may be found damaged at any time, and is passed over then.
         await self._quarantine.hold(batch)
-        attempts.linked = linked
+        attempt.linked = linked
         return await commit.commit(
             connection,
             Batch(
@@ -308,18 +310,18 @@ class Appender:
                 linked.log_rows,
                 linked.keyed_rows,
                 view.heads.keys() - self.heads.seen.keys(),
-                are_keys_known=attempts.reads_keys,
+                are_keys_checked=attempt.checks_keys,
             ),
         )
 
-    async def _view(self, connection: asyncpg.Connection[asyncpg.Record], attempts: _Attempts) -> ChainView:
+    async def _view(self, connection: asyncpg.Connection[asyncpg.Record], attempt: _BatchAttempt) -> ChainView:
         """What the chains hold of the batch.
 
         Raises:
             ChainDamagedError: a chain is not to be extended.
             DATABASE_FAULTS: PostgreSQL does not answer.
         """
-        batch, quarantine = attempts.batch, self._quarantine
+        batch, quarantine = attempt.batch, self._quarantine
         begun = {name for name in tenants_begun_by(batch) if name not in quarantine}
         wanted = {name for name in self._tenants_of(batch) if name not in quarantine}
         seen = await self.heads.read(connection, wanted)
@@ -332,22 +334,22 @@ class Appender:
         taken = [each for each in batch if each.tenant_id in heads]
         return ChainView(
             heads=heads,
-            keys=await views.read_keys(connection, taken) if attempts.reads_keys else {},
-            entries=await views.read_entries(connection, taken) if attempts.reads_entries else {},
+            keys=await views.read_keys(connection, taken) if attempt.checks_keys else {},
+            entries=await views.read_entries(connection, taken) if attempt.checks_entries else {},
             commitments=commitments,
             unrecorded=await views.unrecorded(connection, begun) if begun else (),
-            refused_sqlstate=attempts.refused.sqlstate if attempts.refused else None,
+            refused_sqlstate=attempt.refused.sqlstate if attempt.refused else None,
             deferred=quarantine.outcome_of,
         )
 
-    async def _is_split(self, attempts: _Attempts, refusal: RowRefused) -> bool:
+    async def _handle_row_refused(self, attempt: _BatchAttempt, refusal: RowRefused) -> bool:
         """Act on a row that PostgreSQL refuses; whether the batch was chained in halves."""
-        batch = attempts.batch
-        if refusal.is_duplicate and not attempts.reads_entries:
+        batch = attempt.batch
+        if refusal.is_duplicate and not attempt.checks_entries:
             log.warning("records_chained_by_another_way", lsn=batch[0].lsn, error=refusal.message)
-            attempts.reads_entries = attempts.reads_keys = True
+            attempt.checks_entries = attempt.checks_keys = True
             return False
-        if await self._waited_for_fence(batch):
+        if await self._wait_until_position_moves(batch):
             return False
         if len(batch) > 1:
             middle = len(batch) // 2
@@ -355,43 +357,43 @@ class Appender:
             await self._chain(batch[middle:])
             return True
         log.error("record_refused", lsn=batch[0].lsn, sqlstate=refusal.sqlstate, error=refusal.message)
-        if refusal.is_duplicate or attempts.refused is not None:
-            attempts.refused = None
+        if refusal.is_duplicate or attempt.refused is not None:
+            attempt.refused = None
             reason = f"Postgres refuses its next entry ({refusal.sqlstate}): {refusal.message}"
             self._begin_quarantine(ChainDamagedError(batch[0].tenant_id, reason), APPENDER)
         else:
-            attempts.refused = refusal
+            attempt.refused = refusal
         return False
 
-    async def _waited_for_fence(self, batch: Sequence[Pending]) -> bool:
+    async def _wait_until_position_moves(self, batch: Sequence[Pending]) -> bool:
         """Whether PostgreSQL would not even move the position of the node: then no record is at fault. Returns once it
         would."""
         step, has_waited = self._step_to(self._lsn_after(batch)), False
-        while isinstance(refusal := await or_unanswered(self._rehearse(step)), Unanswered):
+        while isinstance(failure := await or_in_doubt(self._dry_run(step)), InDoubt):
             has_waited = True
-            self._reconnect(refusal.error)
+            self._reconnect(failure.error)
             await asyncio.sleep(RETRY_PAUSE_MAX_S)
         return has_waited
 
-    async def _rehearse(self, step: Step) -> None:
-        await commit.rehearse(await self._connected(), step)
+    async def _dry_run(self, step: Step) -> None:
+        await commit.dry_run(await self._connected(), step)
 
-    async def _committed(self, attempts: _Attempts, answer: Fenced | Unanswered) -> LinkedBatch | None:
+    async def _resolve_in_doubt(self, attempt: _BatchAttempt, answer: Fenced | InDoubt) -> LinkedBatch | None:
         """The batch as it was committed, where an answer was lost; None, after a pause, where it was not.
 
         Raises:
             FencedError, DatabaseWentBackError: the position of the node is another's, or lower.
         """
-        if isinstance(answer, Unanswered):
+        if isinstance(answer, InDoubt):
             self._reconnect(answer.error)
-        while isinstance(position := await or_unanswered(self._position()), Unanswered):
+        while isinstance(position := await or_in_doubt(self._position()), InDoubt):
             self._reconnect(position.error)
             await asyncio.sleep(RETRY_PAUSE_MAX_S)
-        if is_moved(position, self._node, self._lsn_after(attempts.batch)):
-            return attempts.unanswered or attempts.linked
-        if isinstance(answer, Unanswered):
-            attempts.unanswered = attempts.unanswered or attempts.linked
-        await self._pause(attempts)
+        if is_moved(position, self._node, self._lsn_after(attempt.batch)):
+            return attempt.in_doubt or attempt.linked
+        if isinstance(answer, InDoubt):
+            attempt.in_doubt = attempt.in_doubt or attempt.linked
+        await self._pause(attempt)
         return None
 
     async def _position(self) -> WalPosition | None:
@@ -400,17 +402,17 @@ class Appender:
         async with connection.transaction():
             return await chaining.read_position(connection, self._node.node_id)
 
-    async def _pause(self, attempts: _Attempts, error: Exception | None = None) -> None:
+    async def _pause(self, attempt: _BatchAttempt, error: Exception | None = None) -> None:
         if error is not None:
             self._reconnect(error)
-        await asyncio.sleep(attempts.pause_s)
-        attempts.pause_s = min(2 * attempts.pause_s, RETRY_PAUSE_MAX_S)
+        await asyncio.sleep(attempt.pause_s)
+        attempt.pause_s = min(2 * attempt.pause_s, RETRY_PAUSE_MAX_S)
 
     async def _publish(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
         """Make known what is committed: positions first, then who waits."""
         self.database_error = None
         self._backlog.drop(batch, self._quarantine.waiting)
-        self._is_returning = linked.is_returning
+        self._expects_existing = linked.has_existing
         for tenant_id, t_hlc, lsn in linked.conflicts:
             log.error("hlc_conflict", tenant_id=tenant_id, hlc=t_hlc, lsn=lsn)
         for tenant_id, links in linked.links.items():
@@ -418,7 +420,7 @@ class Appender:
         self.commitments.chained(linked)
         self._metrics.chain_entries.inc(len(linked.log_rows))
         self._on_chained(linked)
-        linked.settle(batch, self._quarantine.waiting)
+        linked.resolve_futures(batch, self._quarantine.waiting)
         self._node.chained.advance(batch[-1].lsn)
         await self._quarantine.release(batch)
 
@@ -434,7 +436,7 @@ class Appender:
         return {*(pending.tenant_id for pending in batch), *tenants_begun_by(batch)}
 
     def _lsn_after(self, batch: Sequence[Pending]) -> Lsn:
-        """The position of the node once ``batch`` is chained; one of records that were passed over moves none."""
+        """The position of the node once ``batch`` is chained; records that were passed over before do not move it."""
         return max(self._node.chained.lsn, batch[-1].lsn)
 
     def _step_to(self, new_lsn: Lsn) -> Step:

@@ -19,7 +19,7 @@ from app.store.chaining import ChainEnd, ChainHead
 from app.store.existing import Chained, find_existing
 from app.write.pending.backlog import Pending
 from app.write.pending.keyed_entries import is_bound
-from app.write.pending.linking import ChainedKeys, KeyWinner, event_of, events_by_hlc, is_refused_in
+from app.write.pending.linking import ChainedKeys, FirstUseOfKey, event_of, events_by_hlc, is_refused_in
 from app.write.pending.quarantine import Quarantine
 from app.write.pending.requests import RequestName
 from ledger.chain.conflict import Event, ExistingEvents, find_event
@@ -125,7 +125,7 @@ async def read_keys(connection: Connection, batch: Iterable[Pending]) -> Chained
         if not is_bound(line, name, requests[name]):
             what = f"names seq {line.seq}, whose entry did not come with that key: somebody put the row there"
             raise idempotency.key_row_error(line.tenant_id, name[2], line.seq, what)
-        found.setdefault(name, {})[line.line] = KeyWinner(line.body_digest, line.t_hlc, line.job_id)
+        found.setdefault(name, {})[line.line] = FirstUseOfKey(line.body_digest, line.t_hlc, line.job_id)
     return found
 
 

@@ -14,7 +14,7 @@ import asyncpg
 
 from app.runtime.state.node import ROWS_LOCKED
 from app.store import chaining
-from app.store.commit import Unanswered, or_unanswered
+from app.store.commit import InDoubt, or_in_doubt
 from app.write.pending.backlog import Backlog, Pending
 from app.write.pending.linking import tenants_begun_by
 from app.write.pending.quarantine import Quarantine
@@ -27,7 +27,7 @@ class WaitingTenants:
     """The tenants that the appender of ``backlog`` passes over.
 
     ``is_reading`` says whether the history of a tenant is being read, ``connected`` gives a connection, ``on_fault``
-    takes why PostgreSQL did not answer, ``on_due`` is called when it is time to ``chain_free``.
+    takes why PostgreSQL did not answer, ``on_due`` is called when it is time to ``chain_unblocked``.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class WaitingTenants:
             self._quarantine.begin_wait(tenant_id, reason, self._backlog)
             self._retry_later()
 
-    async def chain_free(
+    async def chain_unblocked(
         self, next_of: Callable[[str], Sequence[Pending]], chain: Callable[[Sequence[Pending]], Awaitable[None]]
     ) -> None:
         """``chain`` the batches, each given by ``next_of``, of the tenants that need not wait any more; nothing before
@@ -92,8 +92,8 @@ class WaitingTenants:
     async def _locked_of(self, batch: Sequence[Pending]) -> set[str] | None:
         """The tenants of ``batch`` of which rows are locked that it needs; None where PostgreSQL does not answer."""
         own = {pending.tenant_id for pending in batch}
-        found = await or_unanswered(self._locked({*own, *tenants_begun_by(batch)}))
-        if isinstance(found, Unanswered):
+        found = await or_in_doubt(self._locked({*own, *tenants_begun_by(batch)}))
+        if isinstance(found, InDoubt):
             self._on_fault(found.error)
             return None
         return found & own

@@ -68,7 +68,7 @@ _ENDING = {record_type for record_type, action in ACTIONS.items() if action in j
 log = structlog.get_logger()
 
 
-class KeyWinner(NamedTuple):
+class FirstUseOfKey(NamedTuple):
     """The event that a line of a keyed request has in the chain; its HLC finds it there."""
 
     body_digest: bytes
@@ -76,7 +76,7 @@ class KeyWinner(NamedTuple):
     job_id: str
 
 
-ChainedKeys = dict[RequestName, dict[int, KeyWinner]]
+ChainedKeys = dict[RequestName, dict[int, FirstUseOfKey]]
 """By chained line, what each keyed request has in the chain."""
 
 
@@ -90,12 +90,12 @@ class ChainView:
 
     heads: Mapping[str, ChainHead]
     """The head of every tenant of the batch that takes entries."""
-    keys: Mapping[RequestName, Mapping[int, KeyWinner]] = field(default_factory=dict)
+    keys: Mapping[RequestName, Mapping[int, FirstUseOfKey]] = field(default_factory=dict)
     """What its keyed requests have in the chain."""
     entries: Mapping[str, Chained] = field(default_factory=dict)
     """By tenant and HLC, the entries that have the HLC of an event, where some may be in the chain already."""
     commitments: Mapping[str, Commitments] = field(default_factory=dict)
-    """Of each tenant that something is proposed to, or whose capacities change; they take what is decided here."""
+    """Of each tenant with proposals or changes of capacity in the batch; ``decide`` updates them in place."""
     unrecorded: Collection[str] = ()
     """Tenants whose beginning ``_system`` does not record yet."""
     refused_sqlstate: str | None = None
@@ -110,8 +110,8 @@ class LinkedBatch(AppendedEntries):
 
     keyed_rows: list[KeyedRow] = field(default_factory=list)
     outcomes: list[ChainPosition | LedgerError | None] = field(default_factory=list)
-    """The place of each event in its chain, None where nobody waits to know it, or why it has none."""
-    is_returning: bool = False
+    """The position of each event in its chain, or why it has none; None if no caller awaits it."""
+    has_existing: bool = False
     """Whether an event of the batch, or another with its HLC, was in the chain already."""
     refused_jobs: list[tuple[str, str]] = field(default_factory=list)
     """(tenant, job) of each event in whose place a REFUSED entry stands."""
@@ -120,7 +120,7 @@ class LinkedBatch(AppendedEntries):
     commitments: Mapping[str, Commitments] = field(default_factory=dict)
     """By tenant, the commitments that changed."""
 
-    def settle(self, batch: Sequence[Pending], deferred: Collection[str]) -> None:
+    def resolve_futures(self, batch: Sequence[Pending], deferred: Collection[str]) -> None:
         """Resolve the outcomes of ``batch``, which is committed. Events of tenants that were ``deferred`` still
         wait."""
         if self.outcomes.count(None) == len(batch):
@@ -203,11 +203,11 @@ class Plain(Appended):
 Decision = Deferred | Duplicate | KeyReused | Existing | Refused | Conflict | Judged | Plain
 
 
-class _Lost(NamedTuple):
+class _KeyConflict(NamedTuple):
     """Why an event of a keyed request is not chained as it is, and the event that it lost to."""
 
     error: DuplicateLineError | IdempotencyReusedError
-    winner: KeyWinner
+    winner: FirstUseOfKey
 
     def why(self, key: str) -> dict[str, object]:
         """What the REFUSED entry in its place says."""
@@ -250,7 +250,7 @@ class _Decider:
         self.appended[pending.tenant_id] += 1
         return decision
 
-    def _lost(self, pending: Pending) -> _Lost | None:
+    def _lost(self, pending: Pending) -> _KeyConflict | None:
         """The event of its key that it lost to: the first one chained wins."""
         key = pending.idempotency
         if key is None:
@@ -263,11 +263,11 @@ class _Decider:
             first = next(iter(lines.values()))
             if first.body_digest != key.body_digest:
                 reused = f"Idempotency-Key {key.key!r} was used before with another body; use a new key"
-                return _Lost(IdempotencyReusedError(reused), first)
+                return _KeyConflict(IdempotencyReusedError(reused), first)
             if key.line in lines:
                 chained = f"line {key.line} of this keyed request is chained already"
-                return _Lost(DuplicateLineError(chained), lines[key.line])
-        lines_here[key.line] = KeyWinner(key.body_digest, pending.hlc.text(), pending.job_id)
+                return _KeyConflict(DuplicateLineError(chained), lines[key.line])
+        lines_here[key.line] = FirstUseOfKey(key.body_digest, pending.hlc.text(), pending.job_id)
         return None
 
     def _find(self, pending: Pending) -> tuple[ChainedEntry | None, str | None]:
@@ -283,7 +283,7 @@ class _Decider:
         found_at, kept_digest = find_event(event, self.events[pending.tenant_id])
         return None if found_at is None else chained[found_at], kept_digest
 
-    def _existing(self, pending: Pending, entry: ChainedEntry, lost: _Lost | None) -> Existing:
+    def _existing(self, pending: Pending, entry: ChainedEntry, lost: _KeyConflict | None) -> Existing:
         place = ChainPosition(entry.seq, entry.chain_link, entry.prev_chain_link)
         if lost is not None:
             return Existing(lost.error, entry.seq)
@@ -292,7 +292,7 @@ class _Decider:
         is_proposed = pending.record_type == PROPOSED_RECORD_TYPE
         return Existing(_not_judged(entry.seq, pending.hlc) if is_proposed else place, entry.seq)
 
-    def _appended(self, pending: Pending, lost: _Lost | None, kept_digest: str | None) -> Decision:
+    def _appended(self, pending: Pending, lost: _KeyConflict | None, kept_digest: str | None) -> Decision:
         """The entry that is added, beside the one of ``kept_digest`` where that has its HLC."""
         hlc = pending.hlc if kept_digest is None else conflict_hlc(event_of(pending))
         seq = self.view.heads[pending.tenant_id].seq + self.appended[pending.tenant_id] + 1
@@ -356,11 +356,11 @@ def apply(
         else:
             linked.outcomes.append(decision.outcome)
             seq = decision.seq or 0
-        linked.is_returning |= isinstance(decision, Existing)
+        linked.has_existing |= isinstance(decision, Existing)
         if key is not None and decision.is_keyed:
             row = (tenant_id, key.route, key.key, key.line, key.body_digest, seq, pending.epoch, pending.lsn)
             linked.keyed_rows.append(row)
-    linked.is_returning |= bool(linked.conflicts)
+    linked.has_existing |= bool(linked.conflicts)
     appender.finish()
     for number, tenant_id, seq in awaited:
         linked.outcomes[number] = linked.outcomes[number] or appender.place(tenant_id, seq)
@@ -376,7 +376,7 @@ def link(batch: Sequence[Pending], view: ChainView, linkers: dict[str, Linker]) 
 
 
 def _link_plain(batch: Sequence[Pending], view: ChainView, linkers: dict[str, Linker]) -> LinkedBatch | None:
-    """A batch of which nobody waits for an event and nothing is to be decided; None for any other."""
+    """The fast path of a batch without awaited, keyed or proposed events; None for any other batch."""
     entries: dict[str, list[Entry]] = {}
     ended: list[tuple[str, str]] = []
     for pending in batch:
