@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import asyncpg
@@ -138,7 +137,8 @@ _LOG_TYPES = {
     "origin": "json",
 }
 _KEYS_AT = 13
-_ROWS_AT = _KEYS_AT + len(_KEY_TYPES)
+_KEYS_CHECKED = _KEYS_AT + len(_KEY_TYPES)
+_ROWS_AT = _KEYS_CHECKED + 1
 _COUNTS_AT = _ROWS_AT + len(LOG_COLUMNS)
 _BODY_DIGEST = _KEY_TYPES.index("bytea")
 
@@ -153,10 +153,25 @@ def _columns(first: int, types: Sequence[str], form: str = "{}") -> str:
     return ", ".join(map(form.format, arrays))
 
 
-# A statement that waits for a row sees that row as it is then, and all else as it was when the statement began: FOR
-# UPDATE compares the heads again. Rows of keys that were stored meanwhile have moved a head. The last column divides by
-# zero on purpose: the statement fails where rows were dropped without an error.
-_COMMIT = f"""
+def _statement(*, stores_rows: bool) -> str:
+    """The statement that commits. Without ``stores_rows`` COPY stores the rows, which no rule on the table keeps away.
+
+    A statement that waits for a row sees that row as it is then, and all else as it was when the statement began: FOR
+    UPDATE compares the heads again. Rows of keys that were stored meanwhile have moved a head. The last column divides
+    by zero on purpose: the statement fails where rows were dropped without an error.
+    """
+    entries, check = "SELECT WHERE false", "NULL"
+    if stores_rows:
+        columns = _columns(_ROWS_AT, [_LOG_TYPES.get(name, "text") for name in LOG_COLUMNS], "unnest({})")
+        entries = f"""INSERT INTO scheduler.scheduler_log ({", ".join(LOG_COLUMNS)})
+    SELECT {columns}
+     WHERE (SELECT all_hold FROM preconditions)
+    RETURNING 1"""
+        check = f"""CASE WHEN all_hold
+            THEN 1 / (positions = 1 AND coalesce(cardinality(heads), 0) = cardinality($6)
+                      AND entries = ${_COUNTS_AT}::bigint
+                      AND coalesce(cardinality(keyed), 0) = ${_COUNTS_AT + 1}::bigint)::integer END"""
+    return f"""
 WITH fence AS MATERIALIZED (
     SELECT FROM scheduler.wal_positions WHERE node_id = $1 AND epoch = $2 AND chained_lsn = $3 FOR UPDATE
 ), matching_heads AS MATERIALIZED (
@@ -168,7 +183,7 @@ WITH fence AS MATERIALIZED (
      ORDER BY h.tenant_id
        FOR UPDATE OF h
 ), preconditions AS MATERIALIZED (
-    SELECT fence_holds, heads_match, fence_holds AND heads_match AND (${_COUNTS_AT + 2}::boolean OR NOT EXISTS (
+    SELECT fence_holds, heads_match, fence_holds AND heads_match AND (${_KEYS_CHECKED}::boolean OR NOT EXISTS (
                SELECT FROM unnest({_columns(_KEYS_AT, _KEY_TYPES[:3])}) AS n(tenant_id, route, key)
                  JOIN scheduler.idempotency AS i
                    ON (i.tenant_id, i.route, i.key) = (n.tenant_id, n.route, n.key))) AS all_hold
@@ -188,10 +203,7 @@ WITH fence AS MATERIALIZED (
     RETURNING h.tenant_id, (h.head_seq, h.head_chain_link, h.head_hlc)
               IS NOT DISTINCT FROM (n.head_seq, n.head_chain_link, n.head_hlc) AS is_there
 ), entries AS (
-    INSERT INTO scheduler.scheduler_log ({", ".join(LOG_COLUMNS)})
-    SELECT {_columns(_ROWS_AT, [_LOG_TYPES.get(name, "text") for name in LOG_COLUMNS], "unnest({})")}
-     WHERE (SELECT all_hold FROM preconditions)
-    RETURNING 1
+    {entries}
 ), keyed AS (
     INSERT INTO scheduler.idempotency (tenant_id, route, key, line, body_digest, seq, epoch, lsn)
     SELECT {_columns(_KEYS_AT, _KEY_TYPES, "unnest({})")}
@@ -204,12 +216,13 @@ WITH fence AS MATERIALIZED (
            (SELECT array_agg(tenant_id) FROM keyed) AS keyed
 )
 SELECT fence_holds, heads_match, all_hold, positions, heads, keyed,
-       CASE WHEN all_hold AND ${_COUNTS_AT + 3}::boolean
-            THEN 1 / (positions = 1 AND coalesce(cardinality(heads), 0) = cardinality($6)
-                      AND entries = ${_COUNTS_AT}::bigint
-                      AND coalesce(cardinality(keyed), 0) = ${_COUNTS_AT + 1}::bigint)::integer END
+       {check}
   FROM preconditions, stored
 """
+
+
+_COMMIT_ROWS = _statement(stores_rows=True)
+_COMMIT_BESIDE_COPY = _statement(stores_rows=False)
 
 
 async def commit(connection: Connection, batch: Batch) -> Answer:
@@ -263,6 +276,8 @@ async def _commit(connection: Connection, batch: Batch) -> Answer:
             return _answer(await _run(connection, batch, rows))
         except asyncpg.DivisionByZeroError:
             pass  # PostgreSQL dropped some of it without an error: the transaction finds out of which tenant.
+        except asyncpg.FeatureNotSupportedError:
+            pass  # A rule on the table, which COPY does not see.
     transaction = connection.transaction()
     await transaction.start()
     try:
@@ -309,11 +324,12 @@ async def _store(connection: Connection, batch: Batch) -> Answer:
 async def _run(connection: Connection, batch: Batch, rows: Sequence[str | None] | None = None) -> asyncpg.Record:
     """Run the statement; with ``rows``, their columns, it stores them too and fails where not all of it is stored."""
     heads = turned([(tenant_id, *old, *new) for tenant_id, old, new in batch.moves], 7)
-    columns = [*_lines(_keyed(batch.keyed)), *(rows or repeat("", len(LOG_COLUMNS)))]
-    counts = len(batch.rows) if rows else 0, len(batch.keyed)
-    found = await connection.fetchrow(
-        _COMMIT, *batch.step, *heads, *columns, *counts, batch.are_keys_checked, rows is not None
-    )
+    given = [*batch.step, *heads, *_lines(_keyed(batch.keyed)), batch.are_keys_checked]
+    if rows is None:
+        found = await connection.fetchrow(_COMMIT_BESIDE_COPY, *given)
+    else:
+        columns = rows or [""] * len(LOG_COLUMNS)
+        found = await connection.fetchrow(_COMMIT_ROWS, *given, *columns, len(batch.rows), len(batch.keyed))
     assert found is not None
     return found
 

@@ -110,7 +110,7 @@ def test_certificates_are_made_that_safekeepers_and_nodes_take(tmp_path: Path) -
 
 
 def test_what_alerts_and_dashboards_ask_for_is_measured() -> None:
-    known = (ROOT / "app/runtime/metrics.py").read_text() + (ROOT / "cli/safekeeper_metrics.py").read_text()
+    known = (ROOT / "ledger/facts/metrics.py").read_text() + (ROOT / "cli/safekeeper.py").read_text()
     each = [*ALERTS, *RULES_OF["rules"]]
     recorded = {rule["record"] for rule in each if "record" in rule}
     board = json.loads((ROOT / "deploy/grafana/dashboards/tallystick.json").read_text())

@@ -147,7 +147,7 @@ async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
         assert await follower._follow(("acme",))
         follower._lose_connection()
         assert await superuser.fetchval("SELECT seq FROM scheduler.follower_positions WHERE tenant_id = 'acme'") == 2
-        assert "acme" in follower._grown
+        assert "acme" in follower._collected_tenants
         return "acme" in follower._behind
 
     assert await is_followed_on(2, 2)

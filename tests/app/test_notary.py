@@ -283,17 +283,17 @@ async def test_between_two_looks_at_the_trees_only_a_few_tenants_get_snapshots(
 ) -> None:
     # So that checkpoints do not wait while snapshots of thousands of tenants are due at once.
     tenants, steps = [f"tenant-{number}" for number in range(7)], [""]
-    attend, follow_all = Notary._attend, Notary._follow_all
+    sign_alone, follow_all = Notary._sign_alone, Notary._follow_all
 
-    async def attended(notary: Notary, tenant_id: str, *, sign_rest: bool) -> None:
+    async def signed_alone(notary: Notary, tenant_id: str, *, sign_rest: bool) -> None:
         steps[-1] += "s"
-        await attend(notary, tenant_id, sign_rest=sign_rest)
+        await sign_alone(notary, tenant_id, sign_rest=sign_rest)
 
     async def followed(notary: Notary, names: Sequence[str]) -> set[str]:
         steps.append("")
         return await follow_all(notary, names)
 
-    monkeypatch.setattr(Notary, "_attend", attended)
+    monkeypatch.setattr(Notary, "_sign_alone", signed_alone)
     monkeypatch.setattr(Notary, "_follow_all", followed)
     monkeypatch.setattr(notary_module, "TENANTS_SIGNED_A_TURN", 2)
     async with run_node(make_settings(chain={"batch_interval": "100ms"})) as service:
