@@ -80,7 +80,7 @@ def test_a_request_without_a_key_is_never_repeated(service: Scripted) -> None:
 
 
 def test_a_refusal_that_repeating_cannot_change_is_final(service: Scripted) -> None:
-    service.answers = [(422, {}, PROBLEM), (200, {}, b"{}")]
+    service.answers = [(422, {}, PROBLEM.replace(b"backlog-full", b"invalid-event")), (200, {}, b"{}")]
 
     with LedgerClient(service.url) as client, pytest.raises(ProblemError, match="line 3"):
         client.post("/v1/jobs", {}, key="k-1")

@@ -347,7 +347,9 @@ async def test_two_nodes_that_write_to_the_same_tenants_make_one_chain_of_each(
     async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
         await submitted(one, tenants, range(2))
         await asyncio.gather(submitted(one, tenants, range(2, 60)), submitted(two, tenants, range(60, 120)))
-        assert sorted(numbers(await all_of(chains, tenants))) == list(range(120))
+        for n, service in enumerate((one, two, one)):
+            await submitted(service, tenants, range(120 + 2 * n, 122 + 2 * n))
+        assert sorted(numbers(await all_of(chains, tenants))) == list(range(126))
         assert {one.appender.database_error, two.appender.database_error} == {None}
         assert HeadsMoved() in answers
 

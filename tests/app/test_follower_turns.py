@@ -141,7 +141,7 @@ async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
         follower.chained(grown(range(10, 10 + first)))
         follower._collected()
         if hurries:
-            follower.hurry("acme")
+            follower.follow_now("acme")
         follower._behind.clear()
         follower.chained(grown(range(20, 20 + meanwhile)))
         assert await follower._follow(("acme",))
