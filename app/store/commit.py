@@ -153,24 +153,23 @@ def _columns(first: int, types: Sequence[str], form: str = "{}") -> str:
     return ", ".join(map(form.format, arrays))
 
 
-def _statement(*, stores_rows: bool) -> str:
-    """The statement that commits. Without ``stores_rows`` COPY stores the rows, which no rule on the table keeps away.
-
-    A statement that waits for a row sees that row as it is then, and all else as it was when the statement began: FOR
-    UPDATE compares the heads again. Rows of keys that were stored meanwhile have moved a head. The last column divides
-    by zero on purpose: the statement fails where rows were dropped without an error.
-    """
-    entries, check = "SELECT WHERE false", "NULL"
-    if stores_rows:
-        columns = _columns(_ROWS_AT, [_LOG_TYPES.get(name, "text") for name in LOG_COLUMNS], "unnest({})")
-        entries = f"""INSERT INTO scheduler.scheduler_log ({", ".join(LOG_COLUMNS)})
-    SELECT {columns}
+_STORE_ROWS = f"""INSERT INTO scheduler.scheduler_log ({", ".join(LOG_COLUMNS)})
+    SELECT {_columns(_ROWS_AT, [_LOG_TYPES.get(name, "text") for name in LOG_COLUMNS], "unnest({})")}
      WHERE (SELECT all_hold FROM preconditions)
     RETURNING 1"""
-        check = f"""CASE WHEN all_hold
+_FAIL_UNLESS_STORED = f"""CASE WHEN all_hold
             THEN 1 / (positions = 1 AND coalesce(cardinality(heads), 0) = cardinality($6)
                       AND entries = ${_COUNTS_AT}::bigint
                       AND coalesce(cardinality(keyed), 0) = ${_COUNTS_AT + 1}::bigint)::integer END"""
+"""Divides by zero on purpose: the statement fails where rows were dropped without an error."""
+
+
+def _statement(entries: str, check: str) -> str:
+    """The statement that commits, with its part for ``entries`` and its last column.
+
+    A statement that waits for a row sees that row as it is then, and all else as it was when the statement began: FOR
+    UPDATE compares the heads again. Rows of keys that were stored meanwhile have moved a head.
+    """
     return f"""
 WITH fence AS MATERIALIZED (
     SELECT FROM scheduler.wal_positions WHERE node_id = $1 AND epoch = $2 AND chained_lsn = $3 FOR UPDATE
@@ -221,8 +220,9 @@ SELECT fence_holds, heads_match, all_hold, positions, heads, keyed,
 """
 
 
-_COMMIT_ROWS = _statement(stores_rows=True)
-_COMMIT_BESIDE_COPY = _statement(stores_rows=False)
+_COMMIT_ROWS = _statement(_STORE_ROWS, _FAIL_UNLESS_STORED)
+_COMMIT_BESIDE_COPY = _statement("SELECT WHERE false", "NULL")
+"""COPY stores the rows, which no rule on the table keeps away."""
 
 
 async def commit(connection: Connection, batch: Batch) -> Answer:

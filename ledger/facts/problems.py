@@ -54,9 +54,8 @@ CHAIN_DAMAGED = ProblemType(
     409,
     "Stored rows of the tenant are damaged",
     Retry.AFTER_CHANGE,
-    "the operator runs `tally verify`, restores the rows from a backup and verifies again; a row of the table of "
-    "keys is restored, or removed, first; a quarantined tenant also needs a restart of the node, as the detail "
-    "says; other tenants are not affected, and lists name a damaged job in `damaged`",
+    "the operator runs `tally verify`, restores the rows from a backup and verifies again; the detail says whether the "
+    "node must be restarted ([runbook](runbook.md#rows))",
     advice="Verify the tenant: that shows where.",
 )
 CLOCK_SKEW = ProblemType(
@@ -86,9 +85,8 @@ DURABILITY_TIMEOUT = ProblemType(
     503,
     "The level asked for was not reached, or cannot be shown now",
     Retry.LATER,
-    "the event may reach its level yet, `achieved` says what it has; repeat with the same Idempotency-Key, unless "
-    "`reason` is `copies-removed`: that answer is final. `members_away` names the safekeepers to look at "
-    "([replication](replication.md#what-is-answered-when))",
+    "repeat with the same Idempotency-Key, unless `reason` is `copies-removed`, which is final; `achieved` and "
+    "`members_away` say more ([replication](replication.md#what-is-answered-when))",
 )
 EVENT_REFUSED = ProblemType(
     "event-refused",
