@@ -68,7 +68,7 @@ class _Positions(msgspec.Struct):
 
 
 _POSITIONS_FILE: Final = KeptFile[_Positions](
-    POSITIONS_FILE_NAME, _Positions, b'{"version":1,"tenants":{}}', "it is made again"
+    POSITIONS_FILE_NAME, _Positions, b'{"version":1,"tenants":{}}', "the next verification writes it again"
 )
 
 

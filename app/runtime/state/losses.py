@@ -217,7 +217,7 @@ def fork_subject(to_origin: str) -> str:
 
 
 class Aside(msgspec.Struct, frozen=True):
-    """A log that was set aside, in a folder of this name, or under ``CUT`` the ends that a start cut off."""
+    """A log that a start moved away, in a folder of this name; under ``CUT``, the tails that a start cut off."""
 
     chained_lsn: int
     """All up to here is chained, but for what was held back, by its control file or by Postgres."""

@@ -59,7 +59,7 @@ class Share:
         self._looked_at = self._scheduled.look()
 
     def grant(self, future: asyncio.Future[None]) -> None:
-        """Set ``future`` when its turn has come; until its next await whoever waits for it has the turn."""
+        """Set ``future`` when its turn has come; the task that awaits it has the turn until its next await."""
         self._waiting.append(future)
         self._wanted.set()
 
