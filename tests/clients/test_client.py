@@ -48,7 +48,7 @@ from tallystick_client import (
 from tallystick_client.core import Core
 from tallystick_client.errors import FinalError
 from tallystick_client.errors import problem as problem_error
-from tallystick_client.flow import Reply
+from tallystick_client.transport import Reply
 from tallystick_client.watch import Event, Events
 from tests.clients.way import LOST, Answer, Way, problem, way_to
 
@@ -220,7 +220,7 @@ def test_two_writes_have_two_keys(way: Way) -> None:
 def test_retry_after_is_honoured_and_waits_grow_with_jitter(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     # In the client alone: other threads of this process sleep too.
-    monkeypatch.setattr("tallystick_client.flow.time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
+    monkeypatch.setattr("tallystick_client.transport.time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
     away = problem(503, "not-ready")
     way.instead = [problem(503, "backlog-full", **{"Retry-After": "7"}), away, away, away, away]
     with Client(way.url) as client:

@@ -31,9 +31,9 @@ from tallystick_client.errors import (
     WriteLostError,
 )
 from tallystick_client.facts import EventName, Level, Status
-from tallystick_client.flow import Reply
 from tallystick_client.jobs import AsyncJob, Job
 from tallystick_client.outbox import SpoolReport
+from tallystick_client.transport import Reply
 
 __all__ = [
     "Accepted",

@@ -29,10 +29,10 @@ from tallystick_client.answers import (
 )
 from tallystick_client.core import JSON, NDJSON, Core, OnWait, bearer, json_of, new_key, value_of
 from tallystick_client.facts import EventName, Level, Status
-from tallystick_client.flow import Awaiting, Blocking, Flow, Give, Listing, Piece, Reply, Work, listing, operation
 from tallystick_client.jobs import AsyncJob, Job, JobId, Spec, job_path
 from tallystick_client.outbox import Outbox, SpoolReport
 from tallystick_client.spool import Spool
+from tallystick_client.transport import Awaiting, Blocking, Flow, Give, Listing, Piece, Reply, Work, listing, operation
 from tallystick_client.watch import watched
 
 PAGE = 1000

@@ -32,7 +32,7 @@ from tallystick_client.errors import (
     WriteLostError,
     problem,
 )
-from tallystick_client.flow import Call, Flow, Open, Pause, Reply, shown
+from tallystick_client.transport import Call, Flow, Open, Pause, Reply, shown
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.25, 10.0
 RETRY_AFTER_MAX_S = 60.0

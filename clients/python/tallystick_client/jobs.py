@@ -21,9 +21,9 @@ from tallystick_client.answers import Recorded
 from tallystick_client.core import Core, json_of, new_key, value_of
 from tallystick_client.errors import JobEndedError, TallystickError
 from tallystick_client.facts import ENDED
-from tallystick_client.flow import Awaiting, Blocking, Flow, Reply, operation
 from tallystick_client.outbox import Outbox
 from tallystick_client.spool import KEY, Part, Request
+from tallystick_client.transport import Awaiting, Blocking, Flow, Reply, operation
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -33,8 +33,8 @@ from tallystick_client.errors import (
     TransientError,
     UnreachableError,
 )
-from tallystick_client.flow import Flow, Pause, Reply, Work
 from tallystick_client.spool import FORMAT, Kept, Part, Request, Spool, is_in_memory_of_keys
+from tallystick_client.transport import Flow, Pause, Reply, Work
 
 SPOOLED_WAIT_S = 2.0
 """Longest wait for one answer, and about the longest that a call sends what waits, when there is a spool."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tallystick_client.answers import Entry
 from tallystick_client.core import Core
 from tallystick_client.errors import LaggedError, NotTheLedgerError, TransientError, UnreachableError
-from tallystick_client.flow import Give, Listing, Piece
+from tallystick_client.transport import Give, Listing, Piece
 
 SEQ_DIGITS_MAX = 19
 EVENT_BYTES_MAX = 16 << 20
