@@ -119,7 +119,7 @@ def test_waits_double_within_bounds_and_honour_retry_after(
 ) -> None:
     refused = TransientError(503, "not-ready", "not yet", {})
     refused.retry_after_s = retry_after_s
-    wait_s = Core(["http://ledger"], None, 0.0, 1.0).turn(failures, refused)
+    wait_s = Core(["http://ledger"], None, 0.0, 1.0, transport=None).turn(failures, refused)
     assert wait_s == expected if retry_after_s else expected / 2 <= wait_s <= expected
 
 

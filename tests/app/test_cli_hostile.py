@@ -22,7 +22,7 @@ from cli.prove import _is_asked
 from ledger.errors import ConfigurationError
 from ledger.verification.verdict import ASPECTS
 from signing.receipt import form
-from tallystick_client import NotTheLedgerError, UnreachableError, flow
+from tallystick_client import NotTheLedgerError, UnreachableError, transport
 from tests.forked import ROOT
 from tests.tally import COLD
 
@@ -106,7 +106,7 @@ def test_a_service_whose_name_is_no_host_is_unreachable() -> None:
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow, "ANSWER_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(transport, "ANSWER_BYTES_MAX", 1 << 20)
     with (
         answering(JSON + b"\r\n", drip=bytes(65536)) as url,
         LedgerClient(url, patience_s=0.0) as asked,

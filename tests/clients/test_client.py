@@ -135,7 +135,7 @@ def test_a_session_is_the_last_write_on_each_node_in_whatever_order_answers_come
     a1, a2, b1 = (
         tokens.encode(Token(node, 1, lsn, f"{lsn}:0:{node}")) for node, lsn in (("a", 9), ("a", 10), ("b", 1))
     )
-    core = Core(["http://ledger"], None, 0.0, 1.0)
+    core = Core(["http://ledger"], None, 0.0, 1.0, transport=None)
     for token in (a2, b1, a1):
         core._learn(Reply(201, httpx.Headers({"Tally-Session": token}), b""))
     assert core.session is not None
@@ -157,7 +157,7 @@ def test_a_lost_write_is_told_and_the_session_forgotten(way: Way) -> None:
 
 
 def test_a_list_has_all_pages(ledger: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tallystick_client.client.PAGE", 2)
+    monkeypatch.setattr("tallystick_client.core.PAGE", 2)
     with Client(ledger) as client:
         made = [client.create_job("pages", {"n": n})["job_id"] for n in range(5)]
         assert [job["job_id"] for job in client.list_jobs("pages")] == made[::-1]
@@ -220,7 +220,9 @@ def test_two_writes_have_two_keys(way: Way) -> None:
 def test_retry_after_is_honoured_and_waits_grow_with_jitter(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     # In the client alone: other threads of this process sleep too.
-    monkeypatch.setattr("tallystick_client.transport.time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
+    monkeypatch.setattr(
+        "tallystick_client.transport.time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
+    )
     away = problem(503, "not-ready")
     way.instead = [problem(503, "backlog-full", **{"Retry-After": "7"}), away, away, away, away]
     with Client(way.url) as client:

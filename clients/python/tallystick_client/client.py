@@ -6,16 +6,12 @@ import io
 import logging
 import os
 import ssl
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
-
-import httpx
 
 from tallystick_client.answers import (
     Accepted,
@@ -32,29 +28,35 @@ from tallystick_client.facts import EventName, Level, Status
 from tallystick_client.jobs import AsyncJob, Job, JobId, Spec, job_path
 from tallystick_client.outbox import Outbox, SpoolReport
 from tallystick_client.spool import Spool
-from tallystick_client.transport import Awaiting, Blocking, Flow, Give, Listing, Piece, Reply, Work, listing, operation
+from tallystick_client.transport import (
+    Answer,
+    AsyncTransport,
+    Awaiting,
+    Blocking,
+    BlockingTransport,
+    Reply,
+    Transport,
+    listing,
+    operation,
+)
 from tallystick_client.watch import watched
 
-PAGE = 1000
 BATCH_LINES_MAX, BATCH_BYTES_MAX = 1000, 4 << 20
 """Of one request; longer batches go in several, each of which is taken whole or not at all."""
 DOWNLOAD_PAUSE_MAX_S = 600.0
 """Longest wait for the next piece of a download; before the first, a long chain may have to be signed."""
 TAR = "application/x-tar"
-_DIRECT = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
-"""Proxies of the environment are for what is elsewhere: none is shown the token for this machine."""
-
 
 J = TypeVar("J", Job, AsyncJob)
 
 log = logging.getLogger("tallystick_client")
 
 
-class LedgerFlows(ABC, Generic[J]):
+class LedgerMethods(Generic[J]):
     """What can be asked of a ledger. Writes have an Idempotency-Key, theirs or one that is made, and are repeated."""
 
-    _http: Any
     _job_type: type[J]
+    _transport_type: Callable[[ssl.SSLContext], Transport]
 
     def __init__(
         self,
@@ -78,9 +80,10 @@ class LedgerFlows(ABC, Generic[J]):
         spool = spool or os.environ.get("TALLY_SPOOL") or None
         named = nodes.split(",") if isinstance(nodes, str) else nodes
         place, given = ("token", token) if token else ("TALLY_TOKEN", os.environ.get("TALLY_TOKEN"))
-        self._core = Core(named, bearer(given, place), patience_s, timeout_s, on_wait)
+        authorization = bearer(given, place)
+        transport = self._transport_type(_trusted(named, ca or os.environ.get("TALLY_CA") or None))
+        self._core = Core(named, authorization, patience_s, timeout_s, transport, on_wait)
         self._outbox = Outbox(self._core, None if spool is None else Spool(Path(spool)))
-        self._connect(_trusted(named, ca or os.environ.get("TALLY_CA") or None))
 
     @property
     def patience_s(self) -> float:
@@ -91,8 +94,10 @@ class LedgerFlows(ABC, Generic[J]):
     def patience_s(self, seconds: float) -> None:
         self._core.patience_s = seconds
 
-    @abstractmethod
-    def _connect(self, trusted: ssl.SSLContext) -> None: ...
+    @operation
+    async def close(self) -> None:
+        """Close the connections. What waits in the spool stays there."""
+        await self._core.transport.close()
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -106,7 +111,7 @@ class LedgerFlows(ABC, Generic[J]):
         assigned_dcs: Sequence[str] = (),
         durability: Level | None = None,
         key: str | None = None,
-    ) -> Flow[Recorded]:
+    ) -> Answer[Recorded]:
         """Record a new job. Not by way of the spool, as every method of the client but ``job``."""
         body = {"tenant_id": tenant_id, "spec": spec, "assigned_dcs": list(assigned_dcs)}
         return self._write("/v1/jobs", body | {"job_id": job_id, "durability": durability}, key)
@@ -122,7 +127,7 @@ class LedgerFlows(ABC, Generic[J]):
         durability: Level | None = None,
         key: str | None = None,
         **fields: Any,
-    ) -> Flow[Recorded]:
+    ) -> Answer[Recorded]:
         """Record an event of a job: JobAccepted, JobCompleted and the others of docs/events.md, with its fields."""
         body = {"tenant_id": tenant_id, "type": type, "durability": durability, **fields}
         return self._write(job_path(job_id, "/events"), body, key)
@@ -130,15 +135,15 @@ class LedgerFlows(ABC, Generic[J]):
     @operation
     def cancel_job(
         self, tenant_id: str, job_id: str, *, reason: str, requestor: str | None = None, key: str | None = None
-    ) -> Flow[Recorded]:
+    ) -> Answer[Recorded]:
         """Ask for the cancellation of a job."""
         body = {"tenant_id": tenant_id, "reason": reason, "requestor": requestor}
         return self._write(job_path(job_id, "/cancel"), body, key)
 
     @operation
-    def send_batch(
+    async def send_batch(
         self, events: Iterable[Mapping[str, Any]], *, durability: Level | None = None, key: str | None = None
-    ) -> Flow[BatchRecorded]:
+    ) -> BatchRecorded:
         """Record many events: each has ``tenant_id``, ``type``, but for new jobs ``job_id``, and its fields.
 
         ``BATCH_LINES_MAX`` of them are one request, taken whole or not at all. The same ``key`` and events sent again,
@@ -149,7 +154,7 @@ class LedgerFlows(ABC, Generic[J]):
         for number, lines in enumerate(_requests(events)):
             params = {"durability": durability}
             sent: dict[str, Any] = {"content": lines, "content_type": NDJSON, "key": f"{key}-{number}"}
-            reply = yield from self._core.ask("POST", "/v1/events", params=params, **sent)
+            reply = await self._core.ask("POST", "/v1/events", params=params, **sent)
             answer = value_of(reply)
             accepted += answer["accepted"]
             job_ids += answer["job_ids"]
@@ -163,7 +168,7 @@ class LedgerFlows(ABC, Generic[J]):
         precondition: Mapping[str, Any] | None = None,
         *,
         key: str | None = None,
-    ) -> Flow[Accepted]:
+    ) -> Answer[Accepted]:
         """Propose a commitment (docs/commitments.md).
 
         Raises:
@@ -184,24 +189,24 @@ class LedgerFlows(ABC, Generic[J]):
     ) -> J:
         """A job, for ``with`` or as a decorator: created and accepted, then completed, or failed with the exception.
 
-        A ``job_id`` of one's own makes beginning it again harmless: see ``JobFlows``. ``dc_id`` is where it runs, by
+        A ``job_id`` of one's own makes beginning it again harmless: see ``JobMethods``. ``dc_id`` is where it runs, by
         default this host, ``subject`` whose its private fields are. A decorator may have functions of the call's
         arguments as ``spec`` and ``job_id``.
         """
         common = {"tenant_id": tenant_id, "durability": durability, "subject": subject}
         given = {name: value for name, value in common.items() if value is not None}
-        return self._job_type(self._http, (self._core, self._outbox), given, spec, job_id, dc_id)
+        return self._job_type((self._core, self._outbox), given, spec, job_id, dc_id)
 
     @operation
-    def flush(self) -> Flow[int]:
+    async def flush(self) -> int:
         """Send what waits in the spool, until nothing was taken for as long as the client has patience; how many files
         are left."""
-        return (yield from self._outbox.flush()).waiting
+        return (await self._outbox.flush()).waiting
 
     @operation
-    def flush_spool(self) -> Flow[SpoolReport]:
+    async def flush_spool(self) -> SpoolReport:
         """``flush``, and what it did. What others sent meanwhile is not in it."""
-        return self._outbox.flush()
+        return await self._outbox.flush()
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -214,25 +219,32 @@ class LedgerFlows(ABC, Generic[J]):
         consistency: Consistency | None = None,
         max_staleness_ms: int | None = None,
         as_of: str | None = None,
-    ) -> Flow[JobState]:
+    ) -> Answer[JobState]:
         """A job, now or as of an HLC or an RFC 3339 time; by default this client's own writes are seen."""
-        params = {"tenant_id": tenant_id, "consistency": consistency, "as_of": as_of}
-        return self._read(job_path(job_id), params | {"max_staleness_ms": max_staleness_ms})
+        params = {
+            "tenant_id": tenant_id,
+            "consistency": consistency,
+            "max_staleness_ms": max_staleness_ms,
+            "as_of": as_of,
+        }
+        return self._value(self._core.ask("GET", job_path(job_id), params=params))
 
     @listing
-    def list_jobs(self, /, tenant_id: str, *, status: Status | None = None, **filters: Any) -> Listing[ListedJob]:
+    def list_jobs(
+        self, /, tenant_id: str, *, status: Status | None = None, **filters: Any
+    ) -> AsyncGenerator[ListedJob, None]:
         """Jobs, newest first; ``filters`` are the other parameters of ``GET /v1/jobs``."""
-        return self._pages("/v1/jobs", {"tenant_id": tenant_id, "status": status, **filters})
+        return self._listed("/v1/jobs", {"tenant_id": tenant_id, "status": status, **filters})
 
     @listing
-    def list_events(self, tenant_id: str, job_id: str) -> Listing[JobEvent]:
+    def list_events(self, tenant_id: str, job_id: str) -> AsyncGenerator[JobEvent, None]:
         """The events of a job, in HLC order."""
-        return self._pages(job_path(job_id, "/events"), {"tenant_id": tenant_id})
+        return self._listed(job_path(job_id, "/events"), {"tenant_id": tenant_id})
 
     @listing
-    def list_cancellations(self, tenant_id: str, dc_id: str) -> Listing[ListedJob]:
+    def list_cancellations(self, tenant_id: str, dc_id: str) -> AsyncGenerator[ListedJob, None]:
         """The jobs whose cancellation a data centre has not acknowledged."""
-        return self._pages("/v1/cancellations", {"tenant_id": tenant_id, "dc": dc_id})
+        return self._listed("/v1/cancellations", {"tenant_id": tenant_id, "dc": dc_id})
 
     @listing
     def watch(
@@ -244,7 +256,7 @@ class LedgerFlows(ABC, Generic[J]):
         dc: str | None = None,
         from_seq: int | None = None,
         raise_lagged: bool = False,
-    ) -> Listing[Entry]:
+    ) -> AsyncGenerator[Entry, None]:
         """The tenant's chain as it grows, entry by entry, for as long as somebody asks for the next.
 
         A connection that ends is made again, at any node, where it was: no entry is told twice, none is left out. One
@@ -263,13 +275,13 @@ class LedgerFlows(ABC, Generic[J]):
         params: Mapping[str, Any] | None = None,
         body: object = None,
         key: str | None = None,
-    ) -> Flow[dict[str, Any]]:
+    ) -> Answer[dict[str, Any]]:
         """Anything else that the API has. A POST is repeated only with a ``key``."""
         sent = None if body is None else json_of(body)
         return self._value(self._core.ask(method, path, params=params, content=sent, key=key))
 
     @operation
-    def ask(
+    async def ask(
         self,
         method: str,
         path: str,
@@ -279,16 +291,16 @@ class LedgerFlows(ABC, Generic[J]):
         content_type: str = JSON,
         key: str | None = None,
         repeatable: bool | None = None,
-    ) -> Flow[Reply]:
+    ) -> Reply:
         """As ``request``, of anything, with the whole answer: its status, headers and bytes. A POST is repeated with a
         ``key``, or if it is ``repeatable``."""
         sent: dict[str, Any] = {"content": content, "content_type": content_type, "key": key}
-        return self._core.ask(method, path, params=params, repeatable=repeatable, **sent)
+        return await self._core.ask(method, path, params=params, repeatable=repeatable, **sent)
 
     # --- bundles ----------------------------------------------------------------------------------
 
     @operation
-    def export_bundle(
+    async def export_bundle(
         self,
         tenant_id: str,
         write: Callable[[bytes], object],
@@ -296,63 +308,48 @@ class LedgerFlows(ABC, Generic[J]):
         from_seq: int | None = None,
         to_seq: int | None = None,
         evidence: bool = False,
-    ) -> Flow[None]:
+    ) -> None:
         """Hand a tenant's ledger, or some of it, as a signed file to ``write``, piece by piece. It is whole once this
         returns. With ``evidence`` a chain that is broken is handed over as it is stored."""
         asked = {"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq, "evidence": evidence or None}
         sent = json_of({name: value for name, value in asked.items() if value is not None}).encode()
         path, silence_max_s = "/v1/bundles/export", DOWNLOAD_PAUSE_MAX_S
-        yield from self._core.open("POST", path, TAR, content=sent, silence_max_s=silence_max_s)
-        while piece := (yield Piece()):
-            yield Work(partial(write, piece))
+        async with self._core.open("POST", path, TAR, content=sent, silence_max_s=silence_max_s) as pieces:
+            async for piece in pieces:
+                await self._core.transport.work(write, piece)
 
     @operation
-    def import_bundles(
+    async def import_bundles(
         self, files: Iterable[Path], *, dry_run: bool = False, advance: Callable[[int], object] | None = None
-    ) -> Flow[dict[str, Any]]:
+    ) -> dict[str, Any]:
         """Have the ledger verify and merge bundles. ``advance`` is called with the size of each piece that is sent."""
         with ExitStack() as opened:
             parts = [("file", (file.name, opened.enter_context(_CountedFile(file, advance)), TAR)) for file in files]
             params = {"dry_run": "true" if dry_run else None}
-            reply = self._core.ask("POST", "/v1/bundles/import", params=params, files=parts)
-            merged: dict[str, Any] = yield from self._value(reply)
+            asked = self._core.ask("POST", "/v1/bundles/import", params=params, files=parts)
+            merged: dict[str, Any] = await self._value(asked)
             return merged
 
-    # --- flows ------------------------------------------------------------------------------------
-
-    def _write(self, path: str, body: Mapping[str, Any], key: str | None) -> Flow[Any]:
+    def _write(self, path: str, body: Mapping[str, Any], key: str | None) -> Answer[Any]:
         given = {name: value for name, value in body.items() if value is not None}
         return self._value(self._core.ask("POST", path, content=json_of(given), key=key or new_key()))
 
-    def _read(self, path: str, params: Mapping[str, Any]) -> Flow[Any]:
-        return self._value(self._core.ask("GET", path, params=params))
+    async def _value(self, asked: Answer[Reply]) -> Any:
+        return value_of(await asked)
 
-    def _value(self, asking: Flow[Reply]) -> Flow[Any]:
-        return value_of((yield from asking))
-
-    def _pages(self, path: str, params: Mapping[str, Any]) -> Listing[Any]:
-        cursor = None
-        while True:
-            page = yield from self._read(path, {"limit": PAGE, **params, "cursor": cursor})
-            yield from map(Give, page["items"])
+    async def _listed(self, path: str, params: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        async for page in self._core.pages(path, params):
+            for item in page["items"]:
+                yield item
             for job in page.get("damaged", ()):
                 log.error("job %s is not among those listed, it is damaged: %s", job["job_id"], job["detail"])
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return
 
 
-class Client(LedgerFlows[Job], Blocking):
+class Client(LedgerMethods[Job], Blocking):
     """A ledger. ``with Client() as ledger:`` closes its connections; threads may share it, forked processes may not."""
 
     _job_type = Job
-
-    def _connect(self, trusted: ssl.SSLContext) -> None:
-        self._http = httpx.Client(verify=trusted, mounts=_DIRECT)
-
-    def close(self) -> None:
-        """Close the connections. What waits in the spool stays there."""
-        self._http.close()
+    _transport_type = BlockingTransport
 
     def __enter__(self) -> Self:
         return self
@@ -361,17 +358,11 @@ class Client(LedgerFlows[Job], Blocking):
         self.close()
 
 
-class AsyncClient(LedgerFlows[AsyncJob], Awaiting):
+class AsyncClient(LedgerMethods[AsyncJob], Awaiting):
     """As ``Client``, for one event loop: ``async with AsyncClient() as ledger:``."""
 
     _job_type = AsyncJob
-
-    def _connect(self, trusted: ssl.SSLContext) -> None:
-        self._http = httpx.AsyncClient(verify=trusted, mounts=_DIRECT)
-
-    async def close(self) -> None:
-        """Close the connections. What waits in the spool stays there."""
-        await self._http.aclose()
+    _transport_type = AsyncTransport
 
     async def __aenter__(self) -> Self:
         return self

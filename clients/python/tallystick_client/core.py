@@ -15,10 +15,11 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import httpx
@@ -32,7 +33,7 @@ from tallystick_client.errors import (
     WriteLostError,
     problem,
 )
-from tallystick_client.transport import Call, Flow, Open, Pause, Reply, shown
+from tallystick_client.transport import Call, Reply, Transport, shown
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.25, 10.0
 RETRY_AFTER_MAX_S = 60.0
@@ -42,6 +43,8 @@ SILENCE_MAX_S = 45.0
 """Longest wait for the next piece of a stream of events: the service gives a sign of life every 15 s."""
 UPLOAD_ANSWER_MAX_S = 4 * 3600.0
 """Longest wait for the answer once files were sent: they are verified and merged first."""
+PAGE = 1000
+"""Items of a list that are asked for at once."""
 QUOTED_CHARACTERS = 60
 """How much of a foreign answer is shown."""
 JSON, NDJSON = "application/json", "application/x-ndjson"
@@ -59,6 +62,7 @@ class Core:
         token: str | None,
         patience_s: float,
         timeout_s: float,
+        transport: Transport,
         on_wait: OnWait | None = None,
     ) -> None:
         self._nodes = [_address(node.strip().rstrip("/")) for node in nodes]
@@ -69,6 +73,7 @@ class Core:
         self._authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
         self.patience_s = patience_s
         self._timeout_s = timeout_s
+        self.transport = transport
         self._on_wait = on_wait
         self._sessions: dict[str, tuple[tuple[int, int], str]] = {}
         """By node: position of its last write that we know, and its token."""
@@ -78,7 +83,7 @@ class Core:
         """What ``Tally-Session`` says: the last write on each node."""
         return ",".join(token for _, token in tuple(self._sessions.values())) or None
 
-    def ask(
+    async def ask(
         self,
         method: str,
         path: str,
@@ -92,7 +97,7 @@ class Core:
         repeatable: bool | None = None,
         patience_s: float | None = None,
         timeout_s: float | None = None,
-    ) -> Flow[Reply]:
+    ) -> Reply:
         """The answer of success. Parameters that are None are left out; ``files`` are sent in place of ``content``.
 
         Raises:
@@ -112,7 +117,7 @@ class Core:
         while True:
             call = Call(method, self._url(path, params), headers, content, timeout, within_s, files)
             try:
-                reply: Reply = yield call
+                reply = await self.transport.exchange(call)
                 if reply.status < 300:
                     self._learn(reply)
                     return reply
@@ -123,15 +128,29 @@ class Core:
                 if not repeatable or (delay_s and time.monotonic() + delay_s > until):
                     raise
             if delay_s:
-                yield from self.wait(delay_s, failed)
+                await self.wait(delay_s, failed)
 
-    def wait(self, delay_s: float, why: Exception) -> Flow[None]:
+    async def wait(self, delay_s: float, why: Exception) -> None:
         """Wait for a retry."""
         if self._on_wait is not None:
             self._on_wait(why, delay_s)
-        yield Pause(delay_s)
+        await self.transport.pause(delay_s)
 
-    def open(
+    async def pages(
+        self, path: str, params: Mapping[str, Any], *, patience_s: float | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The pages of a list, one by one; errors as ``ask``."""
+        cursor = None
+        while True:
+            asked = {"limit": PAGE, **params, "cursor": cursor}
+            page = value_of(await self.ask("GET", path, params=asked, patience_s=patience_s))
+            yield page
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    @asynccontextmanager
+    async def open(
         self,
         method: str,
         path: str,
@@ -141,15 +160,17 @@ class Core:
         headers: Mapping[str, str] | None = None,
         content: bytes | None = None,
         silence_max_s: float = SILENCE_MAX_S,
-    ) -> Flow[None]:
-        """Open an answer of ``content_type`` that comes in pieces, at the node whose turn it is; errors as ``ask``.
-        Never repeated."""
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The pieces of an answer of ``content_type``, from the node whose turn it is; errors as ``ask``. Never
+        repeated."""
         timeout = httpx.Timeout(self._timeout_s, read=silence_max_s)
         sent = {**self._headers(None if content is None else JSON, None, None), **(headers or {})}
         call = Call(method, self._url(path, params), sent, content, timeout, self._timeout_s)
-        reply: Reply = yield Open(call, content_type)
-        if reply.status != 200 or not reply.headers.get("Content-Type", "").startswith(content_type):
-            self._refuse(call, reply)
+        async with self.transport.open(call, content_type) as answer:
+            if isinstance(answer, Reply):
+                self._refuse(call, answer)
+            else:
+                yield answer
 
     def turn(self, failures: int, error: Exception) -> float:
         """Go on to the next node after so many failures; seconds to wait before, 0 while a node was not asked yet."""
@@ -202,7 +223,7 @@ class Core:
         while len(self._sessions) > SESSION_TOKENS_MAX:
             self._sessions.pop(next(iter(self._sessions)), None)
 
-    def _refuse(self, call: Call, reply: Reply) -> None:
+    def _refuse(self, call: Call, reply: Reply) -> NoReturn:
         """Raise what ``reply`` says, unless it leads to another of our nodes, which is then asked next."""
         location = reply.headers.get("Location")
         if reply.status in (307, 308, 421) and location is not None:

@@ -23,7 +23,7 @@ from tallystick_client.errors import JobEndedError, TallystickError
 from tallystick_client.facts import ENDED
 from tallystick_client.outbox import Outbox
 from tallystick_client.spool import KEY, Part, Request
-from tallystick_client.transport import Awaiting, Blocking, Flow, Reply, operation
+from tallystick_client.transport import Awaiting, Blocking, Reply, operation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def job_path(job_id: str, more: str = "") -> str:
     return f"/v1/jobs/{job_id}{more}"
 
 
-class JobFlows:
+class JobMethods:
     """One job. ``job_id`` is chosen before anything is sent.
 
     The Idempotency-Keys of a beginning are made of the job id: whoever begins a job of this id and spec again, such as
@@ -54,7 +54,6 @@ class JobFlows:
 
     def __init__(
         self,
-        http: Any,
         ledger: tuple[Core, Outbox],
         common: Mapping[str, Any],
         spec: Spec,
@@ -62,13 +61,11 @@ class JobFlows:
         dc_id: str | None,
     ) -> None:
         """``common`` are the members that all its events have."""
-        self._http = http
         self._ledger = ledger
         self._given = (common, spec, job_id, dc_id)
         made = callable(job_id) or callable(spec)  # by the decorator, for each call
-        self.job_id = f"run-{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(8)}"
-        if isinstance(job_id, str):
-            self.job_id = job_id
+        made_id = f"run-{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(8)}"
+        self.job_id = job_id if isinstance(job_id, str) else made_id
         self._path = job_path(self.job_id)
         self.tenant_id: str = common["tenant_id"]
         self.is_spooled = False
@@ -83,82 +80,87 @@ class JobFlows:
         """Its end was handed over, by ``complete`` or ``fail``."""
 
     @operation
-    def create(self) -> Flow[Recorded | None]:
+    async def create(self) -> Recorded | None:
         """Record that the job exists: JobCreated.
 
         Raises:
             JobEndedError: a job of this id has ended, as far as the ledger or the spool knows: do not run it again.
             ProblemError: the ledger refuses the job.
         """
-        return self._begin([self._created()])
+        return await self._begin([self._created()])
 
     @operation
-    def accept(self, worker_count: int = 1) -> Flow[Recorded | None]:
+    async def accept(self, worker_count: int = 1) -> Recorded | None:
         """Record that the job begins here: JobAccepted. Raises as ``create``."""
-        return self._begin([self._accepted(worker_count)])
+        return await self._begin([self._accepted(worker_count)])
 
     @operation
-    def begin(self) -> Flow[Recorded | None]:
+    async def begin(self) -> Recorded | None:
         """``create`` and ``accept`` in one."""
-        return self._begin([self._created(), self._accepted(1)])
+        return await self._begin([self._created(), self._accepted(1)])
 
     @operation
-    def event(self, /, type: str, **fields: Any) -> Flow[Recorded | None]:
+    async def event(self, /, type: str, **fields: Any) -> Recorded | None:
         """Record an event between beginning and end, such as WorkflowDispatched (docs/events.md)."""
-        return self._record("event", [self._event({"type": type, **fields}, new_key())])
+        return _last_of(await self._record("event", [self._event({"type": type, **fields}, new_key())]))
 
     @operation
-    def progress(self, completed: int, failed: int = 0) -> Flow[Recorded | None]:
+    async def progress(self, completed: int, failed: int = 0) -> Recorded | None:
         """Record how far the job is: totals, not differences."""
         body = {"type": "JobProgressReported", "dc_id": self.dc_id, "completed": completed, "failed": failed}
-        return self._record("event", [self._event(body, new_key())])
+        return _last_of(await self._record("event", [self._event(body, new_key())]))
 
     @operation
-    def complete(
+    async def complete(
         self, final_status: str = "completed", metrics: Mapping[str, Any] | None = None
-    ) -> Flow[Recorded | None]:
+    ) -> Recorded | None:
         """Record a good end: JobCompleted."""
-        return self._end(self._completion(final_status, metrics))
+        return await self._end(self._completion(final_status, metrics))
 
     @operation
-    def fail(self, error: BaseException | str) -> Flow[Recorded | None]:
+    async def fail(self, error: BaseException | str) -> Recorded | None:
         """Record a bad end: JobFailed, with the type and text of an exception."""
-        return self._end(self._failure(error))
+        return await self._end(self._failure(error))
 
     def _of(self, given: tuple[Any, ...], named: dict[str, Any]) -> Self:
         """A job of its own for one call of a decorated function."""
         common, spec, job_id, dc_id = self._given
         spec = spec(*given, **named) if callable(spec) else spec
         job_id = job_id(*given, **named) if callable(job_id) else job_id
-        return type(self)(self._http, self._ledger, common, spec, job_id, dc_id)
+        return type(self)(self._ledger, common, spec, job_id, dc_id)
 
-    # --- flows ------------------------------------------------------------------------------------
+    @operation
+    async def _leave(self, error: BaseException | None) -> None:
+        """Record the end of a block that ended with ``error``, unless ``complete`` or ``fail`` was called in it."""
+        if self._is_over:
+            return
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            await self._end(self._completion("completed", None))
+            return
+        try:
+            await self._end(self._failure(error))
+        except TallystickError as unrecorded:
+            error.add_note(f"the end of job {self.job_id} is not on record: {unrecorded}")
 
-    def _begin(self, requests: list[Request]) -> Flow[Recorded | None]:
+    async def _begin(self, requests: list[Request]) -> Recorded | None:
         core, outbox = self._ledger
-        if self._is_named and (yield from outbox.knows_end(self.tenant_id, self.job_id)):
+        if self._is_named and await outbox.knows_end(self.tenant_id, self.job_id):
             raise self._ended("its end waits in the spool")
-        replies = yield from self._recorded("begin", requests)
-        if not self._is_named or replies is None:
-            return _last_of(replies)
-        if replies and replies[0].headers.get("Idempotent-Replay") != "true":
-            return _last_of(replies)
-        # It was begun before, by somebody who may have ended it too.
-        params = {"tenant_id": self.tenant_id}
-        status = value_of((yield from core.ask("GET", self._path, params=params)))["status"]
-        if status in ENDED:
-            raise self._ended(f"it is {status}")
+        replies = await self._record("begin", requests)
+        is_repeated = replies is not None and (not replies or replies[0].headers.get("Idempotent-Replay") == "true")
+        if self._is_named and is_repeated:
+            # It was begun before, by a process that may have ended it too.
+            status = value_of(await core.ask("GET", self._path, params={"tenant_id": self.tenant_id}))["status"]
+            if status in ENDED:
+                raise self._ended(f"it is {status}")
         return _last_of(replies)
 
-    def _end(self, event: dict[str, Any]) -> Flow[Recorded | None]:
+    async def _end(self, event: dict[str, Any]) -> Recorded | None:
         self._is_over = True
-        return self._record("end", [self._event(event, new_key())])
+        return _last_of(await self._record("end", [self._event(event, new_key())]))
 
-    def _record(self, part: Part, requests: list[Request]) -> Flow[Recorded | None]:
-        return _last_of((yield from self._recorded(part, requests)))
-
-    def _recorded(self, part: Part, requests: list[Request]) -> Flow[list[Reply] | None]:
-        replies = yield from self._ledger[1].record(self.tenant_id, self.job_id, part, requests)
+    async def _record(self, part: Part, requests: list[Request]) -> list[Reply] | None:
+        replies = await self._ledger[1].record(self.tenant_id, self.job_id, part, requests)
         self.is_spooled = replies is None
         return replies
 
@@ -198,7 +200,7 @@ class JobFlows:
         return JobEndedError(409, "job-ended", f"job {self.job_id} has ended: {how}", {"job_id": self.job_id})
 
 
-class Job(JobFlows, Blocking):
+class Job(JobMethods, Blocking):
     """A job for ``with``, or around a function as a decorator: begun, then completed, or failed with the exception."""
 
     def __enter__(self) -> Self:
@@ -206,16 +208,7 @@ class Job(JobFlows, Blocking):
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        if self._is_over:
-            return
-        if _is_good(error):
-            self.complete()
-            return
-        assert error is not None
-        try:
-            self.fail(error)
-        except TallystickError as unrecorded:
-            error.add_note(f"the end of job {self.job_id} is not on record: {unrecorded}")
+        self._leave(error)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """``function``, each call of which is a job.
@@ -235,7 +228,7 @@ class Job(JobFlows, Blocking):
         return run
 
 
-class AsyncJob(JobFlows, Awaiting):
+class AsyncJob(JobMethods, Awaiting):
     """As ``Job``, for ``async with`` and coroutine functions."""
 
     async def __aenter__(self) -> Self:
@@ -245,16 +238,7 @@ class AsyncJob(JobFlows, Awaiting):
     async def __aexit__(
         self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
     ) -> None:
-        if self._is_over:
-            return
-        if _is_good(error):
-            await self.complete()
-            return
-        assert error is not None
-        try:
-            await self.fail(error)
-        except TallystickError as unrecorded:
-            error.add_note(f"the end of job {self.job_id} is not on record: {unrecorded}")
+        await self._leave(error)
 
     def __call__(self, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """As ``Job``, for a coroutine function; any other is a TypeError."""
@@ -313,8 +297,3 @@ def _is_kind(asked: Callable[[Any], bool], function: Any) -> bool:
 
 def _named(function: Any) -> str:
     return getattr(function, "__qualname__", None) or repr(function)
-
-
-def _is_good(error: BaseException | None) -> bool:
-    """Whether a job that ended with ``error`` came to a good end."""
-    return error is None or (isinstance(error, SystemExit) and not error.code)

@@ -3,8 +3,8 @@
 1. The part is durable in the spool.
 2. Whoever has the lock sends what waits, oldest first; a request that was sent before the ledger knows by its key. Of a
    file that is older than the ledger remembers keys, what the job already has is left out.
-3. What was taken is removed. What the ledger refuses for good is set aside with the reason, and with it what follows of
-   that job. Anything else ends the sending, and all that is left waits.
+3. What was taken is removed. What the ledger refuses for good is quarantined with the reason, and with it what follows
+   of that job. Anything else ends the sending, and all that is left waits.
 
 A ledger that is away holds up nobody for long: one answer is waited for ``SPOOLED_WAIT_S`` at most, and after a failure
 nothing is tried for a while, twice as long each time.
@@ -17,7 +17,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -25,7 +24,6 @@ from tallystick_client.core import BACKOFF_MAX_S, BACKOFF_MIN_S, Core, no_ledger
 from tallystick_client.errors import (
     CopiesRemovedError,
     FinalError,
-    JobNotFoundError,
     NotAllowedError,
     ProblemError,
     SpoolError,
@@ -34,7 +32,7 @@ from tallystick_client.errors import (
     UnreachableError,
 )
 from tallystick_client.spool import FORMAT, Kept, Part, Request, Spool, is_in_memory_of_keys
-from tallystick_client.transport import Flow, Pause, Reply, Work
+from tallystick_client.transport import Reply
 
 SPOOLED_WAIT_S = 2.0
 """Longest wait for one answer, and about the longest that a call sends what waits, when there is a spool."""
@@ -71,18 +69,33 @@ class SpoolReport:
         return self.events + len(self.jobs) + len(self.refused)
 
 
+@dataclass
+class _Sending:
+    """One pass over the spool."""
+
+    report: SpoolReport
+    own: Path | None = None
+    """The file of the part that the caller records."""
+    answer_s: float | None = None
+    """Longest wait for one answer; None: as long as the client waits."""
+    refused: dict[tuple[str, str], TallystickError] = field(default_factory=dict)
+    """By tenant and job, why the ledger refused a part of it."""
+    forbidden: dict[str, NotAllowedError] = field(default_factory=dict)
+    """By tenant, why the caller may not write to it."""
+    failure: Exception | None = None
+    """Why it ended early."""
+
+
 class Outbox:
-    """What is recorded of jobs, by way of the spool where there is one."""
+    """Records parts of jobs, by way of the spool where there is one."""
 
     def __init__(self, core: Core, spool: Spool | None) -> None:
         self._core = core
         self._spool = spool
         self._failures = 0
         self._quiet_until = 0.0
-        self._failure: Exception | None = None
-        """The last one."""
 
-    def record(self, tenant_id: str, job_id: str, part: Part, requests: Sequence[Request]) -> Flow[list[Reply] | None]:
+    async def record(self, tenant_id: str, job_id: str, part: Part, requests: Sequence[Request]) -> list[Reply] | None:
         """Record one part of a job: the answers, None when the spool keeps it, [] when it was recorded before.
 
         Raises:
@@ -91,7 +104,7 @@ class Outbox:
             UnreachableError, NotTheLedgerError: there is no spool, or none that takes it, and no answer.
         """
         if self._spool is None:
-            return (yield from self._post(requests, None))
+            return await self._post(requests, None)
         kept: Kept = {
             "format": FORMAT,
             "made_ms": time.time_ns() // 1_000_000,
@@ -102,39 +115,37 @@ class Outbox:
             "requests": list(requests),
         }
         try:
-            own: Path = yield Work(partial(self._spool.keep, kept))
+            own = await self._core.transport.work(self._spool.keep, kept)
         except SpoolError as full:
             log.warning("%s; the job goes to the ledger straight away", full)
             try:
-                return (yield from self._post(requests, None))
+                return await self._post(requests, None)
             except TallystickError as error:
                 error.add_note(str(full))
                 raise
         if time.monotonic() < self._quiet_until:
             return None
-        return (yield from self._flush(self._spool, own, SPOOLED_WAIT_S, SPOOLED_WAIT_S, SpoolReport()))
+        return await self._flush(self._spool, _Sending(SpoolReport(), own, SPOOLED_WAIT_S), SPOOLED_WAIT_S)
 
-    def flush(self) -> Flow[SpoolReport]:
+    async def flush(self) -> SpoolReport:
         """Send what waits, until nothing was taken for as long as the client has patience, or time cannot help.
 
         Raises:
             SpoolError: the folder cannot be read.
         """
         report = SpoolReport()
-        spool = self._spool
-        if spool is None:
+        if self._spool is None:
             return report
         taken, until = -1, 0.0
         while True:
             if report.taken > taken:
                 taken, until = report.taken, time.monotonic() + self._core.patience_s
-            self._failure = None
-            yield from self._flush(spool, None, max(until - time.monotonic(), SPOOLED_WAIT_S), None, report)
-            report.waiting = len((yield Work(spool.waiting)))
-            failure = self._last_failure()
-            report.problem = None
+            sending = _Sending(report)
+            await self._flush(self._spool, sending, max(until - time.monotonic(), SPOOLED_WAIT_S))
+            report.waiting, report.problem = len(await self._core.transport.work(self._spool.waiting)), None
             if not report.waiting:
                 return report
+            failure = sending.failure
             report.problem = "another one is sending it" if failure is None else str(failure)
             if failure is not None and not isinstance(failure, (UnreachableError, TransientError)):
                 return report
@@ -142,115 +153,92 @@ class Outbox:
             if report.taken == taken and time.monotonic() + max(pause_s, 0.0) > until:
                 return report
             if pause_s > 0:
-                yield from self._core.wait(pause_s, failure or SpoolError(report.problem))
+                await self._core.wait(pause_s, failure or SpoolError(report.problem))
 
-    def knows_end(self, tenant_id: str, job_id: str) -> Flow[bool]:
+    async def knows_end(self, tenant_id: str, job_id: str) -> bool:
         """Whether the end of a job waits in the spool."""
-        return False if self._spool is None else (yield Work(partial(self._spool.has_end_of, tenant_id, job_id)))
+        spool = self._spool
+        return spool is not None and await self._core.transport.work(spool.has_end_of, tenant_id, job_id)
 
-    def _flush(
-        self, spool: Spool, own: Path | None, wait_s: float, answer_s: float | None, report: SpoolReport
-    ) -> Flow[list[Reply] | None]:
-        """Send what waits, for about ``wait_s``, ``answer_s`` for each answer; of the file ``own`` as ``record``."""
-        until = time.monotonic() + wait_s
-        while (lock := (yield Work(spool.lock))) is None:
+    async def _flush(self, spool: Spool, sending: _Sending, wait_s: float) -> list[Reply] | None:
+        """Send what waits, for about ``wait_s``; of the caller's own file as ``record``."""
+        transport, until = self._core.transport, time.monotonic() + wait_s
+        while (lock := await transport.work(spool.lock)) is None:
             if time.monotonic() > until:
                 return None
-            yield Pause(LOCK_POLL_S)
-        try:
-            refused: dict[str, TallystickError] = {}
-            held: dict[str, NotAllowedError] = {}
-            for path in (yield Work(spool.waiting)):
+            await transport.pause(LOCK_POLL_S)
+        with lock:
+            for path in await transport.work(spool.waiting):
                 if time.monotonic() > until:
                     return None
                 try:
-                    replies: list[Reply] | None = yield from self._send(
-                        spool, path, path == own, answer_s, refused, held, report
-                    )
+                    replies = await self._send(spool, path, sending)
                 except (TallystickError, OSError) as error:
-                    if path == own and isinstance(error, (FinalError, NotAllowedError, SpoolError)):
+                    if path == sending.own and isinstance(error, (FinalError, NotAllowedError, SpoolError)):
                         raise
-                    self._be_quiet(error)
+                    self._be_quiet(error, sending)
                     if isinstance(error, NotAllowedError) and error.kind == "forbidden":
-                        continue  # what is of other tenants need not wait with it
+                        continue  # files of other tenants need not wait with it
                     return None
-                if replies is None:
-                    continue
-                self._failures, self._quiet_until = 0, 0.0
-                if path == own:
+                if replies is not None:
+                    self._failures, self._quiet_until = 0, 0.0
+                if path == sending.own:
                     return replies
-            why = None if own is None else (yield Work(partial(spool.why_refused, own)))
-            if why is not None:
+            own = sending.own
+            if own is not None and (why := await transport.work(spool.why_refused, own)) is not None:
                 raise SpoolError(f"the ledger refused it, as another sender was told: {why}")
             return []
-        finally:
-            lock.close()
 
-    def _send(
-        self,
-        spool: Spool,
-        path: Path,
-        is_own: bool,
-        answer_s: float | None,
-        refused: dict[str, TallystickError],
-        held: dict[str, NotAllowedError],
-        report: SpoolReport,
-    ) -> Flow[list[Reply] | None]:
-        """Send one file, and remove it or set it aside; None where it waits with others of its tenant. ``held`` are the
-        tenants that the caller may not write to."""
+    async def _send(self, spool: Spool, path: Path, sending: _Sending) -> list[Reply] | None:
+        """Send one file, and remove it or quarantine it; None where it waits with others of its tenant."""
+        work, report, is_own = self._core.transport.work, sending.report, path == sending.own
         kept: Kept | None = None
         try:
-            kept = yield Work(partial(spool.load, path))
+            kept = await work(spool.load, path)
             if kept is None:
                 return []
-            if (forbidden := held.get(kept["tenant_id"])) is not None:
-                if is_own:
-                    raise forbidden
+            if kept["tenant_id"] in sending.forbidden and not is_own:
                 return None
-            if (before := refused.get(f"{kept['tenant_id']} {kept['job_id']}")) is not None:
-                raise SpoolError(f"what came before it of this job was refused: {before}")
-            requests = kept["requests"]
-            if not is_in_memory_of_keys(kept):
-                requests = yield from self._not_there(kept)
-            replies = yield from self._post(requests, kept["session"], patience_s=0.0, timeout_s=answer_s)
-        except NotAllowedError as error:
-            if kept is not None:
-                held[kept["tenant_id"]] = error
+            replies, events = await self._sent(kept, sending)
+        except (FinalError, NotAllowedError, SpoolError) as error:
             if is_own and kept is not None and kept["part"] == "begin":
-                yield Work(partial(spool.remove, path))  # nothing was begun, so there is nothing to record
-            raise
-        except CopiesRemovedError as error:
-            # All of it is recorded.
-            yield Work(partial(spool.remove, path))
-            report.events += len(requests)
-            log.warning("recorded, and how safely cannot be shown: %s", error)
-            return []
-        except (SpoolError, FinalError) as error:
-            if is_own and kept is not None and kept["part"] == "begin":
-                yield Work(partial(spool.remove, path))
-                raise
-            aside = yield Work(partial(spool.refuse, path, str(error)))
-            log.error("refused, now in %s: %s", aside, error)
-            report.refused.append(
-                {"job": path.name[:-7] if kept is None else kept["job_id"], "file": str(aside), "why": str(error)}
-            )
-            if kept is not None:
-                refused[f"{kept['tenant_id']} {kept['job_id']}"] = error
-            if is_own:
+                await work(spool.remove, path)  # nothing was begun, so there is nothing to record
+            elif not isinstance(error, NotAllowedError):
+                report.refused.append(await work(_quarantine, spool, path, kept, error))
+                if kept is not None:
+                    sending.refused[kept["tenant_id"], kept["job_id"]] = error
+            if is_own or isinstance(error, NotAllowedError):
                 raise
             return []
-        yield Work(partial(spool.remove, path))
+        await work(spool.remove, path)
         report.jobs.add(kept["job_id"])
-        report.events += len(replies)
+        report.events += events
         return replies
 
-    def _post(self, requests: Sequence[Request], session: str | None, **waits: float | None) -> Flow[list[Reply]]:
+    async def _sent(self, kept: Kept, sending: _Sending) -> tuple[list[Reply], int]:
+        """Send what a file holds: the answers, and how many events are recorded now."""
+        if (forbidden := sending.forbidden.get(kept["tenant_id"])) is not None:
+            raise forbidden
+        if (before := sending.refused.get((kept["tenant_id"], kept["job_id"]))) is not None:
+            raise SpoolError(f"what came before it of this job was refused: {before}")
+        try:
+            requests = kept["requests"] if is_in_memory_of_keys(kept) else await self._not_there(kept)
+            replies = await self._post(requests, kept["session"], patience_s=0.0, timeout_s=sending.answer_s)
+        except NotAllowedError as error:
+            sending.forbidden[kept["tenant_id"]] = error
+            raise
+        except CopiesRemovedError as error:
+            log.warning("recorded, and how safely cannot be shown: %s", error)
+            return [], len(requests)
+        return replies, len(replies)
+
+    async def _post(self, requests: Sequence[Request], session: str | None, **waits: float | None) -> list[Reply]:
         """Send requests in order; ``waits`` are those of ``Core.ask``."""
         replies, unshown = list[Reply](), None
         for each in requests:
             how: dict[str, Any] = {"content": each["body"], "key": each["key"], "session": session, **waits}
             try:
-                reply = yield from self._core.ask("POST", each["path"], **how)
+                reply = await self._core.ask("POST", each["path"], **how)
             except CopiesRemovedError as error:
                 unshown = error
                 continue
@@ -261,36 +249,31 @@ class Outbox:
             raise unshown
         return replies
 
-    def _not_there(self, kept: Kept) -> Flow[list[Request]]:
+    async def _not_there(self, kept: Kept) -> list[Request]:
         """The requests of a file whose events the job does not have yet."""
         there: list[dict[str, Any]] = []
-        cursor: str | None = None
-        while True:
-            params = {"tenant_id": kept["tenant_id"], "limit": 1000, "cursor": cursor}
-            path = f"/v1/jobs/{kept['job_id']}/events"
-            try:
-                page = value_of((yield from self._core.ask("GET", path, params=params, patience_s=0.0)))
-            except JobNotFoundError:
-                break
-            except ProblemError as error:
-                if error.kind != "tenant-not-found":
-                    raise
-                break
-            there += page["items"]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                break
+        pages = self._core.pages(f"/v1/jobs/{kept['job_id']}/events", {"tenant_id": kept["tenant_id"]}, patience_s=0.0)
+        try:
+            async for page in pages:
+                there += page["items"]
+        except ProblemError as error:
+            if error.kind not in ("job-not-found", "tenant-not-found"):
+                raise
         return [each for each in kept["requests"] if not any(_is(each, kept["part"], item) for item in there)]
 
-    def _last_failure(self) -> Exception | None:
-        return self._failure
-
-    def _be_quiet(self, error: Exception) -> None:
+    def _be_quiet(self, error: Exception, sending: _Sending) -> None:
         pause_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(self._failures, 10))
         self._failures += 1
-        self._failure = error
+        sending.failure = error
         self._quiet_until = time.monotonic() + pause_s
         log.warning("what is in the spool waits, for %.1f s at least: %s", pause_s, error)
+
+
+def _quarantine(spool: Spool, path: Path, kept: Kept | None, error: TallystickError) -> Refused:
+    """Move a file that the ledger refused away from those that wait."""
+    moved = spool.refuse(path, str(error))
+    log.error("refused, now in %s: %s", moved, error)
+    return {"job": path.name[:-7] if kept is None else kept["job_id"], "file": str(moved), "why": str(error)}
 
 
 def _is(request: Request, part: Part, event: dict[str, Any]) -> bool:

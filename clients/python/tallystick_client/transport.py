@@ -1,21 +1,22 @@
-"""One code for blocking and asynchronous callers: a flow yields what it wants done, and two drivers do it.
+"""One code for blocking and asynchronous callers: coroutines over a ``Transport``, which sends requests and waits.
 
-A flow is a generator that knows neither sockets nor event loops. It yields ``Call``, ``Open``, ``Piece``, ``Pause`` and
-``Work``, is sent what each came to (or has its exception thrown in), and returns the result. One that gives several
-values yields each as a ``Give``. ``operation`` makes a method of a flow that blocks in a ``Blocking`` object and is
-awaited in an ``Awaiting`` one; ``listing`` makes an iterator of it.
+``AsyncTransport`` awaits the network. ``BlockingTransport`` blocks instead and never suspends, so that a coroutine over
+it runs to its end in one step, without an event loop. ``operation`` makes a method of a coroutine function: it blocks
+on a ``Blocking`` object and is awaited on an ``Awaiting`` one; ``listing`` does the same for an asynchronous generator.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import closing
-from functools import partial, update_wrapper
+from contextlib import asynccontextmanager, contextmanager
+from functools import update_wrapper
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import httpx
@@ -24,14 +25,17 @@ from tallystick_client.errors import NotTheLedgerError, UnreachableError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
+Answer: TypeAlias = Coroutine[Any, Any, T]
+"""What an operation comes to."""
 
 ANSWER_BYTES_MAX = 64 << 20
 """Largest answer that is read whole; the longest list of the service has a quarter of that."""
+_DIRECT = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
+"""Addresses for which no proxy of the environment is used: none is shown the token for this machine."""
 
 
 class Call(NamedTuple):
-    """A request; what comes of it is a ``Reply``."""
+    """A request."""
 
     method: str
     url: str
@@ -60,210 +64,190 @@ class Reply(NamedTuple):
     """The address that answered, without user and password."""
 
 
-class Open(NamedTuple):
-    """A request whose answer comes in pieces; what comes of it is a ``Reply``.
+class Transport(ABC):
+    """Sends requests and waits. What goes wrong on the way is an ``UnreachableError``."""
 
-    The ``Reply`` is whole, and nothing is open, where the answer has another status than 200 or is of another kind. A
-    flow has one open answer at most, which the next ``Open`` closes, as does the end of the flow.
-    """
+    _http: httpx.Client | httpx.AsyncClient
 
-    call: Call
-    content_type: str
+    async def exchange(self, call: Call) -> Reply:
+        """Send a request; the whole answer."""
+        with _failures(call):
+            return await self._within(call.within_s, self._exchange(call))
 
-
-class Piece(NamedTuple):
-    """The next bytes of the open answer, none at its end."""
-
-
-class Pause(NamedTuple):
-    """Nothing, for so long."""
-
-    seconds: float
-
-
-class Work(NamedTuple):
-    """A function that may block for a moment, such as an fsync."""
-
-    do: Callable[[], Any]
-
-
-class Give(NamedTuple, Generic[T_co]):
-    """One of the values of a listing."""
-
-    value: T_co
-
-
-Effect: TypeAlias = Call | Open | Piece | Pause | Work
-Flow: TypeAlias = Generator[Effect, Any, T]
-Listing: TypeAlias = Generator[Effect | Give[T], Any, None]
-
-
-class _Run(Generic[T]):
-    """A flow under way: its effects, one by one; what the last one came to goes into ``came`` or ``failed``."""
-
-    def __init__(self, flow: Generator[Any, Any, T]) -> None:
-        self._flow = flow
-        self.came: Any = None
-        self.failed: Exception | None = None
-        self.call: Call | None = None
-        """The last request."""
-        self.response: httpx.Response | None = None
-        """The open answer."""
-        self.pieces: Any = None
-        self.result: Any = None
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        came, failed, self.came, self.failed = self.came, self.failed, None, None
+    @asynccontextmanager
+    async def open(self, call: Call, content_type: str) -> AsyncIterator[Reply | AsyncIterator[bytes]]:
+        """Send a request whose answer comes in pieces: its bytes, or the whole ``Reply`` where it has another status
+        than 200 or is of another kind."""
+        with _failures(call):
+            response = await self._send(call)
         try:
-            return self._flow.send(came) if failed is None else self._flow.throw(failed)
-        except StopIteration as end:
-            self.result = end.value
-            raise
+            kind = response.headers.get("Content-Type", "")
+            if response.status_code == 200 and kind.startswith(content_type):
+                yield self._opened(call, response)
+                return
+            with _failures(call):
+                reply = await self._within(call.within_s, self._read(call, response))
+            yield reply
+        finally:
+            await self._close(response)
 
-    def open(self, call: Call, response: httpx.Response, pieces: Any) -> None:
-        """There is an open answer."""
-        self.response, self.pieces = response, pieces
-        self.came = Reply(response.status_code, response.headers, b"", call.node)
+    async def _exchange(self, call: Call) -> Reply:
+        response = await self._send(call)
+        try:
+            return await self._read(call, response)
+        finally:
+            await self._close(response)
 
-    def close(self) -> None:
-        """Nobody goes on with it."""
-        self._flow.close()
+    async def _opened(self, call: Call, response: httpx.Response) -> AsyncIterator[bytes]:
+        with _failures(call):
+            async for piece in self._pieces(response):
+                yield piece
+
+    async def _read(self, call: Call, response: httpx.Response) -> Reply:
+        """The whole answer.
+
+        Raises:
+            NotTheLedgerError: it is longer than any answer of a ledger.
+            TimeoutError: it does not end in time.
+        """
+        until = float("inf") if call.within_s is None else time.monotonic() + call.within_s
+        content = bytearray()
+        async for piece in self._pieces(response):
+            content += piece
+            if len(content) > ANSWER_BYTES_MAX:
+                raise NotTheLedgerError(f"the answer of {call.node} does not end after {ANSWER_BYTES_MAX:,} bytes")
+            if time.monotonic() > until:
+                raise TimeoutError
+        return Reply(response.status_code, response.headers, bytes(content), call.node)
+
+    def _request(self, call: Call) -> httpx.Request:
+        return self._http.build_request(
+            call.method,
+            call.url,
+            content=call.content,
+            files=call.files,
+            headers=call.headers,
+            timeout=call.timeout,
+        )
+
+    @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Wait."""
+
+    @abstractmethod
+    async def work(self, do: Callable[..., T], *given: Any) -> T:
+        """What ``do`` returns, which may block for a moment, as for an fsync."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close all connections."""
+
+    @abstractmethod
+    async def _send(self, call: Call) -> httpx.Response: ...
+
+    @abstractmethod
+    def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]: ...
+
+    @abstractmethod
+    async def _close(self, response: httpx.Response) -> None: ...
+
+    @abstractmethod
+    async def _within(self, within_s: float | None, answer: Answer[Reply]) -> Reply:
+        """The answer, or a TimeoutError."""
 
 
-class Blocking:
-    """What drives flows by blocking."""
+class BlockingTransport(Transport):
+    """Blocks, and never suspends."""
 
     _http: httpx.Client
 
-    def _drive(self, flow: Flow[T]) -> T:
-        with closing(_Run(flow)) as run:
-            try:
-                for effect in run:
-                    self._do(effect, run)
-                result: T = run.result
-                return result
-            finally:
-                self._shut(run)
+    def __init__(self, trusted: ssl.SSLContext) -> None:
+        self._http = httpx.Client(verify=trusted, mounts=_DIRECT)
 
-    def _iterate(self, flow: Listing[T]) -> Generator[T, None, None]:
-        with closing(_Run(flow)) as run:
-            try:
-                for effect in run:
-                    if isinstance(effect, Give):
-                        yield effect.value
-                    else:
-                        self._do(effect, run)
-            finally:
-                self._shut(run)
+    async def pause(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 (no event loop waits for it)
 
-    def _do(self, effect: Effect, run: _Run[Any]) -> None:
+    async def work(self, do: Callable[..., T], *given: Any) -> T:
+        return do(*given)
+
+    async def close(self) -> None:
+        self._http.close()
+
+    async def _send(self, call: Call) -> httpx.Response:
+        return self._http.send(self._request(call), stream=True)
+
+    async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        for piece in response.iter_raw():
+            yield piece
+
+    async def _close(self, response: httpx.Response) -> None:
+        response.close()
+
+    async def _within(self, within_s: float | None, answer: Answer[Reply]) -> Reply:
+        """The answer, read in a thread of its own, which is left behind when the time is over: a name that is looked
+        up, or a head that drips, is waited for in no other way that ends."""
+        if within_s is None:
+            return await answer
+        done: Future[Reply] = Future()
+
+        def read() -> None:
+            try:
+                done.set_result(_at_its_end(answer))
+            except Exception as error:
+                done.set_exception(error)
+
         try:
-            match effect:
-                case Call():
-                    run.call = effect
-                    run.came = _within(effect.within_s, partial(self._exchange, effect))
-                case Open(call, content_type):
-                    self._shut(run)
-                    run.call = call
-                    response = self._http.send(_request(self._http, call), stream=True)
-                    if _is_stream(response, content_type):
-                        run.open(call, response, response.iter_raw())
-                    else:
-                        run.came = _read(call, response, _until(call.within_s))
-                case Piece():
-                    run.came = next(run.pieces, b"")
-                case Pause(seconds):
-                    time.sleep(seconds)
-                case Work(do):
-                    run.came = do()
-        except Exception as error:
-            run.failed = _told(error, run.call)
-
-    def _exchange(self, call: Call, until: float) -> Reply:
-        return _read(call, self._http.send(_request(self._http, call), stream=True), until)
-
-    def _shut(self, run: _Run[Any]) -> None:
-        if run.response is not None:
-            run.response.close()
+            threading.Thread(target=read, daemon=True).start()
+        except RuntimeError:
+            read()  # at the end of the interpreter there are no threads any more
+        return done.result(within_s)
 
 
-class Awaiting:
-    """What drives flows by awaiting."""
+class AsyncTransport(Transport):
+    """Awaits, in one event loop."""
 
     _http: httpx.AsyncClient
 
-    async def _drive(self, flow: Flow[T]) -> T:
-        with closing(_Run(flow)) as run:
-            try:
-                for effect in run:
-                    await self._do(effect, run)
-                result: T = run.result
-                return result
-            finally:
-                await self._shut(run)
+    def __init__(self, trusted: ssl.SSLContext) -> None:
+        self._http = httpx.AsyncClient(verify=trusted, mounts=_DIRECT)
 
-    async def _iterate(self, flow: Listing[T]) -> AsyncGenerator[T, None]:
-        with closing(_Run(flow)) as run:
-            try:
-                for effect in run:
-                    if isinstance(effect, Give):
-                        yield effect.value
-                    else:
-                        await self._do(effect, run)
-            finally:
-                await self._shut(run)
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
-    async def _do(self, effect: Effect, run: _Run[Any]) -> None:
-        try:
-            match effect:
-                case Call():
-                    run.call = effect
-                    async with asyncio.timeout(effect.within_s):
-                        run.came = await self._whole(effect, await self._send(effect))
-                case Open(call, content_type):
-                    await self._shut(run)
-                    run.call = call
-                    response = await self._send(call)
-                    if _is_stream(response, content_type):
-                        run.open(call, response, response.aiter_raw())
-                    else:
-                        async with asyncio.timeout(call.within_s):
-                            run.came = await self._whole(call, response)
-                case Piece():
-                    run.came = await anext(run.pieces, b"")
-                case Pause(seconds):
-                    await asyncio.sleep(seconds)
-                case Work(do):
-                    run.came = await asyncio.to_thread(do)
-        except Exception as error:
-            run.failed = _told(error, run.call)
+    async def work(self, do: Callable[..., T], *given: Any) -> T:
+        return await asyncio.to_thread(do, *given)
+
+    async def close(self) -> None:
+        await self._http.aclose()
 
     async def _send(self, call: Call) -> httpx.Response:
-        return await self._http.send(_request(self._http, call), stream=True)
+        return await self._http.send(self._request(call), stream=True)
 
-    async def _whole(self, call: Call, response: httpx.Response) -> Reply:
-        try:
-            whole = _Whole(call)
-            async for piece in response.aiter_raw():
-                whole.take(piece)
-            return whole.reply(response)
-        finally:
-            await response.aclose()
+    def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        return response.aiter_raw()
 
-    async def _shut(self, run: _Run[Any]) -> None:
-        if run.response is not None:
-            await run.response.aclose()
+    async def _close(self, response: httpx.Response) -> None:
+        await response.aclose()
+
+    async def _within(self, within_s: float | None, answer: Answer[Reply]) -> Reply:
+        async with asyncio.timeout(within_s):
+            return await answer
+
+
+class Blocking:
+    """An object whose operations block: its transport is a ``BlockingTransport``."""
+
+
+class Awaiting:
+    """An object whose operations are awaited: its transport is an ``AsyncTransport``."""
 
 
 class operation(Generic[P, T]):  # noqa: N801 (a decorator)
-    """A method that is a flow: it blocks, or is awaited, as the object does that has it."""
+    """A coroutine function as a method: it blocks, or is awaited, as the object does that has it."""
 
-    def __init__(self, flow: Callable[Concatenate[Any, P], Flow[T]]) -> None:
-        self.flow = flow
-        self.__doc__ = flow.__doc__
+    def __init__(self, method: Callable[Concatenate[Any, P], Answer[T]]) -> None:
+        self.method = method
+        self.__doc__ = method.__doc__
 
     @overload
     def __get__(self, at: Blocking, owner: type) -> Callable[P, T]: ...
@@ -272,15 +256,15 @@ class operation(Generic[P, T]):  # noqa: N801 (a decorator)
     @overload
     def __get__(self, at: None, owner: type) -> operation[P, T]: ...
     def __get__(self, at: Any, owner: type) -> Any:
-        return self if at is None else _bound(self.flow, at, at._drive)
+        return self if at is None else _bound(self.method.__get__(at), at, _at_its_end)
 
 
 class listing(Generic[P, T]):  # noqa: N801 (a decorator)
-    """A method that gives several values, one by one, to ``for`` or ``async for``."""
+    """An asynchronous generator as a method: its values come one by one, to ``for`` or ``async for``."""
 
-    def __init__(self, flow: Callable[Concatenate[Any, P], Listing[T]]) -> None:
-        self.flow = flow
-        self.__doc__ = flow.__doc__
+    def __init__(self, method: Callable[Concatenate[Any, P], AsyncGenerator[T, None]]) -> None:
+        self.method = method
+        self.__doc__ = method.__doc__
 
     @overload
     def __get__(self, at: Blocking, owner: type) -> Callable[P, Generator[T, None, None]]: ...
@@ -289,32 +273,38 @@ class listing(Generic[P, T]):  # noqa: N801 (a decorator)
     @overload
     def __get__(self, at: None, owner: type) -> listing[P, T]: ...
     def __get__(self, at: Any, owner: type) -> Any:
-        return self if at is None else _bound(self.flow, at, at._iterate)
+        return self if at is None else _bound(self.method.__get__(at), at, _one_by_one)
 
 
-def _bound(flow: Callable[..., Any], at: Any, drive: Callable[[Any], Any]) -> Callable[..., Any]:
+def _bound(method: Callable[..., Any], at: Any, block: Callable[[Any], Any]) -> Callable[..., Any]:
+    if isinstance(at, Awaiting):
+        return method
+
     def run(*given: Any, **named: Any) -> Any:
-        return drive(flow(at, *given, **named))
+        return block(method(*given, **named))
 
-    return update_wrapper(run, flow.__get__(at))
+    return update_wrapper(run, method)
 
 
-class _Whole:
-    """An answer that is read to its end, if that comes within ``ANSWER_BYTES_MAX``."""
+def _at_its_end(coroutine: Answer[T]) -> T:
+    """What ``coroutine`` returns, which never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a coroutine over a blocking transport has suspended")
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._pieces: list[bytes] = []
-        self._size = 0
 
-    def take(self, piece: bytes) -> None:
-        self._size += len(piece)
-        if self._size > ANSWER_BYTES_MAX:
-            raise NotTheLedgerError(f"the answer of {self._call.node} does not end after {ANSWER_BYTES_MAX:,} bytes")
-        self._pieces.append(piece)
-
-    def reply(self, response: httpx.Response) -> Reply:
-        return Reply(response.status_code, response.headers, b"".join(self._pieces), self._call.node)
+def _one_by_one(values: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+    """The values of an asynchronous generator that never suspends."""
+    try:
+        while True:
+            yield _at_its_end(anext(values))
+    except StopAsyncIteration:
+        return
+    finally:
+        _at_its_end(values.aclose())
 
 
 def shown(url: str) -> str:
@@ -322,72 +312,15 @@ def shown(url: str) -> str:
     return re.sub(r"//[^/?#]*@", "//", url)
 
 
-def _request(http: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Request:
-    how: dict[str, Any] = {"headers": call.headers, "timeout": call.timeout}
-    return http.build_request(call.method, call.url, content=call.content, files=call.files, **how)
-
-
-def _is_stream(response: httpx.Response, content_type: str) -> bool:
-    return response.status_code == 200 and response.headers.get("Content-Type", "").startswith(content_type)
-
-
-def _read(call: Call, response: httpx.Response, until: float) -> Reply:
-    """The whole answer.
-
-    Raises:
-        NotTheLedgerError: it is longer than any answer of a ledger.
-        TimeoutError: it does not end until ``until``, by ``time.monotonic``.
-    """
-    with closing(response):
-        whole = _Whole(call)
-        for piece in response.iter_raw():
-            whole.take(piece)
-            if time.monotonic() > until:
-                raise TimeoutError
-        return whole.reply(response)
-
-
-def _until(within_s: float | None) -> float:
-    return float("inf") if within_s is None else time.monotonic() + within_s
-
-
-def _within(within_s: float | None, work: Callable[[float], Reply]) -> Reply:
-    """What ``work`` returns, which is called with the end of its time, by ``time.monotonic``.
-
-    It runs in a thread of its own, which is left behind when the time is over: a name that is looked up, or a head
-    that drips, is waited for in no other way that ends. At the end of the interpreter there are no threads any more.
-
-    Raises:
-        TimeoutError: it did not return in time.
-    """
-    if within_s is None:
-        return work(float("inf"))
-    until = _until(within_s)
-    done: Future[Reply] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work(until))
-        except Exception as error:
-            done.set_exception(error)
-
+@contextmanager
+def _failures(call: Call) -> Iterator[None]:
+    """Name what goes wrong on the way in words of this package."""
     try:
-        threading.Thread(target=run, daemon=True).start()
-    except RuntimeError:
-        run()
-    return done.result(within_s)
-
-
-def _told(error: Exception, call: Call | None) -> Exception:
-    """``error``, or in our words what went wrong on the way."""
-    if isinstance(error, UnicodeEncodeError) or call is None:
-        return error  # what is asked for cannot be sent
-    # Where an answer leads to is read though nobody goes there, and may be no address.
-    if isinstance(error, httpx.HTTPError | httpx.StreamError | httpx.InvalidURL | UnicodeError):
-        told = UnreachableError(f"no answer from {call.node}: {str(error) or type(error).__name__}")
-    elif isinstance(error, TimeoutError):
-        told = UnreachableError(f"no whole answer from {call.node} in {call.within_s or 0.0:g} s")
-    else:
-        return error
-    told.__cause__ = error
-    return told
+        yield
+    except UnicodeEncodeError:
+        raise  # what is asked for cannot be sent
+    except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, UnicodeError) as error:
+        # Where an answer leads to is read though nobody goes there, and may be no address.
+        raise UnreachableError(f"no answer from {call.node}: {str(error) or type(error).__name__}") from error
+    except TimeoutError as error:
+        raise UnreachableError(f"no whole answer from {call.node} in {call.within_s or 0.0:g} s") from error

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tallystick_client.answers import Entry
 from tallystick_client.core import Core
 from tallystick_client.errors import LaggedError, NotTheLedgerError, TransientError, UnreachableError
-from tallystick_client.transport import Give, Listing, Piece
 
 SEQ_DIGITS_MAX = 19
 EVENT_BYTES_MAX = 16 << 20
@@ -39,7 +38,7 @@ class Events:
         return [_event(text) for text in whole]
 
 
-def watched(core: Core, params: Mapping[str, Any], raise_lagged: bool) -> Listing[Entry]:
+async def watched(core: Core, params: Mapping[str, Any], raise_lagged: bool) -> AsyncGenerator[Entry, None]:
     """The entries, connection after connection: at first for as long as ``core`` has patience, then for ever."""
     position: int | None = None
     failures, until = 0, time.monotonic() + core.patience_s
@@ -48,21 +47,21 @@ def watched(core: Core, params: Mapping[str, Any], raise_lagged: bool) -> Listin
         try:
             events = Events()
             resumed = {} if position is None else {"Last-Event-ID": str(position)}
-            yield from core.open("GET", "/v1/watch", "text/event-stream", params=params, headers=resumed)
-            until = float("inf")
-            while piece := (yield Piece()):
-                for event in events.feed(piece):
-                    if event.data is None:
-                        position = event.id if event.id is not None else position
-                        continue
-                    told = _json(event.data, ("from_seq", "head_seq") if event.name == "lagged" else ("seq",))
-                    if event.name == "lagged":
-                        position = told["from_seq"] - 1
-                        if raise_lagged:
-                            raise LaggedError(told["from_seq"], told["head_seq"])
-                    else:
-                        position, failures = told["seq"], 0
-                        yield Give(told)
+            async with core.open("GET", "/v1/watch", "text/event-stream", params=params, headers=resumed) as pieces:
+                until = float("inf")
+                async for piece in pieces:
+                    for event in events.feed(piece):
+                        if event.data is None:
+                            position = event.id if event.id is not None else position
+                            continue
+                        told = _json(event.data, ("from_seq", "head_seq") if event.name == "lagged" else ("seq",))
+                        if event.name == "lagged":
+                            position = told["from_seq"] - 1
+                            if raise_lagged:
+                                raise LaggedError(told["from_seq"], told["head_seq"])
+                        else:
+                            position, failures = told["seq"], 0
+                            yield told
         except (UnreachableError, TransientError) as error:
             failed = error
         failures += 1
@@ -70,7 +69,7 @@ def watched(core: Core, params: Mapping[str, Any], raise_lagged: bool) -> Listin
         if time.monotonic() + delay_s > until:
             raise failed
         if delay_s:
-            yield from core.wait(delay_s, failed)
+            await core.wait(delay_s, failed)
 
 
 def _event(text: bytes) -> Event:
