@@ -14,7 +14,7 @@ import structlog
 
 from app.node.start.procedure import StartedNode
 from app.node.start.quorum import Lead, regions_of
-from app.runtime.metrics import Metrics
+from app.runtime.metrics import Metrics, member_values
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
 from app.runtime.tasks.running import called_in
@@ -68,7 +68,7 @@ class Leadership:
         self.copies = self._ask_members()
         """Asks the members what they hold; None where none votes."""
         self.shipper = self._make_shipper(settings, started.folder, started.control)
-        metrics.watch_members(self.shipper, settings.replication.lag_threshold)
+        metrics.read(lambda: member_values(self.shipper, settings.replication.lag_threshold))
 
     def start(self, writer: GroupCommit, system_entries: SystemEntries) -> None:
         """Ship what ``writer`` writes; the first of it is the record with which the epoch begins."""
@@ -175,7 +175,7 @@ class _MemberLog(NamedTuple):
     on_lost: Callable[[str], None]
 
     def acknowledged(self, address: str, seconds: float) -> None:
-        self.metrics.replication_ack_seconds.observe(seconds)
+        self.metrics.observe("wal_replication_ack_latency_seconds", seconds)
 
     def lost(self, address: str, reason: str) -> None:
         log.warning("wal_replication_member_lost", member=address, error=reason)

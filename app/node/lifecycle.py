@@ -92,7 +92,7 @@ class Lifecycle:
             return
         self._node.failure = error
         if isinstance(error, FencedError):
-            self._metrics.fencing_rejects.inc()
+            self._metrics.count("wal_fencing_rejects")
             count_fenced(self._wal_folder)
         event = "wal_sync_failure" if isinstance(error, WalPoisonedError) else "node_failed"
         log.critical(event, error=str(error), kind=type(error).__name__)

@@ -22,7 +22,7 @@ from app.node.start.procedure import StartedNode
 from app.node.start.quorum import quorum_survives, regions_of
 from app.node.start_entries import record_losses, record_start
 from app.node.upkeep import Upkeep
-from app.runtime.metrics import Metrics
+from app.runtime.metrics import Metrics, node_values
 from app.runtime.settings.config import Settings
 from app.runtime.state.found_breaks import DAMAGED, FoundBreak, FoundBreaks
 from app.runtime.state.kept_file import times_fenced
@@ -117,14 +117,15 @@ class Service:
             report=lambda error, by: self.breaks.report_error(error, by),
             give_up=lambda: self.submitter.answers.give_up(),
         )
-        self.metrics.watch(self.node, self.backlog.__len__, self.backlog.entries_max)
-        self.metrics.fencing_rejects.inc(times_fenced(started.folder))
-        self.breaks = FoundBreaks(started.folder, self.metrics.break_met, called_in(self._loop, self._record_break))
-        self.metrics.watch_breaks(lambda: len(self.breaks.open()))
+        self.metrics.read(lambda: node_values(self.node, len(self.backlog), self.backlog.entries_max))
+        self.metrics.count("wal_fencing_rejects", times_fenced(started.folder))
+        count_met = partial(self.metrics.count, "scheduler_chain_breaks_met", 1)
+        self.breaks = FoundBreaks(started.folder, count_met, called_in(self._loop, self._record_break))
+        self.metrics.read(lambda: {"scheduler_chain_breaks": len(self.breaks.open())})
         self.quotas = Quotas.of(
             settings.quota.model_dump(exclude={"burst"}),
             settings.quota.burst.total_seconds(),
-            self.metrics.quota_refused,
+            partial(self.metrics.count, "quota_refusals", 1),
         )
         self.line_turns = FairTurns()
         self.stats = StatsIntake(settings.stats.queue_bytes)
@@ -155,7 +156,13 @@ class Service:
             copies=1 + len(settings.replication.members),
             interval_s=scrub_interval_s,
         )
-        self.metrics.watch_scrub(scrub_interval_s, self.scrub.ended_s, self.scrub.damaged_segments)
+        self.metrics.read(
+            lambda: {
+                "wal_scrub_interval_seconds": scrub_interval_s,
+                "wal_scrub_round_end_seconds": self.scrub.ended_s(),
+                "wal_scrub_damaged_segments": self.scrub.damaged_segments(),
+            }
+        )
 
     def _wire_chain(self, started: StartedNode) -> None:
         """What chains, signs and checks entries."""
@@ -164,7 +171,12 @@ class Service:
         self.notary = self._make_notary(started)
         self.entry_check = EntryCheck(started.checkpoints.newest, self.notary.rebuild)
         self.job_folds = JobFolds(self.entry_check)
-        self.metrics.watch_unsigned(settings.chain.batch_interval.total_seconds(), self.notary.unsigned_age_s)
+        self.metrics.read(
+            lambda: {
+                "scheduler_batch_interval_seconds": settings.chain.batch_interval.total_seconds(),
+                "scheduler_unsigned_age_seconds": self.notary.unsigned_age_s(),
+            }
+        )
         self.trust = Trust(started.key_chain, pool, self.notary.origin)
         self.appender = Appender(
             node=self.node,
@@ -196,7 +208,7 @@ class Service:
         )
         self.access_records = AccessRecords(
             self.system_entries,
-            AccessLog(settings.data_dir, self.metrics.access_lines_dropped.inc),
+            AccessLog(settings.data_dir, partial(self.metrics.count, "access_log_lines_dropped")),
             settings.privacy.log_reads,
             self.node.wall.now_ms,
         )
@@ -359,9 +371,13 @@ class Service:
             file_bytes_max=stats.file_bytes,
             file_age_max_s=stats.file_age.total_seconds(),
             bytes_max=stats.bytes_max,
-            on_removed=self.metrics.stats_removed,
+            on_removed=self._stats_removed,
         )
         return StatsWriter(self.stats, files, self.metrics)
+
+    def _stats_removed(self, file_bytes: int) -> None:
+        self.metrics.count("stats_removed_files")
+        self.metrics.count("stats_removed_bytes", file_bytes)
 
     def _writer_failed(self, error: WalPoisonedError) -> None:
         """Called on the writer thread."""
@@ -379,8 +395,8 @@ class Service:
     def _drain_durable(self) -> None:
         """Process the batches that the writer has made durable."""
         for batch in self.writer.take_durable():
-            self.metrics.wal_sync_seconds.observe(batch.sync_s)
-            self.metrics.wal_batch_entries.observe(batch.entries)
+            self.metrics.observe("wal_sync_seconds", batch.sync_s)
+            self.metrics.observe("wal_batch_entries", batch.entries)
         if self.writer.durable_lsn > self.node.durable.lsn:
             self._durable(self.writer.durable_lsn)
 
@@ -411,7 +427,7 @@ class Service:
     def _durable(self, lsn: Lsn) -> None:
         waited_s = self.submitter.became_durable(lsn)
         if waited_s is not None:
-            self.metrics.wal_append_seconds.observe(waited_s)
+            self.metrics.observe("wal_append_seconds", waited_s)
         self.node.durable.advance(lsn)
         if self.leadership is None:
             self._committed(lsn)
@@ -458,7 +474,7 @@ class Service:
         self.lifecycle.keep(partial(self.upkeep.clean_up, self.settings.wal.retain))
         self.lifecycle.spawn(record_start(self._started, self.system_entries, self.key_changes))
         if (lease := self._started.lease) is not None:
-            self.metrics.watch_lease(lambda: lease.is_reached)
+            self.metrics.read(lambda: {"wal_lease_reached": lease.is_reached})
             self.lifecycle.spawn(lease.keep(self.lifecycle.fail))
         self.lifecycle.keep(self._report_key_faults)
         self.lifecycle.keep(self._record_losses)

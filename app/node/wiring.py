@@ -246,10 +246,11 @@ def _services(
         needed=readiness_checks(service),
         reported=reported_checks(service, started, knowledge, files.tls, files.issuer, replicas),
     )
-    metrics.watch_checks({"database": lambda: readiness.database_fault, **readiness.needed, **readiness.reported})
-    metrics.watch_peers(service.regions.figures)
+    checks = {"database": lambda: readiness.database_fault, **readiness.needed, **readiness.reported}
+    metrics.read(lambda: {"readyz_check_failing": {name: check() is not None for name, check in checks.items()}})
+    metrics.read(service.regions.values)
     if replicas is not None:
-        metrics.watch_replicas(replicas.fitness)
+        metrics.read(lambda: {"replica_fit": replicas.fitness()})
     return {
         Settings: settings,
         Node: service.node,

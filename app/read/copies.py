@@ -211,9 +211,9 @@ class Replicas:
         ]
         return "; ".join(faults) or None
 
-    def fitness(self) -> list[tuple[str, bool]]:
-        """Each replica by name, and whether it answers reads now."""
-        return [(replica.name, replica.fault is None) for replica in self._replicas]
+    def fitness(self) -> dict[str, bool]:
+        """By the name of each replica, whether it answers reads now."""
+        return {replica.name: replica.fault is None for replica in self._replicas}
 
     def _fit_in_turn(self) -> Iterator[_Replica]:
         self._turn += 1

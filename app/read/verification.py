@@ -395,11 +395,11 @@ class ChainVerifier:
             log.error("chain_breaks_not_stored", tenant_id=tenant_id, error=str(error))
 
     def _count(self, verification: Verification) -> None:
-        self._metrics.chain_verifications.inc()
+        self._metrics.count("scheduler_chain_verifications")
         verdict = verification.verdict
         if verdict.is_valid:
             return
-        self._metrics.chain_verification_failures.inc()
+        self._metrics.count("scheduler_chain_verification_failures")
         first = verdict.first_break
         log.error(
             "chain_break_found",

@@ -183,7 +183,7 @@ class KeyInUse:
     def _failed(self, reason: str, *, is_of_window: bool = False) -> SignerAwayError:
         self.fault, self._is_of_window = reason, is_of_window
         self._try_again_s = time.monotonic() + self._pause_s
-        self._metrics.signing_failures.inc()
+        self._metrics.count("scheduler_signing_failures")
         log.warning("signing_delayed", error=reason, again_in_s=self._pause_s)
         self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
         return SignerAwayError(reason)

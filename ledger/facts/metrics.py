@@ -1,7 +1,7 @@
 """The metrics of a node, by their names for Prometheus.
 
-To add one, declare it here, keep it in ``app.runtime.metrics``, and write the generated files again (``make facts``).
-Labels have few values: never a tenant, a job or a key.
+To add one, declare it here, give ``app.runtime.metrics.Metrics`` its values, and write the generated files again
+(``make facts``). Labels have few values: never a tenant, a job or a key.
 """
 
 from collections.abc import Mapping

@@ -17,10 +17,11 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from app.node.service import Service
-from app.runtime.metrics import Metrics
+from app.runtime.metrics import COUNTERS_READ, Metrics, Values, member_values, node_values
 from app.runtime.state.node import Node
 from cli.safekeeper import KeeperMetrics
 from ledger.errors import ClockSkewError, FencedError
+from ledger.facts.metrics import METRICS, Kind
 from ledger.hlc import Clock, Hlc
 from ledger.positions import Epoch
 from objects.store import ArchiveStore
@@ -108,24 +109,37 @@ class Measured:
 
     def __post_init__(self) -> None:
         metrics = self.metrics
-        metrics.watch(self.node, lambda: self.waiting, 1000)
-        metrics.watch_breaks(lambda: self.breaks)
-        metrics.watch_unsigned(self.batch_interval_s, lambda: self.unsigned_age_s)
-        metrics.watch_lease(lambda: self.lease_reached)
-        metrics.watch_scrub(7 * DAY_S, lambda: self.scrub_ended_s, lambda: 0)
-        metrics.watch_webhooks(lambda: (1, self.webhook_failing_s))
-        metrics.watch_peers(lambda: [("http://peer", 5, self.lacking, self.is_peer_failing)])
-        metrics.watch_checks({name: lambda name=name: self.faults[name] for name in self.faults})  # type: ignore[misc]
+        metrics.read(lambda: node_values(self.node, self.waiting, 1000))
+        metrics.read(self.values)
+
+    def values(self) -> Values:
+        """What the parts of the node report."""
+        peer = "http://peer"
+        return {
+            "scheduler_chain_breaks": self.breaks,
+            "scheduler_batch_interval_seconds": self.batch_interval_s,
+            "scheduler_unsigned_age_seconds": self.unsigned_age_s,
+            "wal_lease_reached": self.lease_reached,
+            "wal_scrub_interval_seconds": 7 * DAY_S,
+            "wal_scrub_round_end_seconds": self.scrub_ended_s,
+            "wal_scrub_damaged_segments": 0,
+            "webhooks_held": 1,
+            "webhook_failing_seconds": self.webhook_failing_s,
+            "exchange_imported_entries": {peer: 5},
+            "exchange_lag_entries": {peer: self.lacking},
+            "exchange_failing": {peer: self.is_peer_failing},
+            "readyz_check_failing": {name: fault is not None for name, fault in self.faults.items()},
+        }
 
     def text(self) -> str:
         return self.metrics.render().decode()
 
     def work(self) -> None:
         """What a healthy node does in a minute."""
-        self.metrics.chain_entries.inc(100)
-        self.metrics.batch_snapshots.inc()
-        self.metrics.timestamps.inc()
-        self.metrics.wal_sync_seconds.observe(0.001)
+        self.metrics.count("scheduler_chain_entries", 100)
+        self.metrics.count("scheduler_batch_snapshots")
+        self.metrics.count("log_timestamps")
+        self.metrics.observe("wal_sync_seconds", 0.001)
         self.metrics.observe_request("POST", "/v1/jobs", 201, 0.01)
         self.node.chained.advance(self.node.chained.lsn + 100)
 
@@ -138,7 +152,7 @@ def _refuse_times(measured: Measured) -> None:
 
 def _sync_slowly(measured: Measured) -> None:
     for _ in range(10):
-        measured.metrics.wal_sync_seconds.observe(0.3)
+        measured.metrics.observe("wal_sync_seconds", 0.3)
 
 
 def _changed(**values: Any) -> Callable[[Measured], None]:
@@ -154,7 +168,7 @@ def _fails(check: str) -> Callable[[Measured], None]:
 
 
 FAULTS: Mapping[str, Callable[[Measured], object]] = {
-    "ChainBroken": lambda measured: measured.metrics.chain_verification_failures.inc(),
+    "ChainBroken": lambda measured: measured.metrics.count("scheduler_chain_verification_failures"),
     "ChainBreakOpen": _changed(breaks=1),
     "NotReady": _fails("database"),
     "CheckFailing": _fails("scrub"),
@@ -167,13 +181,13 @@ FAULTS: Mapping[str, Callable[[Measured], object]] = {
     "RegionNotImported": _changed(is_peer_failing=True),
     "RegionLags": _changed(lacking=50_001),
     "WebhookNotDelivered": _changed(webhook_failing_s=901.0),
-    "WebhookDeadLetters": lambda measured: measured.metrics.webhook_dead_letters.inc(),
+    "WebhookDeadLetters": lambda measured: measured.metrics.count("webhook_dead_letters"),
     "RequestsFail": lambda measured: measured.metrics.observe_request("POST", "/v1/jobs", 503, 0.01),
     "SlowFsync": _sync_slowly,
     "SnapshotsMissing": _changed(unsigned_age_s=911.0),
-    "TimestampsFailing": lambda measured: measured.metrics.timestamp_failures.inc(),
-    "StatsNotWritten": lambda measured: measured.metrics.stats_write_failures.inc(),
-    "SignerFails": lambda measured: measured.metrics.signing_failures.inc(2),
+    "TimestampsFailing": lambda measured: measured.metrics.count("log_timestamp_failures"),
+    "StatsNotWritten": lambda measured: measured.metrics.count("stats_write_failures"),
+    "SignerFails": lambda measured: measured.metrics.count("scheduler_signing_failures", 2),
     "ClockSkewRefused": _refuse_times,
     "UnsignedGrowth": _fails("signing"),
 }
@@ -246,6 +260,14 @@ async def test_a_node_that_was_fenced_says_so_once_it_is_started_again(
         assert OF_FENCING not in firing(times(lambda: text_of(service), 6, scrapes))
 
 
+def test_each_counter_and_histogram_that_is_declared_is_kept_or_read_and_no_other() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "app").rglob("*.py"))
+    kept = set(re.findall(r'(?:\.count\(|\.count, |\.observe\()\s*"(\w+)"', source))
+    of_requests = {"http_requests", "http_request_duration_seconds"}
+    declared = {name for name, metric in METRICS.items() if metric.kind is not Kind.GAUGE}
+    assert kept | of_requests | COUNTERS_READ == declared
+
+
 # --- what replication shows -----------------------------------------------------------------------
 
 
@@ -257,7 +279,7 @@ def replicated(tmp_path: Path) -> Any:
 
 def test_alerts_on_the_quorum_of_a_log_fire_when_members_go(replicated: ReplicatedNode) -> None:
     node, metrics = replicated, Metrics()
-    metrics.watch_members(node.shipper, lag_threshold=10)
+    metrics.read(lambda: member_values(node.shipper, 10))
     writer = node.start()
     node.commit(writer)
     until(lambda: node.is_held_by_all(1), "all follow")

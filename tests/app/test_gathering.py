@@ -201,8 +201,9 @@ def forever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def syncs(service: Service) -> float:
-    (metric,) = service.metrics.wal_batch_entries.collect()
-    return next(sample.value for sample in metric.samples if sample.name.endswith("_count"))
+    count = service.metrics.registry.get_sample_value("wal_batch_entries_count")
+    assert count is not None
+    return count
 
 
 async def test_what_waits_behind_a_transaction_is_synced_at_its_end_and_chained_by_the_next(

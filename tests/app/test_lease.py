@@ -165,7 +165,7 @@ async def test_it_is_measured_whether_the_lease_is_renewed(database: Database) -
     metrics = Metrics()
     async with proxy_to(database.service_url) as proxy:
         held = lease(PostgresLeases(proxy.url), "one", "run-1")
-        metrics.watch_lease(lambda: held.is_reached)
+        metrics.read(lambda: {"wal_lease_reached": held.is_reached})
         await held.take()
         lost: list[LedgerError] = []
         keeping = asyncio.create_task(held.keep(lost.append))

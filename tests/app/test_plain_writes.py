@@ -9,6 +9,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from functools import partial
 from io import BufferedReader
 from typing import Any, NamedTuple
 
@@ -453,9 +454,8 @@ async def test_both_ways_refuse_alike_what_is_over_a_quota_and_take_one_request_
     large = {**CREATE, "spec": {"text": "x" * 600}}
     for bound in ({"principal_requests": 1}, {"tenant_requests": 1}, {"tenant_bytes": 1024}):
         given = services[Settings].quota.model_dump(exclude={"burst"}) | bound
-        monkeypatch.setattr(
-            services[AccessControl], "quotas", Quotas.of(given, 1.0, services[Metrics].quota_refused, clock)
-        )
+        refused = partial(services[Metrics].count, "quota_refusals", 1)
+        monkeypatch.setattr(services[AccessControl], "quotas", Quotas.of(given, 1.0, refused, clock))
         protocol, transport = connected(services, application)
         # The store is asked for the job of the first: what the connection began, the framework ends.
         first = {**large, "durability": "GLOBAL", "job_id": f"job-{next(_numbers)}"}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -46,7 +47,7 @@ class Tuned:
         """From now on these quotas hold, and no others but those of what is under way."""
         given = self.services[Settings].quota.model_dump(exclude={"burst"}) | counts
         self.services[AccessControl].quotas = Quotas.of(
-            given, burst_s, self.services[Metrics].quota_refused, lambda: self.now_ns
+            given, burst_s, partial(self.services[Metrics].count, "quota_refusals", 1), lambda: self.now_ns
         )
         self.services[SystemEntries].new_tenants = self.services[AccessControl].quotas.new_tenants
 

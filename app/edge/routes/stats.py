@@ -81,7 +81,7 @@ async def report_stats(
     async with intake.turn(len(body)) as is_mine:
         if not is_mine:
             dropped = 1 if one else body.count(b"\n") + (not body.endswith(b"\n"))
-            metrics.stats_dropped("busy", dropped)
+            metrics.count("stats_dropped", dropped, "busy")
             return json_answer(StatsAnswer(accepted=0, dropped=dropped, sample_rate=0.0), 202)
         with intake.checking.charged():
             lines = [body] if one else _REPORTS.split(body)
@@ -114,9 +114,9 @@ async def take(
             kept = [lines[number - 1] for number in turn]
             chunks.append(_checked(kept, [None] if one else turn, weight, now_ms, max_skew_ms, check))
     accepted = sum(chunk.lines for chunk in chunks if intake.offer(chunk))
-    metrics.stats_reports.inc(len(lines))
-    metrics.stats_dropped("sampled", len(lines) - len(numbers))
-    metrics.stats_dropped("full", len(numbers) - accepted)
+    metrics.count("stats_reports", len(lines))
+    metrics.count("stats_dropped", len(lines) - len(numbers), "sampled")
+    metrics.count("stats_dropped", len(numbers) - accepted, "full")
     return StatsAnswer(accepted=accepted, dropped=len(lines) - accepted, sample_rate=1 / weight)
 
 

@@ -450,8 +450,8 @@ class BundleImporter:
                     conflicts=after.conflicts if len(after.conflicts) > len(before.conflicts) else None,
                 )
         bundles.outcome = after
-        self._metrics.chain_entries.inc(len(decided.placed))
-        self._metrics.imported_entries.inc(len(decided.placed))
+        self._metrics.count("scheduler_chain_entries", len(decided.placed))
+        self._metrics.count("bundle_imported_entries", len(decided.placed))
         self._on_imported(appended)
         return ready
 

@@ -8,6 +8,7 @@ from time import monotonic
 
 import asyncpg
 
+from app.runtime.metrics import Values
 from app.runtime.settings.sections import ExchangeSettings
 from app.share.exchange.peer import Peer, Take, Turns
 from ledger.errors import DurabilityTimeoutError
@@ -69,11 +70,13 @@ class Regions:
         holding = 1 + sum(held.get(tenant_id, 0) >= seq for held in fresh)
         return holding > (1 + len(self.peers)) // 2
 
-    def figures(self) -> list[tuple[str, int, int, bool]]:
-        """Of each peer its address, entries imported, entries lacking, and whether it fails."""
-        return [
-            (peer.settings.url, peer.imported_entries, peer.lag_entries, peer.fault is not None) for peer in self.peers
-        ]
+    def values(self) -> Values:
+        """The metrics of each peer, by its address."""
+        return {
+            "exchange_imported_entries": {peer.settings.url: peer.imported_entries for peer in self.peers},
+            "exchange_lag_entries": {peer.settings.url: peer.lag_entries for peer in self.peers},
+            "exchange_failing": {peer.settings.url: peer.fault is not None for peer in self.peers},
+        }
 
     def fault(self) -> str | None:
         """Which peers are not imported from, and why; None when all are."""

@@ -212,7 +212,7 @@ class Watcher:
     def _told(self, found: list[Chosen]) -> bytes:
         if found:
             self._told_seq = self.seq
-            self._metrics.watch_entries.inc(sum(chosen.entries for chosen in found))
+            self._metrics.count("watch_entries_sent", sum(chosen.entries for chosen in found))
         return found[0].events if len(found) == 1 else b"".join(chosen.events for chosen in found)
 
     def _nothing(self) -> bytes:
@@ -228,7 +228,7 @@ class Watcher:
 
     def _lagged(self) -> bytes:
         self._is_over = True
-        self._metrics.watch_lagged.inc()
+        self._metrics.count("watch_lagged")
         where = {"from_seq": self.seq + 1, "head_seq": self._tail.head_seq}
         return b"event: lagged\ndata: %b\n\n" % json_bytes(where)
 
@@ -242,7 +242,7 @@ class Watchers:
         self._metrics = metrics
         self._open: set[Watcher] = set()
         self._is_closed = False
-        metrics.watch_streams(lambda: len(self._open))
+        metrics.read(lambda: {"watch_streams": len(self._open)})
 
     @asynccontextmanager
     async def open(

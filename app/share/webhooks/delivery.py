@@ -220,7 +220,7 @@ class Delivery:
             await self._services.bury(self.webhook, seq, refusal)
         async with reading(self._services.pool) as connection:
             _held(await store.settle(connection, self.webhook.webhook_id, self._holder, seq, refusal))
-        self._services.metrics.webhook_dead_letters.inc(refusal is not None)
+        self._services.metrics.count("webhook_dead_letters", refusal is not None)
         self._succeeded(refusal is None)
 
     async def _answer(self, entries: Sequence[ListedEntry], *, redelivered: bool = False) -> Answer:
@@ -247,7 +247,7 @@ class Delivery:
         self._succeeded(taken)
 
     def _succeeded(self, taken: int) -> None:
-        self._services.metrics.webhook_entries.inc(taken)
+        self._services.metrics.count("webhook_entries", taken)
         if self.failing_since is not None:
             log.info("webhook_resumed", webhook_id=self.webhook.webhook_id)
         self.failing_since, self._failures, self._refusals = None, 0, 0
@@ -259,7 +259,7 @@ class Delivery:
         if self.failing_since is None:
             log.warning("webhook_interrupted", webhook_id=self.webhook.webhook_id, error=answer.said)
         self.failing_since = since
-        self._services.metrics.webhook_failures.inc()
+        self._services.metrics.count("webhook_failures")
         pause_s = min(PAUSE_FIRST_S * 2.0 ** min(self._failures, 30), PAUSE_MAX_S)
         self._failures += 1
         await asyncio.sleep(max(answer.retry_after_s, pause_s * random.uniform(0.5, 1)))  # noqa: S311 (spreads retries)
@@ -365,8 +365,9 @@ class Deliveries:
         for webhook_id in [webhook_id for webhook_id, held in self._held.items() if which(held)]:
             self._held.pop(webhook_id).task.cancel()
 
-    def state(self) -> tuple[int, float]:
-        """How many webhooks this node delivers to, and for how many seconds the one that fails longest has."""
+    def values(self) -> dict[str, float]:
+        """Metrics: how many webhooks this node delivers to, and for how many seconds the one that fails longest has."""
         now = datetime.now(UTC)
         failing = [now - held.delivery.failing_since for held in self._held.values() if held.delivery.failing_since]
-        return len(self._held), max((each.total_seconds() for each in failing), default=0.0)
+        failing_s = max((each.total_seconds() for each in failing), default=0.0)
+        return {"webhooks_held": len(self._held), "webhook_failing_seconds": failing_s}

@@ -64,7 +64,7 @@ class WebhookRegistry:
             report=self.report,
         )
         self.deliveries = Deliveries(services, may_hold=lambda: self.keys.is_usable)
-        self.metrics.watch_webhooks(self.deliveries.state)
+        self.metrics.read(self.deliveries.values)
 
     def secret(self, webhook: Webhook) -> bytes:
         """What messages to the webhook are signed with: 32 bytes.

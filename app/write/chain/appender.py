@@ -418,7 +418,7 @@ class Appender:
         for tenant_id, links in linked.links.items():
             self.heads.seen[tenant_id] = head_of(links)
         self.commitments.chained(linked)
-        self._metrics.chain_entries.inc(len(linked.log_rows))
+        self._metrics.count("scheduler_chain_entries", len(linked.log_rows))
         self._on_chained(linked)
         linked.resolve_futures(batch, self._quarantine.waiting)
         self._node.chained.advance(batch[-1].lsn)

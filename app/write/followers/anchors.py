@@ -102,7 +102,7 @@ class Timestamper:
                 while await self._stamp_due(client, authority) == NOTES_A_ROUND:
                     pass
             except (LedgerError, *DATABASE_FAULTS) as error:
-                self.metrics.timestamp_failures.inc()
+                self.metrics.count("log_timestamp_failures")
                 log.warning("timestamp_failed", authority=authority.url, error=str(error), retry_in_s=pause_s)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, BACKOFF_MAX_S)
@@ -134,7 +134,7 @@ class Timestamper:
                     note=note,
                     response=response,
                 )
-            self.metrics.timestamps.inc()
+            self.metrics.count("log_timestamps")
         return len(due)
 
 

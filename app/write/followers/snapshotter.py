@@ -110,7 +110,7 @@ class Snapshotter:
             tenant = tenants[name]
             tenant.signed_seq, tenant.signed_digest = claims[name].to_seq, digests[name]
             tenant.unsigned_since_s = None if tenant.signed_seq >= tenant.head_seq else time.monotonic()
-        self.metrics.batch_snapshots.inc(len(inserted))
+        self.metrics.count("scheduler_batch_snapshots", len(inserted))
         return inserted
 
     async def _load_signed(self, connection: Connection, tenant_id: str, tenant: FollowedTenant) -> None:

@@ -232,12 +232,12 @@ class StatsWriter:
 
     def _write(self, chunk: Chunk) -> None:
         if self._attempt(lambda: self._files.append(chunk.data)):
-            self._metrics.stats_written_bytes.inc(len(chunk.data))
+            self._metrics.count("stats_written_bytes", len(chunk.data))
             if self._failing:
                 self._failing = False
                 log.info("stats_written_again")
         else:
-            self._metrics.stats_dropped("disk", chunk.lines)
+            self._metrics.count("stats_dropped", chunk.lines, "disk")
         self._intake.written(chunk)
 
     def _attempt(self, work: Callable[[], None]) -> bool:
@@ -245,7 +245,7 @@ class StatsWriter:
         try:
             work()
         except OSError as error:
-            self._metrics.stats_write_failures.inc()
+            self._metrics.count("stats_write_failures")
             if not self._failing:
                 log.warning("stats_not_written", error=str(error))
             self._failing = True
