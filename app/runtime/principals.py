@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -23,10 +23,6 @@ from ledger.errors import ForbiddenError, InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT
 
 EVERY_TENANT: Final = "*"
-_NAMES_KNOWN_MAX = 4096
-"""Tenants of which a principal remembers what it may do."""
-_NAME_CHARACTERS_MAX = 64
-"""Longest name that is remembered: no tenant has a longer one, whatever callers ask for."""
 _is_pattern = re.compile(names.TENANTS).fullmatch
 
 
@@ -80,12 +76,6 @@ class Principal:
     grants: Sequence[Grant]
     expires_at: datetime | None = None
     token_id: str | None = None
-    _known: dict[tuple[Right, str], bool] = field(default_factory=dict, repr=False)
-    _rights: frozenset[Right] = field(init=False, repr=False)
-    """All that the caller has for some tenant."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_rights", frozenset().union(*(grant.rights for grant in self.grants)))
 
     def patterns(self, right: Right) -> list[str]:
         """The tenants for which the caller has it."""
@@ -93,15 +83,8 @@ class Principal:
 
     def may(self, right: Right, tenant_id: str) -> bool:
         """Whether the caller has the right for the tenant, or for all that a pattern of tenants stands for."""
-        known = self._known.get((right, tenant_id))
-        if known is None:
-            if len(self._known) >= _NAMES_KNOWN_MAX:
-                self._known.clear()
-            needed = Right.AUDIT if right is Right.READ and tenant_id == SYSTEM_TENANT else right
-            known = any(covers(pattern, tenant_id) for pattern in self.patterns(needed))
-            if len(tenant_id) <= _NAME_CHARACTERS_MAX:
-                self._known[right, tenant_id] = known
-        return known
+        needed = Right.AUDIT if right is Right.READ and tenant_id == SYSTEM_TENANT else right
+        return any(covers(pattern, tenant_id) for pattern in self.patterns(needed))
 
     def check(self, right: Right, tenant_id: str) -> None:
         """Return if ``may``.
@@ -118,7 +101,7 @@ class Principal:
         Raises:
             ForbiddenError: for none.
         """
-        if right not in self._rights:
+        if not any(right in grant.rights for grant in self.grants):
             raise ForbiddenError(f"{self.name} has not the right {right}")
 
     @property

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.runtime.state.places import Places, PythonPlaces
+from app.runtime.state.node import Places, PythonPlaces
 from ledger.errors import DurabilityTimeoutError, WalPoisonedError
 from ledger.positions import Lsn
 

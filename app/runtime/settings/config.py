@@ -379,7 +379,7 @@ class Settings(BaseSettings):
     lineage: LineageSettings = LineageSettings()
 
     @model_validator(mode="after")
-    def _closed_by_default(self) -> Settings:
+    def _fit_together(self) -> Settings:
         if self.auth.mode == "none" and not self.auth.allow_open:
             open_by = None
             if not self.http.is_loopback:
@@ -391,6 +391,14 @@ class Settings(BaseSettings):
                     f"{open_by}, and there is no authentication: set auth.mode to tokens or oidc, listen on 127.0.0.1 "
                     "without a proxy, or set auth.allow_open to true"
                 )
+        if self.wal.ack_mode.is_replicated and not self.replication.members:
+            raise ValueError(f"wal.ack_mode is {self.wal.ack_mode}: set replication.members to the safekeepers")
+        if self.exchange.peers and self.bundle.trusted_keys is None:
+            raise ValueError("exchange.peers needs bundle.trusted_keys: the keys with which the peers sign")
+        if self.region in {peer.region for peer in self.exchange.peers}:
+            raise ValueError(f"exchange.peers has a ledger of region {self.region}, which is this one's")
+        if self.auth.client_ca is not None and self.tls.cert is None:
+            raise ValueError("auth.client_ca needs tls.cert and tls.key: certificates are shown over TLS only")
         return self
 
     @model_validator(mode="after")
@@ -400,26 +408,6 @@ class Settings(BaseSettings):
             if readable(each) != each:
                 reason = locale_fault() or "it is not valid UTF-8"
                 raise ValueError(f"the folder or key {readable(each)} cannot be written down: {reason}")
-        return self
-
-    @model_validator(mode="after")
-    def _has_who_replicates(self) -> Settings:
-        if self.wal.ack_mode.is_replicated and not self.replication.members:
-            raise ValueError(f"wal.ack_mode is {self.wal.ack_mode}: set replication.members to the safekeepers")
-        return self
-
-    @model_validator(mode="after")
-    def _imports_from_whom_it_trusts(self) -> Settings:
-        if self.exchange.peers and self.bundle.trusted_keys is None:
-            raise ValueError("exchange.peers needs bundle.trusted_keys: the keys with which the peers sign")
-        if self.region in {peer.region for peer in self.exchange.peers}:
-            raise ValueError(f"exchange.peers has a ledger of region {self.region}, which is this one's")
-        return self
-
-    @model_validator(mode="after")
-    def _certificates_go_over_tls(self) -> Settings:
-        if self.auth.client_ca is not None and self.tls.cert is None:
-            raise ValueError("auth.client_ca needs tls.cert and tls.key: certificates are shown over TLS only")
         return self
 
     @property

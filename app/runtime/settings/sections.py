@@ -27,10 +27,12 @@ from wal.replication.configuration import MEMBERS_MAX
 _LOOPBACK = ("127.0.0.1:", "localhost:", "[::1]:")
 
 
-class MemberSettings(BaseModel):
-    """One of ``replication.members``: where a safekeeper listens, and its region where that is not the node's."""
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+
+class MemberSettings(_Section):
+    """One of ``replication.members``: where a safekeeper listens, and its region where that is not the node's."""
 
     address: ListenAddress
     region: JobIdPart | None = None
@@ -52,10 +54,8 @@ def _members(value: object) -> object:
     return value
 
 
-class LeaseSettings(BaseModel):
+class LeaseSettings(_Section):
     """``lease.*``: where it is kept who may write this node's log, while safekeepers keep it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     kind: Literal["postgres", "etcd"] = "postgres"
     ttl: Annotated[Duration, between("1s", "10m")] = timedelta(seconds=10)
@@ -73,10 +73,8 @@ class LeaseSettings(BaseModel):
         return self
 
 
-class ReplicationSettings(BaseModel):
+class ReplicationSettings(_Section):
     """``replication.*``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     members: Annotated[list[MemberSettings], NoDecode, BeforeValidator(_members), Field(max_length=MEMBERS_MAX)] = []
     tls_cert: Path | None = None
@@ -110,10 +108,6 @@ Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256
 """Signatures whose keys may be published; none of those made with a shared secret, and never ``none``."""
 ClaimPath = Annotated[str, Field(min_length=1, max_length=200)]
 """A claim by its name, or by the names that lead to it, such as ``realm_access.roles``."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class _Granting(_Section):
@@ -156,11 +150,6 @@ class OidcSettings(_Section):
     scope: Annotated[str, Field(pattern=r"^[!-~]+( [!-~]+)*$", max_length=1000)] = "openid"
     grants: Annotated[list[ClaimGrant], Field(max_length=GRANTS_MAX)] = []
 
-    @property
-    def missing(self) -> list[str]:
-        """What must be set before tokens can count."""
-        return [name for name in ("issuer", "audience") if not getattr(self, name)]
-
 
 class AuthSettings(_Section):
     """``auth.*``: who may call. Without authentication only loopback is served, but for ``allow_open``.
@@ -184,23 +173,17 @@ class AuthSettings(_Section):
             raise ValueError(f"oidc.issuer is set and mode is {self.mode}, which asks no issuer: set auth.mode to oidc")
         if self.certificates and self.client_ca is None:
             raise ValueError("certificates need client_ca, which vouches for them")
-        return self
-
-    @model_validator(mode="after")
-    def _has_an_issuer(self) -> AuthSettings:
-        if self.mode == "oidc" and self.oidc.missing:
-            missing = " and ".join(f"auth.oidc.{name}" for name in self.oidc.missing)
-            raise ValueError(f"auth.mode is oidc, which needs {missing}")
+        missing = [f"auth.oidc.{name}" for name in ("issuer", "audience") if not getattr(self.oidc, name)]
+        if self.mode == "oidc" and missing:
+            raise ValueError(f"auth.mode is oidc, which needs {' and '.join(missing)}")
         return self
 
 
 PEERS_MAX = 16
 
 
-class PeerSettings(BaseModel):
+class PeerSettings(_Section):
     """One of ``exchange.peers``: where it answers, its region, and what it is asked with."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: FetchedUrl
     region: JobIdPart
@@ -209,10 +192,8 @@ class PeerSettings(BaseModel):
     tenants: Annotated[list[TenantsPattern], Field(min_length=1, max_length=PATTERNS_MAX)] = ["*"]
 
 
-class ExchangeSettings(BaseModel):
+class ExchangeSettings(_Section):
     """``exchange.*``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     peers: Annotated[list[PeerSettings], Field(max_length=PEERS_MAX)] = []
     interval: Annotated[Duration, between("100ms", "1d")] = timedelta(seconds=1)
@@ -229,9 +210,7 @@ class ExchangeSettings(BaseModel):
 NETWORKS_MAX = 32
 
 
-class WebhookSettings(BaseModel):
+class WebhookSettings(_Section):
     """``webhooks.*``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     networks: Annotated[CommaSeparated[Network], Field(max_length=NETWORKS_MAX)] = []

@@ -1,7 +1,7 @@
 /*
  * Who waits for a position of a node, and is told once it is reached (docs/decisions/0037).
  *
- * The twin in Python, app.runtime.state.places.PythonPlaces, is the specification. What is waited on are asyncio's own futures, made
+ * The twin in Python, app.runtime.state.node.PythonPlaces, is the specification. What is waited on are asyncio's own futures, made
  * by the loop: here are only their places, in the order of the positions. Belongs to one event loop, so whoever calls
  * has the interpreter's lock, and nothing else guards what is here. What a call of Python's may change is looked at
  * again behind it.
@@ -157,7 +157,7 @@ static int come(Places *places, double timeout_s)
     return !(places->ends_s < places->looks_at_s) || look_at(places, places->ends_s);
 }
 
-PyDoc_STRVAR(reached_doc, "reached(lsn, timeout_s=inf, /)\n--\n\nAs app.runtime.state.places.PythonPlaces.");
+PyDoc_STRVAR(reached_doc, "reached(lsn, timeout_s=inf, /)\n--\n\nAs app.runtime.state.node.PythonPlaces.");
 
 static PyObject *reached(Places *places, PyObject *const *args, Py_ssize_t count)
 {
@@ -189,7 +189,7 @@ static PyObject *reached(Places *places, PyObject *const *args, Py_ssize_t count
     return future;
 }
 
-PyDoc_STRVAR(want_doc, "want(lsn)\n--\n\nAs app.runtime.state.places.PythonPlaces.");
+PyDoc_STRVAR(want_doc, "want(lsn)\n--\n\nAs app.runtime.state.node.PythonPlaces.");
 
 static PyObject *want(Places *places, PyObject *value)
 {
@@ -199,7 +199,7 @@ static PyObject *want(Places *places, PyObject *value)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(advance_doc, "advance(lsn)\n--\n\nAs app.runtime.state.places.PythonPlaces.");
+PyDoc_STRVAR(advance_doc, "advance(lsn)\n--\n\nAs app.runtime.state.node.PythonPlaces.");
 
 static PyObject *advance(Places *places, PyObject *value)
 {
@@ -230,7 +230,7 @@ static PyObject *advance(Places *places, PyObject *value)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(leave_doc, "leave()\n--\n\nAs app.runtime.state.places.PythonPlaces.");
+PyDoc_STRVAR(leave_doc, "leave()\n--\n\nAs app.runtime.state.node.PythonPlaces.");
 
 static PyObject *leave(Places *places, PyObject *Py_UNUSED(ignored))
 {
@@ -248,7 +248,7 @@ static PyObject *leave(Places *places, PyObject *Py_UNUSED(ignored))
     return found;
 }
 
-PyDoc_STRVAR(overdue_doc, "overdue(now_s)\n--\n\nAs app.runtime.state.places.PythonPlaces.");
+PyDoc_STRVAR(overdue_doc, "overdue(now_s)\n--\n\nAs app.runtime.state.node.PythonPlaces.");
 
 static PyObject *overdue(Places *places, PyObject *value)
 {

@@ -8,15 +8,119 @@ Always true::
 from __future__ import annotations
 
 import asyncio
+import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from importlib import import_module
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from app.runtime.state.places import Places
 from app.runtime.state.wall_clock import WallClock
 from ledger.errors import DurabilityTimeoutError, FencedError, LedgerError, NotReadyError
 from ledger.hlc import Clock
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
+
+
+class _Waiting(NamedTuple):
+    """One who waits for a position, until a time of the loop's own."""
+
+    lsn: Lsn
+    ends_s: float
+    timeout_s: float
+    future: asyncio.Future[None]
+
+
+class PythonPlaces:
+    """A position that only rises, and those who wait for it, in the order of the positions.
+
+    This is the specification: ``_native.Places`` does the same in C, where that is built. The futures are the loop's
+    own with either. All waiters that one rise reaches are resolved in one pass, and one timer, which a subclass sets
+    (``look_at``), serves all who wait with a deadline. Belongs to one event loop.
+    """
+
+    def __init__(self, lsn: Lsn) -> None:
+        self.lsn = lsn
+        self.wanted_lsn = lsn
+        """Highest position that anybody waits for, or waited for."""
+        self.on_wanted: Callable[[], None] | None = None
+        """Called when somebody waits for a higher position than anybody before."""
+        self.failure: LedgerError | None = None
+        """The error of each new wait for a position not reached; None while the position rises."""
+        self.looks_at_s = math.inf
+        """When the deadlines are checked next: at the first of them, or before."""
+        self._waiting: list[_Waiting] = []
+
+    def reached(self, lsn: Lsn, timeout_s: float = math.inf, /) -> asyncio.Future[None]:
+        """A future that resolves once the position is ``lsn`` or above, not before.
+
+        It fails with ``failure`` if that comes first, and ``overdue`` names it after ``timeout_s`` seconds.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        if self.lsn >= lsn:
+            future.set_result(None)
+        elif self.failure is not None:
+            future.set_exception(self.failure)
+        else:
+            self.want(lsn)
+            one = _Waiting(lsn, loop.time() + timeout_s, timeout_s, future)
+            self._waiting.insert(bisect_right(self._waiting, lsn, key=_lsn_of), one)
+            self._check_by(one.ends_s)
+        return future
+
+    def want(self, lsn: Lsn, /) -> None:
+        """Somebody waits for ``lsn``, here or in another way."""
+        if lsn > self.wanted_lsn:
+            self.wanted_lsn = lsn
+            if self.on_wanted is not None:
+                self.on_wanted()
+
+    def advance(self, lsn: Lsn, /) -> None:
+        """Raise the position to ``lsn`` and resolve all who waited for it; a lower one changes nothing."""
+        if lsn <= self.lsn:
+            return
+        self.lsn = lsn
+        for future in self._leave_first(bisect_right(self._waiting, lsn, key=_lsn_of)):
+            if not future.done():
+                future.set_result(None)
+
+    def leave(self) -> list[asyncio.Future[None]]:
+        """The futures of all who wait, who do so no more."""
+        return self._leave_first(len(self._waiting))
+
+    def overdue(self, now_s: float, /) -> list[tuple[Lsn, float, asyncio.Future[None]]]:
+        """Those whose time is up, who wait no more: position, the seconds given, future. The deadlines of the others
+        are checked in time."""
+        late = [(one.lsn, one.timeout_s, one.future) for one in self._waiting if one.ends_s <= now_s]
+        self._waiting = [one for one in self._waiting if one.ends_s > now_s]
+        self.looks_at_s = math.inf
+        self._check_by(min((one.ends_s for one in self._waiting), default=math.inf))
+        return late
+
+    def look_at(self, ends_s: float) -> None:
+        """A subclass sees that ``overdue`` is called at ``ends_s``, or later once ``looks_at_s`` is another."""
+
+    def _leave_first(self, count: int) -> list[asyncio.Future[None]]:
+        futures = [one.future for one in self._waiting[:count]]
+        del self._waiting[:count]
+        return futures
+
+    def _check_by(self, ends_s: float) -> None:
+        if ends_s < self.looks_at_s:
+            self.looks_at_s = ends_s
+            self.look_at(ends_s)
+
+
+_lsn_of = attrgetter("lsn")
+
+if TYPE_CHECKING:
+    Places = PythonPlaces
+else:
+    try:
+        Places = import_module("app.runtime.state._native").Places
+    except ImportError:
+        Places = PythonPlaces
 
 
 class Watermark(Places):
