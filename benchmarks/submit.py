@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
+from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
 from app.trust import known_tokens as tokens
 from benchmarks.bench import Bench, expect_fsyncs, wait_for
 from benchmarks.copied_rows import count_rows

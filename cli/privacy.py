@@ -109,7 +109,7 @@ def rotate_master(
 
 
 async def _rotate(url: str, old_uri: str, new_uri: str) -> tuple[int, str, str]:
-    from app.runtime.database_faults import DATABASE_FAULTS
+    from app.runtime.postgres import DATABASE_FAULTS
     from app.store import sessions
     from app.trust import subject_keys as keys
     from signing import data_keys

@@ -213,7 +213,7 @@ def show_status(
 
 def _positions(dsn: str) -> tuple[dict[str, WalPosition], str | None]:
     """By node, what PostgreSQL has chained of its log; or why it does not say so."""
-    from app.runtime.database_faults import DATABASE_FAULTS, text_of
+    from app.runtime.postgres import DATABASE_FAULTS, text_of
     from app.store import node as node_store
     from app.store import sessions
 

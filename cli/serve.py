@@ -21,7 +21,7 @@ import uvloop
 
 from app.runtime.logs import DRAIN_S, configure_logs, drain_logs, write_line
 from app.runtime.settings.config import Settings, load_settings
-from app.runtime.tasks.running import StopDeadline
+from app.runtime.tasks import StopDeadline
 from cli import nodes
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode

@@ -11,7 +11,7 @@ import typer
 from app.runtime.answers.node import NewTokenAnswer, TokenAnswer, TokenList
 from app.runtime.principals import Right
 from app.runtime.settings.config import load_settings
-from app.runtime.state.kept_file import FIRST_TOKEN, KEPT_TOKENS, FirstToken
+from app.runtime.state.kept_files import FIRST_TOKEN, KEPT_TOKENS, FirstToken
 from app.trust import known_tokens as tokens
 from cli.client import LedgerClient
 from cli.options import Url

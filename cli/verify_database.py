@@ -13,7 +13,7 @@ from typing import Any
 
 from app.read.checking import verified
 from app.read.witness_statements import newest_anchors
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.store import keys as key_store
 from app.store import sessions
 from app.store.chain_reader import PostgresChainReader, consistent_reader

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from app.runtime.answers.commitments import CapacityAnswer, CommitmentList, NodeList, VerdictOfProposal
+from app.runtime.answers.jobs import CapacityAnswer, CommitmentList, NodeList, VerdictOfProposal
 from cli.client import LedgerClient
 from lab.openb_commitments import NODES_FILE, Step, capacities, steps
 from lab.racing import WINDOW, Proposed, Race, RaceSummary, Verdict

@@ -26,7 +26,7 @@ from starlette.types import Scope
 from app.edge.problems import problem_type_of
 from app.runtime.principals import Principal, Rule
 from app.runtime.state.found_breaks import FoundBreaks
-from app.runtime.tasks.slots import MemoryBudget
+from app.runtime.tasks import MemoryBudget
 from app.trust.callers import CallerSource, check, is_outdated, named_tenants
 from app.trust.quotas import Quotas
 from app.write.intake.access_records import AccessRecords, RecordedRequest

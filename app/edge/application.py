@@ -45,7 +45,6 @@ from app.edge.routing import RightedRoute
 from app.edge.services import Services, kinds_named_by
 from app.runtime import answers
 from app.runtime.answers import chain as chain_answers
-from app.runtime.answers import commitments as commitment_answers
 from app.runtime.answers import jobs as job_answers
 from app.runtime.answers import node as node_answers
 from app.runtime.metrics import Metrics
@@ -156,9 +155,7 @@ def _needed(rule: Rule) -> str:
 def _shapes_of_answers() -> dict[str, Any]:
     """Every shape of an answer, by name. An answer has its members and no others; a problem may have more."""
     shapes = [
-        shape
-        for module in (answers, chain_answers, commitment_answers, job_answers, node_answers)
-        for shape in vars(module).values()
+        shape for module in (answers, chain_answers, job_answers, node_answers) for shape in vars(module).values()
     ]
     _, described = msgspec.json.schema_components(
         filter(is_typeddict, shapes), ref_template=SCHEMA_REF.format(model="{name}")

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from app.runtime.outgoing.asking import NoAnswerError, client_of, read_answer
+from app.runtime.outgoing import NoAnswerError, client_of, read_answer
 from app.store.node import HeldLease
 from wal.replication.tls import PeerTls
 

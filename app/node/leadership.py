@@ -17,7 +17,7 @@ from app.node.start.quorum import Lead, regions_of
 from app.runtime.metrics import Metrics, member_values
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
-from app.runtime.tasks.running import called_in
+from app.runtime.tasks import called_in
 from app.write.intake.answers import NoQuorum
 from app.write.intake.member_copies import MemberCopies
 from app.write.intake.system_entries import SystemEntries

@@ -15,9 +15,9 @@ from typing import Any
 import structlog
 
 from app.runtime.metrics import Metrics
-from app.runtime.state.kept_file import count_fenced
+from app.runtime.state.kept_files import count_fenced
 from app.runtime.state.node import Node, expire
-from app.runtime.tasks.running import kept_running
+from app.runtime.tasks import kept_running
 from app.write.pending.backlog import Backlog
 from ledger.errors import DurabilityTimeoutError, FencedError, LedgerError, WalPoisonedError
 

@@ -24,12 +24,12 @@ from app.node.start_entries import record_losses, record_start
 from app.node.upkeep import Upkeep
 from app.runtime.metrics import Metrics, node_values
 from app.runtime.settings.config import Settings
+from app.runtime.sharing import FairTurns, Share
 from app.runtime.state.found_breaks import DAMAGED, FoundBreak, FoundBreaks
-from app.runtime.state.kept_file import times_fenced
+from app.runtime.state.kept_files import times_fenced
 from app.runtime.state.losses import Losses
 from app.runtime.state.node import Node
-from app.runtime.tasks.running import called_in
-from app.runtime.tasks.sharing import FairTurns, Share
+from app.runtime.tasks import called_in
 from app.share.bundle.importer import BundleImporter
 from app.share.bundle.staging import Staging
 from app.share.exchange.peer import Admit

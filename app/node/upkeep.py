@@ -13,7 +13,7 @@ import structlog
 
 from app.node.start.procedure import StartedNode
 from app.node.start.wal import to_its_end
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.store import idempotency
 from app.write.pending.quarantine import Quarantine
 from ledger.positions import Lsn, before

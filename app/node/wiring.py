@@ -33,17 +33,17 @@ from app.read.readiness import Readiness
 from app.read.revealing import Revealing
 from app.read.verification import ChainVerifier, VerifiedPositions
 from app.read.witness_statements import judged_anchors
-from app.runtime.database_faults import DATABASE_FAULTS
 from app.runtime.metrics import Metrics
+from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.principals import Principal
 from app.runtime.settings.config import Settings
+from app.runtime.sharing import FairTurns
 from app.runtime.state.found_breaks import FoundBreaks
-from app.runtime.state.last_verified import LastVerified
+from app.runtime.state.kept_files import LastVerified
 from app.runtime.state.losses import Losses
 from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens
-from app.runtime.tasks.sharing import FairTurns
-from app.runtime.tasks.slots import MemoryBudget
+from app.runtime.tasks import MemoryBudget
 from app.share.bundle.export import BundleExporter
 from app.share.bundle.importer import BundleImporter
 from app.share.bundle.receipts import ReceiptMaker

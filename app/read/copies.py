@@ -38,7 +38,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from app.read.consistency import POLL_FIRST_S, POLL_LONGEST_S, Promise, ReadLevel, UnfitError
-from app.runtime.database_faults import DATABASE_FAULTS, text_of
+from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.store import node as node_store
 from app.store import reads, sessions
 from app.store.node import beat

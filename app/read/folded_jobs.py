@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import asyncpg
 import structlog
 
-from app.runtime.tasks.running import paced
+from app.runtime.tasks import paced
 from app.store import job_table
 from app.store.chain_reads import list_tenants
 from app.store.entry_check import not_as_chained

@@ -28,9 +28,8 @@ import msgspec
 import structlog
 
 from app.runtime.state.found_breaks import DAMAGED
-from app.runtime.state.kept_file import KeptFile
-from app.runtime.state.last_verified import WALK, Verified
-from app.runtime.tasks.running import paced
+from app.runtime.state.kept_files import WALK, KeptFile, Verified
+from app.runtime.tasks import paced
 from app.store.chain_reads import last_seq, list_tenants, next_seq
 from app.store.reading import reading
 from ledger import merkle

@@ -28,11 +28,10 @@ import msgspec
 import structlog
 
 from app.read.checking import KeptProcesses, verified
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.found_breaks import DAMAGED, VERIFICATION
-from app.runtime.state.kept_file import KeptFile
-from app.runtime.state.last_verified import NODE, LastVerified, Verified
-from app.runtime.tasks.slots import Slots
+from app.runtime.state.kept_files import NODE, KeptFile, LastVerified, Verified
+from app.runtime.tasks import Slots
 from app.store.chain_reader import consistent_reader
 from app.store.chain_reads import list_tenants
 from app.store.idempotency import KEY_ROW, NamedEntry, named_entries

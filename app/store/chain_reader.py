@@ -17,7 +17,7 @@ from itertools import pairwise
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.runtime.tasks.sharing import turns
+from app.runtime.sharing import turns
 from app.store.job_table import FOLLOWER
 from app.store.rows import ENTRIES
 from ledger import native

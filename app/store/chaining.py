@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import asyncpg
 
-from app.runtime.database_faults import is_of_a_value
+from app.runtime.postgres import is_of_a_value
 from app.store import sessions
 from app.store.log_rows import LOG_COLUMNS, LogRows, Row
 from app.store.rows import fetch_one_as

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only
 
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.store import sessions
 from app.store.schema import MIGRATIONS, SCHEMA, SERVER_VERSION_MIN, check_server, newest_revision
 from ledger.errors import StartRefusedError

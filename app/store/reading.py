@@ -14,7 +14,7 @@ from typing import TypeAlias
 import asyncpg
 import structlog
 
-from app.runtime.database_faults import DATABASE_FAULTS, is_of_a_value, text_of
+from app.runtime.postgres import DATABASE_FAULTS, is_of_a_value, text_of
 from app.store import Connection
 from ledger.errors import DatabaseUnavailableError
 

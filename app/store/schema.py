@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 import app
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.store import sessions
 from ledger.errors import StartRefusedError
 

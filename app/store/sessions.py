@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from app.runtime.settings.postgres_address import RELIED_UPON, parse_address
+from app.runtime.postgres import RELIED_UPON, parse_address
 from ledger.errors import StartRefusedError
 
 if TYPE_CHECKING:

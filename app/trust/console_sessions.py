@@ -47,7 +47,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from app.runtime.outgoing.asking import NoAnswerError, client_of, read_answer
+from app.runtime.outgoing import NoAnswerError, client_of, read_answer
 from app.runtime.settings.sections import AuthSettings, OidcSettings
 from app.runtime.settings.types import is_fetched_url
 from app.trust.oidc import DISCOVERY, DOCUMENT_BYTES_MAX, FETCH_TIMEOUT_S

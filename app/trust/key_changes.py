@@ -39,7 +39,7 @@ from typing import Any
 import structlog
 from msgspec import structs
 
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
 from app.store import Connection

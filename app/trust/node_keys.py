@@ -33,7 +33,7 @@ import structlog
 from msgspec import Meta
 
 from app.runtime.settings.config import Settings
-from app.runtime.state import identity
+from app.runtime.state import kept_files
 from app.trust.key_uris import LocalOrRemote, file_of, log_signer_of, open_signer
 from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
 from ledger.hlc import Clock, Hlc
@@ -274,7 +274,7 @@ def uri_in_use(settings: Settings) -> str:
         StartRefusedError: who the node is cannot be read.
     """
     configured = settings.signing_key_uri
-    node_id = settings.node_id or identity.kept_node_id(settings.wal_dir)
+    node_id = settings.node_id or kept_files.kept_node_id(settings.wal_dir)
     kept = _load(settings.wal_dir / node_id) if node_id is not None else None
     if kept is None or not _is_as_configured(kept, configured) or kept.signer.uri == kept.configured.uri:
         return configured

@@ -42,7 +42,7 @@ from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 from joserfc.jwt import JWTClaimsRegistry
 
-from app.runtime.outgoing.asking import NoAnswerError, client_of, read_answer
+from app.runtime.outgoing import NoAnswerError, client_of, read_answer
 from app.runtime.principals import Principal
 from app.runtime.settings.sections import OidcSettings
 from app.runtime.settings.types import is_fetched_url

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.store import privacy as store
 from app.store.entry_check import EntryCheck
 from app.store.reading import reading

@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from app.runtime.principals import EVERY_TENANT, Principal, Right, grant_of
-from app.runtime.state.kept_file import FIRST_TOKEN, KEPT_TOKENS, KeptTokens
+from app.runtime.state.kept_files import FIRST_TOKEN, KEPT_TOKENS, KeptTokens
 from app.trust import known_tokens as tokens
 from app.trust.key_changes import TRY_AGAIN, Facts, KeyChanges
 from app.trust.known_tokens import KnownTokens

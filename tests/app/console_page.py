@@ -11,7 +11,7 @@ import httpx
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect
 
 from app.dev.embedded import EmbeddedPostgres
-from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
+from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
 from app.trust import known_tokens as tokens
 from tests.app.service_thread import serving
 from tests.browser import browsing, violations

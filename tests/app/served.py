@@ -10,7 +10,7 @@ from app.edge.listener import listening
 from app.edge.services import Services
 from app.node.wiring import running
 from app.runtime.settings.config import Settings
-from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
+from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
 from app.trust import known_tokens as tokens
 from tests.app.client import Client
 

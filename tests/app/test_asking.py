@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.runtime.outgoing import asking, bounded_transport
-from app.runtime.outgoing.asking import NoAnswerError, client_of, read_answer, stream_answer
+from app.runtime import outgoing
+from app.runtime.outgoing import NoAnswerError, client_of, read_answer, stream_answer
 from app.share.webhooks.sending import Names, Outcome, attempt, message_of
 from app.store.webhooks import Webhook
 from tallystick_client.core import _seconds
@@ -171,7 +171,7 @@ async def test_a_connection_is_kept_for_the_next_request_only_where_nothing_may_
 
 
 async def test_what_comes_byte_by_byte_costs_few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_transport, "PIECES_FREE", 4)
+    monkeypatch.setattr(outgoing, "PIECES_FREE", 4)
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -189,8 +189,8 @@ async def test_what_comes_byte_by_byte_costs_few_turns(monkeypatch: pytest.Monke
 async def test_a_long_answer_has_a_least_rate_and_the_time_of_the_caller_is_not_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asking, "RATE_WINDOW_S", 0.2)
-    monkeypatch.setattr(asking, "RATE_BYTES_MIN", 1000)
+    monkeypatch.setattr(outgoing, "RATE_WINDOW_S", 0.2)
+    monkeypatch.setattr(outgoing, "RATE_BYTES_MIN", 1000)
     head = HEAD + b"Content-Length: 2000\r\n\r\n"
     servers = Stranger(head + b"x" * 999), Stranger(head + b"x" * 2000)
     async with strangers(*servers) as [slow, fast], client() as asking_client:
@@ -265,10 +265,10 @@ async def test_a_receiver_that_answers_with_interim_heads_without_end_costs_one_
 )
 def test_retry_after_is_seconds_or_a_date_in_each_form_that_http_has(value: str | None, seconds: float) -> None:
     now = datetime(1994, 11, 6, 8, 49, 0, tzinfo=UTC)
-    assert asking.retry_after_s(value, now.timestamp()) == seconds
+    assert outgoing.retry_after_s(value, now.timestamp()) == seconds
 
 
 @given(st.text(max_size=40))
 def test_no_retry_after_does_anything_but_say_how_long(value: str) -> None:
-    assert asking.retry_after_s(value, 0.0) >= 0
+    assert outgoing.retry_after_s(value, 0.0) >= 0
     assert _seconds(value) >= 0

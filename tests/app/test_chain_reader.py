@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.runtime.tasks.sharing import BYTES_PER_TURN
+from app.runtime.sharing import BYTES_PER_TURN
 from app.store.chain_reader import ALL_JOBS, FETCH_BYTES, JobRange, PostgresChainReader, consistent_reader
 from app.write.pending.event_lines import EventLines
 from app.write.pending.requests import Draft

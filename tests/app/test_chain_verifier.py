@@ -13,7 +13,7 @@ import structlog
 from app.read.verification import POSITIONS_FILE_NAME, ChainVerifier, Position, VerifiedPositions
 from app.runtime.metrics import Metrics
 from app.runtime.state.found_breaks import FoundBreaks
-from app.runtime.state.last_verified import LastVerified
+from app.runtime.state.kept_files import LastVerified
 from app.write.pending.keyed_entries import are_rows_whole
 from ledger.errors import TenantNotFoundError
 from ledger.verification import Anchor, TreeHead

@@ -23,7 +23,7 @@ from app.dev.cluster import free_port
 from app.dev.embedded import EmbeddedPostgres
 from app.edge.listener import listening
 from app.node.wiring import running
-from app.runtime.outgoing.asking import NoAnswerError
+from app.runtime.outgoing import NoAnswerError
 from app.share.bundle import importer, taking
 from app.share.exchange.peer import Turns
 from app.store import exchange
@@ -738,7 +738,7 @@ async def test_the_turns_of_all_peers_hold_one_connection_and_end_though_their_r
 async def test_peers_that_send_slowly_hold_up_no_other_import_and_are_named(
     ledgers: tuple[Ledger, Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.runtime.outgoing.asking.RATE_WINDOW_S", 1.0)
+    monkeypatch.setattr("app.runtime.outgoing.RATE_WINDOW_S", 1.0)
     here, there = ledgers
     stalled: list[bytes] = []
 

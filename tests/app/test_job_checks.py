@@ -152,7 +152,7 @@ async def test_without_postgres_a_creation_is_taken_as_before(run_node: RunNode,
 async def test_others_get_their_turn_while_large_creations_are_compared(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.runtime.tasks.sharing.TURN_S", -1.0)
+    monkeypatch.setattr("app.runtime.sharing.TURN_S", -1.0)
 
     async def find_none(_wanted: object) -> dict[tuple[str, str], ChainedJob]:
         return {}

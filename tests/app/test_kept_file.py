@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.runtime.state.kept_file import KeptFile
+from app.runtime.state.kept_files import KeptFile
 from ledger.errors import StartRefusedError
 
 NUMBERS: KeptFile[list[int]] = KeptFile("numbers.json", list[int], b"[]", "count again")

@@ -6,7 +6,7 @@ import asyncpg
 import structlog
 
 from app.node.service import Service
-from app.runtime.tasks.running import kept_running
+from app.runtime.tasks import kept_running
 from ledger.errors import DatabaseUnavailableError
 from tests.app.chains import until
 from tests.app.drafts import created

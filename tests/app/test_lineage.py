@@ -35,7 +35,7 @@ from openlineage.client.facet_v2 import (
 from app.dev.embedded import EmbeddedPostgres
 from app.edge.routes import lineage
 from app.edge.routes.lineage import NAMES_MAX, TEXT_CHARACTERS_MAX
-from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
+from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
 from app.trust import known_tokens as tokens
 from tests.app.service_thread import serving
 

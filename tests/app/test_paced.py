@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from app.runtime.tasks.running import paced
+from app.runtime.tasks import paced
 from tests.app.clock_loop import Clock, ClockLoop
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.runtime.settings.config import QUOTAS, QuotaSettings
-from app.runtime.tasks.sharing import TURNS_IN_A_ROW, FairTurns
-from app.runtime.tasks.slots import MemoryBudget
+from app.runtime.sharing import TURNS_IN_A_ROW, FairTurns
+from app.runtime.tasks import MemoryBudget
 from app.trust import quotas
 from app.trust.quotas import AtOnce, Quotas, Rate
 from ledger.errors import NotReadyError, QuotaExceededError, RequestTooLargeError

@@ -201,7 +201,7 @@ async def test_requests_and_lines_of_a_tenant_are_bounded_whoever_sends_or_reads
 async def test_lines_that_do_not_fit_are_refused_before_all_are_read_and_told_when_they_do(
     tuned: TunedWithTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.runtime.tasks.sharing.LINES_PER_TURN", 10)
+    monkeypatch.setattr("app.runtime.sharing.LINES_PER_TURN", 10)
     async with tuned.served.client(tuned.served.root) as root:
         await post(root)
         tuned.bound(burst_s=10, tenant_requests=10)

@@ -198,7 +198,7 @@ SECRET = "of-nobody-elses-business"
 @pytest.fixture(scope="module")
 def weak(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """A service in which another tenant has secrets, and a token that may read its own tenant alone."""
-    from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
+    from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
     from app.trust import known_tokens as tokens
 
     folder, first = tmp_path_factory.mktemp("weak"), tokens.make()

@@ -13,7 +13,7 @@ import pytest
 import app
 from app.dev.account import find_package
 from app.read import checking
-from app.runtime.settings.postgres_address import NAMES, RELIED_UPON, parse_address
+from app.runtime.postgres import NAMES, RELIED_UPON, parse_address
 from app.store import chaining, following, reads, sessions
 from app.store.sessions import AT_A_NODE
 from ledger.errors import ConfigurationError, StartRefusedError

@@ -11,7 +11,7 @@ import pytest
 
 from app.node.service import Service
 from app.runtime.answers import json_bytes
-from app.runtime.tasks.sharing import BUSY, IDLE, Share
+from app.runtime.sharing import BUSY, IDLE, Share
 from app.share.watch import tail as tail_module
 from app.share.watch.blocks import WatchedEntry
 from app.store import chain_reads

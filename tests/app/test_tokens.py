@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 
 from app.runtime.principals import Principal, Right, covers, grant_of
 from app.runtime.settings.config import Settings
-from app.runtime.state.kept_file import FIRST_TOKEN, KEPT_TOKENS, FirstToken, KeptFile
+from app.runtime.state.kept_files import FIRST_TOKEN, KEPT_TOKENS, FirstToken, KeptFile
 from app.share.bundle.importer import BundleImporter
 from app.trust import known_tokens as tokens
 from app.trust import tokens as keys_tokens

@@ -11,7 +11,7 @@ from pathlib import Path
 import asyncpg
 import httpx
 
-from app.runtime.state.kept_file import FIRST_TOKEN, FirstToken
+from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
 from app.trust import known_tokens as tokens
 from ledger.chain import record
 from ledger.facts.events import SystemAction

@@ -22,7 +22,7 @@ from app.edge.routing import (
 from app.edge.services import Service
 from app.edge.writes import PROPOSING, ProposalWrites
 from app.read.commitments import CommitmentReader, PromisedPage
-from app.runtime.answers.commitments import CapacityAnswer, CommitmentList, NodeList, VerdictOfProposal
+from app.runtime.answers.jobs import CapacityAnswer, CommitmentList, NodeList, VerdictOfProposal
 
 router = APIRouter(route_class=StrictRoute, tags=["commitments"], responses=PROBLEM_RESPONSE)
 proposals = APIRouter(route_class=LeanRoute, tags=["commitments"], responses=PROBLEM_RESPONSE)

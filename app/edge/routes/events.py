@@ -39,9 +39,9 @@ from app.edge.writes import (
 from app.read.consistency import Consistency
 from app.runtime.answers.jobs import BatchAnswer
 from app.runtime.settings.config import Settings
+from app.runtime.sharing import FairTurns, turns
 from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens
-from app.runtime.tasks.sharing import FairTurns, turns
 from app.write.intake.sealing import Sealing
 from app.write.intake.submit import Submitter
 from app.write.pending.event_lines import EventLines

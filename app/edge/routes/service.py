@@ -22,7 +22,7 @@ from app.runtime.answers.node import LiveAnswer, NodeAnswer, ReadyAnswer, Verifi
 from app.runtime.metrics import CONTENT_TYPE, Metrics
 from app.runtime.principals import EVERY_TENANT, Right
 from app.runtime.settings.config import Settings
-from app.runtime.state.last_verified import LastVerified
+from app.runtime.state.kept_files import LastVerified
 from app.runtime.state.node import Node
 from app.write.intake.system_entries import SystemEntries
 from ledger import native, rfc3339

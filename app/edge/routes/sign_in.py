@@ -17,7 +17,7 @@ from app.edge.forms.validation import parse
 from app.edge.routing import PROBLEM_RESPONSE, OpenRoute, StrictRoute, answered
 from app.edge.services import Service
 from app.runtime.answers.node import ConsoleSessionAnswer
-from app.runtime.outgoing.asking import NoAnswerError
+from app.runtime.outgoing import NoAnswerError
 from app.runtime.principals import EVERYBODY, Principal
 from app.runtime.settings.config import Settings
 from app.trust.console_sessions import (

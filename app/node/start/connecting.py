@@ -9,7 +9,7 @@ from typing import Final
 
 import asyncpg
 
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.store.schema import check_schema
 from app.store.sessions import AT_A_NODE, STATEMENT_TIMEOUT_S, NodeConnection, check_sessions_are_kept, connect
 from ledger.errors import StartRefusedError

@@ -51,10 +51,10 @@ from app.node.start.claims import check_chained
 from app.node.start.connecting import connected_for_now, connected_to_keep, remedy
 from app.node.start.quorum import Lead, Takeover, lease_of, members_of, take_lead
 from app.node.start.wal import FoundWal, find_wal, to_its_end
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.config import Settings
-from app.runtime.state import identity
-from app.runtime.state.identity import Identity
+from app.runtime.state import kept_files
+from app.runtime.state.kept_files import Identity
 from app.runtime.state.losses import ASIDE, FORK, LOST, Aside, Fork, LsnRange
 from app.runtime.state.node import Node
 from app.runtime.state.session import SECRET_BYTES
@@ -147,7 +147,7 @@ async def start_node(
     with files_usable(settings.wal_dir):
         # 1. who, and alone
         _make_durably(settings.wal_dir)
-        who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
+        who = kept_files.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
         folder = settings.wal_dir / who.node_id
         lock = FolderLock(folder)
         try:
@@ -485,7 +485,7 @@ async def _claim_job_ids(connection: Connection, settings: Settings, who: Identi
                 f"gate {who.gate} in region {settings.region} makes job ids for another node; "
                 "give each node its own gate"
             )
-        who = identity.with_new_gate(settings.wal_dir, who)
+        who = kept_files.with_new_gate(settings.wal_dir, who)
     return who
 
 

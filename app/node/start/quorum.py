@@ -17,7 +17,7 @@ import structlog
 from app.node.etcd_leases import EtcdLeases
 from app.node.lease import Lease, Leases, holder_of
 from app.node.start.checks import set_aside
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.config import Settings
 from app.store.chaining import WalPosition
 from app.store.node import PostgresLeases

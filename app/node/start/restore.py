@@ -35,9 +35,9 @@ from app.node.start.wal import FoundWal, find_wal
 from app.read import verification
 from app.runtime.metrics import Metrics
 from app.runtime.settings.config import Settings
-from app.runtime.state import identity
+from app.runtime.state import kept_files
 from app.runtime.state.found_breaks import FoundBreaks
-from app.runtime.state.identity import Identity
+from app.runtime.state.kept_files import Identity
 from app.runtime.state.losses import DIFFERING_LISTED_MAX, FORK, Fork, SignedHead, fork_subject
 from app.runtime.state.node import Node
 from app.share.bundle.restore import RestoredRange, restore_bundle
@@ -308,7 +308,7 @@ def own_keys(settings: Settings) -> tuple[str, str]:
     The folder of the WAL is made if it is gone with all else: the node that begins there is a new one.
     """
     settings.wal_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-    who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
+    who = kept_files.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
     keys = node_keys.open_keys(settings.wal_dir / who.node_id, settings)
     return node_keys.uri_in_use(settings), "".join(signer.public_key.public_key_pem for signer in keys.signers())
 
@@ -410,7 +410,7 @@ async def _alone(settings: Settings, database_url: str) -> AsyncIterator[_Locked
     if not settings.wal_dir.is_dir():
         raise StartRefusedError(f"{settings.wal_dir} is not there: wal.dir names the folder of the node's WAL")
     with files_usable(settings.wal_dir):
-        who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
+        who = kept_files.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
         lock = FolderLock(settings.wal_dir / who.node_id)
     try:
         async with connected_for_now(database_url) as connection:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, SecretStr
 from pydantic_settings import NoDecode
 
-from app.runtime.settings.postgres_address import parse_address
+from app.runtime.postgres import parse_address
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.names import GATE, NODE_ID, TENANTS, anchored
 from ledger.secret_text import secret_text

@@ -26,7 +26,7 @@ from typing import Final, Literal
 import msgspec
 import structlog
 
-from app.runtime.state.kept_file import KeptFile
+from app.runtime.state.kept_files import KeptFile
 from ledger.errors import ChainBrokenError, ChainDamagedError, KnownDamageError, NotFoundError
 from ledger.printable import first_of
 from ledger.verification.verdict import Break

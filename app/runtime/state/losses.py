@@ -27,7 +27,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from app.runtime.state.kept_file import KeptFile
+from app.runtime.state.kept_files import KeptFile
 from ledger.chain import record
 from ledger.errors import InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT

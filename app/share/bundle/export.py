@@ -22,7 +22,7 @@ from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.runtime.state.found_breaks import break_of
-from app.runtime.tasks.slots import Slots
+from app.runtime.tasks import Slots
 from app.store import anchors as anchors_store
 from app.store import chain_reads
 from app.store.anchors import ANCHORS_A_KIND_MAX, unproven

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 import structlog
 
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.share.bundle.linking import ReadyBatch, decide_and_link, read_existing
 from app.share.bundle.sorting import Sorter
 from app.share.bundle.staging import StagedFile, check_disk_room

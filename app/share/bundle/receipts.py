@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from app.runtime.tasks.slots import Slots
+from app.runtime.tasks import Slots
 from app.store import anchors, chain_reads
 from app.store.anchors import ANCHORS_A_KIND_MAX, unproven
 from app.store.notary import read_tiles

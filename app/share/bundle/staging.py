@@ -23,7 +23,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from app.runtime.tasks.slots import Slots
+from app.runtime.tasks import Slots
 from ledger.bundle.format import BLOCK_BYTES, entries_name, parse_tar_header
 from ledger.errors import (
     BundleInvalidError,

@@ -34,8 +34,8 @@ import httpx
 import structlog
 from asyncpg.pool import PoolConnectionProxy
 
-from app.runtime.database_faults import DATABASE_FAULTS
-from app.runtime.outgoing.asking import client_of
+from app.runtime.outgoing import client_of
+from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.principals import covers
 from app.runtime.settings.sections import PeerSettings
 from app.share.exchange.peer_client import TENANTS_MAX, PeerClient

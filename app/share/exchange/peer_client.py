@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import httpx
 from pydantic import BaseModel, Field, ValidationError
 
-from app.runtime.outgoing.asking import NoAnswerError, read_answer, stream_answer
+from app.runtime.outgoing import NoAnswerError, read_answer, stream_answer
 from app.runtime.settings.words import words_of
 from ledger import names
 from signing.checkpoint import SIZE_MAX
@@ -23,7 +23,7 @@ ANSWER_BYTES_MAX = 4 << 20
 ANSWER_S_MAX = 60.0
 """An answer that takes longer is none: a peer that sends a byte now and then must not keep a round from its end."""
 BUNDLE_S_MAX = 900.0
-"""The same of a range, which besides has a least rate (``app.runtime.outgoing.asking``)."""
+"""The same of a range, which besides has a least rate (``app.runtime.outgoing``)."""
 BUNDLE_BYTES_MAX = 1 << 40
 """The same in bytes; ``bundle.import_bytes_max`` and the disk bound the file that it is written to."""
 PAGE = 1000

@@ -25,8 +25,8 @@ from typing import Final, Protocol
 
 import structlog
 
-from app.runtime.tasks.running import kept_running
-from app.runtime.tasks.sharing import Share
+from app.runtime.sharing import Share
+from app.runtime.tasks import kept_running
 from app.share.watch.blocks import EVERYTHING, Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
 from app.store import Connection, chain_reads
 from app.store.appended import AppendedEntries

@@ -37,11 +37,11 @@ from typing import NamedTuple, TypeVar
 import httpx
 import structlog
 
-from app.runtime.database_faults import DATABASE_FAULTS
 from app.runtime.metrics import Metrics
-from app.runtime.outgoing.asking import client_of
+from app.runtime.outgoing import client_of
+from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.types import IpNetwork
-from app.runtime.tasks.running import kept_running
+from app.runtime.tasks import kept_running
 from app.share.webhooks.sending import Answer, Names, Outcome, attempt, message_of
 from app.store import webhooks as store
 from app.store.chain_reads import ListedEntry

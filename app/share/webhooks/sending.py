@@ -34,7 +34,7 @@ from typing import NamedTuple
 import httpx
 
 from app.runtime.answers import json_bytes
-from app.runtime.outgoing.asking import NO_ANSWER, NoAnswerError, pieces_of, reason_of, retry_after_s
+from app.runtime.outgoing import NO_ANSWER, NoAnswerError, pieces_of, reason_of, retry_after_s
 from app.runtime.settings.types import IpNetwork, is_fetched_url
 from app.store.chain_reads import ListedEntry
 from app.store.webhooks import Webhook

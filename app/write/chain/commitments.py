@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from app.runtime.tasks.sharing import Turn
+from app.runtime.sharing import Turn
 from app.store import Connection
 from app.store import commitments as store
 from app.store.chaining import ChainHead

@@ -33,9 +33,9 @@ import httpx
 import structlog
 from cryptography import x509
 
-from app.runtime.database_faults import DATABASE_FAULTS
 from app.runtime.metrics import Metrics
-from app.runtime.outgoing.asking import client_of, read_answer
+from app.runtime.outgoing import client_of, read_answer
+from app.runtime.postgres import DATABASE_FAULTS
 from app.store import Connection, anchors, chain_reads
 from app.store import notary as store
 from app.store.reading import Pool, reading

@@ -35,7 +35,7 @@ from typing import Protocol
 import asyncpg
 import structlog
 
-from app.runtime.database_faults import DATABASE_FAULTS, text_of
+from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.store import following as store
 from app.store.appended import AppendedEntries
 from app.store.entry_check import Report

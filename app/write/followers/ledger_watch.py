@@ -30,7 +30,7 @@ import structlog
 
 from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.node import Node
-from app.runtime.tasks.running import paced
+from app.runtime.tasks import paced
 from app.store import Connection
 from app.store import chain_reads as store
 from app.store.chain_reads import SeenChain

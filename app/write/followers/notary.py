@@ -29,8 +29,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from app.runtime.database_faults import DATABASE_FAULTS, text_of
 from app.runtime.metrics import Metrics
+from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.node import Node
 from app.store import Connection

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.node import Node
 from app.store import Connection
 from app.store import notary as store

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from app.runtime.tasks.sharing import Turn
+from app.runtime.sharing import Turn
 from app.store.idempotency import ChainedLine
 from app.write.intake.member_copies import MemberCopies, Stretch
 from ledger.errors import COPIES_REMOVED, NO_QUORUM, DurabilityTimeoutError

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from app.runtime.sharing import Turn
 from app.runtime.state.node import Node
-from app.runtime.tasks.sharing import Turn
 from app.store.edge import ChainedJob
 from app.write.intake.job_index import JobIndex
 from app.write.pending.event_lines import CREATED, EventLines, JobOfLine, creation_of

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import structlog
 
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.node import Node
 from app.store import Connection
 from app.store import privacy as store

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from app.runtime.database_faults import DATABASE_FAULTS
+from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.losses import CUT, Aside, LsnRange, merged, without
 from app.runtime.state.node import Node
 from app.write.intake.system_entries import SystemEntries

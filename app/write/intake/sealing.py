@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.runtime.tasks.sharing import Turn
+from app.runtime.sharing import Turn
 from app.trust.privacy_knowledge import PrivacyKnowledge
 from app.trust.subject_keys import Tag
 from app.write.pending.event_lines import EventLines

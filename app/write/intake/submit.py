@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TypeVar
 
+from app.runtime.sharing import LINES_PER_TURN, FairTurns, Turn
 from app.runtime.state.node import Node
-from app.runtime.tasks.sharing import LINES_PER_TURN, FairTurns, Turn
 from app.store.appended import AppendedEntries
 from app.store.job_table import JobKey
 from app.store.log_rows import LOG_COLUMNS

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from app.runtime.tasks.sharing import Turn
+from app.runtime.sharing import Turn
 from app.store.following import FollowedEntry
 from app.store.idempotency import ENTRIES_READ, RETENTION_DAYS, ChainedLine, KeyedEntry, NamedEntry, key_row_error
 from app.write.pending.backlog import Pending

@@ -1,4 +1,6 @@
-"""The address of a PostgreSQL, as users of libpq write it: what the driver takes, what is taken here, what is refused.
+"""PostgreSQL as a node sees it: its address, and the errors of one that is down, slow, restarting or failing over.
+
+The address is as users of libpq write it: some parameters are for the driver, some are applied here, some are refused.
 
 ``postgresql://user:password@host:port/database?name=value&...`` with the parameters of libpq 18 (its documentation,
 34.1.2). Each of them is taken, or refused by name before anything is connected to: a parameter that does nothing would
@@ -13,6 +15,8 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
+
+import asyncpg
 
 from ledger.errors import ConfigurationError
 
@@ -197,3 +201,26 @@ def _options(options: str) -> dict[str, str]:
         settings[name] = re.sub(r"\\(.)", r"\1", found[2])
         rest = rest[found.end() :]
     return settings
+
+
+DATABASE_FAULTS = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+"""All that a statement may raise when its connection breaks or Postgres refuses. The driver's internal error is one:
+it comes when a connection breaks while the driver is between two states."""
+
+
+def is_of_a_value(error: BaseException) -> bool:
+    """Whether Postgres refuses a value (class 22). A sequence at its end refuses whatever comes, until somebody lets it
+    go on."""
+    is_of_all = isinstance(error, asyncpg.SequenceGeneratorLimitExceededError)
+    return not is_of_all and isinstance(error, asyncpg.PostgresError) and (error.sqlstate or "")[:2] == "22"
+
+
+def text_of(error: BaseException) -> str:
+    """What logs and checks say of it."""
+    return f"{type(error).__name__}: {str(error) or 'no answer in time'}"

@@ -1,0 +1,243 @@
+"""Small JSON files that a node keeps beside its WAL, each replaced by temp file, fsync, rename and directory fsync.
+
+    first-token.json    {"name", "digest"}     made by ``tally token new --first``; all rights for all tenants
+    tokens.json         {"counting": [ids], "revoked": [ids]}
+    fenced.json         how often this node was fenced: a fenced process ends before a scraper can see it
+    last_verified.json  {"version": 1, "tenants": {"acme": {"at_s": 1700000000.0, "by": "walk"}}}
+    node.json           {"gate", "node_id"}     in ``wal.dir``
+
+The first token counts while the ledger has none, and is issued as soon as the ledger accepts it. A token that this node
+knows as revoked stays revoked, whatever becomes of the database.
+
+``last_verified.json`` says when each tenant's chain was last verified from its first entry to its end. ``at_s`` is when
+the verification began: it says nothing of what was changed later. ``by`` is ``walk`` for the walk of the node over all
+chains, ``node`` for another verification of its own, else the id of the caller who asked. Verified is not whole: what
+was found broken is in ``breaks.json``. Without the file nothing counts as verified, which is safe.
+
+``node.json`` says who this node is. A configured value wins over a kept one. What cannot have been written here is
+refused: another identity would begin another WAL and leave this one unchained. Other files are declared where they are
+used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from threading import Lock
+from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+import structlog
+
+from ledger.errors import StartRefusedError
+from ledger.names import GATE, NODE_ID
+from signing.files import read_regular
+from wal.control import CONTROL_NAME
+from wal.segment import store_file, sync_folder
+
+Value = TypeVar("Value")
+
+
+class KeptFile(Generic[Value]):
+    """The file ``name`` of a folder, which holds a ``kind``; while it holds ``nothing``, in JSON, there is no file.
+
+    ``remedy`` says what to do about one that cannot be read, or was altered.
+    """
+
+    def __init__(self, name: str, kind: Any, nothing: bytes, remedy: str) -> None:
+        self.name = name
+        self._kind = kind
+        self._nothing = nothing
+        self._remedy = remedy
+
+    def load(self, folder: Path) -> Value:
+        """What it holds.
+
+        Raises:
+            StartRefusedError: it cannot be read, or is not of its kind.
+        """
+        path = folder / self.name
+        try:
+            found: Value = msgspec.json.decode(read_regular(path) if path.exists() else self._nothing, type=self._kind)
+            if found is None and path.exists():
+                raise ValueError("it holds null, which is never written")
+            return found
+        except (msgspec.MsgspecError, ValueError, OSError) as error:
+            raise StartRefusedError(f"{path} cannot be read: {error}; {self._remedy}") from error
+
+    def store(self, folder: Path, value: Value) -> None:
+        """Keep this and nothing else; durable when this returns."""
+        path, content = folder / self.name, msgspec.json.encode(value)
+        if content != self._nothing:
+            store_file(path, content)
+        elif path.exists():
+            path.unlink()
+            sync_folder(folder)
+
+
+class FirstToken(msgspec.Struct, frozen=True):
+    """Whose the first token is, and its SHA-256 in hex."""
+
+    name: str
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class KeptTokens(msgspec.Struct, frozen=True):
+    """Ids of tokens: those that counted when this was written, and all that were ever seen revoked."""
+
+    counting: list[str] = []
+    revoked: list[str] = []
+
+
+FIRST_TOKEN: Final[KeptFile[FirstToken | None]] = KeptFile(
+    "first-token.json", FirstToken | None, b"null", "remove it, and make a first token again"
+)
+KEPT_TOKENS: Final[KeptFile[KeptTokens]] = KeptFile(
+    "tokens.json",
+    KeptTokens,
+    msgspec.json.encode(KeptTokens()),
+    "restore it, or move it away: tokens that were revoked then count again if the database was put back",
+)
+
+
+_FENCED: KeptFile[int] = KeptFile("fenced.json", int, b"0", "remove it: it only counts how often this node was fenced")
+
+
+def times_fenced(folder: Path) -> int:
+    """How often the node whose WAL is in ``folder`` was fenced; 0 where that cannot be read, which stops no start."""
+    with contextlib.suppress(StartRefusedError):
+        return _FENCED.load(folder)
+    return 0
+
+
+def count_fenced(folder: Path) -> None:
+    """Count once more; nothing where the disk does not take it."""
+    with contextlib.suppress(OSError):
+        _FENCED.store(folder, times_fenced(folder) + 1)
+
+
+class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``node_id`` is stable and unique; ``gate`` stands in the job ids made here."""
+
+    node_id: Annotated[str, msgspec.Meta(pattern=rf"^({NODE_ID})\Z")]
+    gate: Annotated[str, msgspec.Meta(pattern=rf"^({GATE})\Z")]
+
+
+_NODE: Final[KeptFile[Identity | None]] = KeptFile(
+    "node.json", Identity | None, b"null", "restore it, or remove it and set node_id and gate"
+)
+
+
+def load_or_make(wal_dir: Path, node_id: str | None, gate: str | None) -> Identity:
+    """The node's ids, kept from now on.
+
+    Raises:
+        StartRefusedError: the kept file cannot be read, was altered, or is gone while WALs of nodes are still there.
+    """
+    kept = _NODE.load(wal_dir)
+    orphans = _nodes_with_wal(wal_dir) if node_id is None else []
+    held = f"{wal_dir} holds the WAL of {', '.join(orphans)}"
+    if kept and orphans and kept.node_id not in orphans:
+        raise StartRefusedError(
+            f"{wal_dir / _NODE.name} names the node {kept.node_id}, but {held}: restore the file, or set node_id to "
+            "the one meant"
+        )
+    if not kept and orphans:
+        raise StartRefusedError(
+            f"{held}, but {_NODE.name}, which says which of them is this node, is gone: set node_id to the one meant, "
+            "or choose another wal.dir"
+        )
+    identity = Identity(
+        node_id or (kept.node_id if kept else f"node-{secrets.token_hex(4)}"),
+        gate or (kept.gate if kept else f"gate{secrets.token_hex(3)}"),
+    )
+    if identity != kept:
+        _NODE.store(wal_dir, identity)
+    return identity
+
+
+def kept_node_id(wal_dir: Path) -> str | None:
+    """The node id that was made or stored here, None where no node has run yet.
+
+    Raises:
+        StartRefusedError: the kept file cannot be read or was altered.
+    """
+    kept = _NODE.load(wal_dir)
+    return None if kept is None else kept.node_id
+
+
+def _nodes_with_wal(wal_dir: Path) -> list[str]:
+    return sorted(path.parent.name for path in wal_dir.glob(f"*/{CONTROL_NAME}"))
+
+
+def with_new_gate(wal_dir: Path, identity: Identity) -> Identity:
+    """The same node with another gate, kept from now on: the one it made belongs to somebody else."""
+    renewed = Identity(identity.node_id, f"gate{secrets.token_hex(3)}")
+    _NODE.store(wal_dir, renewed)
+    return renewed
+
+
+WALK: Final = "walk"
+NODE: Final = "node"
+
+log = structlog.get_logger()
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """One verification of a whole chain."""
+
+    at_s: float
+    by: str
+
+
+class VerifiedAll(NamedTuple):
+    """The tenant that was verified longest ago, and how many never were."""
+
+    oldest: Verified | None
+    never: int
+
+
+class _Verified(msgspec.Struct):
+    version: Literal[1]
+    tenants: dict[str, Verified]
+
+
+_LAST_VERIFIED: Final = KeptFile[_Verified](
+    "last_verified.json", _Verified, b'{"version":1,"tenants":{}}', "it is written again with the next verification"
+)
+
+
+class LastVerified:
+    """The verifications of one node, in memory and in its WAL folder. Any thread may call it."""
+
+    def __init__(self, wal_folder: Path) -> None:
+        self._folder = wal_folder
+        self._storing = Lock()
+        self._by_tenant: dict[str, Verified] = {}
+        try:
+            self._by_tenant = _LAST_VERIFIED.load(wal_folder).tenants
+        except StartRefusedError as error:
+            log.warning("last_verified_unreadable", error=str(error))
+
+    def note(self, tenant_id: str, verified: Verified) -> None:
+        """The tenant's whole chain was verified; a verification that began earlier changes nothing."""
+        known = self._by_tenant.get(tenant_id)
+        if known is None or known.at_s < verified.at_s:
+            self._by_tenant[tenant_id] = verified
+
+    def of_all(self, tenants: Iterable[str]) -> VerifiedAll:
+        """When all of ``tenants``, but those that never were, had been verified."""
+        found = [self._by_tenant.get(tenant_id) for tenant_id in tenants]
+        oldest = min((each for each in found if each is not None), key=lambda each: each.at_s, default=None)
+        return VerifiedAll(oldest, found.count(None))
+
+    def store(self) -> None:
+        """Write the file; on return it survives a crash. Blocks on the disk.
+
+        Raises:
+            OSError: the disk refuses; in memory all is kept.
+        """
+        with self._storing:
+            _LAST_VERIFIED.store(self._folder, _Verified(1, dict(self._by_tenant)))
