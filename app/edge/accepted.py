@@ -1,4 +1,5 @@
-"""A request whose caller is known and may make it: what the edge knows of it, takes from quotas for it, and records.
+"""A request whose caller is known and may make it: what the edge knows of it, takes from quotas for it, and records;
+and the services that its route names.
 
 The fast path (``app.edge.fast_path``) and the routes of the framework accept a request by the same steps::
 
@@ -8,6 +9,9 @@ The fast path (``app.edge.fast_path``) and the routes of the framework accept a 
                    quota ever holds, is read as fast as the quota fills instead.
                    of each tenant: one request, or as many as it has lines, and their bytes; now where path or query
                    name the tenant, else once the body is read. Stats and imports have bounds of their own.
+
+A route names each service that it uses in its signature: ``jobs: Service[JobReader]``. ``app.node.wiring`` makes one
+object of each kind; the application refuses to begin without one that a route names.
 """
 
 from __future__ import annotations
@@ -15,14 +19,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 from fastapi import Depends
 from starlette.requests import Request
 from starlette.types import Scope
 
+from app.edge.library_internals import Dependant
 from app.edge.problems import problem_type_of
 from app.runtime.principals import Principal, Rule
 from app.runtime.state.found_breaks import FoundBreaks
@@ -291,3 +297,39 @@ def _declared_bytes(scope: Scope) -> int:
         if name == b"transfer-encoding":
             return -1
     return 0
+
+
+Kind = TypeVar("Kind")
+Services: TypeAlias = Mapping[Any, Any]
+"""By its kind, a class or a union of classes, each service that a route can name."""
+_KIND: Final = "service_kind"
+
+
+@cache
+def service(kind: Any) -> Callable[[Request], Awaitable[Any]]:
+    """The dependency that is the service of this kind."""
+
+    async def named(request: Request) -> Any:
+        return request.scope["app"].state.services[kind]
+
+    setattr(named, _KIND, kind)
+    return named
+
+
+if TYPE_CHECKING:
+    Service = Annotated[Kind, "a service"]
+else:
+
+    class Service:
+        """``Service[Kind]`` annotates a parameter of a route, or of a dependency, with the service of that kind."""
+
+        def __class_getitem__(cls, kind: Any) -> Any:
+            return Annotated[kind, Depends(service(kind))]
+
+
+def kinds_named_by(dependant: Dependant) -> Iterator[Any]:
+    """The kinds of service that an endpoint names, by itself or through its dependencies."""
+    for part in dependant.dependencies:
+        if hasattr(part.call, _KIND):
+            yield getattr(part.call, _KIND)
+        yield from kinds_named_by(part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
@@ -17,6 +17,8 @@ from app.runtime.answers import json_bytes
 from ledger.errors import LedgerError
 
 JSON_MEDIA_TYPE = "application/json"
+IS_HEAD = "tally.is_head"
+"""In the scope of a request whose answer's body is kept back."""
 
 log = structlog.get_logger()
 
@@ -92,22 +94,35 @@ class Streamed(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-@asynccontextmanager
-async def started(request: Request, pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[AsyncExitStack]:
-    """The first piece, an empty one, has come on entering. On leaving ``pieces`` are closed, unless the stack was told
-    to ``pop_all``: the answer has them then.
+async def streamed(
+    request: Request,
+    accepted: Accepted,
+    pieces: AsyncGenerator[bytes, None],
+    media_type: str,
+    headers: dict[str, str],
+    tenant_id: str,
+    **what: Any,
+) -> Response:
+    """All of ``pieces`` as an answer, one export of the caller's. It begins once the first piece, an empty one, has
+    come and the read is on record; a request for the head alone gets that.
 
     Raises:
         ClientDisconnect: the client is gone.
+        LedgerError: as the first piece, or as ``Accepted.record_read``; nothing was sent.
     """
+    pieces = _within(accepted.quotas.exports.one(accepted.caller.id), pieces)
     async with AsyncExitStack() as unless_sent:
         unless_sent.push_async_callback(pieces.aclose)
         async with while_connected(request):
             await anext(pieces)
-        yield unless_sent
+        await accepted.record_read(tenant_id, **what)
+        if request.scope.get(IS_HEAD):
+            return Response(headers=headers, media_type=media_type)
+        unless_sent.pop_all()
+    return Streamed(request, accepted, pieces, media_type, headers)
 
 
-async def within(
+async def _within(
     held: AbstractContextManager[None], pieces: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
     """The pieces; ``held`` is entered with the first and left with the last, or where they are closed."""

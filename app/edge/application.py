@@ -1,7 +1,10 @@
-"""The web application: routers, the middleware around them, errors as problems, the description of it all."""
+"""The web application: routers, what surrounds every request, errors as problems, the description of it all."""
 
 from __future__ import annotations
 
+import asyncio
+import random
+import time
 from inspect import cleandoc
 from typing import Any
 
@@ -11,13 +14,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import is_typeddict
 
-from app.edge.accepted import AccessControl
+from app.edge.accepted import ACCEPTED, Accepted, AccessControl, Services, kinds_named_by
+from app.edge.answers import IS_HEAD
 from app.edge.forms.body import SCHEMA_REF
 from app.edge.forms.requests import EVENT_LINE, EVENT_REQUEST, PROPOSAL, STATS_REPORT
 from app.edge.forms.validation import invalid_parameter
-from app.edge.middleware import Observed
 from app.edge.problems import (
     respond,
     respond_to_http_exception,
@@ -28,7 +33,6 @@ from app.edge.routes import (
     chain,
     commitments,
     events,
-    exchange,
     jobs,
     keys,
     lineage,
@@ -39,38 +43,43 @@ from app.edge.routes import (
     sign_in,
     stats,
     watch,
-    webhooks,
 )
 from app.edge.routing import RightedRoute
-from app.edge.services import Services, kinds_named_by
 from app.runtime import answers
 from app.runtime.answers import chain as chain_answers
 from app.runtime.answers import jobs as job_answers
 from app.runtime.answers import node as node_answers
-from app.runtime.metrics import Metrics
+from app.runtime.metrics import UNMATCHED_ROUTE, Metrics
 from app.runtime.principals import Rule
 from app.runtime.settings.config import Settings
-from ledger.facts.problems import PROBLEMS
+from ledger.errors import NotReadyError, ProblemError, QuotaExceededError, WalFullError
+from ledger.facts.problems import INVALID_REQUEST, PROBLEMS
 
 TITLE = "Tallystick"
 ROUTERS = (
-    jobs,
-    events,
-    lineage,
-    commitments,
-    stats,
-    chain,
-    watch,
-    bundles,
-    privacy,
-    keys,
-    access,
-    webhooks,
-    exchange,
-    log,
-    service,
-    sign_in,
-    pages,
+    jobs.submissions,
+    jobs.router,
+    events.router,
+    lineage.router,
+    commitments.proposals,
+    commitments.router,
+    stats.router,
+    chain.router,
+    chain.snapshots,
+    watch.router,
+    bundles.router,
+    bundles.receipts_router,
+    privacy.router,
+    privacy.search,
+    keys.router,
+    access.router,
+    watch.webhooks_router,
+    service.exchange_router,
+    log.router,
+    service.router,
+    sign_in.router,
+    sign_in.callbacks,
+    pages.router,
 )
 """Those that are asked most stand first: a path is looked for in one route after the other."""
 
@@ -83,9 +92,7 @@ def create_app(services: Services) -> FastAPI:
     """
     app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.services = services
-    routes: list[APIRoute] = []
-    for module in ROUTERS:
-        routes += [route for route in module.router.routes if isinstance(route, APIRoute)]
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     app.router.routes.extend(routes)
     for route in routes:
         missing = set(kinds_named_by(route.dependant)) - services.keys()
@@ -195,3 +202,72 @@ _READ_BY_ENDPOINTS = {
 }
 _DESCRIPTION = """A tamper-evident job ledger. Errors are problems (RFC 9457); every list takes `limit` and `cursor`.
 Writes answer with a session token in `Tally-Session`; show it to read your own writes."""
+
+
+CLIENT_GONE_STATUS = 499
+REFUSAL_PAUSE_S = (0.25, 0.5)
+"""How long who has had his share, or finds the backlog full, waits to be told so: to refuse him as fast as he asks
+would take from the others. Something between these: who is refused together does not come back together."""
+
+
+class Observed:
+    """ASGI middleware. The route label is the template of the route, so it has few values.
+
+    HEAD is GET to all within; the connection keeps the body back.
+    """
+
+    def __init__(self, app: ASGIApp, access: AccessControl, metrics: Metrics) -> None:
+        self._app = app
+        self._access = access
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; answer it with a problem when nobody else did."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        accepted: Accepted | None = scope.get(ACCEPTED)
+        began_s = time.perf_counter() if accepted is None else accepted.began_s
+        asked = scope["method"]
+        if asked == "HEAD":
+            scope = {**scope, "method": "GET", IS_HEAD: True}
+        status = 0
+
+        async def send_observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            if not scope["path"].isprintable():
+                raise ProblemError(INVALID_REQUEST, "the path holds a control character; no path of this API does")
+            await self._app(scope, receive, send_observed)
+        except ClientDisconnect:
+            status = status or CLIENT_GONE_STATUS
+        except asyncio.CancelledError:
+            # Only a stop whose time for open requests is up cancels them.
+            if status:
+                raise
+            response = respond(NotReadyError("the service stops and had no time for this request; send it again"))
+            await response(scope, receive, send_observed)
+        except Exception as error:
+            self._access.record_refusal(scope, error)
+            self._access.report_break(scope, error)
+            response = respond(error)
+            if status:
+                raise
+            if isinstance(error, (QuotaExceededError, WalFullError)):
+                error.__traceback__ = None
+                self._access.release_memory(scope)
+                await asyncio.sleep(random.uniform(*REFUSAL_PAUSE_S))  # noqa: S311
+            await response(scope, receive, send_observed)
+        finally:
+            self._access.release_memory(scope)
+            route = scope.get("route")
+            self._metrics.observe_request(
+                asked,
+                UNMATCHED_ROUTE if route is None else route.path,
+                status or CLIENT_GONE_STATUS,
+                time.perf_counter() - began_s,
+            )

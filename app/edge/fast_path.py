@@ -21,9 +21,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from app.edge.accepted import FAULT, Accepted, AccessControl
+from app.edge.accepted import FAULT, Accepted, AccessControl, Services
 from app.edge.answers import JSON_MEDIA_TYPE, Answer
-from app.edge.connection.header_cache import (
+from app.edge.connection.heads import (
     CachedHead,
     Fields,
 )
@@ -35,7 +35,6 @@ from app.edge.routes.jobs import submissions
 from app.edge.routing import (
     RightedRoute,
 )
-from app.edge.services import Services
 from app.edge.writes import (
     CANCELLATION,
     CREATION,

@@ -14,16 +14,15 @@ from typing import Any
 import structlog
 import uvicorn
 
+from app.edge.accepted import Services
 from app.edge.application import create_app
 from app.edge.connection.deadlines import DESCRIPTORS_RESERVED, ConnectionBounds, connections_allowed
-from app.edge.connection.header_cache import HeaderCache
-from app.edge.connection.heads import ServedNames, TrustedProxies
+from app.edge.connection.heads import HeaderCache, ServedNames, TrustedProxies
 from app.edge.connection.protocol import ProblemProtocol
 from app.edge.connection.tls import TlsConnection
 from app.edge.fast_path import (
     FastPath,
 )
-from app.edge.services import Services
 from app.read.copies import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node

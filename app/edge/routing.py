@@ -97,6 +97,8 @@ class RightedRoute(APIRoute):
 class StrictRoute(RightedRoute):
     """A route that knows its query parameters, takes each at most once, and describes the ``JsonBody`` it asks for."""
 
+    takes_any_query = False
+
     def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
         super().__init__(path, endpoint, **described)
         for part in self.dependant.dependencies:
@@ -110,25 +112,17 @@ class StrictRoute(RightedRoute):
 
         async def handle_strictly(request: Request) -> Response:
             await self.authorize(request.scope)
-            if request.scope["query_string"]:
+            if request.scope["query_string"] and not self.takes_any_query:
                 _check_query(request, known)
             return await handle(request)
 
         return handle_strictly
 
 
-class OpenRoute(RightedRoute):
+class OpenRoute(StrictRoute):
     """A route that passes over what it does not know of its query: its addresses are made by others."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The framework's handler behind the right that the route needs."""
-        handle = super().get_route_handler()
-
-        async def handle_allowed(request: Request) -> Response:
-            await self.authorize(request.scope)
-            return await handle(request)
-
-        return handle_allowed
+    takes_any_query = True
 
 
 class LeanRoute(RightedRoute):

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import structlog
 
-from app.edge.accepted import AccessControl
+from app.edge.accepted import AccessControl, Services
 from app.edge.connection.deadlines import ConnectionBounds
 from app.edge.library_internals import check_libraries
 from app.edge.listener import connection_bounds
-from app.edge.services import Services
 from app.edge.writes import EventWrites, ProposalWrites
 from app.node import wall_clock
 from app.node.readiness import readiness_checks, reported_checks

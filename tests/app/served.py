@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from app.edge.accepted import Services
 from app.edge.listener import listening
-from app.edge.services import Services
 from app.node.wiring import running
 from app.runtime.settings.config import Settings
 from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken

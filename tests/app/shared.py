@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
+from app.edge.accepted import Services
 from app.edge.listener import listening
-from app.edge.services import Services
 from app.node.service import Service
 from app.node.wiring import running
 from app.runtime.settings.config import Settings

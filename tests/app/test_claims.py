@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from app.dev.embedded import EmbeddedPostgres
+from app.edge.accepted import Services
 from app.edge.listener import listening
-from app.edge.services import Services
 from app.edge.writes import ProposalWrites, Route
 from app.node.service import Service
 from app.node.wiring import running

@@ -14,7 +14,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.edge.services import Services
+from app.edge.accepted import Services
 from app.node.wiring import running
 from app.read import full_walk
 from app.read.full_walk import FullWalk

@@ -34,8 +34,8 @@ CHECKS = [
 ]
 OPERATIONS = [
     (method, route.path_format)
-    for module in ROUTERS
-    for route in module.router.routes
+    for router in ROUTERS
+    for route in router.routes
     if isinstance(route, APIRoute) and route.include_in_schema
     for method in sorted(route.methods or ())
 ]

@@ -21,12 +21,11 @@ from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
 from app.dev.embedded import EmbeddedPostgres
-from app.edge.accepted import AccessControl
+from app.edge.accepted import AccessControl, Services
 from app.edge.application import create_app
 from app.edge.connection.protocol import ProblemProtocol
 from app.edge.fast_path import FastPath
 from app.edge.forms.body import FREE_BYTES
-from app.edge.services import Services
 from app.node.wiring import running
 from app.runtime.metrics import Metrics
 from app.runtime.settings.config import Settings

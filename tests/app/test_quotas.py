@@ -13,9 +13,8 @@ import asyncpg
 import httpx
 import pytest
 
-from app.edge.accepted import AccessControl
+from app.edge.accepted import AccessControl, Services
 from app.edge.listener import listening
-from app.edge.services import Services
 from app.node.wiring import running
 from app.runtime.metrics import Metrics
 from app.runtime.settings.config import Settings

@@ -27,7 +27,7 @@ from tests.app.served import Serve
 from tests.conftest import Database
 
 DEADLINE_S = 60
-ROUTES = [route for module in ROUTERS for route in module.router.routes]
+ROUTES = [route for router in ROUTERS for route in router.routes]
 
 
 def name_of(route: APIRoute) -> str:

@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.edge.accepted import AccessControl
-from app.edge.services import Services
+from app.edge.accepted import AccessControl, Services
 from app.runtime.metrics import Metrics
 from app.share.watch import watchers as watchers_module
 from app.share.watch.blocks import Wanted

@@ -1,4 +1,4 @@
-"""What the head of a request must be before anything else is done with it, and what a proxy says in it of its client.
+"""The head of a request: what it must be, what a proxy says in it of its client, and heads that were parsed before.
 
 Two readers of one connection must agree where a request ends (RFC 9112, section 6), so a head that a proxy might
 read in another way is refused. And a page that somebody's browser shows must not reach a service that the browser can
@@ -13,6 +13,18 @@ Of the proxies that ``http.trusted_proxies`` names, and of no other client, thes
 
     X-Forwarded-Proto    https or http; of several the last, which the proxy itself said
     X-Forwarded-For      addresses, the nearest last; the client is the last that is no trusted proxy
+
+The heads of a client differ in the path and in the Idempotency-Key; all other lines, the block, are those of one of
+its last requests, byte for byte. The cache keeps what the parser made of a block, which holds for each request that
+came whole and alone::
+
+    POST <path> HTTP/1.1                   read here: a short path without anything to decode, and no query
+    Idempotency-Key: <visible characters>  read here, taken out of the block: at most one, nothing folded into it
+    <block>                                cached
+                                           an empty line
+    <body>                                 as many bytes as the block says
+
+    0 <= blocks <= BLOCKS_MAX, each of at most BLOCK_BYTES_MAX bytes
 """
 
 from __future__ import annotations
@@ -21,7 +33,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from app.runtime.settings.types import IpNetwork
 from ledger.errors import ProblemError
@@ -176,3 +188,93 @@ def _address_in(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
     except ValueError:
         return None
     return getattr(address, "ipv4_mapped", None) or address
+
+
+BLOCKS_MAX: Final = 4096
+"""A client has one for each length of its bodies. When there are more, all are forgotten."""
+BLOCK_BYTES_MAX: Final = 1024
+_LINE = re.compile(rb"POST (/v1/[A-Za-z0-9._/-]{1,1024}) HTTP/1\.1(?=\r\n)")
+_END = b"\r\n\r\n"
+_KEY: Final = b"idempotency-key"
+_KEY_FIELDS: Final = (b"\r\nIdempotency-Key: ", b"\r\nidempotency-key: ")
+"""How clients spell it; whoever spells it otherwise is parsed."""
+_is_visible = re.compile(rb"[!-~]+").fullmatch
+_FOLDS: Final = (b"\r\n ", b"\r\n\t")
+
+Fields = list[tuple[bytes, bytes]]
+"""Headers: names in small letters, and values."""
+
+
+class CachedHead(NamedTuple):
+    """A request whose head needs no parser."""
+
+    path: bytes
+    key: bytes
+    """Empty where there is none."""
+    headers: Fields
+    body: bytes
+    authorization: bytes | None
+    """What it says once, None where it says nothing."""
+
+
+class _Split(NamedTuple):
+    path: bytes
+    key: bytes
+    block: bytes
+    body_at: int
+
+
+class HeaderCache:
+    """What the blocks of one listener's clients say."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[Fields, int, bytes | None]] = {}
+
+    def find(self, data: bytes) -> CachedHead | None:
+        """The one request that ``data`` is, if its block is known."""
+        split = _split(data)
+        known = None if split is None else self._known.get(split.block)
+        if split is None or known is None:
+            return None
+        fields, body_bytes, authorization = known
+        if len(data) - split.body_at != body_bytes:
+            return None
+        headers = [*fields, (_KEY, split.key)] if split.key else fields.copy()
+        return CachedHead(split.path, split.key, headers, data[split.body_at :], authorization)
+
+    def remember(self, data: bytes, headers: Fields) -> None:
+        """Remember the block of a plain request: the parser found one with these ``headers``, beginning with the first
+        byte of ``data``. Nothing is remembered where more than that request came, or it is spelt in an unusual way."""
+        split = _split(data)
+        if split is None or any(fold in split.block for fold in _FOLDS):
+            return
+        fields = [field for field in headers if field[0] != _KEY]
+        body_bytes = int(dict(fields)[b"content-length"])
+        said = [value for name, value in fields if name == b"authorization"]
+        if len(said) > 1:
+            return
+        if dict(headers).get(_KEY, b"") != split.key or len(data) - split.body_at != body_bytes:
+            return
+        if len(self._known) == BLOCKS_MAX:
+            self._known.clear()
+        self._known[split.block] = fields, body_bytes, said[0] if said else None
+
+
+def _split(data: bytes) -> _Split | None:
+    """The parts of what begins with a head as it is told above, whether or not it is known."""
+    line = _LINE.match(data)
+    if line is None:
+        return None
+    begin = line.end()
+    end = data.find(_END, begin, begin + BLOCK_BYTES_MAX)
+    if end < 0:
+        return None
+    for field in _KEY_FIELDS:
+        at = data.find(field, begin, end)
+        if at >= 0:
+            key_end = data.find(b"\r\n", at + len(field))
+            key = data[at + len(field) : key_end]
+            if _is_visible(key) is None:
+                return None
+            return _Split(line[1], key, data[begin:at] + data[key_end:end], end + len(_END))
+    return _Split(line[1], b"", data[begin:end], end + len(_END))

@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any, Final, Protocol, cast
 
 from app.edge.connection.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress, end_longest_waiting
-from app.edge.connection.header_cache import CachedHead, Fields, HeaderCache
-from app.edge.connection.heads import ServedNames, TrustedProxies, check_head
+from app.edge.connection.heads import CachedHead, Fields, HeaderCache, ServedNames, TrustedProxies, check_head
 from app.edge.library_internals import (
     STATUS_LINE,
     AnswerTransport,

@@ -20,10 +20,9 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from starlette.requests import Request
 
-from app.edge.accepted import ACCEPTED, Accepted, AcceptedDep, body_chunks
+from app.edge.accepted import ACCEPTED, Accepted, AcceptedDep, Service, body_chunks
 from app.edge.answers import JSON_MEDIA_TYPE
 from app.edge.forms.validation import parse
-from app.edge.services import Service
 from app.runtime.state.node import Node
 from ledger.errors import InvalidInputError, NotReadyError, ProblemError, UploadTooLargeError
 from ledger.facts.problems import PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE

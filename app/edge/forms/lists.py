@@ -49,8 +49,10 @@ class Cursors(Generic[Position]):
         self._name = name
         self._position = position
 
-    def next(self, scope: str, position: tuple[int | str, ...]) -> str:
-        """The cursor within ``scope`` that stands at ``position``."""
+    def next(self, scope: str, position: tuple[int | str, ...] | None) -> str | None:
+        """The cursor within ``scope`` that stands at ``position``; None behind the last page, which has none."""
+        if not position:
+            return None
         return base64.urlsafe_b64encode(orjson.dumps([self._name, scope, *position])).rstrip(b"=").decode()
 
     def at(self, scope: str, cursor: str | None) -> Position | None:

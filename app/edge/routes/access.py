@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 
-from app.edge.accepted import AcceptedDep
+from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import TREE_SIZE_MAX, CursorQuery, Limit, ReadableTenantId
 from app.edge.forms.lists import Cursors, number_position, page
 from app.edge.forms.requests import TokenRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.edge.services import Service
 from app.runtime.answers.node import AccessList, NewTokenAnswer, TokenAnswer, TokenList, WhoamiAnswer
 from app.runtime.principals import Right
 from app.runtime.settings.types import parse_duration
@@ -89,7 +88,7 @@ async def list_access(
     """Who read the tenant's payloads, acted on it or was refused, by this node's access log, newest first."""
     (below,) = _LINES.at(tenant_id, cursor) or (TREE_SIZE_MAX,)
     lines, following = await records.log.newest(tenant_id, below, limit)
-    return page(lines, _LINES.next(tenant_id, (following,)) if following is not None else None)
+    return page(lines, _LINES.next(tenant_id, None if following is None else (following,)))
 
 
 def _end(expires_in: str | None) -> datetime | None:

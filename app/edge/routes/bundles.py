@@ -8,14 +8,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.edge.accepted import AcceptedDep
-from app.edge.answers import Streamed, json_answer, started, within
+from app.edge.accepted import AcceptedDep, Service
+from app.edge.answers import json_answer, streamed
 from app.edge.forms.body import MULTIPART_MEDIA_TYPE as MULTIPART
 from app.edge.forms.body import json_body, uploaded
 from app.edge.forms.fields import JOB_ID_PATTERN, ReadableTenantId, SeqNumber
 from app.edge.forms.requests import ExportRequest
 from app.edge.routing import PROBLEM_RESPONSE, SESSION_PARAMETER, StrictRoute, answered
-from app.edge.services import Service
 from app.edge.writes import shown_session
 from app.read.consistency import Consistency
 from app.runtime.answers.chain import ImportAnswer
@@ -58,13 +57,11 @@ async def export_bundle(
     broken. Every verifier refuses that file."""
     is_evidence = wanted.get("evidence", False)
     give = exporter.evidence if is_evidence else exporter.export
-    exported = give(wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq"))
-    pieces = within(accepted.quotas.exports.one(accepted.caller.id), exported)
-    async with started(request, pieces) as unless_sent:
-        await accepted.record_read(wanted["tenant_id"], from_seq=wanted.get("from_seq"), to_seq=wanted.get("to_seq"))
-        unless_sent.pop_all()
-    disposition = f'attachment; filename="{wanted["tenant_id"]}.{"evidence" if is_evidence else "bundle"}.tar"'
-    return Streamed(request, accepted, pieces, MEDIA_TYPE, {"Content-Disposition": disposition})
+    tenant_id, from_seq, to_seq = wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq")
+    disposition = f'attachment; filename="{tenant_id}.{"evidence" if is_evidence else "bundle"}.tar"'
+    headers = {"Content-Disposition": disposition}
+    pieces = give(tenant_id, from_seq, to_seq)
+    return await streamed(request, accepted, pieces, MEDIA_TYPE, headers, tenant_id, from_seq=from_seq, to_seq=to_seq)
 
 
 @router.post(
@@ -163,6 +160,3 @@ def _receipt_answer(made: Made, name: str) -> Response:
     disposition = f'attachment; filename="{name.replace(":", "-")}.receipt.json"'
     headers = {"Content-Disposition": disposition, "Cache-Control": "no-store"}
     return Response(made.file, headers=headers, media_type=RECEIPT_MEDIA_TYPE)
-
-
-router.routes.extend(receipts_router.routes)

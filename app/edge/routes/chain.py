@@ -11,7 +11,7 @@ from typing import Annotated
 import orjson
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.edge.accepted import AcceptedDep
+from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import json_answer, while_connected
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import (
@@ -26,7 +26,6 @@ from app.edge.forms.fields import (
 from app.edge.forms.lists import Cursors, NewestFirst, number_position, page, text_position
 from app.edge.forms.requests import AcknowledgeRequest, SnapshotRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.edge.services import Service
 from app.read import proofs
 from app.read.verification import ChainVerifier
 from app.runtime.answers.chain import (
@@ -244,8 +243,8 @@ async def list_tenants(
     (after,) = _TENANTS.at("", cursor) or ("",)
     async with reading(pool) as connection:
         found = await chain_reads.list_tenants(connection, after, limit + 1, accepted.caller.patterns(Right.AUDIT))
-    following = _TENANTS.next("", (found[limit - 1],)) if len(found) > limit else None
-    return page([{"tenant_id": tenant} for tenant in found[:limit]], following)
+    last = (found[limit - 1],) if len(found) > limit else None
+    return page([{"tenant_id": tenant} for tenant in found[:limit]], _TENANTS.next("", last))
 
 
 snapshots = APIRouter(route_class=StrictRoute, tags=["snapshots"], responses=PROBLEM_RESPONSE)
@@ -308,6 +307,3 @@ def _whole_snapshot(row: chain_reads.SnapshotRow, dsse_envelope: str) -> dict[st
 
 def _snapshot_answer(row: chain_reads.SnapshotRow) -> dict[str, object]:
     return {**row._asdict(), "snapshot_at": rfc3339.time_of(row.snapshot_hlc)}
-
-
-router.routes.extend(snapshots.routes)

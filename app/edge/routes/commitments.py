@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.edge.accepted import AcceptedDep
+from app.edge.accepted import AcceptedDep, Service
 from app.edge.forms.body import body_of
 from app.edge.forms.fields import CursorQuery, Limit, ReadableTenantId, SeqNumber
 from app.edge.forms.lists import Cursors, number_position, page
@@ -19,7 +19,6 @@ from app.edge.routing import (
     StrictRoute,
     answered,
 )
-from app.edge.services import Service
 from app.edge.writes import PROPOSING, ProposalWrites
 from app.read.commitments import CommitmentReader, PromisedPage
 from app.runtime.answers.jobs import CapacityAnswer, CommitmentList, NodeList, VerdictOfProposal
@@ -109,8 +108,4 @@ async def _read(
     scope = f"{tenant_id}/{as_of_seq or ''}"
     as_of, after = cursors.at(scope, cursor) or (as_of_seq, 0)
     found = await commitments.page(tenant_id, as_of, after, limit, capacities=capacities)
-    return found, None if found.last is None else cursors.next(scope, (found.as_of_seq, found.last))
-
-
-# In front: see app.edge.routes.jobs.
-router.routes[:0] = proposals.routes
+    return found, cursors.next(scope, None if found.last is None else (found.as_of_seq, found.last))

@@ -14,12 +14,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.edge.accepted import AcceptedDep, LineCharges
+from app.edge.accepted import AcceptedDep, LineCharges, Service
 from app.edge.answers import json_answer
 from app.edge.forms.body import NDJSON_MEDIA_TYPE, read_body
 from app.edge.forms.fields import Level
-from app.edge.forms.lines import LineModel
 from app.edge.forms.requests import EVENT_FORMS, EVENT_LINE, EVENT_TAGS
+from app.edge.forms.validation import LineModel
 from app.edge.routing import (
     PROBLEM_RESPONSE,
     WRITE_HEADERS,
@@ -27,7 +27,6 @@ from app.edge.routing import (
     StrictRoute,
     answered,
 )
-from app.edge.services import Service
 from app.edge.writes import (
     Route,
     durability_answer,

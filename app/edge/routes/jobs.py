@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BeforeValidator, Field
 
-from app.edge.accepted import Accepted, AcceptedDep
-from app.edge.answers import Streamed, json_answer, started, within
+from app.edge.accepted import AcceptedDep, Service
+from app.edge.answers import json_answer, streamed
 from app.edge.forms.body import body_of
 from app.edge.forms.fields import (
     JOB_ID_PATTERN,
@@ -38,7 +38,6 @@ from app.edge.forms.lists import (
     ndjson,
     page,
 )
-from app.edge.middleware import IS_HEAD
 from app.edge.routing import (
     PROBLEM_RESPONSE,
     SESSION_PARAMETER,
@@ -48,7 +47,6 @@ from app.edge.routing import (
     StrictRoute,
     answered,
 )
-from app.edge.services import Service
 from app.edge.writes import CANCELLATION, CREATION, REPORT, EventWrites, Write, shown_session
 from app.read.consistency import Consistency, Promise, ReadLevel
 from app.read.jobs import JobReader, Page
@@ -165,8 +163,9 @@ async def list_cancellations(
     scope = f"{tenant_id}/{dc}"
     found = await jobs.list_cancellations(tenant_id, dc, promise, _CANCELLATIONS.at(scope, cursor), limit)
     await accepted.record_read(tenant_id, dc=dc, jobs=len(found.items))
-    following = _CANCELLATIONS.next(scope, found.last) if found.last else None
-    return page(found.items, following, damaged=found.damaged, consistency=found.consistency)
+    return page(
+        found.items, _CANCELLATIONS.next(scope, found.last), damaged=found.damaged, consistency=found.consistency
+    )
 
 
 @router.get("/v1/jobs/{job_id}/events", responses=answered(JobEventList))
@@ -181,13 +180,10 @@ async def list_job_events(
 ) -> Response:
     """Chained events of a job in HLC order."""
     scope = f"{tenant_id}/{job_id}"
-    after = _EVENTS.at(scope, cursor)
-    found = await jobs.list_events(tenant_id, job_id, promise, after, limit)
+    found = await jobs.list_events(tenant_id, job_id, promise, _EVENTS.at(scope, cursor), limit)
     await accepted.record_read(tenant_id, job_id=job_id, events=len(found.items))
-    return page(found.items, _EVENTS.next(scope, found.last) if found.last else None, consistency=found.consistency)
+    return page(found.items, _EVENTS.next(scope, found.last), consistency=found.consistency)
 
-
-lists = APIRouter(route_class=StrictRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
 
 LIMIT = 100
 """Jobs of a page where the request does not say how many."""
@@ -221,41 +217,46 @@ def _statuses(values: object) -> object:
     return named
 
 
-@lists.get("/v1/jobs", responses=_FORMS)
+StatusQuery = Annotated[
+    list[JobStatus],
+    BeforeValidator(_statuses),
+    Field(max_length=len(STATUSES)),
+    Query(description="In either case; several are any of these."),
+]
+WhereQuery = Annotated[
+    list[str],
+    Field(max_length=CONDITIONS_MAX),
+    Query(
+        description="FIELD:VALUE, such as spec.image:a/b:1 or spec.labels.team:ml; several must all hold. Private "
+        "values are found by nothing."
+    ),
+]
+ErrorQuery = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=VALUE_CHARACTERS_MAX,
+        description="Part of the error with which they ended; letters of ASCII in either case.",
+    ),
+]
+
+
+@router.get("/v1/jobs", responses=_FORMS)
 async def list_jobs(
     request: Request,
     jobs: Service[JobReader],
     promise: PromiseDep,
     accepted: AcceptedDep,
     tenant_id: TenantQuery,
-    status: Annotated[
-        list[JobStatus],
-        BeforeValidator(_statuses),
-        Field(max_length=len(STATUSES)),
-        Query(description="In either case; several are any of these."),
-    ] = [],  # noqa: B006 (the framework makes a new one)
+    status: StatusQuery = [],  # noqa: B006 (the framework makes a new one)
     actor: Annotated[
         ActorName | None, Query(description="Created by this principal. One whose name is private is not found.")
     ] = None,
     since: Annotated[Moment | None, Query(description="Created then or later: an HLC or a time.")] = None,
     until: Annotated[Moment | None, Query(description="Created before: an HLC or a time.")] = None,
     dc: Annotated[Name | None, Query(description="Assigned to this data centre, or accepted by it.")] = None,
-    where: Annotated[
-        list[str],
-        Field(max_length=CONDITIONS_MAX),
-        Query(
-            description="FIELD:VALUE, such as spec.image:a/b:1 or spec.labels.team:ml; several must all hold. Private "
-            "values are found by nothing."
-        ),
-    ] = [],  # noqa: B006
-    error: Annotated[
-        str | None,
-        Query(
-            min_length=1,
-            max_length=VALUE_CHARACTERS_MAX,
-            description="Part of the error with which they ended; letters of ASCII in either case.",
-        ),
-    ] = None,
+    where: WhereQuery = [],  # noqa: B006
+    error: ErrorQuery = None,
     limit: Annotated[
         Limit | None, Query(description=f"Most items in the answer; {LIMIT} if left out, as CSV or NDJSON all.")
     ] = None,
@@ -276,19 +277,14 @@ async def list_jobs(
 
     media_type = media_type_of(request.headers.getlist("accept"))
     if media_type != JSON and limit is None:
-        pieces = within(accepted.quotas.exports.one(accepted.caller.id), _all_pages(media_type, page_below, begin))
-        return await _streamed(request, accepted, pieces, media_type, tenant_id)
+        pieces = _all_pages(media_type, page_below, begin)
+        return await streamed(request, accepted, pieces, media_type, _VARIES, tenant_id, jobs="all that are found")
     found = await page_below(begin, limit or LIMIT)
     await accepted.record_read(tenant_id, jobs=len(found.items))
-    next_cursor = _JOBS.next(scope, found.last) if found.last else None
+    next_cursor = _JOBS.next(scope, found.last)
     if media_type == JSON:
-        whole = {
-            "items": found.items,
-            "next_cursor": next_cursor,
-            "damaged": found.damaged,
-            "consistency": found.consistency,
-        }
-        return json_answer(whole, headers=_VARIES)
+        whole = {"items": found.items, "next_cursor": next_cursor, "damaged": found.damaged}
+        return json_answer(whole | {"consistency": found.consistency}, headers=_VARIES)
     headers = {} if next_cursor is None else {NEXT_CURSOR: next_cursor}
     return Response(_head(media_type) + _rows(media_type, found), headers=_VARIES | headers, media_type=media_type)
 
@@ -298,18 +294,6 @@ def _conditions(texts: Sequence[str]) -> tuple[FieldIs, ...]:
         return tuple(map(field_is, texts))
     except InvalidInputError as error:
         raise InvalidInputError(f"where: {error}", ("where",)) from None
-
-
-async def _streamed(
-    request: Request, accepted: Accepted, pieces: AsyncGenerator[bytes, None], media_type: str, tenant_id: str
-) -> Response:
-    """All that ``pieces`` has, as an answer; it begins once the first page is there, and the read is on record."""
-    async with started(request, pieces) as unless_sent:
-        await accepted.record_read(tenant_id, jobs="all that are found")
-        if request.scope.get(IS_HEAD):
-            return Response(headers=_VARIES, media_type=media_type)
-        unless_sent.pop_all()
-    return Streamed(request, accepted, pieces, media_type, _VARIES)
 
 
 async def _all_pages(
@@ -335,7 +319,3 @@ def _rows(media_type: str, found: Page) -> bytes:
         named = ({"job_id": each["job_id"], "status": DAMAGED, "error": each["detail"]} for each in found.damaged)
         return csv_rows(JOB_COLUMNS, [*found.items, *(_EMPTY | each for each in named)])
     return ndjson([*found.items, *({"job_id": each["job_id"], "damaged": each["detail"]} for each in found.damaged)])
-
-
-# Submissions in front: routes are tried in order, and of all requests most are these.
-router.routes[:] = [*submissions.routes, *router.routes, *lists.routes]

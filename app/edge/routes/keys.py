@@ -6,13 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.edge.accepted import AccessControl
+from app.edge.accepted import AccessControl, Service
 from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import ReadableTenantId
 from app.edge.forms.requests import AdmitRequest, RevokeRequest, RotateRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.edge.services import Service
 from app.runtime.answers.node import KeyAnswer, KeyList, RotationAnswer
 from app.runtime.principals import Right
 from app.store import chain_reads

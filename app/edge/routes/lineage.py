@@ -27,12 +27,11 @@ from typing import Any, Final, NamedTuple
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from app.edge.accepted import AcceptedDep
+from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import JSON_MEDIA_TYPE, json_answer
 from app.edge.forms.body import read_body
 from app.edge.forms.fields import JOB_ID_PATTERN, NAME_CHARACTERS_MAX
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.edge.services import Service
 from app.edge.writes import Route
 from app.runtime.answers.jobs import LineageAnswer
 from app.runtime.principals import Principal, Right

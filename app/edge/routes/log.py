@@ -18,13 +18,12 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.edge.accepted import AcceptedDep
+from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import json_answer
 from app.edge.forms.body import TEXT_MEDIA_TYPE, read_body
 from app.edge.forms.fields import CursorQuery, Limit, ReadableTenantPath
 from app.edge.forms.lists import NewestFirst, page
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.edge.services import Service
 from app.read import (
     proofs,
     witness_statements,

@@ -6,13 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from app.edge.accepted import AcceptedDep
+from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import TENANT_PATTERN, ReadableTenantPath
 from app.edge.forms.requests import ErasureRequest, PrivacyRequest, SearchFieldsRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.edge.services import Service
 from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer, SearchFieldsAnswer
 from app.store import (
     chain_reads,
@@ -117,6 +116,3 @@ def _search_answer(tenant_id: str, declared: SearchFields | None) -> Response:
         ([], True, None) if declared is None else (declared.fields, declared.built_to is None, declared.declared_at)
     )
     return json_answer({"tenant_id": tenant_id, "fields": fields, "is_built": is_built, "declared_at": at})
-
-
-router.routes.extend(search.routes)

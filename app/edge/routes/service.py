@@ -1,4 +1,6 @@
-"""``/v1/node``, ``/livez``, ``/readyz``, ``/metrics``: who this node is and how it does, for those who run it."""
+"""``/v1/node``, ``/livez``, ``/readyz``, ``/metrics``, ``/v1/exchange``: who this node is and how it does, for those
+who run it; the ledgers that this one exchanges with, and how far each is imported.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.edge.accepted import AccessControl
+from app.edge.accepted import AcceptedDep, AccessControl, Service
 from app.edge.answers import json_answer
 from app.edge.forms.body import TEXT_MEDIA_TYPE
 from app.edge.problems import problem_response
@@ -16,20 +18,24 @@ from app.edge.routing import (
     StrictRoute,
     answered,
 )
-from app.edge.services import Service
 from app.read.readiness import Readiness
-from app.runtime.answers.node import LiveAnswer, NodeAnswer, ReadyAnswer, VerifiedAnswer
+from app.runtime.answers.node import ExchangeAnswer, HeldList, LiveAnswer, NodeAnswer, ReadyAnswer, VerifiedAnswer
 from app.runtime.metrics import CONTENT_TYPE, Metrics
 from app.runtime.principals import EVERY_TENANT, Right
 from app.runtime.settings.config import Settings
 from app.runtime.state.kept_files import LastVerified
 from app.runtime.state.node import Node
+from app.share.exchange.regions import Regions
+from app.store import exchange
+from app.store.reading import reading
+from app.store.sessions import NodePool
 from app.write.intake.system_entries import SystemEntries
-from ledger import native, rfc3339
+from ledger import names, native, rfc3339
 from ledger.errors import InvalidInputError
 from ledger.facts.checks import CHECKS
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.facts.problems import NOT_READY
+from signing.manifest import LOG_ORIGIN
 from wal.group_commit import GroupCommit
 from wal.replication.leading import Shipper
 
@@ -158,3 +164,46 @@ def _verified(system_entries: SystemEntries, last_verified: LastVerified, *, may
         tenants=len(tenants),
         never_verified=never,
     )
+
+
+exchange_router = APIRouter(route_class=StrictRoute, tags=["exchange"], responses=PROBLEM_RESPONSE)
+
+HELD_MAX = 1000
+_TENANT_OR_NONE = names.anchored(f"({names.READABLE_TENANT_ID})?")
+
+
+@exchange_router.get("/v1/exchange", responses=answered(ExchangeAnswer))
+async def read_exchange(regions: Service[Regions]) -> Response:
+    """The peers, and how this node finds them."""
+    return json_answer(
+        {
+            "peers": [
+                {
+                    "url": peer.settings.url,
+                    "region": peer.settings.region,
+                    "fault": peer.fault,
+                    "lag_entries": peer.lag_entries,
+                    "imported_entries": peer.imported_entries,
+                }
+                for peer in regions.peers
+            ]
+        }
+    )
+
+
+@exchange_router.get("/v1/exchange/held", responses=answered(HeldList))
+async def list_held(
+    pool: Service[NodePool],
+    accepted: AcceptedDep,
+    origin: Annotated[
+        str, Query(pattern=names.anchored(LOG_ORIGIN), description="Log origin of the ledger that asks.")
+    ],
+    after: Annotated[str, Query(pattern=_TENANT_OR_NONE, description="Tenants above this one.")] = "",
+    limit: Annotated[int, Query(ge=1, le=HELD_MAX, description="At most so many tenants.")] = HELD_MAX,
+) -> Response:
+    """By tenant that the caller may audit, up to which seq of that ledger this one has imported.
+
+    A page with fewer than `limit` tenants is the last."""
+    async with reading(pool) as connection:
+        held = await exchange.held_of(connection, origin, after, limit, accepted.caller.patterns(Right.AUDIT))
+    return json_answer({"items": [{"tenant_id": tenant_id, "seq": seq} for tenant_id, seq in held]})

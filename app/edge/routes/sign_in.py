@@ -9,13 +9,12 @@ from urllib.parse import parse_qs
 import structlog
 from fastapi import APIRouter, Request, Response
 
-from app.edge.accepted import AccessControl
+from app.edge.accepted import AccessControl, Service
 from app.edge.answers import JSON_MEDIA_TYPE, json_answer
 from app.edge.forms.body import body_of, read_body
 from app.edge.forms.requests import SIGN_IN
 from app.edge.forms.validation import parse
 from app.edge.routing import PROBLEM_RESPONSE, OpenRoute, StrictRoute, answered
-from app.edge.services import Service
 from app.runtime.answers.node import ConsoleSessionAnswer
 from app.runtime.outgoing import NoAnswerError
 from app.runtime.principals import EVERYBODY, Principal
@@ -211,6 +210,3 @@ def _to(url: str, *cookies: str) -> Response:
     for cookie in cookies:
         response.headers.append("Set-Cookie", cookie)
     return response
-
-
-router.routes.extend(callbacks.routes)

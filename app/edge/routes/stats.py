@@ -21,13 +21,12 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from app.edge.accepted import AcceptedDep
+from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import JSON_MEDIA_TYPE, json_answer
 from app.edge.forms.body import NDJSON_MEDIA_TYPE, read_body
-from app.edge.forms.lines import LineModel, at_line
 from app.edge.forms.requests import STATS_REPORT
+from app.edge.forms.validation import LineModel, at_line
 from app.edge.routing import PROBLEM_RESPONSE, LeanRoute, answered
-from app.edge.services import Service
 from app.runtime.answers.jobs import StatsAnswer
 from app.runtime.metrics import Metrics
 from app.runtime.settings.config import Settings
