@@ -393,7 +393,8 @@ async def test_what_is_removed_gets_nothing_more(
         removed = await client.delete(f"/v1/webhooks/{webhook['webhook_id']}")
         assert (removed.status_code, removed.json()["webhook_id"]) == (200, webhook["webhook_id"])
         assert (await client.get("/v1/webhooks?tenant_id=acme")).json()["items"] == []
-        await until(lambda: served.services[WebhookRegistry].deliveries.state()[0] == 0, "nobody delivers to it")
+        deliveries = served.services[WebhookRegistry].deliveries
+        await until(lambda: deliveries.values()["webhooks_held"] == 0, "nobody delivers to it")
         sent = len(receiver.requests)
         await write(client, 1)
         async with receiving() as other:
