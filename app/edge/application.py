@@ -44,7 +44,7 @@ from app.edge.routes import (
     stats,
     watch,
 )
-from app.edge.routing import RightedRoute
+from app.edge.routing import SHAPES, RightedRoute
 from app.runtime import answers
 from app.runtime.answers import chain as chain_answers
 from app.runtime.answers import jobs as job_answers
@@ -161,12 +161,13 @@ def _needed(rule: Rule) -> str:
 
 def _shapes_of_answers() -> dict[str, Any]:
     """Every shape of an answer, by name. An answer has its members and no others; a problem may have more."""
-    shapes = [
-        shape for module in (answers, chain_answers, job_answers, node_answers) for shape in vars(module).values()
+    typed = [
+        shape
+        for module in (answers, chain_answers, job_answers, node_answers)
+        for shape in vars(module).values()
+        if is_typeddict(shape) and shape is not answers.Page
     ]
-    _, described = msgspec.json.schema_components(
-        filter(is_typeddict, shapes), ref_template=SCHEMA_REF.format(model="{name}")
-    )
+    _, described = msgspec.json.schema_components([*SHAPES, *typed], ref_template=SCHEMA_REF.format(model="{name}"))
     for name, shape in described.items():
         shape["additionalProperties"] = name == "Problem"
         shape["description"] = cleandoc(shape["description"])

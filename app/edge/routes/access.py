@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 
@@ -13,8 +13,9 @@ from app.edge.forms.body import json_body
 from app.edge.forms.fields import TREE_SIZE_MAX, CursorQuery, Limit, ReadableTenantId
 from app.edge.forms.lists import Cursors, number_position, page
 from app.edge.forms.requests import TokenRequest
-from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.runtime.answers.node import AccessList, NewTokenAnswer, TokenAnswer, TokenList, WhoamiAnswer
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, shape
+from app.runtime.answers import Time
+from app.runtime.answers.node import NewTokenAnswer, TokenAnswer, TokenList
 from app.runtime.principals import Right
 from app.runtime.settings.types import parse_duration
 from app.runtime.state.node import Node
@@ -31,6 +32,44 @@ LIFE_MAX = timedelta(days=3650)
 _LINES = Cursors("access", number_position)
 
 TokenId = Annotated[str, Path(min_length=1, max_length=64, description="As lists have it.")]
+
+
+GrantAnswer = shape(
+    "GrantAnswer",
+    "Rights, and the patterns of tenants that they are for.",
+    rights=list[str],
+    tenants=list[str],
+)
+
+WhoamiAnswer = shape(
+    "WhoamiAnswer",
+    "Who calls; no principal where nobody is asked.",
+    principal=str | None,
+    source=str,
+    token_id=str | None,
+    expires_at=Time | None,
+    grants=[GrantAnswer],
+)
+
+AccessAnswer = shape(
+    "AccessAnswer",
+    "That somebody read payloads of a tenant, acted on it, or was refused.",
+    at=Time,
+    kind=Literal["read", "act", "refusal"],
+    tenant_id=str,
+    actor=str | None,
+    route=str,
+    path=str,
+    address=str | None,
+    what=dict[str, Any],
+)
+
+AccessList = shape(
+    "AccessList",
+    "Lines of one node's access log, newest first.",
+    items=[AccessAnswer],
+    next_cursor=str | None,
+)
 
 
 @router.post("/v1/tokens", status_code=201, responses=answered(NewTokenAnswer, 201))

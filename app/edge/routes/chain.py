@@ -25,19 +25,18 @@ from app.edge.forms.fields import (
 )
 from app.edge.forms.lists import Cursors, NewestFirst, number_position, page, text_position
 from app.edge.forms.requests import AcknowledgeRequest, SnapshotRequest
-from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, shape
 from app.read import proofs
 from app.read.verification import ChainVerifier
+from app.runtime.answers import HexHash, HlcText, Time, TimeOfHlc
 from app.runtime.answers.chain import (
     AcknowledgeAnswer,
     ConsistencyProofAnswer,
     EntryList,
-    HeadAnswer,
     InclusionAnswer,
     SnapshotAnswer,
     SnapshotList,
     TenantList,
-    TreeAnswer,
     VerdictAnswer,
 )
 from app.runtime.principals import Right
@@ -68,6 +67,28 @@ UNKNOWN_CALLER = "caller"
 
 _ENTRIES = Cursors("entries", number_position)
 _TENANTS = Cursors("tenants", text_position)
+
+
+TreeAnswer = shape(
+    "TreeAnswer",
+    "A tenant's Merkle tree.",
+    size=int,
+    root_hash=HexHash,
+    checkpoint_size=int | None,
+)
+
+HeadAnswer = shape(
+    "HeadAnswer",
+    "End of a tenant's chain.",
+    tenant_id=str,
+    seq=int,
+    chain_link=HexHash | None,
+    hlc=HlcText | None,
+    at=TimeOfHlc,
+    updated_at=Time | None,
+    signed_to_seq=int,
+    tree=TreeAnswer | None,
+)
 
 
 @router.get("/v1/chain/verify", responses=answered(VerdictAnswer))
@@ -165,21 +186,21 @@ async def read_head(pool: Service[NodePool], tenant_id: TenantQuery) -> Response
         link = await read_link(connection, tenant_id, head.head_seq)
     if head.head_chain_link != link:
         raise damaged(tenant_id, "head", head.head_seq, f"its head at seq {head.head_seq} is not the entry there")
-    tree: TreeAnswer | None = None
+    tree = None
     if head.root_hash is not None:
         size = proofs.checkpoint_size(tenant_id, head.checkpoint)
         tree = {"size": head.tree_size, "root_hash": head.root_hash, "checkpoint_size": size}
     return json_answer(
-        HeadAnswer(
-            tenant_id=tenant_id,
-            seq=head.head_seq,
-            chain_link=head.head_chain_link,
-            hlc=head.head_hlc,
-            at=rfc3339.time_of(head.head_hlc),
-            updated_at=head.updated_at,
-            signed_to_seq=head.signed_seq,
-            tree=tree,
-        )
+        {
+            "tenant_id": tenant_id,
+            "seq": head.head_seq,
+            "chain_link": head.head_chain_link,
+            "hlc": head.head_hlc,
+            "at": rfc3339.time_of(head.head_hlc),
+            "updated_at": head.updated_at,
+            "signed_to_seq": head.signed_seq,
+            "tree": tree,
+        }
     )
 
 

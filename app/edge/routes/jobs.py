@@ -46,11 +46,13 @@ from app.edge.routing import (
     LeanRoute,
     StrictRoute,
     answered,
+    shape,
 )
 from app.edge.writes import CANCELLATION, CREATION, REPORT, EventWrites, Write, shown_session
 from app.read.consistency import Consistency, Promise, ReadLevel
 from app.read.jobs import JobReader, Page
-from app.runtime.answers.jobs import EventAnswer, JobAnswer, JobEventList, JobList, JobStatus
+from app.runtime.answers import HexHash, HlcText, JobId, TimeOfHlc
+from app.runtime.answers.jobs import DurabilityAnswer, JobAnswer, JobEventList, JobList, JobStatus
 from app.runtime.principals import Right
 from app.runtime.state.session import SessionTokens
 from app.store.reads import CreatedHlc
@@ -58,6 +60,7 @@ from ledger import rfc3339
 from ledger.errors import InvalidInputError
 from ledger.facts.statuses import STATUSES
 from ledger.machines.job_search import CONDITIONS_MAX, VALUE_CHARACTERS_MAX, FieldIs, JobFilter, field_is
+from ledger.positions import Epoch, Lsn
 
 router = APIRouter(route_class=StrictRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
 submissions = APIRouter(route_class=LeanRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
@@ -65,6 +68,32 @@ submissions = APIRouter(route_class=LeanRoute, tags=["jobs"], responses=PROBLEM_
 STALENESS_MS_MAX = 86_400_000
 
 _LOCATION = {"schema": {"type": "string"}, "description": "The job, to be read without another parameter."}
+ChainPlace = shape(
+    "ChainPlace",
+    "Where an event stands in its tenant's chain.",
+    seq=int,
+    chain_link=HexHash,
+    prev_chain_link=HexHash | None,
+)
+
+EventAnswer = shape(
+    "EventAnswer",
+    "An event that was taken. ``chain`` is null when the answer came before chaining.",
+    job_id=JobId,
+    tenant_id=str,
+    type=str,
+    action=str,
+    hlc=HlcText,
+    at=TimeOfHlc,
+    epoch=Epoch,
+    lsn=Lsn,
+    fence_token=int,
+    durability=DurabilityAnswer,
+    chain=ChainPlace | None,
+    session=str,
+)
+
+
 _TAKEN = answered(EventAnswer, 201, headers={**WRITE_HEADERS, "Location": _LOCATION})
 _EVENTS = Cursors("events", hlc_position)
 _CANCELLATIONS = Cursors("cancellations", hlc_position)

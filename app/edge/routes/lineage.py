@@ -31,9 +31,8 @@ from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import JSON_MEDIA_TYPE, json_answer
 from app.edge.forms.body import read_body
 from app.edge.forms.fields import JOB_ID_PATTERN, NAME_CHARACTERS_MAX
-from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, shape
 from app.edge.writes import Route
-from app.runtime.answers.jobs import LineageAnswer
 from app.runtime.principals import Principal, Right
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
@@ -71,6 +70,15 @@ _BODY: Final = {
         }
     },
 }
+
+
+LineageAnswer = shape(
+    "LineageAnswer",
+    "What became of events of OpenLineage: how many there were, and how many of them the ledger holds now. The others\n"
+    "are about no run, or about one that has ended or was told otherwise before.",
+    events=int,
+    recorded=int,
+)
 
 
 @router.post("/api/v1/lineage", responses=answered(LineageAnswer), openapi_extra={"requestBody": _BODY})

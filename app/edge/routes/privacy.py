@@ -11,8 +11,9 @@ from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import TENANT_PATTERN, ReadableTenantPath
 from app.edge.forms.requests import ErasureRequest, PrivacyRequest, SearchFieldsRequest
-from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer, SearchFieldsAnswer
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, shape
+from app.runtime.answers import Time
+from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer
 from app.store import (
     chain_reads,
     job_search,
@@ -35,6 +36,17 @@ COVERS = "events taken from now on; entries recorded before stay as they are"
 TenantPath = Annotated[str, Path(pattern=TENANT_PATTERN, description="Whose.")]
 _NOTHING: dict[str, object] = {"fields": [], "subject": None, "seq": None, "declared_at": None}
 """What a tenant declares that never declared anything."""
+
+
+SearchFieldsAnswer = shape(
+    "SearchFieldsAnswer",
+    "The fields by which a tenant's jobs are found at once. Until all jobs are indexed, ``is_built`` is false, and\n"
+    "searches look at jobs one by one.",
+    tenant_id=str,
+    fields=list[str],
+    is_built=bool,
+    declared_at=Time | None,
+)
 
 
 @router.put("/v1/tenants/{tenant_id}/privacy", responses=answered(PrivacyAnswer))

@@ -5,7 +5,7 @@ who run it; the ledgers that this one exchanges with, and how far each is import
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -17,9 +17,11 @@ from app.edge.routing import (
     PROBLEM_RESPONSE,
     StrictRoute,
     answered,
+    shape,
 )
 from app.read.readiness import Readiness
-from app.runtime.answers.node import ExchangeAnswer, HeldList, LiveAnswer, NodeAnswer, ReadyAnswer, VerifiedAnswer
+from app.runtime.answers import Time
+from app.runtime.answers.node import NodeAnswer
 from app.runtime.metrics import CONTENT_TYPE, Metrics
 from app.runtime.principals import EVERY_TENANT, Right
 from app.runtime.settings.config import Settings
@@ -50,6 +52,66 @@ _TEXT = {
     "description": "Text format of Prometheus",
     "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}},
 }
+
+
+PeerAnswer = shape(
+    "PeerAnswer",
+    "A ledger that this one imports from: why not now, how much is lacking, and what came since the process began.",
+    url=str,
+    region=str,
+    fault=str | None,
+    lag_entries=int,
+    imported_entries=int,
+)
+
+ExchangeAnswer = shape(
+    "ExchangeAnswer",
+    "The ledgers that this one imports from.",
+    peers=[PeerAnswer],
+)
+
+HeldTenant = shape(
+    "HeldTenant",
+    "Up to which seq a tenant's chain of another ledger was imported here.",
+    tenant_id=str,
+    seq=int,
+)
+
+HeldList = shape(
+    "HeldList",
+    "Tenants of another ledger, by name.",
+    items=[HeldTenant],
+)
+
+LiveAnswer = shape(
+    "LiveAnswer",
+    "The process runs.",
+    status=Literal["live"],
+)
+
+CheckAnswer = shape(
+    "CheckAnswer",
+    "One readiness check.",
+    ok=bool,
+    detail=str | None,
+)
+
+VerifiedAnswer = shape(
+    "VerifiedAnswer",
+    "When the chains of all tenants, but for those that never were, had been verified from end to end.",
+    at=Time | None,
+    by=str | None,
+    tenants=int,
+    never_verified=int,
+)
+
+ReadyAnswer = shape(
+    "ReadyAnswer",
+    "The node takes requests.",
+    status=Literal["ready"],
+    checks={str: CheckAnswer},
+    verified=VerifiedAnswer,
+)
 
 
 @router.get("/v1/node", responses=answered(NodeAnswer))
@@ -155,15 +217,17 @@ async def read_metrics(metrics: Service[Metrics], readiness: Service[Readiness])
     return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
-def _verified(system_entries: SystemEntries, last_verified: LastVerified, *, may_know_callers: bool) -> VerifiedAnswer:
+def _verified(
+    system_entries: SystemEntries, last_verified: LastVerified, *, may_know_callers: bool
+) -> dict[str, object]:
     tenants = system_entries.tenants | {SYSTEM_TENANT}
     oldest, never = last_verified.of_all(tenants)
-    return VerifiedAnswer(
-        at=None if oldest is None else datetime.fromtimestamp(oldest.at_s, UTC),
-        by=oldest.by if oldest is not None and may_know_callers else None,
-        tenants=len(tenants),
-        never_verified=never,
-    )
+    return {
+        "at": None if oldest is None else datetime.fromtimestamp(oldest.at_s, UTC),
+        "by": oldest.by if oldest is not None and may_know_callers else None,
+        "tenants": len(tenants),
+        "never_verified": never,
+    }
 
 
 exchange_router = APIRouter(route_class=StrictRoute, tags=["exchange"], responses=PROBLEM_RESPONSE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import parse_qs
 
 import structlog
@@ -14,8 +14,8 @@ from app.edge.answers import JSON_MEDIA_TYPE, json_answer
 from app.edge.forms.body import body_of, read_body
 from app.edge.forms.requests import SIGN_IN
 from app.edge.forms.validation import parse
-from app.edge.routing import PROBLEM_RESPONSE, OpenRoute, StrictRoute, answered
-from app.runtime.answers.node import ConsoleSessionAnswer
+from app.edge.routing import PROBLEM_RESPONSE, OpenRoute, StrictRoute, answered, shape
+from app.runtime.answers import Time
 from app.runtime.outgoing import NoAnswerError
 from app.runtime.principals import EVERYBODY, Principal
 from app.runtime.settings.config import Settings
@@ -40,6 +40,17 @@ _NOT_KEPT: Final = {"Cache-Control": "no-store"}
 _COOKIE: Final = {"Set-Cookie": {"schema": {"type": "string"}, "description": "The session, or its end."}}
 
 log = structlog.get_logger()
+
+
+ConsoleSessionAnswer = shape(
+    "ConsoleSessionAnswer",
+    "How people sign in to the console, and who has: by a cookie until ``expires_at``, null where there is none. No\n"
+    "``principal`` where nobody is asked, or nobody has signed in.",
+    auth_mode=Literal["none", "tokens", "oidc"],
+    oidc_sign_in=bool,
+    principal=str | None,
+    expires_at=Time | None,
+)
 
 
 @router.get("/v1/console/session", responses=answered(ConsoleSessionAnswer))

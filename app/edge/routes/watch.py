@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import structlog
 from fastapi import APIRouter, Header, Path, Query, Response
@@ -30,8 +30,8 @@ from app.edge.forms.fields import (
     in_upper_case,
 )
 from app.edge.forms.requests import WebhookRequest
-from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.runtime.answers.node import NewWebhookAnswer, WebhookAnswer, WebhookList
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, shape
+from app.runtime.answers import Time
 from app.runtime.principals import Right
 from app.runtime.state.node import Node
 from app.share.watch.blocks import Wanted
@@ -61,6 +61,51 @@ _STREAM = {
 log = structlog.get_logger()
 
 Subject = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+DeadLetterAnswer = shape(
+    "DeadLetterAnswer",
+    "An entry that a webhook refused while it took others.",
+    seq=int,
+    reason=str,
+    at=Time,
+    redelivering=bool,
+)
+
+WebhookAnswer = shape(
+    "WebhookAnswer",
+    "A receiver of entries. All up to ``delivered_seq`` was confirmed, not asked for, or is a dead letter; the first\n"
+    "100 of these are listed. ``backlog_entries`` come behind it in the chain, also those that it does not ask for.",
+    webhook_id=str,
+    tenant_id=str,
+    url=str,
+    actions=list[str] | None,
+    job=str | None,
+    state=Literal["delivering", "failing", "stopped"],
+    delivered_seq=int,
+    backlog_entries=int,
+    delivered_at=Time | None,
+    failing_since=Time | None,
+    last_error=str | None,
+    created_by=str | None,
+    created_at=Time,
+    dead_letter_count=int,
+    dead_letters=[DeadLetterAnswer],
+)
+
+NewWebhookAnswer = shape(
+    "NewWebhookAnswer",
+    "A new receiver, with the secret that its messages are signed with.",
+    **WebhookAnswer.__annotations__,
+    secret=str,
+)
+
+WebhookList = shape(
+    "WebhookList",
+    "The receivers of a tenant's entries, the first one first; all of them.",
+    items=[WebhookAnswer],
+    next_cursor=None,
+)
 
 
 @router.get("/v1/watch", response_class=Response, responses={200: _STREAM})

@@ -1,9 +1,10 @@
-"""Shapes of the service's answers, once for all: the service describes itself by them, and the commands read by them.
+"""Shapes of the service's answers that commands read or the service builds by type; it describes itself by them, too.
 
 A shape is a TypedDict whose members a reader can check with ``msgspec`` and a description can be made of. Whoever
 answers builds plain values, which is faster; that they agree is proved by running every operation against its
 description. Whoever reads passes over members that are not in a shape: a newer service may say more. A member that is
-added to a shape is NotRequired: an older service does not say it.
+added to a shape is NotRequired: an older service does not say it. An answer that is only described has its shape beside
+its route (``app.edge.routing.shape``).
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ _JSON_OPTIONS = orjson.OPT_UTC_Z
 def json_bytes(value: object) -> bytes:
     """``value`` as the JSON of an answer."""
     return orjson.dumps(value, option=_JSON_OPTIONS)
+
+
+class Page(TypedDict):
+    """Of every list: where the next page goes on."""
+
+    next_cursor: str | None
 
 
 class Problem(TypedDict):

@@ -6,28 +6,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from app.runtime.answers import HexHash, HlcText, TenantId, Time, TimeOfHlc
-
-
-class TreeAnswer(TypedDict):
-    """A tenant's Merkle tree."""
-
-    size: int
-    root_hash: HexHash
-    checkpoint_size: int | None
-
-
-class HeadAnswer(TypedDict):
-    """End of a tenant's chain."""
-
-    tenant_id: str
-    seq: int
-    chain_link: HexHash | None
-    hlc: HlcText | None
-    at: TimeOfHlc
-    updated_at: Time | None
-    signed_to_seq: int
-    tree: TreeAnswer | None
+from app.runtime.answers import HexHash, HlcText, Page, TenantId, Time, TimeOfHlc
 
 
 class EntryAnswer(TypedDict):
@@ -52,11 +31,10 @@ class EntryAnswer(TypedDict):
     created_at: Time
 
 
-class EntryList(TypedDict):
+class EntryList(Page):
     """Entries in seq order."""
 
     items: list[EntryAnswer]
-    next_cursor: str | None
 
 
 class InclusionAnswer(TypedDict):
@@ -105,21 +83,10 @@ class CosignatureAnswer(TypedDict):
     note: str
 
 
-class CosignatureList(TypedDict):
+class CosignatureList(Page):
     """Cosignatures, newest first."""
 
     items: list[CosignatureAnswer]
-    next_cursor: str | None
-
-
-class BreakAnswer(TypedDict):
-    """The first thing that does not hold."""
-
-    seq: int
-    kind: str
-    detail: str
-    expected: Any
-    actual: Any
 
 
 class VerdictHead(TypedDict):
@@ -152,11 +119,10 @@ class TimestampAnswer(TypedDict):
     response: bytes
 
 
-class TimestampList(TypedDict):
+class TimestampList(Page):
     """Time stamps, newest first."""
 
     items: list[TimestampAnswer]
-    next_cursor: str | None
 
 
 class NotMendedAnswer(TypedDict):
@@ -165,6 +131,13 @@ class NotMendedAnswer(TypedDict):
     seq: int
     kind: str
     detail: str
+
+
+class BreakAnswer(NotMendedAnswer):
+    """The first thing that does not hold."""
+
+    expected: Any
+    actual: Any
 
 
 class VerdictAnswer(TypedDict):
@@ -193,11 +166,10 @@ class TenantAnswer(TypedDict):
     tenant_id: TenantId
 
 
-class TenantList(TypedDict):
+class TenantList(Page):
     """Tenants by name."""
 
     items: list[TenantAnswer]
-    next_cursor: str | None
 
 
 class ListedSnapshot(TypedDict):
@@ -237,12 +209,9 @@ class SnapshotAnswer(ListedSnapshot):
     dsse_envelope: Envelope
 
 
-class AcknowledgedBreak(TypedDict):
+class AcknowledgedBreak(NotMendedAnswer):
     """A break that a part of the node met and somebody has seen."""
 
-    kind: str
-    seq: int
-    detail: str
     found_at: str
 
 
@@ -253,11 +222,10 @@ class AcknowledgeAnswer(TypedDict):
     acknowledged: list[AcknowledgedBreak]
 
 
-class SnapshotList(TypedDict):
+class SnapshotList(Page):
     """Snapshots, newest first."""
 
     items: list[ListedSnapshot]
-    next_cursor: str | None
 
 
 class ConflictAnswer(TypedDict):

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
-from app.runtime.answers import HexHash, HlcText, JobId, TimeOfHlc
+from app.runtime.answers import HexHash, HlcText, JobId, Page, TimeOfHlc
 from ledger.facts.statuses import STATUSES
-from ledger.positions import Epoch, Lsn
 
 JobStatus = Annotated[str, WithJsonSchema({"enum": [*STATUSES], "type": "string"})]
 Level = Literal["NONE", "LOCAL", "REGIONAL", "GLOBAL"]
@@ -23,31 +22,6 @@ class DurabilityAnswer(TypedDict):
     survives: list[Literal["process", "node", "region"]]
 
 
-class ChainPlace(TypedDict):
-    """Where an event stands in its tenant's chain."""
-
-    seq: int
-    chain_link: HexHash
-    prev_chain_link: HexHash | None
-
-
-class EventAnswer(TypedDict):
-    """An event that was taken. ``chain`` is null when the answer came before chaining."""
-
-    job_id: JobId
-    tenant_id: str
-    type: str
-    action: str
-    hlc: HlcText
-    at: TimeOfHlc
-    epoch: Epoch
-    lsn: Lsn
-    fence_token: int
-    durability: DurabilityAnswer
-    chain: ChainPlace | None
-    session: str
-
-
 class BatchAnswer(TypedDict):
     """All events of one request were taken."""
 
@@ -59,14 +33,6 @@ class BatchAnswer(TypedDict):
     last_at: TimeOfHlc
     job_ids: list[JobId]
     session: str
-
-
-class LineageAnswer(TypedDict):
-    """What became of events of OpenLineage: how many there were, and how many of them the ledger holds now. The others
-    are about no run, or about one that has ended or was told otherwise before."""
-
-    events: int
-    recorded: int
 
 
 class StatsAnswer(TypedDict):
@@ -159,12 +125,11 @@ class DamagedJobAnswer(TypedDict):
     detail: str
 
 
-class JobList(TypedDict):
+class JobList(Page):
     """Jobs, newest first. ``damaged`` names those that belong here and are not among the items, because what is stored
     of them is not what was chained."""
 
     items: list[ListedJobAnswer]
-    next_cursor: str | None
     damaged: list[DamagedJobAnswer]
     consistency: ListConsistencyAnswer
 
@@ -185,11 +150,10 @@ class JobEventAnswer(TypedDict):
     state: Literal["GLOBAL", "APPLIED", "COMPACTED"]
 
 
-class JobEventList(TypedDict):
+class JobEventList(Page):
     """Events of one job in HLC order."""
 
     items: list[JobEventAnswer]
-    next_cursor: str | None
     consistency: ConsistencyAnswer
 
 
@@ -216,12 +180,11 @@ class CommitmentItem(TypedDict):
     commitment: dict[str, Any]
 
 
-class CommitmentList(TypedDict):
+class CommitmentList(Page):
     """Active commitments as of one seq, in order of their index."""
 
     as_of_seq: int
     items: list[CommitmentItem]
-    next_cursor: str | None
 
 
 class NodeItem(TypedDict):
@@ -232,9 +195,8 @@ class NodeItem(TypedDict):
     capacity: dict[str, Any]
 
 
-class NodeList(TypedDict):
+class NodeList(Page):
     """Capacities as of one seq, in order of the entries that set them."""
 
     as_of_seq: int
     items: list[NodeItem]
-    next_cursor: str | None
