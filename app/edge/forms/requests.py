@@ -59,13 +59,18 @@ EVENT_TAGS = frozenset(JOB_EVENTS)
 """Parts of an error's path that are there because a model was chosen by ``type``."""
 
 
+def _strict(name: str, meaning: str, **members: Any) -> Any:
+    """The strict form of an object with these members."""
+    form = TypedDict(name, members, total=False)  # type: ignore[misc]
+    form.__doc__ = meaning
+    return with_config(STRICT)(form)
+
+
 def _fact(name: str, meaning: str, fields: Sequence[EventField], **more: Any) -> Any:
     """The strict form of an event with these fields and ``COMMON_FIELDS``."""
     kinds = {field.name: (FORM_OF_KIND[field.kind], field.is_required) for field in (*COMMON_FIELDS, *fields)}
     members = {name: Required[form] if is_required else form for name, (form, is_required) in kinds.items()}
-    form = TypedDict(name, members | more, total=False)  # type: ignore[misc]
-    form.__doc__ = meaning
-    return with_config(STRICT)(form)
+    return _strict(name, meaning, **members, **more)
 
 
 def _event(event: EventType, suffix: str, **more: Any) -> Any:
@@ -137,13 +142,6 @@ class ResourcesGiven(TypedDict, total=False):
     accelerators: _Accelerators
 
 
-def _kind(kind: str, says: str, **fields: Any) -> Any:
-    """The strict form of one kind of commitment or precondition."""
-    form = TypedDict(kind.replace("None", "NoPrecondition"), {"kind": Required[Literal[kind]], **fields}, total=False)  # type: ignore[misc]
-    form.__doc__ = says
-    return with_config(STRICT)(form)
-
-
 _PLACED = {
     "capsule": Required[PromiseName],
     "node": Required[PromiseName],
@@ -152,24 +150,15 @@ _PLACED = {
 }
 
 
-@with_config(STRICT)
-class GangMemberGiven(TypedDict, total=False):
-    """One capsule of a gang."""
-
-    capsule: Required[PromiseName]
-    node: Required[PromiseName]
-    reservation: Required[ResourcesGiven]
-    limit: ResourcesGiven
-
-
+_GANG_MEMBER = _strict("GangMemberGiven", "One capsule of a gang.", **_PLACED)
 _OF_A_MODULE = {"mission": Required[PromiseName], "module": Required[PromiseName], "epoch": Required[Count]}
-_COMMITMENTS = {
+_COMMITMENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Placement": ("A capsule runs on a node, which keeps the reservation for it.", _PLACED),
     "GangPlacement": (
         "All of these capsules are placed, or none.",
         {
             "gang": Required[PromiseName],
-            "members": Required[Annotated[list[GangMemberGiven], Field(min_length=1, max_length=GANG_MEMBERS_MAX)]],
+            "members": Required[Annotated[list[_GANG_MEMBER], Field(min_length=1, max_length=GANG_MEMBERS_MAX)]],  # type: ignore[valid-type]
         },
     ),
     "IdentityBind": ("A capsule is somebody.", {"capsule": Required[PromiseName], "identity": Required[Name]}),
@@ -184,7 +173,7 @@ _COMMITMENTS = {
         {"index": Required[Annotated[int, Field(ge=1, le=INTEGER_MAX)]]},
     ),
 }
-_PRECONDITIONS = {
+_PRECONDITIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "None": ("No bet.", {}),
     "NodeFreeOf": (
         "The node has at least this much that nobody claimed.",
@@ -197,30 +186,33 @@ PROPOSAL_TAGS = frozenset({*_COMMITMENTS, *_PRECONDITIONS})
 """As ``EVENT_TAGS``, chosen by ``kind``."""
 
 
-def _by_kind(forms: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Any:
-    union: Any = reduce(or_, [_kind(kind, says, **fields) for kind, (says, fields) in forms.items()])
+def _by_kind(kinds: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Any:
+    """Exactly one of these kinds of commitment or precondition."""
+    forms = [
+        _strict(kind.replace("None", "NoPrecondition"), meaning, kind=Required[Literal[kind]], **fields)
+        for kind, (meaning, fields) in kinds.items()
+    ]
+    union: Any = reduce(or_, forms)
     return Annotated[union, Discriminator("kind")]
 
 
-@with_config(STRICT)
-class ProposalRequest(TypedDict, total=False):
-    """Body of ``POST /v1/commitments``."""
-
-    tenant_id: Required[TenantId]
-    commitment: Required[_by_kind(_COMMITMENTS)]  # type: ignore[valid-type]
-    precondition: _by_kind(_PRECONDITIONS)  # type: ignore[valid-type]
-
-
-@with_config(STRICT)
-class CapacityRequest(TypedDict):
-    """Body of ``PUT /v1/nodes/{node}/capacity``."""
-
-    tenant_id: TenantId
-    capacity: ResourcesGiven
-
-
-PROPOSAL: TypeAdapter[Any] = TypeAdapter(ProposalRequest)
-CAPACITY: TypeAdapter[Any] = TypeAdapter(CapacityRequest)
+PROPOSAL: TypeAdapter[Any] = TypeAdapter(
+    _strict(
+        "ProposalRequest",
+        "Body of ``POST /v1/commitments``.",
+        tenant_id=Required[TenantId],
+        commitment=Required[_by_kind(_COMMITMENTS)],
+        precondition=_by_kind(_PRECONDITIONS),
+    )
+)
+CAPACITY: TypeAdapter[Any] = TypeAdapter(
+    _strict(
+        "CapacityRequest",
+        "Body of ``PUT /v1/nodes/{node}/capacity``.",
+        tenant_id=Required[TenantId],
+        capacity=Required[ResourcesGiven],
+    )
+)
 
 
 @with_config(STRICT)
@@ -301,28 +293,6 @@ class ErasureRequest(TypedDict, total=False):
 
 
 @with_config(STRICT)
-class StatsReport(TypedDict, total=False):
-    """Body of ``POST /v1/stats``, or a line of it: what one data centre, or one workflow there, says of a job.
-
-    ``completed`` and ``failed`` are totals so far, as in JobProgressReported. ``counts`` is what happened in the
-    ``interval_ms`` before ``time``, and is summed. ``values`` is what was measured then, and never is. Without a time
-    it is that of arrival.
-    """
-
-    tenant_id: Required[TenantId]
-    job_id: Required[JobId]
-    dc_id: Required[Name]
-    workflow_id: Name
-    time: TimeText
-    time_ms: Count
-    completed: Count
-    failed: Count
-    interval_ms: Count
-    counts: Annotated[dict[StatsName, Count], Field(max_length=STATS_NAMES_MAX)]
-    values: Annotated[dict[StatsName, StatsValue], Field(max_length=STATS_NAMES_MAX)]
-
-
-@with_config(STRICT)
 class TokenRequest(TypedDict, total=False):
     """Body of ``POST /v1/tokens``; ``expires_in`` as in settings, such as ``30d``: left out, the token never does."""
 
@@ -330,13 +300,6 @@ class TokenRequest(TypedDict, total=False):
     rights: Required[Annotated[list[RightName], Field(min_length=1, max_length=len(Right))]]
     tenants: Required[Annotated[list[TenantsPattern], Field(min_length=1, max_length=PATTERNS_MAX)]]
     expires_in: Annotated[str, Field(min_length=1, max_length=32, examples=["30d"])]
-
-
-@with_config(STRICT)
-class SignInRequest(TypedDict):
-    """Body of ``POST /v1/console/session``: a token of the ledger, or of the issuer of ``auth.oidc``."""
-
-    token: Annotated[str, Field(min_length=1, max_length=TOKEN_BYTES_MAX, pattern="^[A-Za-z0-9._~+/=-]+$")]
 
 
 @with_config(STRICT)
@@ -351,5 +314,32 @@ class WebhookRequest(TypedDict, total=False):
     from_seq: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
 
 
-STATS_REPORT: TypeAdapter[Any] = TypeAdapter(StatsReport)
-SIGN_IN: TypeAdapter[Any] = TypeAdapter(SignInRequest)
+STATS_REPORT: TypeAdapter[Any] = TypeAdapter(
+    _strict(
+        "StatsReport",
+        "Body of ``POST /v1/stats``, or a line of it: what one data centre, or one workflow there, says of a job.\n\n"
+        "``completed`` and ``failed`` are totals so far, as in JobProgressReported. ``counts`` is what happened in "
+        "the\n``interval_ms`` before ``time``, and is summed. ``values`` is what was measured then, and never is. Without a "
+        "time\nit is that of arrival.",
+        tenant_id=Required[TenantId],
+        job_id=Required[JobId],
+        dc_id=Required[Name],
+        workflow_id=Name,
+        time=TimeText,
+        time_ms=Count,
+        completed=Count,
+        failed=Count,
+        interval_ms=Count,
+        counts=Annotated[dict[StatsName, Count], Field(max_length=STATS_NAMES_MAX)],
+        values=Annotated[dict[StatsName, StatsValue], Field(max_length=STATS_NAMES_MAX)],
+    )
+)
+SIGN_IN: TypeAdapter[Any] = TypeAdapter(
+    _strict(
+        "SignInRequest",
+        "Body of ``POST /v1/console/session``: a token of the ledger, or of the issuer of ``auth.oidc``.",
+        token=Required[
+            Annotated[str, Field(min_length=1, max_length=TOKEN_BYTES_MAX, pattern="^[A-Za-z0-9._~+/=-]+$")]
+        ],
+    )
+)
