@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from app.edge.accepted import Accepted
 from app.runtime.answers import json_bytes
@@ -60,38 +61,26 @@ def json_answer(value: object, status: int = 200, headers: dict[str, str] | None
 
 
 class Streamed(Response):
-    """Sends pieces as they come, in the task of the request; a client that went away, or whose token was revoked, ends
-    it."""
+    """An answer that ``send_all`` sends: the head that it is given, and a body whose length is not known before."""
 
     def __init__(
         self,
-        request: Request,
-        accepted: Accepted,
-        pieces: AsyncGenerator[bytes, None],
+        send_all: Callable[[Message, Scope, Receive, Send], Awaitable[None]],
         media_type: str,
-        headers: dict[str, str],
+        headers: Mapping[str, str],
     ) -> None:
         super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
-        self._request = request
-        self._accepted = accepted
-        self._pieces = pieces
+        self._send_all = send_all
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all of it, or break off: a body without its end, which the client sees as one."""
-        async with aclosing(self._pieces) as pieces:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            try:
-                async for piece in pieces:
-                    if await self._request.is_disconnected():
-                        return
-                    self._accepted.check_again()
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-            except LedgerError as error:
-                log.warning("answer_broken_off", path=scope["path"], error=str(error))
-                self._accepted.report_break(error)
-                return
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        """Send all of it.
+
+        Raises:
+            LedgerError: as ``send_all``; nothing was sent.
+        """
+        head = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await self._send_all(head, scope, receive, send)
 
 
 async def streamed(
@@ -119,7 +108,33 @@ async def streamed(
         if request.scope.get(IS_HEAD):
             return Response(headers=headers, media_type=media_type)
         unless_sent.pop_all()
-    return Streamed(request, accepted, pieces, media_type, headers)
+    return Streamed(partial(_send_pieces, request, accepted, pieces), media_type, headers)
+
+
+async def _send_pieces(
+    request: Request,
+    accepted: Accepted,
+    pieces: AsyncGenerator[bytes, None],
+    head: Message,
+    scope: Scope,
+    _receive: Receive,
+    send: Send,
+) -> None:
+    """Send the pieces as they come. An error, a client that went away or a token that was revoked breaks the body off:
+    it has no end, which the client sees."""
+    async with aclosing(pieces):
+        await send(head)
+        try:
+            async for piece in pieces:
+                if await request.is_disconnected():
+                    return
+                accepted.check_again()
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except LedgerError as error:
+            log.warning("answer_broken_off", path=scope["path"], error=str(error))
+            accepted.report_break(error)
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _within(

@@ -61,7 +61,8 @@ class ServedNames:
     def _has_host(self, value: bytes) -> bool:
         """Whether the header ``Host`` may have this value."""
         name = _name_of(value)
-        return name is not None and (name in self._own or _is_loopback(name) or self._takes(name))
+        is_address = self._takes_any_address and name is not None and _address_of(name) is not None
+        return name is not None and (name in self._own or _is_loopback(name) or is_address)
 
     def has_origin(self, value: bytes, host: bytes) -> bool:
         """Whether a page of this ``Origin`` may change something here, in a request to ``host``."""
@@ -71,9 +72,6 @@ class ServedNames:
         port = _DEFAULT_PORTS.get(scheme, b"")
         same = authority.removesuffix(port) == host.strip().lower().removesuffix(port)
         return same or _name_of(authority) in self._named
-
-    def _takes(self, name: str) -> bool:
-        return self._takes_any_address and _address_of(name) is not None
 
 
 def check_head(version: str, method: bytes, headers: Iterable[tuple[bytes, bytes]], names: ServedNames) -> None:
@@ -183,10 +181,8 @@ def _host_of(said: bytes) -> str | None:
 
 
 def _address_in(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return None
+    """As ``_address_of``; an address of IPv4 that IPv6 spells is that."""
+    address = _address_of(text)
     return getattr(address, "ipv4_mapped", None) or address
 
 

@@ -319,8 +319,8 @@ STATS_REPORT: TypeAdapter[Any] = TypeAdapter(
         "StatsReport",
         "Body of ``POST /v1/stats``, or a line of it: what one data centre, or one workflow there, says of a job.\n\n"
         "``completed`` and ``failed`` are totals so far, as in JobProgressReported. ``counts`` is what happened in "
-        "the\n``interval_ms`` before ``time``, and is summed. ``values`` is what was measured then, and never is. Without a "
-        "time\nit is that of arrival.",
+        "the\n``interval_ms`` before ``time``, and is summed. ``values`` is what was measured then, and never is. "
+        "Without a time\nit is that of arrival.",
         tenant_id=Required[TenantId],
         job_id=Required[JobId],
         dc_id=Required[Name],

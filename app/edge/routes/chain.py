@@ -5,7 +5,8 @@ whose chains there are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import orjson
@@ -150,26 +151,34 @@ async def acknowledge_breaks(
             raise
         found = []
 
-    async def record(subject: str, said: Mapping[str, object]) -> None:
-        """Record in `_system` that somebody has seen it, and wait until that is chained."""
+    by = accepted.caller.id or UNKNOWN_CALLER
+    to_record: list[tuple[str, dict[str, object], Callable[[], None]]] = [
+        *(
+            (
+                each.subject,
+                {"kind": each.kind, "seq": each.seq, "detail": each.detail, "found_at": each.found_at},
+                partial(breaks.acknowledge, each, by),
+            )
+            for each in found
+        ),
+        *(
+            (
+                f"loss:{node.node_id}:{loss.seq}",
+                {"kind": WAL_LOST, "seq": loss.seq, "detail": loss.text, "found_at": loss.found_at},
+                partial(losses.acknowledge, loss),
+            )
+            for loss in lost
+        ),
+    ]
+    for subject, said, acknowledge in to_record:
         facts = {**said, "tenant_id": tenant_id, "node_id": node.node_id, "reason": wanted["reason"]}
         try:
             async with asyncio.timeout(settings.write.timeout.total_seconds()):
                 await system_entries.record(SystemAction.BREAK_ACKNOWLEDGED, subject, facts)
         except TimeoutError as error:
             raise DatabaseUnavailableError("the acknowledgement is not chained yet; try again later") from error
-        seen.append(said)
-
-    seen: list[Mapping[str, object]] = []
-    for each in found:
-        await record(
-            each.subject, {"kind": each.kind, "seq": each.seq, "detail": each.detail, "found_at": each.found_at}
-        )
-        await asyncio.to_thread(breaks.acknowledge, each, accepted.caller.id or UNKNOWN_CALLER)
-    for loss in lost:
-        said = {"kind": WAL_LOST, "seq": loss.seq, "detail": loss.text, "found_at": loss.found_at}
-        await record(f"loss:{node.node_id}:{loss.seq}", said)
-        await asyncio.to_thread(losses.acknowledge, loss)
+        await asyncio.to_thread(acknowledge)
+    seen = [said for _, said, _ in to_record]
     return json_answer({"tenant_id": tenant_id, "acknowledged": seen})
 
 

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Final, Literal
 import structlog
 from fastapi import APIRouter, Header, Path, Query, Response
 from pydantic import Field
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from app.edge.accepted import Accepted, AcceptedDep, Service
-from app.edge.answers import IS_HEAD, json_answer
+from app.edge.answers import IS_HEAD, Streamed, json_answer
 from app.edge.connection.protocol import CUT_OFF
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import (
@@ -138,7 +138,8 @@ async def watch_chain(
         raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
     after_seq = last_event_id if last_event_id is not None else None if from_seq is None else from_seq - 1
     wanted = Wanted(_actions(actions), job, dc)
-    return EventStream(watchers, accepted, tenant_id, wanted, after_seq, to_seq)
+    send_all = partial(_send_watch, watchers, accepted, tenant_id, wanted, (after_seq, to_seq))
+    return Streamed(send_all, MEDIA_TYPE, _HEADERS)
 
 
 def _actions(text: str | None) -> frozenset[str] | None:
@@ -156,54 +157,40 @@ def _actions(text: str | None) -> frozenset[str] | None:
     return named
 
 
-class EventStream(Response):
-    """A watch as an answer: it begins once the tenant is known and the read is on record."""
+async def _send_watch(
+    watchers: Watchers,
+    accepted: Accepted,
+    tenant_id: str,
+    wanted: Wanted,
+    seqs: tuple[int | None, int | None],
+    head: Message,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Send the entries above the first of ``seqs``, up to the second, until the client goes away or its watch ends. It
+    begins once the tenant is known and the read is on record.
 
-    media_type = MEDIA_TYPE
-
-    def __init__(
-        self,
-        watchers: Watchers,
-        accepted: Accepted,
-        tenant_id: str,
-        wanted: Wanted,
-        after_seq: int | None,
-        to_seq: int | None,
-    ) -> None:
-        super().__init__(headers=_HEADERS)
-        del self.headers["content-length"]
-        self._watchers = watchers
-        self._accepted = accepted
-        self._tenant_id = tenant_id
-        self._wanted = wanted
-        self._after_seq = after_seq
-        self._to_seq = to_seq
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell the client what it wants to know, until it goes away, or its watch ends.
-
-        Raises:
-            LedgerError: the stream could not begin; nothing was sent.
-        """
-        accepted, tenant_id, after_seq = self._accepted, self._tenant_id, self._after_seq
-        may_watch = partial(_may_watch, accepted, tenant_id)
-        with accepted.quotas.watches.one(accepted.caller.id):
-            async with self._watchers.open(tenant_id, self._wanted, after_seq, self._to_seq, may_watch) as watcher:
-                await accepted.record_read(tenant_id, watched_from=watcher.seq + 1, **self._filters())
-                watcher.cut_off = scope[CUT_OFF]
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                if scope.get(IS_HEAD) is None:
-                    await send(_piece(_opening(watcher.seq if after_seq is None else None)))
-                    try:
-                        await _tell(watcher, receive, send)
-                    except ChainDamagedError as error:
-                        log.error("watch_ended", tenant_id=error.tenant_id, error=str(error))
-                        accepted.report_break(error)
-                await send({"type": "http.response.body", "body": b""})
-
-    def _filters(self) -> dict[str, object]:
-        actions, job_id, dc = self._wanted
-        return {"actions": actions and sorted(actions), "job_id": job_id, "dc": dc}
+    Raises:
+        LedgerError: the stream could not begin; nothing was sent.
+    """
+    may_watch = partial(_may_watch, accepted, tenant_id)
+    actions = wanted.actions and sorted(wanted.actions)
+    with accepted.quotas.watches.one(accepted.caller.id):
+        async with watchers.open(tenant_id, wanted, *seqs, may_watch) as watcher:
+            await accepted.record_read(
+                tenant_id, watched_from=watcher.seq + 1, actions=actions, job_id=wanted.job_id, dc=wanted.dc
+            )
+            watcher.cut_off = scope[CUT_OFF]
+            await send(head)
+            if scope.get(IS_HEAD) is None:
+                await send(_piece(_opening(watcher.seq if seqs[0] is None else None)))
+                try:
+                    await _tell(watcher, receive, send)
+                except ChainDamagedError as error:
+                    log.error("watch_ended", tenant_id=error.tenant_id, error=str(error))
+                    accepted.report_break(error)
+            await send({"type": "http.response.body", "body": b""})
 
 
 async def _tell(watcher: Watcher, receive: Receive, send: Send) -> None:
