@@ -68,8 +68,7 @@ from app.write.pending.backlog import Backlog, Pending
 from app.write.pending.keyed_entries import KeyedEntries
 from app.write.pending.linking import LinkedBatch
 from app.write.pending.quarantine import Quarantine
-from app.write.stats.files import StatsFiles, StatsWriter
-from app.write.stats.intake import StatsIntake
+from app.write.stats import StatsFiles, StatsIntake, StatsWriter
 from ledger.errors import (
     LedgerError,
     WalPoisonedError,

@@ -74,7 +74,7 @@ from app.write.intake.sealing import Sealing
 from app.write.intake.submit import Submitter
 from app.write.intake.system_entries import SystemEntries
 from app.write.pending.keyed_entries import are_rows_whole
-from app.write.stats.intake import StatsIntake
+from app.write.stats import StatsIntake
 from ledger.errors import DatabaseUnavailableError
 from ledger.facts.events import ACTIONS, SystemAction
 from signing.keys import Keyring

@@ -16,8 +16,8 @@ import pytest
 
 from app.edge.routes.stats import LINES_PER_TURN, take
 from app.runtime.metrics import Metrics
-from app.write.stats import intake as stats_intake
-from app.write.stats.intake import LoopShare, StatsIntake
+from app.write import stats as stats_module
+from app.write.stats import LoopShare, StatsIntake
 from tests.app.conftest import MakeSettings, RunServer
 
 
@@ -69,7 +69,7 @@ async def client(
     run_server: RunServer, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Of a node that checks whatever comes, however long the machine was at other things meanwhile."""
-    monkeypatch.setattr("app.write.stats.intake.CHECKING_BURST_S", 60.0)
+    monkeypatch.setattr("app.write.stats.CHECKING_BURST_S", 60.0)
     async with run_server(make_settings(**SETTINGS)) as client:
         yield client
 
@@ -195,7 +195,7 @@ async def test_what_finds_no_room_is_counted() -> None:
 async def test_while_too_much_waits_to_be_checked_the_next_is_dropped_unread_and_counted(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stats_intake, "CHECKED_BYTES_MAX", 100)
+    monkeypatch.setattr(stats_module, "CHECKED_BYTES_MAX", 100)
     for content, headers, count in (
         (b"not looked at\n" * 20, NDJSON, 20),
         (b"x" * 200, NDJSON, 1),
@@ -209,9 +209,9 @@ async def test_while_too_much_waits_to_be_checked_the_next_is_dropped_unread_and
 async def test_when_the_time_for_stats_is_used_up_they_are_sampled_unread_then_dropped_and_every_line_is_counted(
     run_server: RunServer, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(stats_intake, "CHECKING_BURST_S", 0.05)
+    monkeypatch.setattr(stats_module, "CHECKING_BURST_S", 0.05)
     # Nothing comes back meanwhile, so that only what is used up counts.
-    monkeypatch.setattr(LoopShare, "_refill", lambda _: None)
+    monkeypatch.setattr(LoopShare, "_refill", lambda share: share._left_s)
     rates: list[float] = []
     accepted = dropped = 0
     async with run_server(make_settings(**SETTINGS)) as client:

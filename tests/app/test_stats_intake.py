@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.write.stats import intake as stats_intake
-from app.write.stats.intake import Chunk, StatsIntake
+from app.write import stats as stats_module
+from app.write.stats import Chunk, StatsIntake
 
 KIB = Chunk(b"x" * 1023 + b"\n", 1)
 
@@ -60,7 +60,7 @@ def test_taking_waits_no_longer_than_it_is_told_and_can_be_hurried() -> None:
 async def test_one_body_is_checked_at_a_time_and_what_cannot_wait_is_not_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stats_intake, "CHECKED_BYTES_MAX", 3)
+    monkeypatch.setattr(stats_module, "CHECKED_BYTES_MAX", 3)
     intake = StatsIntake(1 << 20)
     inside, most = 0, 0
 

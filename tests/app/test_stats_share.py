@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.write.stats import intake as stats_intake
-from app.write.stats.intake import OWED_S_MAX, LoopShare, StatsIntake
+from app.write import stats as stats_module
+from app.write.stats import OWED_S_MAX, LoopShare, StatsIntake
 from tests.app.clock_loop import Clock, ClockLoop
 
 SENDERS = 32
@@ -54,10 +54,10 @@ def test_what_is_owed_is_waited_for_and_never_longer_than_the_bound() -> None:
 
 def test_under_a_storm_jobs_have_more_than_half_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(stats_intake, "ANSWERING_S", 2 * WORK_S)
-    monkeypatch.setattr(stats_intake, "ANSWERING_BURST_S", WORK_S)
-    monkeypatch.setattr(stats_intake, "CHECKING_BURST_S", WORK_S)
-    monkeypatch.setattr(stats_intake, "LoopShare", partial(LoopShare, clock=clock))
+    monkeypatch.setattr(stats_module, "ANSWERING_S", 2 * WORK_S)
+    monkeypatch.setattr(stats_module, "ANSWERING_BURST_S", WORK_S)
+    monkeypatch.setattr(stats_module, "CHECKING_BURST_S", WORK_S)
+    monkeypatch.setattr(stats_module, "LoopShare", partial(LoopShare, clock=clock))
     intake = StatsIntake(1 << 20)
     used_s = {"jobs": 0.0, "stats": 0.0}
     done = asyncio.Event()

@@ -31,7 +31,7 @@ from app.runtime.answers.jobs import StatsAnswer
 from app.runtime.metrics import Metrics
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
-from app.write.stats.intake import Chunk, LoopShare, StatsIntake
+from app.write.stats import Chunk, LoopShare, StatsIntake
 from ledger import rfc3339
 from ledger.errors import ClockSkewError, InvalidInputError
 

@@ -1,0 +1,423 @@
+"""The data plane: reports about running jobs, taken at once, kept without promise, read by others as files.
+
+    request ──► edge ──► sampling ──► queue ──► writer thread ──► open file ──► closed file
+                strict   under        bounded   no fsync          hidden        whole, never written again
+                checks   pressure
+
+Nothing here reaches the WAL, the chain or PostgreSQL, and no failure here is one of the node.
+
+*The queue* is bounded, and keeps fewer lines the fuller it is, or the more of the event loop they used recently::
+
+    0 <= lines_waiting <= lines_max        0 <= bytes_waiting <= bytes_max
+    weight of a kept line = 1 / the share of lines that were kept when it was
+    ANSWERING_SHARE + CHECKING_SHARE < 1/2: jobs have more than half of the loop, however many lines come, on up to
+    ANSWERING_SHARE / ANSWERING_S = 600 connections; beyond, each brings a request in ``OWED_S_MAX`` all the same, and
+    from (1/2 - CHECKING_SHARE) / ANSWERING_S = 1,200 on that never pause, stats have half of it and more
+    -share * OWED_S_MAX <= left_s <= burst_s        left_s grows by share each second
+
+Lines that are being written count as waiting, so the bounds hold for all the memory that reports take. The share is
+charged in time that went by, not in processor time: while the loop serves one request, no other has it.
+
+*The files* are in the folder of the node::
+
+    <folder>/20261121T134000Z-00000007-000003.ndjson         closed: never written again, its name never used again
+    <folder>/.20261121T134100Z-00000007-000004.ndjson.part   open: readers skip names that begin with a dot
+
+A name is the time at which the file was opened, the epoch of the node and a number within it. A file is closed when
+it is full or old: its time of modification is set to now, then it is renamed. Readers that take files in the order of
+that time therefore never find one behind others that they have read.
+
+    bytes of closed files + file_bytes_max <= bytes_max        closed files <= FILES_MAX
+
+Nothing is synced. A crash of the process leaves an open file, perhaps with a torn last line. The next start, or the
+same process once its disk takes writes again, cuts it behind its last whole line and closes it. A fault of the disk
+is counted and logged once; jobs are written elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+import structlog
+
+from app.runtime.metrics import Metrics
+from ledger.positions import Epoch
+
+LINES_MAX = 200_000
+"""Most lines that wait, however short they are."""
+LINGER_S = 0.1
+"""How long the writer lets lines gather; a queue that is half full wakes it at once."""
+CHECKED_BYTES_MAX = 16 << 20
+"""Bodies that wait to be checked hold no more than this together; what comes on top is dropped unread."""
+WEIGHTS = ((0.5, 1), (0.75, 2), (0.875, 4), (1.0, 8))
+"""Up to which share of the queue, or of the time for checking, one line in how many is kept."""
+CHECKING_SHARE = 0.2
+"""Of the loop's time, for checking and writing out; it is measured."""
+CHECKING_BURST_S = 0.5
+"""Time for checking that gathers while nothing comes."""
+ANSWERING_SHARE = 0.15
+"""Of the loop's time, for taking requests and answering them, whatever the answer."""
+ANSWERING_BURST_S = 0.2
+"""Time for answering that gathers while nothing comes."""
+ANSWERING_S = 250e-6
+"""What taking a request and answering it costs beside the checking, on a core that others use too. It cannot be
+measured from within: most of it is before and behind us."""
+assert CHECKING_SHARE + ANSWERING_SHARE < 0.5, "jobs come first, as long as connections are not too many"
+OWED_S_MAX: Final = 1.0
+"""Nobody waits longer for what others have used up."""
+_BYTE_VALUES = 256
+assert all(_BYTE_VALUES % weight == 0 for _, weight in WEIGHTS), "one byte of chance decides on a line"
+
+FILES_MAX = 20_000
+"""Most closed files that are kept, however small they are."""
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+"""Who runs the node reads them, and nobody else: what jobs report may name customers."""
+SUFFIX = ".ndjson"
+OPEN_SUFFIX = SUFFIX + ".part"
+TRY_AGAIN_S = 1.0
+"""How long a disk that failed is left alone while nothing is to be written."""
+
+_CLOSED_NAME = re.compile(r"\d{8}T\d{6}Z-\d{8,}-\d{6,}" + re.escape(SUFFIX), re.ASCII)
+_OPEN_NAME = re.compile(r"\.(\d{8}T\d{6}Z-\d{8,}-\d{6,})" + re.escape(OPEN_SUFFIX), re.ASCII)
+
+log = structlog.get_logger()
+
+Item = TypeVar("Item")
+
+
+class Chunk(NamedTuple):
+    """Whole lines, each with its newline."""
+
+    data: bytes
+    lines: int
+
+
+class StatsIntake:
+    """The queue between the event loop, which offers, and the writer thread, which takes."""
+
+    def __init__(
+        self, bytes_max: int, *, lines_max: int = LINES_MAX, draw: Callable[[int], bytes] = os.urandom
+    ) -> None:
+        self._bytes_max = bytes_max
+        self._lines_max = lines_max
+        self._draw = draw
+        self._lock = threading.Lock()
+        self._chunks: list[Chunk] = []
+        self._bytes_waiting = 0
+        self._lines_waiting = 0
+        self._wanted = threading.Event()
+        self._urgent = threading.Event()
+        self._turn = asyncio.Lock()
+        self._checked_bytes = 0
+        self._answering = LoopShare(ANSWERING_SHARE, ANSWERING_BURST_S)
+        self.checking = LoopShare(CHECKING_SHARE, CHECKING_BURST_S)
+
+    async def admit(self) -> None:
+        """Wait, for ``OWED_S_MAX`` at most, until the loop has time for one more request.
+
+        Requests that wait at once are released together, so what holds the rate down is that each connection waits.
+        """
+        self._answering.charge(ANSWERING_S)
+        if owed_s := self._answering.owed_s():
+            await asyncio.sleep(owed_s)
+
+    @asynccontextmanager
+    async def turn(self, body_bytes: int) -> AsyncIterator[bool]:
+        """Wait until no other body is checked: however many come at once, the loop is theirs for one turn at a time.
+
+        False, without waiting, when too much waits already; false too when there is no time left for checking.
+        """
+        if self._checked_bytes + body_bytes > CHECKED_BYTES_MAX:
+            yield False
+            return
+        self._checked_bytes += body_bytes
+        try:
+            async with self._turn:
+                yield self.checking.spent() < 1
+        finally:
+            self._checked_bytes -= body_bytes
+
+    def weight(self) -> int:
+        """One line in how many is kept now."""
+        queued = max(self._bytes_waiting / self._bytes_max, self._lines_waiting / self._lines_max)
+        share = max(queued, self.checking.spent())
+        return next((weight for up_to, weight in WEIGHTS if share < up_to), WEIGHTS[-1][1])
+
+    def sample(self, items: Sequence[Item], weight: int) -> Sequence[Item]:
+        """Each of ``items`` with the chance of one in ``weight``, independently of the others."""
+        if weight == 1:
+            return items
+        below = _BYTE_VALUES // weight
+        return [item for item, chance in zip(items, self._draw(len(items)), strict=True) if chance < below]
+
+    def offer(self, chunk: Chunk) -> bool:
+        """Queue ``chunk``, which MUST NOT be taken for kept: it is lost with the process. False: there is no room."""
+        with self._lock:
+            bytes_waiting = self._bytes_waiting + len(chunk.data)
+            lines_waiting = self._lines_waiting + chunk.lines
+            if bytes_waiting > self._bytes_max or lines_waiting > self._lines_max:
+                self._urgent.set()
+                return False
+            self._bytes_waiting, self._lines_waiting = bytes_waiting, lines_waiting
+            self._chunks.append(chunk)
+        self._wanted.set()
+        if self.weight() > 1:
+            self._urgent.set()
+        return True
+
+    def take(self, timeout_s: float | None) -> list[Chunk]:
+        """All that waits, once it has gathered for a while; nothing when nothing came within ``timeout_s``.
+
+        For the writer thread, which MUST say ``written`` of each.
+        """
+        if self._wanted.wait(timeout_s):
+            self._urgent.wait(LINGER_S)
+        with self._lock:
+            chunks, self._chunks = self._chunks, []
+            self._wanted.clear()
+            self._urgent.clear()
+        return chunks
+
+    def written(self, chunk: Chunk) -> None:
+        """``chunk``, which was taken, holds no memory any more."""
+        with self._lock:
+            self._bytes_waiting -= len(chunk.data)
+            self._lines_waiting -= chunk.lines
+            assert self._bytes_waiting >= 0
+            assert self._lines_waiting >= 0
+
+    def hurry(self) -> None:
+        """Have ``take`` return at once, and once."""
+        self._urgent.set()
+        self._wanted.set()
+
+
+class LoopShare:
+    """A token bucket of seconds, for the thread of the loop."""
+
+    def __init__(self, share: float, burst_s: float, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        assert 0 < share < 1
+        assert burst_s > 0
+        self._share = share
+        self._burst_s = burst_s
+        self._clock = clock
+        self._left_s = burst_s
+        self._at_s = clock()
+
+    def spent(self) -> float:
+        """Which part of the bucket is used up: 0 nothing, 1 or more all of it."""
+        return 1 - self._refill() / self._burst_s
+
+    def owed_s(self) -> float:
+        """Seconds until nothing is owed any more, at most ``OWED_S_MAX``; 0 while something is left."""
+        return max(0.0, -self._refill() / self._share)
+
+    def charge(self, used_s: float) -> None:
+        """Take ``used_s`` out of the bucket, which may then owe."""
+        self._left_s = max(self._refill() - used_s, -self._share * OWED_S_MAX)
+
+    @contextmanager
+    def charged(self) -> Iterator[None]:
+        """Charge how long the block takes, which MUST NOT await."""
+        began_s = self._clock()
+        try:
+            yield
+        finally:
+            self.charge(self._clock() - began_s)
+
+    def _refill(self) -> float:
+        """Seconds in the bucket now."""
+        before_s, self._at_s = self._at_s, self._clock()
+        self._left_s = min(self._burst_s, self._left_s + (self._at_s - before_s) * self._share)
+        return self._left_s
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    path: Path
+    fd: int
+    opened_s: float
+    size: int = 0
+
+
+@dataclass(eq=False)
+class StatsFiles:
+    """The files of one node. For one thread; every method may raise ``OSError`` and can be called again after it."""
+
+    folder: Path
+    epoch: Epoch
+    file_bytes_max: int
+    file_age_max_s: float
+    bytes_max: int
+    on_removed: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        self._numbers = count(1)
+        self._open_file: _OpenFile | None = None
+        self._untidy = True
+
+    def tidy(self) -> None:
+        """Close what a process that ended, or a disk that failed, left open; remove the oldest beyond the bounds."""
+        if self._open_file is not None or not self._untidy:
+            return
+        self.folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+        for path in sorted(self.folder.iterdir()):
+            if _OPEN_NAME.fullmatch(path.name):
+                _cut_torn_line(path)
+                _publish(path)
+        self._untidy = False
+        self._remove_oldest()
+
+    def append(self, data: bytes) -> None:
+        """Write whole lines. After an ``OSError`` none of them is kept, as far as the disk can still be told so."""
+        file = self._open_file
+        if file is not None and file.size and file.size + len(data) > self.file_bytes_max:
+            self.close()
+        file = self._open_file = self._open_file or self._open()
+        written = 0
+        try:
+            while written < len(data):
+                written += os.pwrite(file.fd, data[written:], file.size + written)
+        except OSError:
+            self._take_back(file)
+            raise
+        file.size += len(data)
+
+    def due_in_s(self) -> float | None:
+        """Seconds until the open file is old, None when there is none."""
+        file = self._open_file
+        return None if file is None else max(0.0, file.opened_s + self.file_age_max_s - time.monotonic())
+
+    def close_old(self) -> None:
+        """Close the open file if it is old."""
+        if self.due_in_s() == 0.0:
+            self.close()
+
+    def close(self) -> None:
+        """Close the open file, if there is one, and show it to readers."""
+        if self._open_file is None:
+            return
+        file, self._open_file, self._untidy = self._open_file, None, True
+        os.close(file.fd)
+        _publish(file.path)
+        self._untidy = False
+        self._remove_oldest()
+
+    def _open(self) -> _OpenFile:
+        self._untidy = True
+        self.tidy()
+        opened = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        stems = (f"{opened}-{self.epoch:08}-{number:06}" for number in self._numbers)
+        stem = next(stem for stem in stems if not (self.folder / (stem + SUFFIX)).exists())
+        path = self.folder / f".{stem}{OPEN_SUFFIX}"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        return _OpenFile(path, fd, time.monotonic())
+
+    def _take_back(self, file: _OpenFile) -> None:
+        """Cut off what a failed write has left; a file that cannot be cut is left for ``tidy``."""
+        try:
+            os.ftruncate(file.fd, file.size)
+        except OSError:
+            self._open_file, self._untidy = None, True
+            with contextlib.suppress(OSError):
+                os.close(file.fd)
+
+    def _remove_oldest(self) -> None:
+        closed = sorted(path for path in self.folder.iterdir() if _CLOSED_NAME.fullmatch(path.name))
+        sizes = [path.stat().st_size for path in closed]
+        kept_bytes = sum(sizes)
+        for number, (path, size) in enumerate(zip(closed, sizes, strict=True)):
+            if kept_bytes + self.file_bytes_max <= self.bytes_max and len(closed) - number <= FILES_MAX:
+                return
+            path.unlink(missing_ok=True)
+            self.on_removed(size)
+            kept_bytes -= size
+
+
+def _publish(path: Path) -> None:
+    """Give a file that is complete the name under which readers find it; one without a line is removed."""
+    if path.stat().st_size == 0:
+        path.unlink()
+        return
+    os.utime(path)
+    path.rename(path.with_name(path.name.removeprefix(".").removesuffix(OPEN_SUFFIX) + SUFFIX))
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut the file behind its last newline."""
+    with path.open("r+b") as file, contextlib.suppress(ValueError):  # an empty file cannot be mapped
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b"\n") + 1
+        file.truncate(end)
+
+
+class StatsWriter:
+    """The thread that writes, from ``start`` on until ``close``."""
+
+    def __init__(self, intake: StatsIntake, files: StatsFiles, metrics: Metrics) -> None:
+        self._intake = intake
+        self._files = files
+        self._metrics = metrics
+        self._closing = threading.Event()
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="stats-writer", daemon=True)
+
+    def start(self) -> None:
+        """Close what an earlier process left open, then write what comes."""
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Write what waits, close the file; after ``timeout_s`` the thread is left to end with the process."""
+        if not self._thread.is_alive():
+            return
+        self._closing.set()
+        self._intake.hurry()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            log.warning("stats_not_flushed", waited_s=timeout_s)
+
+    def _run(self) -> None:
+        self._attempt(self._files.tidy)
+        while not self._closing.is_set():
+            for chunk in self._intake.take(TRY_AGAIN_S if self._failing else self._files.due_in_s()):
+                self._write(chunk)
+            self._attempt(self._files.close_old)
+            if self._failing:
+                self._attempt(self._files.tidy)
+        for chunk in self._intake.take(0):
+            self._write(chunk)
+        self._attempt(self._files.close)
+
+    def _write(self, chunk: Chunk) -> None:
+        if self._attempt(lambda: self._files.append(chunk.data)):
+            self._metrics.count("stats_written_bytes", len(chunk.data))
+            if self._failing:
+                self._failing = False
+                log.info("stats_written_again")
+        else:
+            self._metrics.count("stats_dropped", chunk.lines, "disk")
+        self._intake.written(chunk)
+
+    def _attempt(self, work: Callable[[], None]) -> bool:
+        """Whether ``work`` could be done; of all failures until lines are written again the first is logged."""
+        try:
+            work()
+        except OSError as error:
+            self._metrics.count("stats_write_failures")
+            if not self._failing:
+                log.warning("stats_not_written", error=str(error))
+            self._failing = True
+            return False
+        return True
