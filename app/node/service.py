@@ -52,7 +52,7 @@ from app.trust.quotas import Quotas
 from app.trust.tokens import Tokens
 from app.write.chain.appender import Appender
 from app.write.chain.view import unchained
-from app.write.followers.followers import Follower, TableFollower
+from app.write.followers.followers import TableFollower
 from app.write.followers.job_table import JobTable
 from app.write.followers.notary import Notary
 from app.write.followers.own_entries import OwnEntries
@@ -240,9 +240,8 @@ class Service:
             observe=self._keyed_entries.followed,
             waiting=lambda: self.node.committed.lsn - self.node.chained.lsn,
         )
-        self._table_followers = (self.job_table,)
         self.tails = Tails(pool, Share(), self.job_folds, self.breaks.report_error)
-        self._followers: tuple[Follower, ...] = (self.notary, *self._table_followers, self.tails)
+        self._followers = (self.notary, self.job_table, self.tails)
         self.key_changes = KeyChanges(
             settings=settings,
             node=self.node,
@@ -568,7 +567,7 @@ class Service:
             # The file may be gone for good: what was acknowledged is in memory, and can still be chained.
             await self.appender.drain(drain_s)
         follow_s = min(FOLLOW_AT_STOP_S, max(0.0, self.lifecycle.left_s() - CLOSE_RESERVE_S))
-        await asyncio.gather(*(follower.drain(follow_s) for follower in self._table_followers))
+        await self.job_table.drain(follow_s)
         await flushing
         if self.leadership is not None:
             await asyncio.to_thread(self.leadership.shipper.close, CLOSE_RESERVE_S / 3)

@@ -17,8 +17,8 @@ import pytest
 from app.runtime.settings.config import Settings
 from app.share.bundle.from_wal import export_from_wal, survey
 from app.store import Connection, job_table
-from app.write.followers.followers import TableFollower, Turn
-from app.write.followers.job_table import JobTable
+from app.write.followers.followers import TableFollower
+from app.write.followers.job_table import JobTable, Turn
 from ledger.positions import BEFORE_FIRST
 from signing import private_keys
 from tests.app.chain_builder import edit

@@ -14,8 +14,8 @@ import pytest
 from app.store import following, job_table
 from app.store.chain_reader import consistent_reader
 from app.store.migrate import migrate
-from app.write.followers.followers import TableFollower, Turn
-from app.write.followers.job_table import JobTable
+from app.write.followers.followers import TableFollower
+from app.write.followers.job_table import JobTable, Turn
 from app.write.pending.event_lines import EventLines
 from ledger.errors import ChainDamagedError, JobEndedError, JobExistsError
 from ledger.positions import BEFORE_FIRST
@@ -395,9 +395,10 @@ async def test_a_locked_job_row_keeps_nothing_from_being_chained(
     """What is told of the table, each time behind a look who is behind."""
     find_behind = TableFollower._find_behind
 
-    async def look(follower: TableFollower) -> None:
-        await find_behind(follower)
+    async def look(follower: TableFollower) -> bool:
+        is_found = await find_behind(follower)
         said.append(follower.last_error)
+        return is_found
 
     monkeypatch.setattr(TableFollower, "_find_behind", look)
     async with run_node() as service:

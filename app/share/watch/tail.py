@@ -266,7 +266,7 @@ class Tails:
     # --- following --------------------------------------------------------------------------------
 
     def chained(self, appended: AppendedEntries) -> None:
-        """This node chained ``appended``; as ``Follower.chained``."""
+        """This node chained ``appended``; as ``TableFollower.chained``."""
         if not self._tails:
             return
         for piece in appended.log_rows.pieces:

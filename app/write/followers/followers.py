@@ -1,4 +1,4 @@
-"""Followers: what is derived from the chains, behind the commit that chains.
+"""The follower of the job table: what is derived from the chains, behind the commit that chains.
 
 The chaining transaction holds what chain order must settle; whatever follows from the entries alone is a follower's::
 
@@ -6,8 +6,8 @@ The chaining transaction holds what chain order must settle; whatever follows fr
     run()               follows until it is cancelled; restarted after a crash, it goes on from where it stood
     last_error          why following failed last, None while all is well
 
-The Merkle trees are followed by the notary, whose position is the size of the stored tree. A follower that writes rows
-takes ``TableFollower`` and says only what the entries mean to its table. For that::
+The Merkle trees are followed by the notary, whose position is the size of the stored tree. What the entries mean to the
+rows of the table is ``job_table``. For its position::
 
     position <= head                    per tenant, in scheduler.follower_positions
     rows and position are of one transaction, which holds the row of the position locked
@@ -27,10 +27,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
-from typing import Protocol
 
 import asyncpg
 import structlog
@@ -40,8 +38,11 @@ from app.store import following as store
 from app.store.appended import AppendedEntries
 from app.store.entry_check import Report
 from app.store.following import FollowedEntry
+from app.store.job_search import unbuilt
+from app.store.job_table import FOLLOWER, first_unfollowed, is_beyond
 from app.store.log_rows import LOG_COLUMNS, RecentRows
 from app.store.sessions import NodeConnection
+from app.write.followers.job_table import JobTable, Turn
 from ledger.errors import ChainDamagedError, LedgerError
 from ledger.positions import Lsn
 from ledger.verification.verdict import Break, damaged
@@ -63,7 +64,7 @@ RUSH_BYTES_MAX = RECENT_BYTES_MAX * 3 // 4
 """With so many kept a rush is followed at once: none of it is to be read back."""
 LOCK_REPORTED_AFTER_S = 5.0
 """How long rows are locked before that is reported."""
-FOLLOWER = "follower"
+MET_BY = "follower"
 """The part of the node that breaks met here are reported by."""
 PLACE_ENTRIES_MAX = 1000
 """Entries before a position that are compared with the table, where this node does not know how far it had followed."""
@@ -76,18 +77,6 @@ log = structlog.get_logger()
 
 Connect = Callable[[], Awaitable[NodeConnection]]
 Observe = Callable[[Mapping[str, Sequence[FollowedEntry]]], object]
-
-
-class Follower(Protocol):
-    """What comes behind the commit."""
-
-    last_error: str | None
-
-    def chained(self, appended: AppendedEntries, /) -> None:
-        """``appended`` was committed; of two that wait, in whatever order. MUST NOT fail."""
-
-    async def run(self) -> None:
-        """Follow, until cancelled."""
 
 
 class LongLocks:
@@ -120,66 +109,13 @@ class LongLocks:
             self.ended(tenant_id)
 
 
-@dataclass(slots=True)
-class Turn:
-    """The entries that are followed in one transaction, by tenant."""
-
-    after: dict[str, int] = field(default_factory=dict)
-    """The position of each before."""
-    entries: dict[str, Sequence[FollowedEntry]] = field(default_factory=dict)
-    """What comes next, in seq order."""
-    places: dict[str, int] = field(default_factory=dict)
-    """The position of each afterwards."""
-    covered_lsn: dict[str, Lsn] = field(default_factory=dict)
-    """Of those that stand at the end of their chain: up to where all records of this node are in it, at least."""
-    unfinished: set[str] = field(default_factory=set)
-    """Those for which the table has more to do, also if nothing comes next."""
-
-
-class Table(Protocol):
-    """What a table follower keeps: rows that follow from entries."""
-
-    name: str
-    """Of the follower, and of the table in the schema."""
-
-    async def empty(self, connection: asyncpg.Connection[asyncpg.Record], tenant_ids: Sequence[str], /) -> None:
-        """Remove all rows of these tenants."""
-
-    async def take(self, connection: asyncpg.Connection[asyncpg.Record], turn: Turn, /) -> None:
-        """Write what the entries mean. The transaction is the caller's.
-
-        Raises:
-            LedgerError: not now; nothing of the turn is to be kept.
-        """
-
-    def doubt(self, tenant_id: str, job_id: str, /) -> None:
-        """Write the row of this job again with the next turn of its tenant."""
-
-    async def first_unfollowed(
-        self, connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, after_seq: int, to_seq: int, /
-    ) -> tuple[int, str] | None:
-        """Seq and job of the first entry in this range that the table does not cover."""
-
-    async def is_beyond(self, connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, seq: int, /) -> bool:
-        """Whether the table covers entries behind ``seq``."""
-
-    async def unfinished(self, connection: asyncpg.Connection[asyncpg.Record], /) -> Sequence[str]:
-        """Tenants for which there is more to do, also if the table is not behind."""
-
-    def taken(self, turn: Turn, /) -> None:
-        """What ``take`` wrote last is committed."""
-
-    def failed(self) -> None:
-        """What ``take`` wrote last may be committed or not."""
-
-
 class TableFollower:
     """Keeps ``table`` behind all chains. ``chained_lsn`` is asked up to where all records of this node for a tenant are
     in its chain, ``waiting`` how many records are committed and not chained."""
 
     def __init__(
         self,
-        table: Table,
+        table: JobTable,
         connect: Connect,
         chained_lsn: Callable[[str], Lsn],
         waiting: Callable[[], int] = lambda: 0,
@@ -222,8 +158,6 @@ class TableFollower:
         self._locks = LongLocks("following_delayed")
         self._positions_before: dict[str, int | None] = {}
         """Positions of the tenants that were behind at the last search."""
-        self._is_found = True
-        """Whether the last search found out which tenants are behind."""
 
     def chained(self, appended: AppendedEntries) -> None:
         """Follow what was committed, soon."""
@@ -279,21 +213,20 @@ class TableFollower:
 
     async def run(self) -> None:
         """Follow, for ever; ends by cancellation."""
-        search_at_s = 0.0
+        is_found, search_at_s = False, 0.0
         try:
             while True:
                 self._wake.clear()
                 if time.monotonic() >= search_at_s:
-                    await self._find_behind()
+                    is_found = await self._find_behind()
                     search_at_s = time.monotonic() + SEARCH_INTERVAL_S
                 await self._follow_all()
-                if self._is_found and not self._failed:
+                if is_found and not self._failed:
                     self.last_error = None
                 if not self._behind and not self._collected_tenants and not self._failed:
                     self._idle.set()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.0, search_at_s - time.monotonic())):
-                        await self._wake.wait()
+                    await asyncio.wait_for(self._wake.wait(), max(0.0, search_at_s - time.monotonic()))
         finally:
             self._lose_connection()
 
@@ -303,37 +236,36 @@ class TableFollower:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
 
-    async def _find_behind(self) -> None:
+    async def _find_behind(self) -> bool:
+        """Note which tenants are behind; whether PostgreSQL answers."""
         self._failed.clear()
         try:
             connection = await self._connected()
-            stands = await store.behind(connection, self._table.name)
-            behind = [*stands, *self._uncompared, *await self._table.unfinished(connection)]
+            stands = await store.behind(connection, FOLLOWER)
+            behind = [*stands, *self._uncompared, *await unbuilt(connection)]
             if self._is_first_search:
-                behind += await store.followed(connection, self._table.name)
+                behind += await store.followed(connection, FOLLOWER)
         except DATABASE_FAULTS as error:
-            self._is_found = False
             self._note((), error)
-            return
-        self._is_found, self._is_first_search = True, False
+            return False
+        self._is_first_search = False
         self._behind.update(dict.fromkeys(name for name in behind if name not in self._collected_tenants))
         # Where a place moves, another node follows.
         self._locks.ended_but_of({name for name, seq in stands.items() if self._positions_before.get(name, -1) == seq})
         self._positions_before = stands
+        return True
 
     async def _follow_all(self) -> None:
         """Turns for all tenants that are behind, as far as they can be followed."""
         while names := list(islice((name for name in self._behind if name not in self._failed), TENANTS_A_TURN)):
             for name in names:
                 del self._behind[name]
-            if not await self._follow(names) and len(names) > 1 and self._has_connection():
-                # One of them may be what keeps the others.
+            if not await self._follow(names) and len(names) > 1 and self._connection is not None:
+                # One of them may be what keeps the others; without a connection the rest has failed too.
                 self._failed.difference_update(names)
-                for at, name in enumerate(names):
-                    if not self._has_connection():
-                        self._failed.update(names[at:])
-                        break
-                    await self._follow((name,))
+                while names and self._connection is not None:
+                    await self._follow((names.pop(0),))
+                self._failed.update(names)
             await asyncio.sleep(0)
         self._behind.clear()
 
@@ -346,14 +278,14 @@ class TableFollower:
                 await self._fill(turn, connection, names)
                 # Also without entries: the table learns that somebody else followed these chains.
                 await self._table.take(connection, turn)
-                if unmoved := await store.move(connection, self._table.name, turn.after, turn.places):
-                    reason = f"PostgreSQL did not move the place of follower {self._table.name} and said no error"
+                if unmoved := await store.move(connection, FOLLOWER, turn.after, turn.places):
+                    reason = f"PostgreSQL did not move the place of follower {FOLLOWER} and said no error"
                     raise ChainDamagedError(min(unmoved), reason)
         except Exception as error:
             # Rows that somebody edited may hold anything; of what no check foresaw, as a TypeError, the log has the
             # trace. Nothing of the turn is stored, these tenants are tried one by one, and /readyz says why.
             if not isinstance(error, (LedgerError, *DATABASE_FAULTS)):
-                log.error("following_failed", follower=self._table.name, tenants=names[:3], exc_info=error)
+                log.error("following_failed", follower=FOLLOWER, tenants=names[:3], exc_info=error)
             self._table.failed()
             self._note(names, error)
             return False
@@ -370,7 +302,9 @@ class TableFollower:
         self._behind.update(dict.fromkeys(turn.unfinished))
         for name, seq in turn.places.items():
             self._forget(name, seq)
-            if name not in turn.covered_lsn and not (name in self._collected_tenants and self._is_lull_over()):
+            # A rush goes on that seemed to have ended: what has grown is followed with what comes of it.
+            is_lull_over = self._is_lull and self._is_rush() and self._recent_bytes < RUSH_BYTES_MAX
+            if name not in turn.covered_lsn and not (name in self._collected_tenants and is_lull_over):
                 self._behind[name] = None
         return True
 
@@ -378,10 +312,6 @@ class TableFollower:
     def locked(self) -> set[str]:
         """Tenants whose places another session has kept locked for long."""
         return self._locks.tenants
-
-    def _is_lull_over(self) -> bool:
-        """Whether a rush goes on that seemed to have ended: what has grown is followed with what comes of it."""
-        return self._is_lull and self._is_rush() and self._recent_bytes < RUSH_BYTES_MAX
 
     async def _fill(self, turn: Turn, connection: asyncpg.Connection[asyncpg.Record], names: Sequence[str]) -> None:
         """Take into ``turn`` what comes next of these tenants, whose places are locked.
@@ -392,13 +322,13 @@ class TableFollower:
         """
         # Asked before the heads are read: what a chain holds by then is in it.
         chained_lsn, room = {name: self._chained_lsn(name) for name in names}, ENTRIES_A_TURN
-        places = await store.lock_places(connection, self._table.name, names)
+        places = await store.lock_places(connection, FOLLOWER, names)
         for name, place in places.items():
             found = None if place.is_begun else await self._false_place(connection, name, place.seq)
             if found is not None:
-                self._report(ChainDamagedError(name, found.detail, found), FOLLOWER)
+                self._report(ChainDamagedError(name, found.detail, found), MET_BY)
             if found is not None or (name in self._to_rewrite and not place.is_begun):
-                await store.move(connection, self._table.name, {name: place.seq}, {name: 0})
+                await store.move(connection, FOLLOWER, {name: place.seq}, {name: 0})
                 places[name] = store.Place(0, place.head_seq, is_begun=True)
         if begun := [name for name, place in places.items() if place.is_begun]:
             await self._table.empty(connection, begun)
@@ -425,17 +355,14 @@ class TableFollower:
         left = self._positions_left.get(tenant_id)
         if left == seq:
             return None
-        if await self._table.is_beyond(connection, tenant_id, seq):
-            return self._not_followed(seq, "rows cover entries behind it")
         after_seq = left if left is not None and left < seq else max(0, seq - PLACE_ENTRIES_MAX)
-        unfollowed = await self._table.first_unfollowed(connection, tenant_id, after_seq, seq)
-        if unfollowed is None:
+        if await is_beyond(connection, tenant_id, seq):
+            why = "rows cover entries behind it"
+        elif (unfollowed := await first_unfollowed(connection, tenant_id, after_seq, seq)) is not None:
+            why = "no row covers seq {} of job {}".format(*unfollowed)
+        else:
             return None
-        return self._not_followed(seq, "no row covers seq {} of job {}".format(*unfollowed))
-
-    def _not_followed(self, seq: int, why: str) -> Break:
-        table = self._table.name
-        return Break(seq, "projection", f"the position of scheduler.{table} is seq {seq}, but {why}", None, why)
+        return Break(seq, "projection", f"the position of scheduler.{FOLLOWER} is seq {seq}, but {why}", None, why)
 
     def _remembered(self, tenant_id: str, after: int, head_seq: int, limit: int) -> Sequence[FollowedEntry]:
         """What comes behind ``after``, as far as it is kept; none of what is beyond the head that was read."""
@@ -456,9 +383,6 @@ class TableFollower:
 
     # --- the way to Postgres ----------------------------------------------------------------------
 
-    def _has_connection(self) -> bool:
-        return self._connection is not None
-
     async def _connected(self) -> NodeConnection:
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._connect()
@@ -467,9 +391,9 @@ class TableFollower:
     def _note(self, names: Sequence[str], error: Exception) -> None:
         """These could not be followed. Without a connection nobody can: all are found again when it is next asked."""
         if self.last_error is None:
-            log.warning("following_delayed", follower=self._table.name, tenants=names[:3], error=str(error))
+            log.warning("following_delayed", follower=FOLLOWER, tenants=names[:3], error=str(error))
         self.last_error = text_of(error)
-        self._report(error, FOLLOWER)
+        self._report(error, MET_BY)
         self._failed.update(names)
         if (lost := self._connection) is None or lost.is_closed() or lost.is_spent or isinstance(error, TimeoutError):
             self._lose_connection()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -16,7 +17,6 @@ from app.store import job_table as store
 from app.store.following import FollowedEntry
 from app.store.job_search import JobTerm, SearchFields
 from app.store.job_table import JobKey, JobSpan
-from app.write.followers.followers import Turn
 from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
 from ledger.machines.job_search import terms_of
@@ -50,10 +50,24 @@ OnFollowed = Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None]
 """Takes new states of jobs, and up to which LSN each tenant's cover the records of this node."""
 
 
+@dataclass(slots=True)
+class Turn:
+    """The entries that are followed in one transaction, by tenant."""
+
+    after: dict[str, int] = field(default_factory=dict)
+    """The position of each before."""
+    entries: dict[str, Sequence[FollowedEntry]] = field(default_factory=dict)
+    """What comes next, in seq order."""
+    places: dict[str, int] = field(default_factory=dict)
+    """The position of each afterwards."""
+    covered_lsn: dict[str, Lsn] = field(default_factory=dict)
+    """Of those that stand at the end of their chain: up to where all records of this node are in it, at least."""
+    unfinished: set[str] = field(default_factory=set)
+    """Those for which the table has more to do, also if nothing comes next."""
+
+
 class JobTable:
     """Folds entries into the states of their jobs. ``on_followed`` runs once states are committed."""
-
-    name = store.FOLLOWER
 
     def __init__(self, on_followed: OnFollowed) -> None:
         self._on_followed = on_followed
@@ -69,16 +83,6 @@ class JobTable:
         """Write the row of this job again with the next turn of its tenant, from its entries."""
         if len(self._doubted) < DOUBTED_MAX:
             self._doubted[tenant_id, job_id] = None
-
-    async def first_unfollowed(
-        self, connection: Connection, tenant_id: str, after_seq: int, to_seq: int
-    ) -> tuple[int, str] | None:
-        """Seq and job of the first entry in this range that no row of the table covers."""
-        return await store.first_unfollowed(connection, tenant_id, after_seq, to_seq)
-
-    async def is_beyond(self, connection: Connection, tenant_id: str, seq: int) -> bool:
-        """Whether rows of the table cover entries behind ``seq``."""
-        return await store.is_beyond(connection, tenant_id, seq)
 
     async def empty(self, connection: Connection, tenant_ids: Sequence[str]) -> None:
         """Remove the rows of these tenants."""
@@ -118,10 +122,6 @@ class JobTable:
                 if fields.built_to is not None:
                     built = await _next_built(connection, fields, turn.places[fields.tenant_id])
                     await _build_terms(connection, turn, fields, built)
-
-    async def unfinished(self, connection: Connection) -> Sequence[str]:
-        """Tenants whose jobs are not all found by the fields that they declared."""
-        return await terms_store.unbuilt(connection)
 
     def taken(self, turn: Turn) -> None:
         """Remember the states."""
