@@ -19,7 +19,7 @@ from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
 from app.runtime.tasks import called_in
 from app.write.intake.answers import NoQuorum
-from app.write.intake.member_copies import MemberCopies
+from app.write.intake.evidence import MemberCopies
 from app.write.intake.system_entries import SystemEntries
 from ledger.errors import FencedError, LedgerError
 from ledger.positions import BEFORE_FIRST, Lsn

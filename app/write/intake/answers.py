@@ -9,20 +9,18 @@ their positions; of a repeated one, that members and regions say now that they h
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import orjson
 
 from app.runtime.state.node import Node, expire
 from app.store.appended import ChainPosition
 from app.store.idempotency import ChainedLine
-from app.write.intake.evidence import AtChain, Chained, Evidence, InRegions
-from app.write.intake.member_copies import MemberCopies
+from app.write.intake.evidence import Evidence, InRegions, MemberCopies
 from app.write.pending.backlog import Pending
 from app.write.pending.event_lines import CREATED, EventLines
 from app.write.pending.keyed_entries import check_lines, gone
@@ -30,7 +28,7 @@ from app.write.pending.linking import event_refused
 from app.write.pending.quarantine import Quarantine
 from app.write.pending.requests import BatchReceipt, Draft, Receipt, RequestKey
 from ledger.errors import NO_QUORUM, DurabilityTimeoutError, EventRefusedError
-from ledger.facts.events import Durability, SystemAction
+from ledger.facts.events import ACTIONS, Durability, SystemAction
 from ledger.positions import BEFORE_FIRST, Lsn
 
 _REFUSAL = attrgetter("refusal")
@@ -57,6 +55,11 @@ class Awaited:
         self.pending = pending
         self.reached = answers.reached(pending, level)
 
+    async def settled(self) -> Self:
+        """This, once ``reached`` is done."""
+        await asyncio.wait((self.reached,))
+        return self
+
     def place(self) -> ChainPosition | None:
         """Where it stands, when ``reached`` is done; None where it was not to be chained first.
 
@@ -82,13 +85,9 @@ class Entered(Awaited):
 
     def receipt(self) -> Receipt:
         """The answer, when ``reached`` is done; errors as ``place``."""
-        return self._answers.receipt(self._draft, self.pending, self._fence_token, self.place())
-
-    async def settled(self) -> Receipt:
-        """``receipt``, waited for."""
-        with contextlib.suppress(DurabilityTimeoutError):  # receipt raises it, with what it says of the event
-            await self.reached
-        return self.receipt()
+        return self._answers.receipt(
+            self._draft, self.pending, self.pending.hlc.text(), self._fence_token, self.place()
+        )
 
 
 class Deadlines:
@@ -165,7 +164,7 @@ class Answers:
         of_chain = max(SURVIVES.index(postgres_survives), of_quorum)
         # Without other regions GLOBAL is chained: where PostgreSQL outlives as much as a quorum does, that says it all.
         chain_is_enough = not spreads and SURVIVES.index(postgres_survives) >= of_quorum
-        self._evidence = Evidence(copies, spreads=spreads, chain_is_enough=chain_is_enough)
+        self._evidence = Evidence(copies, in_regions, spreads=spreads, chain_is_enough=chain_is_enough)
         self._regional_survives = SURVIVES[: (of_quorum if self._is_replicated else of_chain) + 1]
         self._global_survives = SURVIVES if spreads else SURVIVES[: of_chain + 1]
 
@@ -284,15 +283,14 @@ class Answers:
         except DurabilityTimeoutError as error:
             raise self.late(level, str(error), last.lsn if last else self._node.durable.lsn, last, heads) from None
 
-    async def shown(self, lines: Sequence[AtChain], level: Durability) -> None:
+    async def shown(self, lines: Sequence[ChainedLine], level: Durability) -> None:
         """Return once it is shown that these lines, which are chained, have reached ``level`` by now.
 
         Raises:
             DurabilityTimeoutError: it is not in time; names the last line.
             WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed meanwhile.
         """
-        has_quorum = self._away() is None
-        await self._evidence.shown(lines, level, self._in_regions, self._write_timeout_s, has_quorum=has_quorum)
+        await self._evidence.shown(lines, level, self._write_timeout_s, has_quorum=self._away() is None)
         if level > Durability.LOCAL and self._node.failure is not None:
             raise self._node.failure.with_traceback(None)
 
@@ -326,10 +324,6 @@ class Answers:
             return Durability.REGIONAL
         return Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE
 
-    def entered(self, draft: Draft, pending: Pending, fence_token: int) -> Entered:
-        """An event that was entered without a key, to be waited for."""
-        return Entered(self, draft, pending, fence_token)
-
     def reached(self, pending: Pending, level: Durability) -> asyncio.Future[ChainPosition | None]:
         """What resolves once ``pending`` is at ``level``, or its time is up."""
         node = self._node
@@ -347,10 +341,6 @@ class Answers:
         self._unchained.add(reached, pending.lsn)
         return reached  # type: ignore[no-any-return]
 
-    def receipt(self, draft: Draft, pending: Pending, fence_token: int, chain: ChainPosition | None) -> Receipt:
-        """The answer about an entered event that has reached its level."""
-        return self._receipt(draft, pending, pending.hlc.text(), fence_token, chain, replayed=False)
-
     async def finish(self, draft: Draft, pending: Pending, fence_token: int, *, seen: bool) -> Receipt:
         """The receipt of a keyed event, once it has reached its level; where it was ``seen`` before this request came,
         once that is shown.
@@ -364,8 +354,8 @@ class Answers:
             pending.lsn, min(level, Durability.REGIONAL) if seen else level, pending, pending.outcome
         )
         if seen and chain is not None:
-            await self.shown((_chained_at(pending, chain),), level)
-        return self.receipt(draft, pending, fence_token, chain)
+            await self.shown((_line_at(pending, chain),), level)
+        return self.receipt(draft, pending, pending.hlc.text(), fence_token, chain)
 
     async def again(self, chained: Sequence[ChainedLine], draft: Draft, key: RequestKey) -> Receipt:
         """The first answer again, from what the chain holds, once its level is shown.
@@ -384,7 +374,7 @@ class Answers:
         await self.shown(chained, draft.durability)
         is_chained = draft.durability > Durability.LOCAL
         chain = ChainPosition(line.seq, line.chain_link, line.prev_chain_link) if is_chained else None
-        return self._receipt(draft, line, line.t_hlc, fence_token_of(line.payload), chain, replayed=True)
+        return self.receipt(draft, line, line.t_hlc, fence_token_of(line.payload), chain, replayed=True)
 
     def of_lines(self, entered: Sequence[Pending], requested: Durability) -> BatchReceipt:
         """The answer to a request all of whose lines were entered now."""
@@ -404,7 +394,7 @@ class Answers:
             job_ids, len(lines), chained[0].t_hlc, chained[-1].t_hlc, last, requested, replayed=replayed
         )
 
-    def _receipt(
+    def receipt(
         self,
         draft: Draft,
         at: Pending | ChainedLine,
@@ -412,8 +402,9 @@ class Answers:
         fence_token: int,
         chain: ChainPosition | None,
         *,
-        replayed: bool,
+        replayed: bool = False,
     ) -> Receipt:
+        """The answer about an event that has reached its level, from what was entered or is chained."""
         level = draft.durability
         return Receipt(
             job_id=at.job_id,
@@ -467,8 +458,24 @@ class Answers:
         return SURVIVES if self._in_regions is not None else self._global_survives
 
 
-def _chained_at(pending: Pending, chain: ChainPosition) -> Chained:
-    return Chained(pending.tenant_id, pending.job_id, pending.hlc.text(), pending.epoch, pending.lsn, chain.seq)
+def _line_at(pending: Pending, chain: ChainPosition) -> ChainedLine:
+    """The one line of a keyed request, as this process has seen it chained."""
+    key = pending.idempotency
+    assert key is not None
+    return ChainedLine(
+        pending.tenant_id,
+        key.line,
+        key.body_digest,
+        chain.seq,
+        pending.epoch,
+        pending.lsn,
+        pending.hlc.text(),
+        pending.job_id,
+        ACTIONS[pending.record_type],
+        pending.payload.decode(),
+        chain.chain_link,
+        chain.prev_chain_link,
+    )
 
 
 async def outcome_within(outcome: asyncio.Future[ChainPosition], timeout_s: float) -> ChainPosition:

@@ -1,64 +1,241 @@
-"""What a repeated answer rests on: who says now that he holds what the first answer claimed.
+"""The evidence of a repeated answer: which safekeepers and regions hold now what the first answer claimed.
 
-A first answer waits until positions of its own records are reached. The records of a repeated one were chained earlier,
-perhaps by another process or another node, and those who held them then may be dead, empty or restored from before. So
-members of the quorum and regions are asked again, and what they do not say in time is not claimed (decision 0068).
+A first answer waits until its own records have reached their positions. The records of a repeated one were chained
+earlier, perhaps by another process or another node, and the members that held them then may be dead, empty or restored
+from before. So members of the quorum and regions are asked again while the request is under way, and what they do not
+confirm in time is not claimed (decision 0068).
+
+One member is asked over one connection at a time; requests that arrive while it is asked share the next one. A record
+was chained, hence committed in its epoch: a member whose log ends in that epoch or a later one, and reaches over the
+record's LSN, holds this record and no other.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
 
 from app.runtime.sharing import Turn
 from app.store.idempotency import ChainedLine
-from app.write.intake.member_copies import MemberCopies, Stretch
-from ledger.errors import COPIES_REMOVED, NO_QUORUM, DurabilityTimeoutError
+from ledger.errors import (
+    COPIES_REMOVED,
+    NO_QUORUM,
+    ConfigurationError,
+    DurabilityTimeoutError,
+    InvalidInputError,
+)
 from ledger.facts.events import Durability
 from ledger.positions import Epoch, Lsn
+from wal.replication import frames
+from wal.replication.configuration import NO_MEMBERS, Configuration
+from wal.replication.frames import ConnectionOverError
+from wal.replication.messages import WalStatus
+from wal.replication.tls import PeerTls
+
+PAUSE_FIRST_S = 0.05
+PAUSE_MAX_S = 1.0
+"""Between two rounds of questions about records that are not shown yet."""
+FAULTS = (OSError, EOFError, TimeoutError, InvalidInputError, ConfigurationError, ConnectionOverError)
+"""Why a member does not report its logs."""
 
 InRegions = Callable[[Mapping[str, int], float], Awaitable[None]]
 """Waits until a majority of regions has said, since it was called, that they imported the chains of tenants up to a seq
 each."""
 
 
-class Chained(NamedTuple):
-    """An event that this process has seen chained, as far as it decides who else holds it."""
+class Stretch(NamedTuple):
+    """Records of one node's log that were chained, from the first LSN to the last, none of a later epoch."""
 
-    tenant_id: str
-    job_id: str
-    t_hlc: str
+    node_id: str
     epoch: Epoch
-    lsn: Lsn
-    seq: int
+    first_lsn: Lsn
+    last_lsn: Lsn
+
+    def is_held_in(self, status: WalStatus) -> bool:
+        """Whether the member that reports this log holds these records."""
+        is_of_epoch = status.state == "open" and status.tail.epoch >= self.epoch
+        return is_of_epoch and status.first_lsn <= self.first_lsn and self.last_lsn <= status.durable_lsn
 
 
-AtChain: TypeAlias = ChainedLine | Chained
-"""An event in the chain, as far as it decides who else holds it."""
+class Reports(NamedTuple):
+    """What the members reported in one round."""
+
+    logs: dict[str, Mapping[str, WalStatus]]
+    """By address of those that answered, their logs by node."""
+    faults: dict[str, str]
+    """By address, why the others did not."""
+
+    def of(self, stretch: Stretch) -> list[WalStatus]:
+        """The log of ``stretch`` at each member that keeps it."""
+        return [logs[stretch.node_id] for logs in self.logs.values() if stretch.node_id in logs]
+
+
+class MemberCopies:
+    """Asks the members that a node is configured with. Belongs to one event loop.
+
+    ``regions`` are those that keep its log; ``needs_all``: every member must hold what is committed. ``own`` is the
+    list of members that counts for the log of ``node_id``, this node's own. Each answer is waited for ``timeout_s``.
+    """
+
+    def __init__(
+        self,
+        addresses: Collection[str],
+        *,
+        node_id: str,
+        own: Callable[[], Configuration],
+        regions: frozenset[str],
+        needs_all: bool,
+        tls: PeerTls | None,
+        timeout_s: float,
+    ) -> None:
+        self._addresses = tuple(addresses)
+        self._node_id = node_id
+        self._own = own
+        self._regions = regions
+        self._needs_all = needs_all
+        self._status = partial(frames.status, tls=tls, timeout_s=timeout_s)
+        self._threads = ThreadPoolExecutor(len(self._addresses), "member-copies")
+        """One for each member: one that does not answer delays nothing else."""
+        self._asking: dict[str, asyncio.Future[frames.Keeper]] = {}
+        """By address, the question that was put last."""
+
+    async def hold(self, stretches: Sequence[Stretch], *, in_regions: bool, timeout_s: float, is_once: bool) -> None:
+        """Return once a majority of the voters of each log report that they hold its records; with ``in_regions``, once
+        a majority of the regions do as well. With ``is_once`` each member is asked once alone.
+
+        Raises:
+            DurabilityTimeoutError: they do not in time; ``achieved`` is what they do. With ``reason``
+                ``COPIES_REMOVED`` they never will.
+        """
+        loop = asyncio.get_running_loop()
+        ends_s, pause_s = loop.time() + timeout_s, PAUSE_FIRST_S
+        left, regional = list(stretches), set[Stretch]()
+        while True:
+            reports = await self._round(left, in_regions, ends_s)
+            left = [each for each in left if not self._is_shown(each, reports, in_regions=in_regions)]
+            if not left:
+                return
+            if any(self._is_removed(each, reports) for each in left):
+                raise DurabilityTimeoutError(
+                    "the safekeepers have removed it, since wal.retain is shorter than an Idempotency-Key is kept; "
+                    "PostgreSQL alone holds it",
+                    achieved=Durability.LOCAL,
+                    reason=COPIES_REMOVED,
+                )
+            if in_regions:
+                regional.update(each for each in left if self._is_shown(each, reports, in_regions=False))
+            if is_once or loop.time() + pause_s >= ends_s:
+                achieved = Durability.REGIONAL if regional.issuperset(left) else Durability.LOCAL
+                raise self._late(left, reports, achieved, in_regions)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+    def _late(
+        self, left: Sequence[Stretch], reports: Reports, achieved: Durability, in_regions: bool
+    ) -> DurabilityTimeoutError:
+        faults = dict(reports.faults)
+        for address, logs in reports.logs.items():
+            if any(each.node_id not in logs or not each.is_held_in(logs[each.node_id]) for each in left):
+                faults[address] = "does not hold it"
+        needed = "a majority of the regions" if in_regions else "enough safekeepers"
+        away = [address for address in self._addresses if address in faults]
+        members = "; ".join(f"{address}: {faults[address]}" for address in away)
+        return DurabilityTimeoutError(
+            f"nothing shows now that {needed} hold it; {members}", achieved=achieved, members_away=away
+        )
+
+    async def _round(self, stretches: Sequence[Stretch], in_regions: bool, ends_s: float) -> Reports:
+        """Ask every member once; returns as soon as those that answered show that all is held."""
+        reports = Reports({}, dict.fromkeys(self._addresses, "did not answer in time"))
+        asked = {asyncio.create_task(self._ask(address)): address for address in self._addresses}
+        waiting = set(asked)
+        try:
+            while waiting:
+                left_s = ends_s - asyncio.get_running_loop().time()
+                done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    try:
+                        reports.logs[asked[each]] = {log.node_id: log for log in each.result().wals}
+                        del reports.faults[asked[each]]
+                    except FAULTS as error:
+                        reports.faults[asked[each]] = str(error) or type(error).__name__
+                if not done or all(self._is_shown(each, reports, in_regions=in_regions) for each in stretches):
+                    break
+        finally:
+            for each in waiting:
+                each.cancel()
+        return reports
+
+    def _is_shown(self, stretch: Stretch, reports: Reports, *, in_regions: bool) -> bool:
+        known = reports.of(stretch)
+        if self._needs_all and len(known) < len(self._addresses):
+            return False
+        lists = [status.configuration for status in known]
+        # One of a majority knows the list that counts; of its own log the node does.
+        if stretch.node_id == self._node_id:
+            lists.append(self._own())
+        elif len(reports.logs) <= len(self._addresses) // 2:
+            return False
+        counts = max(lists, key=lambda each: each.order, default=NO_MEMBERS)
+        holding = frozenset(status.member_id for status in known if stretch.is_held_in(status))
+        if not counts.has_majority(holding) or (self._needs_all and len(holding) < len(self._addresses)):
+            return False
+        names = self._regions | counts.regions | {counts.home} if in_regions else ()
+        return not in_regions or sum(_has_majority(counts, name, holding) for name in names) > len(names) // 2
+
+    def _is_removed(self, stretch: Stretch, reports: Reports) -> bool:
+        """Whether the logs of a majority of the members begin behind its first record: that does not change."""
+        begin_behind = [each.state == "open" and each.first_lsn > stretch.first_lsn for each in reports.of(stretch)]
+        return sum(begin_behind) > len(self._addresses) // 2
+
+    async def _ask(self, address: str) -> frames.Keeper:
+        """The state of the member and its logs, at a moment after the call.
+
+        Raises:
+            one of ``FAULTS``: it does not report it.
+        """
+        earlier = self._asking.get(address)
+        if earlier is not None and not earlier.done():
+            await asyncio.wait((earlier,))
+        asking = self._asking.get(address)
+        if asking is earlier or asking is None:
+            host, _, port = address.rpartition(":")
+            loop = asyncio.get_running_loop()
+            asking = loop.run_in_executor(self._threads, self._status, host.strip("[]"), int(port))
+            # Retrieved in any case: every caller may have given up by then.
+            asking.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            self._asking[address] = asking
+        return await asyncio.shield(asking)
+
+
+def _has_majority(counts: Configuration, region: str, holding: frozenset[str]) -> bool:
+    if region == counts.home:
+        return counts.has_majority(holding)
+    members = counts.of_region(region)
+    return len(members & holding) > len(members) // 2
 
 
 class Evidence:
     """Asks members and regions. Belongs to one event loop.
 
-    ``copies`` is None where no safekeeper votes; with ``spreads`` GLOBAL asks for a majority of their regions, and with
-    ``chain_is_enough`` for none of them.
+    ``copies`` is None where no safekeeper votes, ``in_regions`` where GLOBAL does not ask for regions that import. With
+    ``spreads`` GLOBAL asks for a majority of the members' regions, and with ``chain_is_enough`` for no member.
     """
 
-    def __init__(self, copies: MemberCopies | None, *, spreads: bool, chain_is_enough: bool) -> None:
+    def __init__(
+        self, copies: MemberCopies | None, in_regions: InRegions | None, *, spreads: bool, chain_is_enough: bool
+    ) -> None:
         self._copies = copies
+        self._in_regions = in_regions
         self._spreads = spreads
         self._chain_is_enough = chain_is_enough
         self._asking: set[asyncio.Timeout] = set()
 
     async def shown(
-        self,
-        lines: Sequence[AtChain],
-        level: Durability,
-        in_regions: InRegions | None,
-        timeout_s: float,
-        *,
-        has_quorum: bool,
+        self, lines: Sequence[ChainedLine], level: Durability, timeout_s: float, *, has_quorum: bool
     ) -> None:
         """Return once it is shown that all these lines, which are chained, have reached ``level`` by now. Where it is
         known that there is no quorum, members are asked once alone.
@@ -66,9 +243,9 @@ class Evidence:
         Raises:
             DurabilityTimeoutError: it is not in time; names the last line, and the level that is shown.
         """
-        asks_regions = in_regions is not None and level is Durability.GLOBAL
+        in_regions = self._in_regions if level is Durability.GLOBAL else None
         copies = None if level is Durability.GLOBAL and self._chain_is_enough else self._copies
-        if level <= Durability.LOCAL or not (asks_regions or copies is not None):
+        if level <= Durability.LOCAL or (in_regions is None and copies is None):
             return
         stretches, seqs = await _extents(lines)
         last = max(lines, key=lambda line: line.lsn)
@@ -83,64 +260,50 @@ class Evidence:
                     try:
                         await copies.hold(stretches, in_regions=is_spread, timeout_s=timeout_s, is_once=not has_quorum)
                     except DurabilityTimeoutError as error:
-                        # What GLOBAL claims on the word of the chain, REGIONAL may.
+                        # What GLOBAL claims by the chain alone, REGIONAL may.
                         if error.reason != COPIES_REMOVED or not self._chain_is_enough:
-                            raise _not_held(level, error, last, has_quorum=has_quorum) from None
-                    achieved = Durability.REGIONAL
-                if asks_regions and in_regions is not None:
-                    try:
-                        await in_regions(seqs, ends_s - loop.time())
-                    except DurabilityTimeoutError as error:
-                        raise _not_shown(level, str(error), last, achieved) from None
+                            raise
+                    achieved, has_quorum = Durability.REGIONAL, True
+                if in_regions is not None:
+                    await in_regions(seqs, ends_s - loop.time())
         except TimeoutError:
-            raise _not_shown(level, "the service stops", last, achieved) from None
+            raise _not_shown(level, DurabilityTimeoutError("the service stops"), last, achieved) from None
+        except DurabilityTimeoutError as error:
+            raise _not_shown(level, error, last, achieved, has_quorum=has_quorum) from None
         finally:
             self._asking.discard(limit)
 
     def give_up(self) -> None:
-        """Nobody is to wait any longer."""
+        """End all waits."""
         for limit in self._asking:
             limit.reschedule(asyncio.get_running_loop().time())
 
 
-def _not_held(
-    level: Durability, error: DurabilityTimeoutError, last: AtChain, *, has_quorum: bool
-) -> DurabilityTimeoutError:
-    """The answer where members do not show what ``error`` is about."""
-    reason = error.reason if error.reason is not None or has_quorum else NO_QUORUM
-    achieved = Durability.LOCAL if error.achieved is None else error.achieved
-    return _not_shown(level, str(error), last, achieved, reason=reason, members_away=error.members_away)
-
-
 def _not_shown(
     level: Durability,
-    why: str,
-    last: AtChain,
+    why: DurabilityTimeoutError,
+    last: ChainedLine,
     achieved: Durability,
     *,
-    reason: str | None = None,
-    members_away: Sequence[str] | None = None,
+    has_quorum: bool = True,
 ) -> DurabilityTimeoutError:
-    do = (
-        "and stays there; the same Idempotency-Key is answered so again"
-        if reason == COPIES_REMOVED
-        else "send the same Idempotency-Key again once that is mended"
-    )
-    when = "any more" if reason == COPIES_REMOVED else "now"
-    joined = " " if reason == COPIES_REMOVED else "; "
+    if why.reason == COPIES_REMOVED:
+        when, do = "any more", " and stays there; the same Idempotency-Key is answered so again"
+    else:
+        when, do = "now", "; send the same Idempotency-Key again once that is mended"
     return DurabilityTimeoutError(
-        f"{level.name} cannot be shown {when}: {why}. The event is chained at seq {last.seq}{joined}{do}",
+        f"{level.name} cannot be shown {when}: {why}. The event is chained at seq {last.seq}{do}",
         job_id=last.job_id,
         hlc=last.t_hlc,
         epoch=last.epoch,
         lsn=last.lsn,
-        achieved=achieved,
-        reason=reason,
-        members_away=members_away,
+        achieved=achieved if why.achieved is None else why.achieved,
+        reason=why.reason if why.reason is not None or has_quorum else NO_QUORUM,
+        members_away=why.members_away,
     )
 
 
-async def _extents(lines: Sequence[AtChain]) -> tuple[list[Stretch], dict[str, int]]:
+async def _extents(lines: Sequence[ChainedLine]) -> tuple[list[Stretch], dict[str, int]]:
     """Where the lines lie: in the log of each node, and by tenant up to which seq."""
     stretches: dict[str, Stretch] = {}
     seqs: dict[str, int] = {}

@@ -6,7 +6,6 @@ is looked up before, and one that came again is an entry of the WAL that adds no
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -69,11 +68,6 @@ class EnteredProposal(Awaited):
         assert place is not None
         return Recorded(place.seq, pending.hlc.text(), pending.epoch, pending.lsn)
 
-    async def settled(self) -> Recorded:
-        """``recorded``, waited for."""
-        await asyncio.wait((self.reached,))
-        return self.recorded()
-
 
 @dataclass(kw_only=True, eq=False)
 class Proposals:
@@ -115,7 +109,7 @@ class Proposals:
         """
         entered = self.enter(wanted, actor, key)
         try:
-            return await entered.settled()
+            return (await entered.settled()).recorded()
         except DuplicateLineError:
             pending = entered.pending
             chained = await self.keyed.find((pending.tenant_id,), key)
@@ -131,7 +125,7 @@ class Proposals:
         """
         payload = self._encoded({"type": CAPACITY_TYPE, "node": node, "capacity": capacity}, actor)
         pending = self.system.enter_about(CAPACITY_RECORD_TYPE, node_subject(node), payload, tenant_id, None, actor)
-        return await EnteredProposal(self.answers, pending).settled()
+        return (await EnteredProposal(self.answers, pending).settled()).recorded()
 
     def _encoded(self, facts: dict[str, object], actor: str | None) -> bytes:
         if actor is not None:

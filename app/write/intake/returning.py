@@ -161,38 +161,36 @@ class Returning:
         return []
 
     async def _append(self, group: Sequence[Record]) -> Lsn:
+        """Append these again, once there is room; from there on without an await."""
         events = [(each, record.decode(each.payload)) for each in group]
         tenants = {event.tenant_id for _, event in events}
         size = record_bytes_of(len(group), sum(len(each.payload) for each in group))
         while True:
             try:
-                self.system.backlog.reserve(len(group) + len(tenants), size, tenants)
+                self.system.backlog.check(len(group) + len(tenants), size, tenants)
                 break
             except WalFullError:
                 await asyncio.sleep(PAUSE_S)
-        try:
-            for tenant_id in tenants:
-                self.system.begin_in_queue(tenant_id)
-            node, first_lsn = self.node, self.system.wal.next_lsn
-            self.system.wal.append_all(
-                [
-                    (
-                        node.clock.tick(node.wall.now_ms()),
-                        RETURNED_RECORD_TYPE,
-                        encode_returned(each.hlc, each.type, each.payload),
-                    )
-                    for each in group
-                ]
-            )
-            entered = [
-                pending_of(Lsn(first_lsn + at), node.epoch, each.hlc, each.type, event)
-                for at, (each, event) in enumerate(events)
+        for tenant_id in tenants:
+            self.system.begin_in_queue(tenant_id)
+        node, first_lsn = self.node, self.system.wal.next_lsn
+        self.system.wal.append_all(
+            [
+                (
+                    node.clock.tick(node.wall.now_ms()),
+                    RETURNED_RECORD_TYPE,
+                    encode_returned(each.hlc, each.type, each.payload),
+                )
+                for each in group
             ]
-            self.system.backlog.add(entered)
-            for pending in entered:
-                self.recovered(pending)
-        finally:
-            self.system.backlog.release(len(group) + len(tenants), size)
+        )
+        entered = [
+            pending_of(Lsn(first_lsn + at), node.epoch, each.hlc, each.type, event)
+            for at, (each, event) in enumerate(events)
+        ]
+        self.system.backlog.add(entered)
+        for pending in entered:
+            self.recovered(pending)
         self.node.chained.want(entered[-1].lsn)
         return entered[-1].lsn
 

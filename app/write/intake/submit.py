@@ -109,7 +109,7 @@ class Submitter:
         """
         if key is None:
             await self._checks.check(EventLines.of((draft,)), draft.durability, in_lines=False)
-            return await self.answers.entered(draft, *self._enter_one(draft, None)).settled()
+            return (await Entered(self.answers, draft, *self._enter_one(draft, None)).settled()).receipt()
         async with self.keyed.begin((draft.tenant_id,), key, draft.durability) as (request, seen):
             if not seen and request.recovered:
                 request.entered(request.recovered[0])
@@ -138,7 +138,7 @@ class Submitter:
         """
         if not self._checks.is_known(draft):
             return None
-        return self.answers.entered(draft, *self._enter_one(draft, None))
+        return Entered(self.answers, draft, *self._enter_one(draft, None))
 
     async def submit_lines(
         self, lines: EventLines, *, durability: Durability | None, key: RequestKey | None

@@ -49,13 +49,9 @@ class SystemEntries:
 
         Raises:
             ChainDamagedError: the chain of ``_system`` takes none.
+            WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``Submitter.submit``.
         """
-        self.quarantine.check(SYSTEM_TENANT)
-        self.backlog.reserve(1, 0, (SYSTEM_TENANT,))
-        try:
-            pending = self._enter(action, subject, facts)
-        finally:
-            self.backlog.release(1)
+        pending = self._enter_checked(action, subject, facts)
         pending.outcome = asyncio.get_running_loop().create_future()
         return await pending.outcome
 
@@ -69,15 +65,7 @@ class SystemEntries:
             DurabilityTimeoutError: not durable in time; it may still be.
             WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``Submitter.submit``.
         """
-        self.refuse_unfit((tenant_id,))
-        room = 1 + (tenant_id not in self.tenants and tenant_id != SYSTEM_TENANT)
-        self.backlog.reserve(room, 0, (tenant_id,))
-        try:
-            if room > 1:
-                self.begin_in_queue(tenant_id)
-            pending = self._enter(action, subject, facts, tenant_id)
-        finally:
-            self.backlog.release(room)
+        pending = self._enter_checked(action, subject, facts, tenant_id)
         await self.node.durable.reached(pending.lsn, self.write_timeout_s)
 
     async def record_once(
@@ -91,16 +79,9 @@ class SystemEntries:
             DurabilityTimeoutError: not chained in time; it may still be.
             WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``Submitter.submit``.
         """
-        self.refuse_unfit((tenant_id,))
-        room = 1 + (tenant_id not in self.tenants)
-        self.backlog.reserve(room, 0, (tenant_id,))
-        try:
-            self.begin_in_queue(tenant_id)
-            digest = hashlib.sha256(canonical.encode(facts)).digest()
-            key = IdempotencyKey(LEDGER_ROUTE, f"{action}:{name}", 0, digest)
-            pending = self._enter(action, name, facts, tenant_id, key)
-        finally:
-            self.backlog.release(room)
+        digest = hashlib.sha256(canonical.encode(facts)).digest()
+        key = IdempotencyKey(LEDGER_ROUTE, f"{action}:{name}", 0, digest)
+        pending = self._enter_checked(action, name, facts, tenant_id, key)
         pending.outcome = asyncio.get_running_loop().create_future()
         return await outcome_within(pending.outcome, self.write_timeout_s)
 
@@ -171,19 +152,9 @@ class SystemEntries:
 
     def begin_in_queue(self, tenant_id: str) -> None:
         """Let a tenant begin with what is queued next; there is room for it."""
-        if tenant_id not in self.tenants and tenant_id != SYSTEM_TENANT:
+        if self._is_new(tenant_id):
             self._enter(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
             self.tenants.add(tenant_id)
-
-    def _enter(
-        self,
-        action: SystemAction,
-        subject: str,
-        facts: dict[str, object],
-        tenant_id: str = SYSTEM_TENANT,
-        key: IdempotencyKey | None = None,
-    ) -> Pending:
-        return self._queue(self.event(action, subject, facts, self.wal.next_lsn, tenant_id, key))
 
     def enter_about(
         self, kind: int, subject: str, payload: bytes, tenant_id: str, key: IdempotencyKey | None, actor: str | None
@@ -195,11 +166,8 @@ class SystemEntries:
             ChainDamagedError, WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, QuotaExceededError:
                 as ``Submitter.submit``; nothing was taken.
         """
-        self.refuse_unfit((tenant_id,))
-        is_first = tenant_id not in self.tenants
-        records = 1 + is_first
-        self.backlog.check(records, record_bytes_of(records, len(payload)), (tenant_id,))
-        if is_first:
+        self._check(tenant_id, len(payload))
+        if self._is_new(tenant_id):
             self.charge_new(actor, 1)
             self.begin_in_queue(tenant_id)
         pending = self._pending(kind, subject, payload, self.wal.next_lsn, tenant_id, key)
@@ -207,7 +175,37 @@ class SystemEntries:
         pending.outcome = asyncio.get_running_loop().create_future()
         return self._queued(pending)
 
-    def _queue(self, pending: Pending) -> Pending:
+    def _is_new(self, tenant_id: str) -> bool:
+        return tenant_id not in self.tenants and tenant_id != SYSTEM_TENANT
+
+    def _check(self, tenant_id: str, payload_bytes: int) -> None:
+        """Refuse an entry that the tenant's chain does not take, or that does not fit into the backlog."""
+        self.refuse_unfit((tenant_id,))
+        records = 1 + self._is_new(tenant_id)
+        self.backlog.check(records, record_bytes_of(records, payload_bytes), (tenant_id,))
+
+    def _enter_checked(
+        self,
+        action: SystemAction,
+        subject: str,
+        facts: dict[str, object],
+        tenant_id: str = SYSTEM_TENANT,
+        key: IdempotencyKey | None = None,
+    ) -> Pending:
+        """Queue an entry, behind the beginning of its tenant."""
+        self._check(tenant_id, 0)
+        self.begin_in_queue(tenant_id)
+        return self._enter(action, subject, facts, tenant_id, key)
+
+    def _enter(
+        self,
+        action: SystemAction,
+        subject: str,
+        facts: dict[str, object],
+        tenant_id: str = SYSTEM_TENANT,
+        key: IdempotencyKey | None = None,
+    ) -> Pending:
+        pending = self.event(action, subject, facts, self.wal.next_lsn, tenant_id, key)
         self.wal.append_all((record_of(pending),))
         return self._queued(pending)
 
