@@ -36,7 +36,7 @@ from app.runtime.tasks import MemoryBudget
 from app.trust.callers import CallerSource, check, is_outdated, named_tenants
 from app.trust.quotas import Quotas
 from app.write.intake.access_records import AccessRecords, RecordedRequest
-from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import EventLines
 from ledger.errors import ForbiddenError, NotReadyError, QuotaExceededError, UnauthenticatedError
 
 ACCEPTED: Final = "tally.accepted"

@@ -55,11 +55,11 @@ from app.write.chain.view import unchained
 from app.write.followers.followers import TableFollower
 from app.write.followers.job_table import JobTable
 from app.write.followers.notary import Notary
-from app.write.followers.own_entries import OwnEntries
+from app.write.followers.signed_chain import OwnEntries
 from app.write.intake.access_records import AccessRecords
 from app.write.intake.answers import Answers
 from app.write.intake.coalescing import WriteCoalescer
-from app.write.intake.job_index import JobIndex
+from app.write.intake.job_checks import JobIndex
 from app.write.intake.keyed import KeyedRequests
 from app.write.intake.returning import Returning
 from app.write.intake.submit import Submitter

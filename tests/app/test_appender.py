@@ -17,8 +17,7 @@ import pytest
 from app.node.readiness import readiness_checks
 from app.node.service import Service
 from app.node.wiring import running
-from app.write.pending.event_lines import EventLines
-from app.write.pending.requests import Receipt
+from app.write.pending.requests import EventLines, Receipt
 from ledger import canonical
 from ledger.errors import DatabaseWentBackError, EventRefusedError, FencedError, LedgerError
 from ledger.facts.events import JOB_EVENTS, Durability

@@ -9,7 +9,7 @@ import pytest
 
 from app.write.chain.appender import Appender
 from app.write.pending.backlog import Pending
-from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import EventLines
 from ledger.errors import DurabilityTimeoutError, IdempotencyReusedError, JobEndedError
 from tests.app.chains import Chains, followed, numbers, until
 from tests.app.conftest import MakeSettings, RunNode

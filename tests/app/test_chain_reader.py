@@ -12,8 +12,7 @@ import pytest
 
 from app.runtime.sharing import BYTES_PER_TURN
 from app.store.chain_reader import ALL_JOBS, FETCH_BYTES, JobRange, PostgresChainReader, consistent_reader
-from app.write.pending.event_lines import EventLines
-from app.write.pending.requests import Draft
+from app.write.pending.requests import Draft, EventLines
 from ledger import native
 from ledger.facts.events import JOB_EVENTS
 from tests.app.chain_builder import insert

@@ -27,8 +27,7 @@ from app.edge.writes import ProposalWrites, Route
 from app.node.service import Service
 from app.node.wiring import running
 from app.runtime.settings.config import Settings, load_settings
-from app.write.pending.event_lines import EventLines
-from app.write.pending.requests import RequestKey
+from app.write.pending.requests import EventLines, RequestKey
 from ledger.errors import DurabilityTimeoutError, NotFoundError, StartRefusedError
 from ledger.facts.events import Durability
 from tests.app.chains import until

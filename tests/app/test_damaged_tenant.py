@@ -21,8 +21,7 @@ from app.node.service import Service
 from app.node.start.procedure import start_node
 from app.write.pending import quarantine
 from app.write.pending.backlog import Pending
-from app.write.pending.event_lines import EventLines
-from app.write.pending.requests import Receipt
+from app.write.pending.requests import EventLines, Receipt
 from ledger.errors import ChainDamagedError, HeldBackError, StartRefusedError
 from ledger.hlc import Hlc
 from tests.app.chain_builder import edit

@@ -16,7 +16,7 @@ from app.store.chain_reader import consistent_reader
 from app.store.migrate import migrate
 from app.write.followers.followers import TableFollower
 from app.write.followers.job_table import JobTable, Turn
-from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import EventLines
 from ledger.errors import ChainDamagedError, JobEndedError, JobExistsError
 from ledger.positions import BEFORE_FIRST
 from ledger.verification import verify

@@ -7,7 +7,7 @@ import pytest
 
 from app.node.service import Service
 from app.store.notary import GrownTree, store_trees
-from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import EventLines
 from ledger.errors import SigningUnavailableError
 from ledger.merkle import leaf_hash
 from ledger.merkle.tiles import TileTree

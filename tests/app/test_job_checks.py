@@ -15,10 +15,8 @@ from app.store import edge, job_table
 from app.store.edge import ChainedJob, EdgeLookups
 from app.store.entry_check import EntryCheck
 from app.store.job_folds import JobFolds
-from app.write.intake.job_checks import JobChecks
-from app.write.intake.job_index import JobIndex
-from app.write.pending.event_lines import EventLines
-from app.write.pending.requests import Draft
+from app.write.intake.job_checks import JobChecks, JobIndex
+from app.write.pending.requests import Draft, EventLines
 from ledger.errors import (
     DatabaseUnavailableError,
     DurabilityTimeoutError,

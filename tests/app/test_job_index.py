@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from app.write.intake.job_index import ENDED, JobIndex
+from app.write.intake.job_checks import ENDED, JobIndex
 from ledger.positions import BEFORE_FIRST, Lsn
 
 JOB = ("acme", "job")

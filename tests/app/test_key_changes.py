@@ -23,7 +23,7 @@ from app.node.service import Service
 from app.runtime.settings.config import Settings
 from app.trust import node_keys
 from app.trust.node_keys import Retired
-from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import EventLines
 from ledger.errors import UnknownKeyError
 from signing import private_keys
 from signing.checkpoint import open_checkpoint

@@ -13,8 +13,7 @@ import pytest
 from app.node.service import Service
 from app.runtime.settings.config import Settings
 from app.store import idempotency
-from app.write.pending.event_lines import EventLines
-from app.write.pending.requests import Draft
+from app.write.pending.requests import Draft, EventLines
 from ledger import canonical
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import (

@@ -16,8 +16,7 @@ import pytest
 from app.dev.embedded import EmbeddedPostgres
 from app.node.wiring import running
 from app.runtime.settings.config import Settings
-from app.write.pending.event_lines import EventLines
-from app.write.pending.requests import Draft
+from app.write.pending.requests import Draft, EventLines
 from ledger.errors import DurabilityTimeoutError, IdempotencyReusedError
 from ledger.facts.events import BATCH_RECORD_TYPE
 from tests.app.chains import Chains, held, numbers, until

@@ -17,7 +17,7 @@ from app.node.service import Service
 from app.runtime.state.losses import ASIDE
 from app.store.sessions import AT_A_NODE
 from app.write.pending import quarantine
-from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import EventLines
 from ledger.errors import DurabilityTimeoutError
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer

@@ -12,8 +12,8 @@ import pytest
 from app.node.service import Service
 from app.store.idempotency import ChainedLine
 from app.write.pending.backlog import Pending
-from app.write.pending.event_lines import EventLines
 from app.write.pending.keyed_entries import is_bound
+from app.write.pending.requests import EventLines
 from ledger import canonical
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import DatabaseUnavailableError, DurabilityTimeoutError

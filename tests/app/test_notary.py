@@ -19,7 +19,7 @@ from app.node.service import Service
 from app.write.followers import notary as notary_module
 from app.write.followers.checkpoints import NAME, CheckpointJournal
 from app.write.followers.notary import TURNS_AT_ONCE_MAX, Notary
-from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import EventLines
 from ledger.errors import SigningUnavailableError
 from signing.checkpoint import Checkpoint, open_checkpoint, parse
 from signing.keys import Keyring, PublicKey

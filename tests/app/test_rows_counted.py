@@ -9,7 +9,7 @@ import pytest
 
 from app.node.service import Service
 from app.store import chaining
-from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import EventLines
 from ledger.errors import ChainDamagedError, HeldBackError
 from tests.app.bundles import bundle_of, store
 from tests.app.chains import Chains, numbers, until

@@ -17,7 +17,7 @@ from app.node.service import Service
 from app.runtime.settings.config import Settings
 from app.store import node as node_store
 from app.store.chaining import WalPosition
-from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import EventLines
 from ledger.errors import LedgerError, StartRefusedError, WalLockedError
 from ledger.hlc import Hlc
 from ledger.positions import Epoch, Lsn

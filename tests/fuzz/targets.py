@@ -21,7 +21,7 @@ from zlib import crc32
 import pyarrow as pa
 
 from app.edge.forms.requests import EVENT_FORMS
-from app.write.pending.event_lines import EventLines
+from app.write.pending.requests import EventLines
 from ledger import canonical, hlc, native, rfc3339
 from ledger.bundle.rows import EntryLines
 from ledger.errors import CanonicalError, InvalidInputError, LedgerError

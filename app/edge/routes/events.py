@@ -43,8 +43,7 @@ from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens
 from app.write.intake.sealing import Sealing
 from app.write.intake.submit import Submitter
-from app.write.pending.event_lines import EventLines
-from app.write.pending.requests import BatchReceipt, draft_of
+from app.write.pending.requests import BatchReceipt, EventLines, draft_of
 from ledger import native, rfc3339
 from ledger.facts.events import Durability
 

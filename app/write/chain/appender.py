@@ -67,8 +67,7 @@ from app.store.commit import (
 from app.store.entry_check import EntryCheck
 from app.write.chain import view as views
 from app.write.chain.commitments import CommitmentMemory
-from app.write.chain.fence import is_moved
-from app.write.chain.view import EMPTY_HEAD, Heads
+from app.write.chain.view import EMPTY_HEAD, Heads, is_moved
 from app.write.chain.waiting import WaitingTenants
 from app.write.pending.backlog import Backlog, Pending
 from app.write.pending.linking import ChainView, LinkedBatch, link, tenants_begun_by, tenants_decided_by

@@ -1,4 +1,5 @@
-"""What the chains hold of a batch: their heads, the keyed lines and entries that are there, and what is promised.
+"""What the chains hold of a batch: their heads, the keyed lines and entries that are there, and what is promised; and
+the fence: ``wal_positions`` is where this writer left it, in its epoch, or this writer stops.
 
 Nothing is locked while it is read. A batch is committed only if every chain that it extends still ends at the head that
 was read, so what was read holds then: entries at or below a head never change, and keyed lines change only together
@@ -15,7 +16,7 @@ import structlog
 
 from app.runtime.state.node import Node
 from app.store import Connection, chaining, idempotency, node
-from app.store.chaining import ChainEnd, ChainHead
+from app.store.chaining import ChainEnd, ChainHead, WalPosition
 from app.store.existing import Chained, find_existing
 from app.write.pending.backlog import Pending
 from app.write.pending.keyed_entries import is_bound
@@ -23,14 +24,59 @@ from app.write.pending.linking import ChainedKeys, FirstUseOfKey, event_of, even
 from app.write.pending.quarantine import Quarantine
 from app.write.pending.requests import RequestName
 from ledger.chain.conflict import Event, ExistingEvents, find_event
-from ledger.errors import ClockSkewError, InvalidInputError
+from ledger.errors import ClockSkewError, DatabaseWentBackError, FencedError, InvalidInputError
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
+from ledger.positions import Lsn
 from ledger.verification.verdict import damaged
+
+log = structlog.get_logger()
 
 EMPTY_HEAD = ChainHead(0, None, None)
 
-log = structlog.get_logger()
+
+def is_moved(position: WalPosition | None, node: Node, new_lsn: Lsn) -> bool:
+    """Whether the position of ``node``, read under lock, is at ``new_lsn`` already: then the transaction that moves it
+    there was committed. False where it is still where ``node`` left it: do the transaction again.
+
+    Raises:
+        FencedError: another epoch.
+        DatabaseWentBackError: below what was committed.
+    """
+    old_lsn = node.chained.lsn
+    if position is not None and position.epoch > node.epoch:
+        log.error("wal_fencing_reject", epoch=node.epoch, newer_epoch=position.epoch)
+        raise FencedError(
+            f"epoch {position.epoch} has taken over the WAL of {node.node_id}; "
+            f"this process is epoch {node.epoch} and stops"
+        )
+    if position is not None and position.epoch == node.epoch:
+        # Held records that are tried again move no position; should they be chained, that is seen next time.
+        if position.chained_lsn == old_lsn:
+            return False
+        if position.chained_lsn == new_lsn:
+            return True
+    raise _went_back(position, node, old_lsn)
+
+
+def refuse_older(position: WalPosition | None, node: Node, chained_lsn: Lsn) -> None:
+    """Refuse a database that knows less of the WAL of ``node`` than ``chained_lsn``, up to which it was chained before
+    ``position`` was read. Another WAL or a higher epoch is left to the fence.
+
+    Raises:
+        DatabaseWentBackError: it does.
+    """
+    if position is None or (
+        position.wal_id == node.wal_id and (position.epoch, position.chained_lsn) < (node.epoch, chained_lsn)
+    ):
+        raise _went_back(position, node, chained_lsn)
+
+
+def _went_back(position: WalPosition | None, node: Node, chained_lsn: Lsn) -> DatabaseWentBackError:
+    return DatabaseWentBackError(
+        f"Postgres says {position} for {node.node_id}, but this node had chained up to LSN {chained_lsn} "
+        f"in epoch {node.epoch}; the database was restored or failed over to an older copy"
+    )
 
 
 class Heads:

@@ -2,7 +2,7 @@
 
 Round after round over all tenants, page by page, in one snapshot of the database each::
 
-    0. with the first page: the database knows of all that this node has chained, signed or not   (write.chain.fence)
+    0. with the first page: the database knows of all that this node has chained, signed or not   (write.chain.view)
     1. of the chains whose head, tree or last entry changed: the entry at the newest checkpoint that this node keeps of
        the chain is still the one that was signed
     2. a newer checkpoint of another node, signed by a key that counts and proved to extend the one that is kept, takes
@@ -36,7 +36,7 @@ from app.store import chain_reads as store
 from app.store.chain_reads import SeenChain
 from app.store.notary import TileCoordinates, read_entry, read_tiles_of
 from app.store.reading import Pool, reading
-from app.write.chain.fence import refuse_older
+from app.write.chain.view import refuse_older
 from app.write.followers.checkpoints import CheckpointJournal
 from app.write.followers.notary import Notary
 from app.write.followers.signed_chain import is_in_tree, root_of_chain, tree_agrees

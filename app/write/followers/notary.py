@@ -21,6 +21,7 @@ of snapshots that fails, trees and checkpoints go on as well.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -40,8 +41,7 @@ from app.store.reading import Pool, reading
 from app.trust.key_in_use import KeyInUse
 from app.write.followers.checkpoints import CheckpointJournal
 from app.write.followers.followers import LongLocks
-from app.write.followers.own_entries import OwnEntries
-from app.write.followers.signed_chain import unforeseen
+from app.write.followers.signed_chain import OwnEntries, unforeseen
 from app.write.followers.snapshotter import Snapshotter
 from app.write.followers.tree_follower import FollowedTenant, TenantMemory, TreeFollower
 from ledger.errors import (
@@ -179,7 +179,8 @@ class Notary:
     async def _run(self) -> None:
         while True:
             if self._due <= self.locked and not self._is_more_due:
-                await self._wait_for_entries()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), HOUSEKEEPING_INTERVAL_S)
             await asyncio.sleep(self._collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
             self._wake.clear()
             self._has_failed = False
@@ -313,9 +314,12 @@ class Notary:
             raise
 
     async def _rebuild_trees(self, names: Sequence[str]) -> None:
-        """Rebuild the stored trees of these tenants from their chains, each in a transaction of its own."""
+        """Rebuild the stored trees of these tenants from their chains, each in a transaction of its own. One whose lock
+        is held, perhaps for long, is tried again."""
         try:
-            await self._rebuild_each(names)
+            for name in names:
+                if not self._tenants[name].lock.locked():
+                    await self._rebuild(name)
         finally:
             self._rebuilding = None
             # Those that were found damaged meanwhile.
@@ -323,35 +327,22 @@ class Notary:
             if not self._due <= self.locked:
                 self._wake.set()
 
-    async def _rebuild_each(self, names: Sequence[str]) -> None:
-        for name in names:
-            if self._tenants[name].lock.locked():
-                continue  # The lock may be held for long; the tenant is tried again.
-            async with self._turn(name) as (tenant, connection):
-                await self._trees.rebuild(connection, name)
-                log.info("stored_tree_made_again", tenant_id=name)
-                self.breaks.mended(name, kinds=("tree",))
-                tenant.tree = None
-                tenant.is_tree_damaged, tenant.is_kept = False, False
-                self._due.add(name)
-                if self.keys.not_admitted is None:
-                    # At once: as long as the earlier checkpoint is there, each reader of it has the tree rebuilt.
-                    await self._advance_alone(connection, name)
-
-    async def _wait_for_entries(self) -> None:
-        try:
-            async with asyncio.timeout(HOUSEKEEPING_INTERVAL_S):
-                await self._wake.wait()
-        except TimeoutError:
-            return
+    async def _rebuild(self, name: str) -> None:
+        async with self._turn(name) as (tenant, connection):
+            await self._trees.rebuild(connection, name)
+            log.info("stored_tree_made_again", tenant_id=name)
+            self.breaks.mended(name, kinds=("tree",))
+            tenant.tree, tenant.is_tree_damaged, tenant.is_kept = None, False, False
+            self._due.add(name)
+            if self.keys.not_admitted is None:
+                # At once: as long as the earlier checkpoint is there, each reader of it has the tree rebuilt.
+                await self._advance_alone(connection, name)
 
     async def _follow_all(self, names: Sequence[str]) -> set[str]:
         """One turn for the tree of each tenant, many in one transaction; returns those that could not be followed."""
-        groups = [
-            names[first : first + TENANTS_PER_TRANSACTION_MAX]
-            for first in range(0, len(names), TENANTS_PER_TRANSACTION_MAX)
-        ]
-        return set().union(*await asyncio.gather(*map(self._follow, groups)))
+        size = TENANTS_PER_TRANSACTION_MAX
+        groups = (self._follow(names[first : first + size]) for first in range(0, len(names), size))
+        return set().union(*await asyncio.gather(*groups))
 
     async def _follow(self, names: Sequence[str]) -> set[str]:
         """One turn for the trees of these tenants in one transaction; returns those that failed or are locked."""
@@ -379,7 +370,9 @@ class Notary:
                     self._note_fault(name, faults[name])
                     continue
                 self._locks.ended(name)
-                self._clear_unsigned(name)
+                if self.breaks.is_settled(name):
+                    # That its newest rows hold says nothing of those below: a break is repaired and acknowledged first.
+                    self.node.unsigned.pop(name, None)
                 if tenant.tree is not None and tenant.tree.size < tenant.head_seq:
                     self._due.add(name)
                 elif not self.sign_snapshots and tenant.tree is not None:
@@ -423,10 +416,12 @@ class Notary:
             if self._is_snapshot_due(tenant):
                 self._due.add(tenant_id)
 
-    async def _advance_alone(self, connection: Connection, tenant_id: str) -> None:
-        """One turn for the tree of one tenant, whose lock the caller holds; raises its fault."""
-        for fault in (await self._trees.advance(connection, (tenant_id,))).values():
+    async def _advance_alone(self, connection: Connection, tenant_id: str, *, waits: bool = False) -> int:
+        """One turn for the tree of one tenant, whose lock the caller holds; returns its size, or raises its fault."""
+        for fault in (await self._trees.advance(connection, (tenant_id,), waits=waits)).values():
             raise fault
+        tree = self._tenants[tenant_id].tree
+        return 0 if tree is None else tree.size
 
     @asynccontextmanager
     async def _turn(self, tenant_id: str) -> AsyncIterator[tuple[FollowedTenant, Connection]]:
@@ -465,12 +460,6 @@ class Notary:
         else:
             self._retry_later((tenant_id,), error)
 
-    def _clear_unsigned(self, tenant_id: str) -> None:
-        """The tenant's tree was followed: it is named as unsigned no longer, unless a break of it is not repaired or
-        not acknowledged. That its newest rows hold says nothing of those below."""
-        if self.breaks.is_settled(tenant_id):
-            self.node.unsigned.pop(tenant_id, None)
-
     def _retry_later(self, names: Sequence[str], error: BaseException) -> None:
         """Try these tenants again, later."""
         self._has_failed, self.last_error = True, text_of(error)
@@ -492,23 +481,20 @@ class Notary:
         tenant = self._memory.of(tenant_id)
         target_seq = tenant.head_seq
         async with self._signing(tenant), reading(self.pool, timeout_s=None) as connection:
-            size_before = -1
-            while tenant.tree is None or size_before < tenant.tree.size:
-                size_before = tenant.tree.size if tenant.tree is not None else -1
-                for fault in (await self._advanced(connection, tenant_id)).values():
-                    self._note_fault(tenant_id, fault)
-                    raise fault
-                assert tenant.tree is not None
-                if target_seq and tenant.tree.size >= target_seq:
-                    break
+            size_before, size = -1, 0
+            while size_before < size and not 0 < target_seq <= size:
+                size_before, size = size, await self._advance_for_reader(connection, tenant_id)
             made = await self._snapshots.sign(connection, tenant_id, tenant, sign_rest=True, snapshots_max=None)
             self._memory.forget_signed(tenant)
             return made
 
-    async def _advanced(self, connection: Connection, tenant_id: str) -> Mapping[str, LedgerError]:
-        """The tree further; its fault. A disk that does not take its checkpoint is none of PostgreSQL's."""
+    async def _advance_for_reader(self, connection: Connection, tenant_id: str) -> int:
+        """As ``_advance_alone``; a disk that does not take the checkpoint is none of PostgreSQL's faults."""
         try:
-            return await self._trees.advance(connection, (tenant_id,), waits=True)
+            return await self._advance_alone(connection, tenant_id, waits=True)
+        except LedgerError as fault:
+            self._note_fault(tenant_id, fault)
+            raise
         except OSError as error:
             if self.checkpoint_fault is None:
                 raise

@@ -30,8 +30,14 @@ from app.store import notary as store
 from app.store.notary import GrownTree, LinkRow
 from app.trust.key_in_use import KeyInUse
 from app.write.followers.checkpoints import CheckpointJournal
-from app.write.followers.own_entries import OwnEntries
-from app.write.followers.signed_chain import checked_links, extended_tree, not_stored, tree_of_chain, unforeseen
+from app.write.followers.signed_chain import (
+    OwnEntries,
+    checked_links,
+    extended_tree,
+    not_stored,
+    tree_of_chain,
+    unforeseen,
+)
 from ledger import merkle
 from ledger.errors import (
     LedgerError,

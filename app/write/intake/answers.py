@@ -22,11 +22,10 @@ from app.store.appended import ChainPosition
 from app.store.idempotency import ChainedLine
 from app.write.intake.evidence import Evidence, InRegions, MemberCopies
 from app.write.pending.backlog import Pending
-from app.write.pending.event_lines import CREATED, EventLines
 from app.write.pending.keyed_entries import check_lines, gone
 from app.write.pending.linking import event_refused
 from app.write.pending.quarantine import Quarantine
-from app.write.pending.requests import BatchReceipt, Draft, Receipt, RequestKey
+from app.write.pending.requests import CREATED, BatchReceipt, Draft, EventLines, Receipt, RequestKey
 from ledger.errors import NO_QUORUM, DurabilityTimeoutError, EventRefusedError
 from ledger.facts.events import ACTIONS, Durability, SystemAction
 from ledger.positions import BEFORE_FIRST, Lsn

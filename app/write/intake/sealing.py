@@ -15,38 +15,17 @@ else by the field that the declaration names. It leaves here with a seal, or not
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from app.runtime.sharing import Turn
 from app.trust.privacy_knowledge import PrivacyKnowledge
 from app.trust.subject_keys import Tag
-from app.write.pending.event_lines import EventLines
-from app.write.pending.requests import Draft, RequestKey
+from app.write.pending.requests import Draft, EventLines, FieldSeal, RequestKey
 from ledger import canonical, private_fields
 from ledger.errors import CanonicalError, InvalidEventError, InvalidInputError
 from ledger.private_fields import Declaration, Path
-from signing.data_keys import DataKey
 
 SUBJECT_CHARACTERS_MAX = 256
-
-
-@dataclass(slots=True, eq=False)
-class FieldSeal:
-    """Seals the private values of one event."""
-
-    key: DataKey
-    tenant_id: str
-    values: Sequence[tuple[Path, bytes]]
-
-    def seal(self, fields: dict[str, object], hlc: str, /) -> dict[str, object]:
-        """``fields`` with every private value sealed for the event of this HLC."""
-        for path, plaintext in self.values:
-            associated = private_fields.associated_data(self.tenant_id, hlc, self.key.key_id, path)
-            sealed = self.key.seal(plaintext, associated)
-            fields = private_fields.with_value(fields, path, private_fields.to_json(sealed))
-        return fields
 
 
 class Sealing:

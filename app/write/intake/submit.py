@@ -30,20 +30,29 @@ from app.store.job_table import JobKey
 from app.store.log_rows import LOG_COLUMNS
 from app.write.intake.answers import Answers, Entered, fence_token_of, raise_refusal, refused
 from app.write.intake.coalescing import WriteCoalescer
-from app.write.intake.job_checks import JobChecks, JobLookup
-from app.write.intake.job_index import JobIndex
-from app.write.intake.keyed import KeyedRequests
+from app.write.intake.job_checks import JobChecks, JobIndex, JobLookup
+from app.write.intake.keyed import KeyedRequest, KeyedRequests
 from app.write.intake.system_entries import SystemEntries, record_of
 from app.write.pending.backlog import (
     Backlog,
     Pending,
     record_bytes_of,
 )
-from app.write.pending.event_lines import CREATED, EventLines, JobOfLine, creation_in, creation_of, payload_of
 from app.write.pending.keyed_entries import check_lines, gone
 from app.write.pending.linking import DuplicateLineError, LinkedBatch, tenant_begun_by
 from app.write.pending.quarantine import Quarantine
-from app.write.pending.requests import BatchReceipt, Draft, Receipt, RequestKey
+from app.write.pending.requests import (
+    CREATED,
+    BatchReceipt,
+    Draft,
+    EventLines,
+    JobOfLine,
+    Receipt,
+    RequestKey,
+    creation_in,
+    creation_of,
+    payload_of,
+)
 from ledger.chain import record
 from ledger.errors import (
     InvalidEventError,
@@ -171,42 +180,16 @@ class Submitter:
     async def _submit_keyed_lines(self, lines: EventLines, requested: Durability, key: RequestKey) -> BatchReceipt:
         """Add the lines that are missing, then answer from what is chained: the same answer each time."""
         tenants = tuple(sorted(lines.tenants))
-        added = False
         async with self.keyed.begin(tenants, key, requested) as (request, seen):
-            present = request.present()
-            if not seen and len(present) < len(lines):
-                # Of a request that is there in part each line may be; of another one, the first tells.
-                missing = [number for number in range(len(lines)) if number not in present] if present else [0]
-                await self.keyed.look_again(request, [(lines.jobs[number][0], number) for number in missing], key)
-                present = request.present()
-            if not seen and len(present) < len(lines):
-                await check_lines(request.chained, lines, key)
-                if not present:
-                    await self._checks.check(lines, requested, in_lines=True)
-                line_key = key._replace(body_digest=request.body_digest)
-                entered = await self._enter_lines(lines, line_key, present, requested)
-                if not present:
-                    request.receipt = self.answers.of_lines(entered, requested)
-                request.entered(entered[-1])
-                added = True
-            elif not seen and request.recovered:
-                request.entered(max(request.recovered, key=lambda pending: pending.lsn))
-        is_first = added and not present
+            added = 0 if seen else await self._enter_missing(request, lines, requested, key)
+        is_first = added == len(lines)
         if request.last_lsn:
-            answered_early = requested <= Durability.LOCAL and request.receipt is not None
-            level = requested if answered_early else Durability.REGIONAL
-            if not answered_early:
-                await self.answers.settled(request.recovered)
-            await self.answers.wait(request.last_lsn, requested if is_first else level, request.pending, keyed=True)
-            if answered_early and request.receipt is not None:
-                return request.receipt._replace(replayed=seen)
-            await self.answers.unlocked(self.quarantine, tenants, request.pending)
-            if is_first:
-                await self.answers.spread(tenants, requested, request.pending)
+            receipt = await self._reached(request, tenants, requested, is_first=is_first)
+            if receipt is not None:
+                return receipt._replace(replayed=seen)
         chained = await self.keyed.find(tenants, key)
-        if len(chained) < len(lines):
-            for tenant_id in tenants:
-                self.quarantine.check(tenant_id)
+        for tenant_id in tenants if len(chained) < len(lines) else ():
+            self.quarantine.check(tenant_id)
         if not chained:
             raise gone(tenants[0], key)
         await check_lines(chained, lines, key)
@@ -216,6 +199,45 @@ class Submitter:
         if not is_first:
             await self.answers.shown(chained, requested)
         return self.answers.of_chained_lines(chained, lines, requested, replayed=not added)
+
+    async def _enter_missing(
+        self, request: KeyedRequest, lines: EventLines, requested: Durability, key: RequestKey
+    ) -> int:
+        """Enter the lines that are neither in the chain nor in the WAL; how many these are."""
+        present = request.present()
+        if len(present) < len(lines):
+            # Of a request that is there in part each line may be; of another one, the first tells.
+            missing = [number for number in range(len(lines)) if number not in present] if present else [0]
+            await self.keyed.look_again(request, [(lines.jobs[number][0], number) for number in missing], key)
+            present = request.present()
+        if len(present) == len(lines):
+            if request.recovered:
+                request.entered(max(request.recovered, key=lambda pending: pending.lsn))
+            return 0
+        await check_lines(request.chained, lines, key)
+        if not present:
+            await self._checks.check(lines, requested, in_lines=True)
+        entered = await self._enter_lines(lines, key._replace(body_digest=request.body_digest), present, requested)
+        if not present:
+            request.receipt = self.answers.of_lines(entered, requested)
+        request.entered(entered[-1])
+        return len(entered)
+
+    async def _reached(
+        self, request: KeyedRequest, tenants: Sequence[str], requested: Durability, *, is_first: bool
+    ) -> BatchReceipt | None:
+        """Wait until the request has reached its level, or is chained where an earlier one entered it; the answer where
+        it is given before it is chained."""
+        answers, last_lsn, last = self.answers, request.last_lsn, request.pending
+        if requested <= Durability.LOCAL and request.receipt is not None:
+            await answers.wait(last_lsn, requested, last, keyed=True)
+            return request.receipt
+        await answers.settled(request.recovered)
+        await answers.wait(last_lsn, requested if is_first else Durability.REGIONAL, last, keyed=True)
+        await answers.unlocked(self.quarantine, tenants, last)
+        if is_first:
+            await answers.spread(tenants, requested, last)
+        return None
 
     def recover(self, pending: Pending) -> None:
         """Learn from a record that the WAL holds beyond the chain, as when it was entered."""

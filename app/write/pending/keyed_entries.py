@@ -28,7 +28,7 @@ from app.runtime.sharing import Turn
 from app.store.following import FollowedEntry
 from app.store.idempotency import ENTRIES_READ, RETENTION_DAYS, ChainedLine, KeyedEntry, NamedEntry, key_row_error
 from app.write.pending.backlog import Pending
-from app.write.pending.requests import LEDGER_ROUTE, Draft, Drafts, RequestKey, RequestName
+from app.write.pending.requests import LEDGER_ROUTE, Draft, EventLines, RequestKey, RequestName
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import KeyRowError, LedgerError, ProblemError
@@ -140,7 +140,7 @@ def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
         )
 
 
-async def check_lines(chained: Sequence[ChainedLine], drafts: Drafts, key: RequestKey) -> None:
+async def check_lines(chained: Sequence[ChainedLine], drafts: EventLines | Sequence[Draft], key: RequestKey) -> None:
     """Return when the entry of each line is the event of its draft.
 
     Raises:
