@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import shutil
 import tempfile
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -106,16 +107,17 @@ class Claims(RuleBasedStateMachine):
         self.sent: set[Request] = set()
         self.node = AsyncExitStack()
 
+    @abstractmethod
     async def start_node(self) -> None:
-        raise NotImplementedError
+        """Start the node whose answers are checked."""
 
+    @abstractmethod
     async def heal(self) -> None:
         """Bring back what is away."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def check_elsewhere(self, claim: Claim, hlc: str) -> None:
         """Whether others hold what is claimed above LOCAL."""
-        raise NotImplementedError
 
     def run(self, work: Coroutine[Any, Any, Value]) -> Value:
         return self.runner.run(work)

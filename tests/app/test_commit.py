@@ -257,6 +257,24 @@ async def test_a_commit_that_waits_for_a_head_sees_it_as_it_was_left(
 
 
 @pytest.mark.usefixtures("both")
+@pytest.mark.parametrize("is_taken_over", [True, False])
+async def test_a_commit_that_waits_for_its_position_sees_who_took_over_meanwhile(
+    connection: Connection, database: Database, superuser: asyncpg.Connection, is_taken_over: bool
+) -> None:
+    async with connected_to(database.service_url) as other:
+        transaction = other.transaction()
+        await transaction.start()
+        epoch = 4 if is_taken_over else 3
+        await other.execute("UPDATE scheduler.wal_positions SET epoch = $1 WHERE node_id = 'node-1'", epoch)
+        waiting = asyncio.create_task(commit.commit(connection, to_commit()))
+        waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
+        await until(lambda: superuser.fetchval(waits, connection.get_server_pid()), "it waits for the lock")
+        await transaction.commit()
+        assert await waiting == (Fenced() if is_taken_over else Committed())
+    assert await committed(superuser) == (NOTHING if is_taken_over else ALL)
+
+
+@pytest.mark.usefixtures("both")
 async def test_a_head_that_stays_locked_is_not_waited_for(
     connection: Connection, database: Database, superuser: asyncpg.Connection
 ) -> None:
