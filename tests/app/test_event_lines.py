@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from app.edge.forms.requests import EVENT_FORMS
 from app.edge.routes.events import _EVENTS, LINES_MAX, lines_of
 from app.runtime.sharing import BYTES_PER_TURN, LINES_PER_TURN, turns
-from app.write.pending.requests import draft_of
 from app.write.pending.requests import EventLines, draft_of
 from ledger import canonical, native
 from ledger.chain.record import IdempotencyKey

@@ -10,7 +10,6 @@ import pytest
 from app.edge.routes.events import lines_of
 from app.node.service import Service
 from app.runtime.sharing import LINES_PER_TURN
-from app.write.pending.requests import Draft, Receipt
 from app.write.pending.requests import Draft, EventLines, Receipt
 from ledger.chain import record
 from ledger.errors import (

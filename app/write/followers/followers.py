@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
@@ -149,7 +150,7 @@ class TableFollower:
         """Whether entries are followed now because few arrived, and not because a rush has lasted long enough."""
         self._failed: set[str] = set()
         """Tenants that could not be followed; they are tried again with the next search."""
-        self._recent: dict[str, RecentRows] = {}
+        self._recent: defaultdict[str, RecentRows] = defaultdict(RecentRows)
         """Newest rows that this node chained, by tenant."""
         self._recent_bytes = 0
         self._wake = asyncio.Event()
@@ -162,14 +163,13 @@ class TableFollower:
     def chained(self, appended: AppendedEntries) -> None:
         """Follow what was committed, soon."""
         for piece in appended.log_rows.pieces:
-            recent = self._recent.get(piece.tenant_id)
-            if recent is None:
-                recent = self._recent[piece.tenant_id] = RecentRows()
+            recent = self._recent[piece.tenant_id]
             self._recent_bytes -= recent.size_bytes
             recent.add(piece)
             self._recent_bytes += recent.size_bytes
         if self._recent_bytes > RECENT_BYTES_MAX:
-            self._recent, self._recent_bytes = {}, 0
+            self._recent.clear()
+            self._recent_bytes = 0
         if not self._collected_tenants:
             self._rush_ends_s = time.monotonic() + RUSH_S
             asyncio.get_running_loop().call_later(COLLECT_S, self._collected)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -117,12 +118,12 @@ class LedgerWatch:
     """Gives the keys that may sign checkpoints now, of all nodes."""
     breaks: FoundBreaks
     on_failure: Callable[[LedgerError], None]
-    _watched: dict[str, _Watched] = field(default_factory=dict, init=False)
+    _watched: defaultdict[str, _Watched] = field(default_factory=lambda: defaultdict(_Watched), init=False)
 
     async def run(self) -> None:
         """Watch, for ever; ends by cancellation, or when the node has failed."""
         for tenant_id, text in self.checkpoints.load_all().items():
-            self._of(tenant_id).move(checkpoint.read(text))
+            self._watched[tenant_id].move(checkpoint.read(text))
         while self.node.failure is None:
             try:
                 await self._round()
@@ -131,9 +132,6 @@ class LedgerWatch:
             except DatabaseWentBackError as error:
                 self.on_failure(error)
             await asyncio.sleep(ROUND_INTERVAL_S)
-
-    def _of(self, tenant_id: str) -> _Watched:
-        return self._watched.setdefault(tenant_id, _Watched())
 
     async def _round(self) -> None:
         """Check every chain once.
@@ -162,7 +160,11 @@ class LedgerWatch:
                     doubtful = await self._unproved(connection, changed)
                 for tenant_id in doubtful:
                     await self._settle(tenant_id)
-                self._take_own([*changed, *self._kept_since(chains)])
+                # A chain of which this node has kept a longer checkpoint since may look unchanged: its new entries came
+                # and were lost again between two rounds.
+                names = [chain.tenant_id for chain in chains]
+                longer = [name for name in names if self.checkpoints.size(name) > self._watched[name].kept_size]
+                self._take_own([*changed, *longer])
                 await self._follow([chain for chain in chains if self._is_behind(chain)])
                 self._report_unfollowed(chains)
 
@@ -176,7 +178,7 @@ class LedgerWatch:
         """The chains that are not as they were last found."""
         changed = []
         for chain in chains:
-            watched, fingerprint = self._of(chain.tenant_id), hash(chain[1:6])
+            watched, fingerprint = self._watched[chain.tenant_id], hash(chain[1:6])
             if fingerprint != watched.fingerprint:
                 watched.fingerprint = fingerprint
                 changed.append(chain.tenant_id)
@@ -184,38 +186,25 @@ class LedgerWatch:
 
     async def _unproved(self, connection: Connection, changed: Sequence[str]) -> list[str]:
         """Those of the ``changed`` chains whose signed entry is not there, or not proved by the stored tree."""
-        kept = {name: self._of(name).anchor for name in changed}
+        kept = {name: self._watched[name].anchor for name in changed}
         anchors = {name: anchor for name, anchor in kept.items() if anchor is not None and anchor.size}
         if not anchors:
             return []
         links = await store.links_at(connection, {name: anchor.size for name, anchor in anchors.items()})
-        unproved = {name: anchor for name, anchor in anchors.items() if not self._is_known(name, links.get(name))}
-        wanted = [(name, at) for name, anchor in unproved.items() for at in _tiles_of(anchor)]
+        known = {name: self._watched[name].link for name in anchors}
+        unknown = {name: anchor for name, anchor in anchors.items() if known[name] is None}
+        wanted = [(name, at) for name, anchor in unknown.items() for at in _tiles_of(anchor)]
         stored = await read_tiles_of(connection, wanted)
-        doubtful = []
-        for name, anchor in unproved.items():
-            link, known = links.get(name), self._of(name)
-            if known.link is None and is_in_tree(link, anchor, stored.get(name, {})):
-                known.link = link
-            else:
-                doubtful.append(name)
-        return doubtful
-
-    def _is_known(self, tenant_id: str, link: str | None) -> bool:
-        known = self._of(tenant_id).link
-        return known is not None and known == link
-
-    def _kept_since(self, chains: Sequence[SeenChain]) -> list[str]:
-        """The chains of which this node has kept a longer checkpoint since the watch took one. Such a chain may look
-        unchanged: its new entries came and were lost again between two rounds."""
-        names = [chain.tenant_id for chain in chains]
-        return [name for name in names if self.checkpoints.size(name) > self._of(name).kept_size]
+        proved = [name for name, anchor in unknown.items() if is_in_tree(links.get(name), anchor, stored.get(name, {}))]
+        for name in proved:
+            known[name] = self._watched[name].link = links[name]
+        return [name for name in anchors if known[name] is None or known[name] != links.get(name)]
 
     def _take_own(self, changed: Sequence[str]) -> None:
         """Hold chains to what this node has kept of them meanwhile, from the next round on: then the database is looked
         at after the checkpoint."""
         for tenant_id in changed:
-            kept, watched = self.checkpoints.load(tenant_id), self._of(tenant_id)
+            kept, watched = self.checkpoints.load(tenant_id), self._watched[tenant_id]
             if kept is not None and (anchor := checkpoint.read(kept)) != watched.anchor:
                 watched.move(anchor)
 
@@ -225,7 +214,7 @@ class LedgerWatch:
         Raises:
             DatabaseWentBackError: it ends before the checkpoint, or holds together and is another.
         """
-        watched = self._of(tenant_id)
+        watched = self._watched[tenant_id]
         anchor = watched.anchor
         assert anchor is not None
         async with reading(self.pool, timeout_s=ROOT_TIMEOUT_S, snapshot=True) as connection:
@@ -256,7 +245,7 @@ class LedgerWatch:
 
     def _is_behind(self, chain: SeenChain) -> bool:
         """Whether it is time to look for a newer checkpoint of the chain, and there may be one."""
-        watched = self._of(chain.tenant_id)
+        watched = self._watched[chain.tenant_id]
         is_ahead = type(chain.tree_size) is int and chain.tree_size > watched.kept_size
         return is_ahead and watched.follow_at_s <= time.monotonic()
 
@@ -269,11 +258,11 @@ class LedgerWatch:
         # What is kept is what they must extend: this node may have kept a newer one since it looked.
         self._take_own([chain.tenant_id for chain in chains])
         for chain in filter(self._is_behind, chains):
-            tenant_id, watched = chain.tenant_id, self._of(chain.tenant_id)
+            tenant_id, watched = chain.tenant_id, self._watched[chain.tenant_id]
             watched.follow_at_s = time.monotonic() + FOLLOW_INTERVAL_S
             if (head := self._signed_head(chain, ring)) is not None:
                 signed[tenant_id], notes[tenant_id] = head, chain.checkpoint or ""
-        anchors = {tenant_id: self._of(tenant_id).anchor for tenant_id in notes}
+        anchors = {tenant_id: self._watched[tenant_id].anchor for tenant_id in notes}
         if not signed:
             return
         async with reading(self.pool, snapshot=True) as connection:
@@ -282,14 +271,16 @@ class LedgerWatch:
         for tenant_id, head in signed.items():
             if not _extends(anchors[tenant_id], head, stored.get(tenant_id, {})):
                 log.error("checkpoint_does_not_extend", tenant_id=tenant_id, size=head.size)
-                self._of(tenant_id).fault = f"the checkpoint of size {head.size} does not extend the one that is kept"
+                self._watched[
+                    tenant_id
+                ].fault = f"the checkpoint of size {head.size} does not extend the one that is kept"
                 del notes[tenant_id]
         for tenant_id in await self.notary.keep_followed(notes, anchors):
-            self._of(tenant_id).move(signed[tenant_id])
+            self._watched[tenant_id].move(signed[tenant_id])
 
     def _signed_head(self, chain: SeenChain, ring: Keyring) -> Checkpoint | None:
         """What the stored note says, when a key of ``ring`` signed it and it is of the stored tree."""
-        watched = self._of(chain.tenant_id)
+        watched = self._watched[chain.tenant_id]
         try:
             head = open_checkpoint(chain.checkpoint or "", ring, origin=self.notary.origin(chain.tenant_id))
         except LedgerError as error:
@@ -306,7 +297,7 @@ class LedgerWatch:
         """Note which of these chains have been longer than their checkpoint for too long, and log the new ones."""
         now_s, unfollowed, new = time.monotonic(), self.node.unfollowed, []
         for chain in chains:
-            watched, name = self._of(chain.tenant_id), chain.tenant_id
+            watched, name = self._watched[chain.tenant_id], chain.tenant_id
             checked_at_s, watched.checked_at_s = watched.checked_at_s, now_s
             if _end_of(chain) <= watched.kept_size:
                 watched.uncovered_s = 0.0
@@ -318,7 +309,7 @@ class LedgerWatch:
                 new.append(chain)
         self._take_own([chain.tenant_id for chain in new])
         reported = {
-            chain.tenant_id: self._why_unfollowed(chain) for chain in new if self._of(chain.tenant_id).uncovered_s
+            chain.tenant_id: self._why_unfollowed(chain) for chain in new if self._watched[chain.tenant_id].uncovered_s
         }
         unfollowed.update(reported)
         if reported:
@@ -326,7 +317,7 @@ class LedgerWatch:
             log.warning("checkpoints_not_followed", tenants=len(reported), faults=named)
 
     def _why_unfollowed(self, chain: SeenChain) -> str:
-        watched = self._of(chain.tenant_id)
+        watched = self._watched[chain.tenant_id]
         above = f"nothing that counts covers seq {watched.kept_size + 1} to {_end_of(chain)}"
         if watched.fault is not None:
             return f"{above}: {watched.fault}"

@@ -153,7 +153,7 @@ class Notary:
         """``linked`` was committed, by the appender or an import; two commits may come in any order."""
         now_s = time.monotonic()
         for tenant_id, rows in linked.links.items():
-            tenant = self._memory.of(tenant_id)
+            tenant = self._tenants[tenant_id]
             self._memory.remember(tenant, rows)
             self.own.chained(tenant_id, rows[0].seq, rows[-1].seq)
             tenant.head_seq = max(tenant.head_seq, rows[-1].seq)
@@ -220,7 +220,7 @@ class Notary:
             detail = f"there are heads or trees of tenants that no tenant can be called: {sorted(unreadable)[:10]!r}"
             self.breaks.report(SYSTEM_TENANT, Break(0, "head", detail, None, detail), NOTARY)
         for tenant_id in behind.keys() - unreadable:
-            tenant = self._memory.of(tenant_id)
+            tenant = self._tenants[tenant_id]
             tenant.head_seq = max(tenant.head_seq, behind[tenant_id])
             tenant.unsigned_since_s = time.monotonic()
             self._due.add(tenant_id)
@@ -229,7 +229,7 @@ class Notary:
                 self._sign_again(tenant_id, tree_sizes[tenant_id])
 
     def _sign_again(self, tenant_id: str, tree_size: int) -> None:
-        tenant = self._memory.of(tenant_id)
+        tenant = self._tenants[tenant_id]
         tenant.is_kept = False
         tenant.head_seq = max(tenant.head_seq, tree_size)
         self._due.add(tenant_id)
@@ -264,7 +264,7 @@ class Notary:
         ``TreeFollower.keep_followed``; returns the tenants whose are kept. One that is being signed here is left for
         the next time, as is one of which this node keeps another than the anchor by now."""
         async with AsyncExitStack() as held:
-            free = {name: text for name, text in notes.items() if not self._memory.of(name).lock.locked()}
+            free = {name: text for name, text in notes.items() if not self._tenants[name].lock.locked()}
             # In order, as all who hold several: none waits for one that waits for it.
             for name in sorted(free):
                 await held.enter_async_context(self._tenants[name].lock)
@@ -298,7 +298,7 @@ class Notary:
 
     def rebuild(self, tenant_id: str) -> None:
         """The stored tree or checkpoint was found damaged: rebuild both from the chain soon, in the background."""
-        tenant = self._memory.of(tenant_id)
+        tenant = self._tenants[tenant_id]
         tenant.is_tree_damaged, tenant.is_kept = True, False
         self._due.add(tenant_id)
         self._wake.set()
@@ -478,7 +478,7 @@ class Notary:
             raise SigningUnavailableError("chain.sign_snapshots is off on this node")
         if self.keys.not_admitted is not None:
             raise SignerAwayError(self.keys.not_admitted)
-        tenant = self._memory.of(tenant_id)
+        tenant = self._tenants[tenant_id]
         target_seq = tenant.head_seq
         async with self._signing(tenant), reading(self.pool, timeout_s=None) as connection:
             size_before, size = -1, 0

@@ -18,7 +18,7 @@ than RECENT_LINKS_MAX, and the trees that were used longest ago beyond TREES_CAC
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -110,17 +110,10 @@ class TenantMemory:
     """The tenants that the notary follows, and how much of their links and trees is kept."""
 
     def __init__(self) -> None:
-        self.tenants: dict[str, FollowedTenant] = {}
+        self.tenants: defaultdict[str, FollowedTenant] = defaultdict(FollowedTenant)
         self._cached: OrderedDict[str, None] = OrderedDict()
         """Tenants whose tree is kept in memory, the one used last at the end."""
         self._recent_count = 0
-
-    def of(self, tenant_id: str) -> FollowedTenant:
-        """What is known of the tenant, nothing yet if it is new."""
-        tenant = self.tenants.get(tenant_id)
-        if tenant is None:
-            tenant = self.tenants[tenant_id] = FollowedTenant()
-        return tenant
 
     def remember(self, tenant: FollowedTenant, rows: list[LinkRow]) -> None:
         """Keep ``rows`` for the next turn, unless that would be too much; then they are read back."""

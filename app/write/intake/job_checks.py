@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from app.runtime.sharing import Turn
 from app.runtime.state.node import Node
@@ -131,10 +131,8 @@ Unknown = dict[tuple[str, str], int]
 """(tenant, job id) of each job of which this node knows nothing: the number of its first event."""
 
 
-class JobLookup(Protocol):
-    """What submitting needs of the store: what is chained of each job that exists."""
-
-    async def __call__(self, wanted: Sequence[tuple[str, str]], /) -> dict[tuple[str, str], ChainedJob]: ...
+JobLookup = Callable[[Sequence[tuple[str, str]]], Awaitable[dict[tuple[str, str], ChainedJob]]]
+"""Reads what is chained of each of these jobs that exists."""
 
 
 _MADE_SOMEWHERE = re.compile(rf"(?P<region>{GATE})-[0-9]+-{GATE}-[0-9]+")
@@ -195,7 +193,8 @@ class JobChecks:
         for wanted_job, number in unknown.items():
             known = self._jobs.get(*wanted_job)
             if wanted_job not in found and known is None:
-                raise _not_found(wanted_job, number, in_lines)
+                missing = JobNotFoundError(f"tenant {wanted_job[0]} has no job {wanted_job[1]}; create it first")
+                raise _refusal(missing, number, in_lines)
             if (ended := found[wanted_job].ended if known is None else known.ended) is not None:
                 raise _ended(wanted_job[1], ended, number, in_lines)
         self._check_creations(lines, created, in_lines=in_lines)
@@ -230,7 +229,8 @@ class JobChecks:
         job = (tenant_id, job_id)
         is_creation = kind == CREATED
         if is_creation and self._made_here.fullmatch(job_id) is not None:
-            raise _taken(job_id, number, in_lines)
+            reason = f"job_id: {job_id} is of the form of the ids that this node makes; leave it out, or choose another"
+            raise _refusal(InvalidInputError(reason, ("job_id",)), number, in_lines, ("job_id",))
         if self._homes and not is_creation:
             self._refuse_of_other_region(job_id)
         known = self._jobs.get(*job)
@@ -278,19 +278,8 @@ def _differ(first: str | None, second: str | None) -> bool:
     return first is not None and second is not None and first != second
 
 
-def _not_found(job: tuple[str, str], number: int, in_lines: bool) -> LedgerError:
-    reason = f"tenant {job[0]} has no job {job[1]}; create it first"
-    return InvalidEventError(reason, number + 1) if in_lines else JobNotFoundError(reason)
-
-
-def _taken(job_id: str, number: int, in_lines: bool) -> LedgerError:
-    reason = f"job_id: {job_id} is of the form of the ids that this node makes; leave it out, or choose another"
-    return InvalidEventError(reason, number + 1, ("job_id",)) if in_lines else InvalidInputError(reason, ("job_id",))
-
-
 def _ended(job_id: str, ended: str, number: int, in_lines: bool) -> LedgerError:
-    reason = f"job {job_id} {ended}"
-    return InvalidEventError(reason, number + 1) if in_lines else JobEndedError(reason)
+    return _refusal(JobEndedError(f"job {job_id} {ended}"), number, in_lines)
 
 
 def _exists(job: tuple[str, str], number: int, in_lines: bool) -> LedgerError:
@@ -298,4 +287,9 @@ def _exists(job: tuple[str, str], number: int, in_lines: bool) -> LedgerError:
         f"tenant {job[0]} has a job {job[1]} that was created with another spec or other assigned_dcs; choose another "
         "job_id, or repeat the creation as it was"
     )
-    return InvalidEventError(reason, number + 1, ("job_id",)) if in_lines else JobExistsError(reason)
+    return _refusal(JobExistsError(reason), number, in_lines, ("job_id",))
+
+
+def _refusal(error: LedgerError, number: int, in_lines: bool, path: Sequence[str] = ()) -> LedgerError:
+    """``error``, or for one of several lines the same with its number and the member at ``path``."""
+    return InvalidEventError(str(error), number + 1, tuple(path)) if in_lines else error

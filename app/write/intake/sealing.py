@@ -119,20 +119,15 @@ class Sealing:
 def _subject_of(draft: Draft, declaration: Declaration) -> str:
     if draft.subject is not None:
         return draft.subject
-    there, subject = False, None
-    if declaration.subject is not None:
-        there, subject = private_fields.value_at(draft.fields, declaration.subject)
+    path = declaration.subject or ("subject",)
+    there, subject = private_fields.value_at(draft.fields, path) if declaration.subject else (False, None)
     if not there:
         raise InvalidInputError(
             "subject: the event has private fields and does not say whose they are; add this member", ("subject",)
         )
     if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_CHARACTERS_MAX:
-        assert declaration.subject is not None
-        name = ".".join(declaration.subject)
-        raise InvalidInputError(
-            f"{name}: names the subject, so it must be a text of 1 to {SUBJECT_CHARACTERS_MAX} characters",
-            declaration.subject,
-        )
+        says = f"names the subject, so it must be a text of 1 to {SUBJECT_CHARACTERS_MAX} characters"
+        raise InvalidInputError(f"{'.'.join(path)}: {says}", path)
     return subject
 
 

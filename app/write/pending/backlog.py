@@ -85,6 +85,7 @@ def pending_of(lsn: Lsn, epoch: Epoch, hlc: Hlc, record_type: int, event: EventR
 
 
 _NOTHING = (0, 0)
+_NO_EVENTS: deque[Pending] = deque(maxlen=0)
 _PAYLOAD = attrgetter("payload")
 
 
@@ -204,30 +205,19 @@ class Backlog:
         """Forget these events, the first of the queue or of those passed over of one tenant: they are chained. Events
         of tenants in ``keep`` were passed over, and stay."""
         tenant_id = batch[0].tenant_id
-        deferred = self._deferred.get(tenant_id)
-        if deferred and deferred[0] is batch[0]:
-            if tenant_id not in keep:
-                for pending in batch:
-                    self._forget(pending, deferred)
-                if not deferred:
-                    del self._deferred[tenant_id]
+        deferred = self._deferred.get(tenant_id, _NO_EVENTS)
+        is_deferred = bool(deferred) and deferred[0] is batch[0]
+        if is_deferred and tenant_id in keep:
             return
-        if not keep:
-            for pending in batch:
-                gone = self._queue.popleft()
-                assert gone is pending
-            self._uncount(batch)
-            return
+        queue = deferred if is_deferred else self._queue
         for pending in batch:
+            gone = queue.popleft()
+            assert gone is pending
             if pending.tenant_id in keep:
-                self._deferred.setdefault(pending.tenant_id, deque()).append(self._queue.popleft())
-            else:
-                self._forget(pending, self._queue)
-
-    def _forget(self, pending: Pending, queue: deque[Pending]) -> None:
-        gone = queue.popleft()
-        assert gone is pending
-        self._uncount((pending,))
+                self._deferred.setdefault(pending.tenant_id, deque()).append(pending)
+        self._uncount([pending for pending in batch if pending.tenant_id not in keep] if keep else batch)
+        if is_deferred and not queue:
+            del self._deferred[tenant_id]
 
     def _uncount(self, gone: Sequence[Pending]) -> None:
         for tenant_id, (entries, payload_bytes) in _by_tenant(gone).items():
