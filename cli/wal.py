@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,7 +61,7 @@ def verify(folder: Folder, as_json: Json = False) -> None:
     """
     reports = inspect.verify(folder)
     lines = [line for report in reports for line in _told(report)]
-    tell({"logs": [report.to_json() for report in reports]}, *lines, as_json=as_json)
+    tell({"logs": [asdict(report) for report in reports]}, *lines, as_json=as_json)
     raise CommandExit(gravest(_CODES[report.verdict] for report in reports))
 
 

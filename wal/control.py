@@ -46,8 +46,8 @@ NOBODY = "00" * WAL_ID_BYTES
 _FIELDS = struct.Struct(f">8sHH{NODE_ID_BYTES_MAX}s{WAL_ID_BYTES}sQQIQQQ")
 _MEMBER = struct.Struct(f">QQ{WAL_ID_BYTES}s{WAL_ID_BYTES}sQI")
 _EPOCH_START = struct.Struct(">QQ")
-_VERSION = struct.Struct(">8sH")
-_CRC = struct.Struct(">I")
+_CRC_BYTES = 4
+_HISTORY_AT = _FIELDS.size + _MEMBER.size
 
 
 class Control(NamedTuple):
@@ -109,7 +109,7 @@ def store(folder: Path, control: Control) -> None:
         len(control.history),
     )
     data += b"".join(_EPOCH_START.pack(*start) for start in control.history)
-    store_file(folder / CONTROL_NAME, data + _CRC.pack(crc32(data)))
+    store_file(folder / CONTROL_NAME, data + crc32(data).to_bytes(_CRC_BYTES, "big"))
 
 
 def load(folder: Path) -> Control | None:
@@ -129,38 +129,38 @@ def load(folder: Path) -> Control | None:
         raise WalError(
             f"the control file {path} cannot be read: {reason}. Put the file of this WAL back there"
         ) from error
-    if len(data) < _FIELDS.size + _CRC.size:
-        raise _corrupt(f"it is {len(data)} bytes long, {_FIELDS.size + _CRC.size} at least were written")
-    magic, version = _VERSION.unpack_from(data)
+    if len(data) < _FIELDS.size + _CRC_BYTES:
+        raise _corrupt(f"it is {len(data)} bytes long, {_FIELDS.size + _CRC_BYTES} at least were written")
+    magic, version, node_bytes, node, wal_id, epoch, physical_ms, logical, durable, chained, signed = (
+        _FIELDS.unpack_from(data)
+    )
     if magic != CONTROL_MAGIC or version not in (1, CONTROL_VERSION):
         raise _corrupt(f"it is not a control file of version 1 or {CONTROL_VERSION}")
-    end = _FIELDS.size if version == 1 else _end_of_history(data)
-    if len(data) != end + _CRC.size:
-        raise _corrupt(f"it is {len(data)} bytes long, not {end + _CRC.size}")
-    if _CRC.unpack_from(data, end)[0] != crc32(data[:end]):
+    member = (chained, NO_EPOCH, bytes(WAL_ID_BYTES), bytes(WAL_ID_BYTES), 0, 0)
+    if version == CONTROL_VERSION and len(data) >= _HISTORY_AT + _CRC_BYTES:
+        member = _MEMBER.unpack_from(data, _FIELDS.size)
+    committed, promised_epoch, promised_run, member_id, generation, epochs = member
+    end = _FIELDS.size if version == 1 else _HISTORY_AT + epochs * _EPOCH_START.size
+    if len(data) != end + _CRC_BYTES:
+        raise _corrupt(f"it is {len(data)} bytes long, not {end + _CRC_BYTES}")
+    if data[end:] != crc32(data[:end]).to_bytes(_CRC_BYTES, "big"):
         raise _corrupt("its CRC does not match")
-    _, _, node_bytes, node, wal_id, epoch, physical_ms, logical, durable, chained, signed = _FIELDS.unpack_from(data)
     node_id = node[:node_bytes].decode()
-    control = Control(wal_id.hex(), node_id, epoch, Hlc(physical_ms, logical, node_id), durable, chained, signed)
-    if version == 1:
-        return control._replace(committed_lsn=control.chained_lsn)
-    committed, promised_epoch, promised_run, member_id, generation, _ = _MEMBER.unpack_from(data, _FIELDS.size)
-    return control._replace(
+    return Control(
+        wal_id=wal_id.hex(),
+        node_id=node_id,
+        epoch=epoch,
+        highest_hlc=Hlc(physical_ms, logical, node_id),
+        durable_lsn=durable,
+        chained_lsn=chained,
+        signed_lsn=signed,
         committed_lsn=committed,
         promised_epoch=promised_epoch,
         promised_run=promised_run.hex(),
         member_id=member_id.hex(),
         generation=generation,
-        history=tuple(map(EpochStart._make, _EPOCH_START.iter_unpack(data[_FIELDS.size + _MEMBER.size : end]))),
+        history=tuple(map(EpochStart._make, _EPOCH_START.iter_unpack(data[_HISTORY_AT:end]))),
     )
-
-
-def _end_of_history(data: bytes) -> int:
-    """Where the history of a version 2 ends by its count, which the CRC covers."""
-    at = _FIELDS.size + _MEMBER.size
-    if len(data) < at:
-        raise _corrupt(f"it is {len(data)} bytes long, {at + _CRC.size} at least were written")
-    return at + _EPOCH_START.size * int(_MEMBER.unpack_from(data, _FIELDS.size)[-1])
 
 
 def _corrupt(reason: str) -> WalCorruptError:

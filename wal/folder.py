@@ -11,7 +11,6 @@ import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from ledger.errors import WalError, WalFilesError, WalLockedError
 from wal.control import CONTROL_NAME
@@ -55,14 +54,6 @@ class FolderLock:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def __enter__(self) -> FolderLock:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
 
 CHECK_INTERVAL_S = 0.5
 """How often the folder is checked, busy or idle: a fault is noticed within a second."""
@@ -73,7 +64,7 @@ class FolderGuard:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._identity = _identity(folder)
+        self._made_as = os.stat(folder)
         found = _inodes(folder)
         names = {LOCK_NAME, *(segment.name for segment in list_segments(folder))}
         self.watched = {name: inode for name, inode in found.items() if name in names}
@@ -96,7 +87,7 @@ class FolderGuard:
             WalError: names the first that is not.
         """
         try:
-            is_same = _identity(self._folder) == self._identity
+            is_same = os.path.samestat(os.stat(self._folder), self._made_as)
             found = _inodes(self._folder) if is_same else {}
         except OSError as error:
             raise WalError(f"the WAL folder {self._folder} cannot be read any more: {error}") from error
@@ -130,11 +121,6 @@ def gone(path: Path) -> WalFilesError:
     return WalFilesError(
         f"{path} was removed, renamed or replaced under the writer", "Put it back before the next start"
     )
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
 
 
 def _inodes(folder: Path) -> dict[str, int]:

@@ -45,7 +45,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import NamedTuple
 from zlib import crc32
 
@@ -85,9 +84,6 @@ CRC_BYTES = CRC.size
 HLC_AT = slice(16, 32)
 """Where the packed HLC is in a record."""
 
-_pack_tail = _RECORD_TAIL.pack
-_pack_crc = CRC.pack
-
 assert SEGMENT_HEADER_BYTES == 120
 assert RECORD_HEADER_BYTES == 34 == _RECORD_TAIL.size + CRC_BYTES
 assert BATCH_RECORD_BYTES == 58
@@ -98,18 +94,8 @@ QueuedRecord = tuple[Hlc, int, bytes]
 """HLC, type and payload of a record to be written; its LSN follows from the place."""
 
 
-class RecordState(IntEnum):
-    """State of an entry. Records are written PENDING; the later states follow from the watermarks."""
-
-    PENDING = 0
-    REGIONAL = 1
-    GLOBAL = 2
-    APPLIED = 3
-    COMPACTED = 4
-
-
-PENDING = int(RecordState.PENDING)
-"""The one state that is written, as a plain number: an enum member costs too much for every record."""
+PENDING = 0
+"""The one state that is written; the later ones, which are read as damage, follow from the positions of the log."""
 
 
 class FormatError(WalError):
@@ -184,18 +170,16 @@ def encode_records(first_lsn: Lsn, hashed: bytes, records: Sequence[QueuedRecord
     In one pass, since it is what each event pays for; the bytes are those of ``encode_record``.
     """
     body = []
-    lsn: int = first_lsn
-    for (physical_ms, logical, _), record_type, payload in records:
-        summed = _pack_tail(RECORD_HEADER_BYTES + len(payload), lsn, physical_ms, logical, hashed, PENDING, record_type)
-        summed += payload
-        body.append(_pack_crc(crc32(summed)) + summed)
-        lsn += 1
+    for lsn, ((physical_ms, logical, _), record_type, payload) in enumerate(records, first_lsn):
+        length = RECORD_HEADER_BYTES + len(payload)
+        tail = _RECORD_TAIL.pack(length, lsn, physical_ms, logical, hashed, PENDING, record_type) + payload
+        body.append(CRC.pack(crc32(tail)) + tail)
     return b"".join(body)
 
 
 def encode_record(lsn: Lsn, hlc: bytes, record_type: int, payload: bytes) -> bytes:
     """One record, PENDING, with its packed HLC."""
-    tail = struct.pack(">IQ16sBB", RECORD_HEADER_BYTES + len(payload), lsn, hlc, RecordState.PENDING, record_type)
+    tail = struct.pack(">IQ16sBB", RECORD_HEADER_BYTES + len(payload), lsn, hlc, PENDING, record_type)
     return CRC.pack(crc32(payload, crc32(tail))) + tail + payload
 
 
@@ -236,7 +220,7 @@ def decode_batch(data: bytes | bytearray, at: int, end: int) -> BatchRecord:
     if end - at < BATCH_RECORD_BYTES:
         raise FormatError("the BATCH record is cut short")
     crc, length, lsn, hlc, state, kind, first, last, body_bytes, body_crc32 = BATCH.unpack_from(data, at)
-    if length != BATCH_RECORD_BYTES or kind != BATCH_RECORD_TYPE or state != RecordState.PENDING:
+    if length != BATCH_RECORD_BYTES or kind != BATCH_RECORD_TYPE or state != PENDING:
         raise FormatError("a BATCH record should stand here")
     if crc != crc32(memoryview(data)[at + CRC_BYTES : at + BATCH_RECORD_BYTES]):
         raise FormatError("the CRC of the BATCH record does not match")
@@ -273,7 +257,7 @@ def check_record(data: bytes, at: int, *, lsn: Lsn, node_id: str, available: int
         raise FormatError("the CRC of the record does not match")
     if found_lsn != lsn:
         raise FormatError(f"the record has LSN {found_lsn} where {lsn} should stand")
-    if kind == BATCH_RECORD_TYPE or state != RecordState.PENDING:
+    if kind == BATCH_RECORD_TYPE or state != PENDING:
         raise FormatError(f"a record of type {kind}, state {state} does not belong inside a batch")
     if hashed != node_hash(node_id):
         raise FormatError(f"the HLC of the record is not of node {node_id}")

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -24,7 +24,7 @@ from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from wal import control as control_file
 from wal.control import Control
 from wal.folder import LOCK_NAME
-from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError, RecordState
+from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError
 from wal.reader import Batch, Damage, Record, batch_at, find_batch, records_of
 from wal.recovery import survey
 from wal.segment import Segment, list_segments, opened, read_header
@@ -60,10 +60,6 @@ class WalReport:
     offset: int | None = None
     reason: str | None = None
 
-    def to_json(self) -> dict[str, object]:
-        """Plain values, for JSON."""
-        return asdict(self)
-
 
 def wal_folders(path: Path) -> list[Path]:
     """The WAL folders meant by ``path``, which is one itself or a ``wal.dir`` that holds some.
@@ -92,32 +88,30 @@ def verify(path: Path) -> list[WalReport]:
 def dump(path: Path) -> Iterator[dict[str, Any]]:
     """Every record of every log in ``path``, BATCH records too, as plain values for JSON.
 
-    Keys: ``segment``, ``offset``, ``lsn``, ``epoch``, ``hlc``, ``type``, ``action``, ``length``, ``state``, the name of
-    the RecordState that the control file's positions show, of a BATCH that of its last record; for records of events
-    also ``tenant_id``, ``job_id`` and ``payload``; for others ``payload`` when it is text, else
-    ``payload_hex``. Where the log is damaged an item has ``segment``, ``offset`` and ``error`` instead, and
-    the dump continues behind it.
+    Keys: ``segment``, ``offset``, ``lsn``, ``epoch``, ``hlc``, ``type``, ``action``, ``length``, ``state``, as the
+    control file's positions show it, of a BATCH that of its last record; for records of events also ``tenant_id``,
+    ``job_id`` and ``payload``; for others ``payload`` when it is text, else ``payload_hex``. Where the log is damaged
+    an item has ``segment``, ``offset`` and ``error`` instead, and the dump continues behind it.
 
     Raises:
         NotFoundError: there is no log.
     """
     for folder in wal_folders(path):
-        control, _ = _control(folder)
-        node_id = _node_id(folder, control)
+        node_id, control, _ = _identity(folder)
         for segment in list_segments(folder):
             for item in _dump_segment(segment, node_id):
                 if "error" not in item:
-                    item["state"] = _state(control, item.get("last_lsn", item["lsn"])).name
+                    item["state"] = _state(control, item.get("last_lsn", item["lsn"]))
                 yield item
 
 
-def _state(control: Control | None, lsn: int) -> RecordState:
+def _state(control: Control | None, lsn: int) -> str:
     """The state that the record at ``lsn`` has reached at least."""
     if control is None or lsn > control.committed_lsn:
-        return RecordState.PENDING
+        return "PENDING"
     if lsn > control.chained_lsn:
-        return RecordState.REGIONAL
-    return RecordState.GLOBAL if lsn > control.signed_lsn else RecordState.COMPACTED
+        return "REGIONAL"
+    return "GLOBAL" if lsn > control.signed_lsn else "COMPACTED"
 
 
 def _is_wal(folder: Path) -> bool:
@@ -126,30 +120,26 @@ def _is_wal(folder: Path) -> bool:
     )
 
 
-def _control(folder: Path) -> tuple[Control | None, WalCorruptError | None]:
+def _identity(folder: Path) -> tuple[str, Control | None, WalCorruptError | None]:
+    """Whose log this is: as the control file says, or the first sound segment, or the folder's name; with the control
+    file, and what is wrong with it."""
+    control, damage = None, None
     try:
-        return control_file.load(folder), None
+        control = control_file.load(folder)
     except WalCorruptError as error:
-        return None, error
-
-
-def _node_id(folder: Path, control: Control | None) -> str:
-    """Whose log this is: as the control file says, or the first sound segment, or the folder's name."""
+        damage = error
     if control is not None:
-        return control.node_id
+        return control.node_id, control, None
     for segment in list_segments(folder):
-        try:
-            return read_header(segment).node_id
-        except FormatError:
-            continue
-    return folder.name
+        with suppress(FormatError):
+            return read_header(segment).node_id, None, damage
+    return folder.name, None, damage
 
 
 def _report(folder: Path) -> WalReport:
-    control, damaged_control = _control(folder)
+    node_id, control, damaged_control = _identity(folder)
     known = control.durable_lsn if control else BEFORE_FIRST
-    read = partial(survey, folder, _node_id(folder, control), control, known)
-    found = _settled(read, attrgetter("finding"))
+    found = _settled(partial(survey, folder, node_id, control, known), attrgetter("finding"))
     verdict = "ok"
     place: tuple[str, int, str] | tuple[None, None, None] = (None, None, None)
     if damaged_control is not None:

@@ -130,10 +130,8 @@ class Log:
         assert self.written_lsn == self.durable_lsn
         if size > 0:
             self._make_space(size)
-        end = max(self._segment_bytes, self._offset + size)
-        path = os.fsencode(self._path)
-        ahead = self._ahead_at, AHEAD_BATCH_BYTES_MAX
-        return self._descriptor, self._offset, path, self._inode, end, *ahead
+        path, end = os.fsencode(self._path), max(self._segment_bytes, self._offset + size)
+        return self._descriptor, self._offset, path, self._inode, end, self._ahead_at, AHEAD_BATCH_BYTES_MAX
 
     def wrote(self, offset: int, last_lsn: Lsn, small_end: int = 0) -> None:
         """Batches up to this LSN were written and synced past ``append``; the segment continues at ``offset``, and the

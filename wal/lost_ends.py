@@ -12,7 +12,9 @@ from __future__ import annotations
 import mmap
 import os
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -89,7 +91,9 @@ def records_below(folder: Path, node_id: str) -> Iterator[Record | Gap]:
         if last_gap is not None:
             yield last_gap._replace(is_proved=True)
             last_lsn = last_gap.last_lsn
-        previous_lsn = _previous_lsn(segment)
+        previous_lsn = BEFORE_FIRST
+        with suppress(FormatError):  # not known where the header is damaged
+            previous_lsn = read_header(segment).previous_lsn
         if BEFORE_FIRST < last_lsn < previous_lsn:
             yield Gap(after(last_lsn), previous_lsn, segment.epoch, (), is_proved=True)
         last_gap, last_lsn = None, max(last_lsn, before(segment.base_lsn))
@@ -107,20 +111,10 @@ def highest_hlc(folder: Path, node_id: str) -> Hlc | None:
     """The highest HLC of the log whose segments are in ``folder``: that of its last sound record, as LSNs and HLCs of
     a node rise together. None where there is none."""
     for segment in reversed(list_segments(folder)):
-        found: Hlc | None = None
-        for _, _, _, hlc, _, _ in _headers_of(segment, node_id, SEGMENT_HEADER_BYTES):
-            found = hlc
-        if found is not None:
-            return found
+        last = deque(_headers_of(segment, node_id, SEGMENT_HEADER_BYTES), maxlen=1)
+        for _, _, _, hlc, _, _ in last:
+            return hlc
     return None
-
-
-def _previous_lsn(segment: Segment) -> Lsn:
-    """The last LSN before this segment, as its header says; not known, and none, where that is damaged."""
-    try:
-        return read_header(segment).previous_lsn
-    except FormatError:
-        return BEFORE_FIRST
 
 
 def _headers_of(segment: Segment, node_id: str, at: int) -> Iterator[tuple[int, int, Lsn, Hlc, int, mmap.mmap]]:

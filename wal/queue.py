@@ -148,10 +148,9 @@ class Queue:
         self._wanted = 0
         """How many queued records the writer thread sleeps for; 0 when it is awake."""
         self._durable: deque[DurableBatch] = deque(maxlen=DURABLE_BATCHES_MAX)
-        self._is_held_open = False
-        """Whether the next batch waits for ``_held_entries`` records, since ``_held_at_s`` of the monotonic clock; half
-        of them are enough from ``_half_at_s`` on."""
-        self._held_entries = 0
+        self._held_entries = 1
+        """How many records the next batch waits for, since ``_held_at_s`` of the monotonic clock; half of them are
+        enough from ``_half_at_s`` on."""
         self._held_at_s = float("-inf")
         self._half_at_s = float("inf")
 
@@ -211,11 +210,14 @@ class Queue:
             WalError, OSError: nothing above ``durable_lsn`` may be acknowledged any more.
         """
         with self._changed:
-            while True:
-                if not self._await_expected(until_s) or not self._await_record(until_s):
+            while len(self._records) < (awaited := self._awaited())[0]:
+                entries, wake_at_s = awaited
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
                     return True
-                if not self._is_held_open or self._is_closed:
-                    break  # else ``expect`` was called since
+                self._wanted = entries
+                self._changed.wait(min(left_s, max(0.0, wake_at_s - time.monotonic())))
+                self._wanted = 0
             records, body_bytes = self._take()
         if records:
             self._commit(log, records, body_bytes)
@@ -229,42 +231,22 @@ class Queue:
     def _hold_open(self, entries: int, half_after_s: float) -> None:
         """Hold the next batch open for so many records, unless many have come; half are enough after that long."""
         entries = min(entries, self._bounds.batch_entries_max)
-        self._is_held_open = entries >= LINGER_ENTRIES_MIN and len(self._records) * LINGER_PART < entries
-        self._held_entries = entries
+        is_held_open = entries >= LINGER_ENTRIES_MIN and len(self._records) * LINGER_PART < entries
+        self._held_entries = entries if is_held_open else 1
         self._held_at_s = time.monotonic()
         self._half_at_s = self._held_at_s + half_after_s if (entries + 1) // 2 >= HALF_MIN else float("inf")
 
-    def _sleep(self, records: int, until_s: float) -> None:
-        """Sleep until so many are queued, the queue is closed, or until this time."""
-        self._wanted = records
-        self._changed.wait(max(0.0, until_s - time.monotonic()))
-        self._wanted = 0
-
-    def _await_expected(self, until_s: float) -> bool:
-        """Sleep while the next batch is held open; False when it still is at this time."""
-        while self._is_held_open and not self._is_closed and self._bytes < self._bounds.batch_bytes_max:
-            entries, wake_at_s = self._held_entries, self._held_at_s + self._bounds.batch_timeout_s
+    def _awaited(self) -> tuple[int, float]:
+        """How many records the next batch waits for, none once the queue is closed; and until when by the monotonic
+        clock, at which time that is to be asked again."""
+        entries, until_s = self._held_entries, self._held_at_s + self._bounds.batch_timeout_s
+        if self._half_at_s < until_s:
             half = (entries + 1) // 2
-            if self._half_at_s < wake_at_s and len(self._records) < half:
-                entries = half
-            elif self._half_at_s < wake_at_s:
-                wake_at_s = self._half_at_s
-            now_s = time.monotonic()
-            if len(self._records) >= entries or now_s >= wake_at_s:
-                break
-            if now_s >= until_s:
-                return False
-            self._sleep(entries, min(wake_at_s, until_s))
-        self._is_held_open = False
-        return True
-
-    def _await_record(self, until_s: float) -> bool:
-        """Sleep until a record is queued, or the queue is closed; False when time was up before."""
-        while not self._records and not self._is_closed:
-            if time.monotonic() >= until_s:
-                return False
-            self._sleep(1, until_s)
-        return True
+            entries, until_s = (half, until_s) if len(self._records) < half else (entries, self._half_at_s)
+        if self._is_closed:
+            return 0, until_s
+        is_over = time.monotonic() >= until_s or self._bytes >= self._bounds.batch_bytes_max
+        return (1, float("inf")) if is_over else (entries, until_s)
 
     def _take(self) -> tuple[list[QueuedRecord], int]:
         """The next batch and its bytes."""

@@ -60,23 +60,6 @@ class Finding(NamedTuple):
     corruption: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class TornTail:
-    """What recovery cut: everything from byte ``offset`` of ``segment`` on.
-
-    The cut LSNs are ``first_lsn`` to ``last_lsn``; ``last_lsn`` is None when not even the BATCH record was
-    whole. ``copies`` are the files that keep what was cut.
-    """
-
-    segment: str
-    offset: int
-    reason: str
-    cut_bytes: int
-    first_lsn: Lsn
-    last_lsn: Lsn | None
-    copies: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class Survey:
     """What a log holds. ``last_lsn`` is that of its last sound record, 0 for an empty log.
@@ -86,7 +69,9 @@ class Survey:
     ``end`` and ``last_batch_offset`` are places in ``last_segment``, the last one with a sound header.
     ``highest_hlc`` counts what a torn batch announced, too: that time MUST NOT be given again.
     ``epoch_ends`` has the last LSN of the log at the end of each epoch, ``history`` the first of each that left any.
-    ``finding`` is what was wrong, ``cut`` what recovery took away because of it.
+    ``finding`` is what was wrong. ``cut`` is what recovery cut because of it, as facts of an event: everything from
+    byte ``offset`` of ``segment`` on, ``cut_bytes`` in all, for this ``reason``; LSNs ``first_lsn`` to ``last_lsn``,
+    which is None when not even the BATCH record was whole; and the files that keep it, ``copies``.
     """
 
     node_id: str
@@ -103,7 +88,7 @@ class Survey:
     end: int = 0
     last_batch_offset: int | None = None
     finding: Finding | None = None
-    cut: TornTail | None = None
+    cut: dict[str, object] | None = None
 
     def saw_records(self, segment: Segment) -> None:
         """``segment`` holds at least one."""
@@ -240,7 +225,7 @@ def recover(folder: Path, node_id: str, known_durable_lsn: Lsn = BEFORE_FIRST, *
     return found
 
 
-def _cut_tail(folder: Path, found: Survey, finding: Finding) -> TornTail:
+def _cut_tail(folder: Path, found: Survey, finding: Finding) -> dict[str, object]:
     """Cut off what is damaged and make ``found`` say what is left."""
     segment, damage = finding.segment, finding.damage
     prefix = TORN_PREFIX if finding.corruption is None else CUT_PREFIX
@@ -258,15 +243,15 @@ def _cut_tail(folder: Path, found: Survey, finding: Finding) -> TornTail:
             found.saw_records(segment)
             found.last_batch_offset = damage.batch_offset
             found.end = damage.offset
-    return TornTail(
-        segment=segment.name,
-        offset=damage.offset,
-        reason=damage.reason,
-        cut_bytes=cut_bytes,
-        first_lsn=damage.lsn,
-        last_lsn=damage.batch.last_lsn if damage.batch and not finding.later else None,
-        copies=tuple(copies),
-    )
+    return {
+        "segment": segment.name,
+        "offset": damage.offset,
+        "reason": damage.reason,
+        "cut_bytes": cut_bytes,
+        "first_lsn": damage.lsn,
+        "last_lsn": damage.batch.last_lsn if damage.batch and not finding.later else None,
+        "copies": tuple(copies),
+    }
 
 
 def _announce_sound_part(segment: Segment, damage: Damage) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,8 @@ def replace(path: Path) -> None:
 def test_an_idle_writer_misses_a_file(
     tmp_path: Path, which: Callable[[Path], Path], fault: Callable[[Path], None]
 ) -> None:
-    with FolderLock(tmp_path):
+    with ExitStack() as stack:
+        stack.callback(FolderLock(tmp_path).release)
         log = LogWriter(tmp_path, segment_bytes=400)
         log.batches([1, 2, 3, 4])
         assert len(list_segments(tmp_path)) > 2

@@ -24,8 +24,10 @@ sys.stdin.read()
 
 def test_a_second_opener_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
     folder = tmp_path / "wal" / "node-a"
-    with FolderLock(folder), pytest.raises(WalLockedError, match=f"process {os.getpid()}"):
+    lock = FolderLock(folder)
+    with pytest.raises(WalLockedError, match=f"process {os.getpid()}"):
         FolderLock(folder)
+    lock.release()
     FolderLock(folder).release()
 
 

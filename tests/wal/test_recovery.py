@@ -113,10 +113,10 @@ def check_repair(folder: Path, size: int) -> None:
         assert found.cut is None
     else:
         assert found.cut is not None
-        assert found.cut.first_lsn == survivors + 1
-        kept_aside = (folder / found.cut.copies[0]).read_bytes()
+        assert found.cut["first_lsn"] == survivors + 1
+        kept_aside = (folder / found.cut["copies"][0]).read_bytes()
         assert kept_aside.rstrip(b"\0") == whole[whole_batches:size].rstrip(b"\0")
-        assert len(kept_aside) >= found.cut.cut_bytes
+        assert len(kept_aside) >= found.cut["cut_bytes"]
     append_again(folder, found)
 
 
@@ -186,10 +186,10 @@ def test_any_flipped_byte_of_an_unproven_last_batch_is_a_torn_tail(tmp_path: Pat
         found = recover(folder, NODE, 11)
 
         assert found.cut is not None
-        assert found.cut.first_lsn == survivors + 1
+        assert found.cut["first_lsn"] == survivors + 1
         assert found.last_lsn == survivors
         # The whole damaged batch was kept, whatever was cut of it.
-        assert (folder / found.cut.copies[0]).read_bytes() == damaged[last_batch:]
+        assert (folder / found.cut["copies"][0]).read_bytes() == damaged[last_batch:]
         assert lsns_in(folder) == list(range(1, survivors + 1))
 
 
@@ -200,7 +200,7 @@ def test_what_parses_behind_the_first_bad_record_is_cut_too(tmp_path: Path) -> N
     second.write_bytes(whole)
     found = recover(tmp_path, NODE)
     assert found.cut is not None
-    assert (found.last_lsn, found.cut.first_lsn, found.cut.last_lsn) == (11, 12, 14)
+    assert (found.last_lsn, found.cut["first_lsn"], found.cut["last_lsn"]) == (11, 12, 14)
 
 
 def test_a_crash_anywhere_inside_the_repair_ends_in_the_same_log(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_garbage_in_space_written_ahead_is_a_torn_tail(tmp_path: Path) -> None:
     found = recover(tmp_path, NODE, 14)
     assert found.last_lsn == 14
     assert found.cut is not None
-    assert found.cut.cut_bytes == (2 << 20) + 1
+    assert found.cut["cut_bytes"] == (2 << 20) + 1
     assert second.read_bytes() == whole
 
 
@@ -247,7 +247,7 @@ def test_a_hole_in_the_last_batch_is_a_torn_tail(tmp_path: Path) -> None:
     found = recover(tmp_path, NODE, 11)
     assert found.last_lsn == 11
     assert found.cut is not None
-    assert found.cut.last_lsn is None
+    assert found.cut["last_lsn"] is None
 
 
 def test_a_batch_that_announces_another_range_than_it_holds_is_cut_whole(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_batch_whose_records_are_all_there_but_not_what_it_announces_proves_no
     second.write_bytes(second.read_bytes() + opening + body)
     found = recover(tmp_path, NODE)
     assert found.cut is not None
-    assert "disagrees" in found.cut.reason
+    assert "disagrees" in found.cut["reason"]
     assert found.last_lsn == 9
     append_again(tmp_path, found)
 
@@ -383,7 +383,7 @@ def test_corruption_that_was_accepted_as_lost_is_cut_with_all_behind_it_to_be_ap
 
     assert found.last_lsn == 2
     assert found.cut is not None
-    assert len(found.cut.copies) == 3
+    assert len(found.cut["copies"]) == 3
     assert (tmp_path / f"cut-{second.stem}-0").read_bytes() == later
     sound = [each.lsn for end in lost_ends(tmp_path) for each in records_in(end, NODE) if isinstance(each, Record)]
     assert sorted(set(sound)) == [2, *range(4, 16)]

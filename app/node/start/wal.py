@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -158,7 +158,7 @@ async def find_wal(
             "is lost by trying again"
         ) from error
     if recovered.cut is not None:
-        log.warning("wal_recovery_cut_torn_tail", **asdict(recovered.cut))
+        log.warning("wal_recovery_cut_torn_tail", **recovered.cut)
 
     # 6. what is gone, and was accepted as gone
     how_to_accept = None if accept_lost_wal else accepting(restoring=restoring)
