@@ -13,6 +13,7 @@ import itertools
 import os
 import statistics
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ from wal.log import Log
 from wal.queue import NO_FD
 from wal.replication.configuration import NO_MEMBERS, AckMode
 from wal.replication.file_log import TailReader
-from wal.replication.leading import Members, Reached, Shipper
+from wal.replication.leading import Members, Shipper
 from wal.replication.proposer import Proposer
 
 WAIT_TIMEOUT_S = 30.0
@@ -49,17 +50,6 @@ class Ran(NamedTuple):
 
     rate: float
     p50_s: float
-
-
-class _Unwatched:
-    """Wants to know nothing of the members."""
-
-    def acknowledged(self, address: str, seconds: float) -> None: ...
-    def lost(self, address: str, reason: str) -> None: ...
-    def refused(self, address: str, reason: str) -> None: ...
-    def back(self, address: str) -> None: ...
-    def quorum_changed(self, is_there: bool, following: int, needed: int) -> None: ...
-    def lags(self, address: str, lag_lsn: int) -> None: ...
 
 
 def measure(bench: Bench, writers: int, records: int) -> Outcome:
@@ -173,8 +163,8 @@ def _shipper(
 ) -> Shipper:
     members = Members(dict.fromkeys(addresses, "local"), RUN)
 
-    def told(reached: Reached) -> None:
-        loop.call_soon_threadsafe(committed.advance, reached.committed_lsn)
+    def told(committed_lsn: Lsn, _: Mapping[str, Lsn]) -> None:
+        loop.call_soon_threadsafe(committed.advance, committed_lsn)
 
     history = (EpochStart(Epoch(1), Lsn(1)),)
 
@@ -194,7 +184,6 @@ def _shipper(
             oldest_lsn=lambda: Lsn(1),
             send=shipper.send,
             drop=shipper.drop,
-            on_fenced=shipper.on_fenced,
             on_configured=lambda _: None,
         )
 
@@ -202,9 +191,10 @@ def _shipper(
         members,
         make,
         on_reached=told,
+        on_acknowledged=lambda _: None,
         on_over=failures.append,
         tail=TailReader(folder, NODE_ID, history),
-        watcher=_Unwatched(),
+        report=lambda *_: None,
         lag_threshold=1 << 60,
         keeps_damaged=False,
     )

@@ -35,8 +35,8 @@ from terminal.program import Json
 from wal.replication import server
 from wal.replication.archive import restore_log
 from wal.replication.configuration import split_address
-from wal.replication.frames import Keeper, status, unchained_in
-from wal.replication.messages import WalStatus
+from wal.replication.frames import status, unchained_in
+from wal.replication.messages import StatusReport, WalStatus
 from wal.replication.safekeeper import Safekeeper
 from wal.replication.server import Server
 from wal.replication.tls import PeerTls, TlsFiles
@@ -153,9 +153,9 @@ def restore(
     from objects.store import ArchiveStore
 
     configure_logs()
-    found = restore_log(ArchiveStore(archive), node, wal_id, folder / node)
-    said = {"node_id": node, "wal_id": found.wal_id, "first_lsn": found.first_lsn, "last_lsn": found.tail.lsn}
-    line = f"the log {found.wal_id} of {node} is in {folder / node}: LSN {found.first_lsn} to {found.tail.lsn}"
+    wal_id, first_lsn, tail = restore_log(ArchiveStore(archive), node, wal_id, folder / node)
+    said = {"node_id": node, "wal_id": wal_id, "first_lsn": first_lsn, "last_lsn": tail.lsn}
+    line = f"the log {wal_id} of {node} is in {folder / node}: LSN {first_lsn} to {tail.lsn}"
     tell(said, line, as_json=as_json)
 
 
@@ -241,7 +241,7 @@ def _unchained(wal: WalStatus, positions: Mapping[str, WalPosition]) -> int | No
     )
 
 
-def _json_of(keeper: Keeper, positions: Mapping[str, WalPosition]) -> dict[str, Any]:
+def _json_of(keeper: StatusReport, positions: Mapping[str, WalPosition]) -> dict[str, Any]:
     return {
         "region": keeper.region,
         "wals": [

@@ -2,7 +2,7 @@
  * The queue of the WAL, and the writer's loop over it, without the interpreter's lock (docs/decisions/0037); and batches
  * that go over the wire: checked, received as a stream (_stream.h), and sent (_shipping.h).
  *
- * Their twins in Python, which are the specification, are wal.queue.Queue, wal.replication.replica_log, and what
+ * Their twins in Python, which are the specification, are wal.queue.Queue, wal.reader, and what
  * wal.replication.safekeeper and leading do where this module is not there. CRC-32 is made by the processor's
  * instructions where it has them for carry-less products, and by zlib, found in the library that Python has loaded,
  * else and for short ends. Without zlib the module cannot be imported.
@@ -55,7 +55,6 @@
 #define AHEAD_BATCHES 2             /* as in wal.log */
 
 #define IS_LATE 1
-#define IS_STOPPED 2
 
 #define CHUNK_BYTES (256 << 10)
 #define FREE_CHUNKS_MAX 4
@@ -936,16 +935,16 @@ static PyObject *check_batches(PyObject *Py_UNUSED(module), PyObject *args)
     return answer_of(last_lsn > 0 ? PyLong_FromUnsignedLongLong(last_lsn) : NULL, last_lsn > 0);
 }
 
-/* Wait until the socket has something to read: 0, or what it is that ends that (IS_LATE, IS_STOPPED), or minus errno. */
-static int await_bytes(int socket, int stop, double timeout_s)
+/* Wait until the socket has something to read: 0, or IS_LATE, or minus errno. */
+static int await_bytes(int socket, double timeout_s)
 {
-    struct pollfd waited[] = {{.fd = socket, .events = POLLIN}, {.fd = stop, .events = POLLIN}};
+    struct pollfd waited = {.fd = socket, .events = POLLIN};
     const double until_s = seconds() + timeout_s;
     for (;;) {
         const double left_s = until_s - seconds();
-        const int found = poll(waited, 2, left_s <= 0 ? 0 : (int)(left_s * 1e3) + 1);
+        const int found = poll(&waited, 1, left_s <= 0 ? 0 : (int)(left_s * 1e3) + 1);
         if (found > 0)
-            return waited[1].revents != 0 ? IS_STOPPED : 0;
+            return 0;
         if (found == 0 && left_s <= 0)
             return IS_LATE;
         if (found < 0 && errno != EINTR)

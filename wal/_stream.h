@@ -175,25 +175,25 @@ static int take_frame(Stream *stream, const unsigned char *frame, size_t whole, 
 }
 
 PyDoc_STRVAR(serve_doc,
-    "serve(socket, stop, buffer, idle_s, frame_s)\n--\n\n"
+    "serve(socket, buffer, idle_s, frame_s)\n--\n\n"
     "Take Appends while they come one behind the other: each is durable, and then acknowledged. Ends with what is\n"
     "Python's: (bytes of it in the buffer, what of an answer is still to be sent, whether time was up). Other threads\n"
     "run meanwhile.");
 
 static PyObject *serve(Stream *stream, PyObject *args)
 {
-    int socket, stop, ended = 0;
+    int socket, ended = 0;
     Py_buffer data;
     double idle_s, frame_s, late_s = 0; /* when the frame that has begun must be whole */
     unsigned char ack[ACK_BYTES_MAX];
     size_t end = 0, ack_bytes = 0, sent = 0;
-    if (!PyArg_ParseTuple(args, "iiw*dd", &socket, &stop, &data, &idle_s, &frame_s))
+    if (!PyArg_ParseTuple(args, "iw*dd", &socket, &data, &idle_s, &frame_s))
         return NULL;
     unsigned char *const buffer = data.buf;
     const size_t size = (size_t)data.len;
     Py_BEGIN_ALLOW_THREADS
     for (;;) {
-        ended = await_bytes(socket, stop, end == 0 ? idle_s : late_s - seconds());
+        ended = await_bytes(socket, end == 0 ? idle_s : late_s - seconds());
         if (ended != 0)
             break;
         const ssize_t count = recv(socket, buffer + end, size - end, MSG_DONTWAIT);

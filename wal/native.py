@@ -23,7 +23,7 @@ except ImportError:
     _module = None
 
 check_batches: Callable[..., int | None] = getattr(_module, "check_batches", lambda *_: None)
-"""As ``wal.replication.replica_log.check_batches``, of a node with this hash; None if that is to be asked."""
+"""As ``wal.reader.check_batches``, of a node with this hash; None if that is to be asked."""
 _Queue: Any = getattr(_module, "Queue", object)
 _Stream: Any = getattr(_module, "Stream", None)
 
@@ -78,9 +78,7 @@ class Stream(Protocol):
         """The log ends so, all of it durable, and continues in ``space``;
         ``note`` is the descriptor of a ``CommitNote`` that says ``noted_lsn``."""
 
-    def serve(
-        self, socket: int, stop: int, buffer: bytearray, idle_s: float, frame_s: float, /
-    ) -> tuple[int, bytes, bool]:
+    def serve(self, socket: int, buffer: bytearray, idle_s: float, frame_s: float, /) -> tuple[int, bytes, bool]:
         """Receive into the empty buffer and acknowledge, until something comes that is no such Append, or the log was
         taken back: how many bytes of it are in the buffer, what of an answer is still to be sent, and whether nothing
         came for ``idle_s`` seconds, or no whole frame for ``frame_s``."""

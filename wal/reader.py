@@ -108,9 +108,7 @@ def batch_at(
     """
     data = os.pread(descriptor, BATCH_RECORD_BYTES, offset)
     try:
-        record = decode_batch(data, 0, len(data))
-        if next_lsn not in (None, record.first_lsn):
-            raise FormatError(f"a batch begins with LSN {record.first_lsn} where {next_lsn} should be")
+        record = _batch_record(data, next_lsn)
     except FormatError as error:
         is_end = end_of_data(descriptor, offset) == offset
         return None if is_end else Damage(offset, next_lsn or BEFORE_FIRST, str(error), offset)
@@ -156,15 +154,11 @@ def check_each(data: bytes | memoryview, first_lsn: Lsn, node_id: str) -> Lsn:
     whole = bytes(data)
     at, next_lsn = 0, first_lsn
     while at < len(whole):
+        body_at = at + BATCH_RECORD_BYTES
         try:
-            record = decode_batch(whole, at, len(whole))
-            body_at = at + BATCH_RECORD_BYTES
+            record = _batch_record(whole[at:body_at], next_lsn)
             batch = Batch(at, record, whole[body_at : body_at + record.body_bytes])
-            if record.first_lsn != next_lsn:
-                raise FormatError(f"a batch begins with LSN {record.first_lsn} where {next_lsn} should be")
-            if batch.end > len(whole):
-                raise FormatError("the batch is cut short")
-            if crc32(batch.body) != record.body_crc32:
+            if len(batch.body) == record.body_bytes and crc32(batch.body) != record.body_crc32:
                 raise FormatError("the CRC of the batch does not match")
         except FormatError as error:
             raise InvalidInputError(f"byte {at}: {error}") from error
@@ -173,6 +167,18 @@ def check_each(data: bytes | memoryview, first_lsn: Lsn, node_id: str) -> Lsn:
             raise InvalidInputError(f"byte {damage.offset}: {damage.reason}")
         at, next_lsn = batch.end, after(record.last_lsn)
     return before(next_lsn)
+
+
+def _batch_record(data: bytes, next_lsn: Lsn | None) -> BatchRecord:
+    """The BATCH record at the start of ``data``, of a batch that begins with ``next_lsn``, if that is known.
+
+    Raises:
+        FormatError: it is none, or of another batch.
+    """
+    record = decode_batch(data, 0, len(data))
+    if next_lsn not in (None, record.first_lsn):
+        raise FormatError(f"a batch begins with LSN {record.first_lsn} where {next_lsn} should be")
+    return record
 
 
 def scan_segment(descriptor: int, next_lsn: Lsn, node_id: str) -> SegmentScan:

@@ -25,6 +25,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -42,6 +43,10 @@ WINDOW_BYTES = 1 << 20
 CHECK_INTERVAL_MAX_S = 60.0
 """How often a scrubber checks what is due, at least; more often if a round is short."""
 CHECKS_A_ROUND = 100
+
+
+Report = Callable[[str, Mapping[str, object]], None]
+"""Reports the name of an event, and its facts."""
 
 
 class LogCopy(NamedTuple):
@@ -75,7 +80,7 @@ class Scrubber:
         copies: Callable[[], Iterable[LogCopy]],
         interval_s: float,
         on_read: Callable[[LogCopy, Segment, WalCorruptError | None], None],
-        report: Callable[[str, Mapping[str, object]], None],
+        report: Report,
     ) -> None:
         self._copies = copies
         self._interval_s = interval_s
@@ -140,17 +145,13 @@ class Scrubber:
 
 def _due(segments: Sequence[Segment], checked: Lsn, part: float) -> list[Segment]:
     """The segments behind ``checked`` that end within this part of all their bytes."""
-    sizes = [_size_of(segment.path) for segment in segments]
+    sizes = [0] * len(segments)
+    for at, segment in enumerate(segments):
+        with suppress(FileNotFoundError):
+            sizes[at] = segment.path.stat().st_size
     total = sum(sizes) or 1
     ends = zip(segments, accumulate(sizes), strict=True)
     return [segment for segment, end in ends if segment.base_lsn > checked and end / total <= part]
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def check_segment(

@@ -130,11 +130,9 @@ def remove_segments(
     ``upto_lsn`` MUST be chained and signed. ``now_s`` is seconds since 1970, as the file system counts them. ``retire``
     is called with each name before: that of the writer, if there is one. A crash in the middle leaves fewer removed.
     """
-    segments = list_segments(folder)
     removed = []
-    for segment, follower in pairwise(segments):
-        written_s = segment.path.stat().st_mtime
-        if follower.base_lsn - 1 > upto_lsn or written_s > now_s - older_than_s:
+    for segment, follower in pairwise(list_segments(folder)):
+        if follower.base_lsn - 1 > upto_lsn or segment.path.stat().st_mtime > now_s - older_than_s:
             break
         retire(segment.name)
         segment.path.unlink()

@@ -5,10 +5,11 @@ hold is committed.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final
 
 import structlog
 
@@ -28,11 +29,19 @@ from wal.group_commit import GroupCommit
 from wal.replication import configuration as configurations
 from wal.replication.configuration import AckMode
 from wal.replication.file_log import TailReader, oldest_whole_lsn
-from wal.replication.leading import Reached, Shipper
+from wal.replication.leading import Shipper
 from wal.replication.proposer import Proposer
 
 QUORUM_AWAY_S = 1.0
 """For so long a quorum may be away, as when its members restart, before writes are told that there is none."""
+
+_LOG_LEVELS: Final = {
+    "wal_replication_member_lost": logging.WARNING,
+    "wal_quorum_lost": logging.ERROR,
+    "wal_replication_append_reject": logging.ERROR,
+    "wal_replication_lag_threshold_exceeded": logging.WARNING,
+}
+"""Of events of the shipper; the others are logged as information."""
 
 log = structlog.get_logger()
 
@@ -95,9 +104,6 @@ class Leadership:
         counts = {self._home} if self._ack_mode is not AckMode.REPLICATED_ALL else self._regions
         return NoQuorum(why, [each.address for each in reports if not each.is_streaming and each.region in counts])
 
-    def _member_lost(self, _address: str) -> None:
-        asyncio.get_running_loop().call_later(QUORUM_AWAY_S, self._look_at_quorum)
-
     def _look_at_quorum(self) -> None:
         if self.no_quorum() is not None:
             self._on_quorum_lost()
@@ -135,7 +141,6 @@ class Leadership:
                 oldest_lsn=partial(oldest_whole_lsn, folder),
                 send=shipper.send,
                 drop=shipper.drop,
-                on_fenced=shipper.on_fenced,
                 on_configured=partial(configurations.store, folder),
             )
 
@@ -144,16 +149,26 @@ class Leadership:
             lead.members,
             make,
             on_reached=called_in(loop, self._reached),
+            on_acknowledged=partial(self._metrics.observe, "wal_replication_ack_latency_seconds"),
             on_over=called_in(loop, self._over),
+            report=partial(self._report, called_in(loop, self._member_lost)),
             tail=TailReader(folder, control.node_id, control.history),
-            watcher=_MemberLog(self._metrics, called_in(loop, self._member_lost)),
             lag_threshold=settings.replication.lag_threshold,
             keeps_damaged=settings.replication.corruption_policy == "truncate",
         )
 
-    def _reached(self, reached: Reached) -> None:
-        self._node.spread.advance(spread_lsn(self._regions, reached.region_lsns))
-        self._on_committed(reached.committed_lsn)
+    def _report(self, on_lost: Callable[[], None], event: str, facts: Mapping[str, object]) -> None:
+        """Called on the thread of the shipper."""
+        log.log(_LOG_LEVELS.get(event, logging.INFO), event, **facts)
+        if event == "wal_replication_member_lost":
+            on_lost()
+
+    def _member_lost(self) -> None:
+        asyncio.get_running_loop().call_later(QUORUM_AWAY_S, self._look_at_quorum)
+
+    def _reached(self, committed_lsn: Lsn, region_lsns: Mapping[str, Lsn]) -> None:
+        self._node.spread.advance(spread_lsn(self._regions, region_lsns))
+        self._on_committed(committed_lsn)
 
     def _over(self, error: LedgerError) -> None:
         if isinstance(error, FencedError):
@@ -166,32 +181,3 @@ def spread_lsn(regions: Iterable[str], region_lsns: Mapping[str, Lsn]) -> Lsn:
     names = region_lsns.keys() | regions
     held = sorted((region_lsns.get(name, BEFORE_FIRST) for name in names), reverse=True)
     return held[len(names) // 2]
-
-
-class _MemberLog(NamedTuple):
-    """Tells metrics and log what becomes of members."""
-
-    metrics: Metrics
-    on_lost: Callable[[str], None]
-
-    def acknowledged(self, address: str, seconds: float) -> None:
-        self.metrics.observe("wal_replication_ack_latency_seconds", seconds)
-
-    def lost(self, address: str, reason: str) -> None:
-        log.warning("wal_replication_member_lost", member=address, error=reason)
-        self.on_lost(address)
-
-    def back(self, address: str) -> None:
-        log.info("wal_replication_member_back", member=address)
-
-    def quorum_changed(self, is_there: bool, following: int, needed: int) -> None:
-        if is_there:
-            log.info("wal_quorum_back", following=following, needed=needed)
-        else:
-            log.error("wal_quorum_lost", following=following, needed=needed)
-
-    def refused(self, address: str, reason: str) -> None:
-        log.error("wal_replication_append_reject", member=address, error=reason)
-
-    def lags(self, address: str, lag_lsn: int) -> None:
-        log.warning("wal_replication_lag_threshold_exceeded", member=address, lag_lsn=lag_lsn)

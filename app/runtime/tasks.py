@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVarTuple
 
 import structlog
 
@@ -73,15 +73,15 @@ async def paced(share: float, *, rest_max_s: float = math.inf) -> AsyncIterator[
     await asyncio.sleep(min(rest_max_s, took_s * (1 - share) / share))
 
 
-Value = TypeVar("Value")
+Values = TypeVarTuple("Values")
 
 
-def called_in(loop: asyncio.AbstractEventLoop, callback: Callable[[Value], None]) -> Callable[[Value], None]:
+def called_in(loop: asyncio.AbstractEventLoop, callback: Callable[[*Values], None]) -> Callable[[*Values], None]:
     """``callback``, called on any thread, run in ``loop``; dropped once that has ended."""
 
-    def call(value: Value) -> None:
+    def call(*values: *Values) -> None:
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(callback, value)
+            loop.call_soon_threadsafe(callback, *values)
 
     return call
 

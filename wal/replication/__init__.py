@@ -1,7 +1,7 @@
 """Keeping the log of a node on several machines: who may write it, and what of it is committed.
 
 A node proposes (``proposer``), safekeepers accept (``acceptor``); both are pure state machines that are given messages
-and answer with messages (``messages``), over a log that is passed in (``replica_log``). Sockets, threads and clocks are
+and answer with messages (``messages``), over a log that is passed in (``file_log``). Sockets, threads and clocks are
 with the modules that drive them::
 
     at a node         election    winning an epoch, and following the log that counts

@@ -19,6 +19,7 @@ from wal.format import LSN_LIMIT
 from wal.history import History, last_common
 from wal.reader import check_batches
 from wal.replication import messages
+from wal.replication.file_log import FileLog
 from wal.replication.messages import (
     Ack,
     Append,
@@ -36,7 +37,6 @@ from wal.replication.messages import (
     Ready,
     Refusal,
 )
-from wal.replication.replica_log import ReplicaLog
 
 FETCH_BYTES_MAX = 4 << 20
 """A Fetch is answered with no more than about this, whatever it asks for."""
@@ -45,7 +45,7 @@ FETCH_BYTES_MAX = 4 << 20
 class Acceptor:
     """Keeps one log, for the proposer of one run of a node."""
 
-    def __init__(self, log: ReplicaLog, region: str) -> None:
+    def __init__(self, log: FileLog, region: str) -> None:
         self.log = log
         self._region = region
         self._elected: Epoch = NO_EPOCH
@@ -64,25 +64,22 @@ class Acceptor:
         Raises:
             OSError, WalError: the log failed; nothing was promised or acknowledged, and it MUST be opened again.
         """
-        message = frame.message
-        if isinstance(message, Append):
-            refusal = self._append(run, message, frame.body)
-            return None if refusal is None else Frame(refusal)
-        if isinstance(message, Fetch):
-            return self._fetch(message)
-        answer: Message
-        match message:
-            case Greet():
-                answer = self._greet(message)
-            case Prepare():
-                answer = self._prepare(run, message)
-            case Elected():
-                answer = self._apply(run, message)
-            case Configure():
-                answer = self._configure(run, message)
-            case _:
-                answer = self._refuse(messages.UNREADABLE, f"a safekeeper is not told {type(message).__name__}")
-        return Frame(answer)
+        match frame.message:
+            case Append() as message:
+                refusal = self._append(run, message, frame.body)
+                return None if refusal is None else Frame(refusal)
+            case Fetch() as message:
+                return self._fetch(message)
+            case Greet() as message:
+                return Frame(self.greet(message))
+            case Prepare() as message:
+                return Frame(self._prepare(run, message))
+            case Elected() as message:
+                return Frame(self._apply(run, message))
+            case Configure() as message:
+                return Frame(self._configure(run, message))
+        name = type(frame.message).__name__
+        return Frame(self._refuse(messages.UNREADABLE, f"a safekeeper is not told {name}"))
 
     def streams(self, run: str) -> Epoch | None:
         """The epoch whose Appends the log may be lent for: each sound batch of this run behind its end would be
@@ -108,10 +105,9 @@ class Acceptor:
 
     # --- greeting and promise ---------------------------------------------------------------------
 
-    def _greet(self, message: Greet) -> Message:
+    def greet(self, message: Greet) -> Message:
+        """What the log holds; raises what ``handle`` raises."""
         control = self.log.control
-        if message.version != messages.PROTOCOL_VERSION:
-            return self._refuse(messages.UNREADABLE, f"this safekeeper speaks version {messages.PROTOCOL_VERSION}")
         if message.wal_id not in ("", control.wal_id):
             return self._refuse(messages.OTHER_WAL, f"WAL {control.wal_id} of {control.node_id} is kept here")
         self._sync()
@@ -250,6 +246,5 @@ class Acceptor:
 
 def _is_history(history: History, epoch: Epoch) -> bool:
     """Whether it ends with ``epoch``, in numbers that can be stored."""
-    if not history or history[-1].epoch != epoch or not histories.rises(history):
-        return False
-    return history[0].epoch >= 1 and history[0].first_lsn >= 1 and history[-1].first_lsn <= LSN_LIMIT
+    is_of_epoch = bool(history) and history[-1].epoch == epoch and histories.rises(history)
+    return is_of_epoch and min(history[0]) >= 1 and history[-1].first_lsn <= LSN_LIMIT

@@ -17,6 +17,7 @@ import re
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
@@ -29,14 +30,15 @@ from wal.control import Control
 from wal.format import WAL_ID_BYTES
 from wal.reader import scan_segment
 from wal.replication.file_log import FileLog
-from wal.replication.kept_logs import KeptLog, KeptLogs, Report
+from wal.replication.kept_logs import KeptLog, KeptLogs
 from wal.replication.messages import Position
+from wal.scrub import Report
 from wal.segment import NEW_FILE, Segment, list_segments, open_regular, opened, segment_name, sync_folder, write_fully
 
 ARCHIVE_INTERVAL_S = 5.0
 
 
-class Store(Protocol):
+class Archive(Protocol):
     """Objects that are written once; errors are LedgerErrors."""
 
     def prepare(self) -> None:
@@ -48,6 +50,12 @@ class Store(Protocol):
     def read(self, name: str, bytes_max: int) -> bytes | None:
         """The object of this name, None if there is none."""
 
+    def objects(self, name: str) -> list[str]:
+        """The names below ``name`` of everything that is there."""
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The object, in pieces."""
+
 
 class Archiver:
     """Archives ``logs`` into ``store``, in ``run``, on a thread of its own: it may wait for a network.
@@ -55,7 +63,7 @@ class Archiver:
     An archive that is away is prepared once it is back. Until then the segments are kept, and ``fault`` says why.
     """
 
-    def __init__(self, logs: KeptLogs, store: Store, report: Report) -> None:
+    def __init__(self, logs: KeptLogs, store: Archive, report: Report) -> None:
         self._logs = logs
         self._store = store
         self._report = report
@@ -150,24 +158,6 @@ EPOCHS_LOST_MAX = 1 << 20
 _OBJECT = re.compile(r"([0-9a-f]{32})/([0-9]{20})-([0-9]{20})-([1-9][0-9]{0,18})-[0-9a-f]{32}\.wal")
 
 
-class Source(Protocol):
-    """What an archive gives; errors are LedgerErrors."""
-
-    def objects(self, name: str) -> list[str]:
-        """The names below ``name`` of everything that is there."""
-
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """The object, in pieces."""
-
-
-class Restored(NamedTuple):
-    """A log that was brought back: from which LSN to which record."""
-
-    wal_id: str
-    first_lsn: Lsn
-    tail: Position
-
-
 class _Archived(NamedTuple):
     first_lsn: Lsn
     last_lsn: Lsn
@@ -175,9 +165,9 @@ class _Archived(NamedTuple):
     name: str
 
 
-def restore_log(source: Source, node_id: str, wal_id: str | None, folder: Path) -> Restored:
+def restore_log(source: Archive, node_id: str, wal_id: str | None, folder: Path) -> tuple[str, Lsn, Position]:
     """Make ``folder`` the WAL folder of ``node_id``, with what the archive holds of the log ``wal_id``, all of which
-    was committed; of the only one that it holds where that is None.
+    was committed; of the only one that it holds where that is None. The id of the log, its first LSN, and its end.
 
     Raises:
         WalError: the folder is not empty, or it is not clear which log is meant.
@@ -204,14 +194,10 @@ def restore_log(source: Source, node_id: str, wal_id: str | None, folder: Path) 
     sync_folder(folder)
     member_id = secrets.token_hex(WAL_ID_BYTES)
     control_file.store(folder, Control(wal_id, node_id, NO_EPOCH, Hlc(0, 0, node_id), member_id=member_id))
-    log = FileLog(folder, node_id, wal_id)
-    try:
-        tail = log.tail
-        epoch = Epoch(tail.epoch + EPOCHS_LOST_MAX)
-        log.store(log.control._replace(epoch=epoch, promised_epoch=epoch, committed_lsn=tail.lsn))
-        return Restored(wal_id, log.first_lsn, tail)
-    finally:
-        log.close()
+    with closing(FileLog(folder, node_id, wal_id)) as log:
+        epoch = Epoch(log.tail.epoch + EPOCHS_LOST_MAX)
+        log.store(log.control._replace(epoch=epoch, promised_epoch=epoch, committed_lsn=log.tail.lsn))
+        return wal_id, log.first_lsn, log.tail
 
 
 def _longest(archived: Sequence[_Archived]) -> list[_Archived]:
@@ -231,7 +217,7 @@ def _longest(archived: Sequence[_Archived]) -> list[_Archived]:
     return chain
 
 
-def _fetch(source: Source, archived: _Archived, node_id: str, folder: Path) -> None:
+def _fetch(source: Archive, archived: _Archived, node_id: str, folder: Path) -> None:
     """Write one segment, synced, and check that it is what its name says."""
     path = folder / segment_name(archived.first_lsn, archived.epoch)
     with opened(path, NEW_FILE) as descriptor:

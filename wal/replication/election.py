@@ -19,6 +19,7 @@ election finds an own copy that is sound, and no longer than it may be.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from operator import attrgetter
 from typing import NamedTuple
 
 from ledger.errors import InvalidInputError, WalError
@@ -26,7 +27,8 @@ from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
 from wal import history as histories
 from wal.history import History, last_common
 from wal.reader import check_batches
-from wal.replication.configuration import Configuration, Member
+from wal.replication.configuration import NO_MEMBERS, Configuration, Member
+from wal.replication.file_log import FileLog
 from wal.replication.messages import (
     EMPTY,
     FENCED,
@@ -41,7 +43,6 @@ from wal.replication.messages import (
     Promise,
     Refusal,
 )
-from wal.replication.replica_log import ReplicaLog
 
 ATTEMPTS_MAX = 8
 """How often a higher epoch is tried while another proposer is faster; then that one wins."""
@@ -50,18 +51,14 @@ Requests = list[tuple[str, Message]]
 """Messages, each with the address of the member that it goes to."""
 
 
-class Held(NamedTuple):
-    """What a copy of a log holds; ``first_lsn`` is its oldest record, or the first to come."""
-
-    first_lsn: Lsn = Lsn(1)
-    tail: Position = EMPTY
-    history: History = ()
-    committed_lsn: Lsn = BEFORE_FIRST
+NOTHING_HELD = Promise(NO_EPOCH, Lsn(1), EMPTY, BEFORE_FIRST, (), NO_MEMBERS)
+"""What a proposer without a copy of the log holds."""
 
 
-def held_in(log: ReplicaLog) -> Held:
-    """What this copy would bring into an election."""
-    return Held(log.first_lsn, log.tail, log.history, log.control.committed_lsn)
+def held_in(log: FileLog) -> Promise:
+    """What the proposer's own copy holds, in the form in which members report it."""
+    committed_lsn = log.control.committed_lsn
+    return Promise(log.control.epoch, log.first_lsn, log.tail, committed_lsn, log.history, log.configuration)
 
 
 class Plan(NamedTuple):
@@ -86,7 +83,8 @@ class Plan(NamedTuple):
 class Election:
     """One attempt of the run ``run`` to write the log of ``node_id``.
 
-    ``wal_id`` is empty, and ``own`` nothing, where the proposer has no copy. ``wants_quorum`` is false for one to whom
+    ``own`` is what the proposer's copy holds; ``wal_id`` is empty where it has none. The epoch is to be higher than
+    ``above``, and than all that the copies know. ``wants_quorum`` is false for one to whom
     the members are to keep copies. With ``accept_loss_in``, a region, those members who answer are taken for all there
     are, and those of that region vote from now on: what was committed and only others hold is given up.
 
@@ -99,8 +97,7 @@ class Election:
         node_id: str,
         run: str,
         wal_id: str,
-        own: Held,
-        configuration: Configuration,
+        own: Promise,
         above: Epoch,
         addresses: Iterable[str],
         wants_quorum: bool,
@@ -109,7 +106,7 @@ class Election:
         self._greet = Greet(node_id, wal_id, run)
         self._wal_id = wal_id
         self._own = own
-        self._own_configuration = self._newest = configuration
+        self._newest = own.configuration
         self._above = above
         self._wants_quorum = wants_quorum
         self._loss_in = accept_loss_in
@@ -174,8 +171,7 @@ class Election:
         return self._advance()
 
     def _learn(self, configuration: Configuration) -> None:
-        if configuration.order > self._newest.order:
-            self._newest = configuration
+        self._newest = max(self._newest, configuration, key=attrgetter("order"))
 
     @property
     def _configuration(self) -> Configuration:
@@ -184,7 +180,7 @@ class Election:
         If it lets no member vote, and the own copy does not know that it counts, it may never have counted: its members
         vote still.
         """
-        if self._newest.copies and self._own_configuration.is_quorum:
+        if self._newest.copies and self._own.configuration.is_quorum:
             return self._newest._replace(copies=False)
         return self._newest
 
@@ -195,7 +191,7 @@ class Election:
         configuration = self._configuration
         if self._loss_in is not None:
             return self._advance_with_loss()
-        if configuration.copies != self._newest.copies and configuration.epoch != self._own_configuration.epoch:
+        if configuration.copies != self._newest.copies and configuration.epoch != self._own.configuration.epoch:
             return self._end("what the members hold are copies: only where the log itself is may it be written")
         if not self._epoch:
             has_quorum = configuration.has_majority(self._members_of(self._greetings))
@@ -233,12 +229,12 @@ class Election:
         self._attempts += 1
         if self._attempts > ATTEMPTS_MAX:
             return self._end(f"another proposer is at epoch {above}, and was faster {ATTEMPTS_MAX} times")
-        promised = [greeting.promised_epoch for greeting in self._greetings.values()]
-        tails = [greeting.tail.epoch for greeting in self._greetings.values()]
-        known = (above, self._epoch, self._above, self._own.tail.epoch, *promised, *tails)
-        self._epoch = Epoch(1 + max(known))
+        greetings = self._greetings.values()
+        known = {each.promised_epoch for each in greetings} | {each.tail.epoch for each in greetings}
+        self._epoch = Epoch(1 + max(above, self._epoch, self._above, self._own.epoch, self._own.tail.epoch, *known))
         self._promises.clear()
-        self._wal_id = self._wal_id or self._wal_id_of_voters()
+        wal_ids = [each.wal_id for each in greetings]
+        self._wal_id = self._wal_id or max(wal_ids, key=wal_ids.count, default="")
         if not self._configuration.is_quorum and self._loss_in is None:
             return self._end(self._decide())
         return [(address, self._prepare_message()) for address in self._greetings]
@@ -246,15 +242,11 @@ class Election:
     def _prepare_message(self) -> Prepare:
         return Prepare(self._epoch, self._wal_id, self._configuration)
 
-    def _wal_id_of_voters(self) -> str:
-        """The id of the log that most members keep that answered."""
-        ids = [greeting.wal_id for greeting in self._greetings.values()]
-        return max(ids, key=ids.count, default="")
-
     def _decide(self) -> Plan:
         """Step 3: the best log is the highest (epoch of its last record, LSN), one's own among them."""
         own, configuration = self._own, self._configuration
-        voting = {
+        held: dict[str | None, Promise] = {None: own}
+        held |= {
             address: promise
             for address, promise in self._promises.items()
             if self._loss_in is not None or self._greetings[address].member_id in configuration.voters
@@ -262,26 +254,23 @@ class Election:
         if self._loss_in is not None:
             left = sorted(Member(each.member_id, each.region) for each in self._greetings.values())
             configuration = Configuration(configuration.generation + 1, self._epoch, self._loss_in, False, tuple(left))
-        best, tail, history = None, own.tail, own.history
-        for address, promise in voting.items():
-            if promise.tail > tail:
-                best, tail, history = address, promise.tail, promise.history
-        donor = voting[best] if best is not None else None
-        keep_lsn = tail.lsn if donor is None else last_common(own.history, own.tail.lsn, donor.history)
+        donor = max(held, key=lambda address: held[address].tail)
+        best = held[donor]
+        keep_lsn = own.tail.lsn if donor is None else last_common(own.history, own.tail.lsn, best.history)
         # the donor may have forgotten how the log began that one's own copy still has
-        oldest_lsn = min((start.first_lsn for start in history), default=keep_lsn)
+        oldest_lsn = min((start.first_lsn for start in best.history), default=keep_lsn)
         kept = histories.up_to(own.history, keep_lsn)
-        history = (*(start for start in kept if start.first_lsn < oldest_lsn), *history)
+        history = (*(start for start in kept if start.first_lsn < oldest_lsn), *best.history)
         return Plan(
             epoch=self._epoch,
             wal_id=self._wal_id,
             configuration=configuration,
-            keep_lsn=min(keep_lsn, tail.lsn),
-            tail=tail,
-            donor=best,
-            donor_first_lsn=donor.first_lsn if donor else own.first_lsn,
-            history=histories.begin(history, self._epoch, after(tail.lsn)),
-            committed_lsn=max([own.committed_lsn, *(each.committed_lsn for each in voting.values())]),
+            keep_lsn=min(keep_lsn, best.tail.lsn),
+            tail=best.tail,
+            donor=donor,
+            donor_first_lsn=best.first_lsn,
+            history=histories.begin(history, self._epoch, after(best.tail.lsn)),
+            committed_lsn=max(each.committed_lsn for each in held.values()),
         )
 
     def _members_of(self, answered: Iterable[str]) -> frozenset[str]:
@@ -298,7 +287,7 @@ class Election:
 FETCH_BYTES = 4 << 20
 
 
-def follow(plan: Plan, log: ReplicaLog) -> Generator[Fetch, Frame, None]:
+def follow(plan: Plan, log: FileLog) -> Generator[Fetch, Frame, None]:
     """Yields the requests to the donor, and is sent its answers.
 
     Raises:
@@ -320,7 +309,7 @@ def follow(plan: Plan, log: ReplicaLog) -> Generator[Fetch, Frame, None]:
     log.store(log.control._replace(committed_lsn=min(plan.committed_lsn, log.tail.lsn)))
 
 
-def _take(answer: Frame, plan: Plan, log: ReplicaLog) -> None:
+def _take(answer: Frame, plan: Plan, log: FileLog) -> None:
     """Append what the donor answered: batches of the epoch that the history names, and no further than promised."""
     message, first_lsn = answer.message, after(log.tail.lsn)
     if isinstance(message, Refusal):

@@ -1,8 +1,9 @@
 """A copy of a log in files: a WAL folder like that of a node, kept by a member of its quorum, or by the node itself
 while it becomes the writer; and reading from a node's files what its members lack.
 
-``FileLog`` collects in memory what is appended and writes it as one batch on ``sync``: so there are never two batches
-that are not synced, which is what recovery relies on (``wal.recovery``). Every epoch has segments of its own.
+``FileLog`` is the copy as the rules of ``acceptor`` and ``election`` see it. It collects in memory what is appended and
+writes it as one batch on ``sync``: so there are never two batches that are not synced, which is what recovery relies on
+(``wal.recovery``). Every epoch has segments of its own.
 
 ``TailReader`` reads for each member what it lacks, as a rule from the page cache: it looks up the place in the files
 once, then keeps it.
@@ -13,7 +14,6 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -25,23 +25,14 @@ from wal import control as control_file
 from wal import history as histories
 from wal.control import Control
 from wal.folder import FolderLock
-from wal.format import (
-    BATCH,
-    BATCH_RECORD_BYTES,
-    HLC_AT,
-    SEGMENT_HEADER_BYTES,
-    WAL_ID_BYTES,
-    BatchRecord,
-    batch_of,
-)
+from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, WAL_ID_BYTES, batch_of, decode_batch
 from wal.history import History
 from wal.log import AppendSpace, Log
 from wal.reader import Batch, batches, cut_batch
-from wal.recovery import TornTail, recover
+from wal.recovery import recover
 from wal.replication import configuration as configurations
 from wal.replication.configuration import Configuration
 from wal.replication.messages import Position
-from wal.replication.replica_log import Chunk
 from wal.segment import Segment, list_segments, open_regular, read_header
 from wal.truncation import CUT_PREFIX, keep_segment, remove_segments, truncate
 
@@ -49,9 +40,22 @@ BATCH_BYTES_MAX = 8 << 20
 """Received batches are joined into one of at most so many bytes; a longer one is written as it is."""
 
 
+class Chunk(NamedTuple):
+    """Batches as they are in a segment, all of one epoch, behind ``previous``; none at the end of the log."""
+
+    previous: Position
+    written_in: Epoch
+    last_lsn: Lsn
+    batches: bytes
+
+
 class FileLog:
     """The copy in ``folder``, of the log of ``node_id``, which MUST be closed again: it holds the folder's lock, unless
     the caller does. Without a copy there, one is created with ``wal_id``, and with a random id of its member.
+
+    ``control`` is what the control file says; history and positions in it may lag behind. ``configuration`` is the list
+    of members as stored. ``history`` and ``tail`` count what was appended, synced or not. After an OSError or WalError
+    of a method that writes, the copy MUST NOT be used any more, but opened again.
 
     Raises:
         WalLockedError: another process or member keeps it.
@@ -69,17 +73,12 @@ class FileLog:
         lock: FolderLock | None = None,
     ) -> None:
         self._folder, self._segment_bytes = folder, segment_bytes
-        self.history: History = ()
-        self.first_lsn, self._last_lsn = Lsn(1), BEFORE_FIRST
-        self.durable_lsn = BEFORE_FIRST
-        """Everything up to here is synced."""
         self._log: Log | None = None
         self._written_in = NO_EPOCH
-        self.cut: TornTail | None = None
-        """What recovery cut, when the files were read the last time."""
-        self._unwritten: list[tuple[BatchRecord, memoryview]] = []
-        """Batches that are appended and not written, each with its BATCH record; behind ``durable_lsn``."""
-        self._unwritten_bytes = 0
+        self._unwritten = bytearray()
+        """Records that are appended and not written, behind ``durable_lsn``."""
+        self._last_hlc = b""
+        """Of the last of them, packed."""
         self._lock = None if lock is not None else FolderLock(folder)
         try:
             control = control_file.load(folder)
@@ -97,6 +96,22 @@ class FileLog:
         except BaseException:
             self.abandon()
             raise
+
+    def _reopen(self) -> None:
+        """Recover the files, and take what they hold."""
+        control = self.control
+        found = recover(self._folder, control.node_id, control.durable_lsn)
+        self.cut = found.cut
+        """What was cut then."""
+        known = control.history or found.history
+        self.history: History = histories.up_to(histories.since(known, before(found.first_lsn)), found.last_lsn)
+        if found.history and (not self.history or found.history[-1].epoch != self.history[-1].epoch):
+            self.history = histories.begin(self.history, *found.history[-1])
+        self.first_lsn, self._last_lsn = found.first_lsn, found.last_lsn
+        self.durable_lsn = found.last_lsn
+        """Everything up to here is synced."""
+        if self.history != control.history:
+            self.store(control)  # an epoch that was cut away does not write what comes next
 
     def close(self) -> None:
         """Write and sync what was appended, and unlock the folder.
@@ -123,6 +138,7 @@ class FileLog:
         return Position(histories.epoch_of(self.history, self._last_lsn) or NO_EPOCH, self._last_lsn)
 
     def store(self, control: Control) -> None:
+        """Make it the control file, with history and durable position as they are; durable when this returns."""
         durable_lsn = self.durable_lsn if self.durable_lsn >= self.first_lsn else BEFORE_FIRST
         control = control._replace(
             durable_lsn=durable_lsn,
@@ -136,32 +152,34 @@ class FileLog:
         self.control = control
 
     def configure(self, configuration: Configuration) -> None:
+        """Store the list of members; durable when this returns."""
         configurations.store(self._folder, configuration)
         self.configuration = configuration
         self.store(self.control)
 
     def append(self, written_in: Epoch, batches: bytes | memoryview) -> None:
+        """Add batches of one epoch behind the tail, which MUST be sound and fit. Durable only after ``sync``."""
         if self._log is None or written_in != self._written_in:
             self._begin(written_in)
-        for batch, whole in _split(bytes(batches)):
-            if self._unwritten_bytes + batch.body_bytes > BATCH_BYTES_MAX:
+        data, at = bytes(batches), 0
+        while at < len(data):
+            batch = decode_batch(data, at, len(data))
+            if len(self._unwritten) + batch.body_bytes > BATCH_BYTES_MAX:
                 self.sync()
-            self._unwritten.append((batch, whole))
-            self._unwritten_bytes += batch.body_bytes
-            self._last_lsn = batch.last_lsn
+            body_at = at + BATCH_RECORD_BYTES
+            at = body_at + batch.body_bytes
+            self._unwritten += data[body_at:at]
+            self._last_lsn, self._last_hlc = batch.last_lsn, batch.hlc
 
     def sync(self) -> None:
+        """Make all that was appended durable."""
         if not self._unwritten:
             return
         assert self._log is not None
-        batch, _ = self._unwritten[-1]
-        body: bytes | memoryview = self._unwritten[0][1][BATCH_RECORD_BYTES:]
-        if len(self._unwritten) > 1:
-            body = b"".join(whole[BATCH_RECORD_BYTES:] for _, whole in self._unwritten)
-            batch = batch_of(after(self.durable_lsn), self._last_lsn, batch.hlc, body)
-        self._log.append(batch, body)
+        body = bytes(self._unwritten)
+        self._log.append(batch_of(after(self.durable_lsn), self._last_lsn, self._last_hlc, body), body)
         self._log.sync()
-        self._unwritten, self._unwritten_bytes = [], 0
+        self._unwritten.clear()
         self.durable_lsn = self._last_lsn
 
     def append_space(self) -> AppendSpace | None:
@@ -179,6 +197,7 @@ class FileLog:
         self._last_lsn = self.durable_lsn = last_lsn
 
     def truncate(self, last_lsn: Lsn) -> None:
+        """End with ``last_lsn``, durably; what was above is kept in other files."""
         self._close_segment()
         self.store(self.control)  # with the whole history: until it is cut, the log is judged by that
         truncate(self._folder, self.control.node_id, last_lsn)
@@ -186,6 +205,9 @@ class FileLog:
         self._reopen()
 
     def begin_at(self, first_lsn: Lsn, history: History) -> None:
+        """Remove all records from the log, durably, into other files; the next is ``first_lsn``. ``history`` is that of
+        the records before it, which no member has any more; a log that is opened again before one has come forgets
+        it."""
         self._close_segment()
         self.history, self.first_lsn, self._last_lsn, self.durable_lsn = (), Lsn(1), BEFORE_FIRST, BEFORE_FIRST
         self.store(self.control)
@@ -201,29 +223,16 @@ class FileLog:
         removed = remove_segments(self._folder, min(lsn, self.durable_lsn), 0, math.inf, retire)
         if removed:
             self.first_lsn = list_segments(self._folder)[0].base_lsn
-            if self._log is not None:
-                self._log.guard.check()
+        if removed and self._log is not None:
+            self._log.guard.check()
         return removed
 
     def read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
+        """As ``TailReader.read``, of what is durable then."""
         self.sync()
         return TailReader(self._folder, self.control.node_id, self.history).read(from_lsn, upto_lsn, bytes_max)
 
     # --- files ------------------------------------------------------------------------------------
-
-    def _reopen(self) -> None:
-        """Recover the files, and take what they hold."""
-        control = self.control
-        found = recover(self._folder, control.node_id, control.durable_lsn)
-        self.cut = found.cut
-        known = control.history or found.history
-        self.history = histories.up_to(histories.since(known, before(found.first_lsn)), found.last_lsn)
-        if found.history and (not self.history or found.history[-1].epoch != self.history[-1].epoch):
-            self.history = histories.begin(self.history, *found.history[-1])
-        self.first_lsn, self._last_lsn = found.first_lsn, found.last_lsn
-        self.durable_lsn = self._last_lsn
-        if self.history != control.history:
-            self.store(control)  # an epoch that was cut away does not write what comes next
 
     def _begin(self, written_in: Epoch) -> None:
         """What comes next was written in this epoch: it gets a segment of its own, known to the control file first."""
@@ -267,26 +276,8 @@ def oldest_whole_lsn(folder: Path) -> Lsn:
     return oldest
 
 
-def _split(data: bytes) -> Iterator[tuple[BatchRecord, memoryview]]:
-    """The batches that ``data`` is, which were checked, each with its BATCH record."""
-    at, view = 0, memoryview(data)
-    while at < len(data):
-        *_, first_lsn, last_lsn, body_bytes, body_crc32 = BATCH.unpack_from(data, at)
-        hlc = data[at + HLC_AT.start : at + HLC_AT.stop]
-        end = at + BATCH_RECORD_BYTES + body_bytes
-        yield BatchRecord(first_lsn, last_lsn, hlc, body_bytes, body_crc32), view[at:end]
-        at = end
-
-
 PLACES_KEPT = 64
 """The reader remembers so many places where members continue, the last ones."""
-
-
-class _Place(NamedTuple):
-    """Where in the files a batch begins, or will."""
-
-    segment: Segment
-    offset: int
 
 
 class TailReader:
@@ -294,8 +285,8 @@ class TailReader:
 
     def __init__(self, folder: Path, node_id: str, history: History) -> None:
         self._folder, self._node_id, self._history = folder, node_id, history
-        self._places: dict[Lsn, _Place] = {}
-        """By the first LSN, the oldest first."""
+        self._places: dict[Lsn, tuple[Segment, int]] = {}
+        """Where a batch begins, or will, by its first LSN: the segment, and the offset in it. The oldest first."""
         self._last: Chunk | None = None
         """What was read last: members that follow closely lack the same."""
         self._opened: tuple[Segment, int] | None = None
@@ -316,17 +307,17 @@ class TailReader:
         previous = Position(histories.epoch_of(self._history, previous_lsn) or NO_EPOCH, previous_lsn)
         if from_lsn > upto_lsn:
             return Chunk(previous, previous.epoch, previous_lsn, b"")
-        place = self._places.get(from_lsn)
-        found = [] if place is None else self._batches(place, from_lsn, upto_lsn, bytes_max)
-        if not found:  # the segment is full or gone, or nothing was read up to here
-            place = self._look_up(from_lsn)
-            found = self._batches(place, from_lsn, upto_lsn, bytes_max)
-        if place is None or not found:
+        segment, offset = self._places.get(from_lsn) or self._look_up(from_lsn)
+        found = self._batches(segment, offset, from_lsn, upto_lsn, bytes_max)
+        if not found:  # the segment is full or gone
+            segment, offset = self._look_up(from_lsn)
+            found = self._batches(segment, offset, from_lsn, upto_lsn, bytes_max)
+        if not found:
             raise WalError(f"LSN {from_lsn} is no longer in {self._folder}, or never was: its segment ends before it")
-        self._keep_place(found[-1].record.last_lsn, place.segment, found[-1].end)
+        self._keep_place(found[-1].record.last_lsn, segment, found[-1].end)
         last_lsn = min(found[-1].record.last_lsn, upto_lsn)
         parts = [cut_batch(batch, self._node_id, from_lsn, upto_lsn) for batch in found]
-        self._last = Chunk(previous, place.segment.epoch, last_lsn, b"".join(parts))
+        self._last = Chunk(previous, segment.epoch, last_lsn, b"".join(parts))
         return self._last
 
     def read_again(self) -> None:
@@ -336,16 +327,12 @@ class TailReader:
     def place(self, from_lsn: Lsn) -> tuple[int, int] | None:
         """A descriptor and the offset in it where the batch that begins with ``from_lsn`` is, or will be unless the
         segment is full by then; holds until the next call. None if ``read`` has not come so far."""
-        found = self._places.get(from_lsn)
-        if found is None:
-            return None
-        if self._opened is None or self._opened[0] != found.segment:
+        segment, offset = self._places.get(from_lsn, (None, 0))
+        if segment is not None and (self._opened is None or self._opened[0] != segment):
             self.close()
-            try:
-                self._opened = found.segment, open_regular(found.segment.path)
-            except FileNotFoundError:
-                return None
-        return self._opened[1], found.offset
+            with suppress(FileNotFoundError):
+                self._opened = segment, open_regular(segment.path)
+        return None if segment is None or self._opened is None else (self._opened[1], offset)
 
     def passed(self, upto_lsn: Lsn, offset: int) -> None:
         """C has read that segment up to here, where ``offset`` is."""
@@ -358,20 +345,20 @@ class TailReader:
             os.close(self._opened[1])
             self._opened = None
 
-    def _look_up(self, from_lsn: Lsn) -> _Place:
+    def _look_up(self, from_lsn: Lsn) -> tuple[Segment, int]:
         """The segment that holds ``from_lsn``."""
         segments = list_segments(self._folder)
         behind = [segment for segment in segments if segment.base_lsn <= from_lsn]
         if not behind:
             oldest = segments[0].base_lsn if segments else "none"
             raise WalError(f"LSN {from_lsn} is no longer in {self._folder}, which begins with {oldest}")
-        return _Place(behind[-1], SEGMENT_HEADER_BYTES)
+        return behind[-1], SEGMENT_HEADER_BYTES
 
-    def _batches(self, place: _Place, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> list[Batch]:
+    def _batches(self, segment: Segment, offset: int, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> list[Batch]:
         """The batches from there on; none if the segment ends there, or is gone."""
         found: list[Batch] = []
         with suppress(FileNotFoundError):
-            for batch in batches(place.segment, self._node_id, from_lsn, place.offset):
+            for batch in batches(segment, self._node_id, from_lsn, offset):
                 if batch.record.first_lsn > upto_lsn:
                     break
                 found.append(batch)
@@ -382,6 +369,6 @@ class TailReader:
 
     def _keep_place(self, last_lsn: Lsn, segment: Segment, end: int) -> None:
         """A batch that ends with this LSN ends here."""
-        self._places[after(last_lsn)] = _Place(segment, end)
+        self._places[after(last_lsn)] = segment, end
         while len(self._places) > PLACES_KEPT:
             del self._places[next(iter(self._places))]

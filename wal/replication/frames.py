@@ -9,15 +9,12 @@ Everything here is bounded::
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
-from functools import partial
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 
 from ledger.errors import InvalidInputError, LedgerError
 from ledger.positions import Lsn
@@ -26,15 +23,12 @@ from wal.replication import messages
 from wal.replication.messages import FRAME_BYTES_MAX, PREFIX_BYTES, Frame, Status, StatusReport, WalStatus
 from wal.replication.tls import PeerTls
 
-Result = TypeVar("Result")
-
 READ_BYTES = 1 << 20
 """A buffer of this size is what a connection begins with; what it holds at once is synced together."""
 OWN_BYTES = 2 << 20
 """And this is what it may always hold: a frame that carries a usual batch."""
 FRAME_TIMEOUT_S = 60.0
 """A frame is whole within this after its first byte, and a sent frame is received by the peer."""
-_SENT_AT_ONCE_BYTES = 1 << 18
 
 
 class ConnectionOverError(LedgerError):
@@ -61,17 +55,13 @@ class Budget:
 
 
 class FrameSocket:
-    """One connection; belongs to one thread. It takes ``connected`` over, and MUST be closed.
-
-    ``stop`` is a descriptor that becomes readable when all waiting has to end. After a method has raised, nothing more
-    can be read or sent.
+    """One connection; belongs to one thread. It takes ``connected`` over, and MUST be closed. Another thread ends all
+    waiting when it shuts a duplicate of the socket down. After a method has raised, nothing more can be read or sent.
     """
 
-    def __init__(self, connected: socket.socket, budget: Budget, stop: int | None = None) -> None:
-        connected.setblocking(False)
+    def __init__(self, connected: socket.socket, budget: Budget) -> None:
         self._socket = connected
         self._budget = budget
-        self._stop = stop
         self._buffer = bytearray(READ_BYTES)
         self._taken_bytes = 0
         """Of the budget."""
@@ -82,15 +72,6 @@ class FrameSocket:
         self._budget.give_back(self._taken_bytes)
         self._taken_bytes = 0
         self._socket.close()
-
-    def handshake(self, timeout_s: float) -> None:
-        """Make the TLS connection.
-
-        Raises:
-            ConnectionOverError, OSError: it was not made in this time.
-        """
-        assert isinstance(self._socket, ssl.SSLSocket)
-        self._when_ready(self._socket.do_handshake, select.POLLIN, time.monotonic() + timeout_s)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -112,12 +93,12 @@ class FrameSocket:
 
     def more(self) -> Iterator[Frame]:
         """Frames that have come already, as far as the buffer reaches; raises what ``next`` raises."""
-        while True:
-            length = self._length_of_next(FRAME_BYTES_MAX)
-            if length <= self._end - self._at:
-                yield self._take(length)
-            elif self._at + length > len(self._buffer) or not self._read(None):
-                return
+        with suppress(ConnectionOverError):  # ``next`` finds the connection over, too
+            while self._at + (length := self._length_of_next(FRAME_BYTES_MAX)) <= len(self._buffer):
+                if length <= self._end - self._at:
+                    yield self._take(length)
+                else:
+                    self._read(0.0)
 
     @property
     def can_stream(self) -> bool:
@@ -131,11 +112,10 @@ class FrameSocket:
             ConnectionOverError, OSError: none comes any more, or not in time; or the peer does not take an answer.
         """
         self._begin_buffer()
-        stop = -1 if self._stop is None else self._stop
-        self._end, unsent, is_late = stream.serve(self._socket.fileno(), stop, self._buffer, idle_s, FRAME_TIMEOUT_S)
+        self._end, unsent, is_late = stream.serve(self._socket.fileno(), self._buffer, idle_s, FRAME_TIMEOUT_S)
         if is_late:
             raise ConnectionOverError("the peer is silent")
-        self._send(unsent, time.monotonic() + FRAME_TIMEOUT_S)
+        self._send(unsent)
 
     def _take(self, length: int) -> Frame:
         begin, self._at = self._at, self._at + length
@@ -174,16 +154,13 @@ class FrameSocket:
         buffer[:has] = memoryview(self._buffer)[self._at : self._end]
         self._buffer, self._at, self._end = buffer, 0, has
 
-    def _read(self, deadline_s: float | None) -> bool:
-        """Read what has come, waiting until ``deadline_s``, or not at all if that is None; whether anything came."""
-        space = memoryview(self._buffer)[self._end :]
-        with suppress(BlockingIOError):
-            count = self._when_ready(partial(self._socket.recv_into, space), select.POLLIN, deadline_s)
-            if not count and deadline_s is not None:
-                raise ConnectionOverError("the peer closed the connection")
-            self._end += count
-            return count > 0
-        return False
+    def _read(self, deadline_s: float) -> None:
+        """Read what has come, once anything has, but wait no longer than until ``deadline_s``."""
+        with self._waiting(deadline_s):
+            count = self._socket.recv_into(memoryview(self._buffer)[self._end :])
+        if not count:
+            raise ConnectionOverError("the peer closed the connection")
+        self._end += count
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -193,53 +170,26 @@ class FrameSocket:
         Raises:
             ConnectionOverError, OSError: the peer does not take them.
         """
-        parts = (part for frame in frames for part in messages.encode(frame))
-        self._send(b"".join(parts), time.monotonic() + FRAME_TIMEOUT_S)
+        self._send(b"".join(part for frame in frames for part in messages.encode(frame)))
 
-    def _send(self, data: bytes, deadline_s: float) -> None:
-        left = memoryview(data)
+    def _send(self, data: bytes) -> None:
+        left, deadline_s = memoryview(data), time.monotonic() + FRAME_TIMEOUT_S
         while left:
-            piece = left[:_SENT_AT_ONCE_BYTES]
-            left = left[self._when_ready(partial(self._socket.send, piece), select.POLLOUT, deadline_s) :]
+            with self._waiting(deadline_s):
+                left = left[self._socket.send(left) :]
 
-    # --- waiting ----------------------------------------------------------------------------------
-
-    def _when_ready(self, act: Callable[[], Result], event: int, deadline_s: float | None) -> Result:
-        """What ``act`` gives once the socket is ready for it, which ``event`` shows if TLS does not say.
+    @contextmanager
+    def _waiting(self, deadline_s: float) -> Iterator[None]:
+        """What waits for the peer here does so until this time of the monotonic clock; not at all once it is over.
 
         Raises:
-            BlockingIOError: it is not ready, and there is no deadline.
-            ConnectionOverError: the time is up, or it is time to stop.
+            ConnectionOverError: the time is up.
         """
-        while True:
-            try:
-                return act()
-            except ssl.SSLWantReadError:
-                self._wait(select.POLLIN, deadline_s)
-            except ssl.SSLWantWriteError:
-                self._wait(select.POLLOUT, deadline_s)
-            except BlockingIOError:
-                self._wait(event, deadline_s)
-
-    def _wait(self, event: int, deadline_s: float | None) -> None:
-        if deadline_s is None:
-            raise BlockingIOError
-        waiting = select.poll()
-        waiting.register(self._socket, event)
-        if self._stop is not None:
-            waiting.register(self._stop, select.POLLIN)
-        found = waiting.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
-        if not found:
-            raise ConnectionOverError("the peer is silent, or takes nothing")
-        if any(descriptor == self._stop for descriptor, _ in found):
-            raise ConnectionOverError("this side stops")
-
-
-class Keeper(NamedTuple):
-    """A safekeeper: its region, and its logs in the order of their nodes."""
-
-    region: str
-    wals: tuple[WalStatus, ...]
+        self._socket.settimeout(max(0.0, deadline_s - time.monotonic()))
+        try:
+            yield
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+            raise ConnectionOverError("the peer is silent, or takes nothing") from error
 
 
 def open_connection(host: str, port: int, tls: PeerTls | None, timeout_s: float) -> socket.socket:
@@ -248,13 +198,9 @@ def open_connection(host: str, port: int, tls: PeerTls | None, timeout_s: float)
     Raises:
         OSError: it cannot be made in this time.
     """
-    with ExitStack() as opened:
-        connection = opened.enter_context(socket.create_connection((host, port), timeout_s))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if tls is not None:
-            connection = opened.enter_context(tls.context().wrap_socket(connection, server_hostname=host))
-        opened.pop_all()
-    return connection
+    connection = socket.create_connection((host, port), timeout_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection if tls is None else tls.context().wrap_socket(connection, server_hostname=host)
 
 
 def connect(host: str, port: int, tls: PeerTls | None, timeout_s: float) -> FrameSocket:
@@ -262,23 +208,23 @@ def connect(host: str, port: int, tls: PeerTls | None, timeout_s: float) -> Fram
     return FrameSocket(open_connection(host, port, tls, timeout_s), Budget(FRAME_BYTES_MAX))
 
 
-def status(host: str, port: int, tls: PeerTls | None, timeout_s: float) -> Keeper:
-    """The state of a safekeeper; each of its answers is waited for so long.
+def status(host: str, port: int, tls: PeerTls | None, timeout_s: float) -> StatusReport:
+    """The state of all logs of a safekeeper; each of its answers is waited for so long.
 
     Raises:
         InvalidInputError: what answers there is no safekeeper.
         ConnectionOverError, OSError: no answer, or not in time.
     """
+    wals: list[WalStatus] = []
     with closing(connect(host, port, tls, timeout_s)) as frames:
-        region, wals, more = "", list[WalStatus](), True
-        while more:
+        while True:
             frames.send(Frame(Status(wals[-1].node_id if wals else "")))
             report = frames.next(timeout_s, OWN_BYTES).message
             if not isinstance(report, StatusReport):
                 raise InvalidInputError(f"a safekeeper reports how it stands, and does not answer {report}")
-            region, more = report.region, report.more
             wals += report.wals
-        return Keeper(region, tuple(wals))
+            if not report.more:
+                return StatusReport(report.region, tuple(wals), more=False)
 
 
 def unchained_in(wal: WalStatus, wal_id: str, chained_lsn: Lsn) -> int:

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -37,7 +35,7 @@ from wal.native import Stream
 from wal.replication.acceptor import Acceptor
 from wal.replication.file_log import FileLog
 from wal.replication.messages import Position, WalStatus
-from wal.scrub import LogCopy, check_segment
+from wal.scrub import LogCopy, Report, check_segment
 from wal.segment import Segment, list_segments
 
 LOGS_MAX = 4096
@@ -49,10 +47,8 @@ RECOVERY_SHARE_MAX = 0.1
 """Nodes ask for a damaged log again and again: reading it for them takes no more than this part of the time."""
 
 NOTE_NAME = "committed"
-_NOTE = struct.Struct(f">{WAL_ID_BYTES}sQI")
-
-Report = Callable[[str, Mapping[str, object]], None]
-"""Reports the name of an event, and its facts."""
+NOTE_BYTES = WAL_ID_BYTES + 8 + 4
+_NOTED_LSN_AT = slice(WAL_ID_BYTES, WAL_ID_BYTES + 8)
 
 _is_node_id = re.compile(names.NODE_ID).fullmatch
 
@@ -69,7 +65,9 @@ class CommitNote:
     def __init__(self, folder: Path, wal_id: str) -> None:
         self.wal_id = bytes.fromhex(wal_id)
         self.descriptor = os.open(folder / NOTE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.lsn = self._read()
+        data = os.pread(self.descriptor, NOTE_BYTES, 0)
+        lsn = Lsn(int.from_bytes(data[_NOTED_LSN_AT], "big"))
+        self.lsn = lsn if data == self._encoded(lsn) else BEFORE_FIRST
 
     def write(self, lsn: Lsn) -> None:
         """Write ``lsn``, which MUST be durable in the log.
@@ -78,19 +76,15 @@ class CommitNote:
             OSError: it cannot be written.
         """
         if lsn > self.lsn:
-            data = self.wal_id + lsn.to_bytes(8, "big")
-            os.pwrite(self.descriptor, data + crc32(data).to_bytes(4, "big"), 0)
+            os.pwrite(self.descriptor, self._encoded(lsn), 0)
             self.lsn = lsn
 
     def close(self) -> None:
         os.close(self.descriptor)
 
-    def _read(self) -> Lsn:
-        data = os.pread(self.descriptor, _NOTE.size, 0)
-        if len(data) < _NOTE.size:
-            return BEFORE_FIRST
-        wal_id, lsn, crc = _NOTE.unpack(data)
-        return Lsn(lsn) if wal_id == self.wal_id and crc == crc32(data[:-4]) else BEFORE_FIRST
+    def _encoded(self, lsn: Lsn) -> bytes:
+        data = self.wal_id + lsn.to_bytes(8, "big")
+        return data + crc32(data).to_bytes(4, "big")
 
 
 class OpenLog(NamedTuple):
@@ -99,14 +93,6 @@ class OpenLog(NamedTuple):
     log: FileLog
     acceptor: Acceptor
     note: CommitNote
-
-
-class _Damage(NamedTuple):
-    """What the last recovery found in these files, which are not read again before ``next_s`` unless they change."""
-
-    error: WalCorruptError
-    files: frozenset[tuple[str, int, int]]
-    next_s: float
 
 
 class KeptLog:
@@ -130,7 +116,9 @@ class KeptLog:
         self._report = report
         self._lock = threading.Lock()
         self._failure = ""
-        self._damage: _Damage | None = None
+        self._damage: tuple[WalCorruptError, frozenset[tuple[str, int, int]], float] | None = None
+        """What the last recovery found, and in which files: they are not read again before that time of the monotonic
+        clock unless they change."""
         self._lent_to: Stream | None = None
 
     @contextmanager
@@ -152,29 +140,32 @@ class KeptLog:
         Raises:
             OSError, WalError: it cannot be opened now.
         """
-        if self.opened is not None or (not wal_id and self._holds_nothing()):
+        has_control = (self.folder / control_file.CONTROL_NAME).exists()
+        is_empty = not has_control and not (self.folder.is_dir() and list_segments(self.folder))
+        if self.opened is not None or (is_empty and not wal_id):
             return self.opened
         began_s = time.monotonic()
-        damage = self._damage
-        if damage and began_s < damage.next_s and self.folder.is_dir() and _files_in(self.folder) == damage.files:
-            raise damage.error
+        if self._damage is not None:
+            error, files, next_s = self._damage
+            if began_s < next_s and self.folder.is_dir() and _files_in(self.folder) == files:
+                raise error
         try:
-            log = FileLog(self.folder, self.node_id, "" if self._has_control() else wal_id)
+            log = FileLog(self.folder, self.node_id, "" if has_control else wal_id)
             note = _note_of(log, self.folder)
             self.opened = opened = OpenLog(log, Acceptor(log, self._region), note)
         except (OSError, WalError) as error:
             self._note_failure("wal_recovery_failed", error)
             if isinstance(error, WalCorruptError):
-                next_s = began_s + (time.monotonic() - began_s) / RECOVERY_SHARE_MAX
-                self._damage = _Damage(error, _files_in(self.folder), next_s)
+                pause_s = (time.monotonic() - began_s) / RECOVERY_SHARE_MAX
+                self._damage = error, _files_in(self.folder), began_s + pause_s
             raise
         self._failure, self._damage = "", None
         if self.archived_lsn is not None:
             self.archived_lsn = BEFORE_FIRST
         if log.cut is not None:
-            self._report_event("wal_recovery_cut_torn_tail", asdict(log.cut))
-        facts = {"first_lsn": log.first_lsn, "last_lsn": log.tail.lsn, "epoch": log.tail.epoch}
-        self._report_event("wal_recovery_done", facts)
+            self._report_event("wal_recovery_cut_torn_tail", log.cut)
+        held = {"first_lsn": log.first_lsn, "last_lsn": log.tail.lsn, "epoch": log.tail.epoch}
+        self._report_event("wal_recovery_done", held)
         return opened
 
     def fail(self, error: BaseException, event: str = "wal_sync_failure") -> None:
@@ -207,17 +198,12 @@ class KeptLog:
             self.fail(error, "wal_scrub_damage")
 
     def lend(self, stream: Stream, run: str) -> bool:
-        """Let ``stream`` continue the log once the lock is released, for Appends of this run; False if it cannot.
-
-        Raises:
-            OSError, WalError: there is no space for more.
-        """
-        epoch = None if self.opened is None else self.opened.acceptor.streams(run)
-        if self.opened is None or epoch is None:
+        """Let ``stream`` continue the log once the lock is released, for Appends of this run; False if it cannot."""
+        if self.opened is None:
             return False
         log, acceptor, note = self.opened
-        space = log.append_space()
-        if space is None:
+        epoch, space = acceptor.streams(run), log.append_space()
+        if epoch is None or space is None:
             return False
         stream.lend(
             epoch,
@@ -260,9 +246,8 @@ class KeptLog:
             return
         try:
             _store_progress(self.opened)
-            needless_lsn = self.opened.acceptor.settled_lsn
-            if self.archived_lsn is not None:
-                needless_lsn = min(needless_lsn, self.archived_lsn)
+            settled_lsn = self.opened.acceptor.settled_lsn
+            needless_lsn = settled_lsn if self.archived_lsn is None else min(settled_lsn, self.archived_lsn)
             if removed := self.opened.log.remove_upto(needless_lsn):
                 self._report_event("wal_segments_removed", {"segments": removed})
         except (OSError, WalError) as error:
@@ -351,12 +336,6 @@ class KeptLog:
             self.opened.log.abandon()
             self.opened = None
 
-    def _has_control(self) -> bool:
-        return (self.folder / control_file.CONTROL_NAME).exists()
-
-    def _holds_nothing(self) -> bool:
-        return not self.folder.is_dir() or not (self._has_control() or list_segments(self.folder))
-
     def _note_failure(self, event: str, error: BaseException) -> None:
         """Keep the fault, and report it unless it is the one that was reported last."""
         is_news, self._failure = self.fault_of(error) != self._failure, self.fault_of(error)
@@ -429,11 +408,6 @@ class KeptLogs:
             kept.users -= 1
             if not kept.users and not kept.folder.is_dir():
                 del self._logs[kept.node_id]
-
-    def known(self, node_id: str) -> KeptLog | None:
-        """The log of a node, None if none is kept."""
-        with self._lock:
-            return self._logs.get(node_id)
 
     def all(self) -> list[KeptLog]:
         """Those that are known, in the order of their nodes."""

@@ -12,18 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import NamedTuple, Protocol
 
 from ledger.errors import FencedError, LedgerError, WalError
 from ledger.positions import BEFORE_FIRST, Lsn, after
 from wal.group_commit import GroupCommit
 from wal.replication.election import Election, Plan, Requests, follow
-from wal.replication.file_log import TailReader
+from wal.replication.file_log import FileLog, TailReader
 from wal.replication.messages import Ack, Frame, Greet, Greeting, Refusal
 from wal.replication.proposer import UNDER_WAY_BYTES_MAX, Dropped, Link, Proposer
-from wal.replication.replica_log import ReplicaLog
 from wal.replication.tls import PeerTls
 from wal.replication.wires import Connected, Event, Lost, Received, Wires
+from wal.scrub import Report
 
 CHECK_INTERVAL_S = 0.25
 """How often a thread that waits for a member checks whether the log is still to be written."""
@@ -60,8 +59,7 @@ def elect(members: Members, election: Election) -> Plan:
     with closing(Wires(members.addresses, members.tls, members.timeout_s)) as wires:
         for events in _events(members, wires, ends_s):
             for event in events:
-                _note_fault(faults, event)
-                for address, message in _requests(election, event):
+                for address, message in _requests(election, event, faults):
                     wires.send(address, Frame(message))
             if election.outcome is not None:
                 break
@@ -72,28 +70,23 @@ def elect(members: Members, election: Election) -> Plan:
     return election.outcome
 
 
-def _requests(election: Election, event: Event) -> Requests:
+def _requests(election: Election, event: Event, faults: dict[str, str]) -> Requests:
+    """The requests that follow from ``event``. ``faults`` keeps what a member refused, or why it is not reached; a
+    refusal says more than the disconnection behind it."""
     match event:
         case Connected(address):
             return election.connected(address)
-        case Lost(address):
+        case Lost(address, reason):
+            faults.setdefault(address, reason)
             return election.lost(address)
         case Received(address, frame):
+            faults.pop(address, None)
+            if isinstance(frame.message, Refusal):
+                faults[address] = f"{frame.message.reason}: {frame.message.detail}"
             return election.received(address, frame.message)
 
 
-def _note_fault(faults: dict[str, str], event: Event) -> None:
-    """Keep what a member refused, or why it is not reached; a refusal says more than the hang-up behind it."""
-    match event:
-        case Lost(address, reason):
-            faults.setdefault(address, reason)
-        case Received(address, frame) if isinstance(frame.message, Refusal):
-            faults[address] = f"{frame.message.reason}: {frame.message.detail}"
-        case Received(address):
-            faults.pop(address, None)
-
-
-def carry_out(members: Members, plan: Plan, log: ReplicaLog) -> None:
+def carry_out(members: Members, plan: Plan, log: FileLog) -> None:
     """Bring ``log`` into the state that ``plan`` says, with what its donor gives.
 
     Raises:
@@ -136,42 +129,19 @@ def _events(members: Members, wires: Wires, ends_s: float = float("inf")) -> Ite
         yield wires.wait(min(left_s, CHECK_INTERVAL_S))
 
 
-class Watcher(Protocol):
-    """Gets what happens to the members, on the thread of the shipper; its methods must not block."""
-
-    def acknowledged(self, address: str, seconds: float) -> None:
-        """The member acknowledged a batch this long after the batch was written to the own log."""
-
-    def lost(self, address: str, reason: str) -> None:
-        """The member cannot be reached any more; called once for each reason, until it can."""
-
-    def back(self, address: str) -> None:
-        """A member that was lost follows again."""
-
-    def quorum_changed(self, is_there: bool, following: int, needed: int) -> None:
-        """So many members that vote follow, which is enough to commit, or is not any more."""
-
-    def refused(self, address: str, reason: str) -> None:
-        """The member refused what it was sent, or cannot be sent what it lacks; called once for each reason."""
-
-    def lags(self, address: str, lag_lsn: int) -> None:
-        """The member is more records behind than the threshold; called once, until it is not."""
-
-
-class Reached(NamedTuple):
-    """How far the log has come: what is committed, and what each region holds."""
-
-    committed_lsn: Lsn
-    region_lsns: Mapping[str, Lsn]
-
-
 class Shipper:
     """The thread that leads the members through an epoch, with a ``proposer`` that no other thread uses.
 
-    The ``writer`` of the log writes to ``wake_fd`` when it has written or synced something. The shipper calls
-    ``on_reached(reached)`` when more is committed, or held in a region, and ``on_over(error)`` once, when nothing more
-    can be: another writer took over, or the log cannot be read. ``make`` builds the proposer, with ``send``, ``drop``
-    and ``on_fenced`` of the shipper, and what ``tail`` reads.
+    The ``writer`` of the log writes to ``wake_fd`` when it has written or synced something. ``make`` builds the
+    proposer, with ``send`` and ``drop`` of the shipper, and what ``tail`` reads. The shipper calls, on its own thread,
+    which they must not block::
+
+        on_reached(committed_lsn, region_lsns)    more is committed, or held in a region
+        on_acknowledged(seconds)                  a member acknowledged a batch so long after it was written here
+        on_over(error)                            once: nothing more can be committed, since another writer took over,
+                                                  or the log cannot be read
+        report(event, facts)                      once for each change: a member is lost, is back, refuses what it was
+                                                  sent, lags behind; a quorum is lost, is back
 
     While all members that follow have been sent all of the log, over plain connections, C ships batches and receives
     Acks without the interpreter's lock (``wal/_shipping.h``), until the proposer has something to decide.
@@ -182,27 +152,27 @@ class Shipper:
         members: Members,
         make: Callable[[Shipper], Proposer],
         *,
-        on_reached: Callable[[Reached], None],
+        on_reached: Callable[[Lsn, Mapping[str, Lsn]], None],
+        on_acknowledged: Callable[[float], None],
         on_over: Callable[[LedgerError], None],
+        report: Report,
         tail: TailReader,
-        watcher: Watcher,
         lag_threshold: int,
         keeps_damaged: bool,
     ) -> None:
         self._timeout_s = members.timeout_s
         self.tail = tail
         """Reads the log that is shipped."""
-        self._watcher = watcher
+        self._report = report
         self._lag_threshold = lag_threshold
         self._keeps_damaged = keeps_damaged
-        self._durable_lsn = BEFORE_FIRST
         self._held_lsn = BEFORE_FIRST
         """What enough members and the own log held when C shipped that."""
-        self._written_lsn = BEFORE_FIRST
         self._wires = Wires(members.addresses, members.tls, members.timeout_s)
         self.wake_fd = self._wires.wake_fd
         self._writer: GroupCommit | None = None
         self._on_reached = on_reached
+        self._on_acknowledged = on_acknowledged
         self._on_over = on_over
         self.proposer = make(self)
         self._had_quorum: bool | None = None
@@ -215,9 +185,6 @@ class Shipper:
         self._writer = writer
         self._thread.start()
 
-    def on_fenced(self, detail: str) -> None:
-        self._on_over(FencedError(f"another writer has taken over this log: {detail}; this process stops"))
-
     def send(self, address: str, frame: Frame) -> None:
         self._wires.send(address, frame)
 
@@ -226,18 +193,17 @@ class Shipper:
         ``keeps_damaged``."""
         link = self.proposer.links[address]
         if link.fault != reason:
-            self._watcher.refused(address, reason)
+            self._report("wal_replication_append_reject", {"member": address, "error": reason})
         if dropped is Dropped.DAMAGED_ON_THE_WAY:
             self._count_damaged(link)
-        self._wires.close_one(address, reason)
-        if dropped is Dropped.DAMAGED_AT_REST and not self._keeps_damaged:
-            self._wires.give_up(address)
+        is_last = dropped is Dropped.DAMAGED_AT_REST and not self._keeps_damaged
+        self._wires.close_one(address, reason, is_last=is_last)
 
     def reports(self) -> list[Link]:
         """How each member follows, as of now; from any thread."""
+        durable_lsn = self.proposer.durable_lsn
         return [
-            replace(link, lag_lsn=max(0, self._durable_lsn - link.replicated_lsn))
-            for link in self.proposer.links.values()
+            replace(link, lag_lsn=max(0, durable_lsn - link.replicated_lsn)) for link in self.proposer.links.values()
         ]
 
     def close(self, timeout_s: float) -> None:
@@ -255,17 +221,16 @@ class Shipper:
     def _run(self) -> None:
         beat_s = self._timeout_s / BEATS_A_TIMEOUT
         next_beat_s = time.monotonic() + beat_s
-        reached = Reached(self.proposer.committed_lsn, {})
+        reached: tuple[Lsn, Mapping[str, Lsn]] = (self.proposer.committed_lsn, {})
         try:
             is_last = False
-            while not is_last and not self.proposer.is_fenced:
+            while not is_last and not self.proposer.fenced_by:
                 is_last = self._is_closing
                 self._wires.open_due()
                 wait_s = 0.0 if is_last else min(beat_s, CHECK_INTERVAL_S)
                 needs_python = self._ship(wait_s)
-                events: list[Event] = []
-                if needs_python is not False:
-                    events = self._wires.wait(wait_s if needs_python is None else 0.0)
+                events_s = wait_s if needs_python is None else 0.0
+                events = [] if needs_python is False else self._wires.wait(events_s)
                 for event in events:
                     self._handle(event)
                 if events:
@@ -276,6 +241,9 @@ class Shipper:
                     next_beat_s = time.monotonic() + beat_s
                     self.proposer.tell_committed()
                     self._check_lag()
+            if self.proposer.fenced_by:
+                detail = self.proposer.fenced_by
+                raise FencedError(f"another writer has taken over this log: {detail}; this process stops")
         except Exception as error:
             self._on_over(error if isinstance(error, LedgerError) else WalError(f"shipping failed: {error!r}"))
         finally:
@@ -288,36 +256,37 @@ class Shipper:
         assert self._writer is not None
         ship, proposer = self._writer.ship, self.proposer
         in_step = proposer.in_step() if ship is not None else None
-        if ship is None or in_step is None or not 0 < len(in_step.links) <= SHIPPED_MEMBERS_MAX:
+        if ship is None or in_step is None or not 0 < len(in_step[0]) <= SHIPPED_MEMBERS_MAX:
             return None
-        place = self.tail.place(after(in_step.sent_lsn))
-        descriptors = [self._wires.descriptor_of(link.address) for link in in_step.links]
+        links, enough, is_any = in_step
+        shipped_lsn = proposer.written_lsn
+        place = self.tail.place(after(shipped_lsn))
+        descriptors = [self._wires.descriptor_of(link.address) for link in links]
         if place is None or None in descriptors:
             return None
         members = [
             (descriptor, link.replicated_lsn, link.under_way, link.timed_lsn, link.timed_since_s)
-            for descriptor, link in zip(descriptors, in_step.links, strict=True)
+            for descriptor, link in zip(descriptors, links, strict=True)
         ]
         needs_python, sent_lsn, sent_bytes, offset, _, self._held_lsn, answers = ship(
-            self._wires.epoll,
+            self._wires.epoll.fileno(),
             self.wake_fd,
             members,
             proposer.epoch,
-            in_step.sent_lsn,
+            shipped_lsn,
             proposer.committed_lsn,
             proposer.settled_lsn,
             *place,
-            in_step.enough,
-            in_step.is_any,
+            enough,
+            is_any,
             max(proposer.committed_lsn, self._held_lsn),
             UNDER_WAY_BYTES_MAX,
             time.monotonic() + wait_s,
         )
-        if sent_lsn > in_step.sent_lsn:
-            self._written_lsn = sent_lsn
+        if sent_lsn > shipped_lsn:
             self.tail.passed(sent_lsn, offset)
-            proposer.shipped(in_step.links, sent_lsn, sent_bytes)
-        for link, of_member in zip(in_step.links, answers, strict=True):
+            proposer.shipped(links, sent_lsn, sent_bytes)
+        for link, of_member in zip(links, answers, strict=True):
             self._take_answers(link, *of_member)
         self._wires.lose_silent()
         return bool(needs_python)
@@ -337,7 +306,7 @@ class Shipper:
         """Handle what a member answered while C shipped: the fields are those of ``Ship``."""
         link.timed_lsn, link.timed_since_s = timed_lsn, timed_since_s
         if took_s >= 0:
-            self._watcher.acknowledged(link.address, took_s)
+            self._on_acknowledged(took_s)
         if acked_lsn > link.replicated_lsn:
             self.proposer.received(link.address, Ack(self.proposer.epoch, acked_lsn))
             self._shorten_pause(link)
@@ -353,7 +322,7 @@ class Shipper:
                 if is_damaged:
                     self._count_damaged(link)
                 if link.fault != reason:
-                    self._watcher.lost(address, reason)
+                    self._report("wal_replication_member_lost", {"member": address, "error": reason})
                 link.fault = reason
                 link.timed_lsn = BEFORE_FIRST
                 self.proposer.lost(address)
@@ -361,11 +330,11 @@ class Shipper:
                 self.proposer.received(address, frame.message)
                 if link.timed_lsn and link.replicated_lsn >= link.timed_lsn:
                     link.timed_lsn = BEFORE_FIRST
-                    self._watcher.acknowledged(address, time.monotonic() - link.timed_since_s)
+                    self._on_acknowledged(time.monotonic() - link.timed_since_s)
                 if link.is_streaming and self._wires.is_open(address):
                     if link.fault is not None:
                         link.fault = None
-                        self._watcher.back(address)
+                        self._report("wal_replication_member_back", {"member": address})
                     self._shorten_pause(link)
 
     def _count_damaged(self, link: Link) -> None:
@@ -380,43 +349,42 @@ class Shipper:
             link.damaged_behind_lsn = None
             self._wires.settled(link.address)
 
-    def _report_reached(self, before: Reached) -> Reached:
-        """Report how far the log has come, if that is further than before; writers that wait for what is committed now
-        are about to append again."""
-        reached = Reached(self.proposer.committed_lsn, self.proposer.region_lsns())
-        if reached == before:
-            return before
-        if self._writer is not None and self.proposer.configuration.is_quorum:
-            self._writer.expect(reached.committed_lsn - before.committed_lsn)
-        self._on_reached(reached)
+    def _report_reached(self, before: tuple[Lsn, Mapping[str, Lsn]]) -> tuple[Lsn, Mapping[str, Lsn]]:
+        """Report what is committed and what each region holds, if that is more than before; writers that wait for what
+        is committed now are about to append again."""
+        reached = self.proposer.committed_lsn, self.proposer.region_lsns()
+        if reached != before:
+            if self._writer is not None and self.proposer.configuration.is_quorum:
+                self._writer.expect(reached[0] - before[0])
+            self._on_reached(*reached)
         return reached
 
     def _take_written(self) -> bool:
         """Ship what was written since the last time; whether more is durable."""
         assert self._writer is not None
         durable_lsn, written_lsn = self._writer.durable_lsn, self._writer.written_lsn  # in this order: it is not less
-        if written_lsn > self._written_lsn:
-            self._written_lsn = written_lsn
+        if written_lsn > self.proposer.written_lsn:
             self.proposer.written(written_lsn)
             for link in self.proposer.links.values():
                 if link.is_streaming and not link.timed_lsn:
                     link.timed_lsn, link.timed_since_s = written_lsn, time.monotonic()
-        if durable_lsn == self._durable_lsn:
-            return False
-        self._durable_lsn = durable_lsn
-        self.proposer.became_durable(durable_lsn)
-        return True
+        is_more = durable_lsn > self.proposer.durable_lsn
+        if is_more:
+            self.proposer.became_durable(durable_lsn)
+        return is_more
 
     def _check_quorum(self) -> None:
-        following, needed, is_there = self.proposer.in_sync(), self.proposer.needed(), self.proposer.has_quorum()
+        needed, is_there = self.proposer.needed(), self.proposer.has_quorum()
         if is_there != self._had_quorum and (is_there or self._had_quorum) and needed:
             if self._had_quorum is not None:
-                self._watcher.quorum_changed(is_there, following, needed)
+                event = "wal_quorum_back" if is_there else "wal_quorum_lost"
+                self._report(event, {"following": self.proposer.in_sync(), "needed": needed})
             self._had_quorum = is_there
 
     def _check_lag(self) -> None:
         for link in self.proposer.links.values():
-            lag_lsn = self._durable_lsn - link.replicated_lsn
+            lag_lsn = self.proposer.durable_lsn - link.replicated_lsn
             if lag_lsn > self._lag_threshold and not link.is_lagging:
-                self._watcher.lags(link.address, lag_lsn)
+                facts = {"member": link.address, "lag_lsn": lag_lsn}
+                self._report("wal_replication_lag_threshold_exceeded", facts)
             link.is_lagging = lag_lsn > self._lag_threshold

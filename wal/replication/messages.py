@@ -56,6 +56,12 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """Base of all."""
 
 
+class OfEpoch(Message, frozen=True, array_like=True):
+    """Base of those that belong to one epoch of a log, which is their first field."""
+
+    epoch: _Epoch
+
+
 class Greet(Message, frozen=True, array_like=True):
     """A proposer begins a conversation about one log. ``wal_id`` is empty if it holds none of it; ``run`` is random, 32
     hex digits, and the same for as long as this proposer lives."""
@@ -78,18 +84,16 @@ class Greeting(Message, frozen=True, array_like=True):
     configuration: Configuration
 
 
-class Prepare(Message, frozen=True, array_like=True):
+class Prepare(OfEpoch, frozen=True, array_like=True):
     """A run of a proposer wants to write the log of this id in ``epoch``."""
 
-    epoch: _Epoch
     wal_id: _Id
     configuration: Configuration
 
 
-class Promise(Message, frozen=True, array_like=True):
+class Promise(OfEpoch, frozen=True, array_like=True):
     """Nothing of a lower epoch will be accepted. What the log holds now: its first LSN, its end, its history."""
 
-    epoch: _Epoch
     first_lsn: _Lsn
     tail: Position
     committed_lsn: _Lsn
@@ -97,37 +101,33 @@ class Promise(Message, frozen=True, array_like=True):
     configuration: Configuration
 
 
-class Elected(Message, frozen=True, array_like=True):
+class Elected(OfEpoch, frozen=True, array_like=True):
     """A majority promised. ``history`` is that of the log that counts, ``epoch`` its last; ``first_lsn`` is the oldest
     record that the proposer can still give."""
 
-    epoch: _Epoch
     first_lsn: _Lsn
     history: tuple[EpochStart, ...]
 
 
-class Ready(Message, frozen=True, array_like=True):
+class Ready(OfEpoch, frozen=True, array_like=True):
     """The history is applied, durably; the log continues behind ``tail``."""
 
-    epoch: _Epoch
     tail: Position
 
 
-class Append(Message, frozen=True, array_like=True):
+class Append(OfEpoch, frozen=True, array_like=True):
     """Batches behind ``previous``, all written in ``written_in``; ``committed_lsn`` is what the proposer knows to be
     committed; the log up to ``settled_lsn`` will not be needed again. Without batches it reports these two alone."""
 
-    epoch: _Epoch
     previous: Position
     written_in: _Epoch
     committed_lsn: _Lsn
     settled_lsn: _Lsn = BEFORE_FIRST
 
 
-class Ack(Message, frozen=True, array_like=True):
+class Ack(OfEpoch, frozen=True, array_like=True):
     """All up to ``durable_lsn`` is synced."""
 
-    epoch: _Epoch
     durable_lsn: _Lsn
 
 
@@ -145,17 +145,15 @@ class Batches(Message, frozen=True, array_like=True):
     written_in: _Epoch
 
 
-class Configure(Message, frozen=True, array_like=True):
+class Configure(OfEpoch, frozen=True, array_like=True):
     """From now on these are the members."""
 
-    epoch: _Epoch
     configuration: Configuration
 
 
-class Configured(Message, frozen=True, array_like=True):
+class Configured(OfEpoch, frozen=True, array_like=True):
     """The list is stored, durably."""
 
-    epoch: _Epoch
     configuration: Configuration
 
 

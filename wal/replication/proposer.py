@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
-from typing import NamedTuple
 
 from ledger.errors import WalCorruptError, WalError
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
 from wal.history import History
 from wal.replication.configuration import AckMode, Configuration, Member
+from wal.replication.file_log import Chunk
 from wal.replication.messages import (
     DAMAGED,
     EMPTY,
@@ -40,7 +39,6 @@ from wal.replication.messages import (
     Ready,
     Refusal,
 )
-from wal.replication.replica_log import Chunk
 
 UNDER_WAY_BYTES_MAX = 8 << 20
 """What is under way to one member; it asks for more by acknowledging."""
@@ -95,24 +93,13 @@ class Link:
     """Only in a report: durable records that the member has not acknowledged."""
 
 
-class InStep(NamedTuple):
-    """The members that follow, when all of them have been sent the whole log: C can ship what is written next."""
-
-    links: Sequence[Link]
-    sent_lsn: Lsn
-    enough: int
-    """When so many of them have acknowledged more, it may be committed; 0 if the own log alone decides that."""
-    is_any: bool
-    """The proposer needs whatever any of them acknowledges."""
-
-
 class Proposer:
     """The one writer of ``epoch``.
 
     ``history`` ends with this epoch and its first LSN; ``read(from_lsn, upto_lsn, bytes_max)`` gives what was written
     of the own log; ``oldest_lsn()`` its oldest record. ``addresses`` has the region of each.
 
-    ``on_fenced(detail)`` is called when another proposer was promised a higher epoch: this one is over.
+    Once ``fenced_by`` says that another proposer was promised a higher epoch, this one is over.
     """
 
     def __init__(
@@ -132,12 +119,10 @@ class Proposer:
         oldest_lsn: Callable[[], Lsn],
         send: Callable[[str, Frame], None],
         drop: Callable[[str, str, Dropped], None],
-        on_fenced: Callable[[str], None],
         on_configured: Callable[[Configuration], None],
     ) -> None:
         assert history[-1].epoch == epoch
         self._greet = Greet(node_id, wal_id, run)
-        self._wal_id = wal_id
         self.epoch = epoch
         self._history = history
         self._epoch_start_lsn = history[-1].first_lsn
@@ -156,14 +141,13 @@ class Proposer:
         self._oldest_lsn = oldest_lsn
         self._send = send
         self._drop = drop
-        self._on_fenced = on_fenced
         self._on_configured = on_configured
         self.links = {address: Link(address, region) for address, region in addresses.items()}
-        self._written_lsn = before(self._epoch_start_lsn)
-        self._durable_lsn = self._written_lsn
+        self.written_lsn = before(self._epoch_start_lsn)
+        self.durable_lsn = self.written_lsn
         self.committed_lsn = committed_lsn
         self.settled_lsn = BEFORE_FIRST
-        self.is_fenced = False
+        self.fenced_by = ""
 
     def in_sync(self) -> int:
         """How many of the members that vote follow."""
@@ -185,15 +169,15 @@ class Proposer:
 
     def written(self, lsn: Lsn) -> None:
         """All up to ``lsn`` was given to the operating system here; it need not be durable."""
-        assert lsn >= self._written_lsn
-        self._written_lsn = lsn
+        assert lsn >= self.written_lsn
+        self.written_lsn = lsn
         for link in self.links.values():
             if link.is_streaming:
                 self._pump(link)
 
     def became_durable(self, lsn: Lsn) -> None:
         """All up to ``lsn`` is synced here."""
-        self._durable_lsn = lsn
+        self.durable_lsn = lsn
         self._commit()
 
     def tell_committed(self) -> None:
@@ -206,24 +190,28 @@ class Proposer:
 
     # --- what C ships -----------------------------------------------------------------------------
 
-    def in_step(self) -> InStep | None:
-        """What C needs to ship what is written next; None if members were sent different parts of the log, or the
-        proposer has more to do."""
+    def in_step(self) -> tuple[list[Link], int, bool] | None:
+        """The members that follow, if all of them have been sent the whole log, so that C can ship what is written
+        next; None if they were sent different parts of it, or the proposer has more to do.
+
+        With how many of them must have acknowledged more so that it may be committed, 0 if the own log alone decides
+        that; and whether the proposer needs whatever any of them acknowledges.
+        """
         following = [link for link in self.links.values() if link.is_streaming]
-        sent = Position(self.epoch, self._written_lsn)
-        if self.is_fenced or not self._is_settled or any(link.sent != sent for link in following):
+        sent = Position(self.epoch, self.written_lsn)
+        if self.fenced_by or not self._is_settled or any(link.sent != sent for link in following):
             return None
-        voters, home = self.configuration.voters, {self._home}
+        voters = self.configuration.voters
         majority = len(voters) // 2 + 1 if voters else 0
         enough = len(self.links) if self._ack_mode is AckMode.REPLICATED_ALL else majority
         is_any = bool(voters) and (
-            self.configuration.regions != home or {link.member_id for link in self.links.values()} != voters
+            self.configuration.regions != {self._home} or {link.member_id for link in self.links.values()} != voters
         )
-        return InStep(following, sent.lsn, enough, is_any)
+        return following, enough, is_any
 
     def shipped(self, links: Sequence[Link], lsn: Lsn, size_bytes: int) -> None:
         """All up to ``lsn`` was written here and sent to these members, so many bytes of batches."""
-        self._written_lsn = lsn
+        self.written_lsn = lsn
         for link in links:
             self._count_sent(link, Position(self.epoch, lsn), size_bytes)
 
@@ -238,30 +226,29 @@ class Proposer:
     # --- what members answer ----------------------------------------------------------------------
 
     def connected(self, address: str) -> None:
-        link = self.links[address]
-        self._forget(link)
-        link.is_connected = True
+        self.lost(address)
+        self.links[address].is_connected = True
         self._say(address, self._greet)
 
     def lost(self, address: str) -> None:
-        self._forget(self.links[address])
+        link = self.links[address]
+        link.is_connected = link.is_streaming = False
+        link.under_way, link.under_way_ends = 0, deque()
 
     def received(self, address: str, message: Message) -> None:
         """The member at ``address`` answered."""
         link = self.links[address]
-        if self.is_fenced or not link.is_connected:
+        if self.fenced_by or not link.is_connected:
             return
         match message:
             case Greeting():
                 self._greeted(link, message)
             case Promise() if message.epoch == self.epoch:
-                first_lsn = self._oldest_lsn()
-                self._say(address, Elected(self.epoch, first_lsn, self._history))
+                self._say(address, Elected(self.epoch, self._oldest_lsn(), self._history))
             case Ready() if message.epoch == self.epoch:
                 link.is_streaming = True
                 link.sent = message.tail
                 link.replicated_lsn = message.tail.lsn
-                link.under_way, link.under_way_ends = 0, deque()
                 if self._pending is not None:
                     self._say(address, Configure(self.epoch, self._pending))
                 self._acknowledged(link, message.tail.lsn)
@@ -272,7 +259,7 @@ class Proposer:
                     self._stored_by.add(link.member_id)
                 self._reconfigure()
             case Refusal() if message.reason == FENCED and message.promised_epoch >= self.epoch:
-                self._fence(f"{link.member_id or address} follows epoch {message.promised_epoch}: {message.detail}")
+                self.fenced_by = f"{link.member_id or address} follows epoch {message.promised_epoch}: {message.detail}"
             case Refusal():
                 dropped = Dropped.DAMAGED_ON_THE_WAY if message.reason == DAMAGED else Dropped.REFUSED
                 self._drop(address, f"{message.reason}: {message.detail}", dropped)
@@ -283,7 +270,7 @@ class Proposer:
     def _greeted(self, link: Link, greeting: Greeting) -> None:
         theirs, newest = greeting.configuration, self._pending or self.configuration
         if greeting.promised_epoch > self.epoch or theirs.epoch > self.epoch:
-            self._fence(f"{greeting.member_id} follows epoch {max(greeting.promised_epoch, theirs.epoch)}")
+            self.fenced_by = f"{greeting.member_id} follows epoch {max(greeting.promised_epoch, theirs.epoch)}"
         elif theirs.order > newest.order:
             detail = "it holds a list of members that never counted, and waits for the next"
             self._drop(link.address, detail, Dropped.REFUSED)
@@ -293,7 +280,7 @@ class Proposer:
             if link.member_id != greeting.member_id:
                 link.member_id, link.replicated_lsn = greeting.member_id, BEFORE_FIRST
                 self._is_settled = False
-            self._say(link.address, Prepare(self.epoch, self._wal_id, newest))
+            self._say(link.address, Prepare(self.epoch, self._greet.wal_id, newest))
 
     def _acknowledged(self, link: Link, lsn: Lsn) -> None:
         link.replicated_lsn = max(link.replicated_lsn, lsn)
@@ -304,22 +291,13 @@ class Proposer:
             self._reconfigure()
         self._pump(link)
 
-    def _fence(self, detail: str) -> None:
-        if not self.is_fenced:
-            self.is_fenced = True
-            self._on_fenced(detail)
-
-    def _forget(self, link: Link) -> None:
-        link.is_connected = link.is_streaming = False
-        link.under_way, link.under_way_ends = 0, deque()
-
     # --- shipping ---------------------------------------------------------------------------------
 
     def _pump(self, link: Link) -> None:
         """Send the member what it lacks, as far as that may be under way at once."""
-        while link.is_streaming and link.under_way < UNDER_WAY_BYTES_MAX and link.sent.lsn < self._written_lsn:
+        while link.is_streaming and link.under_way < UNDER_WAY_BYTES_MAX and link.sent.lsn < self.written_lsn:
             try:
-                chunk = self._read(after(link.sent.lsn), self._written_lsn, CHUNK_BYTES)
+                chunk = self._read(after(link.sent.lsn), self.written_lsn, CHUNK_BYTES)
             except WalCorruptError as error:
                 place = f"segment {error.segment} at byte {error.offset}: {error.reason}"
                 detail = f"what it lacks is damaged in this node's own log, {place}; {WHEN_DAMAGED_AT_REST}"
@@ -345,10 +323,10 @@ class Proposer:
         """Up to here the own log and as many members as the mode asks for hold the log."""
         voters = self.configuration.voters
         if not self._ack_mode.is_replicated and not voters:
-            return self._durable_lsn
+            return self.durable_lsn
         if not voters:
             return BEFORE_FIRST
-        held = min(self._durable_lsn, self._majority_lsn(voters))
+        held = min(self.durable_lsn, self._majority_lsn(voters))
         if self._ack_mode is AckMode.REPLICATED_ALL:
             return min([held, *(link.replicated_lsn for link in self.links.values())])
         return held
@@ -361,11 +339,9 @@ class Proposer:
 
     def region_lsns(self) -> dict[str, Lsn]:
         """By region, what is held there: at home what is committed, elsewhere by a majority of its members."""
-        held = {self._home: self.committed_lsn}
-        for region in self.configuration.regions:
-            if region != self._home:
-                held[region] = self._majority_lsn(self.configuration.of_region(region))
-        return held
+        now = self.configuration
+        held = {region: self._majority_lsn(now.of_region(region)) for region in now.regions}
+        return held | {self._home: self.committed_lsn}
 
     # --- the list of members ----------------------------------------------------------------------
 
@@ -377,12 +353,12 @@ class Proposer:
         copy must ask them from then on. One that ends it is stored here once it counts.
         """
         if self._pending is not None:
-            if self._is_stored(self._pending):
-                self.configuration, self._pending = self._pending, None
-                self._on_configured(self.configuration)
-                self._commit()
-            else:
+            lists, stored_by = (self.configuration, self._pending), frozenset(self._stored_by)
+            if not all(each.has_majority(stored_by) for each in lists if each.is_quorum):
                 return
+            self.configuration, self._pending = self._pending, None
+            self._on_configured(self.configuration)
+            self._commit()
         following = self._next_configuration()
         self._is_settled = following is None and self._are_all_members()
         if following is not None and self._stays_committed(following):
@@ -393,19 +369,14 @@ class Proposer:
                 if link.is_streaming:
                     self._say(address, Configure(self.epoch, following))
 
-    def _is_stored(self, following: Configuration) -> bool:
-        stored = frozenset(self._stored_by)
-        return all(each.has_majority(stored) for each in (self.configuration, following) if each.is_quorum)
-
     def _stays_committed(self, following: Configuration) -> bool:
         """Whether a majority of that list, too, holds what is committed.
 
         Two lists of which one follows the other share a member of each majority, but not one and the next but one: so
         what was committed under the list before MUST NOT be left behind by the step after.
         """
-        if not (self.configuration.is_quorum and following.is_quorum):
-            return True
-        return self._majority_lsn(following.voters) >= self.committed_lsn
+        is_copy = not (self.configuration.is_quorum and following.is_quorum)
+        return is_copy or self._majority_lsn(following.voters) >= self.committed_lsn
 
     def _next_configuration(self) -> Configuration | None:
         """The list to replace the present one; None if that is as it should be, or must wait."""
@@ -423,7 +394,9 @@ class Proposer:
         present = {link.member_id for link in links}
         gone = {member for member in now.members if all_known and member.member_id not in present}
         if not self._ack_mode.is_replicated:
-            return self._as_copies(now, ready, gone)
+            # The members that voted, at first; then all that follow.
+            members = now.members if now.is_quorum else tuple(sorted({*now.members, *ready.values()} - gone))
+            return None if now.copies and members == now.members else self._following(members, copies=True)
         if not now.is_quorum:
             is_whole = all(link.is_streaming and link.member_id in ready for link in links if link.region == self._home)
             return self._following(tuple(sorted(ready.values()))) if is_whole else None
@@ -439,13 +412,6 @@ class Proposer:
         now = self.configuration
         present = {Member(link.member_id, link.region) for link in self.links.values()}
         return present == set(now.members) and (now.is_quorum if self._ack_mode.is_replicated else now.copies)
-
-    def _as_copies(
-        self, now: Configuration, ready: Mapping[str, Member], gone: AbstractSet[Member]
-    ) -> Configuration | None:
-        """The members that voted, at first; then all that follow."""
-        members = now.members if now.is_quorum else tuple(sorted({*now.members, *ready.values()} - gone))
-        return None if now.copies and members == now.members else self._following(members, copies=True)
 
     def _following(self, members: tuple[Member, ...], *, copies: bool = False) -> Configuration:
         now = self.configuration

@@ -21,9 +21,9 @@ from wal import native
 from wal.folder import FolderLock
 from wal.native import Stream
 from wal.replication import messages
-from wal.replication.archive import Archiver, Store
+from wal.replication.archive import Archive, Archiver
 from wal.replication.configuration import NO_MEMBERS
-from wal.replication.kept_logs import LOGS_OPEN_MAX, KeptLog, KeptLogs, OpenLog, Report
+from wal.replication.kept_logs import LOGS_OPEN_MAX, KeptLog, KeptLogs, OpenLog
 from wal.replication.messages import (
     EMPTY,
     PROTOCOL_VERSION,
@@ -40,7 +40,7 @@ from wal.replication.messages import (
     StatusReport,
     WalStatus,
 )
-from wal.scrub import INTERVAL_DEFAULT_S, LogCopy, Scrubber
+from wal.scrub import INTERVAL_DEFAULT_S, LogCopy, Report, Scrubber
 from wal.segment import Segment
 
 TEND_INTERVAL_S = 5.0
@@ -65,7 +65,7 @@ class Safekeeper:
         folder: Path,
         region: str,
         report: Report,
-        archive: Store | None = None,
+        archive: Archive | None = None,
         scrub_interval_s: float = INTERVAL_DEFAULT_S,
     ) -> None:
         self.region = region
@@ -119,10 +119,10 @@ class Safekeeper:
                 yield copy
 
     def _scrubbed(self, copy: LogCopy, segment: Segment, error: WalCorruptError | None) -> None:
-        kept = self.logs.known(copy.node_id) if error is not None else None
-        if kept is not None:
-            with kept.locked():
-                kept.scrubbed(segment)
+        for kept in self.logs.all() if error is not None else ():
+            if kept.node_id == copy.node_id:
+                with kept.locked():
+                    kept.scrubbed(segment)
 
     def status_report(self, after_node_id: str) -> StatusReport:
         """The state of the logs of the nodes behind that one, as many as go into one report."""
@@ -172,10 +172,8 @@ class Conversation:
     def answer(self, frames: Sequence[Frame]) -> list[Frame]:
         """The answers to messages that came together, in order; Appends that follow one another are synced together,
         and have one answer. All that is acknowledged is durable."""
-        if self._kept is None:
-            first = self._begin(frames[0])
-            if first is not None:
-                return [first, *(self.answer(frames[1:]) if frames[1:] and not self.is_over else ())]
+        if self._kept is None and (first := self._begin(frames[0])) is not None:
+            return [first, *(self.answer(frames[1:]) if frames[1:] and not self.is_over else ())]
         kept = self._kept_log
         with kept.locked(HELD_UP_S) as is_locked:
             if not is_locked:
@@ -201,12 +199,8 @@ class Conversation:
         if self._stream is None or self._kept is None or self.is_over:
             return None
         with self._kept.locked(HELD_UP_S) as is_locked:
-            try:
-                is_ours = is_locked and self._opened is not None and self._opened is self._kept.opened
-                return self._stream if is_ours and self._kept.lend(self._stream, self._run) else None
-            except (OSError, WalError) as error:
-                self._kept.fail(error)
-                return None
+            is_ours = is_locked and self._opened is not None and self._opened is self._kept.opened
+            return self._stream if is_ours and self._kept.lend(self._stream, self._run) else None
 
     # --- the first message ------------------------------------------------------------------------
 
@@ -253,11 +247,10 @@ class Conversation:
 
     def _flush(self, answers: list[Frame]) -> None:
         """Acknowledge the Appends before."""
-        if self._opened is not None and self._opened is self._kept_log.opened:
-            acknowledged = self._opened.acceptor.flush()
-            if acknowledged is not None:
-                self._opened.note.write(self._opened.acceptor.committed_lsn)
-                answers.append(acknowledged)
+        opened = self._opened
+        if opened is not None and opened is self._kept_log.opened and (acknowledged := opened.acceptor.flush()):
+            opened.note.write(opened.acceptor.committed_lsn)
+            answers.append(acknowledged)
 
     def _greet(self, message: Greet) -> Frame:
         if message.node_id != self.node_id or not message.run or message.version != PROTOCOL_VERSION:
@@ -272,9 +265,7 @@ class Conversation:
         self._run = message.run
         if self._opened is None:
             return Frame(Greeting("", self._safekeeper.region, "", NO_EPOCH, EMPTY, BEFORE_FIRST, NO_MEMBERS))
-        answer = self._opened.acceptor.handle(self._run, Frame(message))
-        assert answer is not None
-        return answer
+        return Frame(self._opened.acceptor.greet(message))
 
     @property
     def _kept_log(self) -> KeptLog:

@@ -12,8 +12,6 @@ connections of a peer that died, do not keep others out.
 from __future__ import annotations
 
 import contextlib
-import os
-import select
 import socket
 import ssl
 import threading
@@ -52,15 +50,16 @@ class _Connection:
     the connection down."""
 
     handle: socket.socket
+    peer: str
     node_id: str | None = None
     is_ended: bool = False
     thread: threading.Thread | None = None
 
-    def end(self) -> None:
+    def end(self, how: int = socket.SHUT_RDWR) -> None:
         """Shut the connection down; its thread notices."""
         self.is_ended = True
         with contextlib.suppress(OSError):
-            self.handle.shutdown(socket.SHUT_RDWR)
+            self.handle.shutdown(how)
 
 
 class Server:
@@ -71,7 +70,6 @@ class Server:
         self._listener = listener
         self._tls = tls
         self._budget = Budget(LARGE_FRAMES_BYTES_MAX)
-        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._is_stopping = False
         self._changed = threading.Condition()
         """Guards what follows."""
@@ -81,22 +79,22 @@ class Server:
     def stop(self) -> None:
         """End ``run``; from any thread, or a signal handler."""
         self._is_stopping = True
-        os.write(self._stop_write, b"\0")
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
 
     def run(self) -> None:
         """Serve until ``stop``. Then what was received is answered, and all connections are closed; one whose peer does
         not take its answer is abandoned after ``STOP_TIMEOUT_S``."""
-        self._listener.setblocking(False)
-        waiting = select.poll()
-        waiting.register(self._listener, select.POLLIN)
-        waiting.register(self._stop_read, select.POLLIN)
-        while not any(descriptor == self._stop_read for descriptor, _ in waiting.poll()):
+        self._listener.setblocking(True)
+        while not self._is_stopping:
             self._accept()
         self._listener.close()
         with self._changed:
-            threads = [each.thread for each in self._connections if each.thread is not None]
+            connections = list(self._connections)
+            for each in connections:
+                each.end(socket.SHUT_RD)
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
-        for thread in threads:
+        for thread in (each.thread for each in connections if each.thread is not None):
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def connections(self) -> int:
@@ -108,14 +106,13 @@ class Server:
 
     def _accept(self) -> None:
         try:
-            accepted, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return
+            accepted, (host, port, *_) = self._listener.accept()
         except OSError as error:
-            self._safekeeper.report("safekeeper_connection_refused", {"error": str(error)})
-            time.sleep(_NO_DESCRIPTORS_PAUSE_S)
+            if not (self._is_stopping or isinstance(error, ConnectionError)):
+                self._safekeeper.report("safekeeper_connection_refused", {"error": str(error)})
+                time.sleep(_NO_DESCRIPTORS_PAUSE_S)
             return
-        connection = self._admit(accepted)
+        connection = self._admit(accepted, f"{host}:{port}")
         if connection is None:
             accepted.close()
             return
@@ -127,7 +124,7 @@ class Server:
             accepted.close()
             self._forget(connection)
 
-    def _admit(self, accepted: socket.socket) -> _Connection | None:
+    def _admit(self, accepted: socket.socket, peer: str) -> _Connection | None:
         """One more connection; None if there are too many."""
         with self._changed:
             if any(each.is_ended for each in self._connections):
@@ -138,7 +135,7 @@ class Server:
             nameless = [each for each in self._connections if each.node_id is None and not each.is_ended]
             if len(nameless) >= NAMELESS_MAX:
                 nameless[0].end()
-            connection = _Connection(accepted.dup())
+            connection = _Connection(accepted.dup(), peer)
             self._connections.append(connection)
             return connection
 
@@ -159,7 +156,7 @@ class Server:
     # --- one connection, in its thread ------------------------------------------------------------
 
     def _serve(self, connection: _Connection, accepted: socket.socket) -> None:
-        facts: dict[str, object] = {"peer": _address_of(accepted)}
+        facts: dict[str, object] = {"peer": connection.peer}
         try:
             try:
                 peer, names = self._secured(accepted)
@@ -168,12 +165,11 @@ class Server:
             except ssl.SSLError as error:
                 self._safekeeper.report("safekeeper_peer_refused", {**facts, "error": reason_of(error)})
                 return
-            try:
+            with contextlib.closing(peer):
                 self._converse(connection, peer, Conversation(self._safekeeper, names))
-            finally:
-                peer.close()
         except (ConnectionOverError, InvalidInputError, OSError) as error:
-            self._safekeeper.report("safekeeper_connection_ended", {**facts, "error": str(error)})
+            reason = "this side stops" if self._is_stopping else str(error)
+            self._safekeeper.report("safekeeper_connection_ended", {**facts, "error": reason})
         except Exception as error:
             # A bug: this connection ends with it, and no other.
             self._safekeeper.report("safekeeper_connection_failed", {**facts, "error": repr(error)})
@@ -185,17 +181,11 @@ class Server:
         """The connection after the TLS handshake, if any, and the names in the peer's certificate."""
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        accepted.setblocking(False)
         if self._tls is None:
-            return FrameSocket(accepted, self._budget, self._stop_read), None
-        secured = self._tls.context().wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
-        peer = FrameSocket(secured, self._budget, self._stop_read)
-        try:
-            peer.handshake(GREETING_TIMEOUT_S)
-        except BaseException:
-            peer.close()
-            raise
-        return peer, names_of(secured)
+            return FrameSocket(accepted, self._budget), None
+        accepted.settimeout(GREETING_TIMEOUT_S)
+        secured = self._tls.context().wrap_socket(accepted, server_side=True)
+        return FrameSocket(secured, self._budget), names_of(secured)
 
     def _converse(self, connection: _Connection, peer: FrameSocket, conversation: Conversation) -> None:
         idle_s, frame_bytes_max = GREETING_TIMEOUT_S, FIRST_FRAME_BYTES_MAX
@@ -240,11 +230,3 @@ def listen(host: str, port: int, *, is_secured: bool) -> socket.socket:
         )
     is_v6 = family == socket.AF_INET6
     return socket.create_server(address, family=family, backlog=CONNECTIONS_MAX, dualstack_ipv6=is_v6)
-
-
-def _address_of(connected: socket.socket) -> str:
-    try:
-        host, port, *_ = connected.getpeername()
-    except OSError:
-        return "gone"
-    return f"{host}:{port}"

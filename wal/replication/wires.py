@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ledger.errors import InvalidInputError
@@ -62,12 +63,14 @@ class Wires:
         self._wires = {address: _Wire(address) for address in addresses}
         self._tls = tls
         self._timeout_s = timeout_s
-        self._poll = select.epoll()
+        self._silence = f"nothing was heard for {timeout_s:g} s"
+        self.epoll = select.epoll()
+        """Has ``wake_fd`` and all connections."""
         self._polled: dict[int, _Wire] = {}
         """By descriptor."""
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Ends a ``wait`` when it is written to."""
-        self._poll.register(self.wake_fd, select.EPOLLIN)
+        self.epoll.register(self.wake_fd, select.EPOLLIN)
         self._events: deque[Event] = deque()
         self._lock = threading.Lock()
         """Guards what follows, and ``wake_fd``: a late thread must not write to a descriptor of that number."""
@@ -80,11 +83,6 @@ class Wires:
         with self._lock:
             if self.wake_fd >= 0:
                 os.eventfd_write(self.wake_fd, CALLED)
-
-    @property
-    def epoll(self) -> int:
-        """What has ``wake_fd`` and all connections, for shipping in C."""
-        return self._poll.fileno()
 
     def descriptor_of(self, address: str) -> int | None:
         """The connection, for shipping in C; None if it is not open, has TLS, or frames to be handled first."""
@@ -109,7 +107,7 @@ class Wires:
                 wire.out.append(memoryview(unsent))
                 self._flush(wire)
             wire.received += received
-            self._take_frames(wire)
+            self._events += wire.take_frames()
         except (OSError, InvalidInputError) as fault:
             self._fail(wire, fault)
 
@@ -130,13 +128,11 @@ class Wires:
             except OSError as error:
                 self._fail(wire, error)
 
-    def close_one(self, address: str, reason: str) -> None:
-        """Close a connection; it is tried again after a pause."""
+    def close_one(self, address: str, reason: str, *, is_last: bool) -> None:
+        """Close a connection; it is tried again after a pause, or never if it ``is_last``."""
         self._lose(self._wires[address], reason)
-
-    def give_up(self, address: str) -> None:
-        """Do not connect to the member again."""
-        self._wires[address].next_try_s = math.inf
+        if is_last:
+            self._wires[address].next_try_s = math.inf
 
     def settled(self, address: str) -> None:
         """The member follows: if the connection is lost, it is tried again at once."""
@@ -145,7 +141,7 @@ class Wires:
     def wait(self, timeout_s: float) -> list[Event]:
         """What happened, at once if anything did, else within ``timeout_s`` seconds or until ``wake``."""
         if not self._events:
-            for descriptor, mask in self._poll.poll(timeout_s):
+            for descriptor, mask in self.epoll.poll(timeout_s):
                 wire = self._polled.get(descriptor)
                 if descriptor == self.wake_fd:
                     os.eventfd_read(self.wake_fd)
@@ -174,14 +170,10 @@ class Wires:
     def close(self) -> None:
         """Close everything."""
         self.leave()
-        self._poll.close()
+        self.epoll.close()
         with self._lock:
             os.close(self.wake_fd)
             self.wake_fd = -1
-
-    @property
-    def _silence(self) -> str:
-        return f"nothing was heard for {self._timeout_s:g} s"
 
     def _connect(self, wire: _Wire) -> None:
         """On a thread of its own: connect to the member, and leave the result to ``wait``."""
@@ -211,26 +203,33 @@ class Wires:
             wire.socket, wire.descriptor = result, result.fileno()
             wire.out, wire.received, wire.received_s = deque(), bytearray(), time.monotonic()
             self._polled[wire.descriptor] = wire
-            self._poll.register(wire.descriptor, select.EPOLLIN)
+            self.epoll.register(wire.descriptor, select.EPOLLIN)
             self._events.append(Connected(wire.address))
 
     def _serve(self, wire: _Wire, mask: int) -> None:
         try:
             if mask & ~select.EPOLLOUT:
                 wire.receive()
-                self._take_frames(wire)
+                self._events += wire.take_frames()
             self._flush(wire)
         except (OSError, InvalidInputError) as error:
             self._fail(wire, error)
 
-    def _take_frames(self, wire: _Wire) -> None:
-        self._events.extend(Received(wire.address, frame) for frame in wire.take_frames())
-
     def _flush(self, wire: _Wire) -> None:
-        had_rest = wire.has_rest
-        wire.flush()
-        if wire.has_rest != had_rest:
-            self._poll.modify(wire.descriptor, select.EPOLLIN | (select.EPOLLOUT if wire.has_rest else 0))
+        """Send what the socket takes, and wait for it to take the rest.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        assert wire.socket is not None
+        with contextlib.suppress(*_NOT_NOW):
+            while wire.out:
+                wire.out[0] = wire.out[0][wire.socket.send(wire.out[0]) :]
+                if not wire.out[0]:
+                    wire.out.popleft()
+        if wire.has_rest != bool(wire.out):
+            wire.has_rest = bool(wire.out)
+            self.epoll.modify(wire.descriptor, select.EPOLLIN | (select.EPOLLOUT if wire.has_rest else 0))
 
     def _fail(self, wire: _Wire, error: OSError | InvalidInputError) -> None:
         """Lose the connection for this reason; for the peer's TLS alert, if it broke before that was read."""
@@ -249,46 +248,29 @@ class Wires:
     def _close(self, wire: _Wire) -> None:
         if wire.socket is not None:
             del self._polled[wire.descriptor]
-            self._poll.unregister(wire.descriptor)
+            self.epoll.unregister(wire.descriptor)
             wire.socket.close()
             wire.socket, wire.has_rest = None, False
 
 
+@dataclass(eq=False, slots=True)
 class _Wire:
     """The connection to one member, plain or TLS, and the bytes under way."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.socket: socket.socket | None = None
-        """None while there is no connection."""
-        self.descriptor = -1
-        self.is_connecting = False
-        self.next_try_s = 0.0
-        self.pause_s = PAUSE_FIRST_S
-        self.out: deque[memoryview] = deque()
-        """To be sent."""
-        self.has_rest = False
-        """The socket did not take all of it."""
-        self.received = bytearray()
-        """The frame that is not whole yet."""
-        self.received_s = 0.0
-        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
-
-    def flush(self) -> None:
-        """Send what the socket takes.
-
-        Raises:
-            OSError: the connection is broken.
-        """
-        assert self.socket is not None
-        with contextlib.suppress(*_NOT_NOW):
-            while self.out:
-                sent = self.socket.send(self.out[0])
-                if sent < len(self.out[0]):
-                    self.out[0] = self.out[0][sent:]
-                else:
-                    self.out.popleft()
-        self.has_rest = bool(self.out)
+    address: str
+    socket: socket.socket | None = None
+    """None while there is no connection."""
+    descriptor: int = -1
+    is_connecting: bool = False
+    next_try_s: float = 0.0
+    pause_s: float = PAUSE_FIRST_S
+    out: deque[memoryview] = field(default_factory=deque)
+    """To be sent."""
+    has_rest: bool = False
+    """The socket did not take all of it."""
+    received: bytearray = field(default_factory=bytearray)
+    """The frame that is not whole yet."""
+    received_s: float = 0.0
 
     def receive(self) -> None:
         """Receive what has come.
@@ -298,14 +280,14 @@ class _Wire:
         """
         assert self.socket is not None
         with contextlib.suppress(*_NOT_NOW):
-            count = self.socket.recv_into(self._buffer)
-            if not count:
+            data = self.socket.recv(RECEIVE_BYTES)
+            if not data:
                 raise _closed()
-            self.received += self._buffer[:count]
+            self.received += data
             while isinstance(self.socket, ssl.SSLSocket) and (pending := self.socket.pending()):
                 self.received += self.socket.recv(pending)
 
-    def take_frames(self) -> list[Frame]:
+    def take_frames(self) -> list[Received]:
         """All frames that are whole.
 
         Raises:
@@ -318,7 +300,7 @@ class _Wire:
                 length = length_of(found[at : at + PREFIX_BYTES])
                 if len(found) - at < length:
                     break
-                frames.append(decode(bytes(found[at : at + length])))
+                frames.append(Received(self.address, decode(bytes(found[at : at + length]))))
                 at += length
         del self.received[:at]
         return frames
@@ -328,11 +310,9 @@ class _Wire:
         try:
             while isinstance(self.socket, ssl.SSLSocket) and self.socket.recv(RECEIVE_BYTES):
                 pass
-        except ssl.SSLError as error:
-            is_alert = not isinstance(error, (*_NOT_NOW, ssl.SSLZeroReturnError, ssl.SSLEOFError))
-            return error if is_alert else None
-        except OSError:
-            pass
+        except OSError as error:
+            is_end = isinstance(error, (*_NOT_NOW, ssl.SSLZeroReturnError, ssl.SSLEOFError))
+            return error if isinstance(error, ssl.SSLError) and not is_end else None
         return None
 
 

@@ -23,8 +23,9 @@ from ledger.printable import first_of
 from wal import control as wal_control
 from wal.reader import scan_segment
 from wal.replication.configuration import split_address
-from wal.replication.frames import Keeper, status, unchained_in
+from wal.replication.frames import status, unchained_in
 from wal.replication.leading import Members
+from wal.replication.messages import StatusReport
 from wal.segment import list_segments, opened
 
 NAMED_MAX = 20
@@ -42,7 +43,7 @@ log = structlog.get_logger()
 class Asked(NamedTuple):
     """What members answered, by address, and why the others did not."""
 
-    keepers: Mapping[str, Keeper]
+    keepers: Mapping[str, StatusReport]
     faults: Mapping[str, str]
 
     def node_ids(self) -> set[str]:
@@ -55,12 +56,12 @@ async def ask_members(members: Members) -> Asked:
     answers = await asyncio.gather(*(asyncio.to_thread(_ask, members, address) for address in members.addresses))
     pairs = dict(zip(members.addresses, answers, strict=True))
     return Asked(
-        {address: answer for address, answer in pairs.items() if isinstance(answer, Keeper)},
+        {address: answer for address, answer in pairs.items() if isinstance(answer, StatusReport)},
         {address: answer for address, answer in pairs.items() if isinstance(answer, str)},
     )
 
 
-def _ask(members: Members, address: str) -> Keeper | str:
+def _ask(members: Members, address: str) -> StatusReport | str:
     try:
         return status(*split_address(address), members.tls, members.timeout_s)
     except (OSError, LedgerError) as error:

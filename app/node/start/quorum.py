@@ -26,8 +26,8 @@ from ledger.positions import NO_EPOCH, Epoch, Lsn, after
 from wal import control as wal_control
 from wal.folder import FolderLock
 from wal.format import LSN_LIMIT, WAL_ID_BYTES
-from wal.replication.configuration import NO_MEMBERS, Configuration
-from wal.replication.election import Election, Held, held_in
+from wal.replication.configuration import Configuration
+from wal.replication.election import NOTHING_HELD, Election, held_in
 from wal.replication.file_log import FileLog
 from wal.replication.leading import Members, carry_out, elect
 from wal.replication.tls import PeerTls, TlsFiles
@@ -164,9 +164,8 @@ def _take_lead(
             node_id=node_id,
             run=members.run,
             wal_id=own.control.wal_id if own is not None else known_wal_id,
-            own=held_in(own) if own is not None else Held(),
-            configuration=own.configuration if own is not None else NO_MEMBERS,
-            above=max(own.control.epoch if own else NO_EPOCH, position.epoch if position else NO_EPOCH),
+            own=held_in(own) if own is not None else NOTHING_HELD,
+            above=position.epoch if position is not None else NO_EPOCH,
             addresses=members.addresses,
             wants_quorum=settings.wal.ack_mode.is_replicated,
             accept_loss_in=settings.region if accept_loss else None,

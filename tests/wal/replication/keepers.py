@@ -20,7 +20,7 @@ from tests.wal.replication.quorums import batch
 from wal import history as histories
 from wal.history import History
 from wal.replication import server
-from wal.replication.archive import Store
+from wal.replication.archive import Archive
 from wal.replication.configuration import NO_MEMBERS
 from wal.replication.frames import FrameSocket, connect
 from wal.replication.messages import (
@@ -63,7 +63,7 @@ class Keeper:
         tls: PeerTls | None = None,
         region: str = "use1",
         port: int = 0,
-        archive: Store | None = None,
+        archive: Archive | None = None,
         **more: Any,
     ) -> None:
         self.folder = folder

@@ -12,7 +12,7 @@ from tests.wal.logs import NODE, WAL_ID, hlc_of, payload_of
 from wal.format import batch_of, encode_batch, encode_record
 from wal.replication.acceptor import Acceptor
 from wal.replication.configuration import AckMode, Configuration
-from wal.replication.election import Election, Held, Plan, Requests, follow
+from wal.replication.election import Election, Plan, Requests, follow, held_in
 from wal.replication.file_log import FileLog
 from wal.replication.messages import Frame, Message
 from wal.replication.proposer import Dropped, Proposer
@@ -26,10 +26,6 @@ def batch(first_lsn: int, last_lsn: int, node_id: str = NODE, payload_bytes: int
     hlcs = {lsn: hlc_of(lsn)._replace(node_id=node_id).pack() for lsn in lsns}
     body = b"".join(encode_record(Lsn(lsn), hlcs[lsn], 1, payload_of(lsn).ljust(payload_bytes)) for lsn in lsns)
     return encode_batch(batch_of(Lsn(first_lsn), Lsn(last_lsn), hlcs[last_lsn], body)) + body
-
-
-def held(log: FileLog) -> Held:
-    return Held(log.first_lsn, log.tail, log.history, log.control.committed_lsn)
 
 
 def lsns_of(log: FileLog) -> list[tuple[int, int]]:
@@ -95,7 +91,6 @@ class Writer:
     ack_mode: AckMode = AckMode.REPLICATED_QUORUM
     above: Epoch = NO_EPOCH
     accept_loss_in: str | None = None
-    fenced: list[str] = field(default_factory=list)
     dropped: list[tuple[str, str]] = field(default_factory=list)
     held_back: set[str] = field(default_factory=set)
     """Members to whom nothing is delivered; it waits."""
@@ -113,8 +108,7 @@ class Writer:
             node_id=NODE,
             run=self.run,
             wal_id=WAL_ID,
-            own=held(self.log),
-            configuration=self.log.configuration,
+            own=held_in(self.log),
             above=self.above,
             addresses=self.quorum.addresses,
             wants_quorum=self.ack_mode.is_replicated,
@@ -164,7 +158,6 @@ class Writer:
             oldest_lsn=lambda: self.log.first_lsn,
             send=lambda name, frame: self.outbox.append((name, frame)),
             drop=self._drop,
-            on_fenced=self.fenced.append,
             on_configured=self._configured,
         )
         self.write(1)

@@ -17,7 +17,8 @@ from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.quorums import HOME, Quorum, Writer, batch, lsns_of
 from wal.history import EpochStart
 from wal.replication.configuration import NO_MEMBERS, AckMode, Configuration, Member
-from wal.replication.election import Election, Held, Plan
+from wal.replication.election import Election, Plan
+from wal.replication.file_log import Chunk
 from wal.replication.messages import (
     COMMITTED,
     DOES_NOT_FIT,
@@ -38,7 +39,6 @@ from wal.replication.messages import (
     Refusal,
 )
 from wal.replication.proposer import Proposer
-from wal.replication.replica_log import Chunk
 
 ROOT = Path(__file__).parents[3]
 ONE, OTHER = "1" * 32, "2" * 32
@@ -189,7 +189,7 @@ def test_who_was_promised_the_same_epoch_elsewhere_gives_it_up(quorum: Quorum, w
     quorum.down = set()
     assert isinstance(ask(quorum, "c", Prepare(Epoch(2), WAL_ID, quorum.log_of("c").configuration), OTHER), Promise)
     second.connect("c")
-    assert second.fenced
+    assert second.proposer.fenced_by
 
 
 def test_a_vote_says_only_what_outlives_a_crash(quorum: Quorum) -> None:
@@ -297,7 +297,6 @@ class Alone:
         self.sent: list[tuple[str, Message]] = []
         self.stored: list[tuple[Configuration, int]] = []
         """Lists that the own copy was told, and after how many messages."""
-        self.fenced: list[str] = []
         self.proposer = Proposer(
             node_id=NODE,
             run=ONE,
@@ -315,7 +314,6 @@ class Alone:
             oldest_lsn=lambda: Lsn(1),
             send=lambda name, frame: self.sent.append((name, frame.message)),
             drop=lambda name, reason, dropped: None,
-            on_fenced=self.fenced.append,
             on_configured=lambda listed: self.stored.append((listed, len(self.sent))),
         )
         self.write(3)
@@ -410,12 +408,21 @@ def test_the_copy_that_was_the_log_knows_of_the_quorum_before_a_member_does() ->
     assert writer.proposer.committed_lsn == 3
 
 
+def elects(own: Promise, *, wants_quorum: bool = False) -> Election:
+    return Election(
+        node_id=NODE,
+        run=ONE,
+        wal_id=WAL_ID,
+        own=own,
+        above=NO_EPOCH,
+        addresses="abc",
+        wants_quorum=wants_quorum,
+    )
+
+
 def elected_by(own: Configuration, theirs: Configuration, answering: str) -> Election:
     """An election of a run whose copy has the one list, by members who have the other."""
-    election = Election(
-        node_id=NODE, run=ONE, wal_id=WAL_ID, own=Held(tail=Position(Epoch(2), Lsn(9)), history=history((2, 1))),
-        configuration=own, above=NO_EPOCH, addresses="abc", wants_quorum=False,
-    )  # fmt: skip
+    election = elects(Promise(NO_EPOCH, Lsn(1), Position(Epoch(2), Lsn(9)), Lsn(0), history((2, 1)), own))
     tail = Position(Epoch(1), Lsn(1))
     for name in answering:
         election.received(name, Greeting(name * 32, HOME, WAL_ID, Epoch(1), tail, Lsn(1), theirs))
@@ -475,11 +482,8 @@ def test_a_log_that_begins_late_opens_again_before_it_holds_a_record(quorum: Quo
 
 
 def test_a_writer_knows_how_its_own_log_began_though_the_donor_forgot() -> None:
-    election = Election(
-        node_id=NODE, run=ONE, wal_id=WAL_ID,
-        own=Held(Lsn(1), Position(Epoch(2), Lsn(25)), history((1, 1), (2, 11))),
-        configuration=QUORUM, above=NO_EPOCH, addresses="abc", wants_quorum=True,
-    )  # fmt: skip
+    own = Promise(NO_EPOCH, Lsn(1), Position(Epoch(2), Lsn(25)), Lsn(0), history((1, 1), (2, 11)), QUORUM)
+    election = elects(own, wants_quorum=True)
     tail = Position(Epoch(3), Lsn(33))
     for name in "abc":
         election.received(name, Greeting(name * 32, HOME, WAL_ID, Epoch(3), tail, Lsn(20), QUORUM))

@@ -78,7 +78,7 @@ def test_who_takes_over_without_a_copy_gets_all_that_was_committed(quorum: Quoru
     assert second.proposer.committed_lsn == 7
     quorum.down = set()
     first.write(1)
-    assert first.fenced
+    assert first.proposer.fenced_by
     assert first.proposer.committed_lsn == 6
 
 
@@ -165,7 +165,7 @@ def test_what_is_given_up_is_given_up_on_word_alone(quorum: Quorum, held: ExitSt
     second.connect("a")
     second.connect("b")
     first.write(1)
-    assert first.fenced
+    assert first.proposer.fenced_by
     assert [reason.partition(":")[0] for _, reason in second.dropped] == ["committed", "committed"]
     assert lsns_of(quorum.log_of("a"))[-1] == (1, 5), "what was given up stays where it is, for whoever looks for it"
     quorum.wipe("a")

@@ -136,10 +136,10 @@ def test_a_higher_epoch_gets_in_beside_a_connection_that_hangs_in_a_frame(keeper
             Frame(Append(Epoch(1), old.tail, Epoch(1), Lsn(0)), batch(2, 2)),
         )
         whole = head + bytes(body)
-        old.spoken._send(whole[:-5], 1e12)
+        old.spoken._send(whole[:-5])
         assert new.elect(2) == Position(Epoch(1), Lsn(1))
         new.append(2)
-        old.spoken._send(whole[-5:], 1e12)
+        old.spoken._send(whole[-5:])
         refusal = old.heard().message
         assert isinstance(refusal, Refusal)
         assert (refusal.reason, refusal.promised_epoch) == (messages.FENCED, 2)
@@ -217,7 +217,7 @@ def test_a_giant_frame_of_a_known_peer_gets_no_room_for_what_it_only_announces(
 ) -> None:
     with talking(keeper.port) as liar, talking(keeper.port) as peer:
         liar.elect(1)
-        liar.spoken._send(struct.pack(">II", messages.FRAME_BYTES_MAX - 4, 0) + bytes(1 << 20), 1e12)
+        liar.spoken._send(struct.pack(">II", messages.FRAME_BYTES_MAX - 4, 0) + bytes(1 << 20))
         assert peer.elect(1, from_lsn=1) == Position(Epoch(0), Lsn(0))
         assert peer.append() == 1
         assert keeper._server._budget.take(server.LARGE_FRAMES_BYTES_MAX)
@@ -241,7 +241,7 @@ def test_who_takes_no_answer_keeps_nobody_waiting(keeper: Keeper) -> None:
         deaf.append(1, payload_bytes=3 << 20)
         asked = b"".join(map(bytes, messages.encode(Frame(Fetch(Lsn(1), 4 << 20)))))
         # More than the buffers of both sides hold: the safekeeper waits for this peer to take them.
-        deaf.spoken._send(asked * 10, 1e12)
+        deaf.spoken._send(asked * 10)
         peer.elect(1, from_lsn=1)
         assert peer.append() == 2
 
@@ -454,7 +454,7 @@ def test_a_frame_that_is_damaged_on_the_way_is_told_and_the_node_goes_on_with_a_
         peer.elect(1)
         peer.append(2)
         head, body = messages.encode(Frame(Append(Epoch(1), peer.tail, Epoch(1), Lsn(0)), batch(3, 4)))
-        peer.spoken._send(head + bytes(body)[:-1] + b"?", 1e12)
+        peer.spoken._send(head + bytes(body)[:-1] + b"?")
         refusal = peer.heard().message
         assert isinstance(refusal, Refusal)
         assert refusal.reason == messages.DAMAGED

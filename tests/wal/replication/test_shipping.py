@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -70,31 +70,33 @@ class ByHand:
 
 
 class Watched:
-    """Keeps who was lost, and how long Acks took."""
+    """Keeps what was reported, and how long Acks took."""
 
     def __init__(self) -> None:
-        self.losses: list[str] = []
         self.took_s: list[float] = []
-        self.refusals: list[str] = []
-        self.returned: list[str] = []
-        self.quorums: list[tuple[bool, int, int]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
 
-    def acknowledged(self, address: str, seconds: float) -> None:
-        self.took_s.append(seconds)
+    def report(self, event: str, facts: Mapping[str, Any]) -> None:
+        self.events.append((event, dict(facts)))
 
-    def lost(self, address: str, reason: str) -> None:
-        self.losses.append(reason)
+    def of(self, event: str, name: str) -> list[Any]:
+        return [facts[name] for found, facts in self.events if found == event]
 
-    def back(self, address: str) -> None:
-        self.returned.append(address)
+    @property
+    def returned(self) -> list[str]:
+        return self.of("wal_replication_member_back", "member")
 
-    def quorum_changed(self, is_there: bool, following: int, needed: int) -> None:
-        self.quorums.append((is_there, following, needed))
+    @property
+    def refusals(self) -> list[str]:
+        return self.of("wal_replication_append_reject", "error")
 
-    def refused(self, address: str, reason: str) -> None:
-        self.refusals.append(reason)
-
-    def lags(self, address: str, lag_lsn: int) -> None: ...
+    @property
+    def quorums(self) -> list[tuple[bool, int, int]]:
+        return [
+            (event == "wal_quorum_back", facts["following"], facts["needed"])
+            for event, facts in self.events
+            if event.startswith("wal_quorum")
+        ]
 
 
 class Node:
@@ -129,10 +131,11 @@ class Node:
         self.shipper = Shipper(
             self._members,
             self._proposer,
-            on_reached=lambda reached: self.reached.append(reached.committed_lsn),
+            on_reached=lambda committed_lsn, _: self.reached.append(committed_lsn),
+            on_acknowledged=self.watched.took_s.append,
             on_over=self.over.append,
+            report=self.watched.report,
             tail=TailReader(self.folder, NODE, HISTORY),
-            watcher=self.watched,
             lag_threshold=1 << 60,
             keeps_damaged=keeps_damaged,
         )
@@ -153,7 +156,6 @@ class Node:
             oldest_lsn=lambda: Lsn(1),
             send=shipper.send,
             drop=shipper.drop,
-            on_fenced=shipper.on_fenced,
             on_configured=lambda _: None,
         )
 

@@ -182,7 +182,7 @@ def test_a_frame_that_comes_a_byte_at_a_time_has_one_deadline() -> None:
         peer = threading.Thread(target=dribble)
         peer.start()
         try:
-            end, unsent, is_late = stream.serve(ours.fileno(), -1, bytearray(1 << 21), 60.0, 0.5)
+            end, unsent, is_late = stream.serve(ours.fileno(), bytearray(1 << 21), 60.0, 0.5)
         finally:
             ended.set()
             peer.join()
@@ -322,7 +322,7 @@ class Side:
 
     def _send(self, data: bytes | bytearray) -> None:
         """At once, as far as the connection takes it."""
-        self.peer.spoken._send(data, 1e12)
+        self.peer.spoken._send(data)
 
     def _ask(self, message: Message, body: bytes) -> None:
         self.heard.append(self.peer.ask(message, body))

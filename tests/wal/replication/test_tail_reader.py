@@ -19,8 +19,7 @@ from wal.format import BATCH_RECORD_BYTES, decode_batch
 from wal.history import EpochStart
 from wal.log import Log
 from wal.replication import file_log
-from wal.replication.file_log import TailReader
-from wal.replication.replica_log import Chunk
+from wal.replication.file_log import Chunk, TailReader
 from wal.segment import list_segments
 
 HISTORY = (EpochStart(Epoch(1), Lsn(1)), EpochStart(Epoch(2), Lsn(8)))

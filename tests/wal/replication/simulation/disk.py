@@ -19,8 +19,8 @@ from wal.control import Control
 from wal.format import BATCH_RECORD_BYTES, HLC_AT, RECORD, RECORD_HEADER_BYTES, batch_of, decode_batch, encode_batch
 from wal.history import History
 from wal.replication.configuration import NO_MEMBERS, Configuration
+from wal.replication.file_log import Chunk
 from wal.replication.messages import Position
-from wal.replication.replica_log import Chunk
 
 READ_RECORDS_MAX = 4
 """Few, so that who is behind is given the log in many parts."""
@@ -110,7 +110,7 @@ class Disk:
 
 
 class SimLog:
-    """A ``ReplicaLog`` on such a disk: as ``FileLog`` keeps it."""
+    """A copy of a log on such a disk, with the methods of ``FileLog`` that the rules use."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk

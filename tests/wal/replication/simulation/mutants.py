@@ -55,7 +55,7 @@ MUTANTS = {
         "acceptor", (("control._replace(promised_epoch=message.epoch, promised_run=run,", "control._replace("),), (0,)
     ),
     "the longest log is elected, whatever its epoch": Mutant(
-        "election", (("if promise.tail > tail:", "if promise.tail.lsn > tail.lsn:"),), (118,)
+        "election", (("held[address].tail)", "held[address].tail.lsn)"),), (118,)
     ),
     "batches are appended in an epoch whose history was not applied": Mutant(
         "acceptor",

@@ -15,7 +15,7 @@ from tests.wal.replication.simulation.oracle import Oracle
 from tests.wal.replication.simulation.world import Act, Process, World
 from wal.format import encode_record
 from wal.replication.configuration import AckMode
-from wal.replication.election import Election, Held, Plan, Requests, follow
+from wal.replication.election import Election, Plan, Requests, follow, held_in
 from wal.replication.messages import Fetch, Frame, Greet, Greeting
 from wal.replication.proposer import Dropped, Proposer
 
@@ -85,14 +85,12 @@ class Site(Process):
     def _elect(self) -> None:
         self.log = SimLog(self.disk)
         self._seen = self.database.row
-        own = Held(self.log.first_lsn, self.log.tail, self.log.history, self.log.control.committed_lsn)
         self._election = Election(
             node_id=NODE,
             run=self.run,
             wal_id=WAL_ID,
-            own=own,
-            configuration=self.log.configuration,
-            above=max(self.log.control.epoch, self._seen.epoch),
+            own=held_in(self.log),
+            above=self._seen.epoch,
             addresses=self.members,
             wants_quorum=self.ack_mode.is_replicated,
         )
@@ -200,7 +198,6 @@ class Site(Process):
             oldest_lsn=lambda: self.log.first_lsn,
             send=lambda address, frame: self._connections[address].send(frame),
             drop=self._drop,
-            on_fenced=lambda detail: None,
             on_configured=self._configured,
         )
         self.write(1)
@@ -262,7 +259,7 @@ class Site(Process):
         if proposer.committed_lsn > self._reported_lsn:
             self._reported_lsn = proposer.committed_lsn
             self.oracle.reports(self._plan.epoch, self.run, self._reported_lsn, self.disk)
-        if proposer.is_fenced:
+        if proposer.fenced_by:
             self._stop("fenced")
 
     def _configured(self, configuration: object) -> None:
