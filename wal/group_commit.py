@@ -84,6 +84,7 @@ class GroupCommit:
         )
         self._queue = native.make_queue(self._bounds, log, durable_fd, shipper_fd)
         self._append = self._queue.append
+        self.expect = self._queue.expect
         self.ship: Ship | None = getattr(self._queue, "ship", None)
         """Ships what is written, without the GIL; None where C is not built."""
         self._poison: WalPoisonedError | None = None
@@ -110,10 +111,6 @@ class GroupCommit:
     def take_durable(self) -> list[DurableBatch]:
         """The batches that became durable since the last call, in their order. Bounded: only the newest are kept."""
         return [DurableBatch(*batch) for batch in self._queue.take_durable()]
-
-    def expect(self, entries: int) -> None:
-        """So many appends are about to come: the batch is held open for them (``wal.queue.Queue.expect``)."""
-        self._queue.expect(entries)
 
     def append(self, hlc: Hlc, record_type: int, payload: bytes) -> Lsn:
         """``append_all`` of one record: its LSN."""
@@ -173,16 +170,12 @@ class GroupCommit:
     def _run(self) -> None:
         try:
             while self._queue.write(self._log, self._check_at):
-                self._check_folder()
+                if time.monotonic() >= self._check_at:
+                    self._log.guard.check()
+                    self._check_at = time.monotonic() + CHECK_INTERVAL_S
             self._log.close()
         except Exception as error:
             self._fail(error)
-
-    def _check_folder(self) -> None:
-        """Every ``CHECK_INTERVAL_S``, see that no file of the log was taken away."""
-        if time.monotonic() >= self._check_at:
-            self._log.guard.check()
-            self._check_at = time.monotonic() + CHECK_INTERVAL_S
 
     def _fail(self, error: Exception) -> None:
         """Refuse all records from now on. The file stays as it is: recovery decides what of it counts."""

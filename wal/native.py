@@ -25,7 +25,6 @@ except ImportError:
 check_batches: Callable[..., int | None] = getattr(_module, "check_batches", lambda *_: None)
 """As ``wal.reader.check_batches``, of a node with this hash; None if that is to be asked."""
 _Queue: Any = getattr(_module, "Queue", object)
-_Stream: Any = getattr(_module, "Stream", None)
 
 
 class NativeQueue(_Queue):  # type: ignore[misc]
@@ -112,9 +111,8 @@ awaited Ack took, -1 for none).
 """
 
 
-def make_stream() -> Stream | None:
-    """A stream to lend a log to; None without C."""
-    return None if _Stream is None else _Stream()
+make_stream: Callable[[], Stream | None] = getattr(_module, "Stream", lambda: None)
+"""A stream to lend a log to; None without C."""
 
 
 def make_queue(bounds: Bounds, log: Log, durable_fd: int, shipper_fd: int = NO_FD) -> Queue:

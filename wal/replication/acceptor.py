@@ -18,7 +18,6 @@ from wal import history as histories
 from wal.format import LSN_LIMIT
 from wal.history import History, last_common
 from wal.reader import check_batches
-from wal.replication import messages
 from wal.replication.file_log import FileLog
 from wal.replication.messages import (
     Ack,
@@ -35,6 +34,7 @@ from wal.replication.messages import (
     Prepare,
     Promise,
     Ready,
+    Reason,
     Refusal,
 )
 
@@ -79,7 +79,7 @@ class Acceptor:
             case Configure() as message:
                 return Frame(self._configure(run, message))
         name = type(frame.message).__name__
-        return Frame(self._refuse(messages.UNREADABLE, f"a safekeeper is not told {name}"))
+        return Frame(self._refuse("unreadable", f"a safekeeper is not told {name}"))
 
     def streams(self, run: str) -> Epoch | None:
         """The epoch whose Appends the log may be lent for: each sound batch of this run behind its end would be
@@ -109,7 +109,7 @@ class Acceptor:
         """What the log holds; raises what ``handle`` raises."""
         control = self.log.control
         if message.wal_id not in ("", control.wal_id):
-            return self._refuse(messages.OTHER_WAL, f"WAL {control.wal_id} of {control.node_id} is kept here")
+            return self._refuse("other-wal", f"WAL {control.wal_id} of {control.node_id} is kept here")
         self._sync()
         return Greeting(
             control.member_id,
@@ -124,11 +124,11 @@ class Acceptor:
     def _prepare(self, run: str, message: Prepare) -> Message:
         control = self.log.control
         if message.wal_id != control.wal_id:
-            return self._refuse(messages.OTHER_WAL, f"WAL {control.wal_id} of {control.node_id} is kept here")
+            return self._refuse("other-wal", f"WAL {control.wal_id} of {control.node_id} is kept here")
         if not message.configuration.is_sound:
-            return self._refuse(messages.UNREADABLE, "the list of members is not one")
+            return self._refuse("unreadable", "the list of members is not one")
         if message.configuration.order < self.log.configuration.order:
-            return self._refuse(messages.OTHER_MEMBERS, "a newer list of members is known here")
+            return self._refuse("other-members", "a newer list of members is known here")
         if message.epoch < control.promised_epoch:
             return self._fenced()
         if message.epoch == control.promised_epoch and run != control.promised_run:
@@ -156,12 +156,12 @@ class Acceptor:
         if not self._is_promised_to(run, message.epoch):
             return self._fenced()
         if not _is_history(message.history, message.epoch) or message.first_lsn < 1:
-            return self._refuse(messages.UNREADABLE, "the history is not one of this epoch")
+            return self._refuse("unreadable", "the history is not one of this epoch")
         log = self.log
         common = last_common(log.history, log.tail.lsn, message.history)
         if common < self.committed_lsn and message.first_lsn <= self.committed_lsn:
             return self._refuse(
-                messages.COMMITTED,
+                "committed",
                 f"LSN {self.committed_lsn} is committed here, but the history parts from this log behind {common}",
             )
         self._sync()
@@ -178,22 +178,22 @@ class Acceptor:
         if not self._is_promised_to(run, message.epoch):
             return self._fenced()
         if self._elected != message.epoch:
-            return self._refuse(messages.NOT_ELECTED, f"the history of epoch {message.epoch} was not applied here")
+            return self._refuse("not-elected", f"the history of epoch {message.epoch} was not applied here")
         tail = self.log.tail
         if body:
             if message.previous != tail:
-                return self._refuse(messages.DOES_NOT_FIT, f"the log ends with {tail}, not with {message.previous}")
+                return self._refuse("does-not-fit", f"the log ends with {tail}, not with {message.previous}")
             first_lsn = after(tail.lsn)
             if histories.epoch_of(self._history, first_lsn) != message.written_in:
                 return self._refuse(
-                    messages.DOES_NOT_FIT, f"epoch {message.written_in} did not write LSN {first_lsn} by the history"
+                    "does-not-fit", f"epoch {message.written_in} did not write LSN {first_lsn} by the history"
                 )
             try:
                 last_lsn = check_batches(body, first_lsn, self.log.control.node_id)
             except InvalidInputError as error:
-                return self._refuse(messages.DAMAGED, str(error))
+                return self._refuse("damaged", str(error))
             if histories.epoch_of(self._history, last_lsn) != message.written_in:
-                return self._refuse(messages.DOES_NOT_FIT, "the batches reach into the next epoch")
+                return self._refuse("does-not-fit", "the batches reach into the next epoch")
             self.log.append(message.written_in, body)
             self._unsynced = True
         self.committed_lsn = max(self.committed_lsn, min(message.committed_lsn, self.log.tail.lsn))
@@ -208,18 +208,18 @@ class Acceptor:
         except WalCorruptError:
             raise
         except WalError as error:
-            return Frame(self._refuse(messages.NOT_HERE, str(error)))
+            return Frame(self._refuse("not-here", str(error)))
         return Frame(Batches(chunk.previous, chunk.written_in), chunk.batches)
 
     def _configure(self, run: str, message: Configure) -> Message:
         if not self._is_promised_to(run, message.epoch):
             return self._fenced()
         if self._elected != message.epoch:
-            return self._refuse(messages.NOT_ELECTED, f"the history of epoch {message.epoch} was not applied here")
+            return self._refuse("not-elected", f"the history of epoch {message.epoch} was not applied here")
         if not message.configuration.is_sound:
-            return self._refuse(messages.UNREADABLE, "the list of members is not one")
+            return self._refuse("unreadable", "the list of members is not one")
         if message.configuration.order < self.log.configuration.order:
-            return self._refuse(messages.OTHER_MEMBERS, "a newer list of members is known here")
+            return self._refuse("other-members", "a newer list of members is known here")
         if message.configuration.order > self.log.configuration.order:
             self._sync()
             self.log.configure(message.configuration)
@@ -238,9 +238,9 @@ class Acceptor:
         return control.promised_epoch == epoch and control.promised_run == run
 
     def _fenced(self) -> Refusal:
-        return self._refuse(messages.FENCED, f"epoch {self.log.control.promised_epoch} is followed here")
+        return self._refuse("fenced", f"epoch {self.log.control.promised_epoch} is followed here")
 
-    def _refuse(self, reason: str, detail: str) -> Refusal:
+    def _refuse(self, reason: Reason, detail: str) -> Refusal:
         return Refusal(reason, detail, self.log.control.promised_epoch)
 
 

@@ -31,7 +31,6 @@ from wal.replication.configuration import NO_MEMBERS, Configuration, Member
 from wal.replication.file_log import FileLog
 from wal.replication.messages import (
     EMPTY,
-    FENCED,
     Batches,
     Fetch,
     Frame,
@@ -150,7 +149,7 @@ class Election:
                 self._promises[address] = message
                 self._learn(message.configuration)
                 return self._advance()
-            case Refusal() if message.reason == FENCED:
+            case Refusal() if message.reason == "fenced":
                 # of a lower epoch: the answer to an attempt before this one
                 return self._prepare(message.promised_epoch) if message.promised_epoch >= self._epoch else []
             case Refusal():

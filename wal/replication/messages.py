@@ -14,7 +14,7 @@ Refusal; then nothing of the request was kept.
 from __future__ import annotations
 
 import struct
-from typing import Annotated
+from typing import Annotated, Literal
 from zlib import crc32
 
 import msgspec
@@ -158,7 +158,7 @@ class Configured(OfEpoch, frozen=True, array_like=True):
 
 
 class Refusal(Message, frozen=True, array_like=True):
-    """Nothing of the request was done. ``reason`` is one of the constants below; ``promised_epoch`` is the epoch that
+    """Nothing of the request was done. ``reason`` is a ``Reason``; ``promised_epoch`` is the epoch that
     the member follows."""
 
     reason: str
@@ -208,28 +208,33 @@ class StatusReport(Message, frozen=True, array_like=True):
     more: bool
 
 
-FENCED = "fenced"
-"""Another proposer was promised a higher epoch, or the same."""
-NOT_ELECTED = "not-elected"
-"""The history of this epoch was not applied yet."""
-DOES_NOT_FIT = "does-not-fit"
-"""The batch is not the one behind the end of the log."""
-DAMAGED = "damaged"
-"""Bytes are not what they should be."""
-OTHER_WAL = "other-wal"
-"""The log kept here is another one."""
-OTHER_MEMBERS = "other-members"
-"""A newer list of members is known here."""
-COMMITTED = "committed"
-"""It would undo what is known to be committed."""
-NOT_HERE = "not-here"
-"""The records asked for are not held."""
-UNREADABLE = "unreadable"
-"""The message cannot be read, or does not fit the conversation."""
-FORBIDDEN = "forbidden"
-"""The certificate does not name this log."""
-UNAVAILABLE = "unavailable"
-"""It cannot be kept or read just now: disk, or too many logs."""
+Reason = Literal[
+    "fenced",
+    "not-elected",
+    "does-not-fit",
+    "damaged",
+    "other-wal",
+    "other-members",
+    "committed",
+    "not-here",
+    "unreadable",
+    "forbidden",
+    "unavailable",
+]
+"""Why a member refuses:
+
+fenced          another proposer was promised a higher epoch, or the same
+not-elected     the history of this epoch was not applied yet
+does-not-fit    the batch is not the one behind the end of the log
+damaged         bytes are not what they should be
+other-wal       the log kept here is another one
+other-members   a newer list of members is known here
+committed       it would undo what is known to be committed
+not-here        the records asked for are not held
+unreadable      the message cannot be read, or does not fit the conversation
+forbidden       the certificate does not name this log
+unavailable     the log cannot be kept or read just now: disk, or too many logs
+"""
 
 _KINDS: tuple[type[Message], ...] = (
     Greet,

@@ -21,9 +21,7 @@ from wal.history import History
 from wal.replication.configuration import AckMode, Configuration, Member
 from wal.replication.file_log import Chunk
 from wal.replication.messages import (
-    DAMAGED,
     EMPTY,
-    FENCED,
     Ack,
     Append,
     Configure,
@@ -258,10 +256,10 @@ class Proposer:
                 if message.configuration == self._pending:
                     self._stored_by.add(link.member_id)
                 self._reconfigure()
-            case Refusal() if message.reason == FENCED and message.promised_epoch >= self.epoch:
+            case Refusal() if message.reason == "fenced" and message.promised_epoch >= self.epoch:
                 self.fenced_by = f"{link.member_id or address} follows epoch {message.promised_epoch}: {message.detail}"
             case Refusal():
-                dropped = Dropped.DAMAGED_ON_THE_WAY if message.reason == DAMAGED else Dropped.REFUSED
+                dropped = Dropped.DAMAGED_ON_THE_WAY if message.reason == "damaged" else Dropped.REFUSED
                 self._drop(address, f"{message.reason}: {message.detail}", dropped)
             case _:
                 detail = f"an answer that was not asked for: {type(message).__name__}"

@@ -20,7 +20,6 @@ from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, after
 from wal import native
 from wal.folder import FolderLock
 from wal.native import Stream
-from wal.replication import messages
 from wal.replication.archive import Archive, Archiver
 from wal.replication.configuration import NO_MEMBERS
 from wal.replication.kept_logs import LOGS_OPEN_MAX, KeptLog, KeptLogs, OpenLog
@@ -35,6 +34,7 @@ from wal.replication.messages import (
     Position,
     Promise,
     Ready,
+    Reason,
     Refusal,
     Status,
     StatusReport,
@@ -177,7 +177,7 @@ class Conversation:
         kept = self._kept_log
         with kept.locked(HELD_UP_S) as is_locked:
             if not is_locked:
-                return [self._end(messages.UNAVAILABLE, f"for {HELD_UP_S:g} s the log is held up by its disk")]
+                return [self._end("unavailable", f"for {HELD_UP_S:g} s the log is held up by its disk")]
             answers: list[Frame] = []
             try:
                 for frame in frames:
@@ -187,7 +187,7 @@ class Conversation:
                 self._flush(answers)
             except (OSError, WalError) as error:
                 kept.fail(error)
-                answers.append(self._end(messages.UNAVAILABLE, kept.fault_of(error)))
+                answers.append(self._end("unavailable", kept.fault_of(error)))
             except BaseException as error:
                 kept.fail(error)
                 raise
@@ -210,17 +210,17 @@ class Conversation:
         if isinstance(message, Status):
             return Frame(self._safekeeper.status_report(message.after_node_id))
         if not isinstance(message, Greet):
-            return self._end(messages.UNREADABLE, f"a {type(message).__name__} before any Greet")
+            return self._end("unreadable", f"a {type(message).__name__} before any Greet")
         if self._names is not None and message.node_id not in self._names:
             detail = f"the certificate names {sorted(self._names)}, not {message.node_id}"
             self._safekeeper.report("safekeeper_peer_refused", {"node_id": message.node_id, "error": detail})
-            return self._end(messages.FORBIDDEN, detail)
+            return self._end("forbidden", detail)
         try:
             self._kept = self._safekeeper.logs.of_node(message.node_id)
         except InvalidInputError as error:
-            return self._end(messages.UNREADABLE, str(error))
+            return self._end("unreadable", str(error))
         except WalError as error:
-            return self._end(messages.UNAVAILABLE, str(error))
+            return self._end("unavailable", str(error))
         return None
 
     # --- about a log, under its lock --------------------------------------------------------------
@@ -233,9 +233,9 @@ class Conversation:
         if isinstance(message, Greet):
             answers.append(self._greet(message))
         elif self._opened is None:
-            answers.append(self._end(messages.UNREADABLE, f"a {type(message).__name__} about a log that is not here"))
+            answers.append(self._end("unreadable", f"a {type(message).__name__} about a log that is not here"))
         elif self._opened is not self._kept_log.opened:
-            answers.append(self._end(messages.UNAVAILABLE, "the log was opened anew: say again who you are"))
+            answers.append(self._end("unavailable", "the log was opened anew: say again who you are"))
         else:
             log = self._opened.log
             promised_epoch, tail = log.control.promised_epoch, log.tail
@@ -255,13 +255,13 @@ class Conversation:
     def _greet(self, message: Greet) -> Frame:
         if message.node_id != self.node_id or not message.run or message.version != PROTOCOL_VERSION:
             return self._end(
-                messages.UNREADABLE,
+                "unreadable",
                 f"this is about the log of node {self.node_id}, with a run, in version {PROTOCOL_VERSION}",
             )
         try:
             self._opened = self._kept_log.open(message.wal_id)
         except (OSError, WalError) as error:
-            return self._end(messages.UNAVAILABLE, self._kept_log.fault_of(error))
+            return self._end("unavailable", self._kept_log.fault_of(error))
         self._run = message.run
         if self._opened is None:
             return Frame(Greeting("", self._safekeeper.region, "", NO_EPOCH, EMPTY, BEFORE_FIRST, NO_MEMBERS))
@@ -277,7 +277,7 @@ class Conversation:
         facts: dict[str, object] = {"node_id": self.node_id, "run": self._run}
         if isinstance(answer, Refusal):
             facts |= {"reason": answer.reason, "detail": answer.detail, "promised_epoch": answer.promised_epoch}
-            if answer.reason == messages.FENCED:
+            if answer.reason == "fenced":
                 self._safekeeper.report("wal_fencing_reject", facts)
             elif isinstance(message, Append):
                 self._safekeeper.report("wal_replication_append_reject", facts)
@@ -287,7 +287,7 @@ class Conversation:
             cut = {"epoch": tail.epoch, "first_lsn": after(answer.tail.lsn), "last_lsn": tail.lsn}
             self._safekeeper.report("wal_divergent_tail_cut", facts | cut)
 
-    def _end(self, reason: str, detail: str) -> Frame:
+    def _end(self, reason: Reason, detail: str) -> Frame:
         """The refusal with which the conversation is over."""
         self.is_over = True
         return Frame(Refusal(reason, detail, NO_EPOCH))

@@ -207,9 +207,9 @@ class Server:
                     idle_s, frame_bytes_max = IDLE_TIMEOUT_S, messages.FRAME_BYTES_MAX
         except InvalidInputError as error:
             if connection.node_id is not None:
-                facts = {"node_id": connection.node_id, "reason": messages.DAMAGED, "detail": str(error)}
+                facts = {"node_id": connection.node_id, "reason": "damaged", "detail": str(error)}
                 self._safekeeper.report("wal_replication_append_reject", facts)
-            peer.send(Frame(Refusal(messages.DAMAGED, str(error), NO_EPOCH)))
+            peer.send(Frame(Refusal("damaged", str(error), NO_EPOCH)))
             raise
         finally:
             conversation.close()

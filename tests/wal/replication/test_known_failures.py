@@ -20,10 +20,6 @@ from wal.replication.configuration import NO_MEMBERS, AckMode, Configuration, Me
 from wal.replication.election import Election, Plan
 from wal.replication.file_log import Chunk
 from wal.replication.messages import (
-    COMMITTED,
-    DOES_NOT_FIT,
-    FENCED,
-    NOT_ELECTED,
     Ack,
     Append,
     Configure,
@@ -119,7 +115,7 @@ def test_what_is_known_to_be_committed_is_never_cut(quorum: Quorum) -> None:
     assert isinstance(append(quorum, "a", 1, (0, 0), 1, 4), Ack)
     ask(quorum, "a", Append(Epoch(1), Position(Epoch(1), Lsn(4)), Epoch(1), Lsn(3)))
     assert isinstance(ask(quorum, "a", Prepare(Epoch(2), WAL_ID, NO_MEMBERS)), Promise)
-    assert refused(ask(quorum, "a", Elected(Epoch(2), Lsn(1), history((1, 1), (2, 3))))) == COMMITTED
+    assert refused(ask(quorum, "a", Elected(Epoch(2), Lsn(1), history((1, 1), (2, 3))))) == "committed"
     assert lsns_of(quorum.log_of("a")) == [(1, lsn) for lsn in range(1, 5)]
     assert isinstance(ask(quorum, "a", Elected(Epoch(2), Lsn(1), history((1, 1), (2, 4)))), Ready)
 
@@ -165,19 +161,19 @@ def test_a_cut_that_was_killed_is_done_again(tmp_path: Path, strace: str) -> Non
 
 def test_an_equal_epoch_is_promised_to_one_run_only(quorum: Quorum) -> None:
     elect(quorum, "a", 3, (3, 1))
-    assert refused(ask(quorum, "a", Prepare(Epoch(3), WAL_ID, NO_MEMBERS), OTHER)) == FENCED
+    assert refused(ask(quorum, "a", Prepare(Epoch(3), WAL_ID, NO_MEMBERS), OTHER)) == "fenced"
     quorum.restart("a")
-    assert refused(ask(quorum, "a", Prepare(Epoch(3), WAL_ID, NO_MEMBERS), OTHER)) == FENCED
+    assert refused(ask(quorum, "a", Prepare(Epoch(3), WAL_ID, NO_MEMBERS), OTHER)) == "fenced"
     assert isinstance(ask(quorum, "a", Prepare(Epoch(3), WAL_ID, NO_MEMBERS)), Promise)
 
 
 def test_a_lower_epoch_is_promised_to_nobody_not_even_to_who_has_the_higher(quorum: Quorum) -> None:
     elect(quorum, "a", 3, (3, 1))
     for run in (ONE, OTHER):
-        assert refused(ask(quorum, "a", Prepare(Epoch(2), WAL_ID, NO_MEMBERS), run)) == FENCED
+        assert refused(ask(quorum, "a", Prepare(Epoch(2), WAL_ID, NO_MEMBERS), run)) == "fenced"
     quorum.restart("a")
     for run in (ONE, OTHER):
-        assert refused(ask(quorum, "a", Prepare(Epoch(2), WAL_ID, NO_MEMBERS), run)) == FENCED
+        assert refused(ask(quorum, "a", Prepare(Epoch(2), WAL_ID, NO_MEMBERS), run)) == "fenced"
 
 
 def test_who_was_promised_the_same_epoch_elsewhere_gives_it_up(quorum: Quorum, writer: Write) -> None:
@@ -257,27 +253,27 @@ def test_the_majority_is_that_of_the_home_region(tmp_path: Path) -> None:
 
 
 def test_nothing_is_appended_that_is_of_no_epoch_or_of_another(quorum: Quorum) -> None:
-    assert refused(append(quorum, "a", 0, (0, 0), 1, 1)) == NOT_ELECTED or quorum.log_of("a").tail.lsn == 0
+    assert refused(append(quorum, "a", 0, (0, 0), 1, 1)) == "not-elected" or quorum.log_of("a").tail.lsn == 0
     elect(quorum, "a", 2, (1, 1), (2, 3))
-    assert refused(append(quorum, "a", 1, (0, 0), 1, 2)) == FENCED
-    assert refused(append(quorum, "a", 2, (0, 0), 1, 2, in_=2)) == DOES_NOT_FIT
-    assert refused(append(quorum, "a", 2, (0, 0), 1, 3, in_=1)) == DOES_NOT_FIT
+    assert refused(append(quorum, "a", 1, (0, 0), 1, 2)) == "fenced"
+    assert refused(append(quorum, "a", 2, (0, 0), 1, 2, in_=2)) == "does-not-fit"
+    assert refused(append(quorum, "a", 2, (0, 0), 1, 3, in_=1)) == "does-not-fit"
     assert isinstance(append(quorum, "a", 2, (0, 0), 1, 2, in_=1), Ack)
 
 
 def test_nothing_is_appended_before_the_history_was_applied(quorum: Quorum) -> None:
     elect(quorum, "a", 1, (1, 1))
     quorum.restart("a")
-    assert refused(append(quorum, "a", 1, (0, 0), 1, 1)) == NOT_ELECTED
-    assert refused(ask(quorum, "a", Configure(Epoch(1), NO_MEMBERS))) == NOT_ELECTED
+    assert refused(append(quorum, "a", 1, (0, 0), 1, 1)) == "not-elected"
+    assert refused(ask(quorum, "a", Configure(Epoch(1), NO_MEMBERS))) == "not-elected"
 
 
 def test_a_batch_goes_behind_the_record_it_names(quorum: Quorum) -> None:
     elect(quorum, "a", 1, (1, 1))
     append(quorum, "a", 1, (0, 0), 1, 3)
-    assert refused(append(quorum, "a", 1, (0, 0), 1, 3)) == DOES_NOT_FIT
-    assert refused(append(quorum, "a", 1, (1, 4), 5, 6)) == DOES_NOT_FIT
-    assert refused(append(quorum, "a", 1, (2, 3), 4, 4)) == DOES_NOT_FIT
+    assert refused(append(quorum, "a", 1, (0, 0), 1, 3)) == "does-not-fit"
+    assert refused(append(quorum, "a", 1, (1, 4), 5, 6)) == "does-not-fit"
+    assert refused(append(quorum, "a", 1, (2, 3), 4, 4)) == "does-not-fit"
     assert lsns_of(quorum.log_of("a")) == [(1, 1), (1, 2), (1, 3)]
 
 
@@ -445,7 +441,7 @@ def test_a_list_that_ends_voting_is_not_believed_until_it_counts() -> None:
 def test_an_answer_to_an_attempt_before_does_not_end_the_one_after() -> None:
     election = elected_by(QUORUM, QUORUM, "abc")
     for name, promised in (("a", 9), ("b", 12), ("c", 9)):
-        election.received(name, Refusal(FENCED, "", Epoch(promised)))
+        election.received(name, Refusal("fenced", "", Epoch(promised)))
     undecided = election.outcome
     assert undecided is None
     for name in "ca":

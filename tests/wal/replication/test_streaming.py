@@ -26,7 +26,7 @@ from tests.wal.replication.keepers import Keeper, Peer, talking, until
 from tests.wal.replication.quorums import batch
 from wal import native
 from wal.inspect import verify
-from wal.replication import messages, server
+from wal.replication import server
 from wal.replication.file_log import FileLog
 from wal.replication.frames import ConnectionOverError, status
 from wal.replication.kept_logs import CommitNote, KeptLog
@@ -98,7 +98,7 @@ def test_a_higher_epoch_ends_a_stream(keeper: Keeper) -> None:
         # It is promised all that was acknowledged, and nothing more comes from the other.
         assert new.elect(2) == Position(Epoch(1), Lsn(3))
         refusal = old.refused(Append(Epoch(1), old.tail, Epoch(1), Lsn(0)), batch(4, 4))
-        assert (refusal.reason, refusal.promised_epoch) == (messages.FENCED, 2)
+        assert (refusal.reason, refusal.promised_epoch) == ("fenced", 2)
         stream(keeper, new)
         new.append()
     assert verify(keeper.folder / NODE)[-1].last_lsn == 5
@@ -113,7 +113,7 @@ def test_two_connections_of_one_run_never_stream_at_the_same_time(keeper: Keeper
         stream(keeper, second)
         # The first is not behind the end of the log any more, though its stream's was.
         refusal = first.refused(Append(Epoch(1), first.tail, Epoch(1), Lsn(0)), batch(2, 2))
-        assert refusal.reason == messages.DOES_NOT_FIT
+        assert refusal.reason == "does-not-fit"
         second.append()
 
 
@@ -137,7 +137,7 @@ def test_a_segment_that_lost_its_name_ends_a_stream_and_nothing_in_it_is_acknowl
         stream(keeper, peer)
         (segment,) = list_segments(keeper.folder / NODE)
         segment.path.unlink()
-        assert peer.refused(Append(Epoch(1), peer.tail, Epoch(1), Lsn(0)), batch(2, 2)).reason == messages.UNAVAILABLE
+        assert peer.refused(Append(Epoch(1), peer.tail, Epoch(1), Lsn(0)), batch(2, 2)).reason == "unavailable"
     until(lambda: keeper.told("wal_sync_failure"), "that is told")
 
 
@@ -243,7 +243,7 @@ class Side:
             if not self._streams:
                 patch.setattr(KeptLog, "lend", lambda *_: False)
             self._go(*step)
-        if self.heard and isinstance(self.heard[-1], Refusal) and self.heard[-1].reason == messages.DAMAGED:
+        if self.heard and isinstance(self.heard[-1], Refusal) and self.heard[-1].reason == "damaged":
             self._anew()
 
     def _go(self, what: str, *more: Any) -> None:

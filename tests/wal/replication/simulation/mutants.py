@@ -30,7 +30,7 @@ class Mutant(NamedTuple):
 _FENCE = """        if not self._is_promised_to(run, message.epoch):
             return self._fenced()
         if self._elected != message.epoch:
-            return self._refuse(messages.NOT_ELECTED, f"the history of epoch {message.epoch} was not applied here")
+            return self._refuse("not-elected", f"the history of epoch {message.epoch} was not applied here")
         tail"""
 _BY_HISTORY = """            if histories.epoch_of(self._history, first_lsn) != message.written_in:
 """
@@ -106,7 +106,7 @@ MUTANTS = {
     ),
     "an answer to an earlier attempt ends the later": Mutant(
         "election",
-        (("case Refusal() if message.reason == FENCED:", "case Refusal() if message.promised_epoch >= self._epoch:"),),
+        (('if message.reason == "fenced":', "if message.promised_epoch >= self._epoch:"),),
         (156,),
     ),
     "who has an equal epoch is dropped for good": Mutant(

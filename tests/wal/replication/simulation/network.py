@@ -107,7 +107,7 @@ class Connection:
         try:
             frame = messages.decode(data)
         except InvalidInputError as error:
-            self.answer(Frame(Refusal(messages.DAMAGED, str(error), NO_EPOCH)))
+            self.answer(Frame(Refusal("damaged", str(error), NO_EPOCH)))
             self.break_soon()
         else:
             self.server.arrived(self, self.run, frame)
