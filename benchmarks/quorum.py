@@ -32,8 +32,8 @@ from ledger.errors import LedgerError
 from ledger.hlc import Hlc
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from wal import reader
+from wal.control import EpochStart
 from wal.group_commit import GroupCommit
-from wal.history import EpochStart
 from wal.log import Log
 from wal.queue import NO_FD
 from wal.replication.configuration import NO_MEMBERS, AckMode

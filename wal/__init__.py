@@ -15,13 +15,13 @@ A node writes a log so::
 
 and reads it with ``reader.read(folder, from_lsn, node_id, upto_lsn)``. Where things are::
 
-    format        the bytes of a segment, its batches and records; ``segment``: segments as files
-    control       the control file; ``history``: which epoch wrote from which LSN on
-    log           batches to segments: append, rotate, sync
+    format        the bytes of a segment, its batches and records
+    segment       the files of the folder: the lock, and how segments are made
+    control       the control file, and the history: which epoch wrote from which LSN on
+    log           batches to segments: append, rotate, sync; the guard that notices missing files
     queue         records to batches; ``native``: the same in C; ``group_commit``: the writer's thread
     reader        batches and records back, each checked; ``recovery``: torn tail or corruption
-    truncation    what leaves a log, and is kept; ``lost_ends``: reading that
-    folder        the lock, and the guard that notices missing files
+    truncation    what leaves a log, and is kept; reading that again
     scrub         reading logs again at rest; ``inspect``: verifying and dumping them
     replication   keeping a log on several machines
 

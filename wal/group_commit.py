@@ -17,7 +17,7 @@ Life of a batch, and what a crash in each phase leaves:
 All five are done by the queue (``wal.queue``), which is in C where that is built: then the thread goes from one to the
 next without the GIL, batch after batch. Here are the thread, its end, and the errors of ``append``.
 
-After the sync, and twice a second when idle, the thread checks that the files are where they were (``wal.folder``):
+After the sync, and twice a second when idle, the thread checks that the files are where they were (``wal.log``):
 what is written into a file that was removed is not acknowledged.
 """
 
@@ -31,9 +31,8 @@ from ledger.errors import WalError, WalPoisonedError
 from ledger.hlc import Hlc
 from ledger.positions import Lsn
 from wal import native
-from wal.folder import CHECK_INTERVAL_S
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT, RECORD_HEADER_BYTES, QueuedRecord
-from wal.log import Log
+from wal.log import CHECK_INTERVAL_S, Log
 from wal.native import Ship
 from wal.queue import NO_FD, Bounds, DurableBatch, fault_of
 

@@ -23,11 +23,10 @@ from ledger.hlc import Hlc, unpack16
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from wal import control as control_file
 from wal.control import Control
-from wal.folder import LOCK_NAME
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError
 from wal.reader import Batch, Damage, Record, batch_at, find_batch, records_of
 from wal.recovery import survey
-from wal.segment import Segment, list_segments, opened, read_header
+from wal.segment import LOCK_NAME, Segment, list_segments, opened, read_header
 
 Seen = TypeVar("Seen")
 

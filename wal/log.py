@@ -1,4 +1,5 @@
-"""The files of one WAL, open for append: batches of bytes, rotation, sync. No queue, no thread, no clock.
+"""The files of one WAL, open for append: batches of bytes, rotation, sync, and the guard that notices missing files. No
+queue, no thread, no clock.
 
 Both a node's group commit and a member's copy of another node's log append batches with it, in the form that they have
 in a segment. Belongs to one thread at a time.
@@ -10,23 +11,29 @@ Always true, and asserted where it can break::
     every segment but the last is synced, and as long as what it holds
 
 After an OSError or WalError nothing more may be appended: what the file then holds is for recovery to judge.
+
+A file that is removed, renamed or replaced stays open under the writer, and what it writes there would be lost. The
+guard watches, by inode, the folder itself, every segment until it is retired, and ``LOCK``; and by name ``control``,
+which is replaced all the time. It does not miss what was not there when the writer began, except segments.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
+from ledger.errors import WalError, WalFilesError
 from ledger.positions import Epoch, Lsn
-from wal.folder import FolderGuard, check_named
+from wal.control import CONTROL_NAME
 from wal.format import (
     SEGMENT_HEADER_BYTES,
     BatchRecord,
     SegmentHeader,
     encode_batch,
 )
-from wal.segment import create_segment, segment_name, write_fully
+from wal.segment import LOCK_NAME, create_segment, list_segments, segment_name, write_fully
 
 AHEAD_FROM_BYTES = 64 << 10
 """Zeros are written ahead once a segment holds this much: a node that writes little needs none."""
@@ -213,3 +220,77 @@ class Log:
         self._inode = os.fstat(self._descriptor).st_ino
         self.guard.made(self._path.name, self._inode)
         self._offset = self._ahead_at = self._zeros_end = SEGMENT_HEADER_BYTES
+
+
+CHECK_INTERVAL_S = 0.5
+"""How often the folder is checked, busy or idle: a fault is noticed within a second."""
+
+
+class FolderGuard:
+    """Watches one folder; ``check`` belongs to one thread, ``retire`` may be called from any."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made_as = os.stat(folder)
+        found = _inodes(folder)
+        names = {LOCK_NAME, *(segment.name for segment in list_segments(folder))}
+        self.watched = {name: inode for name, inode in found.items() if name in names}
+        """Inode by name, of ``LOCK`` and the segments that are not removed yet."""
+        self._has_control = CONTROL_NAME in found
+        self._retired: set[str] = set()
+
+    def made(self, name: str, inode: int) -> None:
+        """The writer has a new segment; called on the thread that checks."""
+        self.watched[name] = inode
+
+    def retire(self, name: str) -> None:
+        """This segment is about to be removed, since it is not needed; MUST be called before it is."""
+        self._retired.add(name)
+
+    def check(self) -> None:
+        """Return when all is where it was.
+
+        Raises:
+            WalError: names the first that is not.
+        """
+        try:
+            is_same = os.path.samestat(os.stat(self._folder), self._made_as)
+            found = _inodes(self._folder) if is_same else {}
+        except OSError as error:
+            raise WalError(f"the WAL folder {self._folder} cannot be read any more: {error}") from error
+        if not is_same:
+            raise WalError(f"another folder stands in the place of the WAL folder {self._folder}")
+        for name, inode in list(self.watched.items()):
+            if name in self._retired and name not in found:
+                del self.watched[name]
+                self._retired.discard(name)
+            elif found.get(name) != inode:
+                raise gone(self._folder / name)
+        if self._has_control and CONTROL_NAME not in found:
+            raise gone(self._folder / CONTROL_NAME)
+        self._has_control = CONTROL_NAME in found
+
+
+def check_named(path: Path, inode: int) -> None:
+    """Return when the file of this inode still has its name.
+
+    Raises:
+        WalError: it was removed, renamed or replaced.
+    """
+    with suppress(OSError):
+        if os.stat(path).st_ino == inode:
+            return
+    raise gone(path)
+
+
+def gone(path: Path) -> WalFilesError:
+    """The error about a file that is not where the writer has it."""
+    return WalFilesError(
+        f"{path} was removed, renamed or replaced under the writer", "Put it back before the next start"
+    )
+
+
+def _inodes(folder: Path) -> dict[str, int]:
+    """Inode by name of every file in the folder."""
+    with os.scandir(folder) as entries:
+        return {entry.name: entry.inode() for entry in entries}

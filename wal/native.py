@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from ledger.hlc import node_hash
 from ledger.positions import Epoch, Lsn
-from wal.folder import gone
-from wal.log import AppendSpace, Log
+from wal.log import AppendSpace, Log, gone
 from wal.queue import NO_FD, Bounds, Queue
 
 _module: ModuleType | None

@@ -6,7 +6,7 @@ Steps of ``recover``:
     2. Refuse corruption, and a log that ends below what is known to be durable.
     3. Keep a copy of the torn batch as ``torn-...``, synced, and write a BATCH record that announces only the
        records before the first bad one. If the damage is corruption that was accepted, the copy holds records
-       that were acknowledged: it is named ``cut-...``, and its sound records are appended again (``wal.lost_ends``).
+       that were acknowledged: it is named ``cut-...``, and its sound records are appended again (``wal.truncation``).
     4. Cut the last segment behind its last batch, write that batch again over itself, and sync: after a
        failed fsync the kernel may hold pages as clean that never reached the disk, and another fsync alone
        would prove nothing.
@@ -39,10 +39,8 @@ from ledger.errors import WalCorruptError
 from ledger.hlc import Hlc, unpack16
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
 from wal import control as control_file
-from wal import history
-from wal.control import Control
+from wal.control import Control, History, begin_epoch, epoch_of
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError, batch_of, encode_batch
-from wal.history import History
 from wal.reader import WINDOW_BYTES, Damage, end_of_data, find_batch, scan_segment
 from wal.segment import Segment, list_segments, misplaced, opened, read_header, remove_unnamed, sync_folder, write_fully
 from wal.truncation import CUT_PREFIX, keep_segment, keep_tail
@@ -93,7 +91,7 @@ class Survey:
     def saw_records(self, segment: Segment) -> None:
         """``segment`` holds at least one."""
         if not self.history or self.history[-1].epoch < segment.epoch:
-            self.history = history.begin(self.history, segment.epoch, segment.base_lsn)
+            self.history = begin_epoch(self.history, segment.epoch, segment.base_lsn)
 
     def saw_hlc(self, packed: bytes | None) -> None:
         """Raise ``highest_hlc`` to a packed one of this node."""
@@ -143,7 +141,7 @@ def _read_segment(result: Survey, segment: Segment, known: History) -> tuple[Dam
         return Damage(0, next_lsn, reason, 0), "no crash does that"
     with opened(segment.path) as descriptor:
         scan = scan_segment(descriptor, header.base_lsn, result.node_id)
-    written_by = history.epoch_of(known, header.base_lsn) if scan.last_lsn >= header.base_lsn else None
+    written_by = epoch_of(known, header.base_lsn) if scan.last_lsn >= header.base_lsn else None
     if written_by not in (None, header.epoch):
         reason = f"the segment is of epoch {header.epoch}, but by the control file epoch {written_by} wrote its records"
         return Damage(0, next_lsn, reason, 0), "no crash does that"

@@ -1,4 +1,5 @@
-"""Segments as files: their names, how they are made, and writing that is whole and synced.
+"""The files of a WAL folder: the lock that keeps other writers out; segments, their names and how they are made; and
+writing that is whole and synced.
 
 A segment is made under another name, gets its header, is synced, and only then takes its own name; the
 folder is synced before the first batch goes in. So::
@@ -8,6 +9,7 @@ folder is synced before the first batch goes in. So::
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import stat
@@ -16,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ledger.errors import WalCorruptError, WalError
+from ledger.errors import WalCorruptError, WalError, WalLockedError
 from ledger.positions import NO_EPOCH, Epoch, Lsn
 from wal.format import (
     SEGMENT_HEADER_BYTES,
@@ -26,12 +28,49 @@ from wal.format import (
     encode_segment_header,
 )
 
+LOCK_NAME = "LOCK"
 UNNAMED_SUFFIX = ".tmp"
 FILE_MODE = 0o600
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 """Flags to open a file that is written from its start."""
 FOLDER_MODE = 0o700
 _NAME = re.compile(r"([0-9]{20})-([1-9][0-9]{0,18})\.wal")
+
+
+class FolderLock:
+    """The exclusive ``flock`` on ``LOCK`` of one WAL folder, which is created when it is missing. Never waits.
+
+    The kernel releases the lock when the process ends, however it ends.
+
+    Raises:
+        WalLockedError: another process, or another opener in this one, holds it.
+        OSError: the file cannot be written; the lock is not held then.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            sync_folder(folder.parent)
+        self._descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            self.release()
+            raise WalLockedError(
+                f"WAL folder {folder} is in use by process {holder}; stop it, or give this node another node_id"
+            ) from None
+        except OSError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let another process have the folder; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 class Segment(NamedTuple):

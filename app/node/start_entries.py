@@ -32,7 +32,7 @@ from app.write.intake.system_entries import SystemEntries
 from ledger.errors import ChainDamagedError, EventRefusedError
 from ledger.facts.events import SystemAction
 from ledger.positions import Lsn, before
-from wal.lost_ends import mark_returned
+from wal.truncation import mark_returned
 
 log = structlog.get_logger()
 

@@ -12,8 +12,7 @@ from ledger.errors import WalCorruptError
 from ledger.hlc import Hlc
 from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID
-from wal.control import Control, load, new_wal_id, store
-from wal.history import EpochStart
+from wal.control import Control, EpochStart, load, new_wal_id, store
 
 CONTROL = Control(
     WAL_ID,

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.wal.logs import NODE, lsns_in
-from wal.folder import FolderLock
 from wal.inspect import verify
 from wal.recovery import recover
+from wal.segment import FolderLock
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = int(os.environ.get("TORTURE_ROUNDS") or 3)

@@ -21,11 +21,10 @@ from ledger.errors import (
 from ledger.facts.events import BATCH_RECORD_TYPE
 from ledger.hlc import Clock, Hlc
 from tests.wal.logs import FULL, NODE, WAIT_S, WAL_ID, LogWriter, hlc_of, lsns_in, payload_of, snapshot
-from wal.folder import CHECK_INTERVAL_S
 from wal.format import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
 from wal.group_commit import GroupCommit
 from wal.inspect import dump
-from wal.log import Log
+from wal.log import CHECK_INTERVAL_S, Log
 from wal.queue import DURABLE_BATCHES_MAX, HALF_MIN
 from wal.reader import read
 from wal.recovery import recover

@@ -12,8 +12,8 @@ import pytest
 from ledger.errors import WalPoisonedError
 from tests.wal.logs import LogWriter
 from wal.control import CONTROL_NAME
-from wal.folder import CHECK_INTERVAL_S, LOCK_NAME, FolderLock
-from wal.segment import list_segments
+from wal.log import CHECK_INTERVAL_S
+from wal.segment import LOCK_NAME, FolderLock, list_segments
 from wal.truncation import remove_segments
 
 pytestmark = pytest.mark.usefixtures("core")

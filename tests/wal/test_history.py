@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from ledger.errors import WalCorruptError
 from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID, hlc_of, naive_segment
-from wal import control, history
-from wal.control import Control
-from wal.history import EpochStart, History
+from wal import control
+from wal.control import Control, EpochStart, History, begin_epoch, epoch_of, history_rises, history_since, history_up_to
 from wal.recovery import recover
 
 RUNS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=8)
@@ -38,18 +37,18 @@ def test_a_history_says_of_every_record_which_epoch_wrote_it(runs: list[tuple[in
     kept: History = ()
     for epoch, (records, cut) in enumerate(runs, 1):
         del writers[max(0, len(writers) - cut) :]
-        assert history.up_to(kept, Lsn(len(writers))) == naive(writers)
-        kept = history.begin(kept, Epoch(epoch), Lsn(len(writers) + 1))
+        assert history_up_to(kept, Lsn(len(writers))) == naive(writers)
+        kept = begin_epoch(kept, Epoch(epoch), Lsn(len(writers) + 1))
         writers += [epoch] * records
-    kept = history.up_to(kept, Lsn(len(writers)))
+    kept = history_up_to(kept, Lsn(len(writers)))
     assert kept == naive(writers)
-    assert history.rises(kept)
+    assert history_rises(kept)
     oldest = min(oldest, len(writers))
-    shorter = history.since(kept, Lsn(oldest))
+    shorter = history_since(kept, Lsn(oldest))
     for lsn, epoch in enumerate(writers, 1):
-        assert history.epoch_of(kept, Lsn(lsn)) == epoch
+        assert epoch_of(kept, Lsn(lsn)) == epoch
         if lsn >= oldest:
-            assert history.epoch_of(shorter, Lsn(lsn)) == epoch
+            assert epoch_of(shorter, Lsn(lsn)) == epoch
     assert len(shorter) == len(set(writers[oldest - 1 :] if writers else []))
 
 

@@ -17,8 +17,8 @@ from ledger.chain.record import EventRecord, encode
 from ledger.errors import NotFoundError
 from tests.wal.logs import NODE, WAIT_S, WAL_ID, LogWriter, hlc_of, naive_batch, naive_segment, snapshot
 from wal import control, inspect
-from wal.folder import FolderLock
 from wal.inspect import SETTLE_S, dump, verify, wal_folders
+from wal.segment import FolderLock
 
 
 def a_log(folder: Path) -> list[Path]:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import WalLockedError
-from wal.folder import LOCK_NAME, FolderLock
+from wal.segment import LOCK_NAME, FolderLock
 
 HOLDER = """
 import sys
 from pathlib import Path
-from wal.folder import FolderLock
+from wal.segment import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

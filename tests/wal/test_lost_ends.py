@@ -8,14 +8,12 @@ from ledger.facts.events import RETURNED_RECORD_TYPE
 from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID, hlc_of, naive_segment, payload_of
 from wal import control
-from wal.control import Control
+from wal.control import Control, EpochStart
 from wal.format import batch_of, encode_batch, encode_record, encode_returned
-from wal.history import EpochStart
-from wal.lost_ends import Gap, highest_hlc, lost_ends, mark_returned, records_below, records_in
 from wal.reader import Record, read
 from wal.recovery import recover
 from wal.replication.file_log import FileLog
-from wal.truncation import truncate
+from wal.truncation import Gap, highest_hlc, lost_ends, mark_returned, records_below, records_in, truncate
 
 
 def test_what_was_cut_is_read_back_and_only_until_it_was_returned(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from ledger.hlc import Hlc
 from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, lsns_in, naive_batch, naive_segment, payload_of, snapshot
 from wal import control
+from wal.control import EpochStart
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, BatchRecord, encode_batch, encode_record
-from wal.history import EpochStart
-from wal.lost_ends import lost_ends, records_in
 from wal.reader import WINDOW_BYTES, Record
 from wal.recovery import Survey, recover
+from wal.truncation import lost_ends, records_in
 
 # 14 records: 8 in a first segment, 6 in a second; the last batch holds 12 to 14.
 FIRST = [[1], [2, 3, 4], [5, 6, 7, 8]]

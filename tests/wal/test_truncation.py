@@ -11,9 +11,8 @@ from ledger.errors import WalCorruptError, WalError
 from ledger.positions import Epoch, Lsn
 from tests.forked import run_forked
 from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, lsns_in, naive_segment, snapshot, traced
-from wal import control, history
-from wal.control import Control
-from wal.history import EpochStart
+from wal import control
+from wal.control import Control, EpochStart, begin_epoch, history_up_to
 from wal.recovery import recover
 from wal.segment import list_segments
 from wal.truncation import CUT_PREFIX, truncate
@@ -60,7 +59,7 @@ def check_cut(folder: Path, last_lsn: int) -> None:
     known = control.load(folder)
     assert known is not None
     assert known.durable_lsn == last_lsn
-    begun = history.begin(history.up_to(known.history, found.last_lsn), Epoch(9), Lsn(last_lsn + 1))
+    begun = begin_epoch(history_up_to(known.history, found.last_lsn), Epoch(9), Lsn(last_lsn + 1))
     control.store(folder, known._replace(epoch=Epoch(9), history=begun))
     with LogWriter(folder, epoch=9, next_lsn=last_lsn + 1) as log:
         log.batches([1, 2])

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from ledger.errors import InvalidInputError, WalCorruptError, WalError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
-from wal import history as histories
+from wal.control import History, epoch_of, history_rises, history_up_to, last_common
 from wal.format import LSN_LIMIT
-from wal.history import History, last_common
 from wal.reader import check_batches
 from wal.replication.file_log import FileLog
 from wal.replication.messages import (
@@ -167,7 +166,7 @@ class Acceptor:
         self._sync()
         is_behind = after(common) < max(message.first_lsn, log.first_lsn)
         if is_behind or (not log.history and log.first_lsn != message.first_lsn):
-            log.begin_at(message.first_lsn, histories.up_to(message.history, before(message.first_lsn)))
+            log.begin_at(message.first_lsn, history_up_to(message.history, before(message.first_lsn)))
         elif log.history and common < log.tail.lsn:
             log.truncate(common)
         self._elected = message.epoch
@@ -184,7 +183,7 @@ class Acceptor:
             if message.previous != tail:
                 return self._refuse("does-not-fit", f"the log ends with {tail}, not with {message.previous}")
             first_lsn = after(tail.lsn)
-            if histories.epoch_of(self._history, first_lsn) != message.written_in:
+            if epoch_of(self._history, first_lsn) != message.written_in:
                 return self._refuse(
                     "does-not-fit", f"epoch {message.written_in} did not write LSN {first_lsn} by the history"
                 )
@@ -192,7 +191,7 @@ class Acceptor:
                 last_lsn = check_batches(body, first_lsn, self.log.control.node_id)
             except InvalidInputError as error:
                 return self._refuse("damaged", str(error))
-            if histories.epoch_of(self._history, last_lsn) != message.written_in:
+            if epoch_of(self._history, last_lsn) != message.written_in:
                 return self._refuse("does-not-fit", "the batches reach into the next epoch")
             self.log.append(message.written_in, body)
             self._unsynced = True
@@ -246,5 +245,5 @@ class Acceptor:
 
 def _is_history(history: History, epoch: Epoch) -> bool:
     """Whether it ends with ``epoch``, in numbers that can be stored."""
-    is_of_epoch = bool(history) and history[-1].epoch == epoch and histories.rises(history)
+    is_of_epoch = bool(history) and history[-1].epoch == epoch and history_rises(history)
     return is_of_epoch and min(history[0]) >= 1 and history[-1].first_lsn <= LSN_LIMIT

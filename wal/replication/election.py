@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 from ledger.errors import InvalidInputError, WalError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
-from wal import history as histories
-from wal.history import History, last_common
+from wal.control import History, begin_epoch, epoch_of, history_up_to, last_common
 from wal.reader import check_batches
 from wal.replication.configuration import NO_MEMBERS, Configuration, Member
 from wal.replication.file_log import FileLog
@@ -258,7 +257,7 @@ class Election:
         keep_lsn = own.tail.lsn if donor is None else last_common(own.history, own.tail.lsn, best.history)
         # the donor may have forgotten how the log began that one's own copy still has
         oldest_lsn = min((start.first_lsn for start in best.history), default=keep_lsn)
-        kept = histories.up_to(own.history, keep_lsn)
+        kept = history_up_to(own.history, keep_lsn)
         history = (*(start for start in kept if start.first_lsn < oldest_lsn), *best.history)
         return Plan(
             epoch=self._epoch,
@@ -268,7 +267,7 @@ class Election:
             tail=best.tail,
             donor=donor,
             donor_first_lsn=best.first_lsn,
-            history=histories.begin(history, self._epoch, after(best.tail.lsn)),
+            history=begin_epoch(history, self._epoch, after(best.tail.lsn)),
             committed_lsn=max(each.committed_lsn for each in held.values()),
         )
 
@@ -295,7 +294,7 @@ def follow(plan: Plan, log: FileLog) -> Generator[Fetch, Frame, None]:
     """
     if plan.donor is not None:
         if after(plan.keep_lsn) < max(plan.donor_first_lsn, log.first_lsn):
-            log.begin_at(plan.donor_first_lsn, histories.up_to(plan.history, before(plan.donor_first_lsn)))
+            log.begin_at(plan.donor_first_lsn, history_up_to(plan.history, before(plan.donor_first_lsn)))
         elif plan.keep_lsn < log.tail.lsn:
             log.truncate(plan.keep_lsn)
         while log.tail.lsn < plan.tail.lsn:
@@ -319,7 +318,7 @@ def _take(answer: Frame, plan: Plan, log: FileLog) -> None:
         last_lsn = check_batches(answer.body, first_lsn, log.control.node_id)
     except InvalidInputError as error:
         raise WalError(f"the member that holds the log gave what is damaged: {error}") from error
-    epochs = {histories.epoch_of(plan.history, lsn) for lsn in (first_lsn, last_lsn)}
+    epochs = {epoch_of(plan.history, lsn) for lsn in (first_lsn, last_lsn)}
     if epochs != {message.written_in} or last_lsn > plan.tail.lsn:
         raise WalError(f"LSN {first_lsn} to {last_lsn} of epoch {message.written_in} are not what was promised")
     log.append(message.written_in, answer.body)

@@ -22,18 +22,15 @@ from ledger.errors import WalCorruptError, WalError
 from ledger.hlc import Hlc
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
 from wal import control as control_file
-from wal import history as histories
-from wal.control import Control
-from wal.folder import FolderLock
+from wal.control import Control, History, begin_epoch, epoch_of, history_since, history_up_to
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, WAL_ID_BYTES, batch_of, decode_batch
-from wal.history import History
 from wal.log import AppendSpace, Log
 from wal.reader import Batch, batches, cut_batch
 from wal.recovery import recover
 from wal.replication import configuration as configurations
 from wal.replication.configuration import Configuration
 from wal.replication.messages import Position
-from wal.segment import Segment, list_segments, open_regular, read_header
+from wal.segment import FolderLock, Segment, list_segments, open_regular, read_header
 from wal.truncation import CUT_PREFIX, keep_segment, remove_segments, truncate
 
 BATCH_BYTES_MAX = 8 << 20
@@ -104,9 +101,9 @@ class FileLog:
         self.cut = found.cut
         """What was cut then."""
         known = control.history or found.history
-        self.history: History = histories.up_to(histories.since(known, before(found.first_lsn)), found.last_lsn)
+        self.history: History = history_up_to(history_since(known, before(found.first_lsn)), found.last_lsn)
         if found.history and (not self.history or found.history[-1].epoch != self.history[-1].epoch):
-            self.history = histories.begin(self.history, *found.history[-1])
+            self.history = begin_epoch(self.history, *found.history[-1])
         self.first_lsn, self._last_lsn = found.first_lsn, found.last_lsn
         self.durable_lsn = found.last_lsn
         """Everything up to here is synced."""
@@ -135,7 +132,7 @@ class FileLog:
     @property
     def tail(self) -> Position:
         """Where the log ends, synced or not."""
-        return Position(histories.epoch_of(self.history, self._last_lsn) or NO_EPOCH, self._last_lsn)
+        return Position(epoch_of(self.history, self._last_lsn) or NO_EPOCH, self._last_lsn)
 
     def store(self, control: Control) -> None:
         """Make it the control file, with history and durable position as they are; durable when this returns."""
@@ -238,7 +235,7 @@ class FileLog:
         """What comes next was written in this epoch: it gets a segment of its own, known to the control file first."""
         self._close_segment()
         if not self.history or self.history[-1].epoch < written_in:
-            self.history = histories.begin(self.history, written_in, after(self.durable_lsn))
+            self.history = begin_epoch(self.history, written_in, after(self.durable_lsn))
         if self.history != self.control.history:
             self.store(self.control)
         for segment in list_segments(self._folder):
@@ -304,7 +301,7 @@ class TailReader:
         previous_lsn = before(from_lsn)
         if self._last is not None and self._last.previous.lsn == previous_lsn:
             return self._last
-        previous = Position(histories.epoch_of(self._history, previous_lsn) or NO_EPOCH, previous_lsn)
+        previous = Position(epoch_of(self._history, previous_lsn) or NO_EPOCH, previous_lsn)
         if from_lsn > upto_lsn:
             return Chunk(previous, previous.epoch, previous_lsn, b"")
         segment, offset = self._places.get(from_lsn) or self._look_up(from_lsn)

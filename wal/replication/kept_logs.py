@@ -28,9 +28,9 @@ from ledger.errors import InvalidInputError, WalCorruptError, WalError, WalFiles
 from ledger.hlc import node_hash
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Lsn
 from wal import control as control_file
-from wal import history as histories
-from wal.folder import gone
+from wal.control import epoch_of
 from wal.format import WAL_ID_BYTES
+from wal.log import gone
 from wal.native import Stream
 from wal.replication.acceptor import Acceptor
 from wal.replication.file_log import FileLog
@@ -302,7 +302,7 @@ class KeptLog:
         state = "failed" if failure else "closed"
         if control is None:
             return WalStatus(self.node_id, state, failure)
-        epoch = histories.epoch_of(control.history, control.durable_lsn)
+        epoch = epoch_of(control.history, control.durable_lsn)
         return WalStatus(
             node_id=self.node_id,
             state=state,

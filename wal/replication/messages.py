@@ -21,8 +21,8 @@ import msgspec
 
 from ledger.errors import InvalidInputError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
+from wal.control import EpochStart
 from wal.format import LSN_LIMIT
-from wal.history import EpochStart
 from wal.replication.configuration import NO_MEMBERS, Configuration
 
 PROTOCOL_VERSION = 1

@@ -17,7 +17,7 @@ from enum import StrEnum, auto
 
 from ledger.errors import WalCorruptError, WalError
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
-from wal.history import History
+from wal.control import History
 from wal.replication.configuration import AckMode, Configuration, Member
 from wal.replication.file_log import Chunk
 from wal.replication.messages import (

@@ -18,7 +18,6 @@ from msgspec import structs
 from ledger.errors import InvalidInputError, WalCorruptError, WalError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, after
 from wal import native
-from wal.folder import FolderLock
 from wal.native import Stream
 from wal.replication.archive import Archive, Archiver
 from wal.replication.configuration import NO_MEMBERS
@@ -41,7 +40,7 @@ from wal.replication.messages import (
     WalStatus,
 )
 from wal.scrub import INTERVAL_DEFAULT_S, LogCopy, Report, Scrubber
-from wal.segment import Segment
+from wal.segment import FolderLock, Segment
 
 TEND_INTERVAL_S = 5.0
 HELD_UP_S = 30.0

@@ -74,11 +74,9 @@ from ledger.facts.events import ACTIONS, SystemAction
 from ledger.hlc import Clock, Hlc
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after
 from wal import control as wal_control
-from wal import history as wal_history
-from wal.control import Control
-from wal.folder import FolderLock
+from wal.control import Control, begin_epoch
 from wal.replication.leading import Members
-from wal.segment import sync_folder
+from wal.segment import FolderLock, sync_folder
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -454,7 +452,7 @@ async def take_epoch(
         signed_lsn=Lsn(min(known.signed_lsn if known else 0, wal.chained_lsn)),
         committed_lsn=max(min(lead.committed_lsn, wal.last_lsn), wal.chained_lsn) if lead else wal.last_lsn,
         generation=known.generation if known and not wal.is_given_up else 0,
-        history=wal_history.begin(wal.history(), epoch, after(wal.last_lsn)),
+        history=begin_epoch(wal.history(), epoch, after(wal.last_lsn)),
     )
     wal_control.store(wal.folder, control)
     ends = dict(wal.recovered.epoch_ends)

@@ -24,14 +24,13 @@ from app.store.node import PostgresLeases
 from ledger.errors import StartRefusedError, WalCorruptError, WalError
 from ledger.positions import NO_EPOCH, Epoch, Lsn, after
 from wal import control as wal_control
-from wal.folder import FolderLock
 from wal.format import LSN_LIMIT, WAL_ID_BYTES
 from wal.replication.configuration import Configuration
 from wal.replication.election import NOTHING_HELD, Election, held_in
 from wal.replication.file_log import FileLog
 from wal.replication.leading import Members, carry_out, elect
 from wal.replication.tls import PeerTls, TlsFiles
-from wal.segment import list_segments
+from wal.segment import FolderLock, list_segments
 
 ATTEMPTS_MAX = 3
 """How often it is tried again when the member that gives the log goes away in the middle."""

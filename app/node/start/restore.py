@@ -61,8 +61,7 @@ from signing.bundle.judging import refuse_unless_trusted
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from wal import control as wal_control
-from wal.folder import FolderLock
-from wal.segment import FOLDER_MODE
+from wal.segment import FOLDER_MODE, FolderLock
 
 log = structlog.get_logger()
 

@@ -29,12 +29,10 @@ from ledger.errors import StartRefusedError, WalCorruptError
 from ledger.hlc import Hlc
 from ledger.positions import BEFORE_FIRST, Lsn, after, before
 from wal import control as wal_control
-from wal import history as histories
-from wal import lost_ends
 from wal import reader as wal_reader
 from wal import recovery as wal_recovery
-from wal.control import Control
-from wal.history import History
+from wal import truncation
+from wal.control import Control, History, history_since, history_up_to
 from wal.recovery import Survey
 
 Value = TypeVar("Value")
@@ -74,7 +72,7 @@ class FoundWal:
         an earlier version, or gone."""
         found = self.recovered
         whole = self.known.history if self.known and self.known.history else found.history
-        return histories.up_to(histories.since(whole, before(found.first_lsn)), found.last_lsn)
+        return history_up_to(history_since(whole, before(found.first_lsn)), found.last_lsn)
 
     def unchained(self) -> Iterator[Pending]:
         """Every record that is not chained, in LSN order: those held back, then those beyond ``chained_lsn``.
@@ -191,7 +189,7 @@ def _aside_hlc(folder: Path, node_id: str) -> Hlc | None:
     found: list[Hlc | None] = []
     for name in ASIDE.load(folder):
         if name != CUT:
-            found.append(lost_ends.highest_hlc(folder / name, node_id))
+            found.append(truncation.highest_hlc(folder / name, node_id))
             with suppress(WalCorruptError):
                 control = wal_control.load(folder / name)
                 found.append(control.highest_hlc if control is not None and control.node_id == node_id else None)

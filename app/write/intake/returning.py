@@ -29,10 +29,10 @@ from ledger.facts.events import ACTIONS, RETURNED_RECORD_TYPE, SystemAction
 from ledger.hlc import Hlc
 from ledger.positions import Lsn
 from wal import control as wal_control
+from wal.control import History
 from wal.format import encode_returned
-from wal.history import History
-from wal.lost_ends import Gap, lost_ends, records_below, records_in
 from wal.reader import Record
+from wal.truncation import Gap, lost_ends, records_below, records_in
 
 ENTRIES_AT_ONCE = 500
 PAUSE_S = 0.2

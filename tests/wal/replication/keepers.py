@@ -17,8 +17,7 @@ from ledger.positions import Epoch, Lsn, after
 from tests.tally import Tally, bare_environment
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.quorums import batch
-from wal import history as histories
-from wal.history import History
+from wal.control import History, begin_epoch, history_up_to
 from wal.replication import server
 from wal.replication.archive import Archive
 from wal.replication.configuration import NO_MEMBERS
@@ -179,7 +178,7 @@ class Peer:
         assert isinstance(promise, Promise), promise
         first_lsn = Lsn(from_lsn or after(promise.tail.lsn))
         self.epoch = Epoch(epoch)
-        self.history = histories.begin(histories.up_to(promise.history, Lsn(first_lsn - 1)), self.epoch, first_lsn)
+        self.history = begin_epoch(history_up_to(promise.history, Lsn(first_lsn - 1)), self.epoch, first_lsn)
         ready = self.ask(Elected(self.epoch, promise.first_lsn, self.history))
         assert isinstance(ready, Ready), ready
         self.tail = ready.tail

@@ -12,7 +12,7 @@ from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.keepers import WAIT_S
 from tests.wal.replication.quorums import HOME, batch, lsns_of
-from wal.history import EpochStart
+from wal.control import EpochStart
 from wal.replication.configuration import NO_MEMBERS
 from wal.replication.election import Plan
 from wal.replication.file_log import FileLog

@@ -17,10 +17,9 @@ from ledger.facts.events import BATCH_RECORD_TYPE
 from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.quorums import batch, lsns_of
-from wal import history as histories
 from wal import native
+from wal.control import EpochStart, epoch_of
 from wal.format import SegmentHeader
-from wal.history import EpochStart
 from wal.inspect import dump
 from wal.replication import file_log
 from wal.replication.configuration import Configuration, Member
@@ -59,7 +58,7 @@ def of_three_epochs(folder: Path) -> None:
 def check(log: FileLog, expected: list[tuple[int, int]]) -> None:
     """It holds just these (epoch, LSN), and its history says so, too."""
     assert lsns_of(log) == expected
-    assert [(histories.epoch_of(log.history, Lsn(lsn)), lsn) for _, lsn in expected] == expected
+    assert [(epoch_of(log.history, Lsn(lsn)), lsn) for _, lsn in expected] == expected
     assert {start.epoch for start in log.history} == {epoch for epoch, _ in expected}
 
 
@@ -239,5 +238,5 @@ def test_a_kill_before_any_call_leaves_a_sound_log_and_doing_it_again_goes_on(tm
         with opened(tmp_path / str(number)) as log:
             held = held_in(log)
             assert held == STEPS[-1][1]
-            assert [(histories.epoch_of(log.history, Lsn(lsn)), lsn) for _, lsn in held] == held
+            assert [(epoch_of(log.history, Lsn(lsn)), lsn) for _, lsn in held] == held
     assert number > 1

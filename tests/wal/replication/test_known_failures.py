@@ -15,7 +15,7 @@ import pytest
 from ledger.positions import NO_EPOCH, Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.quorums import HOME, Quorum, Writer, batch, lsns_of
-from wal.history import EpochStart
+from wal.control import EpochStart
 from wal.replication.configuration import NO_MEMBERS, AckMode, Configuration, Member
 from wal.replication.election import Election, Plan
 from wal.replication.file_log import Chunk

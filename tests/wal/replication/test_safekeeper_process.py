@@ -21,7 +21,7 @@ from tests.app.certificates import Authority, Pair
 from tests.tally import run_tally
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.keepers import WAIT_S, KeeperProcess, talking, until
-from wal.history import EpochStart
+from wal.control import EpochStart
 from wal.inspect import verify
 from wal.replication.kept_logs import NOTE_NAME, CommitNote
 from wal.replication.messages import Ack, Elected, Greeting, Refusal

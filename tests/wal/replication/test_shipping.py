@@ -19,9 +19,9 @@ from tests.wal.replication.damaging_proxy import DamagingProxy
 from tests.wal.replication.keepers import WAIT_S, Keeper, talking, until
 from tests.wal.replication.quorums import batch
 from tests.wal.test_native import IS_BUILT
+from wal.control import EpochStart
 from wal.format import BATCH_RECORD_BYTES, decode_batch
 from wal.group_commit import GroupCommit
-from wal.history import EpochStart
 from wal.inspect import verify
 from wal.log import Log
 from wal.replication.configuration import NO_MEMBERS, AckMode

@@ -15,8 +15,8 @@ from ledger.errors import WalCorruptError, WalError
 from ledger.positions import Epoch, Lsn, after
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.quorums import batch
+from wal.control import EpochStart
 from wal.format import BATCH_RECORD_BYTES, decode_batch
-from wal.history import EpochStart
 from wal.log import Log
 from wal.replication import file_log
 from wal.replication.file_log import Chunk, TailReader

@@ -14,10 +14,8 @@ from typing import NamedTuple
 from ledger.errors import WalError
 from ledger.hlc import Hlc
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
-from wal import history as histories
-from wal.control import Control
+from wal.control import Control, History, begin_epoch, epoch_of, history_since, history_up_to
 from wal.format import BATCH_RECORD_BYTES, HLC_AT, RECORD, RECORD_HEADER_BYTES, batch_of, decode_batch, encode_batch
-from wal.history import History
 from wal.replication.configuration import NO_MEMBERS, Configuration
 from wal.replication.file_log import Chunk
 from wal.replication.messages import Position
@@ -132,7 +130,7 @@ class SimLog:
 
     @property
     def tail(self) -> Position:
-        return Position(histories.epoch_of(self._history, self._last_lsn) or NO_EPOCH, self._last_lsn)
+        return Position(epoch_of(self._history, self._last_lsn) or NO_EPOCH, self._last_lsn)
 
     @property
     def history(self) -> History:
@@ -156,7 +154,7 @@ class SimLog:
     def append(self, written_in: Epoch, batches: bytes | memoryview) -> None:
         if not self._history or self._history[-1].epoch < written_in:
             self.sync()
-            self._history = histories.begin(self._history, written_in, after(self._last_lsn))
+            self._history = begin_epoch(self._history, written_in, after(self._last_lsn))
         if self._history != self.control.history:
             self.store(self.control)
         records = records_of(bytes(batches))
@@ -205,7 +203,7 @@ class SimLog:
 
     def read_written(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
         """As ``read``, without making it durable: a node sends its members what it has not synced yet."""
-        previous = Position(histories.epoch_of(self._history, before(from_lsn)) or NO_EPOCH, before(from_lsn))
+        previous = Position(epoch_of(self._history, before(from_lsn)) or NO_EPOCH, before(from_lsn))
         if from_lsn > min(upto_lsn, self._last_lsn):
             return Chunk(previous, previous.epoch, previous.lsn, b"")
         if from_lsn < self.first_lsn:
@@ -230,13 +228,11 @@ class SimLog:
         found: History = ()
         for segment in disk.segments:
             if not found or found[-1].epoch < segment.epoch:
-                found = histories.begin(found, segment.epoch, segment.records[0].lsn)
+                found = begin_epoch(found, segment.epoch, segment.records[0].lsn)
         self._first_lsn, self._last_lsn = disk.first_lsn, disk.last_lsn
-        self._history = histories.up_to(
-            histories.since(control.history or found, before(self._first_lsn)), self._last_lsn
-        )
+        self._history = history_up_to(history_since(control.history or found, before(self._first_lsn)), self._last_lsn)
         if found and (not self._history or found[-1].epoch != self._history[-1].epoch):
-            self._history = histories.begin(self._history, *found[-1])
+            self._history = begin_epoch(self._history, *found[-1])
         if self._history != control.history:
             self.store(control)
 

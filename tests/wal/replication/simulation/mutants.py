@@ -32,9 +32,9 @@ _FENCE = """        if not self._is_promised_to(run, message.epoch):
         if self._elected != message.epoch:
             return self._refuse("not-elected", f"the history of epoch {message.epoch} was not applied here")
         tail"""
-_BY_HISTORY = """            if histories.epoch_of(self._history, first_lsn) != message.written_in:
+_BY_HISTORY = """            if epoch_of(self._history, first_lsn) != message.written_in:
 """
-_BY_HISTORY_END = """            if histories.epoch_of(self._history, last_lsn) != message.written_in:
+_BY_HISTORY_END = """            if epoch_of(self._history, last_lsn) != message.written_in:
 """
 _NEVER = """            if False:
 """
