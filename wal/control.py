@@ -224,11 +224,5 @@ def last_common(history: History, last_lsn: Lsn, other: History) -> Lsn:
     common = [start for start in history if theirs.get(start.epoch) == start.first_lsn]
     if not common:
         return BEFORE_FIRST
-    last = common[-1]
-    return min(_end(history, last, last_lsn), _end(other, last, last_lsn))
-
-
-def _end(history: History, start: EpochStart, last_lsn: Lsn) -> Lsn:
-    """The last LSN that the epoch of ``start`` wrote, in a log that goes up to ``last_lsn``."""
-    following = [later.first_lsn for later in history if later.epoch > start.epoch]
+    following = [start.first_lsn for start in (*history, *other) if start.epoch > common[-1].epoch]
     return min([last_lsn, *map(before, following)])

@@ -44,7 +44,6 @@ Invariants::
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import NamedTuple
 from zlib import crc32
 
@@ -72,8 +71,6 @@ CRC = struct.Struct(">I")
 _RETURNED = struct.Struct(">QIB")
 RECORD = struct.Struct(">IIQQI4sBB")
 """crc32, length, lsn, hlc physical, hlc logical, node hash, state, type."""
-_RECORD_TAIL = struct.Struct(">IQQI4sBB")
-"""What the CRC of a record covers first: ``RECORD`` without its CRC."""
 BATCH = struct.Struct(">IIQ16sBBQQII")
 """crc32, length, lsn, packed hlc, state, type, first_lsn, last_lsn, body_bytes, body_crc32."""
 
@@ -85,7 +82,7 @@ HLC_AT = slice(16, 32)
 """Where the packed HLC is in a record."""
 
 assert SEGMENT_HEADER_BYTES == 120
-assert RECORD_HEADER_BYTES == 34 == _RECORD_TAIL.size + CRC_BYTES
+assert RECORD_HEADER_BYTES == 34
 assert BATCH_RECORD_BYTES == 58
 assert RECORD_BYTES_LIMIT <= BATCH_BODY_BYTES_LIMIT < 2**32
 
@@ -162,19 +159,6 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
     if not 1 <= node_bytes <= NODE_ID_BYTES_MAX or not previous_lsn < base_lsn <= LSN_LIMIT:
         raise FormatError("the segment header contradicts itself")
     return SegmentHeader(node[:node_bytes].decode(), wal_id.hex(), Epoch(epoch), Lsn(base_lsn), Lsn(previous_lsn))
-
-
-def encode_records(first_lsn: Lsn, hashed: bytes, records: Sequence[QueuedRecord]) -> bytes:
-    """The body of a batch: records (HLC, type, payload) from ``first_lsn`` on, all of the node with this hash.
-
-    In one pass, since it is what each event pays for; the bytes are those of ``encode_record``.
-    """
-    body = []
-    for lsn, ((physical_ms, logical, _), record_type, payload) in enumerate(records, first_lsn):
-        length = RECORD_HEADER_BYTES + len(payload)
-        tail = _RECORD_TAIL.pack(length, lsn, physical_ms, logical, hashed, PENDING, record_type) + payload
-        body.append(CRC.pack(crc32(tail)) + tail)
-    return b"".join(body)
 
 
 def encode_record(lsn: Lsn, hlc: bytes, record_type: int, payload: bytes) -> bytes:

@@ -38,9 +38,9 @@ from typing import NamedTuple
 
 from ledger.errors import InvalidInputError, LedgerError, RecordTooLargeError, WalFullError
 from ledger.facts.events import BATCH_RECORD_TYPE
-from ledger.hlc import Hlc, node_hash
+from ledger.hlc import Hlc
 from ledger.positions import Lsn
-from wal.format import BATCH_RECORD_BYTES, RECORD_HEADER_BYTES, QueuedRecord, batch_of, encode_records
+from wal.format import BATCH_RECORD_BYTES, RECORD_HEADER_BYTES, QueuedRecord, batch_of, encode_record
 from wal.log import Log
 
 LINGER_ENTRIES_MIN = 2
@@ -131,7 +131,6 @@ class Queue:
     def __init__(self, bounds: Bounds, log: Log, durable_fd: int, shipper_fd: int = NO_FD) -> None:
         self._bounds = bounds
         self._log = log
-        self._node_hash = node_hash(bounds.node_id)
         self._durable_fd = durable_fd
         self._shipper_fd = shipper_fd
         self._changed = threading.Condition(threading.Lock())
@@ -268,7 +267,8 @@ class Queue:
         """Encode, write and sync one batch, wake those that wait for it, and write zeros ahead for the next."""
         entries = len(records)
         last_lsn = Lsn(log.next_lsn + entries - 1)
-        body = encode_records(log.next_lsn, self._node_hash, records)
+        numbered = enumerate(records, log.next_lsn)
+        body = b"".join(encode_record(Lsn(lsn), hlc.pack(), kind, payload) for lsn, (hlc, kind, payload) in numbered)
         log.append(batch_of(log.next_lsn, last_lsn, records[-1][0].pack(), body), body)
         wake(self._shipper_fd)
         began_s = time.perf_counter()

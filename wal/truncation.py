@@ -32,7 +32,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -150,12 +150,8 @@ def copy_range(source: int, target: Path, start: int, end: int, rest: bytes = b"
 def _free_name(folder: Path, segment: Segment, offset: int, prefix: str) -> Path:
     """``<prefix><base lsn>-<epoch>-<offset>``, numbered when something earlier took that."""
     name = f"{prefix}{segment.path.stem}-{offset}"
-    path = folder / name
-    number = 1
-    while path.exists():
-        number += 1
-        path = folder / f"{name}.{number}"
-    return path
+    numbered = (f"{name}.{number}" for number in count(2))
+    return next(path for each in chain((name,), numbered) if not (path := folder / each).exists())
 
 
 def remove_segments(

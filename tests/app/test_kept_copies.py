@@ -21,8 +21,7 @@ from tests.app.test_replication import NODE, Keepers, MakeReplicated, keepers, r
 from tests.conftest import Database
 from tests.tally import run_tally
 from wal.control import CONTROL_NAME
-from wal.replication.frames import Keeper
-from wal.replication.messages import WalStatus
+from wal.replication.messages import StatusReport, WalStatus
 
 __all__ = ["keepers", "replicated"]
 
@@ -138,7 +137,9 @@ def test_a_log_whose_copies_failed_is_said_not_to_be_read() -> None:
     positions = {NODE: WalPosition("0" * 32, Epoch(1), Lsn(7), Lsn(7))}
 
     def unread(*copies: WalStatus) -> list[str]:
-        asked = Asked({f"keeper-{number}:1": Keeper("local", (copy,)) for number, copy in enumerate(copies)}, {})
+        asked = Asked(
+            {f"keeper-{number}:1": StatusReport("local", (copy,), more=False) for number, copy in enumerate(copies)}, {}
+        )
         return [each.text for each in kept_copies._unread_at_members(asked, positions)]
 
     assert unread(whole, whole, failed) == []

@@ -9,10 +9,9 @@ from zlib import crc32
 import pytest
 
 from ledger.errors import WalError
-from ledger.hlc import node_hash
 from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID, hlc_of, lsns_in, naive_batch, naive_segment, payload_of, snapshot
-from wal.format import BATCH_RECORD_BYTES, BatchRecord, encode_records
+from wal.format import BATCH_RECORD_BYTES, BatchRecord, encode_record
 from wal.log import Log
 from wal.recovery import recover
 from wal.segment import list_segments
@@ -26,7 +25,7 @@ def open_log(folder: Path, *, epoch: int = 1, next_lsn: int = 1, segment_bytes: 
 
 def batch_of(first_lsn: int, last_lsn: int) -> tuple[BatchRecord, bytes]:
     lsns = range(first_lsn, last_lsn + 1)
-    body = encode_records(Lsn(first_lsn), node_hash(NODE), [(hlc_of(lsn), 1, payload_of(lsn)) for lsn in lsns])
+    body = b"".join(encode_record(Lsn(lsn), hlc_of(lsn).pack(), 1, payload_of(lsn)) for lsn in lsns)
     return BatchRecord(Lsn(first_lsn), Lsn(last_lsn), hlc_of(last_lsn).pack(), len(body), crc32(body)), body
 
 

@@ -128,9 +128,8 @@ class Acceptor:
             return self._refuse("unreadable", "the list of members is not one")
         if message.configuration.order < self.log.configuration.order:
             return self._refuse("other-members", "a newer list of members is known here")
-        if message.epoch < control.promised_epoch:
-            return self._fenced()
-        if message.epoch == control.promised_epoch and run != control.promised_run:
+        is_of_other = message.epoch == control.promised_epoch and run != control.promised_run
+        if message.epoch < control.promised_epoch or is_of_other:
             return self._fenced()
         self._sync()
         if message.configuration.order > self.log.configuration.order:

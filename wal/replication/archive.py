@@ -33,7 +33,7 @@ from wal.replication.file_log import FileLog
 from wal.replication.kept_logs import KeptLog, KeptLogs
 from wal.replication.messages import Position
 from wal.scrub import Report
-from wal.segment import NEW_FILE, Segment, list_segments, open_regular, opened, segment_name, sync_folder, write_fully
+from wal.segment import Segment, list_segments, open_regular, opened, segment_name, sync_folder, write_fully
 
 ARCHIVE_INTERVAL_S = 5.0
 
@@ -220,13 +220,12 @@ def _longest(archived: Sequence[_Archived]) -> list[_Archived]:
 def _fetch(source: Archive, archived: _Archived, node_id: str, folder: Path) -> None:
     """Write one segment, synced, and check that it is what its name says."""
     path = folder / segment_name(archived.first_lsn, archived.epoch)
-    with opened(path, NEW_FILE) as descriptor:
+    with opened(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as descriptor:
         offset = 0
         for chunk in source.chunks(archived.name):
             write_fully(descriptor, (chunk,), offset)
             offset += len(chunk)
         os.fsync(descriptor)
-    with opened(path) as descriptor:
         scan = scan_segment(descriptor, archived.first_lsn, node_id)
     if scan.damage is not None or scan.last_lsn != archived.last_lsn:
         reason = scan.damage.reason if scan.damage else f"it ends with LSN {scan.last_lsn}"

@@ -32,7 +32,7 @@ from ledger.positions import Epoch, Lsn
 from wal.replication import frames
 from wal.replication.configuration import NO_MEMBERS, Configuration
 from wal.replication.frames import ConnectionOverError
-from wal.replication.messages import WalStatus
+from wal.replication.messages import StatusReport, WalStatus
 from wal.replication.tls import PeerTls
 
 PAUSE_FIRST_S = 0.05
@@ -99,7 +99,7 @@ class MemberCopies:
         self._status = partial(frames.status, tls=tls, timeout_s=timeout_s)
         self._threads = ThreadPoolExecutor(len(self._addresses), "member-copies")
         """One for each member: one that does not answer delays nothing else."""
-        self._asking: dict[str, asyncio.Future[frames.Keeper]] = {}
+        self._asking: dict[str, asyncio.Future[StatusReport]] = {}
         """By address, the question that was put last."""
 
     async def hold(self, stretches: Sequence[Stretch], *, in_regions: bool, timeout_s: float, is_once: bool) -> None:
@@ -191,7 +191,7 @@ class MemberCopies:
         begin_behind = [each.state == "open" and each.first_lsn > stretch.first_lsn for each in reports.of(stretch)]
         return sum(begin_behind) > len(self._addresses) // 2
 
-    async def _ask(self, address: str) -> frames.Keeper:
+    async def _ask(self, address: str) -> StatusReport:
         """The state of the member and its logs, at a moment after the call.
 
         Raises:
