@@ -55,7 +55,6 @@ from app.runtime.settings.config import Settings
 from ledger.errors import NotReadyError, ProblemError, QuotaExceededError, WalFullError
 from ledger.facts.problems import INVALID_REQUEST, PROBLEMS
 
-TITLE = "Tallystick"
 ROUTERS = (
     jobs.submissions,
     jobs.router,
@@ -90,7 +89,7 @@ def create_app(services: Services) -> FastAPI:
     Raises:
         LookupError: a route names a service that there is not.
     """
-    app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="Tallystick", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.services = services
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     app.router.routes.extend(routes)

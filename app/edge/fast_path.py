@@ -62,7 +62,6 @@ HEADERS = {
     b"connection": b"keep-alive",
 }
 """The headers of a fast-path write, and the one value that each may have; None where the route would not read it."""
-_REQUIRED = {b"content-length", b"content-type"}
 _UNKNOWN = b"\n"
 """The value of no header."""
 _ROUTES = {route.path: route for route in (*submissions.routes, *proposals.routes) if isinstance(route, RightedRoute)}
@@ -140,7 +139,7 @@ class FastPath:
             if name == b"content-length" and (len(value) > len(str(BODY_BYTES_MAX)) or int(value) > self._bytes_max):
                 return None
             seen.add(name)
-        return key if seen >= _REQUIRED else None
+        return key if seen >= {b"content-length", b"content-type"} else None
 
     def enter(self, fast: FastWrite, body: bytes) -> Awaited | None:
         """What a whole request asks for, in the WAL; None when the framework is to answer: with the error that the

@@ -32,8 +32,6 @@ from ledger.facts.problems import (
 
 PROBLEM_URI = "https://tallystick.dev/problems/"
 PROBLEM_MEDIA_TYPE = "application/problem+json"
-RETRY_AFTER_S = "1"
-AUTHENTICATE = 'Bearer realm="tallystick"'
 DETAIL_CHARACTERS_MAX = 1000
 """Longest ``detail``; what a caller sent may be part of it."""
 PATH_PART_CHARACTERS_MAX = 128
@@ -73,7 +71,7 @@ def problem_response(
     # A 404 may be kept by caches like any answer, and what is not there yet may come.
     all_headers = {"Cache-Control": "no-store", **(headers or {})}
     if kind.status == 503 and (members or {}).get("reason") != errors.COPIES_REMOVED:
-        all_headers.setdefault("Retry-After", RETRY_AFTER_S)
+        all_headers.setdefault("Retry-After", "1")
     return Response(orjson.dumps(body, default=str), kind.status, all_headers, media_type=PROBLEM_MEDIA_TYPE)
 
 
@@ -88,7 +86,7 @@ def respond(error: Exception) -> Response:
 
 def _headers_of(error: Exception) -> dict[str, str]:
     if isinstance(error, errors.UnauthenticatedError):
-        return {"WWW-Authenticate": AUTHENTICATE}
+        return {"WWW-Authenticate": 'Bearer realm="tallystick"'}
     if isinstance(error, errors.QuotaExceededError):
         return {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, errors.CommitmentConflictError) and error.replayed:

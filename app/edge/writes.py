@@ -52,7 +52,6 @@ from ledger.positions import Epoch, Lsn
 
 _KEY = re.compile(IDEMPOTENCY_KEY_PATTERN)
 _JOB_ID = re.compile(JOB_ID_PATTERN)
-_PROMISE_NAME = re.compile(PROMISE_PATTERN)
 
 
 class Route(IntEnum):
@@ -219,7 +218,7 @@ class ProposalWrites:
             LedgerError: as ``Accepted`` and ``Proposals.set_capacity``.
         """
         self.node.check_writable()
-        if _PROMISE_NAME.fullmatch(node) is None:
+        if re.fullmatch(PROMISE_PATTERN, node) is None:
             raise InvalidInputError(f"node: {WORDS[PROMISE_PATTERN]}", ("node",))
         body = await read_body(request, JSON_MEDIA_TYPE, self.event_bytes_max)
         wanted = parse(CAPACITY, body)

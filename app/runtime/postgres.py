@@ -53,23 +53,19 @@ _KEEPALIVE: Final = {
     "keepalives_count": "TCP_KEEPCNT",
     "tcp_user_timeout": "TCP_USER_TIMEOUT",
 }
-_TLS: Final = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "sslpassword", "sslnegotiation")
-_TLS_VERSIONS: Final = ("ssl_min_protocol_version", "ssl_max_protocol_version")
-_LOGIN: Final = (
-    "host",
-    "port",
-    "dbname",
-    "database",
-    "user",
-    "password",
-    "passfile",
-    "service",
-    "krbsrvname",
-    "gsslib",
+_BY_THE_DRIVER: Final = frozenset(
+    {
+        *("host", "port", "dbname", "database", "user", "password", "passfile", "service", "krbsrvname", "gsslib"),
+        *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "sslpassword", "sslnegotiation"),
+        *("ssl_min_protocol_version", "ssl_max_protocol_version", "target_session_attrs"),
+    }
 )
-_BY_THE_DRIVER: Final = frozenset({*_LOGIN, *_TLS, *_TLS_VERSIONS, "target_session_attrs"})
-_OF_THE_SESSION: Final = ("application_name", "fallback_application_name", "options")
-_HERE: Final = frozenset({"connect_timeout", "hostaddr", "ssl", *_OF_THE_SESSION, *_KEEPALIVE})
+_HERE: Final = frozenset(
+    {
+        *("connect_timeout", "hostaddr", "ssl", "application_name", "fallback_application_name", "options"),
+        *_KEEPALIVE,
+    }
+)
 _AS_IT_IS: Final[Mapping[str, tuple[str, ...]]] = {
     "client_encoding": ("utf8", "utf-8", "unicode", "auto"),
     "channel_binding": ("disable", "prefer"),

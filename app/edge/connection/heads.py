@@ -195,7 +195,6 @@ _KEY: Final = b"idempotency-key"
 _KEY_FIELDS: Final = (b"\r\nIdempotency-Key: ", b"\r\nidempotency-key: ")
 """How clients spell it; whoever spells it otherwise is parsed."""
 _is_visible = re.compile(rb"[!-~]+").fullmatch
-_FOLDS: Final = (b"\r\n ", b"\r\n\t")
 
 Fields = list[tuple[bytes, bytes]]
 """Headers: names in small letters, and values."""
@@ -242,7 +241,7 @@ class HeaderCache:
         """Remember the block of a plain request: the parser found one with these ``headers``, beginning with the first
         byte of ``data``. Nothing is remembered where more than that request came, or it is spelt in an unusual way."""
         split = _split(data)
-        if split is None or any(fold in split.block for fold in _FOLDS):
+        if split is None or any(fold in split.block for fold in (b"\r\n ", b"\r\n\t")):
             return
         fields = [field for field in headers if field[0] != _KEY]
         body_bytes = int(dict(fields)[b"content-length"])

@@ -43,7 +43,6 @@ TRAILER_BYTES_MAX = 64 * 1024
 """Most bytes of a chunked body that may follow each other without a byte of content: extensions and trailers."""
 LINGER_S = 2.0
 """How long what the client still sends is thrown away, so that it gets to read why it was refused."""
-_NO_LINGER = struct.pack("ii", 1, 0)
 STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
 """What browsers are told with each answer that goes over TLS: never to ask in the clear again."""
 _OF_EACH_REQUEST: Final = (
@@ -61,7 +60,6 @@ _OF_EACH_REQUEST: Final = (
 """What the scopes of a connection's fast-path writes have in common."""
 CUT_OFF: Final = "tally.cut_off"
 """Where the scope of a request has what ends its connection now, whatever the client has not taken yet."""
-_FIELD_BYTES = len(b": \r\n")
 
 
 class Settling(Protocol):
@@ -258,7 +256,7 @@ class ProblemProtocol(HttpToolsProtocol):
         self._head_is_open = False
         self._empty_bytes = 0
         if self._head_chunks_bytes > HEAD_BYTES_MAX:
-            head_bytes = len(self.url) + sum(len(name) + len(value) + _FIELD_BYTES for name, value in self.headers)
+            head_bytes = len(self.url) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
             if head_bytes > HEAD_BYTES_MAX:
                 raise _head_too_large()
         check_head(self.parser.get_http_version(), self.parser.get_method(), self.headers, self._names)
@@ -431,7 +429,9 @@ class ProblemProtocol(HttpToolsProtocol):
     def cut_off(self) -> None:
         """End the connection, with all that the system still holds to send on it."""
         with contextlib.suppress(OSError):  # The client may have ended it this moment.
-            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            self.transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
         self.transport.abort()
 
     def _end_reading(self) -> None:

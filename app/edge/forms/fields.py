@@ -23,15 +23,10 @@ NAME_CHARACTERS_MAX = 256
 TEXT_CHARACTERS_MAX = 65_536
 ASSIGNED_DCS_MAX = 1024
 STATS_NAMES_MAX = 32
-LIST_LIMIT_MAX = 1000
 TREE_SIZE_MAX = 2**63 - 1
 
 TENANT_PATTERN = names.anchored(names.TENANT_ID)
-READABLE_TENANT_PATTERN = names.anchored(names.READABLE_TENANT_ID)
 JOB_ID_PATTERN = names.anchored(names.JOB_ID)
-HLC_PATTERN = names.anchored(hlc.TEXT)
-TIME_PATTERN = names.anchored(rfc3339.TEXT)
-CURSOR_PATTERN = r"^[A-Za-z0-9_-]{1,2048}$"
 
 
 def _number(value: object) -> int | float:
@@ -45,7 +40,10 @@ def _number(value: object) -> int | float:
 TenantId = Annotated[str, Field(pattern=TENANT_PATTERN, examples=["acme"])]
 """A tenant that may be written to."""
 ReadableTenantId = Annotated[
-    str, Field(pattern=READABLE_TENANT_PATTERN, description="Whose: a tenant, or _system.", examples=["acme"])
+    str,
+    Field(
+        pattern=names.anchored(names.READABLE_TENANT_ID), description="Whose: a tenant, or _system.", examples=["acme"]
+    ),
 ]
 """A tenant, or ``_system``, whose chain records what happens to the ledger itself."""
 ReadableTenantPath = Annotated[ReadableTenantId, Path()]
@@ -55,14 +53,14 @@ ActorName = Annotated[
     str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=CREATOR_CHARACTERS_MAX, examples=["ci-runner"])
 ]
 JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN, examples=["use1-1704931200000-gate42-00001"])]
-HlcText = Annotated[str, Field(pattern=HLC_PATTERN, examples=["1704931200000:1:node-7f3a"])]
+HlcText = Annotated[str, Field(pattern=names.anchored(hlc.TEXT), examples=["1704931200000:1:node-7f3a"])]
 Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 Text = Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]
 FieldName = Annotated[str, Field(min_length=1, max_length=PATH_CHARACTERS_MAX, examples=["spec.user"])]
 """A field of payloads, its parts separated by dots."""
 Count = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 Number = Annotated[int | float, PlainValidator(_number), WithJsonSchema({"type": "number"})]
-TimeText = Annotated[str, Field(pattern=TIME_PATTERN, examples=["2026-11-21T13:40:00.250Z"])]
+TimeText = Annotated[str, Field(pattern=names.anchored(rfc3339.TEXT), examples=["2026-11-21T13:40:00.250Z"])]
 """A time (RFC 3339); that it is one of the calendar is checked where it is used."""
 StatsName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$", examples=["requests"])]
 """What is counted or measured."""
@@ -94,8 +92,8 @@ def _digits(value: object) -> object:
 
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 WholeNumber = Annotated[int, BeforeValidator(_digits)]
-Limit = Annotated[WholeNumber, Field(ge=1, le=LIST_LIMIT_MAX, description="Most items in the answer.")]
-CursorText = Annotated[str, Field(pattern=CURSOR_PATTERN)]
+Limit = Annotated[WholeNumber, Field(ge=1, le=1000, description="Most items in the answer.")]
+CursorText = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,2048}$")]
 CursorQuery = Annotated[
     CursorText | None, Query(description="The next_cursor of the page before; left out, the list begins.")
 ]

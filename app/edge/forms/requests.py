@@ -47,12 +47,7 @@ from ledger.facts.events import Field as EventField
 from ledger.machines.job_search import FIELDS_MAX as SEARCH_FIELDS_MAX
 from ledger.private_fields import FIELDS_MAX
 
-ActionName = Annotated[str, Field(pattern="^[A-Z][A-Z_]{0,63}$", examples=["COMPLETE"])]
-WEBHOOK_ACTIONS_MAX = 64
-
 STRICT = ConfigDict(extra="forbid", strict=True)
-ACCELERATORS_MAX = 64
-GANG_MEMBERS_MAX = 1024
 
 
 EVENT_TAGS = frozenset(JOB_EVENTS)
@@ -85,12 +80,16 @@ def _by_type(forms: Sequence[Any]) -> TypeAdapter[Any]:
 
 _CREATED, *_ABOUT_A_JOB = JOB_EVENTS.values()
 assert _CREATED.part is Part.CREATION
-_CANCELLED = JOB_EVENTS["JobCancellationRequested"]
 JOB_REQUEST: TypeAdapter[Any] = TypeAdapter(
     _fact("JobRequest", "Body of ``POST /v1/jobs``.", _CREATED.fields, durability=Level)
 )
 CANCEL_REQUEST: TypeAdapter[Any] = TypeAdapter(
-    _fact("CancelRequest", "Body of ``POST /v1/jobs/{job_id}/cancel``.", _CANCELLED.fields, durability=Level)
+    _fact(
+        "CancelRequest",
+        "Body of ``POST /v1/jobs/{job_id}/cancel``.",
+        JOB_EVENTS["JobCancellationRequested"].fields,
+        durability=Level,
+    )
 )
 EVENT_REQUEST = _by_type([_event(event, "Request", durability=Level) for event in _ABOUT_A_JOB])
 """Body of ``POST /v1/jobs/{job_id}/events``: the path names the job."""
@@ -128,7 +127,6 @@ PromiseName = Annotated[str, Field(pattern=PROMISE_PATTERN, examples=["capsule-1
 """A capsule, gang, node, mission or module."""
 HeldName = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,200}$", examples=["team-ml"])]
 """A resource that is leased, or who has a quota."""
-_Accelerators = Annotated[dict[Name, Count], Field(max_length=ACCELERATORS_MAX)]
 
 
 @with_config(STRICT)
@@ -139,7 +137,7 @@ class ResourcesGiven(TypedDict, total=False):
     memory_bytes: Count
     disk_bytes: Count
     disk_bw_bps: Count
-    accelerators: _Accelerators
+    accelerators: Annotated[dict[Name, Count], Field(max_length=64)]
 
 
 _PLACED = {
@@ -158,7 +156,7 @@ _COMMITMENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "All of these capsules are placed, or none.",
         {
             "gang": Required[PromiseName],
-            "members": Required[Annotated[list[_GANG_MEMBER], Field(min_length=1, max_length=GANG_MEMBERS_MAX)]],  # type: ignore[valid-type]
+            "members": Required[Annotated[list[_GANG_MEMBER], Field(min_length=1, max_length=1024)]],  # type: ignore[valid-type]
         },
     ),
     "IdentityBind": ("A capsule is somebody.", {"capsule": Required[PromiseName], "identity": Required[Name]}),
@@ -309,7 +307,10 @@ class WebhookRequest(TypedDict, total=False):
 
     tenant_id: Required[ReadableTenantId]
     url: Required[Annotated[FetchedUrl, Field(max_length=2048, examples=["https://receiver.example.org/ledger"])]]
-    actions: Annotated[list[ActionName], Field(min_length=1, max_length=WEBHOOK_ACTIONS_MAX)]
+    actions: Annotated[
+        list[Annotated[str, Field(pattern="^[A-Z][A-Z_]{0,63}$", examples=["COMPLETE"])]],
+        Field(min_length=1, max_length=64),
+    ]
     job: Name
     from_seq: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
 

@@ -31,8 +31,6 @@ LIFE_MAX = timedelta(days=3650)
 
 _LINES = Cursors("access", number_position)
 
-TokenId = Annotated[str, Path(min_length=1, max_length=64, description="As lists have it.")]
-
 
 GrantAnswer = shape(
     "GrantAnswer",
@@ -90,7 +88,10 @@ async def list_tokens(tokens: Service[Tokens], accepted: AcceptedDep) -> Respons
 
 @router.delete("/v1/tokens/{token_id}", responses=answered(TokenAnswer))
 async def revoke_token(
-    node: Service[Node], tokens: Service[Tokens], accepted: AcceptedDep, token_id: TokenId
+    node: Service[Node],
+    tokens: Service[Tokens],
+    accepted: AcceptedDep,
+    token_id: Annotated[str, Path(min_length=1, max_length=64, description="As lists have it.")],
 ) -> Response:
     """Let a token count no more: here at once, on other nodes within a second."""
     node.check_writable()

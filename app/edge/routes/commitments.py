@@ -28,7 +28,6 @@ proposals = APIRouter(route_class=LeanRoute, tags=["commitments"], responses=PRO
 
 TenantQuery = Annotated[ReadableTenantId, Query()]
 AsOfQuery = Annotated[SeqNumber | None, Query(description="As it was once that entry was there; else now.")]
-NodePath = Annotated[str, Path(pattern=PROMISE_PATTERN, description="The node.")]
 
 
 def _place(as_of_seq: int, index: int) -> tuple[int, int]:
@@ -59,7 +58,10 @@ async def propose(request: Request, accepted: AcceptedDep, writes: Service[Propo
     openapi_extra={"requestBody": body_of(CAPACITY)},
 )
 async def set_capacity(
-    request: Request, accepted: AcceptedDep, writes: Service[ProposalWrites], node: NodePath
+    request: Request,
+    accepted: AcceptedDep,
+    writes: Service[ProposalWrites],
+    node: Annotated[str, Path(pattern=PROMISE_PATTERN, description="The node.")],
 ) -> Response:
     """Record what a node has. Where that is known, free is that less what is reserved."""
     return await writes.set_capacity(node, request, accepted)

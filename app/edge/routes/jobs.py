@@ -65,9 +65,7 @@ from ledger.positions import Epoch, Lsn
 router = APIRouter(route_class=StrictRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
 submissions = APIRouter(route_class=LeanRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
 
-STALENESS_MS_MAX = 86_400_000
 
-_LOCATION = {"schema": {"type": "string"}, "description": "The job, to be read without another parameter."}
 ChainPlace = shape(
     "ChainPlace",
     "Where an event stands in its tenant's chain.",
@@ -94,7 +92,14 @@ EventAnswer = shape(
 )
 
 
-_TAKEN = answered(EventAnswer, 201, headers={**WRITE_HEADERS, "Location": _LOCATION})
+_TAKEN = answered(
+    EventAnswer,
+    201,
+    headers={
+        **WRITE_HEADERS,
+        "Location": {"schema": {"type": "string"}, "description": "The job, to be read without another parameter."},
+    },
+)
 _EVENTS = Cursors("events", hlc_position)
 _CANCELLATIONS = Cursors("cancellations", hlc_position)
 
@@ -138,7 +143,7 @@ async def promise_of(
         ReadLevel, BeforeValidator(in_lower_case), Query(description="How fresh the answer must be.")
     ] = ReadLevel.SESSION,
     max_staleness_ms: Annotated[
-        WholeNumber | None, Query(ge=0, le=STALENESS_MS_MAX, description="Needed with bounded_staleness.")
+        WholeNumber | None, Query(ge=0, le=86_400_000, description="Needed with bounded_staleness.")
     ] = None,
     tally_session: Annotated[
         str | None,

@@ -52,7 +52,6 @@ _NO_WEIGHT = re.compile(r"q=0(?:\.0{0,3})?", re.ASCII)
 _NOT_KEPT = {"Cache-Control": "no-store"}
 _TEXT = {"description": "A signed note", "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}}}
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_HASHES = {"description": "Hashes of 32 bytes", "content": _BINARY}
 _ENTRIES = {"description": "Entries, each behind its length as u16 big-endian", "content": _BINARY}
 
 _NAME = (
@@ -102,7 +101,11 @@ async def read_entry_bundle(
     return Response(entries, headers=headers, media_type="application/octet-stream")
 
 
-@router.get("/v1/log/{tenant_id}/tile/{tile:path}", response_class=Response, responses={200: _HASHES})
+@router.get(
+    "/v1/log/{tenant_id}/tile/{tile:path}",
+    response_class=Response,
+    responses={200: {"description": "Hashes of 32 bytes", "content": _BINARY}},
+)
 async def read_tile(
     pool: Service[NodePool],
     settings: Service[Settings],

@@ -31,7 +31,6 @@ from ledger.private_fields import declaration_of
 
 router = APIRouter(route_class=StrictRoute, tags=["privacy"], responses=PROBLEM_RESPONSE)
 
-COVERS = "events taken from now on; entries recorded before stay as they are"
 
 TenantPath = Annotated[str, Path(pattern=TENANT_PATTERN, description="Whose.")]
 _NOTHING: dict[str, object] = {"fields": [], "subject": None, "seq": None, "declared_at": None}
@@ -89,7 +88,14 @@ async def erase_subject(
 
 def _answer(tenant_id: str, declared: Declared | None) -> Response:
     facts = _NOTHING if declared is None else declared._asdict()
-    return json_answer({"tenant_id": tenant_id, **facts, "covers": COVERS, "other_nodes_within_s": REFRESH_S})
+    return json_answer(
+        {
+            "tenant_id": tenant_id,
+            **facts,
+            "covers": "events taken from now on; entries recorded before stay as they are",
+            "other_nodes_within_s": REFRESH_S,
+        }
+    )
 
 
 search = APIRouter(route_class=StrictRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)

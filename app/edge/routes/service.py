@@ -43,11 +43,9 @@ from wal.replication.leading import Shipper
 
 router = APIRouter(route_class=StrictRoute, tags=["service"], responses=PROBLEM_RESPONSE)
 
-EXCLUDED_CHARACTERS_MAX = 200
 ALWAYS_COUNTED = frozenset({"accepting", "writer"})
 """Checks without which no write is taken, whatever its level."""
 NAMING_TENANTS = frozenset(check.name for check in CHECKS if check.names_tenants)
-_NOT_TOLD = "what it is, callers with the right operate for all tenants are told"
 _TEXT = {
     "description": "Text format of Prometheus",
     "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}},
@@ -180,7 +178,7 @@ async def read_readiness(
     exclude: Annotated[
         str | None,
         Query(
-            max_length=EXCLUDED_CHARACTERS_MAX,
+            max_length=200,
             description="Checks that are told and make no 503, separated by commas: `database,chaining,checkpoints` "
             "keeps a node that takes writes at LOCAL while PostgreSQL is away. `accepting` and `writer` always count.",
         ),
@@ -202,7 +200,7 @@ async def read_readiness(
     for name, check in readiness.reported.items():
         fault = check()
         if fault is not None and name in NAMING_TENANTS and not may_know_tenants:
-            fault = _NOT_TOLD
+            fault = "what it is, callers with the right operate for all tenants are told"
         checks[name] = {"ok": fault is None, "detail": fault}
     verified = _verified(system_entries, last_verified, may_know_callers=may_know_tenants)
     if faults:
@@ -233,7 +231,6 @@ def _verified(
 exchange_router = APIRouter(route_class=StrictRoute, tags=["exchange"], responses=PROBLEM_RESPONSE)
 
 HELD_MAX = 1000
-_TENANT_OR_NONE = names.anchored(f"({names.READABLE_TENANT_ID})?")
 
 
 @exchange_router.get("/v1/exchange", responses=answered(ExchangeAnswer))
@@ -262,7 +259,9 @@ async def list_held(
     origin: Annotated[
         str, Query(pattern=names.anchored(LOG_ORIGIN), description="Log origin of the ledger that asks.")
     ],
-    after: Annotated[str, Query(pattern=_TENANT_OR_NONE, description="Tenants above this one.")] = "",
+    after: Annotated[
+        str, Query(pattern=names.anchored(f"({names.READABLE_TENANT_ID})?"), description="Tenants above this one.")
+    ] = "",
     limit: Annotated[int, Query(ge=1, le=HELD_MAX, description="At most so many tenants.")] = HELD_MAX,
 ) -> Response:
     """By tenant that the caller may audit, up to which seq of that ledger this one has imported.

@@ -35,7 +35,6 @@ router = APIRouter(route_class=StrictRoute, tags=["console"], responses=PROBLEM_
 callbacks = APIRouter(route_class=OpenRoute, include_in_schema=False)
 
 CALLBACK: Final = "/v1/console/oidc/callback"
-_BODY_BYTES_MAX: Final = TOKEN_BYTES_MAX + 1024
 _NOT_KEPT: Final = {"Cache-Control": "no-store"}
 _COOKIE: Final = {"Set-Cookie": {"schema": {"type": "string"}, "description": "The session, or its end."}}
 
@@ -81,7 +80,7 @@ async def sign_in(
     settings: Service[Settings],
 ) -> Response:
     """Sign in with a token: the answer sets a cookie that counts as the token does, for the pages of this service."""
-    body = await read_body(request, JSON_MEDIA_TYPE, _BODY_BYTES_MAX)
+    body = await read_body(request, JSON_MEDIA_TYPE, TOKEN_BYTES_MAX + 1024)
     token = parse(SIGN_IN, body)["token"].encode()
     if settings.auth.mode == "none":
         return json_answer(_answer(settings, code_flow, EVERYBODY, None), 201, _NOT_KEPT)

@@ -48,8 +48,6 @@ router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RE
 MEDIA_TYPE: Final = "text/event-stream"
 RETRY_MS: Final = 1000
 """How long a client should wait before it comes back."""
-_ACTIONS_CHARACTERS_MAX = 1024
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _STREAM = {
     "description": (
         "Server-sent events: id is the seq, event the action, data the entry as the list of entries has it. An event "
@@ -119,7 +117,7 @@ async def watch_chain(
     to_seq: Annotated[SeqNumber | None, Query(description="Last entry, after which the stream ends.")] = None,
     actions: Annotated[
         str | None,
-        Query(max_length=_ACTIONS_CHARACTERS_MAX, description="Only entries of these actions, separated by commas."),
+        Query(max_length=1024, description="Only entries of these actions, separated by commas."),
     ] = None,
     job: Annotated[Subject | None, Query(description="Only entries of this job, or other subject.")] = None,
     dc: Annotated[Subject | None, Query(description="Only entries that concern this data centre.")] = None,
@@ -139,7 +137,7 @@ async def watch_chain(
     after_seq = last_event_id if last_event_id is not None else None if from_seq is None else from_seq - 1
     wanted = Wanted(_actions(actions), job, dc)
     send_all = partial(_send_watch, watchers, accepted, tenant_id, wanted, (after_seq, to_seq))
-    return Streamed(send_all, MEDIA_TYPE, _HEADERS)
+    return Streamed(send_all, MEDIA_TYPE, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
 
 def _actions(text: str | None) -> frozenset[str] | None:

@@ -27,12 +27,9 @@ TimeOfHlc = str | None
 """The time that the HLC beside it says (RFC 3339, UTC); null where that has no such form."""
 
 
-_JSON_OPTIONS = orjson.OPT_UTC_Z
-
-
 def json_bytes(value: object) -> bytes:
     """``value`` as the JSON of an answer."""
-    return orjson.dumps(value, option=_JSON_OPTIONS)
+    return orjson.dumps(value, option=orjson.OPT_UTC_Z)
 
 
 class Page(TypedDict):

@@ -73,11 +73,7 @@ from wal.replication.configuration import AckMode
 DEFAULT_TOML = Path("tally.toml")
 TOML_BYTES_MAX = 1 << 20
 """Largest file of settings that is read."""
-REPLICAS_MAX = 16
 AUTHORITIES_MAX = 16
-HOSTS_MAX = 64
-PROXIES_MAX = 64
-URIS_ALLOWED_MAX = 32
 WITNESSES_MAX = 32
 """Witnesses of one ledger; a note has room for a signature of each."""
 FIRST_EVENT_ENTRIES = 2
@@ -97,8 +93,8 @@ class HttpSettings(_Section):
     it reads, how many connections it holds and how long a client may stand still."""
 
     listen: ListenAddress = "127.0.0.1:8080"
-    hosts: Annotated[CommaSeparated[HostName], Field(max_length=HOSTS_MAX)] = []
-    trusted_proxies: Annotated[CommaSeparated[Network], Field(max_length=PROXIES_MAX)] = []
+    hosts: Annotated[CommaSeparated[HostName], Field(max_length=64)] = []
+    trusted_proxies: Annotated[CommaSeparated[Network], Field(max_length=64)] = []
     body_bytes_max: Annotated[Size, sized("1 KiB", "1 GiB")] = 16 << 20
     connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     header_timeout: Annotated[Duration, between("100ms", "10m")] = timedelta(seconds=10)
@@ -219,7 +215,7 @@ class SigningSettings(_Section):
 
     key_uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
     root_key: Path | None = None
-    uris_allowed: Annotated[CommaSeparated[KeyPlace], Field(max_length=URIS_ALLOWED_MAX)] = []
+    uris_allowed: Annotated[CommaSeparated[KeyPlace], Field(max_length=32)] = []
     pin: Secret | None = None
 
     def read_pin(self) -> str:
@@ -352,7 +348,7 @@ class Settings(BaseSettings):
     shutdown_grace: Annotated[Duration, between("0s", "10m")] = timedelta(seconds=20)
     database_url: DatabaseUrl | None = None
     migrate_url: DatabaseUrl | None = None
-    database_replica_urls: Annotated[CommaSeparated[DatabaseUrl], Field(max_length=REPLICAS_MAX)] = []
+    database_replica_urls: Annotated[CommaSeparated[DatabaseUrl], Field(max_length=16)] = []
     """Hot standbys of ``database_url`` that reads may go to; in the environment separated by commas."""
     database_allow_any_role: bool = False
     http: HttpSettings = HttpSettings()

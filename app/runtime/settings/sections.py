@@ -24,8 +24,6 @@ from app.runtime.settings.types import (
 )
 from wal.replication.configuration import MEMBERS_MAX
 
-_LOOPBACK = ("127.0.0.1:", "localhost:", "[::1]:")
-
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -40,7 +38,7 @@ class MemberSettings(_Section):
     @property
     def is_on_loopback(self) -> bool:
         """Whether it runs on this machine."""
-        return self.address.startswith(_LOOPBACK)
+        return self.address.startswith(("127.0.0.1:", "localhost:", "[::1]:"))
 
 
 def _members(value: object) -> object:
@@ -100,10 +98,6 @@ class ReplicationSettings(_Section):
         return self
 
 
-CERTIFICATES_MAX = 1000
-AUDIENCES_MAX = 16
-GRANTS_MAX = 256
-
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"]
 """Signatures whose keys may be published; none of those made with a shared secret, and never ``none``."""
 ClaimPath = Annotated[str, Field(min_length=1, max_length=200)]
@@ -137,9 +131,7 @@ class OidcSettings(_Section):
     """``auth.oidc.*``. ``issuer`` and ``audience`` have no defaults, and are needed where ``auth.mode`` is ``oidc``."""
 
     issuer: FetchedUrl | None = None
-    audience: Annotated[
-        CommaSeparated[Annotated[str, Field(min_length=1, max_length=1000)]], Field(max_length=AUDIENCES_MAX)
-    ] = []
+    audience: Annotated[CommaSeparated[Annotated[str, Field(min_length=1, max_length=1000)]], Field(max_length=16)] = []
     jwks_uri: FetchedUrl | None = None
     algorithms: Annotated[CommaSeparated[Algorithm], Field(min_length=1)] = ["RS256", "ES256", "EdDSA"]
     leeway: Annotated[Duration, between("0s", "5m")] = timedelta(seconds=30)
@@ -148,7 +140,7 @@ class OidcSettings(_Section):
     client_id: Annotated[str | None, Field(min_length=1, max_length=1000)] = None
     client_secret_file: Path | None = None
     scope: Annotated[str, Field(pattern=r"^[!-~]+( [!-~]+)*$", max_length=1000)] = "openid"
-    grants: Annotated[list[ClaimGrant], Field(max_length=GRANTS_MAX)] = []
+    grants: Annotated[list[ClaimGrant], Field(max_length=256)] = []
 
 
 class AuthSettings(_Section):
@@ -161,7 +153,7 @@ class AuthSettings(_Section):
     mode: Literal["none", "tokens", "oidc"] = "none"
     allow_open: bool = False
     client_ca: Path | None = None
-    certificates: Annotated[list[CertificateGrant], Field(max_length=CERTIFICATES_MAX)] = []
+    certificates: Annotated[list[CertificateGrant], Field(max_length=1000)] = []
     oidc: OidcSettings = OidcSettings()
     session_life: Annotated[Duration, between("1m", "7d")] = timedelta(hours=12)
 
@@ -179,9 +171,6 @@ class AuthSettings(_Section):
         return self
 
 
-PEERS_MAX = 16
-
-
 class PeerSettings(_Section):
     """One of ``exchange.peers``: where it answers, its region, and what it is asked with."""
 
@@ -195,7 +184,7 @@ class PeerSettings(_Section):
 class ExchangeSettings(_Section):
     """``exchange.*``."""
 
-    peers: Annotated[list[PeerSettings], Field(max_length=PEERS_MAX)] = []
+    peers: Annotated[list[PeerSettings], Field(max_length=16)] = []
     interval: Annotated[Duration, between("100ms", "1d")] = timedelta(seconds=1)
     range_entries: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
     is_global: bool = False
@@ -207,10 +196,7 @@ class ExchangeSettings(_Section):
         return self
 
 
-NETWORKS_MAX = 32
-
-
 class WebhookSettings(_Section):
     """``webhooks.*``."""
 
-    networks: Annotated[CommaSeparated[Network], Field(max_length=NETWORKS_MAX)] = []
+    networks: Annotated[CommaSeparated[Network], Field(max_length=32)] = []

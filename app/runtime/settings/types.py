@@ -33,7 +33,6 @@ _FETCHED_URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>\d{1,5}))?(?:/[!-~]{0,2000})?",
     re.ASCII,
 )
-_LOOPBACK_HOSTS = {"localhost", "127.0.0.1", "[::1]"}
 _DATABASE_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:(?P<port>\d{1,5}))?", re.ASCII)
 
 
@@ -177,7 +176,7 @@ def is_fetched_url(value: str) -> bool:
     url = _FETCHED_URL.fullmatch(value)
     if url is None or int(url["port"] or 0) > 65535 or not _has_host(value):
         return False
-    return url["scheme"] == "https" or url["host"].lower() in _LOOPBACK_HOSTS
+    return url["scheme"] == "https" or url["host"].lower() in {"localhost", "127.0.0.1", "[::1]"}
 
 
 def _has_host(url: str) -> bool:

@@ -68,13 +68,13 @@ ENV_PREFIX = "TALLY_"
 ENV_OF_PIPELINE = frozenset(
     f"TALLY_PIPELINE_{name}" for name in ("ARCHIVE", "DSN", "LOGS", "NO_DSN", "SIGNING_KEY", "SIGNING_PIN")
 )
-ENV_OF_CLIENTS = frozenset(
-    f"TALLY_{name}" for name in ("CA", "CLUSTER", "EVENT", "LEG", "SPOOL", "STATUS", "TENANT", "TOKEN", "URL", "WAIT")
-)
-ENV_OF_DEPLOYMENT = frozenset(
-    f"TALLY_{name}" for name in ("AUDITOR_PASSWORD", "KEEPER_OPTIONS", "OWNER_PASSWORD", "SERVICE_PASSWORD")
-)
-ENV_NOT_SETTINGS = frozenset({"TALLY_CONFIG"}) | ENV_OF_CLIENTS | ENV_OF_DEPLOYMENT | ENV_OF_PIPELINE
+ENV_NOT_SETTINGS = ENV_OF_PIPELINE | {
+    f"TALLY_{name}"
+    for name in (
+        *("CONFIG", "CA", "CLUSTER", "EVENT", "LEG", "SPOOL", "STATUS", "TENANT", "TOKEN", "URL", "WAIT"),
+        *("AUDITOR_PASSWORD", "KEEPER_OPTIONS", "OWNER_PASSWORD", "SERVICE_PASSWORD"),
+    )
+}
 """Variables with our prefix that are read elsewhere: the path of the file of settings, what clients and recipes ask and
 with what, what units and scripts of SQL read, the pipeline's own."""
 
