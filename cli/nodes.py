@@ -137,15 +137,15 @@ def environment_of(settings: Settings, number: int, port: int) -> dict[str, str]
 @contextmanager
 def _reserved(settings: Settings) -> Iterator[int]:
     """The port that the nodes share, bound here too, where nobody listens: it is ours while none of them runs."""
-    family = socket.AF_INET6 if ":" in settings.listen_host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in settings.http.host else socket.AF_INET
     try:
-        with socket.create_server((settings.listen_host, settings.listen_port), family=family) as free:
+        with socket.create_server((settings.http.host, settings.listen_port), family=family) as free:
             port: int = free.getsockname()[1]
         with socket.socket(family) as held:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            held.bind((settings.listen_host, port))
+            held.bind((settings.http.host, port))
             yield port
     except OSError as error:
         raise StartRefusedError(
-            f"cannot listen on {settings.listen_host}:{settings.listen_port}: {error.strerror}; TALLY_PORT moves it"
+            f"cannot listen on {settings.http.host}:{settings.listen_port}: {error.strerror}; TALLY_PORT moves it"
         ) from error

@@ -134,8 +134,9 @@ def _describe(app: FastAPI) -> dict[str, Any]:
             schema = adapter.json_schema(ref_template=SCHEMA_REF)
             models.update(schema.pop("$defs", {}))
             models[name] = schema
-        models["Problem"]["description"] = f"{models['Problem'].get('description', '')}\n\n{_problems()}"
-        for operation in _operations(document):
+        problems = "\n".join(f"- `{kind.name}` ({kind.status}): {kind.title}" for kind in PROBLEMS)
+        models["Problem"]["description"] = f"{models['Problem'].get('description', '')}\n\n{problems}"
+        for operation in (each for path in document["paths"].values() for each in path.values()):
             for answer in operation["responses"].values():
                 _say_what_it_is(answer, models)
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
@@ -180,16 +181,6 @@ def _say_what_it_is(answer: dict[str, Any], models: dict[str, Any]) -> None:
     for content in answer.get("content", {}).values():
         name = content["schema"].get("$ref", "").rpartition("/")[2]
         answer["description"] = models.get(name, {}).get("description", _NO_DESCRIPTION)
-
-
-def _problems() -> str:
-    """Every problem, as a list in Markdown."""
-    lines = [f"- `{kind.name}` ({kind.status}): {kind.title}" for kind in PROBLEMS]
-    return "\n".join(lines)
-
-
-def _operations(document: dict[str, Any]) -> list[dict[str, Any]]:
-    return [operation for path in document["paths"].values() for operation in path.values()]
 
 
 _NO_DESCRIPTION = "Successful Response"

@@ -125,7 +125,7 @@ async def listening(services: Services, own_port: int | None = None) -> AsyncIte
     """
     settings: Settings = services[Settings]
     node: Node = services[Node]
-    listeners = [_listener(settings.listen_host, settings.listen_port, is_shared=own_port is not None)]
+    listeners = [_listener(settings.http.host, settings.listen_port, is_shared=own_port is not None)]
     if own_port is not None:
         listeners.append(_listener(LOOPBACK, own_port))
     server = Server(

@@ -60,8 +60,7 @@ SHAPES: Final[list[Any]] = []
 def shape(name: str, meaning: str, /, **members: Any) -> Any:
     """The shape of an answer that nobody builds or reads by its type: it is described, beside the route that gives it.
     ``[kind]`` is a list of these, ``{str: kind}`` an object that has them by name."""
-    kinds = {member: _kind_of(kind) for member, kind in members.items()}
-    form = TypedDict(name, kinds)  # type: ignore[misc]
+    form = TypedDict(name, {member: _kind_of(kind) for member, kind in members.items()})  # type: ignore[misc]
     form.__doc__ = meaning
     SHAPES.append(form)
     return form

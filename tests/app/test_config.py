@@ -88,7 +88,7 @@ def test_replicas_are_a_list_or_separated_by_commas(monkeypatch: pytest.MonkeyPa
 
 def test_the_port_variable_moves_only_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TALLY_PORT", "9000")
-    assert (load_settings().listen_host, load_settings().listen_port) == ("127.0.0.1", 9000)
+    assert (load_settings().http.host, load_settings().listen_port) == ("127.0.0.1", 9000)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_the_world_is_served_only_when_that_is_said(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigurationError, match=r"auth\.allow_open"):
         load_settings()
     monkeypatch.setenv("TALLY_AUTH__ALLOW_OPEN", "true")
-    assert load_settings().listen_host == "0.0.0.0"
+    assert load_settings().http.host == "0.0.0.0"
 
 
 GRANT = {"claim": "groups", "value": "ops", "rights": ["operate", "audit"], "tenants": ["team-*", "acme"]}

@@ -220,7 +220,9 @@ class ProblemProtocol(HttpToolsProtocol):
             return None
         if not self._head_is_open:
             if self._empty_bytes > TRAILER_BYTES_MAX:
-                self._refuse(_trailers_too_large())
+                self._refuse(
+                    ProblemError(HEADERS_TOO_LARGE, f"chunk extensions and trailers may have {TRAILER_BYTES_MAX} bytes")
+                )
         elif self.headers is not head:
             self.waiting_since_s = self.loop.time()
         else:
@@ -532,7 +534,3 @@ def _too_slow(what: str) -> ProblemError:
 
 def _head_too_large() -> ProblemError:
     return ProblemError(HEADERS_TOO_LARGE, f"request line and headers may have {HEAD_BYTES_MAX} bytes together")
-
-
-def _trailers_too_large() -> ProblemError:
-    return ProblemError(HEADERS_TOO_LARGE, f"chunk extensions and trailers may have {TRAILER_BYTES_MAX} bytes")

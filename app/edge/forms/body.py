@@ -85,8 +85,7 @@ class JsonBody:
         wanted = parse(self._adapter, body)
         if "tenant_id" in wanted:
             accepted.charge_tenant(wanted["tenant_id"], len(body))
-        named = wanted.get("tenants") or [wanted.get("tenant_id")]
-        await accepted.allow(*filter(None, named))
+        await accepted.allow(*filter(None, wanted.get("tenants") or [wanted.get("tenant_id")]))
         return wanted
 
 

@@ -178,8 +178,7 @@ async def acknowledge_breaks(
         except TimeoutError as error:
             raise DatabaseUnavailableError("the acknowledgement is not chained yet; try again later") from error
         await asyncio.to_thread(acknowledge)
-    seen = [said for _, said, _ in to_record]
-    return json_answer({"tenant_id": tenant_id, "acknowledged": seen})
+    return json_answer({"tenant_id": tenant_id, "acknowledged": [said for _, said, _ in to_record]})
 
 
 # The spelling without prefix, as the seed of this project has it.

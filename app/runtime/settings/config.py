@@ -413,11 +413,6 @@ class Settings(BaseSettings):
         return self.auth.mode != "none" and not self.http.is_loopback and not is_secured
 
     @property
-    def listen_host(self) -> str:
-        """Host to listen on."""
-        return self.http.host
-
-    @property
     def listen_port(self) -> int:
         """Port to listen on; 0 lets the system choose."""
         return self.http.port if self.port is None else self.port

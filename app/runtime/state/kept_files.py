@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, TypeVar
@@ -40,17 +41,15 @@ from wal.segment import store_file, sync_folder
 Value = TypeVar("Value")
 
 
+@dataclass(frozen=True)
 class KeptFile(Generic[Value]):
-    """The file ``name`` of a folder, which holds a ``kind``; while it holds ``nothing``, in JSON, there is no file.
+    """The file ``name`` of a folder, which holds a ``kind``; while it holds ``nothing``, in JSON, there is no file."""
 
-    ``remedy`` says what to do about one that cannot be read, or was altered.
-    """
-
-    def __init__(self, name: str, kind: Any, nothing: bytes, remedy: str) -> None:
-        self.name = name
-        self._kind = kind
-        self._nothing = nothing
-        self._remedy = remedy
+    name: str
+    kind: Any
+    nothing: bytes
+    remedy: str
+    """What to do about one that cannot be read, or was altered."""
 
     def load(self, folder: Path) -> Value:
         """What it holds.
@@ -60,17 +59,17 @@ class KeptFile(Generic[Value]):
         """
         path = folder / self.name
         try:
-            found: Value = msgspec.json.decode(read_regular(path) if path.exists() else self._nothing, type=self._kind)
+            found: Value = msgspec.json.decode(read_regular(path) if path.exists() else self.nothing, type=self.kind)
             if found is None and path.exists():
                 raise ValueError("it holds null, which is never written")
             return found
         except (msgspec.MsgspecError, ValueError, OSError) as error:
-            raise StartRefusedError(f"{path} cannot be read: {error}; {self._remedy}") from error
+            raise StartRefusedError(f"{path} cannot be read: {error}; {self.remedy}") from error
 
     def store(self, folder: Path, value: Value) -> None:
         """Keep this and nothing else; durable when this returns."""
         path, content = folder / self.name, msgspec.json.encode(value)
-        if content != self._nothing:
+        if content != self.nothing:
             store_file(path, content)
         elif path.exists():
             path.unlink()
