@@ -8,6 +8,7 @@ faster of the two is what we are compared with; its client has nothing to do but
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 from collections import Counter
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from app.runtime.state.session import unverified
+from app.runtime.state.session import MAC_BYTES
 from benchmarks.apart import apart
 from benchmarks.bench import Bench, expect_fsyncs, wait_for
 from benchmarks.copied_rows import SEED_COLUMNS, copy, count_rows, read_back
@@ -98,7 +99,7 @@ async def seconds_until_chained(target: Target, bodies: Sequence[Sequence[bytes]
         nonlocal last_lsn
         for request in requests:
             answer = json.loads((await client.ask(request)).body)
-            last_lsn = max(last_lsn, unverified(answer["session"]).lsn)
+            last_lsn = max(last_lsn, _lsn_of(answer["session"]))
 
     requests = [[post("/v1/events", body, "ndjson") for body in each] for each in bodies]
     began_s = time.perf_counter()
@@ -133,3 +134,8 @@ ROW = Row(
     "faster of one transaction and batches of 2000",
     measure,
 )
+
+
+def _lsn_of(session: str) -> int:
+    """The LSN that a session token names: ``t2 {node_id} {epoch} {lsn} {hlc}``, then its MAC."""
+    return int(base64.urlsafe_b64decode(session + "=" * (-len(session) % 4))[:-MAC_BYTES].split()[3])

@@ -127,7 +127,9 @@ class QueuedStream(io.TextIOBase):
         """MUST NOT fail, nor wait: the caller may be about to log why the node ends, and has to end it."""
         count, self._reported.count = getattr(self._reported, "count", 0), 0
         if self._descriptor is None:
-            self._settle(count, is_written=self._is_taken(text))
+            is_written = self._is_taken(text)
+            with self._changed:
+                self._lost += 0 if is_written else 1 + count
             return len(text)
         line = text.encode("utf-8", "backslashreplace")
         with self._changed:
@@ -159,15 +161,10 @@ class QueuedStream(io.TextIOBase):
                 self._changed.wait_for(lambda: self._lines)
                 line, count = self._lines.popleft()
             is_written = self._is_sent(line)
-            self._settle(count, is_written=is_written)
             with self._changed:
+                self._lost += 0 if is_written else 1 + count
                 self._waiting_bytes -= len(line)
                 self._changed.notify_all()
-
-    def _settle(self, count: int, *, is_written: bool) -> None:
-        if not is_written:
-            with self._changed:
-                self._lost += 1 + count
 
     def _is_taken(self, text: str) -> bool:
         try:

@@ -64,14 +64,27 @@ class SessionTokens:
         Raises:
             InvalidInputError: ``text`` is not what ``encode`` made with this secret.
         """
-        plain, mac = _parts(text)
+        try:
+            whole = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            raise _malformed() from None
+        if base64.urlsafe_b64encode(whole).rstrip(b"=").decode() != text:
+            raise _malformed()
+        plain, mac = whole[:-MAC_BYTES], whole[-MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(plain)):
             raise InvalidInputError(
                 "not a session token of this ledger, or one from before its tokens were signed; drop it, and read on "
                 "with the token of the next write",
                 _HEADER_PATH,
             )
-        return _token(plain)
+        match = _PLAIN.fullmatch(plain.decode("ascii", "replace"))
+        if match is None:
+            raise _malformed()
+        try:
+            Hlc.parse(match["hlc"])
+        except InvalidInputError:
+            raise _malformed() from None
+        return Token(match["node"], Epoch(int(match["epoch"])), Lsn(int(match["lsn"])), match["hlc"])
 
     def decode_header(self, header: str | None) -> list[Token]:
         """The tokens of a ``Tally-Session`` header, in its order; none when there is no header.
@@ -92,37 +105,6 @@ class SessionTokens:
         keyed = self._keyed.copy()
         keyed.update(plain)
         return keyed.digest()[:MAC_BYTES]
-
-
-def unverified(text: str) -> Token:
-    """What ``text`` says, whoever made it: for a client that looks at its own tokens.
-
-    Raises:
-        InvalidInputError: it is malformed.
-    """
-    return _token(_parts(text)[0])
-
-
-def _parts(text: str) -> tuple[bytes, bytes]:
-    """What is bound, and its MAC."""
-    try:
-        whole = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        raise _malformed() from None
-    if base64.urlsafe_b64encode(whole).rstrip(b"=").decode() != text:
-        raise _malformed()
-    return whole[:-MAC_BYTES], whole[-MAC_BYTES:]
-
-
-def _token(plain: bytes) -> Token:
-    match = _PLAIN.fullmatch(plain.decode("ascii", "replace"))
-    if match is None:
-        raise _malformed()
-    try:
-        Hlc.parse(match["hlc"])
-    except InvalidInputError:
-        raise _malformed() from None
-    return Token(match["node"], Epoch(int(match["epoch"])), Lsn(int(match["lsn"])), match["hlc"])
 
 
 def _malformed() -> InvalidInputError:
