@@ -47,6 +47,7 @@ ReadableTenantId = Annotated[
 ]
 """A tenant, or ``_system``, whose chain records what happens to the ledger itself."""
 ReadableTenantPath = Annotated[ReadableTenantId, Path()]
+TenantQuery = Annotated[ReadableTenantId, Query()]
 RightName = Annotated[Right, WithJsonSchema({"type": "string", "enum": [str(right) for right in Right]})]
 PrincipalName = Annotated[str, Field(pattern=names.anchored(names.PRINCIPAL), examples=["ci-runner"])]
 ActorName = Annotated[

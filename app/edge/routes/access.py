@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Response
 from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
-from app.edge.forms.fields import TREE_SIZE_MAX, CursorQuery, Limit, ReadableTenantId
+from app.edge.forms.fields import TREE_SIZE_MAX, CursorQuery, Limit, TenantQuery
 from app.edge.forms.lists import Cursors, number_position, page
 from app.edge.forms.requests import TokenRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, shape
@@ -83,7 +83,7 @@ async def issue_token(
 @router.get("/v1/tokens", responses=answered(TokenList))
 async def list_tokens(tokens: Service[Tokens], accepted: AcceptedDep) -> Response:
     """The tokens for tenants that the caller administers, newest first, those that count no more among them."""
-    return json_answer({"items": [_answer(each) for each in tokens.issued(accepted.caller)], "next_cursor": None})
+    return page([_answer(each) for each in tokens.issued(accepted.caller)], None)
 
 
 @router.delete("/v1/tokens/{token_id}", responses=answered(TokenAnswer))
@@ -121,7 +121,7 @@ async def tell_caller(accepted: AcceptedDep) -> Response:
 @router.get("/v1/access-log", responses=answered(AccessList))
 async def list_access(
     records: Service[AccessRecords],
-    tenant_id: Annotated[ReadableTenantId, Query()],
+    tenant_id: TenantQuery,
     limit: Annotated[Limit, Query()] = 100,
     cursor: CursorQuery = None,
 ) -> Response:

@@ -12,7 +12,7 @@ from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import json_answer, streamed
 from app.edge.forms.body import MULTIPART_MEDIA_TYPE as MULTIPART
 from app.edge.forms.body import json_body, uploaded
-from app.edge.forms.fields import JOB_ID_PATTERN, ReadableTenantId, SeqNumber
+from app.edge.forms.fields import JOB_ID_PATTERN, SeqNumber, TenantQuery
 from app.edge.forms.requests import ExportRequest
 from app.edge.routing import PROBLEM_RESPONSE, SESSION_PARAMETER, StrictRoute, answered
 from app.edge.writes import shown_session
@@ -106,7 +106,6 @@ _RECEIPT = {
     "content": {RECEIPT_MEDIA_TYPE: {"schema": {"type": "object", "required": ["receipt", "statement"]}}},
 }
 
-TenantQuery = Annotated[ReadableTenantId, Query()]
 Extends = Annotated[
     SeqNumber | None, Query(description="Also prove that the log extends its tree of so many entries, seen earlier.")
 ]

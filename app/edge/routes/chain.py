@@ -22,6 +22,7 @@ from app.edge.forms.fields import (
     Limit,
     ReadableTenantId,
     SeqNumber,
+    TenantQuery,
     WholeNumber,
 )
 from app.edge.forms.lists import Cursors, NewestFirst, number_position, page, text_position
@@ -61,7 +62,6 @@ from ledger.verification.verdict import damaged
 
 router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RESPONSE)
 
-TenantQuery = Annotated[ReadableTenantId, Query()]
 
 UNKNOWN_CALLER = "caller"
 """Who verified or acknowledged, where nobody is asked who calls."""
@@ -307,7 +307,7 @@ async def sign_snapshot(
 @snapshots.get("/v1/snapshots", responses=answered(SnapshotList))
 async def list_snapshots(
     pool: Service[NodePool],
-    tenant_id: Annotated[ReadableTenantId, Query()],
+    tenant_id: TenantQuery,
     limit: Annotated[Limit, Query()] = 100,
     cursor: CursorQuery = None,
 ) -> Response:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from app.edge.accepted import AcceptedDep, Service
 from app.edge.forms.body import body_of
-from app.edge.forms.fields import CursorQuery, Limit, ReadableTenantId, SeqNumber
+from app.edge.forms.fields import CursorQuery, Limit, SeqNumber, TenantQuery
 from app.edge.forms.lists import Cursors, number_position, page
 from app.edge.forms.requests import CAPACITY, PROMISE_PATTERN, PROPOSAL
 from app.edge.routing import (
@@ -26,7 +26,6 @@ from app.runtime.answers.jobs import CapacityAnswer, CommitmentList, NodeList, V
 router = APIRouter(route_class=StrictRoute, tags=["commitments"], responses=PROBLEM_RESPONSE)
 proposals = APIRouter(route_class=LeanRoute, tags=["commitments"], responses=PROBLEM_RESPONSE)
 
-TenantQuery = Annotated[ReadableTenantId, Query()]
 AsOfQuery = Annotated[SeqNumber | None, Query(description="As it was once that entry was there; else now.")]
 
 

@@ -20,6 +20,7 @@ from app.edge.forms.fields import (
     Moment,
     Name,
     ReadableTenantId,
+    TenantQuery,
     WholeNumber,
     in_lower_case,
     in_upper_case,
@@ -104,7 +105,6 @@ _EVENTS = Cursors("events", hlc_position)
 _CANCELLATIONS = Cursors("cancellations", hlc_position)
 
 JobIdPath = Annotated[str, Path(pattern=JOB_ID_PATTERN, description="The job.")]
-TenantQuery = Annotated[ReadableTenantId, Query()]
 
 
 def _described(write: Write) -> dict[str, Any]:

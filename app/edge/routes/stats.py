@@ -155,12 +155,12 @@ def _time_of(report: dict[str, Any], now_ms: int, max_skew_ms: int) -> str:
         ClockSkewError: too far ahead: it would end windows that others still report for.
     """
     given_ms, text = report.pop("time_ms", None), report.get("time")
-    if text is None and given_ms is None:
-        given_ms = now_ms
-    elif text is not None:
-        if given_ms is not None:
-            raise InvalidInputError("time_ms: give it or time, not both", ("time_ms",))
+    if text is not None and given_ms is not None:
+        raise InvalidInputError("time_ms: give it or time, not both", ("time_ms",))
+    if text is not None:
         given_ms = _parsed_ms(text)
+    elif given_ms is None:
+        given_ms = now_ms
     if given_ms > now_ms + max_skew_ms:
         raise ClockSkewError(
             f"the time of the report is {given_ms - now_ms} ms ahead; at most {max_skew_ms} ms are taken"

@@ -24,11 +24,12 @@ from app.edge.forms.body import json_body
 from app.edge.forms.fields import (
     NAME_CHARACTERS_MAX,
     TREE_SIZE_MAX,
-    ReadableTenantId,
     SeqNumber,
+    TenantQuery,
     WholeNumber,
     in_upper_case,
 )
+from app.edge.forms.lists import page
 from app.edge.forms.requests import WebhookRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, shape
 from app.runtime.answers import Time
@@ -110,7 +111,7 @@ WebhookList = shape(
 async def watch_chain(
     accepted: AcceptedDep,
     watchers: Service[Watchers],
-    tenant_id: Annotated[ReadableTenantId, Query()],
+    tenant_id: TenantQuery,
     from_seq: Annotated[
         SeqNumber | None, Query(description="First entry; left out, what comes from now on. It need not be there yet.")
     ] = None,
@@ -248,13 +249,9 @@ async def add_webhook(
 
 
 @webhooks_router.get("/v1/webhooks", responses=answered(WebhookList))
-async def list_webhooks(
-    webhooks: Service[WebhookRegistry], tenant_id: Annotated[ReadableTenantId, Query()]
-) -> Response:
+async def list_webhooks(webhooks: Service[WebhookRegistry], tenant_id: TenantQuery) -> Response:
     """The tenant's webhooks, how far each has confirmed, and what it refused."""
-    return json_answer(
-        {"items": [_webhook_answer(each) for each in await webhooks.listed(tenant_id)], "next_cursor": None}
-    )
+    return page([_webhook_answer(each) for each in await webhooks.listed(tenant_id)], None)
 
 
 @webhooks_router.delete("/v1/webhooks/{webhook_id}", responses=answered(WebhookAnswer))
