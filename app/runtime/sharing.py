@@ -15,15 +15,14 @@ the machine, ``IDLE`` otherwise::
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate, count
+from pathlib import Path
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -55,8 +54,7 @@ class Share:
         self._share = BUSY
         self._got = 1.0
         """Part of the processor time that the loop wanted, and got."""
-        self._scheduled = _Scheduled()
-        self._looked_at = self._scheduled.look()
+        self._looked_at = _scheduled()
 
     def grant(self, future: asyncio.Future[None]) -> None:
         """Set ``future`` when its turn has come; the task that awaits it has the turn until its next await."""
@@ -95,32 +93,23 @@ class Share:
 
     def _look(self) -> None:
         """See how much of a processor others took since it was last looked."""
-        now = self._scheduled.look()
+        if time.perf_counter() - self._looked_at[0] < LOOK_INTERVAL_S:
+            return
+        now = _scheduled()
         took_s, ran_s, waited_s = (after - before for after, before in zip(now, self._looked_at, strict=True))
-        if took_s >= LOOK_INTERVAL_S:
-            self._share = BUSY if ran_s - self._spent_s + waited_s > BUSY_FROM * took_s else IDLE
-            self._got = max(GOT_MIN, ran_s / (ran_s + waited_s)) if ran_s + waited_s else 1.0
-            self._looked_at, self._spent_s = now, 0.0
+        self._share = BUSY if ran_s - self._spent_s + waited_s > BUSY_FROM * took_s else IDLE
+        self._got = max(GOT_MIN, ran_s / (ran_s + waited_s)) if ran_s + waited_s else 1.0
+        self._looked_at, self._spent_s = now, 0.0
 
 
-class _Scheduled:
-    """How the system schedules the thread that asks, where it says so."""
-
-    def __init__(self) -> None:
-        self._file: int | None = None
-        with suppress(OSError):
-            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-
-    def __del__(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-
-    def look(self) -> tuple[float, float, float]:
-        """The time, how long the thread has run, and how long it has waited for a processor, in seconds."""
-        if self._file is None:
-            return time.perf_counter(), time.thread_time(), 0.0
-        ran_ns, waited_ns, _ = os.pread(self._file, 128, 0).split()
-        return time.perf_counter(), int(ran_ns) / 1e9, int(waited_ns) / 1e9
+def _scheduled() -> tuple[float, float, float]:
+    """The time, how long this thread has run, and how long it has waited for a processor, in seconds; never, where the
+    system does not say so."""
+    try:
+        ran_ns, waited_ns, _ = Path("/proc/thread-self/schedstat").read_bytes().split()
+    except OSError:
+        return time.perf_counter(), time.thread_time(), 0.0
+    return time.perf_counter(), int(ran_ns) / 1e9, int(waited_ns) / 1e9
 
 
 LINES_PER_TURN = 500
