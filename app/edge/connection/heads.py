@@ -212,13 +212,6 @@ class CachedHead(NamedTuple):
     """What it says once, None where it says nothing."""
 
 
-class _Split(NamedTuple):
-    path: bytes
-    key: bytes
-    block: bytes
-    body_at: int
-
-
 class HeaderCache:
     """What the blocks of one listener's clients say."""
 
@@ -228,35 +221,36 @@ class HeaderCache:
     def find(self, data: bytes) -> CachedHead | None:
         """The one request that ``data`` is, if its block is known."""
         split = _split(data)
-        known = None if split is None else self._known.get(split.block)
-        if split is None or known is None:
+        if split is None:
             return None
-        fields, body_bytes, authorization = known
-        if len(data) - split.body_at != body_bytes:
+        path, key, block, body = split
+        known = self._known.get(block)
+        if known is None or len(body) != known[1]:
             return None
-        headers = [*fields, (_KEY, split.key)] if split.key else fields.copy()
-        return CachedHead(split.path, split.key, headers, data[split.body_at :], authorization)
+        fields, _, authorization = known
+        headers = [*fields, (_KEY, key)] if key else fields.copy()
+        return CachedHead(path, key, headers, body, authorization)
 
     def remember(self, data: bytes, headers: Fields) -> None:
         """Remember the block of a plain request: the parser found one with these ``headers``, beginning with the first
         byte of ``data``. Nothing is remembered where more than that request came, or it is spelt in an unusual way."""
         split = _split(data)
-        if split is None or any(fold in split.block for fold in (b"\r\n ", b"\r\n\t")):
+        if split is None:
             return
+        _, key, block, body = split
         fields = [field for field in headers if field[0] != _KEY]
-        body_bytes = int(dict(fields)[b"content-length"])
         said = [value for name, value in fields if name == b"authorization"]
-        if len(said) > 1:
+        if len(said) > 1 or any(fold in block for fold in (b"\r\n ", b"\r\n\t")):
             return
-        if dict(headers).get(_KEY, b"") != split.key or len(data) - split.body_at != body_bytes:
+        if dict(headers).get(_KEY, b"") != key or len(body) != int(dict(fields)[b"content-length"]):
             return
         if len(self._known) == BLOCKS_MAX:
             self._known.clear()
-        self._known[split.block] = fields, body_bytes, said[0] if said else None
+        self._known[block] = fields, len(body), said[0] if said else None
 
 
-def _split(data: bytes) -> _Split | None:
-    """The parts of what begins with a head as it is told above, whether or not it is known."""
+def _split(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
+    """Path, key, block and body of what begins with a head in the form that is cached, whether or not it is."""
     line = _LINE.match(data)
     if line is None:
         return None
@@ -271,5 +265,5 @@ def _split(data: bytes) -> _Split | None:
             key = data[at + len(field) : key_end]
             if _is_visible(key) is None:
                 return None
-            return _Split(line[1], key, data[begin:at] + data[key_end:end], end + len(_END))
-    return _Split(line[1], b"", data[begin:end], end + len(_END))
+            return line[1], key, data[begin:at] + data[key_end:end], data[end + len(_END) :]
+    return line[1], b"", data[begin:end], data[end + len(_END) :]

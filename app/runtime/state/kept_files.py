@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 import structlog
@@ -191,13 +191,6 @@ class Verified(msgspec.Struct, frozen=True):
     by: str
 
 
-class VerifiedAll(NamedTuple):
-    """The tenant that was verified longest ago, and how many never were."""
-
-    oldest: Verified | None
-    never: int
-
-
 class _Verified(msgspec.Struct):
     version: Literal[1]
     tenants: dict[str, Verified]
@@ -226,11 +219,11 @@ class LastVerified:
         if known is None or known.at_s < verified.at_s:
             self._by_tenant[tenant_id] = verified
 
-    def of_all(self, tenants: Iterable[str]) -> VerifiedAll:
-        """When all of ``tenants``, but those that never were, had been verified."""
+    def of_all(self, tenants: Iterable[str]) -> tuple[Verified | None, int]:
+        """The oldest verification of ``tenants``, and how many of them never had one."""
         found = [self._by_tenant.get(tenant_id) for tenant_id in tenants]
         oldest = min((each for each in found if each is not None), key=lambda each: each.at_s, default=None)
-        return VerifiedAll(oldest, found.count(None))
+        return oldest, found.count(None)
 
     def store(self) -> None:
         """Write the file; on return it survives a crash. Blocks on the disk.
