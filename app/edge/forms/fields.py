@@ -123,15 +123,5 @@ def moment(name: str, text: str | None, read: Callable[[str], Hlc]) -> Hlc | Non
         raise InvalidInputError(f"{name}: {error}", (name,)) from None
 
 
-def in_upper_case(value: object) -> object:
-    """``value`` as filters are compared: they may be written in either case."""
-    return value.upper() if isinstance(value, str) else value
-
-
-def in_lower_case(value: object) -> object:
-    """As ``in_upper_case``, where names are in lower case."""
-    return value.lower() if isinstance(value, str) else value
-
-
 SESSION_PATTERN = r"^[A-Za-z0-9_-]+([ \t]*,[ \t]*[A-Za-z0-9_-]+)*$"
 IDEMPOTENCY_KEY_PATTERN = r"^[!-~]{1,255}$"

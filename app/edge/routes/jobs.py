@@ -22,8 +22,6 @@ from app.edge.forms.fields import (
     ReadableTenantId,
     TenantQuery,
     WholeNumber,
-    in_lower_case,
-    in_upper_case,
     moment,
 )
 from app.edge.forms.lists import (
@@ -140,7 +138,7 @@ async def promise_of(
     sessions: Service[SessionTokens],
     freshness: Service[Consistency],
     consistency: Annotated[
-        ReadLevel, BeforeValidator(in_lower_case), Query(description="How fresh the answer must be.")
+        ReadLevel, BeforeValidator(str.lower), Query(description="How fresh the answer must be.")
     ] = ReadLevel.SESSION,
     max_staleness_ms: Annotated[
         WholeNumber | None, Query(ge=0, le=86_400_000, description="Needed with bounded_staleness.")
@@ -239,15 +237,15 @@ _FORMS = answered(JobList, description="Jobs, newest first.", headers={NEXT_CURS
 _FORMS[200]["content"] |= {media_type: {"schema": {"type": "string"}} for media_type in (NDJSON, CSV)}
 
 
-def _statuses(values: object) -> object:
+def _statuses(values: list[str]) -> list[str]:
     """``values`` in upper case, each a status.
 
     Raises:
         ValueError: one is none.
     """
-    named = [in_upper_case(value) for value in values] if isinstance(values, list) else values
-    if isinstance(named, list) and (unknown := [name for name in named if name not in STATUSES]):
-        raise ValueError(f"there is no status {str(unknown[0])[:50]!r}; there are {', '.join(STATUSES)}")
+    named = [value.upper() for value in values]
+    if unknown := [name for name in named if name not in STATUSES]:
+        raise ValueError(f"there is no status {unknown[0][:50]!r}; there are {', '.join(STATUSES)}")
     return named
 
 

@@ -27,7 +27,6 @@ from app.edge.forms.fields import (
     SeqNumber,
     TenantQuery,
     WholeNumber,
-    in_upper_case,
 )
 from app.edge.forms.lists import page
 from app.edge.forms.requests import WebhookRequest
@@ -149,7 +148,7 @@ def _actions(text: str | None) -> frozenset[str] | None:
     """
     if text is None:
         return None
-    named = frozenset(str(in_upper_case(name.strip())) for name in text.split(","))
+    named = frozenset(name.strip().upper() for name in text.split(","))
     if unknown := named - TYPE_OF_ACTION.keys():
         known = ", ".join(sorted(TYPE_OF_ACTION))
         raise InvalidInputError(f"actions: there is no action {min(unknown)[:100]!r}; there are {known}", ("actions",))
