@@ -478,13 +478,6 @@ async def test_no_cache_that_many_share_keeps_what_needs_a_token(served: Served,
             assert answer.headers["cache-control"] == "private, max-age=31536000, immutable"
 
 
-def test_a_principal_remembers_no_names_that_no_tenant_has() -> None:
-    somebody = Principal("r", "token", (grant_of(["read"], ["team-*"]),))
-    assert not somebody.may(Right.READ, "x" * 60_000)
-    assert somebody.may(Right.READ, "team-" + "a" * 58)
-    assert list(somebody._known) == [(Right.READ, "team-" + "a" * 58)]
-
-
 async def test_how_long_a_wrong_token_takes_says_nothing_of_a_right_one(serve: Serve) -> None:
     """A wrong token that begins as a right one does takes as long as one that does not."""
     async with serve() as served:
