@@ -53,7 +53,6 @@ LINES_MAX = 100_000
 """Most events in one request."""
 
 _EVENTS = LineModel("event", EVENT_LINE, LINES_MAX, EVENT_TAGS)
-_LEVEL = "Of the whole request; left out, the highest default of its events."
 _BODY = {
     "required": True,
     "content": {
@@ -80,7 +79,9 @@ async def submit_events(
     sessions: Service[SessionTokens],
     consistency: Service[Consistency],
     submitter: Service[Submitter],
-    durability: Annotated[Level | None, Query(description=_LEVEL)] = None,
+    durability: Annotated[
+        Level | None, Query(description="Of the whole request; left out, the highest default of its events.")
+    ] = None,
 ) -> Response:
     """Record many events, all or none."""
     node.check_writable()

@@ -228,12 +228,17 @@ DAMAGED = "DAMAGED"
 _JOBS = Cursors("jobs", hlc_position)
 _EMPTY: Final = dict.fromkeys(JOB_COLUMNS)
 _VARIES: Final = {"Vary": "Accept"}
-_NEXT_CURSOR_HEADER = {
-    "schema": {"type": "string"},
-    "required": False,
-    "description": "Of a page as CSV or NDJSON: the cursor of the next one. Absent where there is none.",
-}
-_FORMS = answered(JobList, description="Jobs, newest first.", headers={NEXT_CURSOR: _NEXT_CURSOR_HEADER})
+_FORMS = answered(
+    JobList,
+    description="Jobs, newest first.",
+    headers={
+        NEXT_CURSOR: {
+            "schema": {"type": "string"},
+            "required": False,
+            "description": "Of a page as CSV or NDJSON: the cursor of the next one. Absent where there is none.",
+        }
+    },
+)
 _FORMS[200]["content"] |= {media_type: {"schema": {"type": "string"}} for media_type in (NDJSON, CSV)}
 
 

@@ -58,7 +58,6 @@ EVENTS_MAX: Final = 1000
 """Most events in one request."""
 RUNS_AT_ONCE: Final = 32
 """Runs of one request whose events are recorded beside each other."""
-_ADDS_NOTHING: Final = (IdempotencyReusedError, JobEndedError, JobExistsError)
 _BODY: Final = {
     "required": True,
     "content": {
@@ -123,7 +122,7 @@ async def record_lineage(
             except JobNotFoundError:
                 # The first event of the run to arrive: its START was lost, or is still on its way.
                 await submit(tenant_id, event, (*STARTS, *TYPES[event.state]))
-        except _ADDS_NOTHING:
+        except (IdempotencyReusedError, JobEndedError, JobExistsError):
             return False
         return True
 
