@@ -51,44 +51,6 @@ class DueNote(NamedTuple):
 _COSIGNATURE_COLUMNS = clamped_columns(CosignatureRow, ("cosigned_at", "created_at"))
 _TIMESTAMP_COLUMNS = clamped_columns(TimestampRow, ("generated_at", "created_at"))
 
-_INSERT_COSIGNATURE = """
-INSERT INTO scheduler.checkpoint_cosignature (tenant_id, witness, tree_size, cosigned_at, note)
-SELECT $1, $2, $3, $4, $5
- WHERE NOT EXISTS (SELECT FROM scheduler.checkpoint_cosignature
-                    WHERE tenant_id = $1 AND witness = $2 AND (tree_size, cosigned_at) >= ($3, $4))
-    ON CONFLICT DO NOTHING
-RETURNING true
-"""
-_COSIGNATURES = f"""
-SELECT {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature
- WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3
-"""
-_COSIGNATURES_OF_SIZE = f"""
-SELECT {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature
- WHERE tenant_id = $1 AND tree_size = $2 AND witness = ANY($3::text[]) ORDER BY id DESC LIMIT $4
-"""
-_COSIGNED_SIZES = """
-SELECT DISTINCT tree_size FROM scheduler.checkpoint_cosignature
- WHERE tenant_id = $1 AND witness = ANY($2::text[]) ORDER BY tree_size DESC LIMIT $3
-"""
-_NEWEST_COSIGNATURES = f"""
-SELECT DISTINCT ON (witness) {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature
- WHERE tenant_id = $1 AND ($2::text[] IS NULL OR witness = ANY($2))
- ORDER BY witness, tree_size DESC, cosigned_at DESC LIMIT $3
-"""
-_INSERT_TIMESTAMP = """
-INSERT INTO scheduler.checkpoint_timestamp (tenant_id, authority, tree_size, generated_at, note, response)
-VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING
-"""
-_TIMESTAMPS = f"""
-SELECT {_TIMESTAMP_COLUMNS} FROM scheduler.checkpoint_timestamp
- WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3
-"""
-_NEWEST_TIMESTAMPS = f"""
-SELECT DISTINCT ON (authority) {_TIMESTAMP_COLUMNS} FROM scheduler.checkpoint_timestamp
- WHERE tenant_id = $1 ORDER BY authority, tree_size DESC LIMIT $2
-"""
-
 
 def _covering(table: str, who: str, columns: str, time: str) -> str:
     """The query for one statement of each ``who``: the oldest that covers entry $3, else the newest that covers $2 at
@@ -112,43 +74,77 @@ SELECT one.* FROM by CROSS JOIN LATERAL (
 
 _COVERING_COSIGNATURES = _covering("checkpoint_cosignature", "witness", _COSIGNATURE_COLUMNS, "cosigned_at")
 _COVERING_TIMESTAMPS = _covering("checkpoint_timestamp", "authority", _TIMESTAMP_COLUMNS, "generated_at")
-_DUE_FOR_TIMESTAMP = """
-SELECT m.tenant_id, m.checkpoint
-  FROM scheduler.merkle_head m
-  LEFT JOIN LATERAL (SELECT tree_size, created_at FROM scheduler.checkpoint_timestamp t
-                      WHERE t.tenant_id = m.tenant_id AND t.authority = $1
-                      ORDER BY tree_size DESC LIMIT 1) t ON true
- WHERE m.checkpoint IS NOT NULL AND m.tree_size > coalesce(t.tree_size, 0)
-   AND (t.created_at IS NULL OR t.created_at <= now() - $2::interval)
- ORDER BY t.created_at NULLS FIRST, m.tenant_id
- LIMIT $3
-"""
 
 
 async def insert_cosignature(
     connection: Connection, tenant_id: str, witness: str, tree_size: int, cosigned_at: datetime, note: str
 ) -> bool:
     """Add a cosignature; False when this witness has cosigned a larger tree before, or this one then or later."""
-    return bool(await connection.fetchval(_INSERT_COSIGNATURE, tenant_id, witness, tree_size, cosigned_at, note))
+    return bool(
+        await connection.fetchval(
+            """
+            INSERT INTO scheduler.checkpoint_cosignature (tenant_id, witness, tree_size, cosigned_at, note)
+            SELECT $1, $2, $3, $4, $5
+             WHERE NOT EXISTS (SELECT FROM scheduler.checkpoint_cosignature
+                                WHERE tenant_id = $1 AND witness = $2 AND (tree_size, cosigned_at) >= ($3, $4))
+                ON CONFLICT DO NOTHING
+            RETURNING true
+            """,
+            tenant_id,
+            witness,
+            tree_size,
+            cosigned_at,
+            note,
+        )
+    )
 
 
 async def list_cosignatures(connection: Connection, tenant_id: str, below_id: int, limit: int) -> list[CosignatureRow]:
     """Up to ``limit`` cosignatures, the newest first, from below ``below_id``."""
-    return await fetch_as(connection, CosignatureRow, _COSIGNATURES, tenant_id, below_id, limit)
+    return await fetch_as(
+        connection,
+        CosignatureRow,
+        f"""
+        SELECT {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature
+         WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3
+        """,
+        tenant_id,
+        below_id,
+        limit,
+    )
 
 
 async def cosignatures_of_size(
     connection: Connection, tenant_id: str, tree_size: int, witnesses: Sequence[str], limit: int
 ) -> list[CosignatureRow]:
     """Cosignatures of these witnesses on the checkpoint of that size, the newest first."""
-    return await fetch_as(connection, CosignatureRow, _COSIGNATURES_OF_SIZE, tenant_id, tree_size, witnesses, limit)
+    return await fetch_as(
+        connection,
+        CosignatureRow,
+        f"""
+        SELECT {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature
+         WHERE tenant_id = $1 AND tree_size = $2 AND witness = ANY($3::text[]) ORDER BY id DESC LIMIT $4
+        """,
+        tenant_id,
+        tree_size,
+        witnesses,
+        limit,
+    )
 
 
 async def newest_cosigned_sizes(
     connection: Connection, tenant_id: str, witnesses: Sequence[str], limit: int
 ) -> list[int]:
     """The largest sizes that any of these witnesses has cosigned, the largest first."""
-    rows = await connection.fetch(_COSIGNED_SIZES, tenant_id, witnesses, limit)
+    rows = await connection.fetch(
+        """
+        SELECT DISTINCT tree_size FROM scheduler.checkpoint_cosignature
+         WHERE tenant_id = $1 AND witness = ANY($2::text[]) ORDER BY tree_size DESC LIMIT $3
+        """,
+        tenant_id,
+        witnesses,
+        limit,
+    )
     return [row["tree_size"] for row in rows]
 
 
@@ -156,7 +152,18 @@ async def newest_cosignatures(
     connection: Connection, tenant_id: str, witnesses: Sequence[str] | None = None, limit: int | None = None
 ) -> list[CosignatureRow]:
     """The newest cosignature of each of these witnesses, or of each there is, of up to ``limit``."""
-    return await fetch_as(connection, CosignatureRow, _NEWEST_COSIGNATURES, tenant_id, witnesses, limit)
+    return await fetch_as(
+        connection,
+        CosignatureRow,
+        f"""
+        SELECT DISTINCT ON (witness) {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature
+         WHERE tenant_id = $1 AND ($2::text[] IS NULL OR witness = ANY($2))
+         ORDER BY witness, tree_size DESC, cosigned_at DESC LIMIT $3
+        """,
+        tenant_id,
+        witnesses,
+        limit,
+    )
 
 
 async def insert_timestamp(
@@ -170,17 +177,47 @@ async def insert_timestamp(
     response: bytes,
 ) -> None:
     """Add a time stamp, unless another node of this ledger has one of that tree by that authority."""
-    await connection.execute(_INSERT_TIMESTAMP, tenant_id, authority, tree_size, generated_at, note, response)
+    await connection.execute(
+        """
+        INSERT INTO scheduler.checkpoint_timestamp (tenant_id, authority, tree_size, generated_at, note, response)
+        VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING
+        """,
+        tenant_id,
+        authority,
+        tree_size,
+        generated_at,
+        note,
+        response,
+    )
 
 
 async def list_timestamps(connection: Connection, tenant_id: str, below_id: int, limit: int) -> list[TimestampRow]:
     """Up to ``limit`` time stamps, the newest first, from below ``below_id``."""
-    return await fetch_as(connection, TimestampRow, _TIMESTAMPS, tenant_id, below_id, limit)
+    return await fetch_as(
+        connection,
+        TimestampRow,
+        f"""
+        SELECT {_TIMESTAMP_COLUMNS} FROM scheduler.checkpoint_timestamp
+         WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3
+        """,
+        tenant_id,
+        below_id,
+        limit,
+    )
 
 
 async def newest_timestamps(connection: Connection, tenant_id: str, limit: int) -> list[TimestampRow]:
     """The newest time stamp by each authority, of up to ``limit``."""
-    return await fetch_as(connection, TimestampRow, _NEWEST_TIMESTAMPS, tenant_id, limit)
+    return await fetch_as(
+        connection,
+        TimestampRow,
+        f"""
+        SELECT DISTINCT ON (authority) {_TIMESTAMP_COLUMNS} FROM scheduler.checkpoint_timestamp
+         WHERE tenant_id = $1 ORDER BY authority, tree_size DESC LIMIT $2
+        """,
+        tenant_id,
+        limit,
+    )
 
 
 async def covering_cosignatures(
@@ -200,7 +237,24 @@ async def covering_timestamps(
 
 async def due_for_timestamp(connection: Connection, authority: str, interval: timedelta, limit: int) -> list[DueNote]:
     """Newest checkpoints of tenants that grew since this authority's last stamp, which is at least ``interval`` old."""
-    return await fetch_as(connection, DueNote, _DUE_FOR_TIMESTAMP, authority, interval, limit)
+    return await fetch_as(
+        connection,
+        DueNote,
+        """
+        SELECT m.tenant_id, m.checkpoint
+          FROM scheduler.merkle_head m
+          LEFT JOIN LATERAL (SELECT tree_size, created_at FROM scheduler.checkpoint_timestamp t
+                              WHERE t.tenant_id = m.tenant_id AND t.authority = $1
+                              ORDER BY tree_size DESC LIMIT 1) t ON true
+         WHERE m.checkpoint IS NOT NULL AND m.tree_size > coalesce(t.tree_size, 0)
+           AND (t.created_at IS NULL OR t.created_at <= now() - $2::interval)
+         ORDER BY t.created_at NULLS FIRST, m.tenant_id
+         LIMIT $3
+        """,
+        authority,
+        interval,
+        limit,
+    )
 
 
 ANCHORS_A_KIND_MAX = ANCHORS_MAX // 2

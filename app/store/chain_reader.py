@@ -63,7 +63,6 @@ _SEQ_MIN, _SEQ_MAX = -(2**63), 2**63 - 1
 _SNAPSHOT_NAME = re.compile(r"[0-9A-Fa-f-]+")
 
 _HEAD = "SELECT head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads WHERE tenant_id = $1 ORDER BY ctid"
-_TREE = "SELECT tree_size, root_hash FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
 _CHECKPOINT = "SELECT checkpoint::text FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
 _ENTRIES = f"{ENTRIES} WHERE tenant_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY seq, ctid"
 # Where seqs repeat, the order is not that of storage: a caller that finds so reads again. To sort by it costs a fifth.
@@ -72,15 +71,6 @@ _COPIED_TYPES = ("int8", "text", "int8", "int8", *("text",) * 3, "int2", *("text
 _FOLDED_TYPES = ("text", "int8", "int8", "int8", "text", "text", "text", "json")
 _FOLDED_FORMS = bytes(ord("i" if name == "int8" else "t") for name in _FOLDED_TYPES)
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-_LAST_ENTRY = (
-    "SELECT seq, chain_link, t_hlc FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq IS NOT NULL"
-    " ORDER BY seq DESC, ctid DESC LIMIT 1"
-)
-_SNAPSHOTS = (
-    f"SELECT {', '.join(SNAPSHOT_COLUMNS)} FROM scheduler.batch_snapshot"
-    " WHERE tenant_id = $1 AND (from_seq >= $2 AND to_seq <= $3 OR from_seq IS NULL OR to_seq IS NULL)"
-    " ORDER BY from_seq, to_seq, id"
-)
 # The job table is compared with the entries that it has followed.
 _FOLLOWED = (
     f"(SELECT seq FROM scheduler.follower_positions WHERE follower = '{FOLLOWER}' AND tenant_id = $1"
@@ -100,22 +90,6 @@ _ENTRIES_BY_JOB = (
     " ORDER BY job_id, seq"
 )
 _ACTIONS = ", ".join(f"'{action}'" for action in sorted(COMMITMENT_ACTIONS))
-_COMMITMENTS = (
-    f"SELECT {', '.join(COMMITMENT_COLUMNS)} FROM scheduler.scheduler_log"
-    f" WHERE tenant_id = $1 AND action::text IN ({_ACTIONS}) AND origin IS NULL ORDER BY seq, ctid"
-)
-_PROMISED = (
-    f"SELECT {', '.join(PROMISED_COLUMNS)} FROM scheduler.commitments"
-    f" WHERE tenant_id = $1 AND {_FOLLOWED} IS NOT NULL ORDER BY seq, ctid"
-)
-_JOB_BORDERS = (
-    "SELECT job_id FROM (SELECT job_id, row_number() OVER (ORDER BY job_id) AS number FROM scheduler.jobs"
-    " WHERE tenant_id = $1 AND job_id IS NOT NULL) AS numbered WHERE number % $2 = 0 ORDER BY number"
-)
-_TILES = (
-    "SELECT tile_index, hashes FROM scheduler.merkle_tile"
-    " WHERE tenant_id = $1 AND level = $2 AND tile_index BETWEEN $3 AND $4 ORDER BY ctid"
-)
 
 
 class JobRange(NamedTuple):
@@ -172,12 +146,17 @@ class PostgresChainReader:
 
     async def last_entry(self) -> Head | None:
         """The entry of highest seq."""
-        row = await self._row(_LAST_ENTRY)
+        row = await self._row(
+            "SELECT seq, chain_link, t_hlc FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq IS NOT NULL"
+            " ORDER BY seq DESC, ctid DESC LIMIT 1"
+        )
         return Head(*row) if row is not None else None
 
     async def tree(self) -> StoredTree | None:
         """The stored tree's size and root."""
-        row = await self._row(_TREE)
+        row = await self._row(
+            "SELECT tree_size, root_hash FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
+        )
         return StoredTree(*row) if row is not None else None
 
     async def checkpoint(self) -> str | None:
@@ -188,7 +167,15 @@ class PostgresChainReader:
     async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
         """Stored tiles ``first..last`` of a level."""
         async with self._lock:
-            rows = await self._connection.fetch(_TILES, self.tenant_id, level, first, last, timeout=FETCH_TIMEOUT_S)
+            rows = await self._connection.fetch(
+                "SELECT tile_index, hashes FROM scheduler.merkle_tile"
+                " WHERE tenant_id = $1 AND level = $2 AND tile_index BETWEEN $3 AND $4 ORDER BY ctid",
+                self.tenant_id,
+                level,
+                first,
+                last,
+                timeout=FETCH_TIMEOUT_S,
+            )
         return {row[0]: row[1] for row in rows}
 
     def entries(self, from_seq: int | None, to_seq: int | None) -> Batches:
@@ -227,7 +214,14 @@ class PostgresChainReader:
     def snapshots(self, from_seq: int, to_seq: int | None) -> Batches:
         """Batches of snapshots by ``from_seq``."""
         bounds = _bounds(from_seq, to_seq)
-        return self._batches(_ENVELOPE, SNAPSHOTS_A_BATCH, _SNAPSHOTS, *bounds)
+        return self._batches(
+            _ENVELOPE,
+            SNAPSHOTS_A_BATCH,
+            f"SELECT {', '.join(SNAPSHOT_COLUMNS)} FROM scheduler.batch_snapshot"
+            " WHERE tenant_id = $1 AND (from_seq >= $2 AND to_seq <= $3 OR from_seq IS NULL OR to_seq IS NULL)"
+            " ORDER BY from_seq, to_seq, id",
+            *bounds,
+        )
 
     def jobs(self, part: JobRange = ALL_JOBS) -> Batches:
         """Batches of stored jobs by job id, none where the job table has not followed the chain."""
@@ -264,11 +258,21 @@ class PostgresChainReader:
 
     def commitments(self) -> Batches:
         """Batches of the entries whose verdicts are judged, by seq."""
-        return self._in_turns(_COMMITTED_PAYLOAD, FOLDED_A_BATCH, _COMMITMENTS)
+        return self._in_turns(
+            _COMMITTED_PAYLOAD,
+            FOLDED_A_BATCH,
+            f"SELECT {', '.join(COMMITMENT_COLUMNS)} FROM scheduler.scheduler_log"
+            f" WHERE tenant_id = $1 AND action::text IN ({_ACTIONS}) AND origin IS NULL ORDER BY seq, ctid",
+        )
 
     def promised(self) -> Batches:
         """Batches of the table of commitments by seq, none where it has not followed the chain."""
-        return self._batches(_SUBJECT, FOLDED_A_BATCH, _PROMISED)
+        return self._batches(
+            _SUBJECT,
+            FOLDED_A_BATCH,
+            f"SELECT {', '.join(PROMISED_COLUMNS)} FROM scheduler.commitments"
+            f" WHERE tenant_id = $1 AND {_FOLLOWED} IS NOT NULL ORDER BY seq, ctid",
+        )
 
     async def followed_seq(self) -> int:
         """How far these tables have followed the chain."""
@@ -278,7 +282,13 @@ class PostgresChainReader:
     async def job_ranges(self, jobs_a_range: int) -> list[JobRange]:
         """Ranges of job ids that cover all there can be, each of so many stored jobs."""
         async with self._lock:
-            rows = await self._connection.fetch(_JOB_BORDERS, self.tenant_id, jobs_a_range, timeout=FETCH_TIMEOUT_S)
+            rows = await self._connection.fetch(
+                "SELECT job_id FROM (SELECT job_id, row_number() OVER (ORDER BY job_id) AS number FROM scheduler.jobs"
+                " WHERE tenant_id = $1 AND job_id IS NOT NULL) AS numbered WHERE number % $2 = 0 ORDER BY number",
+                self.tenant_id,
+                jobs_a_range,
+                timeout=FETCH_TIMEOUT_S,
+            )
         borders = [row[0] for row in rows]
         return [JobRange(*bounds) for bounds in pairwise((None, *borders, None))]
 

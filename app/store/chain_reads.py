@@ -12,9 +12,12 @@ from app.store.rows import (
     PAYLOAD_BYTES,
     columns,
     fetch_as,
+    fetch_column,
+    fetch_dict,
     fetch_one_as,
     fetch_page,
     fetch_tuples,
+    fetch_value,
     like,
     page_of,
     told,
@@ -116,24 +119,10 @@ _JOB_ENTRIES = f"""
 SELECT {", ".join(ENTRY_COLUMNS)}, {PAYLOAD_BYTES}
   FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND seq <= $3 ORDER BY seq LIMIT $4 + 1
 """
-_WHOLE_JOB_ENTRIES = f"""
-SELECT {", ".join(ENTRY_COLUMNS)}, found
-  FROM {page_of(_JOB_ENTRIES, "seq", limit="$4", bytes_max=JOB_BYTES_MAX)} AS page ORDER BY number
-"""
-_LAST_SEQ_OF_JOB = "SELECT max(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2"
 _ENTRY = f"{ENTRIES} WHERE tenant_id = $1 AND seq = $2"
-_TENANTS = """
-SELECT tenant_id FROM scheduler.chain_heads
- WHERE tenant_id > $1 AND tenant_id LIKE ANY($3::text[]) ORDER BY tenant_id LIMIT $2
-"""
-_SNAPSHOTS = f"""
-SELECT {columns(SnapshotRow, ("created_at",))} FROM scheduler.batch_snapshot
- WHERE tenant_id = $1 AND from_seq < $2 ORDER BY from_seq DESC LIMIT $3
-"""
 _SNAPSHOT = f"SELECT {columns(SnapshotRow, ('created_at',))}, dsse_envelope FROM scheduler.batch_snapshot"
 _SNAPSHOT_OF_ID = f"{_SNAPSHOT} WHERE id = $1"
 _NEWEST_SNAPSHOT = f"{_SNAPSHOT} WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1"
-_ASKED_BEFORE_A_WRITE = "SELECT 1 FROM scheduler.scheduler_log, scheduler.jobs, scheduler.idempotency LIMIT 0"
 
 
 async def head(connection: Connection, tenant_id: str) -> HeadRow:
@@ -169,7 +158,16 @@ async def list_tenants(
     connection: Connection, after: str = "", limit: int | None = None, patterns: Sequence[str] = ("*",)
 ) -> list[str]:
     """Up to ``limit`` tenants of these patterns in byte order, those behind ``after``, ``_system`` among them."""
-    return [row["tenant_id"] for row in await connection.fetch(_TENANTS, after, limit, like(patterns))]
+    return await fetch_column(
+        connection,
+        """
+        SELECT tenant_id FROM scheduler.chain_heads
+         WHERE tenant_id > $1 AND tenant_id LIKE ANY($3::text[]) ORDER BY tenant_id LIMIT $2
+        """,
+        after,
+        limit,
+        like(patterns),
+    )
 
 
 async def list_entries(
@@ -182,8 +180,13 @@ async def list_entries(
 
 async def last_seq_of_job(connection: Connection, tenant_id: str, job_id: str) -> int | None:
     """Seq of the newest entry of the job, None when there is none."""
-    last: int | None = await connection.fetchval(_LAST_SEQ_OF_JOB, tenant_id, job_id)
-    return last
+    return await fetch_value(
+        connection,
+        int,
+        "SELECT max(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2",
+        tenant_id,
+        job_id,
+    )
 
 
 async def job_entries(
@@ -191,7 +194,17 @@ async def job_entries(
 ) -> list[tuple[Any, ...]] | None:
     """``ENTRY_COLUMNS`` of the job's entries up to ``to_seq``, by seq, as they stand; None when there are more than
     ``limit``, or their payloads have more than ``JOB_BYTES_MAX``."""
-    rows = await fetch_tuples(connection, _WHOLE_JOB_ENTRIES, tenant_id, job_id, to_seq, limit)
+    rows = await fetch_tuples(
+        connection,
+        f"""
+        SELECT {", ".join(ENTRY_COLUMNS)}, found
+          FROM {page_of(_JOB_ENTRIES, "seq", limit="$4", bytes_max=JOB_BYTES_MAX)} AS page ORDER BY number
+        """,
+        tenant_id,
+        job_id,
+        to_seq,
+        limit,
+    )
     is_whole = not rows or rows[-1][-1] == len(rows)
     return [row[:-1] for row in rows] if is_whole else None
 
@@ -203,7 +216,17 @@ async def entries_at(connection: Connection, tenant_id: str, seq: int) -> list[t
 
 async def list_snapshots(connection: Connection, tenant_id: str, below_from_seq: int, limit: int) -> list[SnapshotRow]:
     """Up to ``limit`` snapshots of the tenant, newest first, from below ``below_from_seq``."""
-    found = await fetch_as(connection, SnapshotRow, _SNAPSHOTS, tenant_id, below_from_seq, limit)
+    found = await fetch_as(
+        connection,
+        SnapshotRow,
+        f"""
+        SELECT {columns(SnapshotRow, ("created_at",))} FROM scheduler.batch_snapshot
+         WHERE tenant_id = $1 AND from_seq < $2 ORDER BY from_seq DESC LIMIT $3
+        """,
+        tenant_id,
+        below_from_seq,
+        limit,
+    )
     return [whole(tenant_id, row) for row in found]
 
 
@@ -230,7 +253,7 @@ def _with_envelope(row: Record) -> tuple[SnapshotRow, str]:
 
 async def ping(connection: Connection) -> None:
     """Make sure that Postgres answers, and that no other session keeps a table locked that is asked before a write."""
-    await connection.fetch(_ASKED_BEFORE_A_WRITE)
+    await connection.fetch("SELECT 1 FROM scheduler.scheduler_log, scheduler.jobs, scheduler.idempotency LIMIT 0")
 
 
 class Stamp(NamedTuple):
@@ -241,16 +264,14 @@ class Stamp(NamedTuple):
     created_at: datetime
 
 
-_HEAD_SEQS = "SELECT tenant_id, head_seq FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[])"
-_STAMPS = f"""
-SELECT seq, id, {told("created_at")} FROM scheduler.scheduler_log
- WHERE tenant_id = $1 AND seq BETWEEN $2 AND $3 ORDER BY seq
-"""
-
-
 async def head_seqs(connection: Connection, tenant_ids: Sequence[str]) -> dict[str, int]:
     """By tenant, where its chain ends; those that have none are left out."""
-    return {tenant_id: seq or 0 for tenant_id, seq in await connection.fetch(_HEAD_SEQS, tenant_ids)}
+    return {
+        tenant_id: seq or 0
+        for tenant_id, seq in await connection.fetch(
+            "SELECT tenant_id, head_seq FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[])", tenant_ids
+        )
+    }
 
 
 async def stamps(connection: Connection, tenant_id: str, from_seq: int, to_seq: int) -> list[Stamp]:
@@ -259,7 +280,17 @@ async def stamps(connection: Connection, tenant_id: str, from_seq: int, to_seq: 
     Raises:
         ChainDamagedError: somebody edited what it gave one of them.
     """
-    found = await fetch_as(connection, Stamp, _STAMPS, tenant_id, from_seq, to_seq)
+    found = await fetch_as(
+        connection,
+        Stamp,
+        f"""
+        SELECT seq, id, {told("created_at")} FROM scheduler.scheduler_log
+         WHERE tenant_id = $1 AND seq BETWEEN $2 AND $3 ORDER BY seq
+        """,
+        tenant_id,
+        from_seq,
+        to_seq,
+    )
     return [whole(tenant_id, stamp) if None in stamp else stamp for stamp in found]
 
 
@@ -277,36 +308,47 @@ class SeenChain(NamedTuple):
     """The newest signed note, None before the first."""
 
 
-_SEEN_CHAINS = """
-SELECT h.tenant_id, h.head_seq, h.head_chain_link, l.chain_link, m.tree_size, m.root_hash, m.checkpoint
-  FROM scheduler.chain_heads h
-  LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = h.tenant_id AND l.seq = h.head_seq
-  LEFT JOIN scheduler.merkle_head m ON m.tenant_id = h.tenant_id
- WHERE h.tenant_id > $1 ORDER BY h.tenant_id LIMIT $2
-"""
-_WAL_POSITION = """
-SELECT wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions WHERE node_id = $1
-"""
-_LINKS_AT = """
-SELECT w.tenant_id, l.chain_link
-  FROM unnest($1::text[], $2::bigint[]) AS w(tenant_id, seq)
-  JOIN scheduler.scheduler_log l ON l.tenant_id = w.tenant_id AND l.seq = w.seq
-"""
-
-
 async def wal_position(connection: Connection, node_id: str) -> WalPosition | None:
     """What Postgres knows of the node's WAL, without a lock."""
-    return await fetch_one_as(connection, WalPosition, _WAL_POSITION, node_id)
+    return await fetch_one_as(
+        connection,
+        WalPosition,
+        """
+        SELECT wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions WHERE node_id = $1
+        """,
+        node_id,
+    )
 
 
 async def seen_chains(connection: Connection, after: str, limit: int) -> list[SeenChain]:
     """The next chains behind tenant ``after``, in tenant order."""
-    return await fetch_as(connection, SeenChain, _SEEN_CHAINS, after, limit)
+    return await fetch_as(
+        connection,
+        SeenChain,
+        """
+        SELECT h.tenant_id, h.head_seq, h.head_chain_link, l.chain_link, m.tree_size, m.root_hash, m.checkpoint
+          FROM scheduler.chain_heads h
+          LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = h.tenant_id AND l.seq = h.head_seq
+          LEFT JOIN scheduler.merkle_head m ON m.tenant_id = h.tenant_id
+         WHERE h.tenant_id > $1 ORDER BY h.tenant_id LIMIT $2
+        """,
+        after,
+        limit,
+    )
 
 
 async def links_at(connection: Connection, seqs: Mapping[str, int]) -> dict[str, str]:
     """By tenant, the link of its entry at that seq, where there is one."""
-    return dict(map(tuple, await connection.fetch(_LINKS_AT, list(seqs), list(seqs.values()))))
+    return await fetch_dict(
+        connection,
+        """
+        SELECT w.tenant_id, l.chain_link
+          FROM unnest($1::text[], $2::bigint[]) AS w(tenant_id, seq)
+          JOIN scheduler.scheduler_log l ON l.tenant_id = w.tenant_id AND l.seq = w.seq
+        """,
+        list(seqs),
+        list(seqs.values()),
+    )
 
 
 async def last_seq(connection: Connection, tenant_id: str) -> int:

@@ -14,7 +14,7 @@ import asyncpg
 from app.runtime.postgres import is_of_a_value
 from app.store import sessions
 from app.store.log_rows import LOG_COLUMNS, LogRows, Row
-from app.store.rows import fetch_one_as
+from app.store.rows import fetch_column, fetch_one_as
 from ledger.errors import ChainDamagedError
 from ledger.positions import Epoch, Lsn
 
@@ -26,45 +26,7 @@ LOCK_TIMEOUT_S = 2.0
 
 _LINK = re.compile(r"[0-9a-f]{64}")
 
-_MOVE_HEADS = """
-UPDATE scheduler.chain_heads AS h
-   SET head_seq = n.head_seq, head_chain_link = n.head_chain_link, head_hlc = n.head_hlc, updated_at = now()
-  FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[]) AS n(tenant_id, head_seq, head_chain_link, head_hlc)
- WHERE h.tenant_id = n.tenant_id
-RETURNING h.tenant_id, h.head_seq, h.head_chain_link, h.head_hlc
-"""
 
-_STORED_ENTRIES = """
-SELECT n.tenant_id, n.sent, count(l.seq) AS stored
-  FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) AS n(tenant_id, first_seq, last_seq, sent)
-  LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = n.tenant_id AND l.seq BETWEEN n.first_seq AND n.last_seq
- GROUP BY n.tenant_id, n.sent ORDER BY n.sent = count(l.seq), n.tenant_id LIMIT 1
-"""
-
-_POSITION = """
-SELECT wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions WHERE node_id = $1 FOR UPDATE
-"""
-_HEADS = """
-SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads
- WHERE $1::text[] IS NULL OR tenant_id = ANY($1)
-"""
-_LOCK_HEADS = """
-SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads
- WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE
-"""
-_CREATE_HEADS = """
-INSERT INTO scheduler.chain_heads (tenant_id, head_seq)
-SELECT tenant_id, 0 FROM unnest($1::text[]) AS t(tenant_id) ORDER BY tenant_id COLLATE "C"
-    ON CONFLICT (tenant_id) DO NOTHING
-RETURNING tenant_id
-"""
-_LOCKED_TENANTS = """
-WITH free AS MATERIALIZED (
-    SELECT tenant_id FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[]) FOR UPDATE SKIP LOCKED
-)
-SELECT tenant_id FROM scheduler.chain_heads
- WHERE tenant_id = ANY($1::text[]) AND tenant_id NOT IN (SELECT tenant_id FROM free)
-"""
 # OFFSET keeps it a look into the index for each head, whatever the planner thinks of how many rows there are.
 _ENDS = """
 SELECT h.tenant_id, e.chain_link, e.is_by_node
@@ -165,22 +127,61 @@ async def connect(
 
 async def read_heads(connection: Connection, tenant_ids: Sequence[str] | None = None) -> dict[str, ChainHead]:
     """Heads of ``tenant_ids`` that exist; of all tenants without."""
-    return _by_tenant(await connection.fetch(_HEADS, tenant_ids))
+    return _by_tenant(
+        await connection.fetch(
+            """
+            SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads
+             WHERE $1::text[] IS NULL OR tenant_id = ANY($1)
+            """,
+            tenant_ids,
+        )
+    )
 
 
 async def lock_heads(connection: Connection, tenant_ids: Sequence[str]) -> dict[str, ChainHead]:
     """Heads of ``tenant_ids`` that exist, locked in tenant order."""
-    return _by_tenant(await connection.fetch(_LOCK_HEADS, tenant_ids))
+    return _by_tenant(
+        await connection.fetch(
+            """
+            SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads
+             WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE
+            """,
+            tenant_ids,
+        )
+    )
 
 
 async def create_heads(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
     """Give each tenant a head at seq 0; returns those that had none before. All are locked afterwards."""
-    return {row["tenant_id"] for row in await connection.fetch(_CREATE_HEADS, tenant_ids)}
+    return set(
+        await fetch_column(
+            connection,
+            """
+            INSERT INTO scheduler.chain_heads (tenant_id, head_seq)
+            SELECT tenant_id, 0 FROM unnest($1::text[]) AS t(tenant_id) ORDER BY tenant_id COLLATE "C"
+                ON CONFLICT (tenant_id) DO NOTHING
+            RETURNING tenant_id
+            """,
+            tenant_ids,
+        )
+    )
 
 
 async def locked_tenants(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
     """Which of these tenants have their head locked by another session now. Nothing stays locked."""
-    return {row["tenant_id"] for row in await connection.fetch(_LOCKED_TENANTS, tenant_ids)}
+    return set(
+        await fetch_column(
+            connection,
+            """
+            WITH free AS MATERIALIZED (
+                SELECT tenant_id FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[]) FOR UPDATE SKIP LOCKED
+            )
+            SELECT tenant_id FROM scheduler.chain_heads
+             WHERE tenant_id = ANY($1::text[]) AND tenant_id NOT IN (SELECT tenant_id FROM free)
+            """,
+            tenant_ids,
+        )
+    )
 
 
 def _by_tenant(rows: Sequence[asyncpg.Record]) -> dict[str, ChainHead]:
@@ -189,7 +190,14 @@ def _by_tenant(rows: Sequence[asyncpg.Record]) -> dict[str, ChainHead]:
 
 async def read_position(connection: Connection, node_id: str) -> WalPosition | None:
     """The node's row, locked until the transaction ends: waits for a commit whose answer was lost."""
-    return await fetch_one_as(connection, WalPosition, _POSITION, node_id)
+    return await fetch_one_as(
+        connection,
+        WalPosition,
+        """
+        SELECT wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions WHERE node_id = $1 FOR UPDATE
+        """,
+        node_id,
+    )
 
 
 def copied(status: str) -> int:
@@ -237,7 +245,15 @@ async def copy_entries(connection: Connection, rows: LogRows, on_sent: Callable[
         )
     if copied(status) == len(rows):
         return
-    row = await connection.fetchrow(_STORED_ENTRIES, *zip(*rows.sent(), strict=True))
+    row = await connection.fetchrow(
+        """
+        SELECT n.tenant_id, n.sent, count(l.seq) AS stored
+          FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) AS n(tenant_id, first_seq, last_seq, sent)
+          LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = n.tenant_id AND l.seq BETWEEN n.first_seq AND n.last_seq
+         GROUP BY n.tenant_id, n.sent ORDER BY n.sent = count(l.seq), n.tenant_id LIMIT 1
+        """,
+        *zip(*rows.sent(), strict=True),
+    )
     assert row is not None
     raise dropped(row["tenant_id"], "entries", row["sent"], row["stored"])
 
@@ -258,7 +274,17 @@ async def move_heads(connection: Connection, heads: Sequence[tuple[str, int, str
     Raises:
         ChainDamagedError: not all stand there now; names a tenant. The transaction MUST be rolled back.
     """
-    rows = await connection.fetch(_MOVE_HEADS, *zip(*heads, strict=True))
+    rows = await connection.fetch(
+        """
+        UPDATE scheduler.chain_heads AS h
+           SET head_seq = n.head_seq, head_chain_link = n.head_chain_link, head_hlc = n.head_hlc, updated_at = now()
+          FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[])
+               AS n(tenant_id, head_seq, head_chain_link, head_hlc)
+         WHERE h.tenant_id = n.tenant_id
+        RETURNING h.tenant_id, h.head_seq, h.head_chain_link, h.head_hlc
+        """,
+        *zip(*heads, strict=True),
+    )
     moved = {tenant_id: tuple(head) for tenant_id, *head in rows}
     for tenant_id, seq, chain_link, hlc in heads:
         if moved.get(tenant_id) != (seq, chain_link, hlc):

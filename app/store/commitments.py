@@ -41,23 +41,6 @@ def _of_a_node(row: str) -> str:
     return f"{row}.subject >= '{NODE_PREFIX}' AND {row}.subject < '{NODE_PREFIX[:-1]};'"
 
 
-_ADD = """
-INSERT INTO scheduler.commitments (tenant_id, seq, ended_seq, subject)
-SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[])
-"""
-_REVOKE = """
-UPDATE scheduler.commitments AS c SET ended_seq = r.ended_seq
-  FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS r(tenant_id, seq, ended_seq)
- WHERE c.tenant_id = r.tenant_id AND c.seq = r.seq AND c.ended_seq IS NULL AND c.seq < r.ended_seq
-"""
-_REPLACE = f"""
-UPDATE scheduler.commitments AS c SET ended_seq = r.ended_seq
-  FROM unnest($1::text[], $2::text[], $3::bigint[]) AS r(tenant_id, subject, ended_seq)
- WHERE c.tenant_id = r.tenant_id AND c.subject = r.subject AND {_of_a_node("c")}
-   AND c.ended_seq IS NULL AND c.seq < r.ended_seq
-"""
-_EMPTY = "DELETE FROM scheduler.commitments WHERE tenant_id = ANY($1::text[])"
-
 _FOLLOWED = f"SELECT coalesce(seq, 0) AS seq FROM ({PLACES}) AS place WHERE tenant_id = $1"
 _ENTRIES = f"""
 {ENTRIES} WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS} ORDER BY seq
@@ -88,29 +71,6 @@ SELECT w.seq, {ENTRY} FROM wanted w
   LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = $1 AND l.seq = w.seq AND {_SAYS}
  WHERE w.seq NOT IN (SELECT seq FROM ended WHERE seq IS NOT NULL)
  ORDER BY w.seq LIMIT $5
-"""
-_RANGE_END = f"""
-SELECT seq FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS}
- ORDER BY seq OFFSET $4 LIMIT 1
-"""
-_FIRST_FALSE = f"""
-WITH said AS (
-    SELECT seq, job_id,
-           CASE action WHEN 'CAPACITY_SET' THEN job_id ELSE '{INDEX_PREFIX}' || seq END AS ended_by, action::text
-      FROM scheduler.scheduler_log
-     WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS} AND NOT starts_with(job_id, '{INDEX_PREFIX}')
-), due AS (
-    SELECT s.seq, s.job_id, ended.seq AS ended_seq FROM said s LEFT JOIN LATERAL (
-        SELECT e.seq FROM scheduler.scheduler_log e
-         WHERE e.tenant_id = $1 AND e.job_id = s.ended_by AND e.seq > s.seq AND e.seq <= $4
-           AND e.action = s.action AND e.origin IS NULL
-         ORDER BY e.seq LIMIT 1) AS ended ON true
-)
-SELECT coalesce(d.seq, c.seq) AS seq, d.seq IS NOT NULL, c.seq IS NOT NULL
-  FROM due d FULL JOIN
-       (SELECT * FROM scheduler.commitments WHERE tenant_id = $1 AND seq > $2 AND seq <= $3) AS c ON c.seq = d.seq
- WHERE (d.job_id, d.ended_seq) IS DISTINCT FROM (c.subject, c.ended_seq) OR d.seq IS NULL
- ORDER BY 1 LIMIT 1
 """
 
 
@@ -147,12 +107,33 @@ async def take(connection: Connection, followed: Mapping[str, Sequence[FollowedE
                 newest[tenant_id, subject] = seq
             added[tenant_id, seq] = None, subject
     if revoked:
-        await connection.execute(_REVOKE, *zip(*revoked, strict=True))
+        await connection.execute(
+            """
+            UPDATE scheduler.commitments AS c SET ended_seq = r.ended_seq
+              FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS r(tenant_id, seq, ended_seq)
+             WHERE c.tenant_id = r.tenant_id AND c.seq = r.seq AND c.ended_seq IS NULL AND c.seq < r.ended_seq
+            """,
+            *zip(*revoked, strict=True),
+        )
     if replaced:
-        await connection.execute(_REPLACE, *zip(*replaced, strict=True))
+        await connection.execute(
+            f"""
+            UPDATE scheduler.commitments AS c SET ended_seq = r.ended_seq
+              FROM unnest($1::text[], $2::text[], $3::bigint[]) AS r(tenant_id, subject, ended_seq)
+             WHERE c.tenant_id = r.tenant_id AND c.subject = r.subject AND {_of_a_node("c")}
+               AND c.ended_seq IS NULL AND c.seq < r.ended_seq
+            """,
+            *zip(*replaced, strict=True),
+        )
     if added:
         rows = [(tenant_id, seq, *more) for (tenant_id, seq), more in added.items()]
-        await connection.execute(_ADD, *zip(*rows, strict=True))
+        await connection.execute(
+            """
+            INSERT INTO scheduler.commitments (tenant_id, seq, ended_seq, subject)
+            SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[])
+            """,
+            *zip(*rows, strict=True),
+        )
 
 
 def _revoked_by(subject: str) -> int | None:
@@ -163,7 +144,7 @@ def _revoked_by(subject: str) -> int | None:
 
 async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:
     """Remove the rows of these tenants."""
-    await connection.execute(_EMPTY, tenant_ids)
+    await connection.execute("DELETE FROM scheduler.commitments WHERE tenant_id = ANY($1::text[])", tenant_ids)
 
 
 async def entries(
@@ -222,8 +203,44 @@ async def first_false(connection: Connection, tenant_id: str, to_seq: int) -> Br
     after_seq = 0
     while after_seq < to_seq:
         asked = (tenant_id, after_seq, to_seq, COMPARED_AT_ONCE - 1)
-        upto_seq = await connection.fetchval(_RANGE_END, *asked) or to_seq
-        found = await connection.fetchrow(_FIRST_FALSE, tenant_id, after_seq, upto_seq, to_seq)
+        upto_seq = (
+            await connection.fetchval(
+                f"""
+                SELECT seq FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS}
+                 ORDER BY seq OFFSET $4 LIMIT 1
+                """,
+                *asked,
+            )
+            or to_seq
+        )
+        found = await connection.fetchrow(
+            f"""
+            WITH said AS (
+                SELECT seq, job_id,
+                       CASE action WHEN 'CAPACITY_SET' THEN job_id ELSE '{INDEX_PREFIX}' || seq END AS ended_by,
+                       action::text
+                  FROM scheduler.scheduler_log
+                 WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS}
+                   AND NOT starts_with(job_id, '{INDEX_PREFIX}')
+            ), due AS (
+                SELECT s.seq, s.job_id, ended.seq AS ended_seq FROM said s LEFT JOIN LATERAL (
+                    SELECT e.seq FROM scheduler.scheduler_log e
+                     WHERE e.tenant_id = $1 AND e.job_id = s.ended_by AND e.seq > s.seq AND e.seq <= $4
+                       AND e.action = s.action AND e.origin IS NULL
+                     ORDER BY e.seq LIMIT 1) AS ended ON true
+            )
+            SELECT coalesce(d.seq, c.seq) AS seq, d.seq IS NOT NULL, c.seq IS NOT NULL
+              FROM due d FULL JOIN
+                   (SELECT * FROM scheduler.commitments WHERE tenant_id = $1 AND seq > $2 AND seq <= $3) AS c
+                   ON c.seq = d.seq
+             WHERE (d.job_id, d.ended_seq) IS DISTINCT FROM (c.subject, c.ended_seq) OR d.seq IS NULL
+             ORDER BY 1 LIMIT 1
+            """,
+            tenant_id,
+            after_seq,
+            upto_seq,
+            to_seq,
+        )
         if found is not None:
             seq, is_said, is_named = found
             if not is_named:

@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 _POSITIONS = """
 SELECT log_origin, note, tree_size, imported_seq FROM scheduler.exchange_positions WHERE tenant_id = $1
 """
-_SEEN = """
-INSERT INTO scheduler.exchange_positions AS p (log_origin, tenant_id, note, tree_size) VALUES ($2, $1, $3, $4)
-    ON CONFLICT (tenant_id, log_origin) DO UPDATE
-       SET note = excluded.note, tree_size = excluded.tree_size, updated_at = now()
-     WHERE p.tree_size < excluded.tree_size
-"""
 _IMPORTED = """
 UPDATE scheduler.exchange_positions SET imported_seq = $3, updated_at = now()
  WHERE tenant_id = $1 AND log_origin = $2 AND imported_seq < $3
@@ -33,8 +27,6 @@ SELECT tenant_id, imported_seq FROM scheduler.exchange_positions
  WHERE log_origin = $1 || '/' || tenant_id AND tenant_id > $2 AND tenant_id LIKE ANY($4::text[])
  ORDER BY tenant_id LIMIT $3
 """
-_TAKE_TURN = "SELECT pg_try_advisory_lock(hashtextextended('tallystick.exchange ' || $1, 0))"
-_END_TURN = "SELECT pg_advisory_unlock(hashtextextended('tallystick.exchange ' || $1, 0))"
 
 
 class Seen(NamedTuple):
@@ -52,7 +44,18 @@ async def positions(connection: Connection, tenant_id: str) -> dict[str, Seen]:
 
 async def saw(connection: Connection, tenant_id: str, log_origin: str, note: str, tree_size: int) -> None:
     """A newer checkpoint was seen, and proved to go on from the one before."""
-    await connection.execute(_SEEN, tenant_id, log_origin, note, tree_size)
+    await connection.execute(
+        """
+        INSERT INTO scheduler.exchange_positions AS p (log_origin, tenant_id, note, tree_size) VALUES ($2, $1, $3, $4)
+            ON CONFLICT (tenant_id, log_origin) DO UPDATE
+               SET note = excluded.note, tree_size = excluded.tree_size, updated_at = now()
+             WHERE p.tree_size < excluded.tree_size
+        """,
+        tenant_id,
+        log_origin,
+        note,
+        tree_size,
+    )
 
 
 async def imported(connection: Connection, tenant_id: str, log_origin: str, seq: int) -> None:
@@ -70,12 +73,16 @@ async def held_of(
 
 async def take_turn(connection: Connection, peer: str) -> bool:
     """Whether this session is the one of the ledger that asks ``peer`` now, until ``end_turn`` or its end."""
-    return bool(await connection.fetchval(_TAKE_TURN, peer))
+    return bool(
+        await connection.fetchval(
+            "SELECT pg_try_advisory_lock(hashtextextended('tallystick.exchange ' || $1, 0))", peer
+        )
+    )
 
 
 async def end_turn(connection: Connection, peer: str) -> None:
     """Leave ``peer`` to another session."""
-    await connection.execute(_END_TURN, peer)
+    await connection.execute("SELECT pg_advisory_unlock(hashtextextended('tallystick.exchange ' || $1, 0))", peer)
 
 
 class ImportProgress(NamedTuple):
@@ -92,43 +99,23 @@ class ImportProgress(NamedTuple):
     has_ended: bool
 
 
-_BEGIN_IMPORT = """
-INSERT INTO scheduler.bundle_import
-       (set_digest, bundles, entries, from_seqs, node_id, position, imported, duplicates, jobs_changed, conflicts)
-VALUES ($1, $2, $3, $4, $5, 0, 0, 0, 0, '[]') ON CONFLICT (set_digest) DO NOTHING
-"""
-_LOCK_IMPORT = """
-SELECT from_seqs, position, imported, duplicates, jobs_changed, conflicts, ended_at IS NOT NULL AS has_ended
-  FROM scheduler.bundle_import WHERE set_digest = $1 FOR UPDATE
-"""
-_ADVANCE_IMPORT = """
-UPDATE scheduler.bundle_import
-   SET position = $2::bigint + $3::bigint, imported = $2, duplicates = $3, jobs_changed = $4,
-       conflicts = coalesce($5::json, conflicts),
-       ended_at = CASE WHEN $2::bigint + $3::bigint = entries THEN now() END
- WHERE set_digest = $1
-"""
-_RESTART_IMPORT = """
-UPDATE scheduler.bundle_import
-   SET position = $2, imported = 0, duplicates = $2, jobs_changed = 0, conflicts = '[]', ended_at = NULL
- WHERE set_digest = $1
-"""
-_UNFINISHED_IMPORTS = """
-SELECT set_digest, position, entries FROM scheduler.bundle_import WHERE ended_at IS NULL ORDER BY began_at
-"""
-_COUNT_UNTOUCHED = """
-SELECT count(*)
-  FROM unnest($1::text[], $2::text[], $3::bigint[]) AS job(tenant_id, job_id, from_seq)
- WHERE NOT EXISTS (SELECT FROM scheduler.scheduler_log l
-                    WHERE l.tenant_id = job.tenant_id AND l.job_id = job.job_id AND l.seq > job.from_seq)
-"""
-
-
 async def begin_import(
     connection: Connection, set_digest: str, *, bundles: int, entries: int, from_seqs: Mapping[str, int], node_id: str
 ) -> ImportProgress:
     """The progress of the set, from nothing when it is new."""
-    await connection.execute(_BEGIN_IMPORT, set_digest, bundles, entries, orjson.dumps(from_seqs).decode(), node_id)
+    await connection.execute(
+        """
+        INSERT INTO scheduler.bundle_import
+               (set_digest, bundles, entries, from_seqs, node_id, position, imported, duplicates, jobs_changed,
+                conflicts)
+        VALUES ($1, $2, $3, $4, $5, 0, 0, 0, 0, '[]') ON CONFLICT (set_digest) DO NOTHING
+        """,
+        set_digest,
+        bundles,
+        entries,
+        orjson.dumps(from_seqs).decode(),
+        node_id,
+    )
     return await lock_import(connection, set_digest)
 
 
@@ -138,7 +125,13 @@ async def lock_import(connection: Connection, set_digest: str) -> ImportProgress
     Raises:
         DatabaseUnavailableError: there is none.
     """
-    row = await connection.fetchrow(_LOCK_IMPORT, set_digest)
+    row = await connection.fetchrow(
+        """
+        SELECT from_seqs, position, imported, duplicates, jobs_changed, conflicts, ended_at IS NOT NULL AS has_ended
+          FROM scheduler.bundle_import WHERE set_digest = $1 FOR UPDATE
+        """,
+        set_digest,
+    )
     if row is None:
         raise DatabaseUnavailableError(
             "PostgreSQL dropped the row of this import in scheduler.bundle_import without an error; remove the trigger "
@@ -159,17 +152,43 @@ async def advance_import(
 ) -> None:
     """Move the progress to these counts; ``conflicts`` are all of them, None when none was added."""
     stored = None if conflicts is None else orjson.dumps(conflicts).decode()
-    await connection.execute(_ADVANCE_IMPORT, set_digest, imported, duplicates, jobs_changed, stored)
+    await connection.execute(
+        """
+        UPDATE scheduler.bundle_import
+           SET position = $2::bigint + $3::bigint, imported = $2, duplicates = $3, jobs_changed = $4,
+               conflicts = coalesce($5::json, conflicts),
+               ended_at = CASE WHEN $2::bigint + $3::bigint = entries THEN now() END
+         WHERE set_digest = $1
+        """,
+        set_digest,
+        imported,
+        duplicates,
+        jobs_changed,
+        stored,
+    )
 
 
 async def restart_import(connection: Connection, set_digest: str, duplicates: int) -> None:
     """Begin again behind the first ``duplicates`` entries, which the chains were found to hold."""
-    await connection.execute(_RESTART_IMPORT, set_digest, duplicates)
+    await connection.execute(
+        """
+        UPDATE scheduler.bundle_import
+           SET position = $2, imported = 0, duplicates = $2, jobs_changed = 0, conflicts = '[]', ended_at = NULL
+         WHERE set_digest = $1
+        """,
+        set_digest,
+        duplicates,
+    )
 
 
 async def unfinished_imports(connection: Connection) -> list[tuple[str, int, int]]:
     """Set digest, position and entries of each import that was cut short."""
-    return await fetch_tuples(connection, _UNFINISHED_IMPORTS)
+    return await fetch_tuples(
+        connection,
+        """
+        SELECT set_digest, position, entries FROM scheduler.bundle_import WHERE ended_at IS NULL ORDER BY began_at
+        """,
+    )
 
 
 async def count_untouched(
@@ -177,5 +196,14 @@ async def count_untouched(
 ) -> int:
     """How many of these (tenant, job id) have no entry yet behind ``from_seqs``, by tenant."""
     asked = [(tenant_id, job_id, from_seqs[tenant_id]) for tenant_id, job_id in jobs]
-    count: int = await connection.fetchval(_COUNT_UNTOUCHED, *turned(asked, 3))
-    return count
+    return int(
+        await connection.fetchval(
+            """
+            SELECT count(*)
+              FROM unnest($1::text[], $2::text[], $3::bigint[]) AS job(tenant_id, job_id, from_seq)
+             WHERE NOT EXISTS (SELECT FROM scheduler.scheduler_log l
+                                WHERE l.tenant_id = job.tenant_id AND l.job_id = job.job_id AND l.seq > job.from_seq)
+            """,
+            *turned(asked, 3),
+        )
+    )

@@ -17,24 +17,6 @@ if TYPE_CHECKING:
 
     from app.store import Connection
 
-_ENTRIES_BY_HLC = """
-SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest
-  FROM unnest($2::bigint[], $3::bigint[], $4::text[]) AS hlc(physical, logical, node)
-  JOIN scheduler.scheduler_log l ON l.tenant_id = $1
-       AND l.hlc_physical = hlc.physical AND l.hlc_logical = hlc.logical AND l.hlc_node = hlc.node
- WHERE seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
-"""
-_ENTRIES_BY_SEQ = """
-SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest
-  FROM scheduler.scheduler_log
- WHERE tenant_id = $1 AND seq = ANY($2::bigint[])
-   AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
-"""
-_HIGHEST_HLC = """
-SELECT hlc_physical, hlc_logical, hlc_node FROM scheduler.scheduler_log WHERE tenant_id = $1
- ORDER BY hlc_physical DESC, hlc_logical DESC, hlc_node DESC LIMIT 1
-"""
-
 
 class ChainedEntry(NamedTuple):
     """Place of one chained row, and what makes it this event and no other."""
@@ -60,19 +42,50 @@ async def find_existing(connection: Connection, tenant_id: str, events: Sequence
 
 async def find_by_seq(connection: Connection, tenant_id: str, seqs: Sequence[int]) -> dict[int, ChainedEntry]:
     """Entries of the tenant by seq, those of ``seqs`` that its chain has."""
-    found = map(_chained, await connection.fetch(_ENTRIES_BY_SEQ, tenant_id, seqs))
+    found = map(
+        _chained,
+        await connection.fetch(
+            """
+            SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest
+              FROM scheduler.scheduler_log
+             WHERE tenant_id = $1 AND seq = ANY($2::bigint[])
+               AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
+            """,
+            tenant_id,
+            seqs,
+        ),
+    )
     return {entry.seq: entry for entry in found}
 
 
 async def highest_hlc(connection: Connection, tenant_id: str) -> tuple[int, int, str] | None:
     """The highest HLC that an entry of the chain has, None when it has none."""
-    row = await connection.fetchrow(_HIGHEST_HLC, tenant_id)
+    row = await connection.fetchrow(
+        """
+        SELECT hlc_physical, hlc_logical, hlc_node FROM scheduler.scheduler_log WHERE tenant_id = $1
+         ORDER BY hlc_physical DESC, hlc_logical DESC, hlc_node DESC LIMIT 1
+        """,
+        tenant_id,
+    )
     return None if row is None else (row["hlc_physical"], row["hlc_logical"], row["hlc_node"])
 
 
 async def _by_hlc(connection: Connection, tenant_id: str, t_hlcs: Sequence[str]) -> dict[str, ChainedEntry]:
     parts = zip(*map(Hlc.parse, t_hlcs), strict=True) if t_hlcs else ((), (), ())
-    found = map(_chained, await connection.fetch(_ENTRIES_BY_HLC, tenant_id, *map(list, parts)))
+    found = map(
+        _chained,
+        await connection.fetch(
+            """
+            SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest
+              FROM unnest($2::bigint[], $3::bigint[], $4::text[]) AS hlc(physical, logical, node)
+              JOIN scheduler.scheduler_log l ON l.tenant_id = $1
+                   AND l.hlc_physical = hlc.physical AND l.hlc_logical = hlc.logical AND l.hlc_node = hlc.node
+             WHERE seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
+            """,
+            tenant_id,
+            *map(list, parts),
+        ),
+    )
     return {entry.event.t_hlc: entry for entry in found}
 
 

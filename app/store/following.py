@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store import sessions
-from app.store.rows import columns, fetch_as, turned
+from app.store.rows import columns, fetch_as, fetch_column, turned
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -89,7 +89,7 @@ async def behind(connection: Connection, follower: str) -> dict[str, int | None]
 async def followed(connection: Connection, follower: str) -> list[str]:
     """Tenants in whose chains the follower has a position."""
     query = "SELECT tenant_id FROM scheduler.follower_positions WHERE follower = $1 AND seq > 0"
-    return [row["tenant_id"] for row in await connection.fetch(query, follower)]
+    return await fetch_column(connection, query, follower)
 
 
 async def lock_places(connection: Connection, follower: str, tenant_ids: Sequence[str]) -> dict[str, Place]:

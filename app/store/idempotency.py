@@ -57,19 +57,6 @@ SELECT {_LINE} FROM scheduler.idempotency i LEFT JOIN scheduler.scheduler_log l 
  WHERE i.tenant_id = ANY($1::text[]) AND i.route = $2 AND i.key = $3
  ORDER BY i.line
 """
-# The length of a payload is known without reading it, where it is stored apart.
-_KEYED = f"""
-SELECT seq, hlc_physical, payload ->> '{keyed.MEMBER}'
-  FROM (SELECT seq, hlc_physical, created_at, payload,
-               sum(octet_length(payload::text)) OVER (ORDER BY seq DESC) AS bytes
-          FROM scheduler.scheduler_log
-         WHERE tenant_id = $1 AND origin IS NULL
-           AND seq > (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1) - {ENTRIES_READ}) AS newest
- WHERE bytes <= {ENTRIES_READ_BYTES}
-   AND created_at < to_timestamp(hlc_physical / 1000.0) + interval '1 hour'
-   AND strpos(payload::text, '"{keyed.MEMBER}":"') > 0
- ORDER BY seq
-"""
 _CLAIMS = f"""
 SELECT i.route, i.key, {_LINE}
   FROM unnest($1::text[], $2::smallint[], $3::text[]) AS wanted(tenant_id, route, key)
@@ -90,14 +77,6 @@ class NamedEntry(NamedTuple):
     """What the row says."""
 
 
-_NAMED = """
-SELECT hlc_physical, job_id, action, payload, route, key, line, body_digest
-  FROM unnest($2::bigint[]) AS wanted(seq)
-  LEFT JOIN (SELECT * FROM scheduler.scheduler_log WHERE tenant_id = $1) AS l USING (seq)
-  LEFT JOIN (SELECT seq, route, key, line, body_digest FROM scheduler.idempotency WHERE tenant_id = $1) AS i USING (seq)
-"""
-
-
 def key_row_error(tenant_id: str, key: str, seq: int, what: str, meanwhile: str = "") -> KeyRowError:
     """The error of a row of this key, at the entry ``seq``: ``what`` is the rest of a sentence about the row, and
     ``meanwhile`` what became of the request that met it."""
@@ -107,7 +86,17 @@ def key_row_error(tenant_id: str, key: str, seq: int, what: str, meanwhile: str 
 
 async def named_entries(connection: Connection, tenant_id: str, seqs: Sequence[int]) -> list[NamedEntry]:
     """The entries of the tenant at ``seqs``, each with every row that names it. Reads all rows of the tenant."""
-    rows = await connection.fetch(_NAMED, tenant_id, seqs)
+    rows = await connection.fetch(
+        """
+        SELECT hlc_physical, job_id, action, payload, route, key, line, body_digest
+          FROM unnest($2::bigint[]) AS wanted(seq)
+          LEFT JOIN (SELECT * FROM scheduler.scheduler_log WHERE tenant_id = $1) AS l USING (seq)
+          LEFT JOIN (SELECT seq, route, key, line, body_digest FROM scheduler.idempotency WHERE tenant_id = $1) AS i
+               USING (seq)
+        """,
+        tenant_id,
+        seqs,
+    )
     return [NamedEntry._make((*row[:4], None if row["key"] is None else IdempotencyKey(*row[4:]))) for row in rows]
 
 
@@ -128,7 +117,25 @@ async def find_claims(
 async def newest_keyed(connection: Connection, tenant_id: str) -> list[KeyedEntry]:
     """The keyed ones among the last ``ENTRIES_READ`` entries of the tenant, or ``ENTRIES_READ_BYTES``, in seq order.
     None was chained more than an hour after it was written, as a restore does."""
-    return await fetch_as(connection, KeyedEntry, _KEYED, tenant_id)
+    # The length of a payload is known without reading it, where it is stored apart.
+    return await fetch_as(
+        connection,
+        KeyedEntry,
+        f"""
+        SELECT seq, hlc_physical, payload ->> '{keyed.MEMBER}'
+          FROM (SELECT seq, hlc_physical, created_at, payload,
+                       sum(octet_length(payload::text)) OVER (ORDER BY seq DESC) AS bytes
+                  FROM scheduler.scheduler_log
+                 WHERE tenant_id = $1 AND origin IS NULL
+                   AND seq > (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1) - {ENTRIES_READ}
+               ) AS newest
+         WHERE bytes <= {ENTRIES_READ_BYTES}
+           AND created_at < to_timestamp(hlc_physical / 1000.0) + interval '1 hour'
+           AND strpos(payload::text, '"{keyed.MEMBER}":"') > 0
+         ORDER BY seq
+        """,
+        tenant_id,
+    )
 
 
 async def forget_old(connection: Connection) -> None:

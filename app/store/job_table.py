@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.store.chaining import dropped
 from app.store.following import Place
-from app.store.rows import turned
+from app.store.rows import fetch_column, fetch_dict, turned
 from ledger.errors import ChainDamagedError
 from ledger.facts.events import EVENTS_BY_ACTION
 from ledger.machines import jobs
@@ -38,22 +38,6 @@ EntryRow = tuple[Any, ...]
 """One row of ``ENTRY_COLUMNS``."""
 SEQ_MAX: Final = 2**63 - 1
 
-_STORE = """
-WITH stored AS (
-INSERT INTO scheduler.jobs AS j
-       (tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq, seqs)
-SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq, seqs::bigint[]
-  FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::text[],
-              $8::bigint[], $9::text[])
-       AS n(tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq, seqs)
-    ON CONFLICT (tenant_id, job_id) DO UPDATE
-       SET status = excluded.status, created_physical = excluded.created_physical,
-           created_logical = excluded.created_logical, created_node = excluded.created_node,
-           created_by = excluded.created_by, last_seq = excluded.last_seq, seqs = excluded.seqs, updated_at = now()
-    RETURNING j.tenant_id
-)
-SELECT tenant_id, count(*) FROM stored GROUP BY tenant_id
-"""
 
 PLACES = f"""
 SELECT h.tenant_id, h.head_seq, CASE WHEN p.seq <= h.head_seq THEN p.seq END AS seq
@@ -116,34 +100,10 @@ SELECT n,
        ) AS has_refusals
   FROM {_WANTED}
 """
-_FIRST_UNFOLLOWED = """
-SELECT l.seq, l.job_id FROM scheduler.scheduler_log l
- WHERE l.tenant_id = $1 AND l.seq > $2 AND l.seq <= $3 AND l.action = ANY($4::text[])
-   AND NOT EXISTS (SELECT FROM scheduler.jobs j
-                    WHERE j.tenant_id = l.tenant_id AND j.job_id = l.job_id AND j.last_seq >= l.seq)
- ORDER BY l.seq LIMIT 1
-"""
-_IS_BEYOND = """
-SELECT EXISTS (SELECT FROM scheduler.scheduler_log l JOIN scheduler.jobs j USING (tenant_id, job_id)
-                WHERE l.tenant_id = $1 AND l.seq > $2 AND l.seq <= $2 + $3::bigint AND j.last_seq >= l.seq)
-"""
-_ENDING = """
-SELECT DISTINCT l.job_id FROM scheduler.scheduler_log l
- WHERE l.tenant_id = $1 AND l.seq > $2 AND l.seq <= $3 AND l.action = ANY($5::text[])
-   AND NOT EXISTS (SELECT FROM scheduler.scheduler_log later
-                    WHERE later.tenant_id = l.tenant_id AND later.job_id = l.job_id
-                      AND later.seq > $3 AND later.seq <= $4)
-"""
-_ROWS = f"""
-SELECT w.job_id, j.job_id IS NOT NULL, {claimed("j")}
-  FROM unnest((SELECT $2::text[])) AS w(job_id)
-  LEFT JOIN scheduler.jobs j ON j.tenant_id = $1 AND j.job_id = w.job_id
-"""
 BEYOND_ENTRIES = 100
 """Entries behind the position of the table that are compared with it: where that is too low, rows cover them."""
 EVER = (2**63 - 1, 2**63 - 1, "~")
 """Above every HLC: node ids are made of a-z, 0-9 and -."""
-_PLACE = f"SELECT seq, head_seq FROM ({PLACES}) AS place WHERE tenant_id = $1"
 
 
 class JobSpan(NamedTuple):
@@ -220,7 +180,7 @@ async def entries_of(connection: Connection, wanted: Sequence[JobSpan]) -> list[
 
 async def place(connection: Connection, tenant_id: str) -> Place | None:
     """How far the table is in the tenant's chain; None when there is no such tenant."""
-    row = await connection.fetchrow(_PLACE, tenant_id)
+    row = await connection.fetchrow(f"SELECT seq, head_seq FROM ({PLACES}) AS place WHERE tenant_id = $1", tenant_id)
     return None if row is None else place_of(tenant_id, row["seq"], row["head_seq"])
 
 
@@ -239,13 +199,35 @@ async def first_unfollowed(
     connection: Connection, tenant_id: str, after_seq: int, to_seq: int
 ) -> tuple[int, str] | None:
     """Seq and job of the first entry in this range that says something of a job whose row ends before it."""
-    row = await connection.fetchrow(_FIRST_UNFOLLOWED, tenant_id, after_seq, to_seq, list(EVENTS_BY_ACTION))
+    row = await connection.fetchrow(
+        """
+        SELECT l.seq, l.job_id FROM scheduler.scheduler_log l
+         WHERE l.tenant_id = $1 AND l.seq > $2 AND l.seq <= $3 AND l.action = ANY($4::text[])
+           AND NOT EXISTS (SELECT FROM scheduler.jobs j
+                            WHERE j.tenant_id = l.tenant_id AND j.job_id = l.job_id AND j.last_seq >= l.seq)
+         ORDER BY l.seq LIMIT 1
+        """,
+        tenant_id,
+        after_seq,
+        to_seq,
+        list(EVENTS_BY_ACTION),
+    )
     return None if row is None else (row["seq"], row["job_id"])
 
 
 async def is_beyond(connection: Connection, tenant_id: str, seq: int) -> bool:
     """Whether rows cover entries that come next behind ``seq``."""
-    return bool(await connection.fetchval(_IS_BEYOND, tenant_id, seq, BEYOND_ENTRIES))
+    return bool(
+        await connection.fetchval(
+            """
+            SELECT EXISTS (SELECT FROM scheduler.scheduler_log l JOIN scheduler.jobs j USING (tenant_id, job_id)
+                            WHERE l.tenant_id = $1 AND l.seq > $2 AND l.seq <= $2 + $3::bigint AND j.last_seq >= l.seq)
+            """,
+            tenant_id,
+            seq,
+            BEYOND_ENTRIES,
+        )
+    )
 
 
 async def jobs_ending(
@@ -253,12 +235,30 @@ async def jobs_ending(
 ) -> list[str]:
     """The jobs that have an entry behind ``after_seq``, and none behind ``to_seq`` up to ``followed_seq``."""
     asked = (tenant_id, after_seq, to_seq, followed_seq, list(EVENTS_BY_ACTION))
-    return [row["job_id"] for row in await connection.fetch(_ENDING, *asked)]
+    return await fetch_column(
+        connection,
+        """
+        SELECT DISTINCT l.job_id FROM scheduler.scheduler_log l
+         WHERE l.tenant_id = $1 AND l.seq > $2 AND l.seq <= $3 AND l.action = ANY($5::text[])
+           AND NOT EXISTS (SELECT FROM scheduler.scheduler_log later
+                            WHERE later.tenant_id = l.tenant_id AND later.job_id = l.job_id
+                              AND later.seq > $3 AND later.seq <= $4)
+        """,
+        *asked,
+    )
 
 
 async def rows_of(connection: Connection, tenant_id: str, job_ids: Sequence[str]) -> list[ListedRow]:
     """What the table has of each of these jobs."""
-    rows = await connection.fetch(_ROWS, tenant_id, job_ids)
+    rows = await connection.fetch(
+        f"""
+        SELECT w.job_id, j.job_id IS NOT NULL, {claimed("j")}
+          FROM unnest((SELECT $2::text[])) AS w(job_id)
+          LEFT JOIN scheduler.jobs j ON j.tenant_id = $1 AND j.job_id = w.job_id
+        """,
+        tenant_id,
+        job_ids,
+    )
     return [ListedRow(row[0], JobClaim._make(row[2:]) if row[1] else None) for row in rows]
 
 
@@ -269,7 +269,29 @@ async def store(connection: Connection, rows: Sequence[tuple[object, ...]]) -> N
         ChainDamagedError: not all were stored; names a tenant. The transaction MUST be rolled back.
     """
     columns: Sequence[Sequence[object]] = list(zip(*rows, strict=True)) or [()] * (1 + len(JOB_COLUMNS))
-    stored: Mapping[str, int] = dict(map(tuple, await connection.fetch(_STORE, *columns)))
+    stored: Mapping[str, int] = await fetch_dict(
+        connection,
+        """
+        WITH stored AS (
+        INSERT INTO scheduler.jobs AS j
+               (tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq, seqs)
+        SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq,
+               seqs::bigint[]
+          FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::text[],
+                      $8::bigint[], $9::text[])
+               AS n(tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq,
+                    seqs)
+            ON CONFLICT (tenant_id, job_id) DO UPDATE
+               SET status = excluded.status, created_physical = excluded.created_physical,
+                   created_logical = excluded.created_logical, created_node = excluded.created_node,
+                   created_by = excluded.created_by, last_seq = excluded.last_seq, seqs = excluded.seqs,
+                   updated_at = now()
+            RETURNING j.tenant_id
+        )
+        SELECT tenant_id, count(*) FROM stored GROUP BY tenant_id
+        """,
+        *columns,
+    )
     for tenant_id, count in Counter(str(row[0]) for row in rows).items():
         if stored.get(tenant_id, 0) != count:
             raise dropped(tenant_id, "job rows", count, stored.get(tenant_id, 0))

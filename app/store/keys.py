@@ -44,54 +44,10 @@ class SystemHead(NamedTuple):
     strays: list[int]
 
 
-_PUBLISH = """
-WITH found AS (SELECT 1 FROM scheduler.signing_keys WHERE key_id = $1 AND algorithm = $2 AND public_key_pem = $3)
-INSERT INTO scheduler.signing_keys (key_id, algorithm, public_key_pem, not_before, node_id)
-SELECT $1, $2, $3, least(now(), to_timestamp(floor(least(min(l.hlc_physical), $5) / 1000.0))), $4
-  FROM scheduler.chain_heads h
- CROSS JOIN LATERAL (
-       SELECT coalesce(max(s.to_seq), 0) AS signed_seq FROM scheduler.batch_snapshot s
-        WHERE s.tenant_id = h.tenant_id AND NOT $6) s
-  JOIN scheduler.scheduler_log l
-    ON l.tenant_id = h.tenant_id AND l.seq = s.signed_seq + 1 AND l.hlc_physical >= 0
- WHERE NOT EXISTS (SELECT FROM found)
-    ON CONFLICT (key_id) DO UPDATE SET algorithm = $2, public_key_pem = $3
-RETURNING EXISTS (SELECT FROM found)
-"""
-_NAME_IN_USE = """
-UPDATE scheduler.signing_keys
-   SET signs_snapshots = (key_id = $2), signs_checkpoints = (key_id = $3), node_id = $1
- WHERE (node_id = $1 OR key_id IN ($2, $3))
-   AND (signs_snapshots, signs_checkpoints) IS DISTINCT FROM (key_id = $2, key_id = $3)
-"""
-_WRITE_ROW = """
-UPDATE scheduler.signing_keys
-   SET algorithm = $2, public_key_pem = $3, not_after = $4, revoked_from_hlc = $5, revocation_reason = $6
- WHERE key_id = $1
-   AND (algorithm, public_key_pem, not_after, revoked_from_hlc, revocation_reason)
-       IS DISTINCT FROM ($2, $3, $4, $5, $6)
-"""
-_WIDEN = "UPDATE scheduler.signing_keys SET not_before = $2 WHERE key_id = $1 AND not_before > $2"
-_ROWS = f"""
-SELECT {columns(KeyRow, ("not_before",))} FROM scheduler.signing_keys AS k ORDER BY k.not_before, key_id
-"""
 _ENTRIES = f"""
 {ENTRIES}
  WHERE tenant_id = $1 AND (job_id >= $2 AND job_id < $3 OR job_id >= $4 AND job_id < $5 OR job_id >= $6 AND job_id < $7)
  ORDER BY seq
-"""
-_SYSTEM_HEAD = """
-SELECT h.seq, h.chain_link,
-       ARRAY(SELECT l.seq FROM scheduler.scheduler_log l
-              WHERE l.tenant_id = $1 AND l.job_id >= $2 AND l.job_id < $3 AND l.seq > h.seq
-              ORDER BY l.seq LIMIT $4) AS strays
-  FROM (SELECT coalesce(max(head_seq), 0) AS seq, max(head_chain_link) FILTER (WHERE head_seq > 0) AS chain_link
-          FROM scheduler.chain_heads WHERE tenant_id = $1) h
-"""
-_HIGHEST_SIGNED_MS = """
-SELECT coalesce(max(CASE WHEN snapshot_hlc ~ '^[0-9]{1,15}:'
-                         THEN split_part(snapshot_hlc, ':', 1)::bigint END), 0)
-  FROM scheduler.batch_snapshot
 """
 
 
@@ -103,13 +59,45 @@ async def publish(connection: Connection, key: PublicKey, node_id: str, oldest_m
     have signed any entry.
     """
     said = (key.key_id, key.algorithm, key.public_key_pem)
-    was_there: bool = await connection.fetchval(_PUBLISH, *said, node_id, oldest_ms, is_known)
-    return was_there
+    return bool(
+        await connection.fetchval(
+            """
+            WITH found AS (
+                SELECT 1 FROM scheduler.signing_keys WHERE key_id = $1 AND algorithm = $2 AND public_key_pem = $3
+            )
+            INSERT INTO scheduler.signing_keys (key_id, algorithm, public_key_pem, not_before, node_id)
+            SELECT $1, $2, $3, least(now(), to_timestamp(floor(least(min(l.hlc_physical), $5) / 1000.0))), $4
+              FROM scheduler.chain_heads h
+             CROSS JOIN LATERAL (
+                   SELECT coalesce(max(s.to_seq), 0) AS signed_seq FROM scheduler.batch_snapshot s
+                    WHERE s.tenant_id = h.tenant_id AND NOT $6) s
+              JOIN scheduler.scheduler_log l
+                ON l.tenant_id = h.tenant_id AND l.seq = s.signed_seq + 1 AND l.hlc_physical >= 0
+             WHERE NOT EXISTS (SELECT FROM found)
+                ON CONFLICT (key_id) DO UPDATE SET algorithm = $2, public_key_pem = $3
+            RETURNING EXISTS (SELECT FROM found)
+            """,
+            *said,
+            node_id,
+            oldest_ms,
+            is_known,
+        )
+    )
 
 
 async def name_in_use(connection: Connection, node_id: str, snapshots_key: str, checkpoints_key: str) -> None:
     """Say with which keys the node signs now."""
-    await connection.execute(_NAME_IN_USE, node_id, snapshots_key, checkpoints_key)
+    await connection.execute(
+        """
+        UPDATE scheduler.signing_keys
+           SET signs_snapshots = (key_id = $2), signs_checkpoints = (key_id = $3), node_id = $1
+         WHERE (node_id = $1 OR key_id IN ($2, $3))
+           AND (signs_snapshots, signs_checkpoints) IS DISTINCT FROM (key_id = $2, key_id = $3)
+        """,
+        node_id,
+        snapshots_key,
+        checkpoints_key,
+    )
 
 
 async def write_rows(connection: Connection, said: Iterable[tuple[PublicKey, str | None]]) -> None:
@@ -118,17 +106,34 @@ async def write_rows(connection: Connection, said: Iterable[tuple[PublicKey, str
     for key, reason in said:
         revoked_from = None if key.revoked_from_hlc is None else key.revoked_from_hlc.text()
         rows.append((key.key_id, key.algorithm, key.public_key_pem, key.not_after, revoked_from, reason))
-    await connection.executemany(_WRITE_ROW, rows)
+    await connection.executemany(
+        """
+        UPDATE scheduler.signing_keys
+           SET algorithm = $2, public_key_pem = $3, not_after = $4, revoked_from_hlc = $5, revocation_reason = $6
+         WHERE key_id = $1
+           AND (algorithm, public_key_pem, not_after, revoked_from_hlc, revocation_reason)
+               IS DISTINCT FROM ($2, $3, $4, $5, $6)
+        """,
+        rows,
+    )
 
 
 async def widen(connection: Connection, key_id: str, not_before: datetime) -> None:
     """Let the key count from ``not_before`` on, when its window begins later."""
-    await connection.execute(_WIDEN, key_id, not_before)
+    await connection.execute(
+        "UPDATE scheduler.signing_keys SET not_before = $2 WHERE key_id = $1 AND not_before > $2", key_id, not_before
+    )
 
 
 async def list_rows(connection: Connection) -> list[KeyRow]:
     """Every published key, oldest first."""
-    return await fetch_as(connection, KeyRow, _ROWS)
+    return await fetch_as(
+        connection,
+        KeyRow,
+        f"""
+        SELECT {columns(KeyRow, ("not_before",))} FROM scheduler.signing_keys AS k ORDER BY k.not_before, key_id
+        """,
+    )
 
 
 async def list_entries(connection: Connection) -> list[EntryRow]:
@@ -141,12 +146,29 @@ async def list_entries(connection: Connection) -> list[EntryRow]:
 async def system_head(connection: Connection) -> SystemHead:
     """Where the chain of ``_system`` ends; seq 0 without a head that can be one."""
     asked = (SYSTEM_TENANT, SUBJECT_PREFIX, AFTER_SUBJECTS, STRAYS_MAX)
-    head = await fetch_one_as(connection, SystemHead, _SYSTEM_HEAD, *asked)
+    head = await fetch_one_as(
+        connection,
+        SystemHead,
+        """
+        SELECT h.seq, h.chain_link,
+               ARRAY(SELECT l.seq FROM scheduler.scheduler_log l
+                      WHERE l.tenant_id = $1 AND l.job_id >= $2 AND l.job_id < $3 AND l.seq > h.seq
+                      ORDER BY l.seq LIMIT $4) AS strays
+          FROM (SELECT coalesce(max(head_seq), 0) AS seq, max(head_chain_link) FILTER (WHERE head_seq > 0) AS chain_link
+                  FROM scheduler.chain_heads WHERE tenant_id = $1) h
+        """,
+        *asked,
+    )
     assert head is not None, "an aggregate has one row"
     return head
 
 
 async def highest_signed_ms(connection: Connection) -> int:
     """Highest HLC time that any snapshot says it ends with, in ms; 0 without snapshots."""
-    highest: int = await connection.fetchval(_HIGHEST_SIGNED_MS)
-    return highest
+    return int(
+        await connection.fetchval("""
+            SELECT coalesce(max(CASE WHEN snapshot_hlc ~ '^[0-9]{1,15}:'
+                                     THEN split_part(snapshot_hlc, ':', 1)::bigint END), 0)
+              FROM scheduler.batch_snapshot
+        """)
+    )

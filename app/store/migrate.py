@@ -35,12 +35,6 @@ CONNECT_TIMEOUT_S = 60
 """Longest that a migration waits for a connection."""
 LOCK_TIMEOUT_S = 60
 """Longest that a migration waits for a lock that another session has."""
-_WHO_HAS_LOCK = """
-SELECT a.pid, a.usename AS role, a.application_name AS application
-  FROM pg_locks l JOIN pg_stat_activity a USING (pid)
- WHERE l.granted AND l.locktype = 'advisory' AND l.objsubid = 1 AND a.datname = current_database()
-   AND (l.classid::bigint << 32 | l.objid::bigint) = :key
-"""
 
 
 def migrate(url: str) -> None:
@@ -152,7 +146,15 @@ def _migrate(connection: SyncConnection) -> tuple[str | None, str | None]:
 def _lock(connection: SyncConnection) -> None:
     """Take the advisory lock, saying who has it while it is waited for."""
     if not connection.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": _LOCK}).scalar():
-        who = connection.execute(text(_WHO_HAS_LOCK), {"key": _LOCK}).all()
+        who = connection.execute(
+            text("""
+                SELECT a.pid, a.usename AS role, a.application_name AS application
+                  FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+                 WHERE l.granted AND l.locktype = 'advisory' AND l.objsubid = 1 AND a.datname = current_database()
+                   AND (l.classid::bigint << 32 | l.objid::bigint) = :key
+            """),
+            {"key": _LOCK},
+        ).all()
         log.warning("schema_migration_waits", sessions=[row._asdict() for row in who], at_most_s=LOCK_TIMEOUT_S)
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 

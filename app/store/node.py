@@ -14,7 +14,7 @@ import asyncpg
 
 from app.store import sessions
 from app.store.chaining import WalPosition
-from app.store.rows import json_in
+from app.store.rows import fetch_value, json_in
 from ledger.errors import StartRefusedError
 from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import LOGICAL_MAX, Hlc
@@ -32,43 +32,8 @@ VALUES ($1, $2, $3, $4, $4)
      WHERE p.epoch < excluded.epoch AND p.epoch = $5 AND p.chained_lsn = $6
 RETURNING true
 """
-_END_EPOCH = """
-INSERT INTO scheduler.wal_epochs (node_id, epoch, end_lsn) VALUES ($1, $2, $3) ON CONFLICT (node_id, epoch) DO NOTHING
-"""
-_CLAIM_JOB_IDS = """
-WITH claimed AS (
-    INSERT INTO scheduler.job_id_claims (region, gate, node_id) VALUES ($1, $2, $3)
-        ON CONFLICT (region, gate) DO NOTHING
-    RETURNING node_id
-)
-SELECT node_id FROM claimed
-UNION ALL
-SELECT node_id FROM scheduler.job_id_claims WHERE region = $1 AND gate = $2
-"""
-_BEAT = """
-INSERT INTO scheduler.heartbeat (beat_at) VALUES (clock_timestamp())
-    ON CONFLICT ("only") DO UPDATE SET beat_at = clock_timestamp()
-RETURNING beat_at
-"""
 _FORK_LOG = """
 UPDATE scheduler.ledger_identity SET log_origin = $2 WHERE log_origin = $1 AND $1 <> $2 RETURNING true
-"""
-_HIGHEST_HLC = """
-SELECT newest.hlc_physical, newest.hlc_logical
-  FROM scheduler.chain_heads h
- CROSS JOIN LATERAL (
-       SELECT l.hlc_physical, l.hlc_logical FROM scheduler.scheduler_log l
-        WHERE l.tenant_id = h.tenant_id AND l.hlc_node = $1 AND l.hlc_logical BETWEEN 0 AND $4
-          AND (l.hlc_physical, l.hlc_logical) > ($2, $3) AND l.origin IS NULL AND l.link_version > 1
-        ORDER BY l.hlc_physical DESC, l.hlc_logical DESC LIMIT 1) newest
- ORDER BY newest.hlc_physical DESC, newest.hlc_logical DESC LIMIT 1
-"""
-_IS_RECORDED = """
-SELECT EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = $3)
-"""
-_POSITIONS = "SELECT node_id, wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions"
-_LOSSES = """
-SELECT payload::text FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = 'wal:' || $2 AND action = $3
 """
 
 
@@ -90,19 +55,41 @@ async def take_epoch(
     found = (expected.epoch, expected.chained_lsn) if expected else (None, None)
     if not await connection.fetchval(_TAKE_EPOCH, node_id, wal_id, epoch, chained_lsn, *found):
         return False
-    await connection.executemany(_END_EPOCH, [(node_id, past, end_lsn) for past, end_lsn in ends.items()])
+    await connection.executemany(
+        """
+        INSERT INTO scheduler.wal_epochs (node_id, epoch, end_lsn) VALUES ($1, $2, $3)
+            ON CONFLICT (node_id, epoch) DO NOTHING
+        """,
+        [(node_id, past, end_lsn) for past, end_lsn in ends.items()],
+    )
     return True
 
 
 async def claim_job_ids(connection: Connection, region: str, gate: str, node_id: str) -> bool:
     """Claim (region, gate) for this node's job ids; False when another node has it."""
-    return bool(await connection.fetchval(_CLAIM_JOB_IDS, region, gate, node_id) == node_id)
+    return bool(
+        await connection.fetchval(
+            """
+            WITH claimed AS (
+                INSERT INTO scheduler.job_id_claims (region, gate, node_id) VALUES ($1, $2, $3)
+                    ON CONFLICT (region, gate) DO NOTHING
+                RETURNING node_id
+            )
+            SELECT node_id FROM claimed
+            UNION ALL
+            SELECT node_id FROM scheduler.job_id_claims WHERE region = $1 AND gate = $2
+            """,
+            region,
+            gate,
+            node_id,
+        )
+        == node_id
+    )
 
 
 async def log_origin(connection: Connection) -> str | None:
     """The origin of this ledger's logs; None when no node has started on it yet."""
-    origin: str | None = await connection.fetchval("SELECT log_origin FROM scheduler.ledger_identity")
-    return origin
+    return await fetch_value(connection, str, "SELECT log_origin FROM scheduler.ledger_identity")
 
 
 async def database_ms(connection: Connection) -> int:
@@ -113,7 +100,11 @@ async def database_ms(connection: Connection) -> int:
 
 async def beat(connection: Connection) -> datetime:
     """Set the heartbeat to the primary's present time; returns that time."""
-    beat_at: datetime = await connection.fetchval(_BEAT)
+    beat_at: datetime = await connection.fetchval("""
+        INSERT INTO scheduler.heartbeat (beat_at) VALUES (clock_timestamp())
+            ON CONFLICT ("only") DO UPDATE SET beat_at = clock_timestamp()
+        RETURNING beat_at
+    """)
     return beat_at
 
 
@@ -123,8 +114,7 @@ async def settle_session_secret(connection: Connection, proposed: bytes) -> byte
     await connection.execute(
         "INSERT INTO scheduler.session_secret (secret) VALUES ($1) ON CONFLICT DO NOTHING", proposed
     )
-    secret: bytes | None = await connection.fetchval("SELECT secret FROM scheduler.session_secret")
-    return secret
+    return await fetch_value(connection, bytes, "SELECT secret FROM scheduler.session_secret")
 
 
 async def settle_log_origin(connection: Connection, proposed: str) -> str:
@@ -160,26 +150,59 @@ async def fork_log(connection: Connection, from_origin: str, to_origin: str) -> 
 async def highest_hlc(connection: Connection, node_id: str, above: Hlc) -> Hlc | None:
     """Highest HLC that this node chained anywhere, if it is above ``above``: only entries from then on are read. What
     was imported under its name, with an origin or a link of version 1, does not count."""
-    row = await connection.fetchrow(_HIGHEST_HLC, node_id, above.physical_ms, above.logical, LOGICAL_MAX)
+    row = await connection.fetchrow(
+        """
+        SELECT newest.hlc_physical, newest.hlc_logical
+          FROM scheduler.chain_heads h
+         CROSS JOIN LATERAL (
+               SELECT l.hlc_physical, l.hlc_logical FROM scheduler.scheduler_log l
+                WHERE l.tenant_id = h.tenant_id AND l.hlc_node = $1 AND l.hlc_logical BETWEEN 0 AND $4
+                  AND (l.hlc_physical, l.hlc_logical) > ($2, $3) AND l.origin IS NULL AND l.link_version > 1
+                ORDER BY l.hlc_physical DESC, l.hlc_logical DESC LIMIT 1) newest
+         ORDER BY newest.hlc_physical DESC, newest.hlc_logical DESC LIMIT 1
+        """,
+        node_id,
+        above.physical_ms,
+        above.logical,
+        LOGICAL_MAX,
+    )
     return Hlc(row["hlc_physical"], row["hlc_logical"], node_id) if row else None
 
 
 async def is_recorded(connection: Connection, action: SystemAction, subject: str) -> bool:
     """Whether the chain of ``_system`` has such an entry about ``subject``."""
-    return bool(await connection.fetchval(_IS_RECORDED, SYSTEM_TENANT, subject, action))
+    return bool(
+        await connection.fetchval(
+            """
+            SELECT EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = $3)
+            """,
+            SYSTEM_TENANT,
+            subject,
+            action,
+        )
+    )
 
 
 async def positions(connection: Connection) -> dict[str, WalPosition]:
     """By node, the position of every node that ever wrote to this ledger."""
     return {
         row["node_id"]: WalPosition(row["wal_id"], row["epoch"], row["chained_lsn"], row["seen_durable_lsn"])
-        for row in await connection.fetch(_POSITIONS)
+        for row in await connection.fetch(
+            "SELECT node_id, wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions"
+        )
     }
 
 
 async def recorded_losses(connection: Connection, node_id: str) -> set[tuple[Lsn, Lsn]]:
     """First and last LSN of each range of the node's WAL that ``_system`` records as lost."""
-    rows = await connection.fetch(_LOSSES, SYSTEM_TENANT, node_id, SystemAction.WAL_LOST)
+    rows = await connection.fetch(
+        """
+        SELECT payload::text FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = 'wal:' || $2 AND action = $3
+        """,
+        SYSTEM_TENANT,
+        node_id,
+        SystemAction.WAL_LOST,
+    )
     losses = set()
     for row in rows:
         match json_in(row["payload"]):
@@ -188,28 +211,6 @@ async def recorded_losses(connection: Connection, node_id: str) -> set[tuple[Lsn
     return losses
 
 
-_TAKE_LEASE = """
-WITH taken AS (
-    INSERT INTO scheduler.wal_leases AS l (node_id, holder, run, expires_at)
-    VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
-        ON CONFLICT (node_id) DO UPDATE
-           SET holder = excluded.holder, run = excluded.run, expires_at = excluded.expires_at
-         WHERE $5 OR l.run = excluded.run OR l.holder = excluded.holder
-            OR ($6 AND l.expires_at <= clock_timestamp())
-    RETURNING holder, run, expires_at
-)
-SELECT holder, run, extract(epoch FROM expires_at - clock_timestamp())::float8 FROM taken
-UNION ALL
-SELECT holder, run, extract(epoch FROM expires_at - clock_timestamp())::float8 FROM scheduler.wal_leases
- WHERE node_id = $1
- LIMIT 1
-"""
-_RENEW_LEASE = """
-UPDATE scheduler.wal_leases SET expires_at = clock_timestamp() + make_interval(secs => $3)
- WHERE node_id = $1 AND run = $2
-RETURNING true
-"""
-_RELEASE_LEASE = "DELETE FROM scheduler.wal_leases WHERE node_id = $1 AND run = $2"
 LEASE_TIMEOUT_S = 5.0
 
 
@@ -234,17 +235,51 @@ class PostgresLeases:
         self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False, ran_out: bool = True
     ) -> HeldLease:
         async with self._connected() as connection:
-            row = await connection.fetchrow(_TAKE_LEASE, node_id, holder, run, ttl_s, seize, ran_out)
+            row = await connection.fetchrow(
+                """
+                WITH taken AS (
+                    INSERT INTO scheduler.wal_leases AS l (node_id, holder, run, expires_at)
+                    VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
+                        ON CONFLICT (node_id) DO UPDATE
+                           SET holder = excluded.holder, run = excluded.run, expires_at = excluded.expires_at
+                         WHERE $5 OR l.run = excluded.run OR l.holder = excluded.holder
+                            OR ($6 AND l.expires_at <= clock_timestamp())
+                    RETURNING holder, run, expires_at
+                )
+                SELECT holder, run, extract(epoch FROM expires_at - clock_timestamp())::float8 FROM taken
+                UNION ALL
+                SELECT holder, run, extract(epoch FROM expires_at - clock_timestamp())::float8 FROM scheduler.wal_leases
+                 WHERE node_id = $1
+                 LIMIT 1
+                """,
+                node_id,
+                holder,
+                run,
+                ttl_s,
+                seize,
+                ran_out,
+            )
         assert row is not None
         return HeldLease(*row)
 
     async def renew(self, node_id: str, run: str, ttl_s: float) -> bool:
         async with self._connected(ttl_s) as connection:
-            return bool(await connection.fetchval(_RENEW_LEASE, node_id, run, ttl_s))
+            return bool(
+                await connection.fetchval(
+                    """
+                    UPDATE scheduler.wal_leases SET expires_at = clock_timestamp() + make_interval(secs => $3)
+                     WHERE node_id = $1 AND run = $2
+                    RETURNING true
+                    """,
+                    node_id,
+                    run,
+                    ttl_s,
+                )
+            )
 
     async def release(self, node_id: str, run: str) -> None:
         async with self._connected() as connection:
-            await connection.execute(_RELEASE_LEASE, node_id, run)
+            await connection.execute("DELETE FROM scheduler.wal_leases WHERE node_id = $1 AND run = $2", node_id, run)
 
     @asynccontextmanager
     async def _connected(self, within_s: float = LEASE_TIMEOUT_S) -> AsyncIterator[asyncpg.Connection[Any]]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.rows import ENTRIES, fetch_as, fetch_one_as, fetch_tuples, turned
+from app.store.rows import ENTRIES, fetch_as, fetch_column, fetch_dict, fetch_one_as, fetch_tuples, fetch_value, turned
 from ledger.merkle import EMPTY_ROOT
 from ledger.merkle.tiles import TileTree
 from ledger.verification.entry_check import EntryRow
@@ -54,47 +54,17 @@ class LastSnapshot(NamedTuple):
     """Where the chain ends."""
 
 
-# Only where there is none: a conflict with a row that another session has written, and not committed, is waited for.
-_BEGIN_TREES = """
-INSERT INTO scheduler.merkle_head (tenant_id, tree_size, root_hash)
-SELECT tenant_id, 0, $2 FROM unnest($1::text[]) AS t(tenant_id)
- WHERE NOT EXISTS (SELECT FROM scheduler.merkle_head AS m WHERE m.tenant_id = t.tenant_id)
- ORDER BY tenant_id COLLATE "C" ON CONFLICT DO NOTHING
-"""
 _LOCK_TREES = """
 SELECT tenant_id, tree_size, root_hash, checkpoint FROM scheduler.merkle_head
  WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE
 """
 _LOCK_FREE_TREES = f"{_LOCK_TREES.rstrip()} SKIP LOCKED"
-_TREES_THERE = "SELECT tenant_id FROM scheduler.merkle_head WHERE tenant_id = ANY($1::text[])"
-# Arrays of texts and bigints alone: of all others the driver asks what they are, which takes longer than this does.
-_STORE_TILES = """
-WITH stored AS (
-    INSERT INTO scheduler.merkle_tile (tenant_id, level, tile_index, hashes)
-    SELECT tenant_id, level, tile_index, decode(hashes, 'hex')
-      FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[]) AS n(tenant_id, level, tile_index, hashes)
-        ON CONFLICT (tenant_id, level, tile_index) DO UPDATE SET hashes = excluded.hashes
-    RETURNING tenant_id
-)
-SELECT tenant_id, count(*) FROM stored GROUP BY tenant_id
-"""
-_STORE_HEADS = """
-UPDATE scheduler.merkle_head AS m
-   SET tree_size = n.tree_size, root_hash = n.root_hash, checkpoint = n.checkpoint, signed_at = now()
-  FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[]) AS n(tenant_id, tree_size, root_hash, checkpoint)
- WHERE m.tenant_id = n.tenant_id
-RETURNING m.tenant_id
-"""
 _TILES = """
 SELECT w.tenant_id, w.level, w.tile_index, t.hashes
   FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS w(tenant_id, level, tile_index)
  CROSS JOIN LATERAL (SELECT hashes FROM scheduler.merkle_tile
                       WHERE tenant_id = w.tenant_id AND level = w.level AND tile_index = w.tile_index LIMIT 1) AS t
 """
-_LINKS = """
-SELECT seq, t_hlc, chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3
-"""
-_LINK = "SELECT chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = $2"
 _ENTRY = f"{ENTRIES} WHERE tenant_id = $1 AND seq = $2"
 _ENTRIES = f"""
 {ENTRIES}
@@ -105,41 +75,27 @@ _ENTRIES_OF = f"""
 {ENTRIES}
  WHERE tenant_id = $1 AND hlc_node = $2 AND origin IS NULL AND seq BETWEEN $3 AND $4 ORDER BY seq LIMIT $5
 """
-_LAST_SNAPSHOT = """
-SELECT to_seq, dsse_envelope, coalesce((SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1), 0) AS head_seq
-  FROM scheduler.batch_snapshot WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1
-"""
-_LOCK_HEADS = "SELECT 1 FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE"
-_INSERT_SNAPSHOTS = f"""
-INSERT INTO scheduler.batch_snapshot (tenant_id, {", ".join(SNAPSHOT_COLUMNS)})
-SELECT tenant_id, {", ".join(SNAPSHOT_COLUMNS[:-1])}, {SNAPSHOT_COLUMNS[-1]}::json
-  FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::text[],
-              $9::text[]) AS n(tenant_id, {", ".join(SNAPSHOT_COLUMNS)})
- ORDER BY tenant_id COLLATE "C"
-    ON CONFLICT (tenant_id, from_seq) DO NOTHING
-RETURNING *
-"""
 _SIGNED_TREES = """
   FROM scheduler.merkle_head
  WHERE tenant_id IS NOT NULL AND checkpoint IS NOT NULL AND tree_size >= 0
 """
-_TREE_SIZES = f"SELECT tenant_id, tree_size {_SIGNED_TREES}"
 _CHECKPOINTS = f"SELECT tenant_id, tree_size, checkpoint {_SIGNED_TREES}"
 CHECKPOINTS_AT_ONCE = 1000
-_TENANTS_BEHIND = """
-SELECT h.tenant_id, h.head_seq
-  FROM scheduler.chain_heads h
-  LEFT JOIN scheduler.merkle_head m USING (tenant_id)
-  LEFT JOIN LATERAL (SELECT to_seq FROM scheduler.batch_snapshot s
-                      WHERE s.tenant_id = h.tenant_id ORDER BY from_seq DESC LIMIT 1) s ON true
- WHERE h.tenant_id IS NOT NULL
-   AND h.head_seq > least(CASE WHEN m.checkpoint IS NULL THEN 0 ELSE m.tree_size END, coalesce(s.to_seq, 0))
-"""
 
 
 async def begin_trees(connection: Connection, tenant_ids: Sequence[str]) -> None:
     """Give each tenant that has none an empty tree."""
-    await connection.execute(_BEGIN_TREES, tenant_ids, EMPTY_ROOT.hex())
+    # Only where there is none: a conflict with an uncommitted row of another session is waited for.
+    await connection.execute(
+        """
+        INSERT INTO scheduler.merkle_head (tenant_id, tree_size, root_hash)
+        SELECT tenant_id, 0, $2 FROM unnest($1::text[]) AS t(tenant_id)
+         WHERE NOT EXISTS (SELECT FROM scheduler.merkle_head AS m WHERE m.tenant_id = t.tenant_id)
+         ORDER BY tenant_id COLLATE "C" ON CONFLICT DO NOTHING
+        """,
+        tenant_ids,
+        EMPTY_ROOT.hex(),
+    )
 
 
 async def lock_trees(connection: Connection, tenant_ids: Sequence[str], *, waits: bool) -> list[LockedTree]:
@@ -150,18 +106,37 @@ async def lock_trees(connection: Connection, tenant_ids: Sequence[str], *, waits
 
 async def trees_there(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
     """Which of these tenants have a stored tree, locked or not."""
-    return {row["tenant_id"] for row in await connection.fetch(_TREES_THERE, tenant_ids)}
+    return set(
+        await fetch_column(
+            connection, "SELECT tenant_id FROM scheduler.merkle_head WHERE tenant_id = ANY($1::text[])", tenant_ids
+        )
+    )
 
 
 async def read_links(connection: Connection, tenant_id: str, from_seq: int, limit: int) -> list[LinkRow]:
     """Chained entries from ``from_seq`` on, in seq order."""
-    return await fetch_as(connection, LinkRow, _LINKS, tenant_id, from_seq, limit)
+    return await fetch_as(
+        connection,
+        LinkRow,
+        """
+        SELECT seq, t_hlc, chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq >= $2
+         ORDER BY seq LIMIT $3
+        """,
+        tenant_id,
+        from_seq,
+        limit,
+    )
 
 
 async def read_link(connection: Connection, tenant_id: str, seq: int) -> str | None:
     """Chain link of the entry at ``seq``, None when there is none."""
-    link: str | None = await connection.fetchval(_LINK, tenant_id, seq)
-    return link
+    return await fetch_value(
+        connection,
+        str,
+        "SELECT chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = $2",
+        tenant_id,
+        seq,
+    )
 
 
 async def read_entry(connection: Connection, tenant_id: str, seq: int) -> EntryRow | None:
@@ -212,16 +187,55 @@ async def store_trees(connection: Connection, grown: Sequence[GrownTree]) -> set
     heads = [(tree.tenant_id, tree.tree.size, tree.tree.root().hex(), tree.checkpoint) for tree in grown]
     unstored = Counter(tile[0] for tile in tiles)
     if tiles:
-        unstored -= Counter(dict(map(tuple, await connection.fetch(_STORE_TILES, *turned(tiles, 4)))))
+        # Arrays of texts and bigints alone: of other types the driver asks the server, which takes longer than this.
+        unstored -= Counter(
+            await fetch_dict(
+                connection,
+                """
+                WITH stored AS (
+                    INSERT INTO scheduler.merkle_tile (tenant_id, level, tile_index, hashes)
+                    SELECT tenant_id, level, tile_index, decode(hashes, 'hex')
+                      FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[])
+                           AS n(tenant_id, level, tile_index, hashes)
+                        ON CONFLICT (tenant_id, level, tile_index) DO UPDATE SET hashes = excluded.hashes
+                    RETURNING tenant_id
+                )
+                SELECT tenant_id, count(*) FROM stored GROUP BY tenant_id
+                """,
+                *turned(tiles, 4),
+            )
+        )
     missing = {tree.tenant_id for tree in grown}
     if heads:
-        missing -= {row["tenant_id"] for row in await connection.fetch(_STORE_HEADS, *turned(heads, 4))}
+        missing -= set(
+            await fetch_column(
+                connection,
+                """
+                UPDATE scheduler.merkle_head AS m
+                   SET tree_size = n.tree_size, root_hash = n.root_hash, checkpoint = n.checkpoint, signed_at = now()
+                  FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[])
+                       AS n(tenant_id, tree_size, root_hash, checkpoint)
+                 WHERE m.tenant_id = n.tenant_id
+                RETURNING m.tenant_id
+                """,
+                *turned(heads, 4),
+            )
+        )
     return missing.union(unstored)
 
 
 async def last_snapshot(connection: Connection, tenant_id: str) -> LastSnapshot | None:
     """The newest snapshot, None before the first."""
-    return await fetch_one_as(connection, LastSnapshot, _LAST_SNAPSHOT, tenant_id)
+    return await fetch_one_as(
+        connection,
+        LastSnapshot,
+        """
+        SELECT to_seq, dsse_envelope,
+               coalesce((SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1), 0) AS head_seq
+          FROM scheduler.batch_snapshot WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1
+        """,
+        tenant_id,
+    )
 
 
 async def insert_snapshots(connection: Connection, rows: Mapping[str, SnapshotRow]) -> dict[str, dict[str, object]]:
@@ -233,9 +247,23 @@ async def insert_snapshots(connection: Connection, rows: Mapping[str, SnapshotRo
     # A session that keeps one head locked must not keep the notary from all others.
     await connection.execute("SET LOCAL lock_timeout = '1s'")
     columns = zip(*((tenant_id, *row) for tenant_id, row in rows.items()), strict=True)
-    inserted = await connection.fetch(_INSERT_SNAPSHOTS, *columns)
+    inserted = await connection.fetch(
+        f"""
+        INSERT INTO scheduler.batch_snapshot (tenant_id, {", ".join(SNAPSHOT_COLUMNS)})
+        SELECT tenant_id, {", ".join(SNAPSHOT_COLUMNS[:-1])}, {SNAPSHOT_COLUMNS[-1]}::json
+          FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::bigint[],
+                      $8::text[], $9::text[]) AS n(tenant_id, {", ".join(SNAPSHOT_COLUMNS)})
+         ORDER BY tenant_id COLLATE "C"
+            ON CONFLICT (tenant_id, from_seq) DO NOTHING
+        RETURNING *
+        """,
+        *columns,
+    )
     # Last, since the appender waits for it: no longer than for the commit.
-    await connection.execute(_LOCK_HEADS, list(rows))
+    await connection.execute(
+        "SELECT 1 FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE",
+        list(rows),
+    )
     return {row["tenant_id"]: dict(row) for row in inserted}
 
 
@@ -247,7 +275,7 @@ async def tree_size(connection: Connection, tenant_id: str) -> int:
 
 async def tree_sizes(connection: Connection) -> dict[str, int]:
     """Size of each tenant's tree that has one and a checkpoint."""
-    return dict(map(tuple, await connection.fetch(_TREE_SIZES)))
+    return await fetch_dict(connection, f"SELECT tenant_id, tree_size {_SIGNED_TREES}")
 
 
 async def checkpoints(connection: Connection) -> AsyncIterator[tuple[str, int, str]]:
@@ -258,4 +286,15 @@ async def checkpoints(connection: Connection) -> AsyncIterator[tuple[str, int, s
 
 async def tenants_behind(connection: Connection) -> dict[str, int]:
     """Head seq of each tenant whose tree, checkpoint or snapshots do not reach it."""
-    return dict(map(tuple, await connection.fetch(_TENANTS_BEHIND)))
+    return await fetch_dict(
+        connection,
+        """
+        SELECT h.tenant_id, h.head_seq
+          FROM scheduler.chain_heads h
+          LEFT JOIN scheduler.merkle_head m USING (tenant_id)
+          LEFT JOIN LATERAL (SELECT to_seq FROM scheduler.batch_snapshot s
+                              WHERE s.tenant_id = h.tenant_id ORDER BY from_seq DESC LIMIT 1) s ON true
+         WHERE h.tenant_id IS NOT NULL
+           AND h.head_seq > least(CASE WHEN m.checkpoint IS NULL THEN 0 ELSE m.tree_size END, coalesce(s.to_seq, 0))
+        """,
+    )

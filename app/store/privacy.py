@@ -23,7 +23,7 @@ import asyncpg
 import orjson
 
 from app.store.job_table import ENTRY
-from app.store.rows import columns, fetch_as, fetch_tuples, json_in
+from app.store.rows import columns, fetch_as, fetch_column, fetch_tuples, fetch_value, json_in
 from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyDamagedError
 from ledger.facts.events import SystemAction
 from ledger.privacy_facts import facts_of, name_of
@@ -71,23 +71,6 @@ from reading the whole log instead."""
 
 _CHAINED_IN_ORDER = f"{_CHAINED} ORDER BY l.tenant_id, l.seq"
 _LAST_OF_TENANT = f"{_CHAINED} WHERE h.tenant_id = $4 ORDER BY l.seq DESC LIMIT 1"
-_CHAINED_NAMED = f"""
-SELECT l.tenant_id, {ENTRY} FROM scheduler.scheduler_log AS l
- WHERE tenant_id = $1 AND job_id = $2 AND action = $3 AND origin IS NULL
-   AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1) ORDER BY seq LIMIT 1
-"""
-_NOT_DESTROYED = """
-SELECT n.tenant_id, n.key_id FROM unnest($1::text[], $2::text[]) AS n(tenant_id, key_id)
-  LEFT JOIN scheduler.subject_keys AS k ON k.tenant_id = n.tenant_id AND k.key_id = n.key_id
- WHERE k.key_id IS NULL OR k.wrapped_key IS NOT NULL
-"""
-_DESTROY_CHAINED = """
-INSERT INTO scheduler.subject_keys AS k (tenant_id, key_id, subject_tag, erased_at, erased_revision)
-SELECT $1, key_id, $3, now(), $4 FROM unnest($2::text[]) AS key_id
-    ON CONFLICT (tenant_id, key_id) DO UPDATE
-       SET wrapped_key = NULL, erased_at = excluded.erased_at, erased_revision = excluded.erased_revision
-     WHERE k.wrapped_key IS NOT NULL
-"""
 
 _DECLARATIONS = (SystemAction.PRIVACY_DECLARED, "privacy:", "privacy;")
 _ERASURES = (SystemAction.SUBJECT_ERASED, "erasure:", "erasure;")
@@ -115,7 +98,18 @@ async def find_entry(
     Raises:
         ChainDamagedError: it is not what was chained.
     """
-    return await _first(connection, check, _CHAINED_NAMED, tenant_id, name_of(action, facts_id), action)
+    return await _first(
+        connection,
+        check,
+        f"""
+        SELECT l.tenant_id, {ENTRY} FROM scheduler.scheduler_log AS l
+         WHERE tenant_id = $1 AND job_id = $2 AND action = $3 AND origin IS NULL
+           AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1) ORDER BY seq LIMIT 1
+        """,
+        tenant_id,
+        name_of(action, facts_id),
+        action,
+    )
 
 
 async def erasure_entries(connection: Connection, check: EntryCheck) -> AsyncIterator[PrivacyEntries]:
@@ -164,12 +158,34 @@ async def not_destroyed(connection: Connection, keys: Sequence[tuple[str, str]])
     """Those of these keys (tenant, key id) that live, or that the table does not have at all."""
     if not keys:
         return set()
-    return {*await fetch_tuples(connection, _NOT_DESTROYED, *zip(*keys, strict=True))}
+    return {
+        *await fetch_tuples(
+            connection,
+            """
+            SELECT n.tenant_id, n.key_id FROM unnest($1::text[], $2::text[]) AS n(tenant_id, key_id)
+              LEFT JOIN scheduler.subject_keys AS k ON k.tenant_id = n.tenant_id AND k.key_id = n.key_id
+             WHERE k.key_id IS NULL OR k.wrapped_key IS NOT NULL
+            """,
+            *zip(*keys, strict=True),
+        )
+    }
 
 
 async def destroy_erased(connection: Connection, tenant_id: str, key_ids: Sequence[str], revision: int) -> None:
     """Have these keys destroyed for good, the unknown ones too, so that nothing brings them back."""
-    await connection.execute(_DESTROY_CHAINED, tenant_id, key_ids, UNKNOWN_TAG, revision)
+    await connection.execute(
+        """
+        INSERT INTO scheduler.subject_keys AS k (tenant_id, key_id, subject_tag, erased_at, erased_revision)
+        SELECT $1, key_id, $3, now(), $4 FROM unnest($2::text[]) AS key_id
+            ON CONFLICT (tenant_id, key_id) DO UPDATE
+               SET wrapped_key = NULL, erased_at = excluded.erased_at, erased_revision = excluded.erased_revision
+             WHERE k.wrapped_key IS NOT NULL
+        """,
+        tenant_id,
+        key_ids,
+        UNKNOWN_TAG,
+        revision,
+    )
 
 
 ERASED_FETCHED_MAX = 10_000
@@ -228,60 +244,19 @@ _BEGIN = """
 INSERT INTO scheduler.privacy_state (revision, master_key_id, wrapped_secret) VALUES (0, $1, $2)
     ON CONFLICT DO NOTHING
 """
-_NEXT_REVISION = "UPDATE scheduler.privacy_state SET revision = revision + 1, updated_at = now() RETURNING revision"
-_REPLACE_MASTER = """
-UPDATE scheduler.privacy_state
-   SET master_key_id = $1, wrapped_secret = $2, revision = revision + 1, updated_at = now()
-"""
 
 _DECLARED = f"SELECT {columns(DeclaredFields)} FROM scheduler.private_fields"
 _DECLARED_SINCE = f"{_DECLARED} WHERE revision > $1 OR revision IS NULL OR $1 = 0"
 _DECLARED_BY = f"{_DECLARED} WHERE tenant_id = $1"
-_DECLARE = """
-INSERT INTO scheduler.private_fields (tenant_id, fields, subject, revision) VALUES ($1, $2, $3, $4)
-    ON CONFLICT (tenant_id) DO UPDATE
-       SET fields = excluded.fields, subject = excluded.subject, revision = excluded.revision, updated_at = now()
-"""
 
 _KEYS = f"SELECT {columns(SubjectKey)} FROM scheduler.subject_keys WHERE tenant_id = $1"
 _LIVING_KEYS = f"{_KEYS} AND subject_tag = ANY($2::bytea[]) AND wrapped_key IS NOT NULL"
 _KEYS_OF_ID = f"{_KEYS} AND key_id = ANY($2::text[])"
-_ADD_KEYS = """
-WITH state AS MATERIALIZED (
-    SELECT FROM scheduler.privacy_state WHERE master_key_id = $5 FOR SHARE
-)
-INSERT INTO scheduler.subject_keys (tenant_id, key_id, subject_tag, wrapped_key)
-SELECT $1, key_id, subject_tag, wrapped_key
-  FROM unnest($2::text[], $3::bytea[], $4::bytea[]) AS n(key_id, subject_tag, wrapped_key)
- WHERE EXISTS (SELECT FROM state)
- ORDER BY subject_tag
-    ON CONFLICT DO NOTHING
-"""
-_DESTROY_KEYS = """
-UPDATE scheduler.subject_keys SET wrapped_key = NULL, erased_at = now(), erased_revision = $3
- WHERE tenant_id = $1 AND subject_tag = $2 AND wrapped_key IS NOT NULL RETURNING key_id
-"""
-_LAST_ERASURE = "SELECT max(erased_revision) FROM scheduler.subject_keys WHERE tenant_id = $1 AND subject_tag = $2"
-_ERASED_SINCE = "SELECT tenant_id, key_id, subject_tag FROM scheduler.subject_keys WHERE erased_revision > $1 LIMIT $2"
-_LIVING_KEYS_AFTER = """
-SELECT tenant_id, key_id, wrapped_key FROM scheduler.subject_keys
- WHERE (tenant_id, key_id) > ($1, $2) AND wrapped_key IS NOT NULL ORDER BY tenant_id, key_id LIMIT $3
-"""
-_REWRAP = """
-UPDATE scheduler.subject_keys AS k SET wrapped_key = n.wrapped_key
-  FROM unnest($1::text[], $2::text[], $3::bytea[]) AS n(tenant_id, key_id, wrapped_key)
- WHERE k.tenant_id = n.tenant_id AND k.key_id = n.key_id
-"""
 
 _RECORDS = f"SELECT {columns(PrivacyRecord, ('created_at',))} FROM scheduler.privacy_records"
 _RECORD_AT = f"{_RECORDS} WHERE tenant_id = $1 AND revision = $2"
 _OPEN_RECORDS = f"{_RECORDS} WHERE node_id = $1 AND seq IS NULL ORDER BY revision"
 _RECORDS_OF_ACTION = f"{_RECORDS} WHERE action = $1 ORDER BY revision"
-_ADD_RECORD = """
-INSERT INTO scheduler.privacy_records (tenant_id, revision, action, facts, node_id, created_at)
-VALUES ($1, $2, $3, $4, $5, $6)
-"""
-_CLOSE_RECORD = "UPDATE scheduler.privacy_records SET seq = $3 WHERE tenant_id = $1 AND revision = $2"
 
 # --- the ledger's own row -------------------------------------------------------------------------
 
@@ -313,7 +288,9 @@ async def begin(connection: Connection, master_key_id: str, wrapped_secret: byte
 async def next_revision(connection: Connection) -> int:
     """Take the next revision; others wait for theirs until this transaction ends."""
     try:
-        revision: int | None = await connection.fetchval(_NEXT_REVISION)
+        revision: int | None = await connection.fetchval(
+            "UPDATE scheduler.privacy_state SET revision = revision + 1, updated_at = now() RETURNING revision"
+        )
     except (asyncpg.NumericValueOutOfRangeError, asyncpg.NotNullViolationError):
         revision = None
     if revision is None:
@@ -323,7 +300,14 @@ async def next_revision(connection: Connection) -> int:
 
 async def replace_master(connection: Connection, master_key_id: str, wrapped_secret: bytes) -> None:
     """From now on this master key wraps everything."""
-    await connection.execute(_REPLACE_MASTER, master_key_id, wrapped_secret)
+    await connection.execute(
+        """
+        UPDATE scheduler.privacy_state
+           SET master_key_id = $1, wrapped_secret = $2, revision = revision + 1, updated_at = now()
+        """,
+        master_key_id,
+        wrapped_secret,
+    )
 
 
 # --- declarations ---------------------------------------------------------------------------------
@@ -366,7 +350,18 @@ def _told_apart(
 async def declare(connection: Connection, declared: DeclaredFields) -> None:
     """Store what the tenant declares from now on."""
     fields = orjson.dumps(declared.fields).decode()
-    await connection.execute(_DECLARE, declared.tenant_id, fields, declared.subject, declared.revision)
+    await connection.execute(
+        """
+        INSERT INTO scheduler.private_fields (tenant_id, fields, subject, revision) VALUES ($1, $2, $3, $4)
+            ON CONFLICT (tenant_id) DO UPDATE
+               SET fields = excluded.fields, subject = excluded.subject, revision = excluded.revision,
+                   updated_at = now()
+        """,
+        declared.tenant_id,
+        fields,
+        declared.subject,
+        declared.revision,
+    )
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -384,10 +379,9 @@ async def find_keys(connection: Connection, tenant_id: str, key_ids: Sequence[st
 
 async def any_living_key(connection: Connection) -> bool:
     """Whether any subject of any tenant has a key."""
-    found: bool = await connection.fetchval(
-        "SELECT EXISTS (SELECT FROM scheduler.subject_keys WHERE wrapped_key IS NOT NULL)"
+    return bool(
+        await connection.fetchval("SELECT EXISTS (SELECT FROM scheduler.subject_keys WHERE wrapped_key IS NOT NULL)")
     )
-    return found
 
 
 async def add_keys(
@@ -395,34 +389,84 @@ async def add_keys(
 ) -> None:
     """Store keys (key id, subject tag, wrapped key) of subjects that have no living one; none when another master key
     than ``master_key_id`` wraps the keys of the ledger by now."""
-    await connection.execute(_ADD_KEYS, tenant_id, *zip(*keys, strict=True), master_key_id)
+    await connection.execute(
+        """
+        WITH state AS MATERIALIZED (
+            SELECT FROM scheduler.privacy_state WHERE master_key_id = $5 FOR SHARE
+        )
+        INSERT INTO scheduler.subject_keys (tenant_id, key_id, subject_tag, wrapped_key)
+        SELECT $1, key_id, subject_tag, wrapped_key
+          FROM unnest($2::text[], $3::bytea[], $4::bytea[]) AS n(key_id, subject_tag, wrapped_key)
+         WHERE EXISTS (SELECT FROM state)
+         ORDER BY subject_tag
+            ON CONFLICT DO NOTHING
+        """,
+        tenant_id,
+        *zip(*keys, strict=True),
+        master_key_id,
+    )
 
 
 async def destroy_keys(connection: Connection, tenant_id: str, tag: bytes, revision: int) -> list[str]:
     """Destroy the living keys of the subject, for good; returns their ids."""
-    return [row["key_id"] for row in await connection.fetch(_DESTROY_KEYS, tenant_id, tag, revision)]
+    return await fetch_column(
+        connection,
+        """
+        UPDATE scheduler.subject_keys SET wrapped_key = NULL, erased_at = now(), erased_revision = $3
+         WHERE tenant_id = $1 AND subject_tag = $2 AND wrapped_key IS NOT NULL RETURNING key_id
+        """,
+        tenant_id,
+        tag,
+        revision,
+    )
 
 
 async def last_erasure(connection: Connection, tenant_id: str, tag: bytes) -> int | None:
     """Revision of the subject's newest erasure; None when there was none."""
-    revision: int | None = await connection.fetchval(_LAST_ERASURE, tenant_id, tag)
-    return revision
+    return await fetch_value(
+        connection,
+        int,
+        "SELECT max(erased_revision) FROM scheduler.subject_keys WHERE tenant_id = $1 AND subject_tag = $2",
+        tenant_id,
+        tag,
+    )
 
 
 async def erased_since(connection: Connection, revision: int) -> list[tuple[str, str, bytes]] | None:
     """(tenant, key id, subject tag) of keys destroyed above ``revision``; None when they are too many to tell."""
-    rows = await fetch_tuples(connection, _ERASED_SINCE, revision, ERASED_FETCHED_MAX + 1)
+    rows = await fetch_tuples(
+        connection,
+        "SELECT tenant_id, key_id, subject_tag FROM scheduler.subject_keys WHERE erased_revision > $1 LIMIT $2",
+        revision,
+        ERASED_FETCHED_MAX + 1,
+    )
     return None if len(rows) > ERASED_FETCHED_MAX else rows
 
 
 async def living_keys_after(connection: Connection, tenant_id: str, key_id: str) -> list[tuple[str, str, bytes]]:
     """The next (tenant, key id, wrapped key) in order, at most ``REWRAPPED_AT_ONCE``."""
-    return await fetch_tuples(connection, _LIVING_KEYS_AFTER, tenant_id, key_id, REWRAPPED_AT_ONCE)
+    return await fetch_tuples(
+        connection,
+        """
+        SELECT tenant_id, key_id, wrapped_key FROM scheduler.subject_keys
+         WHERE (tenant_id, key_id) > ($1, $2) AND wrapped_key IS NOT NULL ORDER BY tenant_id, key_id LIMIT $3
+        """,
+        tenant_id,
+        key_id,
+        REWRAPPED_AT_ONCE,
+    )
 
 
 async def rewrap(connection: Connection, keys: Sequence[tuple[str, str, bytes]]) -> None:
     """Store these keys (tenant, key id, wrapped key) as wrapped now."""
-    await connection.execute(_REWRAP, *zip(*keys, strict=True))
+    await connection.execute(
+        """
+        UPDATE scheduler.subject_keys AS k SET wrapped_key = n.wrapped_key
+          FROM unnest($1::text[], $2::text[], $3::bytea[]) AS n(tenant_id, key_id, wrapped_key)
+         WHERE k.tenant_id = n.tenant_id AND k.key_id = n.key_id
+        """,
+        *zip(*keys, strict=True),
+    )
 
 
 # --- what the chain must say ----------------------------------------------------------------------
@@ -432,7 +476,15 @@ async def add_record(connection: Connection, record: PrivacyRecord, node_id: str
     """Note what the tenant's chain must say; ``node_id`` sees to it should this process end first."""
     facts = orjson.dumps(record.facts).decode()
     said = (record.tenant_id, record.revision, record.action, facts)
-    await connection.execute(_ADD_RECORD, *said, node_id, record.created_at)
+    await connection.execute(
+        """
+        INSERT INTO scheduler.privacy_records (tenant_id, revision, action, facts, node_id, created_at)
+        VALUES ($1, $2, $3, $4, $5, $6)
+        """,
+        *said,
+        node_id,
+        record.created_at,
+    )
 
 
 async def read_record(connection: Connection, tenant_id: str, revision: int) -> PrivacyRecord | None:
@@ -478,4 +530,9 @@ def _record(row: asyncpg.Record) -> PrivacyRecord:
 
 async def close_record(connection: Connection, record: PrivacyRecord, seq: int) -> None:
     """The chain says it, at ``seq``."""
-    await connection.execute(_CLOSE_RECORD, record.tenant_id, record.revision, seq)
+    await connection.execute(
+        "UPDATE scheduler.privacy_records SET seq = $3 WHERE tenant_id = $1 AND revision = $2",
+        record.tenant_id,
+        record.revision,
+        seq,
+    )

@@ -153,10 +153,6 @@ SELECT {_SEEN}, EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4
 _CLAIM_AT, _ENTRY_AT = 6, 6 + len(JobClaim._fields)
 """Where the columns of the row of the job table begin, and those of the entry."""
 
-_AGE = """
-SELECT extract(epoch FROM clock_timestamp() - created_at) * 1000 FROM scheduler.scheduler_log
- WHERE tenant_id = $1 AND seq = $2
-"""
 
 OLDEST: CreatedHlc = (-1, -1, "")
 
@@ -222,25 +218,6 @@ SELECT {columns(EventRow)}, found
 
 _EVENTS = _listed_events()
 _REFUSED_EVENTS = _listed_events("AND action = 'REFUSED'")
-
-_TENANTS_OF_JOB = """
-SELECT h.tenant_id
-  FROM scheduler.chain_heads h
- WHERE h.tenant_id LIKE ANY($4::text[])
-   AND EXISTS (SELECT FROM scheduler.scheduler_log
-                WHERE tenant_id = h.tenant_id AND (job_id = $1 AND action = ANY($3::text[])
-                                                   OR job_id = $2 AND action = 'REFUSED'))
- LIMIT 2
-"""
-
-_JOB_EXISTS = """
-SELECT EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = ANY($3::text[]))
-"""
-
-_CREATIONS = f"""
-SELECT {_EVENT} FROM scheduler.scheduler_log
- WHERE tenant_id = $1 AND seq = ANY($3::bigint[]) AND job_id = $2 AND action = 'ENQUEUE' ORDER BY seq
-"""
 
 
 async def positions(connection: Connection, tokens: Sequence[tuple[str, Epoch]]) -> list[TokenPosition]:
@@ -385,7 +362,17 @@ async def creations(
     Raises:
         ChainDamagedError: one of them is not what was chained.
     """
-    found = await fetch_as(connection, EventRow, _CREATIONS, tenant_id, job_id, seqs)
+    found = await fetch_as(
+        connection,
+        EventRow,
+        f"""
+        SELECT {_EVENT} FROM scheduler.scheduler_log
+         WHERE tenant_id = $1 AND seq = ANY($3::bigint[]) AND job_id = $2 AND action = 'ENQUEUE' ORDER BY seq
+        """,
+        tenant_id,
+        job_id,
+        seqs,
+    )
     await check.require(connection, tenant_id, [event[: len(ENTRY_COLUMNS)] for event in found])
     return found
 
@@ -395,15 +382,52 @@ async def tenants_of_job(connection: Connection, job_id: str, patterns: Sequence
 
     The index of the log begins with the tenant: each tenant costs a look into it.
     """
-    rows = await connection.fetch(_TENANTS_OF_JOB, job_id, refused_job_id(job_id), list(ABOUT_JOBS), like(patterns))
+    rows = await connection.fetch(
+        """
+        SELECT h.tenant_id
+          FROM scheduler.chain_heads h
+         WHERE h.tenant_id LIKE ANY($4::text[])
+           AND EXISTS (SELECT FROM scheduler.scheduler_log
+                        WHERE tenant_id = h.tenant_id AND (job_id = $1 AND action = ANY($3::text[])
+                                                           OR job_id = $2 AND action = 'REFUSED'))
+         LIMIT 2
+        """,
+        job_id,
+        refused_job_id(job_id),
+        list(ABOUT_JOBS),
+        like(patterns),
+    )
     return [row["tenant_id"] for row in rows]
 
 
 async def age_ms(connection: Connection, tenant_id: str, seq: int) -> int:
     """How long ago the entry at ``seq`` was chained, by PostgreSQL's clock; 0 where it is not there."""
-    return max(0, int(await connection.fetchval(_AGE, tenant_id, seq) or 0))
+    return max(
+        0,
+        int(
+            await connection.fetchval(
+                """
+                SELECT extract(epoch FROM clock_timestamp() - created_at) * 1000 FROM scheduler.scheduler_log
+                 WHERE tenant_id = $1 AND seq = $2
+                """,
+                tenant_id,
+                seq,
+            )
+            or 0
+        ),
+    )
 
 
 async def job_exists(connection: Connection, tenant_id: str, job_id: str) -> bool:
     """Whether the job has an entry in the chain."""
-    return bool(await connection.fetchval(_JOB_EXISTS, tenant_id, job_id, list(ABOUT_JOBS)))
+    return bool(
+        await connection.fetchval(
+            """
+            SELECT EXISTS (SELECT FROM scheduler.scheduler_log
+                            WHERE tenant_id = $1 AND job_id = $2 AND action = ANY($3::text[]))
+            """,
+            tenant_id,
+            job_id,
+            list(ABOUT_JOBS),
+        )
+    )

@@ -21,6 +21,7 @@ ENTRIES = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
 """SQL that selects entries as verification takes them."""
 
 Row = TypeVar("Row", bound=NamedTuple)
+Value = TypeVar("Value")
 
 _FIRST, _LAST = "timestamptz '0001-01-02 00:00:00Z'", "timestamptz '9999-12-30 00:00:00Z'"
 
@@ -67,6 +68,22 @@ async def fetch_one_as(connection: Connection, row: type[Row], query: str, *argu
     """As ``fetch_as``, the first row; None when there is none."""
     found = await connection.fetchrow(query, *arguments)
     return None if found is None else row._make(found)
+
+
+async def fetch_column(connection: Connection, query: str, *arguments: object) -> list[Any]:
+    """The first column of ``query``."""
+    return [found[0] for found in await connection.fetch(query, *arguments)]
+
+
+async def fetch_dict(connection: Connection, query: str, *arguments: object) -> dict[Any, Any]:
+    """The second column of ``query`` by its first."""
+    return dict(map(tuple, await connection.fetch(query, *arguments)))
+
+
+async def fetch_value(connection: Connection, _kind: type[Value], query: str, *arguments: object) -> Value | None:
+    """The value of ``query``, which selects one column; None where it has no row."""
+    found: Value | None = await connection.fetchval(query, *arguments)
+    return found
 
 
 async def fetch_tuples(connection: Connection, query: str, *arguments: object) -> list[tuple[Any, ...]]:

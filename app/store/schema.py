@@ -23,6 +23,7 @@ import asyncpg
 import app
 from app.runtime.postgres import DATABASE_FAULTS
 from app.store import sessions
+from app.store.rows import fetch_column
 from ledger.errors import StartRefusedError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ async def is_newest(url: str) -> bool:
 async def catalog(connection: Connection) -> list[str]:
     """What the database has, in the lines of ``migrations/schema.txt``."""
     question = (MIGRATIONS / "catalog.sql").read_text(encoding="utf-8")
-    return [row["fact"] for row in await connection.fetch(question)]
+    return await fetch_column(connection, question)
 
 
 async def _check_revision(connection: Connection) -> None:
@@ -222,4 +223,4 @@ ORDER BY position, power"""
 async def powers_of_login(connection: Connection) -> tuple[str, list[str]]:
     """The role of a connection, and each way in which it could change what the ledger guards."""
     role = await connection.fetchval("SELECT current_user::text")
-    return str(role), [row["power"] for row in await connection.fetch(_POWERS, list(EVERYTHING))]
+    return str(role), await fetch_column(connection, _POWERS, list(EVERYTHING))

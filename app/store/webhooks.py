@@ -19,6 +19,7 @@ from app.store.rows import (
     fetch_as,
     fetch_one_as,
     fetch_page,
+    fetch_value,
     page_of,
     tellable,
     told,
@@ -83,14 +84,6 @@ class Place(NamedTuple):
     head_seq: int
 
 
-_ADD = """
-INSERT INTO scheduler.webhooks (webhook_id, tenant_id, url, actions, job, delivered_seq, created_by)
-SELECT $1, $2, $3, $4, $5,
-       coalesce($6::bigint - 1, (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $2), 0), $7
- WHERE (SELECT count(*) FROM scheduler.webhooks) < $8
-   AND (SELECT count(*) FROM scheduler.webhooks WHERE tenant_id = $2) < $9
-RETURNING true
-"""
 _LISTED = f"""
 SELECT w.webhook_id, w.tenant_id, w.url, w.actions, w.job, w.delivered_seq, coalesce(h.head_seq, 0),
        {told("w.delivered_at")}, {told("w.failing_since")}, w.last_error, w.stopped_at IS NOT NULL, w.created_by,
@@ -100,35 +93,8 @@ SELECT w.webhook_id, w.tenant_id, w.url, w.actions, w.job, w.delivered_seq, coal
 """
 _LIST = f"{_LISTED} WHERE w.tenant_id = $1 ORDER BY w.created_at, w.webhook_id"
 _FIND = f"{_LISTED} WHERE w.webhook_id = $1"
-_DEAD_LETTERS = f"""
-SELECT {clamped_columns(DeadLetter, ("created_at",))} FROM scheduler.webhook_dead_letters
- WHERE webhook_id = $1 ORDER BY seq LIMIT $2
-"""
-_REMOVE = "DELETE FROM scheduler.webhooks WHERE webhook_id = $1"
-_FORGET = "DELETE FROM scheduler.webhook_dead_letters WHERE webhook_id = $1"
-_RESUME = (
-    "UPDATE scheduler.webhooks SET stopped_at = NULL, failing_since = NULL, last_error = NULL WHERE webhook_id = $1"
-)
-_AGAIN = "UPDATE scheduler.webhook_dead_letters SET is_again = true WHERE webhook_id = $1"
 
-_HOLD = f"""
-WITH mine AS (
-    SELECT webhook_id FROM scheduler.webhooks
-     WHERE stopped_at IS NULL AND (holder = $1 OR held_until IS NULL OR held_until <= clock_timestamp())
-     ORDER BY webhook_id FOR UPDATE SKIP LOCKED
-)
-UPDATE scheduler.webhooks w SET holder = $1, held_until = clock_timestamp() + make_interval(secs => $2)
-  FROM mine WHERE w.webhook_id = mine.webhook_id
-RETURNING {", ".join(f"w.{name}" for name in Webhook._fields)}
-"""
-_LET_GO = "UPDATE scheduler.webhooks SET held_until = NULL WHERE holder = $1"
 _HELD = "webhook_id = $1 AND holder = $2 AND stopped_at IS NULL"
-_PLACE = f"""
-SELECT delivered_seq, sending_seq,
-       (SELECT min(seq) FROM scheduler.webhook_dead_letters d WHERE d.webhook_id = w.webhook_id AND is_again),
-       coalesce((SELECT head_seq FROM scheduler.chain_heads h WHERE h.tenant_id = w.tenant_id), 0)
-  FROM scheduler.webhooks w WHERE {_HELD}
-"""
 _WANTED = f"""
 SELECT {columns(ListedEntry, ("created_at",))}, {PAYLOAD_BYTES} FROM scheduler.scheduler_log
  WHERE tenant_id = $1 AND seq > $2 AND seq <= $3
@@ -139,26 +105,17 @@ _ENTRIES = f"""
 SELECT {columns(ListedEntry)}, found FROM {page_of(_WANTED, "seq", limit="$4", bytes_max=BATCH_BYTES_MAX)} AS page
  ORDER BY number
 """
-_STORED = "SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2 AND seq <= $3"
-_SENDING = f"UPDATE scheduler.webhooks SET sending_seq = $3 WHERE {_HELD} RETURNING true"
-_PASS = f"UPDATE scheduler.webhooks SET delivered_seq = greatest(delivered_seq, $3) WHERE {_HELD} RETURNING true"
 _CONFIRM = f"""
 UPDATE scheduler.webhooks SET delivered_seq = greatest(delivered_seq, $3), delivered_at = now(), failing_since = NULL,
        last_error = NULL
  WHERE {_HELD} RETURNING true
 """
-_FAIL = f"""
-UPDATE scheduler.webhooks SET failing_since = least({tellable("failing_since")}, now()), last_error = $3
- WHERE {_HELD} RETURNING failing_since
-"""
-_STOP = f"UPDATE scheduler.webhooks SET stopped_at = now(), last_error = $3 WHERE {_HELD} RETURNING true"
 _REFUSE = """
 INSERT INTO scheduler.webhook_dead_letters (webhook_id, seq, reason, is_again)
 SELECT $1, seq, $3, $4 FROM unnest($2::bigint[]) AS refused(seq)
     ON CONFLICT (webhook_id, seq) DO UPDATE
        SET reason = excluded.reason, is_again = excluded.is_again, created_at = now()
 """
-_TAKE = "DELETE FROM scheduler.webhook_dead_letters WHERE webhook_id = $1 AND seq = $2"
 
 
 async def add(
@@ -173,7 +130,20 @@ async def add(
     """Register a receiver of what comes from ``from_seq`` on, behind the end of the chain when that is None; False
     where there are as many as there may be."""
     asked = (from_seq, created_by, most, most_of_tenant)
-    return bool(await connection.fetchval(_ADD, *webhook, *asked))
+    return bool(
+        await connection.fetchval(
+            """
+            INSERT INTO scheduler.webhooks (webhook_id, tenant_id, url, actions, job, delivered_seq, created_by)
+            SELECT $1, $2, $3, $4, $5,
+                   coalesce($6::bigint - 1, (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $2), 0), $7
+             WHERE (SELECT count(*) FROM scheduler.webhooks) < $8
+               AND (SELECT count(*) FROM scheduler.webhooks WHERE tenant_id = $2) < $9
+            RETURNING true
+            """,
+            *webhook,
+            *asked,
+        )
+    )
 
 
 async def listed(connection: Connection, tenant_id: str) -> list[ListedWebhook]:
@@ -188,38 +158,81 @@ async def find(connection: Connection, webhook_id: str) -> ListedWebhook | None:
 
 async def dead_letters(connection: Connection, webhook_id: str) -> list[DeadLetter]:
     """What it refused, in seq order; no more than ``DEAD_LETTERS_LISTED_MAX``."""
-    return await fetch_as(connection, DeadLetter, _DEAD_LETTERS, webhook_id, DEAD_LETTERS_LISTED_MAX)
+    return await fetch_as(
+        connection,
+        DeadLetter,
+        f"""
+        SELECT {clamped_columns(DeadLetter, ("created_at",))} FROM scheduler.webhook_dead_letters
+         WHERE webhook_id = $1 ORDER BY seq LIMIT $2
+        """,
+        webhook_id,
+        DEAD_LETTERS_LISTED_MAX,
+    )
 
 
 async def remove(connection: Connection, webhook_id: str) -> None:
     """Let there be no such receiver, nor what it refused."""
     async with connection.transaction():
         # The receiver first: a session that stores a refusal has its row locked, and stores none once that is gone.
-        await connection.execute(_REMOVE, webhook_id)
-        await connection.execute(_FORGET, webhook_id)
+        await connection.execute("DELETE FROM scheduler.webhooks WHERE webhook_id = $1", webhook_id)
+        await connection.execute("DELETE FROM scheduler.webhook_dead_letters WHERE webhook_id = $1", webhook_id)
 
 
 async def send_again(connection: Connection, webhook_id: str) -> None:
     """Let its dead letters be sent again, and go on where it was stopped."""
     async with connection.transaction():
-        await connection.execute(_RESUME, webhook_id)
-        await connection.execute(_AGAIN, webhook_id)
+        await connection.execute(
+            """
+            UPDATE scheduler.webhooks SET stopped_at = NULL, failing_since = NULL, last_error = NULL
+             WHERE webhook_id = $1
+            """,
+            webhook_id,
+        )
+        await connection.execute(
+            "UPDATE scheduler.webhook_dead_letters SET is_again = true WHERE webhook_id = $1", webhook_id
+        )
 
 
 async def hold(connection: Connection, holder: str, held_s: float) -> list[Webhook]:
     """The receivers that ``holder`` delivers to for the next ``held_s`` seconds: those it had, and those
     nobody has; but for rows that another session has locked just now, of which an earlier hold goes on."""
-    return await fetch_as(connection, Webhook, _HOLD, holder, held_s)
+    return await fetch_as(
+        connection,
+        Webhook,
+        f"""
+        WITH mine AS (
+            SELECT webhook_id FROM scheduler.webhooks
+             WHERE stopped_at IS NULL AND (holder = $1 OR held_until IS NULL OR held_until <= clock_timestamp())
+             ORDER BY webhook_id FOR UPDATE SKIP LOCKED
+        )
+        UPDATE scheduler.webhooks w SET holder = $1, held_until = clock_timestamp() + make_interval(secs => $2)
+          FROM mine WHERE w.webhook_id = mine.webhook_id
+        RETURNING {", ".join(f"w.{name}" for name in Webhook._fields)}
+        """,
+        holder,
+        held_s,
+    )
 
 
 async def let_go(connection: Connection, holder: str) -> None:
     """Let others deliver, at once."""
-    await connection.execute(_LET_GO, holder)
+    await connection.execute("UPDATE scheduler.webhooks SET held_until = NULL WHERE holder = $1", holder)
 
 
 async def place(connection: Connection, webhook_id: str, holder: str) -> Place | None:
     """Where the delivery stands; None where ``holder`` is not to deliver."""
-    return await fetch_one_as(connection, Place, _PLACE, webhook_id, holder)
+    return await fetch_one_as(
+        connection,
+        Place,
+        f"""
+        SELECT delivered_seq, sending_seq,
+               (SELECT min(seq) FROM scheduler.webhook_dead_letters d WHERE d.webhook_id = w.webhook_id AND is_again),
+               coalesce((SELECT head_seq FROM scheduler.chain_heads h WHERE h.tenant_id = w.tenant_id), 0)
+          FROM scheduler.webhooks w WHERE {_HELD}
+        """,
+        webhook_id,
+        holder,
+    )
 
 
 async def entries(
@@ -238,7 +251,12 @@ async def entries(
     )
     await check.require(connection, webhook.tenant_id, [entry.columns for entry in page])
     end_seq = page[-1].seq if more else upto_seq
-    stored = await connection.fetchval(_STORED, webhook.tenant_id, after_seq, end_seq)
+    stored = await connection.fetchval(
+        "SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2 AND seq <= $3",
+        webhook.tenant_id,
+        after_seq,
+        end_seq,
+    )
     if stored != max(0, end_seq - after_seq):
         detail = f"of the entries from seq {after_seq + 1} to {end_seq} the log has {stored}"
         raise damaged(webhook.tenant_id, "gap", after_seq + 1, detail)
@@ -247,12 +265,26 @@ async def entries(
 
 async def begin_batch(connection: Connection, webhook_id: str, holder: str, sending_seq: int) -> bool:
     """What is sent next ends at ``sending_seq``, also when it is sent again."""
-    return bool(await connection.fetchval(_SENDING, webhook_id, holder, sending_seq))
+    return bool(
+        await connection.fetchval(
+            f"UPDATE scheduler.webhooks SET sending_seq = $3 WHERE {_HELD} RETURNING true",
+            webhook_id,
+            holder,
+            sending_seq,
+        )
+    )
 
 
 async def pass_over(connection: Connection, webhook_id: str, holder: str, seq: int) -> bool:
     """Up to ``seq`` the receiver asks for nothing."""
-    return bool(await connection.fetchval(_PASS, webhook_id, holder, seq))
+    return bool(
+        await connection.fetchval(
+            f"UPDATE scheduler.webhooks SET delivered_seq = greatest(delivered_seq, $3) WHERE {_HELD} RETURNING true",
+            webhook_id,
+            holder,
+            seq,
+        )
+    )
 
 
 async def confirm(
@@ -271,7 +303,9 @@ async def settle(connection: Connection, webhook_id: str, holder: str, seq: int,
     async with connection.transaction():
         is_held = bool(await connection.fetchval(_CONFIRM, webhook_id, holder, 0))
         if is_held and refusal is None:
-            await connection.execute(_TAKE, webhook_id, seq)
+            await connection.execute(
+                "DELETE FROM scheduler.webhook_dead_letters WHERE webhook_id = $1 AND seq = $2", webhook_id, seq
+            )
         elif is_held:
             await connection.execute(_REFUSE, webhook_id, [seq], refusal, False)
     return is_held
@@ -279,10 +313,26 @@ async def settle(connection: Connection, webhook_id: str, holder: str, seq: int,
 
 async def fail(connection: Connection, webhook_id: str, holder: str, error: str) -> datetime | None:
     """An attempt failed; since when they all do. None where ``holder`` is not to deliver."""
-    since: datetime | None = await connection.fetchval(_FAIL, webhook_id, holder, error)
-    return since
+    return await fetch_value(
+        connection,
+        datetime,
+        f"""
+        UPDATE scheduler.webhooks SET failing_since = least({tellable("failing_since")}, now()), last_error = $3
+         WHERE {_HELD} RETURNING failing_since
+        """,
+        webhook_id,
+        holder,
+        error,
+    )
 
 
 async def stop(connection: Connection, webhook_id: str, holder: str, error: str) -> bool:
     """Send nothing more before somebody says so."""
-    return bool(await connection.fetchval(_STOP, webhook_id, holder, error))
+    return bool(
+        await connection.fetchval(
+            f"UPDATE scheduler.webhooks SET stopped_at = now(), last_error = $3 WHERE {_HELD} RETURNING true",
+            webhook_id,
+            holder,
+            error,
+        )
+    )
