@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
-from app.trust import known_tokens as tokens
+from app.trust import callers
 from benchmarks.bench import Bench, expect_fsyncs, wait_for
 from benchmarks.copied_rows import count_rows
 from benchmarks.events import job_requests
@@ -46,7 +46,7 @@ def _service(bench: Bench, durability: str, *, with_tokens: bool = False) -> Ite
     with bench.fresh_database() as database, bench.fresh_folder() as folder:
         token, settings = None, {}
         if with_tokens:
-            made = tokens.make()
+            made = callers.new_token()
             FIRST_TOKEN.store(folder, FirstToken("bench", made.digest.hex()))
             token, settings = made.text, {"TALLY_AUTH__MODE": "tokens"}
         with tally_serve(database.service_url, folder, settings) as url:

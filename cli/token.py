@@ -12,7 +12,7 @@ from app.runtime.answers.node import NewTokenAnswer, TokenAnswer, TokenList
 from app.runtime.principals import Right
 from app.runtime.settings.config import load_settings
 from app.runtime.state.kept_files import FIRST_TOKEN, KEPT_TOKENS, FirstToken
-from app.trust import known_tokens as tokens
+from app.trust import callers
 from cli.client import LedgerClient
 from cli.options import Url
 from ledger import names
@@ -72,7 +72,7 @@ def _first(name: str) -> str:
     folder: Path = load_settings().data_dir
     if FIRST_TOKEN.load(folder) is not None or KEPT_TOKENS.load(folder).counting:
         raise fail(f"there is a token already (beside {folder}): whoever holds it runs tally token new without --first")
-    made = tokens.make()
+    made = callers.new_token()
     folder.mkdir(parents=True, exist_ok=True)
     FIRST_TOKEN.store(folder, FirstToken(name, made.digest.hex()))
     err.print(f"it counts for the service whose data is in {folder.resolve()}", markup=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store import sessions
-from app.store.rows import columns, fetch_one_as
+from app.store.reading import columns, fetch_one_as
 
 if TYPE_CHECKING:
     from app.store import Connection

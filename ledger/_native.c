@@ -2,7 +2,7 @@
  * The batch functions of the ledger in C: what each entry costs, and no decision.
  *
  * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.merkle, ledger.canonical,
- * ledger.chain.form, ledger.verification.entry_check, app.store.growth; for the lines of events, app.edge.forms.requests
+ * ledger.chain.form, ledger.verification.entry_check, app.store.appended; for the lines of events, app.edge.forms.requests
  * with app.write.pending.event_lines; for COPY, the driver.
  * A function here answers what its twin answers, byte for byte, or None, and then the twin is asked: so it may give up
  * on whatever is unusual, and need not name what is wrong.
@@ -330,7 +330,7 @@ static PyObject *canonical(PyObject *Py_UNUSED(module), PyObject *value)
     Py_RETURN_NONE;
 }
 
-/* --- rows of new entries: app.store.growth, and as COPY takes them: app.store.log_rows ---------------------------- */
+/* --- rows of new entries: app.store.appended, and as COPY takes them: app.store.chaining ---------------------------- */
 
 static void write_hex(char *at, const unsigned char *hash)
 {
@@ -391,7 +391,7 @@ static unsigned char *put_integer(unsigned char *at, long long number)
 
 PyDoc_STRVAR(new_rows_doc,
     "new_rows(tenant_id, prefix, first_seq, head_link, head_raw, entries, place_type)\n--\n\n"
-    "As app.store.growth.new_rows: rows of LOG_COLUMNS as COPY takes them, and seq, HLC and link of each as a tuple "
+    "As app.store.appended.new_rows: rows of LOG_COLUMNS as COPY takes them, and seq, HLC and link of each as a tuple "
     "of that type; None where that must be asked.");
 
 static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
@@ -1408,7 +1408,7 @@ static PyObject *entries_in_copy(PyObject *Py_UNUSED(module), PyObject *const *a
     return walked(args, &entries);
 }
 
-/* --- rows of COPY as tuples: app.store.chain_reader, app.store.log_rows */
+/* --- rows of COPY as tuples: app.store.chain_reader, app.store.chaining */
 
 #define COPIED_COLUMNS_MAX 16
 

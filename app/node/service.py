@@ -40,14 +40,14 @@ from app.store import node as node_store
 from app.store.appended import AppendedEntries
 from app.store.edge import EdgeLookups
 from app.store.entry_check import EntryCheck
-from app.store.job_folds import JobFolds
+from app.store.job_table import JobFolds
 from app.store.reading import reading
 from app.store.sessions import STATEMENT_TIMEOUT_S, NodeConnection
 from app.trust.access_log import AccessLog
+from app.trust.callers import KnownTokens
 from app.trust.key_chain import Trust
 from app.trust.key_changes import FOLLOW_INTERVAL_S, KeyChanges
 from app.trust.key_in_use import KeyInUse
-from app.trust.known_tokens import KnownTokens
 from app.trust.quotas import Quotas
 from app.trust.tokens import Tokens
 from app.write.chain.appender import Appender

@@ -50,9 +50,9 @@ from app.share.bundle.staging import Staging
 from app.share.exchange.regions import Regions
 from app.share.watch.watchers import Watchers, watchers_max
 from app.share.webhooks.registry import WebhookRegistry
+from app.store.commitments import PromiseCheck
 from app.store.entry_check import EntryCheck
 from app.store.privacy import PrivacyEntry
-from app.store.promise_check import PromiseCheck
 from app.store.sessions import STATEMENT_TIMEOUT_S, NodePool
 from app.trust.callers import Callers, CallerSource, OpenToAll
 from app.trust.console_sessions import CodeFlow, ConsoleSessions, code_flow_of

@@ -14,9 +14,8 @@ from ledger.errors import ChainDamagedError, SeqOutOfRangeError
 
 if TYPE_CHECKING:
     from app.read.copies import Copies, Judge
-    from app.store.commitments import PromiseEntry
+    from app.store.commitments import PromiseCheck, PromiseEntry
     from app.store.entry_check import EntryCheck
-    from app.store.promise_check import PromiseCheck
     from app.store.reading import Pool
 
 _STRONG = Promise(ReadLevel.STRONG, (), 0)

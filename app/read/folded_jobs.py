@@ -28,8 +28,7 @@ from app.runtime.tasks import paced
 from app.store import job_table
 from app.store.chain_reads import list_tenants
 from app.store.entry_check import not_as_chained
-from app.store.job_folds import Folded, JobFolds, ReadJob
-from app.store.job_table import JobSpan
+from app.store.job_table import Folded, JobFolds, JobSpan, ReadJob
 from app.store.reading import reading
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError
 from ledger.machines.jobs import JobState

@@ -11,8 +11,7 @@ import orjson
 from app.read.consistency import ReadLevel, UnfitError
 from app.read.copies import PRIMARY
 from app.store import job_search, reads
-from app.store.reading import reading
-from app.store.rows import json_in
+from app.store.reading import json_in, reading
 from ledger import rfc3339
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
 from ledger.facts.events import ACTOR

@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 import structlog
 
+from app.store.reading import json_in
 from app.store.reads import EventRow
-from app.store.rows import json_in
 from app.trust.privacy_knowledge import PrivacyKnowledge
 from ledger import private_fields
 from ledger.errors import DatabaseUnavailableError, PrivateValueError

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.rows import clamped_columns, fetch_as
+from app.store.reading import clamped_columns, fetch_as
 from ledger.errors import SignatureError
 from signing import checkpoint as checkpoints
 from signing.anchors import ANCHORS_MAX, Unproven, cosignature, rfc_3339, timestamp

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
 
-from app.store.chaining import ChainHead
-from app.store.log_rows import LogRows, Piece, Row
+from app.store.chaining import ChainHead, LogRows, Piece, Row
 from app.store.notary import LinkRow
 from ledger import native
 from ledger.chain import LINK_VERSION, Linker

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.runtime.sharing import turns
 from app.store.job_table import FOLLOWER
-from app.store.rows import ENTRIES
+from app.store.reading import ENTRIES
 from ledger import native
 from ledger.errors import InvalidInputError
 from ledger.verification import (

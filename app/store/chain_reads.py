@@ -1,4 +1,10 @@
-"""SQL of reads about chains: heads, entries, trees, snapshots, and where each chain and this node's WAL end."""
+"""SQL of reads about chains: heads, entries, trees, snapshots, and where each chain and this node's WAL end.
+
+*Existing entries.* Events may have come into the chain by another way: imported entries, and records of a node whose
+log was imported before it came back. Before such events are chained, the chain is asked under the head's lock what it
+holds of them: the event itself, or a CONFLICT entry with it because another event has its HLC. A row beyond the head is
+not in the chain.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.store.chaining import WalPosition
-from app.store.rows import (
+from app.store.reading import (
     ENTRIES,
     PAYLOAD_BYTES,
     columns,
@@ -24,7 +30,9 @@ from app.store.rows import (
     whole,
 )
 from ledger import rfc3339
+from ledger.chain.conflict import Event, conflict_hlc
 from ledger.errors import ChainDamagedError, TenantNotFoundError
+from ledger.hlc import Hlc
 from ledger.verification.entry_check import ENTRY_COLUMNS
 
 if TYPE_CHECKING:
@@ -365,3 +373,79 @@ async def next_seq(connection: Connection, tenant_id: str, seq: int) -> int:
         "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2", tenant_id, seq
     )
     return seq + 1 if next_seq is None else next_seq
+
+
+class ChainedEntry(NamedTuple):
+    """Place of one chained row, and what makes it this event and no other."""
+
+    seq: int
+    chain_link: str
+    prev_chain_link: str | None
+    event: Event
+
+
+Chained = Mapping[str, ChainedEntry]
+"""What stands in one chain, by HLC."""
+
+
+async def find_existing(connection: Connection, tenant_id: str, events: Sequence[Event]) -> dict[str, ChainedEntry]:
+    """The entries that have the HLC of one of ``events``, and the CONFLICT entries that hold one."""
+    existing = await _by_hlc(connection, tenant_id, [event.t_hlc for event in events])
+    clashing = [event for event in events if event.t_hlc in existing and existing[event.t_hlc].event != event]
+    if clashing:
+        existing |= await _by_hlc(connection, tenant_id, [conflict_hlc(event).text() for event in clashing])
+    return existing
+
+
+async def find_by_seq(connection: Connection, tenant_id: str, seqs: Sequence[int]) -> dict[int, ChainedEntry]:
+    """Entries of the tenant by seq, those of ``seqs`` that its chain has."""
+    found = map(
+        _chained,
+        await connection.fetch(
+            """
+            SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest
+              FROM scheduler.scheduler_log
+             WHERE tenant_id = $1 AND seq = ANY($2::bigint[])
+               AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
+            """,
+            tenant_id,
+            seqs,
+        ),
+    )
+    return {entry.seq: entry for entry in found}
+
+
+async def highest_hlc(connection: Connection, tenant_id: str) -> tuple[int, int, str] | None:
+    """The highest HLC that an entry of the chain has, None when it has none."""
+    row = await connection.fetchrow(
+        """
+        SELECT hlc_physical, hlc_logical, hlc_node FROM scheduler.scheduler_log WHERE tenant_id = $1
+         ORDER BY hlc_physical DESC, hlc_logical DESC, hlc_node DESC LIMIT 1
+        """,
+        tenant_id,
+    )
+    return None if row is None else (row["hlc_physical"], row["hlc_logical"], row["hlc_node"])
+
+
+async def _by_hlc(connection: Connection, tenant_id: str, t_hlcs: Sequence[str]) -> dict[str, ChainedEntry]:
+    parts = zip(*map(Hlc.parse, t_hlcs), strict=True) if t_hlcs else ((), (), ())
+    found = map(
+        _chained,
+        await connection.fetch(
+            """
+            SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest
+              FROM unnest($2::bigint[], $3::bigint[], $4::text[]) AS hlc(physical, logical, node)
+              JOIN scheduler.scheduler_log l ON l.tenant_id = $1
+                   AND l.hlc_physical = hlc.physical AND l.hlc_logical = hlc.logical AND l.hlc_node = hlc.node
+             WHERE seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
+            """,
+            tenant_id,
+            *map(list, parts),
+        ),
+    )
+    return {entry.event.t_hlc: entry for entry in found}
+
+
+def _chained(row: Record) -> ChainedEntry:
+    seq, chain_link, prev_chain_link, *event = row
+    return ChainedEntry(seq, chain_link, prev_chain_link, Event(*event))

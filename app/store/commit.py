@@ -29,7 +29,9 @@ import asyncpg
 
 from app.runtime.postgres import DATABASE_FAULTS
 from app.store.chaining import (
+    LOG_COLUMNS,
     ChainHead,
+    LogRows,
     Step,
     copy_entries,
     create_heads,
@@ -38,8 +40,7 @@ from app.store.chaining import (
     read_heads,
     unmoved,
 )
-from app.store.log_rows import LOG_COLUMNS, LogRows
-from app.store.rows import turned
+from app.store.reading import turned
 from ledger.errors import ChainDamagedError
 
 if TYPE_CHECKING:

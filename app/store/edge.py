@@ -11,11 +11,9 @@ import asyncpg
 from app.store import Connection, idempotency, job_table
 from app.store.entry_check import Report
 from app.store.idempotency import ChainedLine, KeyedEntry
-from app.store.job_folds import JobFolds
-from app.store.job_table import JobKey
-from app.store.reading import reading
+from app.store.job_table import JobFolds, JobKey
+from app.store.reading import reading, whole
 from app.store.reads import find_refusal
-from app.store.rows import whole
 from ledger.errors import ChainDamagedError
 from ledger.machines import jobs
 from ledger.machines.job_state import creation_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
-from app.store.rows import fetch_tuples, like, turned
+from app.store.reading import fetch_tuples, like, turned
 from ledger.errors import DatabaseUnavailableError
 
 if TYPE_CHECKING:

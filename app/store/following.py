@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store import sessions
-from app.store.rows import columns, fetch_as, fetch_column, turned
+from app.store.reading import columns, fetch_as, fetch_column, turned
 
 if TYPE_CHECKING:
     from app.store import Connection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from app.store.rows import fetch_as
+from app.store.reading import fetch_as
 from ledger import keyed
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import KeyRowError

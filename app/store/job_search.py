@@ -16,8 +16,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from app.store.job_table import EVER, JobClaim, ListedRow, claimed
+from app.store.reading import columns, fetch_as, fetch_column, page_of
 from app.store.reads import OLDEST, ORDER, CreatedHlc, size_of_job
-from app.store.rows import columns, fetch_as, fetch_column, page_of
 from ledger.errors import ChainDamagedError
 from ledger.facts.statuses import STATUSES
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.rows import ENTRIES, columns, fetch_as, fetch_one_as, fetch_tuples
+from app.store.reading import ENTRIES, columns, fetch_as, fetch_one_as, fetch_tuples
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.verification.entry_check import EntryRow
 from signing import issued_tokens

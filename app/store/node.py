@@ -14,7 +14,7 @@ import asyncpg
 
 from app.store import sessions
 from app.store.chaining import WalPosition
-from app.store.rows import fetch_value, json_in
+from app.store.reading import fetch_value, json_in
 from ledger.errors import StartRefusedError
 from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import LOGICAL_MAX, Hlc

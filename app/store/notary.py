@@ -6,7 +6,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.rows import ENTRIES, fetch_as, fetch_column, fetch_dict, fetch_one_as, fetch_tuples, fetch_value, turned
+from app.store.reading import (
+    ENTRIES,
+    fetch_as,
+    fetch_column,
+    fetch_dict,
+    fetch_one_as,
+    fetch_tuples,
+    fetch_value,
+    turned,
+)
 from ledger.merkle import EMPTY_ROOT
 from ledger.merkle.tiles import TileTree
 from ledger.verification.entry_check import EntryRow

@@ -2,21 +2,27 @@
 
 What PostgreSQL refuses to all, it tells: a table that is not there, a right that was taken away, a transaction that may
 only read. What it says of a value names the value, which may be anybody's, and is the program's fault or that of a row.
+
+*Rows.* What a statement selects is named by the fields of the named tuple that each row becomes. Somebody may have
+changed the tables by hand, so a reader that shows rows asks that they are whole. PostgreSQL holds years from 4713 BC to
+294276, Python those from 1 to 9999: a time that somebody put in must not fail what is read beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import asyncpg
+import orjson
 import structlog
 
 from app.runtime.postgres import DATABASE_FAULTS, is_of_a_value, text_of
 from app.store import Connection
-from ledger.errors import DatabaseUnavailableError
+from ledger.errors import ChainDamagedError, DatabaseUnavailableError
+from ledger.verification.entry_check import ENTRY_COLUMNS
 
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
@@ -90,3 +96,140 @@ def _unavailable(error: BaseException) -> DatabaseUnavailableError:
     elif isinstance(error, TimeoutError):
         said = f"{said}, or {_LOCKED}"
     return DatabaseUnavailableError(f"{said}; try again later")
+
+
+ENTRIES = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
+"""SQL that selects entries as verification takes them."""
+
+Row = TypeVar("Row", bound=NamedTuple)
+Value = TypeVar("Value")
+
+_FIRST, _LAST = "timestamptz '0001-01-02 00:00:00Z'", "timestamptz '9999-12-30 00:00:00Z'"
+
+
+def columns(row: type[NamedTuple], times: Collection[str] = ()) -> str:
+    """SQL that selects the fields of ``row``, those of them that are ``times`` as ``told`` has it."""
+    return ", ".join(told(name) if name in times else name for name in row._fields)
+
+
+def clamped_columns(row: type[NamedTuple], times: Collection[str]) -> str:
+    """As ``columns``, but a time that Python cannot tell becomes the first or last one that it can: for rows whose
+    times are proved by signatures, which then do not hold."""
+    return ", ".join(clamped(name) if name in times else name for name in row._fields)
+
+
+def clamped(column: str) -> str:
+    """SQL of ``column``, which is not NULL, under its own name; the first or last time that Python can tell where it
+    cannot."""
+    return f"greatest(least({column}, {_LAST}), {_FIRST}) AS {column.rpartition('.')[2]}"
+
+
+def like(patterns: Sequence[str]) -> list[str]:
+    """Patterns of tenants, which may end in ``*``, as LIKE takes them."""
+    escaped = (pattern.replace("\\", r"\\").replace("_", r"\_").replace("%", r"\%") for pattern in patterns)
+    return [f"{pattern[:-1]}%" if pattern.endswith("*") else pattern for pattern in escaped]
+
+
+def told(column: str) -> str:
+    """SQL of ``column``, under its own name; NULL where Python cannot tell the time."""
+    return f"{tellable(column)} AS {column.rpartition('.')[2]}"
+
+
+def tellable(column: str) -> str:
+    """SQL of the time in ``column``; NULL where Python cannot tell it."""
+    return f"CASE WHEN {column} BETWEEN {_FIRST} AND {_LAST} THEN {column} END"
+
+
+async def fetch_as(connection: Connection, row: type[Row], query: str, *arguments: object) -> list[Row]:
+    """The rows of ``query``, which selects the fields of ``row`` in their order."""
+    return [row._make(found) for found in await connection.fetch(query, *arguments)]
+
+
+async def fetch_one_as(connection: Connection, row: type[Row], query: str, *arguments: object) -> Row | None:
+    """As ``fetch_as``, the first row; None when there is none."""
+    found = await connection.fetchrow(query, *arguments)
+    return None if found is None else row._make(found)
+
+
+async def fetch_column(connection: Connection, query: str, *arguments: object) -> list[Any]:
+    """The first column of ``query``."""
+    return [found[0] for found in await connection.fetch(query, *arguments)]
+
+
+async def fetch_dict(connection: Connection, query: str, *arguments: object) -> dict[Any, Any]:
+    """The second column of ``query`` by its first."""
+    return dict(map(tuple, await connection.fetch(query, *arguments)))
+
+
+async def fetch_value(connection: Connection, _kind: type[Value], query: str, *arguments: object) -> Value | None:
+    """The value of ``query``, which selects one column; None where it has no row."""
+    found: Value | None = await connection.fetchval(query, *arguments)
+    return found
+
+
+async def fetch_tuples(connection: Connection, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+    """The rows of ``query`` as they are."""
+    return [tuple(found) for found in await connection.fetch(query, *arguments)]
+
+
+def turned(rows: Sequence[Sequence[object]], width: int) -> list[list[object]]:
+    """The columns of ``rows``, each of ``width`` values: what ``unnest`` takes. So many empty ones of no rows."""
+    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
+
+
+def json_in(text: str | None) -> Any:
+    """What ``text``, a column of type json, says; None where somebody made it something that cannot be told."""
+    try:
+        return orjson.loads(text or "null")
+    except orjson.JSONDecodeError:
+        return None
+
+
+def whole(tenant_id: str, row: Row, nullable: Collection[str] = ()) -> Row:
+    """``row``, once no column of it is NULL but those that may be.
+
+    Raises:
+        ChainDamagedError: names the column, and the seq where the row has one.
+    """
+    for name, value in row._asdict().items():
+        if value is None and name not in nullable:
+            where = f" of seq {seq}" if (seq := getattr(row, "seq", None)) is not None else ""
+            raise ChainDamagedError(tenant_id, f"column {name}{where} is NULL, or no value it may have")
+    return row
+
+
+PAGE_BYTES_MAX = 4 << 20
+"""A page ends after the row that brings its JSON to this many bytes."""
+PAYLOAD_BYTES = "coalesce(octet_length(payload::text), 0) AS bytes"
+
+
+def page_of(listed: str, order: str, limit: str, bytes_max: int = PAGE_BYTES_MAX) -> str:
+    """The relation of the rows of ``listed``, a query with ``bytes`` and at most ``limit`` + 1 rows, that one page has.
+
+    ``number`` counts its rows in ``order``; ``found`` is how many ``listed`` has.
+    """
+    return f"""(
+SELECT *
+  FROM (SELECT listed.*, row_number() OVER ordered AS number, count(*) OVER () AS found,
+               sum(bytes) OVER ordered - bytes AS bytes_before
+          FROM ({listed}) AS listed
+        WINDOW ordered AS (ORDER BY {order})) AS numbered
+ WHERE number <= {limit} AND bytes_before < {bytes_max})"""
+
+
+async def fetch_page(
+    connection: Connection,
+    row: type[Row],
+    query: str,
+    tenant_id: str,
+    *arguments: object,
+    nullable: Collection[str] = (),
+) -> tuple[list[Row], bool]:
+    """The rows of ``query``, which selects the fields of ``row`` and ``found``, and whether more follow.
+
+    Raises:
+        ChainDamagedError: a column is NULL that is not ``nullable``.
+    """
+    rows = await connection.fetch(query, tenant_id, *arguments)
+    page = [whole(tenant_id, row._make(tuple(each)[:-1]), nullable) for each in rows]
+    return page, bool(rows) and rows[-1]["found"] > len(rows)

@@ -21,7 +21,7 @@ from app.store.job_table import (
     entries_of_job,
     place_of,
 )
-from app.store.rows import ENTRIES, PAYLOAD_BYTES, columns, fetch_as, fetch_tuples, like, page_of, turned
+from app.store.reading import ENTRIES, PAYLOAD_BYTES, columns, fetch_as, fetch_tuples, like, page_of, turned
 from ledger.facts.statuses import STATUSES
 from ledger.hlc import Hlc
 from ledger.machines.jobs import ABOUT_JOBS

@@ -23,7 +23,7 @@ import asyncpg
 import app
 from app.runtime.postgres import DATABASE_FAULTS
 from app.store import sessions
-from app.store.rows import fetch_column
+from app.store.reading import fetch_column
 from ledger.errors import StartRefusedError
 
 if TYPE_CHECKING:

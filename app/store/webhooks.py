@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.chain_reads import ListedEntry
-from app.store.rows import (
+from app.store.reading import (
     PAYLOAD_BYTES,
     clamped,
     clamped_columns,

@@ -20,9 +20,9 @@ import structlog
 
 from app.runtime.principals import EVERY_TENANT, Principal, Right, grant_of
 from app.runtime.state.kept_files import FIRST_TOKEN, KEPT_TOKENS, KeptTokens
-from app.trust import known_tokens as tokens
+from app.trust import callers
+from app.trust.callers import KnownTokens
 from app.trust.key_changes import TRY_AGAIN, Facts, KeyChanges
-from app.trust.known_tokens import KnownTokens
 from ledger.errors import ForbiddenError, LedgerError, NotFoundError
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
@@ -149,7 +149,7 @@ class Tokens:
             )
         if any(each.name == name and not _may_issue(by, each.tenants) for each in self._issued.values()):
             raise ForbiddenError(f"somebody whose tenants {by.name} does not administer is called {name}")
-        made = tokens.make()
+        made = callers.new_token()
         ordered = tuple(str(right) for right in Right if right in grant.rights)
         token = _token(name, made.digest, ordered, grant.tenants, expires_at, by.id)
         await self.keys.check_recorded()

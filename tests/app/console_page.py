@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, R
 
 from app.dev.embedded import EmbeddedPostgres
 from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
-from app.trust import known_tokens as tokens
+from app.trust import callers
 from tests.app.service_thread import serving
 from tests.browser import browsing, violations
 
@@ -134,7 +134,7 @@ def barriers(page: Page) -> list[str]:
 @contextmanager
 def consoling(postgres: EmbeddedPostgres, folder: Path, database: str, **settings: Any) -> Iterator[Console]:
     """The console of a service that asks who calls, root signed in."""
-    first = tokens.make()
+    first = callers.new_token()
     FIRST_TOKEN.store(folder, FirstToken("root", first.digest.hex()))
     with serving(postgres, folder, database, **settings) as url, browsing() as browser:
         console = Console(browser, url, first.text)

@@ -11,7 +11,7 @@ from app.edge.listener import listening
 from app.node.wiring import running
 from app.runtime.settings.config import Settings
 from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
-from app.trust import known_tokens as tokens
+from app.trust import callers
 from tests.app.client import Client
 
 
@@ -44,7 +44,7 @@ Serve = Callable[..., Any]
 @asynccontextmanager
 async def serving_with_tokens(settings: Settings, database_url: str, *, with_first: bool) -> AsyncIterator[Served]:
     """A node of these settings, to which a first token is given where there is none yet."""
-    first = tokens.make()
+    first = callers.new_token()
     if with_first and not settings.data_dir.exists():
         settings.data_dir.mkdir()
         FIRST_TOKEN.store(settings.data_dir, FirstToken("root", first.digest.hex()))

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from app.edge.forms.requests import EVENT_LINE
 from app.store.appended import AppendedEntries, ChainAppender, ChainPosition, _new_rows, new_rows
-from app.store.chaining import ChainHead
-from app.store.log_rows import _HEADER, _TRAILER, LOG_COLUMNS, Piece
+from app.store.chaining import _HEADER, _TRAILER, LOG_COLUMNS, ChainHead, Piece
 from app.store.notary import LinkRow
 from app.write.pending.requests import draft_of
 from ledger import canonical, chain, native

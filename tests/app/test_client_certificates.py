@@ -17,7 +17,7 @@ import pytest
 from cryptography import x509
 
 from app.runtime.settings.config import load_settings
-from app.trust import known_tokens as tokens
+from app.trust import callers
 from app.trust.tls import CallerCertificate
 from ledger.errors import ConfigurationError
 from tests.app.certificates import Authority, Pair
@@ -146,7 +146,7 @@ async def test_a_token_beside_a_certificate_decides(connect: Connect, authority:
     writer = issued(authority, "writer")
     async with connect(writer, connect.token) as client:  # type: ignore[attr-defined]
         assert (await client.get("/v1/whoami")).json()["principal"] == "root"
-    async with connect(writer, tokens.make().text) as client:
+    async with connect(writer, callers.new_token().text) as client:
         assert (await client.get("/v1/whoami")).status_code == 401
         assert (await client.post("/v1/jobs", json={"tenant_id": "team-a"})).status_code == 401
 

@@ -9,7 +9,7 @@ import pytest
 
 from app.store import following
 from app.store.appended import AppendedEntries
-from app.store.log_rows import _ROW_BYTES, LOG_COLUMNS, LogRows, Piece
+from app.store.chaining import _ROW_BYTES, LOG_COLUMNS, LogRows, Piece
 from app.write.followers.followers import TableFollower
 from app.write.followers.job_table import JobTable
 from ledger.positions import BEFORE_FIRST

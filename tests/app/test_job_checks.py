@@ -14,7 +14,7 @@ from app.node.service import Service
 from app.store import edge, job_table
 from app.store.edge import ChainedJob, EdgeLookups
 from app.store.entry_check import EntryCheck
-from app.store.job_folds import JobFolds
+from app.store.job_table import JobFolds
 from app.write.intake.job_checks import JobChecks, JobIndex
 from app.write.pending.requests import Draft, EventLines
 from ledger.errors import (

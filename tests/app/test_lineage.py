@@ -36,7 +36,7 @@ from app.dev.embedded import EmbeddedPostgres
 from app.edge.routes import lineage
 from app.edge.routes.lineage import NAMES_MAX, TEXT_CHARACTERS_MAX
 from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
-from app.trust import known_tokens as tokens
+from app.trust import callers
 from tests.app.service_thread import serving
 
 AT = "2026-11-21T13:40:00.250Z"
@@ -80,7 +80,7 @@ class Ledger:
 
 @pytest.fixture(scope="module")
 def ledger(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
-    folder, first = tmp_path_factory.mktemp("lineage"), tokens.make()
+    folder, first = tmp_path_factory.mktemp("lineage"), callers.new_token()
     FIRST_TOKEN.store(folder, FirstToken("root", first.digest.hex()))
     settings = {"auth": {"mode": "tokens"}, "lineage": {"tenants": TENANTS}}
     with serving(postgres, folder, "lineage", **settings) as url:

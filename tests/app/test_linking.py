@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.store.chaining import ChainHead
-from app.store.log_rows import _FORMS, _HEADER, _TRAILER, LOG_COLUMNS
+from app.store.chaining import _FORMS, _HEADER, _TRAILER, LOG_COLUMNS, ChainHead
 from app.write.pending.backlog import Pending
 from app.write.pending.linking import (
     _TENANT_CREATED,

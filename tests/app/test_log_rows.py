@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from app.store.appended import ROWS_A_PIECE, AppendedEntries, ChainAppender, ChainPosition
-from app.store.chaining import ChainHead
-from app.store.log_rows import LOG_COLUMNS, LogRows, RecentRows, Row
+from app.store.chaining import LOG_COLUMNS, ChainHead, LogRows, RecentRows, Row
 from ledger.hlc import Hlc
 
 SEQ = LOG_COLUMNS.index("seq")

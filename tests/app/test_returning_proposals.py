@@ -6,9 +6,8 @@ import hashlib
 
 import pytest
 
-from app.store.chaining import ChainHead
-from app.store.existing import ChainedEntry
-from app.store.log_rows import LOG_COLUMNS
+from app.store.chain_reads import ChainedEntry
+from app.store.chaining import LOG_COLUMNS, ChainHead
 from app.write.pending.backlog import Pending
 from app.write.pending.linking import ChainView, LinkedBatch, link
 from ledger import canonical

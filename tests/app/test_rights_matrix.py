@@ -199,9 +199,9 @@ SECRET = "of-nobody-elses-business"
 def weak(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """A service in which another tenant has secrets, and a token that may read its own tenant alone."""
     from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
-    from app.trust import known_tokens as tokens
+    from app.trust import callers
 
-    folder, first = tmp_path_factory.mktemp("weak"), tokens.make()
+    folder, first = tmp_path_factory.mktemp("weak"), callers.new_token()
     FIRST_TOKEN.store(folder, FirstToken("root", first.digest.hex()))
     with serving(postgres, folder, "weak_token", auth={"mode": "tokens"}, read={"wait": "20ms"}) as url:
         with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {first.text}"}, timeout=60) as root:

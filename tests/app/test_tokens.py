@@ -24,7 +24,7 @@ from app.runtime.principals import Principal, Right, covers, grant_of
 from app.runtime.settings.config import Settings
 from app.runtime.state.kept_files import FIRST_TOKEN, KEPT_TOKENS, FirstToken, KeptFile
 from app.share.bundle.importer import BundleImporter
-from app.trust import known_tokens as tokens
+from app.trust import callers
 from app.trust import tokens as keys_tokens
 from app.trust.key_chain import Trust
 from app.trust.tokens import Tokens
@@ -151,7 +151,7 @@ async def test_what_is_no_token_is_refused(served: Served) -> None:
 async def test_forged_truncated_and_altered_tokens_are_refused(served: Served) -> None:
     right = (await served.issue("read"))["token"]
     digest = hashlib.sha256(right.encode()).hexdigest()
-    wrong = [right[:-1], right + "A", right.swapcase(), tokens.make().text, digest]
+    wrong = [right[:-1], right + "A", right.swapcase(), callers.new_token().text, digest]
     for text in wrong:
         async with served.client(text) as client:
             answer = await client.get("/v1/whoami")
@@ -258,7 +258,7 @@ def test_what_a_pattern_of_tenants_covers(pattern: str, covered: list[str], othe
 
 async def test_whoever_writes_the_database_issues_no_token(serve: Serve, superuser: asyncpg.Connection) -> None:
     """A row in the table of the log, whole and linked at the head, but without the word of an admitted key."""
-    forged = tokens.make()
+    forged = callers.new_token()
     async with serve() as served:
         await served.issue("read", name="real")
     facts = {
@@ -483,7 +483,7 @@ async def test_how_long_a_wrong_token_takes_says_nothing_of_a_right_one(serve: S
     async with serve() as served:
         right = (await served.issue("read"))["token"].encode()
         known = served.services[Tokens].known
-    near, far = right[:-1] + (b"A" if right[-1:] != b"A" else b"B"), tokens.make().text.encode()
+    near, far = right[:-1] + (b"A" if right[-1:] != b"A" else b"B"), callers.new_token().text.encode()
     took: dict[bytes, list[int]] = {near: [], far: []}
     for _ in range(4000):
         for wrong in (near, far):
@@ -523,7 +523,7 @@ async def test_the_command_issues_lists_and_revokes(serve: Serve, tmp_path: Path
             return done.stdout if code == 0 else done.stderr
 
         made = (await tally("new", "ci", "-r", "write", "-t", "team-*", "--token-file", str(secret))).strip()
-        assert made.startswith(tokens.PREFIX)
+        assert made.startswith(callers.TOKEN_PREFIX)
         async with served.client(made) as ci:
             assert (await ci.post("/v1/jobs", json={"tenant_id": "team-a"})).status_code == 201
         assert "forbidden" in await tally("list", code=1, token=made)
@@ -548,7 +548,7 @@ async def test_tokens_that_nobody_is_asked_for_are_reported_at_each_start(
 ) -> None:
     settings = make_settings()
     settings.data_dir.mkdir()
-    FIRST_TOKEN.store(settings.data_dir, FirstToken("root", tokens.make().digest.hex()))
+    FIRST_TOKEN.store(settings.data_dir, FirstToken("root", callers.new_token().digest.hex()))
     for given, is_meant in (({}, False), ({"auth": {"allow_open": True}}, True)):
         with capture_logs() as lines:
             async with run_server(make_settings(**given)) as client:

@@ -12,7 +12,7 @@ import asyncpg
 import httpx
 
 from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
-from app.trust import known_tokens as tokens
+from app.trust import callers
 from ledger.chain import record
 from ledger.facts.events import SystemAction
 from tests.app.chains import Chains, until
@@ -41,7 +41,7 @@ def acts_in(folder: Path, durable_lsn: int) -> Counter[str]:
 async def test_an_act_that_was_allowed_is_on_record_whether_or_not_it_was_done(
     tmp_path: Path, database: Database, launch: Launch, superuser: asyncpg.Connection
 ) -> None:
-    data_dir, first = tmp_path / "node", tokens.make()
+    data_dir, first = tmp_path / "node", callers.new_token()
     data_dir.mkdir()
     FIRST_TOKEN.store(data_dir, FirstToken("root", first.digest.hex()))
     root = {"Authorization": f"Bearer {first.text}"}

@@ -50,8 +50,7 @@ from app.runtime.state.node import Node
 from app.store import chain_reads
 from app.store.entry_check import EntryCheck
 from app.store.notary import read_link
-from app.store.reading import reading
-from app.store.rows import whole
+from app.store.reading import reading, whole
 from app.store.sessions import NodePool
 from app.write.followers.notary import Notary
 from app.write.intake.system_entries import SystemEntries

@@ -43,8 +43,8 @@ from app.share.bundle.taking import Born, TakenBundle, Terms, check_births, sign
 from app.store import chaining, exchange
 from app.store import node as node_store
 from app.store.appended import AppendedEntries
+from app.store.chain_reads import find_by_seq
 from app.store.chaining import ChainHead
-from app.store.existing import find_by_seq
 from app.store.notary import read_link
 from ledger.bundle.merge import ClockBounds, Incoming, decide, note_beginning, set_digest
 from ledger.chain import Linker

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.store.appended import AppendedEntries, ChainAppender, ChainPosition, head_of
+from app.store.chain_reads import find_existing, highest_hlc
 from app.store.chaining import ChainHead
-from app.store.existing import find_existing, highest_hlc
 from ledger.bundle.merge import Decided, Incoming, chained_as, check_beginnings, decide, events_to_find
 from ledger.chain import Linker
 from ledger.chain.conflict import Event

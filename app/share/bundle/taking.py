@@ -23,7 +23,7 @@ import orjson
 from app.share.bundle.sorting import Sorter
 from app.share.bundle.staging import StagedFile
 from app.share.bundle.verify import ReadingAhead
-from app.store.existing import ChainedEntry
+from app.store.chain_reads import ChainedEntry
 from ledger.bundle.merge import ClockBounds, EntryTaker, Incoming, event_of, held_by
 from ledger.bundle.rows import SEQ, Row
 from ledger.chain import LINK_VERSION

@@ -31,9 +31,9 @@ from app.share.watch.blocks import EVERYTHING, Block, DcsOfJobs, Wanted, blocks_
 from app.store import Connection, chain_reads
 from app.store.appended import AppendedEntries
 from app.store.chain_reads import ListedEntry
+from app.store.chaining import LOG_COLUMNS, Piece, RecentRows, Row
 from app.store.entry_check import Report
-from app.store.job_folds import JobFolds
-from app.store.log_rows import LOG_COLUMNS, Piece, RecentRows, Row
+from app.store.job_table import JobFolds
 from app.store.reading import Pool, reading
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, TenantNotFoundError
 from ledger.machines import jobs

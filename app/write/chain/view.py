@@ -16,8 +16,8 @@ import structlog
 
 from app.runtime.state.node import Node
 from app.store import Connection, chaining, idempotency, node
+from app.store.chain_reads import Chained, find_existing
 from app.store.chaining import ChainEnd, ChainHead, WalPosition
-from app.store.existing import Chained, find_existing
 from app.write.pending.backlog import Pending
 from app.write.pending.keyed_entries import is_bound
 from app.write.pending.linking import ChainedKeys, FirstUseOfKey, event_of, events_by_hlc, is_refused_in

@@ -37,11 +37,11 @@ import structlog
 from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.store import following as store
 from app.store.appended import AppendedEntries
+from app.store.chaining import LOG_COLUMNS, RecentRows
 from app.store.entry_check import Report
 from app.store.following import FollowedEntry
 from app.store.job_search import unbuilt
 from app.store.job_table import FOLLOWER, first_unfollowed, is_beyond
-from app.store.log_rows import LOG_COLUMNS, RecentRows
 from app.store.sessions import NodeConnection
 from app.write.followers.job_table import JobTable, Turn
 from ledger.errors import ChainDamagedError, LedgerError

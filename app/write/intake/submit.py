@@ -26,8 +26,8 @@ from typing import TypeVar
 from app.runtime.sharing import LINES_PER_TURN, FairTurns, Turn
 from app.runtime.state.node import Node
 from app.store.appended import AppendedEntries
+from app.store.chaining import LOG_COLUMNS
 from app.store.job_table import JobKey
-from app.store.log_rows import LOG_COLUMNS
 from app.write.intake.answers import Answers, Entered, fence_token_of, raise_refusal, refused
 from app.write.intake.coalescing import WriteCoalescer
 from app.write.intake.job_checks import JobChecks, JobIndex, JobLookup

@@ -28,9 +28,9 @@ import msgspec
 import structlog
 
 from app.store.appended import AppendedEntries, ChainAppender, ChainPosition, Entry
+from app.store.chain_reads import Chained, ChainedEntry
 from app.store.chaining import ChainHead
 from app.store.commit import KeyedRow
-from app.store.existing import Chained, ChainedEntry
 from app.write.pending.backlog import Pending
 from app.write.pending.requests import RequestName
 from ledger import canonical
