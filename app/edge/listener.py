@@ -26,7 +26,7 @@ from app.edge.fast_path import (
 from app.read.copies import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
-from app.share.watch.watchers import Watchers
+from app.share.watch import Watchers
 from app.trust.tls import ServerTls
 from ledger.errors import StartRefusedError
 

@@ -32,8 +32,8 @@ from app.runtime.state.node import Node
 from app.runtime.tasks import called_in
 from app.share.bundle.importer import BundleImporter
 from app.share.bundle.staging import Staging
+from app.share.exchange import Regions
 from app.share.exchange.peer import Admit
-from app.share.exchange.regions import Regions
 from app.share.watch.tail import Tails
 from app.store import chaining, following
 from app.store import node as node_store

@@ -47,9 +47,9 @@ from app.share.bundle.export import BundleExporter
 from app.share.bundle.importer import BundleImporter
 from app.share.bundle.receipts import ReceiptMaker
 from app.share.bundle.staging import Staging
-from app.share.exchange.regions import Regions
-from app.share.watch.watchers import Watchers, watchers_max
-from app.share.webhooks.registry import WebhookRegistry
+from app.share.exchange import Regions
+from app.share.watch import Watchers, watchers_max
+from app.share.webhooks import WebhookRegistry
 from app.store.commitments import PromiseCheck
 from app.store.entry_check import EntryCheck
 from app.store.privacy import PrivacyEntry

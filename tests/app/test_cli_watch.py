@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from app.dev.cluster import free_port
-from app.share.watch.watchers import Watchers
+from app.share.watch import Watchers
 from tests.app.test_cli_hostile import answering, sized
 from tests.app.test_watch import GLOBAL, RunWatched, jobs, run_watched, write
 from tests.tally import Tally, bare_environment, run_tally

@@ -10,7 +10,7 @@ import pytest
 
 from app.edge.accepted import AccessControl
 from app.runtime.principals import Right
-from app.share.watch import watchers
+from app.share import watch as watchers
 from app.trust.oidc import NAME_CHARACTERS_MAX
 from tests.app.chains import until
 from tests.app.event_streams import watching

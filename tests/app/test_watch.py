@@ -15,10 +15,10 @@ import pytest
 
 from app.edge.accepted import AccessControl, Services
 from app.runtime.metrics import Metrics
-from app.share.watch import watchers as watchers_module
+from app.share import watch as watchers_module
+from app.share.watch import Watchers
 from app.share.watch.blocks import Wanted
 from app.share.watch.tail import ENTRIES_BEFORE, PAGE_ENTRIES
-from app.share.watch.watchers import Watchers
 from ledger.errors import ChainDamagedError
 from tests.app.chain_builder import edit
 from tests.app.chains import UNTIL_S, until

@@ -25,8 +25,7 @@ import structlog
 from cryptography import x509
 
 from app.dev.cluster import free_port
-from app.share.webhooks import delivery, sending
-from app.share.webhooks.registry import WebhookRegistry
+from app.share.webhooks import WebhookRegistry, delivery, sending
 from app.share.webhooks.sending import Names, Outcome, message_of, secret_text
 from app.store.chain_reads import ListedEntry
 from app.store.webhooks import Webhook

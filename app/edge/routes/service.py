@@ -27,7 +27,7 @@ from app.runtime.principals import EVERY_TENANT, Right
 from app.runtime.settings.config import Settings
 from app.runtime.state.kept_files import LastVerified
 from app.runtime.state.node import Node
-from app.share.exchange.regions import Regions
+from app.share.exchange import Regions
 from app.store import exchange
 from app.store.reading import reading
 from app.store.sessions import NodePool

@@ -34,9 +34,9 @@ from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, shape
 from app.runtime.answers import Time
 from app.runtime.principals import Right
 from app.runtime.state.node import Node
+from app.share.watch import Watcher, Watchers
 from app.share.watch.blocks import Wanted
-from app.share.watch.watchers import Watcher, Watchers
-from app.share.webhooks.registry import ShownWebhook, WebhookRegistry, new_webhook
+from app.share.webhooks import ShownWebhook, WebhookRegistry, new_webhook
 from app.share.webhooks.sending import secret_text
 from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.facts.events import (

@@ -1,1 +1,84 @@
-"""Ledgers that write on their own and exchange: what each peer has chained is fetched, proved and imported."""
+"""The regions of ledgers that exchange: which of them hold an entry, and which cannot be imported from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+
+import asyncpg
+
+from app.runtime.metrics import Values
+from app.runtime.settings.sections import ExchangeSettings
+from app.share.exchange.peer import Peer, Take, Turns
+from ledger.errors import DurabilityTimeoutError
+from signing.keys import Keyring
+
+
+class Regions:
+    """This ledger and its peers, each of which is a region."""
+
+    def __init__(self, peers: Sequence[Peer]) -> None:
+        self.peers = tuple(peers)
+        self._changed = asyncio.Event()
+        for peer in self.peers:
+            peer.on_held = self._learnt
+
+    @classmethod
+    def of(
+        cls,
+        settings: ExchangeSettings,
+        own_origin: str,
+        pool: asyncpg.Pool[asyncpg.Record],
+        keys: Callable[[], Keyring],
+        take: Take,
+    ) -> Regions:
+        """The ledger of ``own_origin`` and the peers that the settings name, none of which is asked yet."""
+        interval_s, turns = settings.interval.total_seconds(), Turns(pool)
+        return cls(
+            [
+                Peer(each, own_origin, pool, turns, keys, take, settings.range_entries, interval_s)
+                for each in settings.peers
+            ]
+        )
+
+    def _learnt(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def spread(self, seqs: Mapping[str, int], timeout_s: float) -> None:
+        """Return once a majority of the regions has, by tenant, this ledger's chain up to a seq; itself is one. Only
+        what a peer said to a question that was put after this call counts: it may have lost what it said before.
+
+        Raises:
+            DurabilityTimeoutError: they have not in time.
+        """
+        since_s = monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not all(self._is_spread(tenant_id, seq, since_s) for tenant_id, seq in seqs.items()):
+                    await self._changed.wait()
+        except TimeoutError:
+            away = [peer.settings.url for peer in self.peers if peer.held_asked_s < since_s]
+            silent = f"; {', '.join(away)} did not say what they hold" if away else ""
+            raise DurabilityTimeoutError(
+                f"a majority of the regions is not known to have imported it after {timeout_s:.1f} s{silent}"
+            ) from None
+
+    def _is_spread(self, tenant_id: str, seq: int, since_s: float) -> bool:
+        fresh = [peer.held for peer in self.peers if peer.held_asked_s >= since_s]
+        holding = 1 + sum(held.get(tenant_id, 0) >= seq for held in fresh)
+        return holding > (1 + len(self.peers)) // 2
+
+    def values(self) -> Values:
+        """The metrics of each peer, by its address."""
+        return {
+            "exchange_imported_entries": {peer.settings.url: peer.imported_entries for peer in self.peers},
+            "exchange_lag_entries": {peer.settings.url: peer.lag_entries for peer in self.peers},
+            "exchange_failing": {peer.settings.url: peer.fault is not None for peer in self.peers},
+        }
+
+    def fault(self) -> str | None:
+        """Which peers are not imported from, and why; None when all are."""
+        faults = [f"{peer.settings.url}: {peer.fault}" for peer in self.peers if peer.fault is not None]
+        return "; ".join(faults) or None
