@@ -421,7 +421,7 @@ def _sharing_services(
     @contextlib.asynccontextmanager
     async def follow(tenant_id: str) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
         async with service.tails.watching(tenant_id) as tail:
-            yield partial(service.tails.grown_beyond, tail)
+            yield tail.grown_beyond
 
     return {
         Staging: service.staging,

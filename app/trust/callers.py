@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequen
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 import structlog
 
 from app.runtime.principals import EVERY_TENANT, EVERYBODY, Needs, Principal, Rule, grant_of
 from app.trust.console_sessions import ConsoleSessions, shown_cookie
+from app.trust.oidc import OidcIssuer
 from ledger.errors import InvalidInputError, UnauthenticatedError
 from signing.issued_tokens import IssuedToken
 
@@ -44,49 +45,6 @@ CREDENTIALS_BYTES_MAX: Final = 16 * 1024
 BEARERS_REMEMBERED: Final = 256
 _SEND_BEARER = "Authorization: send it once, as Bearer and a token"
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+)", re.IGNORECASE)
-
-
-class Issuer(Protocol):
-    """Who signs tokens that say who calls."""
-
-    def known(self, credentials: bytes, now_s: float) -> Principal | None:
-        """Who the token says is calling; None when that is yet to be found out."""
-        ...
-
-    async def caller(self, credentials: bytes, now_s: float) -> Principal:
-        """Who the token says is calling.
-
-        Raises:
-            UnauthenticatedError: nobody.
-            NotReadyError: the keys that it must be checked with cannot be had now.
-        """
-        ...
-
-
-class CallerSource(Protocol):
-    """Says who calls."""
-
-    @property
-    def narrowed_s(self) -> float:
-        """When something that counted ceased to, by ``time.perf_counter``: who was asked before is asked again."""
-        ...
-
-    def known(self, scope: Scope) -> Principal | None:
-        """Who calls; None when somebody must be asked for it.
-
-        Raises:
-            UnauthenticatedError: nothing that the request shows says it.
-        """
-        ...
-
-    async def caller(self, scope: Scope) -> Principal:
-        """Who calls.
-
-        Raises:
-            UnauthenticatedError: nothing that the request shows says it.
-            NotReadyError: whoever must be asked does not answer.
-        """
-        ...
 
 
 class OpenToAll:
@@ -108,7 +66,7 @@ class Callers:
     """Knows callers by tokens, by an issuer's tokens, and by certificates."""
 
     tokens: KnownTokens
-    issuer: Issuer | None = None
+    issuer: OidcIssuer | None = None
     by_certificate: Callable[[Sequence[str]], Principal | None] = lambda _names: None
     """The principal that a certificate of these names is, None where that is nobody."""
     sessions: ConsoleSessions | None = None
@@ -116,11 +74,15 @@ class Callers:
 
     @property
     def narrowed_s(self) -> float:
-        """As ``CallerSource.narrowed_s``."""
+        """When a token ceased to count, by ``time.perf_counter``: a caller that was asked before is asked again."""
         return self.tokens.narrowed_s
 
     def known(self, scope: Scope) -> Principal | None:
-        """As ``CallerSource.known``."""
+        """Who calls; None when the issuer must be asked for it.
+
+        Raises:
+            UnauthenticatedError: nothing that the request shows says it.
+        """
         credentials = self._credentials(scope)
         if credentials is None:
             names = scope.get(CERTIFICATE)
@@ -135,7 +97,12 @@ class Callers:
         return self.tokens.caller(credentials, self.now_s())
 
     async def caller(self, scope: Scope) -> Principal:
-        """As ``CallerSource.caller``."""
+        """Who calls.
+
+        Raises:
+            UnauthenticatedError: nothing that the request shows says it.
+            NotReadyError: the issuer does not answer.
+        """
         principal = self.known(scope)
         if principal is None:
             assert self.issuer is not None
@@ -150,6 +117,9 @@ class Callers:
             if cookie is not None:
                 return self.sessions.open(cookie, self.now_s()).token
         return credentials
+
+
+CallerSource = OpenToAll | Callers
 
 
 def is_outdated(source: CallerSource, asked_s: float, now_s: float) -> bool:

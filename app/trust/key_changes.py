@@ -48,8 +48,16 @@ from app.store.reading import Pool, reading
 from app.trust import node_keys
 from app.trust.key_chain import KeyChain
 from app.trust.key_in_use import KeyInUse
-from app.trust.key_uris import LocalOrRemote, log_key_beside, new_key_path, open_named
-from app.trust.node_keys import Retired, last_signed_ms, offline_root, retired_signer
+from app.trust.node_keys import (
+    LocalOrRemote,
+    Retired,
+    last_signed_ms,
+    log_key_beside,
+    new_key_path,
+    offline_root,
+    open_named,
+    retired_signer,
+)
 from ledger.errors import (
     ChainDamagedError,
     ClockSkewError,

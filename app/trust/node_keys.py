@@ -14,15 +14,20 @@
 
 A name without folder is a file beside the configured key. The public key is kept so that a node starts, and chains,
 while an HSM or a key service is away; only a URI never seen before must answer.
+
+*Keys that a caller names.* A caller names only what ``signing.uris_allowed`` leaves to be named. An entry of it is a
+folder, whose key files may be named, or the beginning of a URI outside of files that ends with ``:`` or ``/``, or such
+a URI itself. A file is taken when it lies in the folder itself, no link leads out of it, and it is this user's. Every
+other file is answered alike, whether or not it is there and whatever it holds: the log says why.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
+import os
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -34,20 +39,15 @@ from msgspec import Meta
 
 from app.runtime.settings.config import Settings
 from app.runtime.state import kept_files
-from app.trust.key_uris import LocalOrRemote, file_of, log_signer_of, open_signer
 from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
 from ledger.hlc import Clock, Hlc
 from signing import private_keys
 from signing.files import path_of, read_regular
 from signing.keys import Keyring, PublicKey, Signer
 from signing.private_keys import FileSigner
-from wal.segment import store_file, sync_folder
+from wal.segment import store_file
 
 NAME = "keys"
-ROOT_FILE, ENDED_FILE = "root-key", "ended-keys"
-"""Where earlier versions kept ``root_key_id`` and ``ended``: read as long as the file of keys lacks them."""
-
-_KEY_ID = r"^[0-9a-f]{16}\Z"
 
 log = structlog.get_logger()
 
@@ -102,17 +102,14 @@ class _Signer(msgspec.Struct, frozen=True):
 
 
 class _KeysFile(msgspec.Struct, frozen=True):
-    """The file; those of earlier versions have no ``ended``."""
+    """The file."""
 
     configured: _Configured
     signer: _Signer
     log_signer: _Signer
     retired: list[Retired]
-    root_key_id: Annotated[str, Meta(pattern=_KEY_ID)] | None = None
-    ended: dict[str, KeyBounds] | None = None
-
-
-_ENDED = msgspec.json.Decoder(dict[str, KeyBounds])
+    root_key_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")] | None = None
+    ended: dict[str, KeyBounds] = {}
 
 
 @dataclass
@@ -144,15 +141,14 @@ class NodeKeys:
 
     def store(self) -> None:
         """Write the file; on return it survives a crash."""
-        with self._writing:
-            self._write(
-                _KeysFile(
-                    configured=_Configured(self.configured_uri, self.configured_key_id),
-                    signer=self._described(self.signer),
-                    log_signer=self._described(self.log_signer),
-                    retired=list(self.retired),
-                )
+        self._write(
+            _KeysFile(
+                configured=_Configured(self.configured_uri, self.configured_key_id),
+                signer=self._described(self.signer),
+                log_signer=self._described(self.log_signer),
+                retired=list(self.retired),
             )
+        )
 
     # --- what was seen of the ledger --------------------------------------------------------------
 
@@ -192,19 +188,18 @@ class NodeKeys:
         stored = self._stored
         if stored is not None and (stored.root_key_id, stored.ended) != (self.root_key_id, self.ended):
             try:
-                await asyncio.to_thread(self._write_seen)
+                await asyncio.to_thread(self._write, None)
             except OSError as error:
                 log.error("seen_keys_not_stored", error=str(error))
 
-    def _write_seen(self) -> None:
+    def _write(self, signing: _KeysFile | None) -> None:
+        """Write the file, with other signers than before where ``signing`` is given, and what was seen."""
         with self._writing:
-            assert self._stored is not None
-            self._write(self._stored)
-
-    def _write(self, signing: _KeysFile) -> None:
-        file = msgspec.structs.replace(signing, root_key_id=self.root_key_id, ended=self.ended)
-        _store(self.folder, file)
-        self._stored = file
+            signing = signing or self._stored
+            assert signing is not None
+            file = msgspec.structs.replace(signing, root_key_id=self.root_key_id, ended=self.ended)
+            _store(self.folder, file)
+            self._stored = file
 
     def uri_of(self, signer: LocalOrRemote) -> str:
         """What names the key in the file: the setting, a name beside the key of the setting, or where it is."""
@@ -258,11 +253,13 @@ def open_keys(folder: Path, settings: Settings) -> NodeKeys:
             log_signer = private_keys.load_or_generate(str(file_of(kept.log_signer.uri, configured)))
         configured_key_id = signer.key_id if is_configured else kept.configured.key_id
     keys = NodeKeys(folder, configured, configured_key_id, signer, log_signer)
-    keys.root_key_id, keys.ended = _seen(folder, kept)
     if kept is not None:
+        keys.root_key_id, keys.ended, keys.retired = kept.root_key_id, kept.ended, list(kept.retired)
         keys._stored = kept
-        keys.retired = list(kept.retired)
-        _retire_replaced(keys, kept)
+        # Keys that signed before and sign no more.
+        for old, successor in ((kept.signer, signer), (kept.log_signer, log_signer)):
+            if old.key_id not in {each.key_id for each in (signer, log_signer, *keys.retired)}:
+                keys.retired.append(Retired.by(successor, old.key_id, None, old.uri))
     return keys
 
 
@@ -298,14 +295,6 @@ def key_files(folder: Path, configured: str) -> tuple[FileSigner, FileSigner]:
             raise ConfigurationError(f"{signer.path} is not the key that the node of {folder} signs with; name one")
         found.append(signer)
     return found[0], found[1]
-
-
-def _retire_replaced(keys: NodeKeys, kept: _KeysFile) -> None:
-    """Note which of the keys that signed before sign no more."""
-    present = {signer.key_id for signer in keys.signers()}
-    for old, successor in ((kept.signer, keys.signer), (kept.log_signer, keys.log_signer)):
-        if old.key_id not in present | {item.key_id for item in keys.retired}:
-            keys.retired.append(Retired.by(successor, old.key_id, None, old.uri))
 
 
 def retired_signer(item: Retired, keys: NodeKeys, pin: private_keys.PinSource) -> LocalOrRemote | None:
@@ -359,17 +348,11 @@ def forget_root(folder: Path) -> None:
     """Let the node of ``folder`` learn the root again: a fork of the log may have lost it."""
     kept = _load(folder)
     if kept is not None:
-        _, ended = _seen(folder, kept)
-        _store(folder, msgspec.structs.replace(kept, root_key_id=None, ended=ended))
-    elif (folder / ROOT_FILE).exists():
-        (folder / ROOT_FILE).unlink()
-        sync_folder(folder)
+        _store(folder, msgspec.structs.replace(kept, root_key_id=None))
 
 
 def _store(folder: Path, file: _KeysFile) -> None:
     store_file(folder / NAME, msgspec.json.format(msgspec.json.encode(file)))
-    for name in (ROOT_FILE, ENDED_FILE):
-        (folder / name).unlink(missing_ok=True)
 
 
 def _load(folder: Path) -> _KeysFile | None:
@@ -378,6 +361,8 @@ def _load(folder: Path) -> _KeysFile | None:
         for each in (file.signer, file.log_signer):
             if PublicKey.of(each.public_key_pem).key_id != each.key_id:
                 raise InvalidInputError(f"key {each.key_id} is another key than its id says")
+        for bounds in file.ended.values():
+            Hlc.parse(bounds.revoked_from_hlc or "0:0:n")
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeError, InvalidInputError) as error:
@@ -389,27 +374,108 @@ def _load(folder: Path) -> _KeysFile | None:
     return file
 
 
-def _seen(folder: Path, kept: _KeysFile | None) -> tuple[str | None, dict[str, KeyBounds]]:
-    """``root_key_id`` and ``ended`` of the file, else as an earlier version kept them.
+LOG_KEY_NAME = "log-key"
+"""What the file of a log key is called that stands beside no key file, without its suffix."""
+
+LocalOrRemote = FileSigner | private_keys.RemoteSigner
+
+log = structlog.get_logger()
+
+
+def open_signer(uri: str, pin: private_keys.PinSource, *, may_generate: bool) -> LocalOrRemote:
+    """The signer that ``uri`` names; the public key of one outside of files is fetched, which blocks.
 
     Raises:
-        ConfigurationError: they cannot be read.
+        ConfigurationError: the key cannot be used.
+        SigningUnavailableError: the signer does not answer.
     """
-    root_key_id, ended = (None, None) if kept is None else (kept.root_key_id, kept.ended)
+    if private_keys.is_remote(uri):
+        return private_keys.fetch(uri, pin)
+    return private_keys.load_or_generate(uri) if may_generate else private_keys.load(uri)
+
+
+def log_signer_of(signer: LocalOrRemote, settings: Settings) -> FileSigner:
+    """The key of checkpoints that goes with ``signer``: the same if it can be, else a file of its own."""
+    if isinstance(signer, FileSigner):
+        return private_keys.log_signer(signer)
+    return private_keys.load_or_generate(str(settings.data_dir / "keys" / f"{LOG_KEY_NAME}.pem"))
+
+
+def new_key_path(configured: str) -> Path:
+    """A file for a new key beside the configured one, named by the time."""
+    path = path_of(configured)
+    return path.with_name(f"{path.stem}-{time.time_ns() // 1_000_000}{path.suffix}")
+
+
+def log_key_beside(configured: str, settings: Settings) -> Path:
+    """A file for a new log key: beside the configured key, else below ``data_dir``."""
+    if private_keys.is_remote(configured):
+        folder = settings.data_dir / "keys"
+        return folder / f"{LOG_KEY_NAME}-{time.time_ns() // 1_000_000}.pem"
+    path = path_of(configured)
+    return path.with_name(f"{path.stem}.{LOG_KEY_NAME}-{time.time_ns() // 1_000_000}.pem")
+
+
+def file_of(uri: str, configured: str) -> Path:
+    """The file of ``uri``: a bare name stands beside the configured key."""
+    path = path_of(uri)
+    if path.parent == Path() and not uri.startswith("file:") and not private_keys.is_remote(configured):
+        return path_of(configured).with_name(path.name)
+    return path
+
+
+# --- named by a caller ----------------------------------------------------------------------------
+
+
+def open_named(uri: str, allowed: Sequence[str], pin: private_keys.PinSource) -> LocalOrRemote:
+    """The signer that a caller named by ``uri``. Blocks.
+
+    Raises:
+        InvalidInputError: it may not be named, or there is no such key.
+        SigningUnavailableError: it may, and the signer does not answer.
+    """
+    if private_keys.is_remote(uri):
+        if not any(_covers(entry, uri) for entry in allowed):
+            raise _refused()
+        try:
+            return open_signer(uri, pin, may_generate=False)
+        except ConfigurationError as error:
+            raise InvalidInputError(f"new_key_uri: {error}", ("new_key_uri",)) from error
     try:
-        if ended is None:
-            with suppress(FileNotFoundError):
-                root_key_id = read_regular(folder / ROOT_FILE).decode().strip()
-            with suppress(FileNotFoundError):
-                ended = _ENDED.decode(read_regular(folder / ENDED_FILE))
-        if root_key_id is not None and re.fullmatch(_KEY_ID, root_key_id) is None:
-            raise InvalidInputError("the root is no id of a key")
-        for bounds in (ended or {}).values():
-            Hlc.parse(bounds.revoked_from_hlc or "0:0:n")
-    except (OSError, UnicodeError, msgspec.MsgspecError, InvalidInputError) as error:
-        raise ConfigurationError(
-            f"{folder / NAME}, or {ROOT_FILE} or {ENDED_FILE} of an earlier version beside it, is damaged where it "
-            f"says what this node has seen of the ledger's keys ({error}); restore it, or move it away once tally "
-            "verify has found the chain of _system whole"
-        ) from error
-    return root_key_id, ended or {}
+        return open_signer(str(_named_file(uri, allowed)), pin, may_generate=False)
+    except (ConfigurationError, OSError, RuntimeError) as error:
+        log.warning("new_key_refused", uri=uri, reason=str(error))
+        raise _refused() from None
+
+
+def _covers(entry: str, uri: str) -> bool:
+    """Whether the entry, of any kind, is this URI outside of files, or a beginning of it."""
+    entry, uri = (scheme.lower() + ":" + rest for scheme, _, rest in (each.partition(":") for each in (entry, uri)))
+    return uri == entry or (entry.endswith((":", "/")) and uri.startswith(entry))
+
+
+def _named_file(uri: str, allowed: Sequence[str]) -> Path:
+    """The file that the URI names.
+
+    Raises:
+        ConfigurationError: none that may be named.
+        OSError, RuntimeError: it cannot be checked.
+    """
+    path = Path(os.path.abspath(path_of(uri)))
+    folders = [Path(os.path.abspath(path_of(entry))) for entry in allowed if not private_keys.is_remote(entry)]
+    if path.parent not in folders:
+        raise ConfigurationError("it lies in no folder of signing.uris_allowed")
+    real = path.resolve(strict=True)
+    if real.parent != path.parent.resolve():
+        raise ConfigurationError(f"it leads to {real}")
+    if real.stat().st_uid != os.geteuid():
+        raise ConfigurationError(f"user {real.stat().st_uid} owns it, not this service's")
+    return real
+
+
+def _refused() -> InvalidInputError:
+    return InvalidInputError(
+        "new_key_uri: signing.uris_allowed leaves no such key to be named; its folder needs the key in a file of this "
+        "service's user, mode 0600; the log says more",
+        ("new_key_uri",),
+    )

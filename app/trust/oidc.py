@@ -232,7 +232,7 @@ def issuer_of(settings: OidcSettings) -> OidcIssuer:
 
 
 class OidcIssuer:
-    """An ``Issuer`` (app.trust.callers) as ``settings`` say. Belongs to one event loop."""
+    """The issuer of ``settings``, which signs tokens that say who calls. Belongs to one event loop."""
 
     def __init__(self, settings: OidcSettings, keys: IssuerKeys) -> None:
         self.keys = keys

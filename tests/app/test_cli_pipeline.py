@@ -10,7 +10,6 @@ import pytest
 from app.node.start.restore import own_keys
 from app.runtime.settings.config import Settings
 from app.runtime.state import identity
-from app.trust import key_uris as uris
 from app.trust import node_keys
 from cli.pipeline import prepared
 from signing import private_keys
@@ -38,7 +37,7 @@ def test_after_a_rotation_the_key_that_signs_now_is_handed_over(settings: Settin
     keys = node_keys.open_keys(folder, settings)
     keys.store()
     assert handed_over(settings) == settings.signing_key_uri
-    successor = private_keys.generate(uris.new_key_path(settings.signing_key_uri))
+    successor = private_keys.generate(node_keys.new_key_path(settings.signing_key_uri))
     replace(keys, signer=successor, log_signer=successor).store()
     assert private_keys.load(handed_over(settings)).key_id == successor.key_id != keys.signer.key_id
 

@@ -13,7 +13,6 @@ from app.trust import node_keys
 from app.trust.key_chain import KeyChain
 from app.write.followers.checkpoints import CheckpointJournal
 from ledger import canonical, chain, merkle
-from ledger.errors import ConfigurationError
 from signing import private_keys
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.key_history import added_facts
@@ -21,7 +20,6 @@ from tests.app.admitting import admit_node, waiting_keys
 from tests.app.chain_builder import edit, insert, unguarded
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunServer
-from tests.app.starting import assert_no_start
 from tests.app.test_key_changes import Client, add_jobs, forge, keys_of, problem, rotate, sign, signer_of, verdict_of
 from tests.ledger.ledger_in_memory import build
 
@@ -311,49 +309,3 @@ async def row_with_an_end(superuser: asyncpg.Connection, key_id: str) -> asyncpg
         " WHERE key_id = $1 AND not_after IS NOT NULL",
         key_id,
     )
-
-
-async def test_what_an_earlier_version_had_seen_of_keys_goes_into_the_one_file_and_holds(
-    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, chains: Chains
-) -> None:
-    async with run_server() as client:
-        await add_jobs(client, 2)
-        await sign(client)
-        old = (await rotate(client))["previous"]["key_id"]
-        assert (await client.post(f"/v1/keys/{old}/revoke", json={"from_hlc": "1:0:n"})).status_code == 200
-        assert (await keys_of(client))[old]["revoked_from_hlc"] == "1:0:n"
-        await until(lambda: system_is_kept(make_settings, chains), "_system is signed")
-    # As the version before left it: three files, and somebody took the revocation out of the chain.
-    folder = node_folder(make_settings)
-    held = json.loads((folder / node_keys.NAME).read_text())
-    root_key_id, ended = held.pop("root_key_id"), held.pop("ended")
-    assert (root_key_id, ended[old]["revoked_from_hlc"]) == (old, "1:0:n")
-    (folder / node_keys.NAME).write_text(json.dumps(held))
-    (folder / "root-key").write_text(f"{root_key_id}\n")
-    (folder / "ended-keys").write_text(json.dumps(ended))
-    await edit(
-        superuser,
-        "UPDATE scheduler.scheduler_log SET job_id = 'x' || job_id"
-        " WHERE tenant_id = '_system' AND action = 'KEY_REVOKED'",
-    )
-    for _ in range(2):
-        async with run_server() as client:
-            assert (await keys_of(client))[old]["revoked_from_hlc"] == "1:0:n"
-        now = json.loads((folder / node_keys.NAME).read_text())
-        assert (now["root_key_id"], now["ended"][old]["revoked_from_hlc"]) == (old, "1:0:n")
-        assert not (folder / "root-key").exists()
-        assert not (folder / "ended-keys").exists()
-
-
-@pytest.mark.parametrize("damage", [("root-key", "no key\n"), ("ended-keys", "[1]")])
-async def test_damage_in_what_an_earlier_version_had_seen_stops_the_start(
-    run_server: RunServer, make_settings: MakeSettings, damage: tuple[str, str]
-) -> None:
-    async with run_server():
-        pass
-    folder = node_folder(make_settings)
-    held = json.loads((folder / node_keys.NAME).read_text())
-    del held["root_key_id"], held["ended"]
-    (folder / node_keys.NAME).write_text(json.dumps(held))
-    (folder / damage[0]).write_text(damage[1])
-    await assert_no_start(run_server(), ConfigurationError, match=f"{damage[0]}.* is damaged")

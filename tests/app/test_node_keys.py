@@ -91,20 +91,6 @@ async def test_a_fork_forgets_the_root_and_nothing_else(tmp_path: Path, folder: 
     assert again.signer.key_id == keys.signer.key_id
 
 
-async def test_files_of_an_earlier_version_that_a_crash_left_are_not_read_again(
-    folder: Path, settings: Settings
-) -> None:
-    node_keys.open_keys(folder, settings).store()
-    (folder / "root-key").write_text(ROOT)
-    (folder / "ended-keys").write_text("what nobody reads may be damaged")
-
-    again = node_keys.open_keys(folder, settings)
-    again.store()
-
-    assert again.root_key_id is None
-    assert [path.name for path in folder.iterdir()] == [node_keys.NAME]
-
-
 def test_the_file_names_a_key_by_where_its_signer_is(tmp_path: Path, folder: Path, settings: Settings) -> None:
     keys = node_keys.open_keys(folder, settings)
     beside = private_keys.generate(tmp_path / "keys" / "second.pem")

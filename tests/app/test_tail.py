@@ -35,10 +35,8 @@ async def read(service: Service, tenant_id: str, upto_seq: int, after_seq: int =
     found: list[WatchedEntry] = []
     async with service.tails.watching(tenant_id) as tail:
         while after_seq < upto_seq:
-            block = await service.tails.read(tail, after_seq)
-            if block is None:
-                await service.tails.grown_beyond(tail, after_seq)
-                continue
+            await tail.grown_beyond(after_seq)
+            block = tail.after(after_seq) or await service.tails.page(tail, after_seq, with_dcs=False)
             found += [entry for entry in block.entries if entry.seq > after_seq]
             after_seq = block.last_seq
     return found
@@ -74,7 +72,7 @@ async def test_what_this_node_chained_is_not_read_back(
 ) -> None:
     await write(shared.service, tenant, range(3))
     async with shared.service.tails.watching(tenant) as tail:
-        await shared.service.tails.grown_beyond(tail, 2)
+        await tail.grown_beyond(2)
 
         async def no_reads(*_: object) -> None:
             raise AssertionError("an entry was read from the log")
@@ -105,7 +103,7 @@ async def test_what_the_tail_no_longer_keeps_is_read_from_the_log(
     await write(shared.service, tenant, range(1))
     async with shared.service.tails.watching(tenant) as tail:
         await write(shared.service, tenant, range(1, 200))
-        await shared.service.tails.grown_beyond(tail, 199)
+        await tail.grown_beyond(199)
         assert tail.first_seq > 190
         assert data_of(await read(shared.service, tenant, 200)) == await listed(shared.service, tenant)
         assert [entry.seq for entry in await read(shared.service, tenant, 200, after_seq=150)] == [*range(151, 201)]
@@ -164,8 +162,8 @@ async def test_entries_say_which_data_centres_they_concern(shared: Shared, tenan
     await shared.service.submitter.submit(progressed(tenant, job.job_id, 1), key=None)
     await shared.service.submitter.submit(completed(tenant, job.job_id), key=None)
     async with shared.service.tails.watching(tenant, with_dcs=True) as tail:
-        await shared.service.tails.grown_beyond(tail, 4)
-        block = await shared.service.tails.read(tail, 0, with_dcs=True)
+        await tail.grown_beyond(4)
+        block = await shared.service.tails.page(tail, 0, with_dcs=True)
         assert block is not None
         found = [(entry.action, sorted(entry.dcs or ())) for entry in block.entries]
     assert found == [

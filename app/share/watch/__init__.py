@@ -24,7 +24,7 @@ from app.runtime.answers import json_bytes
 from app.runtime.metrics import Metrics
 from app.share.watch.blocks import BLOCK_BYTES_MAX, EVERYTHING, Block, Chosen, Wanted
 from app.share.watch.tail import RETRY_PAUSE_S, Tail, Tails
-from ledger.errors import ChainDamagedError, DatabaseUnavailableError, NotReadyError
+from ledger.errors import DatabaseUnavailableError, NotReadyError
 
 LOOK_INTERVAL_S: Final = 5.0
 """How often it is looked whether a client may still watch, and was told something lately."""
@@ -134,7 +134,7 @@ class Watcher:
             self.seq = max(self.seq, self._tail.seq)
             self._tails.share.grant(self._woken)
 
-    # --- as ``Waiter`` ----------------------------------------------------------------------------
+    # --- as ``Waiter``, with ``end`` ---------------------------------------------------------------
 
     def more(self, block: Block) -> bool:
         """The newest block may hold something for it."""
@@ -144,10 +144,6 @@ class Watcher:
         self.seq = max(self.seq, block.first_seq - 1)
         self._tails.share.grant(self._woken)
         return True
-
-    def ended(self, error: ChainDamagedError) -> None:
-        """There will be no more."""
-        self.end()
 
     # --- turns ------------------------------------------------------------------------------------
 

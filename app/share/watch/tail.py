@@ -7,7 +7,7 @@ gave the rows; what others chained it reads. Each entry is encoded once and kept
     first_seq .. seq    kept, in blocks without a gap; the oldest go first
 
 Who wants what lies before that reads it from the log, page by page (``Tails.page``): so does whoever starts from a
-position that it kept, until it meets the tail. ``Tails.read`` does either.
+position that it kept, until it meets the tail.
 
 What others chained is found by looking at the heads of watched chains every ``LOOK_INTERVAL_S``. A chain that nobody
 watches costs nothing. All of it is done in turns of one share of the event loop, so the writer does not wait.
@@ -27,11 +27,11 @@ import structlog
 
 from app.runtime.sharing import Share
 from app.runtime.tasks import kept_running
-from app.share.watch.blocks import EVERYTHING, Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
+from app.share.watch.blocks import Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
 from app.store import Connection, chain_reads
 from app.store.appended import AppendedEntries
 from app.store.chain_reads import ListedEntry
-from app.store.chaining import LOG_COLUMNS, Piece, RecentRows, Row
+from app.store.chaining import LOG_COLUMNS, Piece, RecentRows
 from app.store.entry_check import Report
 from app.store.job_table import JobFolds
 from app.store.reading import Pool, reading
@@ -78,7 +78,7 @@ class Waiter(Protocol):
         """``block``, the newest, may hold something for it; false when it waits on."""
         ...
 
-    def ended(self, error: ChainDamagedError) -> None:
+    def end(self) -> None:
         """There will be no more."""
         ...
 
@@ -97,9 +97,11 @@ class Tail:
         """Why there will be no more."""
         self.grown = asyncio.Event()
         """Set while ``seq < head_seq``."""
+        self.moved = asyncio.Event()
+        """Set, and replaced, when ``seq`` rises or the tail fails."""
         self._blocks: list[Block] = []
         self._bytes = 0
-        self._rows = RecentRows()
+        self.rows = RecentRows()
         """The newest rows that this node chained and that are not taken in."""
         self._waiting: dict[Wanted, dict[Waiter, None]] = {}
 
@@ -112,7 +114,7 @@ class Tail:
         """The block that holds the entry after ``seq``; None where that is not kept, or is not there yet."""
         if not self.first_seq <= seq + 1 <= self.seq:
             return None
-        return self._blocks[bisect_right(self._blocks, seq + 1, key=_first_seq) - 1]
+        return self._blocks[bisect_right(self._blocks, seq + 1, key=lambda block: block.first_seq) - 1]
 
     def wait(self, wanted: Wanted, waiter: Waiter) -> None:
         """Wake the waiter once, with the next block that holds something that is wanted."""
@@ -128,6 +130,17 @@ class Tail:
             del self._waiting[wanted]
         return True
 
+    async def grown_beyond(self, seq: int) -> None:
+        """Return once the tail has an entry behind ``seq``.
+
+        Raises:
+            ChainDamagedError: there will be no more.
+        """
+        while self.seq <= seq:
+            if self.error is not None:
+                raise self.error
+            await self.moved.wait()
+
     # --- growing ----------------------------------------------------------------------------------
 
     def hear(self, head_seq: int) -> None:
@@ -138,27 +151,25 @@ class Tail:
 
     def chained(self, piece: Piece) -> None:
         """This node chained these; of two calls that wait, in whatever order."""
-        self._rows.add(piece)
-        if self._rows.size_bytes > ROWS_BYTES_MAX:
-            self._rows = RecentRows()
+        self.rows.add(piece)
+        if self.rows.size_bytes > ROWS_BYTES_MAX:
+            self.rows = RecentRows()
         self.hear(piece.last_seq)
-
-    def next_rows(self) -> list[Row]:
-        """What comes next, as far as it is known; none where it must be read."""
-        return self._rows.after(self.seq, ENTRIES_A_READ)
 
     def take(self, block: Block, bytes_max: int) -> None:
         """Keep the block, which comes next, and wake who waits for something in it."""
         self._blocks.append(block)
         self._bytes += block.event_bytes
         self.seq = block.last_seq
+        self.moved.set()
+        self.moved = asyncio.Event()
         self._wake(block)
         dropped = 0
         while self._bytes > bytes_max and dropped < len(self._blocks) - 1:
             self._bytes -= self._blocks[dropped].event_bytes
             dropped += 1
         del self._blocks[:dropped]
-        self._rows.forget(self.seq)
+        self.rows.forget(self.seq)
         if self.seq >= self.head_seq:
             self.head_seq = self.seq
             self.grown.clear()
@@ -169,7 +180,8 @@ class Tail:
         waiting, self._waiting = self._waiting, {}
         for waiters in waiting.values():
             for waiter in waiters:
-                waiter.ended(error)
+                waiter.end()
+        self.moved.set()
 
     def _wake(self, block: Block) -> None:
         for wanted in [*self._waiting]:
@@ -219,40 +231,12 @@ class Tails:
             if not tail.users:
                 self._end(tail)
 
-    async def read(self, tail: Tail, after_seq: int, *, with_dcs: bool = False) -> Block | None:
-        """The entries that follow ``after_seq``, some of them at least, from memory or from the log; None where there
-        are none yet. Those of a block from memory may begin earlier.
-
-        Raises:
-            ChainDamagedError: an entry is missing, or a row is damaged.
-            DatabaseUnavailableError: Postgres does not answer.
-        """
-        kept = tail.after(after_seq)
-        if kept is not None and (kept.has_dcs or not with_dcs):
-            return kept
-        return await self.page(tail, after_seq, with_dcs=with_dcs) if after_seq < tail.seq else None
-
-    async def grown_beyond(self, tail: Tail, seq: int) -> None:
-        """Return once ``read`` has something behind ``seq``.
-
-        Raises:
-            ChainDamagedError: there will be no more.
-        """
-        beyond = _Beyond(seq)
-        while tail.seq <= seq:
-            if tail.error is not None:
-                raise tail.error
-            tail.wait(EVERYTHING, beyond)
-            try:
-                await beyond.reached
-            finally:
-                tail.leave(EVERYTHING, beyond)
-
     async def page(self, tail: Tail, after_seq: int, *, with_dcs: bool) -> Block:
         """The entries that follow ``after_seq``, which MUST be before the end of the tail, read from the log.
 
         Raises:
-            as ``read``.
+            ChainDamagedError: an entry is missing, or a row is damaged.
+            DatabaseUnavailableError: Postgres does not answer.
         """
         async with self._reads:
             async with reading(self._pool) as connection:
@@ -334,7 +318,7 @@ class Tails:
             await self.share.turn()
 
     async def _next_blocks(self, tail: Tail) -> list[Block]:
-        rows, dcs = tail.next_rows(), None
+        rows, dcs = tail.rows.after(tail.seq, ENTRIES_A_READ), None
         async with reading(self._pool) as connection:
             if rows:
                 stamps = await chain_reads.stamps(connection, tail.tenant_id, tail.seq + 1, rows[-1][_SEQ])
@@ -394,24 +378,3 @@ class Tails:
         if self.last_error is None:
             log.warning("watch_delayed", error=str(error))
         self.last_error = str(error)
-
-
-class _Beyond:
-    """Waits for a chain to come beyond a seq."""
-
-    def __init__(self, seq: int) -> None:
-        self._seq = seq
-        self.reached = asyncio.get_running_loop().create_future()
-
-    def more(self, block: Block) -> bool:
-        if block.last_seq > self._seq and not self.reached.done():
-            self.reached.set_result(None)
-        return self.reached.done()
-
-    def ended(self, error: ChainDamagedError) -> None:
-        if not self.reached.done():
-            self.reached.set_exception(error)
-
-
-def _first_seq(block: Block) -> int:
-    return block.first_seq
