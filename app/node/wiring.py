@@ -50,6 +50,7 @@ from app.share.bundle.staging import Staging
 from app.share.exchange import Regions
 from app.share.watch import Watchers, watchers_max
 from app.share.webhooks import WebhookRegistry
+from app.share.webhooks.delivery import WebhookServices
 from app.store.commitments import PromiseCheck
 from app.store.entry_check import EntryCheck
 from app.store.privacy import PrivacyEntry
@@ -439,14 +440,16 @@ def _sharing_services(
             report=lambda error: service.breaks.report_error(error, "export_bundle"),
         ),
         WebhookRegistry: WebhookRegistry(
-            pool=pool,
-            check=service.entry_check,
-            keys=knowledge.keys,
-            note=service.system_entries.note,
-            follow=follow,
-            networks=service.settings.webhooks.networks,
-            metrics=service.metrics,
-            report=service.breaks.report_error,
+            WebhookServices(
+                pool=pool,
+                check=service.entry_check,
+                keys=knowledge.keys,
+                note=service.system_entries.note,
+                follow=follow,
+                networks=service.settings.webhooks.networks,
+                metrics=service.metrics,
+                report=service.breaks.report_error,
+            )
         ),
     }
 

@@ -41,16 +41,14 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 import httpx
-import orjson
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from app.runtime.outgoing import NoAnswerError, client_of, read_answer
+from app.runtime.outgoing import NoAnswerError
 from app.runtime.settings.sections import AuthSettings, OidcSettings
-from app.runtime.settings.types import is_fetched_url
-from app.trust.oidc import DISCOVERY, DOCUMENT_BYTES_MAX, FETCH_TIMEOUT_S
+from app.trust.oidc import ask_json, discovery_of, place_in
 from ledger.errors import ConfigurationError, InvalidInputError, UnauthenticatedError
 from ledger.secret_text import secret_text
 from signing import files
@@ -217,10 +215,9 @@ class CodeFlow:
         self._tls = httpx.create_ssl_context()
         self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self._discovering = asyncio.Lock()
-        self._places: dict[str, Any] = {}
+        self._places: dict[str, Any] | NoAnswerError = {}
+        """What the issuer said of itself when it was asked last, or why it did not."""
         self._places_until_s = -math.inf
-        self._fault: str | None = None
-        """Why the issuer did not say it when it was asked last."""
 
     async def begin(self, redirect_uri: str) -> Departure:
         """A sign-in that comes back to ``redirect_uri``.
@@ -261,52 +258,30 @@ class CodeFlow:
             "code_verifier": match[2],
         }
         secret = self._settings.client_secret_file
-        headers = {"Accept": "application/json"}
+        headers = {}
         if secret is not None:
-            headers["Authorization"] = _basic(self._client_id, await asyncio.to_thread(_client_secret_in, secret))
-        answer = await self._ask("POST", await self._endpoint("token_endpoint"), data=form, headers=headers)
+            # The client says who it is (RFC 6749, 2.3.1).
+            names = (self._client_id, await asyncio.to_thread(_client_secret_in, secret))
+            pair = ":".join(quote(name, safe="") for name in names)
+            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        endpoint = await self._endpoint("token_endpoint")
+        answer = await ask_json(self._tls, "POST", endpoint, headers=headers, slots=self._asking, data=form)
         found = [answer.get(name) for name in ("access_token", "id_token")]
         return [each.encode() for each in found if isinstance(each, str) and each.isascii() and each]
 
     async def _endpoint(self, name: str) -> str:
-        """What the issuer says that it is."""
-        place = self._issuer.removesuffix("/") + DISCOVERY
+        """The endpoint of this name, as the issuer says."""
         async with self._discovering:
             if time.monotonic() >= self._places_until_s:
                 try:
-                    self._places, self._fault = await self._ask("GET", place), None
+                    discovered = await ask_json(self._tls, "GET", discovery_of(self._issuer), slots=self._asking)
+                    self._places, life_s = discovered, PLACES_LIFE_S
                 except NoAnswerError as error:
-                    self._places, self._fault = {}, str(error)
-                life_s = PLACES_LIFE_S if self._fault is None else AWAY_PAUSE_S
+                    self._places, life_s = error, AWAY_PAUSE_S
                 self._places_until_s = time.monotonic() + life_s
-        if self._fault is not None:
-            raise NoAnswerError(self._fault)
-        found, secured = self._places.get(name), ("https:", self._issuer[:5])
-        if self._places.get("issuer") != self._issuer:
-            raise NoAnswerError(f"{place} is about another issuer")
-        if not isinstance(found, str) or not is_fetched_url(found) or not found.startswith(secured):
-            raise NoAnswerError(f"{place} names no {name} of https")
-        return found
-
-    async def _ask(self, method: str, url: str, **asked: Any) -> dict[str, Any]:
-        try:
-            async with (
-                asyncio.timeout(FETCH_TIMEOUT_S),
-                self._asking,
-                client_of(self._tls, timeout_s=FETCH_TIMEOUT_S, has_proxies=True) as client,
-            ):
-                body = await read_answer(
-                    client, method, url, bytes_max=DOCUMENT_BYTES_MAX, within_s=FETCH_TIMEOUT_S, **asked
-                )
-        except TimeoutError:
-            raise NoAnswerError(f"{url} does not answer in {FETCH_TIMEOUT_S:g} s") from None
-        try:
-            document = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            document = None
-        if not isinstance(document, dict):
-            raise NoAnswerError(f"{url} is no JSON object")
-        return document
+        if isinstance(self._places, NoAnswerError):
+            raise NoAnswerError(str(self._places))
+        return place_in(self._places, self._issuer, name)
 
 
 def _client_secret_in(file: Path) -> str:
@@ -316,9 +291,3 @@ def _client_secret_in(file: Path) -> str:
         return secret_text(content.decode().strip(), place)
     except UnicodeDecodeError:
         raise ConfigurationError(f"{place} is no UTF-8") from None
-
-
-def _basic(client_id: str, secret: str) -> str:
-    """The client says who it is (RFC 6749, 2.3.1)."""
-    pair = f"{quote(client_id, safe='')}:{quote(secret, safe='')}"
-    return f"Basic {base64.b64encode(pair.encode()).decode()}"

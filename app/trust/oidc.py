@@ -24,11 +24,13 @@ An issuer that cannot be reached, or answers something else, changes nothing; on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
+import ssl
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -56,7 +58,6 @@ FETCH_TIMEOUT_S: Final = 5.0
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 RSA_BITS_MIN: Final = 2048
 """RFC 7518, 3.3."""
-DISCOVERY: Final = "/.well-known/openid-configuration"
 
 PublicKey = RSAKey | ECKey | OKPKey
 
@@ -150,34 +151,61 @@ class IssuerKeys:
             NoAnswerError: it does not answer, or something else.
             TimeoutError: it takes too long.
         """
-        async with client_of(self._tls, timeout_s=FETCH_TIMEOUT_S, has_proxies=True) as client:
-            uri = self.jwks_uri or await self._discover(client)
-            published = (await _get(client, uri)).get("keys")
+        uri = self.jwks_uri or place_in(
+            await ask_json(self._tls, "GET", discovery_of(self.issuer)), self.issuer, "jwks_uri"
+        )
+        published = (await ask_json(self._tls, "GET", uri)).get("keys")
         if not isinstance(published, list):
             raise NoAnswerError(f"{uri} is no JWKS")
         return published
 
-    async def _discover(self, client: httpx.AsyncClient) -> str:
-        """Where the issuer says that its keys are (OpenID Connect Discovery 1.0, 4)."""
-        place = self.issuer.removesuffix("/") + DISCOVERY
-        said = await _get(client, place)
-        if said.get("issuer") != self.issuer:
-            raise NoAnswerError(f"{place} is about another issuer")
-        uri = said.get("jwks_uri")
-        if not isinstance(uri, str) or not is_fetched_url(uri) or not uri.startswith(("https:", self.issuer[:5])):
-            raise NoAnswerError(f"{place} names no jwks_uri of https")
-        return uri
+
+def discovery_of(issuer: str) -> str:
+    """Where the issuer says what is where (OpenID Connect Discovery 1.0, 4)."""
+    return issuer.removesuffix("/") + "/.well-known/openid-configuration"
 
 
-async def _get(client: httpx.AsyncClient, url: str) -> dict[str, Any]:
-    headers = {"Accept": "application/json"}
-    body = await read_answer(
-        client, "GET", url, bytes_max=DOCUMENT_BYTES_MAX, within_s=FETCH_TIMEOUT_S, headers=headers
-    )
+def place_in(discovered: dict[str, Any], issuer: str, name: str) -> str:
+    """The URL of this name in what the issuer says of itself.
+
+    Raises:
+        NoAnswerError: it is about another issuer, or names none that may be asked.
+    """
+    if discovered.get("issuer") != issuer:
+        raise NoAnswerError(f"{discovery_of(issuer)} is about another issuer")
+    found = discovered.get(name)
+    if not isinstance(found, str) or not is_fetched_url(found) or not found.startswith(("https:", issuer[:5])):
+        raise NoAnswerError(f"{discovery_of(issuer)} names no {name} of https")
+    return found
+
+
+async def ask_json(
+    tls: ssl.SSLContext,
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    slots: asyncio.Semaphore | None = None,
+    **asked: Any,
+) -> dict[str, Any]:
+    """The JSON object that the issuer answers; waits for one of the ``slots``.
+
+    Raises:
+        NoAnswerError: it does not answer in ``FETCH_TIMEOUT_S``, or something else.
+    """
+    headers = {"Accept": "application/json", **(headers or {})}
     try:
-        document = orjson.loads(body)
+        async with (
+            asyncio.timeout(FETCH_TIMEOUT_S),
+            slots or contextlib.nullcontext(),
+            client_of(tls, timeout_s=FETCH_TIMEOUT_S, has_proxies=True) as client,
+        ):
+            asked |= {"bytes_max": DOCUMENT_BYTES_MAX, "within_s": FETCH_TIMEOUT_S}
+            document = orjson.loads(await read_answer(client, method, url, headers=headers, **asked))
+    except TimeoutError:
+        raise NoAnswerError(f"{url} does not answer in {FETCH_TIMEOUT_S:g} s") from None
     except orjson.JSONDecodeError:
-        raise NoAnswerError(f"{url} is no JSON") from None
+        document = None
     if not isinstance(document, dict):
         raise NoAnswerError(f"{url} is no JSON object")
     return document

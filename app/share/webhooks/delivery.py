@@ -28,11 +28,11 @@ import random
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from secrets import token_hex
 from time import monotonic
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import httpx
 import structlog
@@ -42,13 +42,15 @@ from app.runtime.outgoing import client_of
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.types import IpNetwork
 from app.runtime.tasks import kept_running
-from app.share.webhooks.sending import Answer, Names, Outcome, attempt, message_of
+from app.share.webhooks.sending import Answer, Names, Outcome, attempt, context_of_secret, message_of
 from app.store import webhooks as store
 from app.store.chain_reads import ListedEntry
 from app.store.entry_check import EntryCheck
 from app.store.reading import Pool, reading
-from app.store.webhooks import Place, Webhook
+from app.store.webhooks import ListedWebhook, Place, Webhook
+from app.trust.subject_keys import SubjectKeys
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, LedgerError
+from ledger.facts.events import ACTOR, SystemAction
 
 BATCH_ENTRIES_MAX = 500
 PAUSE_FIRST_S = 1.0
@@ -66,8 +68,6 @@ Value = TypeVar("Value")
 
 log = structlog.get_logger()
 
-Bury = Callable[[Webhook, int, str], Awaitable[None]]
-"""Puts on record that the receiver refused the entry of a seq, and how."""
 Beyond = Callable[[int], Awaitable[None]]
 """Returns once the chain goes beyond a seq."""
 Follow = Callable[[str], AbstractAsyncContextManager[Beyond]]
@@ -79,38 +79,59 @@ class NotHeldError(LedgerError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeliveryServices:
-    """What deliveries need of their node."""
+class WebhookServices:
+    """What webhooks need of their node."""
 
     pool: Pool
     check: EntryCheck
-    secret: Callable[[Webhook], bytes]
-    """What messages to a webhook are signed with."""
-    bury: Bury
+    keys: SubjectKeys
+    note: Callable[[SystemAction, str, dict[str, object]], Awaitable[None]]
+    """Writes an entry of ``_system``."""
     follow: Follow
     networks: Sequence[IpNetwork]
     metrics: Metrics
     report: Callable[[BaseException, str], object]
     """Is given each error that says that stored rows are damaged, and the part that met it."""
 
+    def secret(self, webhook: Webhook) -> bytes:
+        """What messages to the webhook are signed with: 32 bytes.
 
+        Raises:
+            PrivacyUnavailableError: this node does not have the ledger's master key.
+        """
+        return self.keys.derived(context_of_secret(webhook))
+
+    async def record(
+        self, action: SystemAction, webhook: Webhook | ListedWebhook, actor: str | None, **more: object
+    ) -> None:
+        """Write in ``_system`` what was done with the webhook.
+
+        Raises:
+            LedgerError: as ``SystemEntries.note``.
+        """
+        facts = {ACTOR: actor, "webhook_id": webhook.webhook_id, "tenant_id": webhook.tenant_id, **more}
+        given = {name: value for name, value in facts.items() if value is not None}
+        await self.note(action, f"webhook:{webhook.webhook_id}", given)
+
+
+@dataclass(eq=False)
 class Delivery:
     """One webhook, delivered to while this node holds it."""
 
-    def __init__(
-        self, webhook: Webhook, holder: str, services: DeliveryServices, names: Names, context: ssl.SSLContext
-    ) -> None:
-        self.webhook = webhook
-        self.held_until_s = 0.0
-        """By ``time.monotonic``: nothing is sent from then on."""
-        self.failing_since: datetime | None = None
-        self._holder = holder
-        self._services = services
-        self._names = names
-        self._context = context
-        self._entries_max = BATCH_ENTRIES_MAX
-        self._failures = self._refusals = 0
-        self._client: httpx.AsyncClient
+    webhook: Webhook
+    _holder: str
+    _services: WebhookServices
+    _names: Names
+    _context: ssl.SSLContext
+    held_until_s: float = 0.0
+    """By ``time.monotonic``: nothing is sent from then on."""
+    failing_since: datetime | None = None
+    _entries_max: int = BATCH_ENTRIES_MAX
+    _failures: int = 0
+    _refusals: int = 0
+    _client: httpx.AsyncClient = field(init=False)
+    task: asyncio.Task[None] = field(init=False)
+    """What delivers."""
 
     async def run(self) -> None:
         """Deliver until the webhook is another's, stopped or gone, or PostgreSQL is away."""
@@ -126,21 +147,28 @@ class Delivery:
                 log.info("webhook_left", webhook_id=self.webhook.webhook_id, reason=str(error))
 
     async def _deliver(self) -> None:
-        while not (await self._place()).head_seq:  # noqa: ASYNC110 (nobody tells of a chain that begins)
+        while not (await self._ask(store.place)).head_seq:  # noqa: ASYNC110 (nobody tells of a chain that begins)
             await asyncio.sleep(IDLE_S)
         async with self._services.follow(self.webhook.tenant_id) as beyond:
             while True:
-                place = await self._place()
+                place = await self._ask(store.place)
                 if not await self._go_on(place):
                     with suppress(TimeoutError):
                         async with asyncio.timeout(IDLE_S):
                             await beyond(place.head_seq)
                             await asyncio.sleep(COLLECT_S)
 
-    async def _place(self) -> Place:
+    async def _ask(self, work: Callable[..., Awaitable[Value | None]], *given: object) -> Value:
+        """What ``work``, of the store, says of the webhook.
+
+        Raises:
+            NotHeldError: the webhook is not this node's to deliver to; nothing was stored.
+        """
         async with reading(self._services.pool) as connection:
-            place = await store.place(connection, self.webhook.webhook_id, self._holder)
-        return _held(place)
+            stored = await work(connection, self.webhook.webhook_id, self._holder, *given)
+        if stored is None or stored is False:
+            raise NotHeldError("the webhook was removed, or another node delivers to it")
+        return stored
 
     async def _go_on(self, place: Place) -> bool:
         """Send one message until the receiver has answered it; False where there is nothing to send yet."""
@@ -156,20 +184,15 @@ class Delivery:
         entries, end_seq = await self._read(place.delivered_seq, upto_seq, self._entries_max)
         if entries:
             if not is_begun:
-                await self._begin(entries[-1].seq)
+                await self._ask(store.begin_batch, entries[-1].seq)
             await self._send(entries)
         elif end_seq > place.delivered_seq:
-            async with reading(self._services.pool) as connection:
-                _held(await store.pass_over(connection, self.webhook.webhook_id, self._holder, end_seq))
+            await self._ask(store.pass_over, end_seq)
         return bool(entries) or end_seq < place.head_seq
 
     async def _read(self, after_seq: int, upto_seq: int, limit: int) -> tuple[list[ListedEntry], int]:
         async with reading(self._services.pool) as connection:
             return await store.entries(connection, self._services.check, self.webhook, after_seq, upto_seq, limit)
-
-    async def _begin(self, to_seq: int) -> None:
-        async with reading(self._services.pool) as connection:
-            _held(await store.begin_batch(connection, self.webhook.webhook_id, self._holder, to_seq))
 
     async def _send(self, entries: Sequence[ListedEntry]) -> None:
         answer = await self._answer(entries)
@@ -180,7 +203,7 @@ class Delivery:
             await self._stop(answer)
         elif len(entries) > 1:
             self._entries_max = 1
-            await self._begin(entries[0].seq)
+            await self._ask(store.begin_batch, entries[0].seq)
         else:
             self._refusals += 1
             if self._refusals < REFUSALS_MIN or not await self._passes(entries[0], answer):
@@ -190,7 +213,7 @@ class Delivery:
         """Whether the receiver takes an entry after all, or one of those behind it; those that it refused before that
         one come once more. The first is tried again before each: whoever just came back takes that one first."""
         refused = [entry.seq]
-        behind, _ = await self._read(entry.seq, (await self._place()).head_seq, BEHIND_MAX)
+        behind, _ = await self._read(entry.seq, (await self._ask(store.place)).head_seq, BEHIND_MAX)
         for other in behind:
             tried = await self._try([other])
             if tried.outcome is Outcome.TAKEN:
@@ -217,9 +240,9 @@ class Delivery:
             return
         refusal = answer.said if answer.outcome is Outcome.REFUSED else None
         if refusal is not None:
-            await self._services.bury(self.webhook, seq, refusal)
-        async with reading(self._services.pool) as connection:
-            _held(await store.settle(connection, self.webhook.webhook_id, self._holder, seq, refusal))
+            action = SystemAction.WEBHOOK_DEAD_LETTERED
+            await self._services.record(action, self.webhook, None, seq=seq, reason=refusal)
+        await self._ask(store.settle, seq, refusal)
         self._services.metrics.count("webhook_dead_letters", refusal is not None)
         self._succeeded(refusal is None)
 
@@ -242,8 +265,7 @@ class Delivery:
         return await attempt(self._client, self.webhook.url, message, secret, self._names, self._services.networks)
 
     async def _confirm(self, seq: int, taken: int, refused: Sequence[int] = (), reason: str = "") -> None:
-        async with reading(self._services.pool) as connection:
-            _held(await store.confirm(connection, self.webhook.webhook_id, self._holder, seq, refused, reason))
+        await self._ask(store.confirm, seq, refused, reason)
         self._succeeded(taken)
 
     def _succeeded(self, taken: int) -> None:
@@ -254,8 +276,7 @@ class Delivery:
 
     async def _failed(self, answer: Answer) -> None:
         """Say so, and wait before the next attempt."""
-        async with reading(self._services.pool) as connection:
-            since = _held(await store.fail(connection, self.webhook.webhook_id, self._holder, answer.said))
+        since = await self._ask(store.fail, answer.said)
         if self.failing_since is None:
             log.warning("webhook_interrupted", webhook_id=self.webhook.webhook_id, error=answer.said)
         self.failing_since = since
@@ -265,21 +286,9 @@ class Delivery:
         await asyncio.sleep(max(answer.retry_after_s, pause_s * random.uniform(0.5, 1)))  # noqa: S311 (spreads retries)
 
     async def _stop(self, answer: Answer) -> None:
-        async with reading(self._services.pool) as connection:
-            _held(await store.stop(connection, self.webhook.webhook_id, self._holder, answer.said))
+        await self._ask(store.stop, answer.said)
         log.warning("webhook_stopped", webhook_id=self.webhook.webhook_id, error=answer.said)
         raise NotHeldError(f"webhook {self.webhook.webhook_id} is stopped")
-
-
-def _held(stored: Value | None) -> Value:
-    """What was stored.
-
-    Raises:
-        NotHeldError: nothing was, as the webhook is not this node's to deliver to.
-    """
-    if stored is None or stored is False:
-        raise NotHeldError("the webhook was removed, or another node delivers to it")
-    return stored
 
 
 HOLD_S = 6.0
@@ -290,22 +299,17 @@ LET_GO_TIMEOUT_S = 0.2
 assert RENEW_S + RENEW_TIMEOUT_S < HOLD_S
 
 
-class _HeldWebhook(NamedTuple):
-    delivery: Delivery
-    task: asyncio.Task[None]
-
-
 class Deliveries:
     """Holds webhooks and delivers to them. Belongs to one event loop."""
 
-    def __init__(self, services: DeliveryServices, may_hold: Callable[[], bool]) -> None:
+    def __init__(self, services: WebhookServices, may_hold: Callable[[], bool]) -> None:
         """``may_hold`` says whether this node could sign: one that could not leaves webhooks to others."""
         self.changed = asyncio.Event()
         """Set where a webhook was added or resumed, to have it begin at once."""
         self._services = services
         self._may_hold = may_hold
         self._holder = token_hex(8)
-        self._held: dict[str, _HeldWebhook] = {}
+        self._held: dict[str, Delivery] = {}
         self._names = Names()
         self._context: ssl.SSLContext | None = None
 
@@ -317,7 +321,7 @@ class Deliveries:
                     await self._hold()
                 except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
                     log.warning("webhooks_not_held", error=str(error))
-                    self._leave(lambda held: monotonic() >= held.delivery.held_until_s)
+                    self._leave(lambda held: monotonic() >= held.held_until_s)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RENEW_S):
                         await self.changed.wait()
@@ -343,31 +347,29 @@ class Deliveries:
             self._context = await asyncio.to_thread(ssl.create_default_context)
         rows = {webhook.webhook_id: webhook for webhook in webhooks}
 
-        def is_over(held: _HeldWebhook) -> bool:
+        def is_over(held: Delivery) -> bool:
             """Its task has ended, others may have delivered meanwhile, or its row was changed. One of which no row came
             may be locked just now: it lasts as long as it is held, and finds out itself that it was removed."""
-            known = held.delivery.webhook
-            is_late = asked_s >= held.delivery.held_until_s
-            return held.task.done() or is_late or rows.get(known.webhook_id, known) != known
+            is_changed = rows.get(held.webhook.webhook_id, held.webhook) != held.webhook
+            return held.task.done() or asked_s >= held.held_until_s or is_changed
 
         self._leave(is_over)
         for webhook in webhooks:
-            if webhook.webhook_id not in self._held:
-                self._begin(webhook)
-            self._held[webhook.webhook_id].delivery.held_until_s = asked_s + HOLD_S
+            held = self._held.get(webhook.webhook_id)
+            if held is None:
+                assert self._context is not None
+                held = Delivery(webhook, self._holder, self._services, self._names, self._context)
+                held.task = asyncio.create_task(kept_running(held.run))
+                self._held[webhook.webhook_id] = held
+            held.held_until_s = asked_s + HOLD_S
 
-    def _begin(self, webhook: Webhook) -> None:
-        assert self._context is not None
-        delivery = Delivery(webhook, self._holder, self._services, self._names, self._context)
-        self._held[webhook.webhook_id] = _HeldWebhook(delivery, asyncio.create_task(kept_running(delivery.run)))
-
-    def _leave(self, which: Callable[[_HeldWebhook], bool]) -> None:
+    def _leave(self, which: Callable[[Delivery], bool]) -> None:
         for webhook_id in [webhook_id for webhook_id, held in self._held.items() if which(held)]:
             self._held.pop(webhook_id).task.cancel()
 
     def values(self) -> dict[str, float]:
         """Metrics: how many webhooks this node delivers to, and for how many seconds the one that fails longest has."""
         now = datetime.now(UTC)
-        failing = [now - held.delivery.failing_since for held in self._held.values() if held.delivery.failing_since]
+        failing = [now - held.failing_since for held in self._held.values() if held.failing_since]
         failing_s = max((each.total_seconds() for each in failing), default=0.0)
         return {"webhooks_held": len(self._held), "webhook_failing_seconds": failing_s}
