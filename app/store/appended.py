@@ -119,10 +119,22 @@ class ChainAppender:
         seq, chain_link, prev = place
         assert (seq, prev) == (end.head.seq + 1, end.head.chain_link)
         t_hlc = hlc.text()
-        digest = hashlib.sha256(payload).hexdigest()
-        text = payload.decode()
-        row = (tenant_id, seq, t_hlc, *hlc, job_id, action, version, prev, chain_link, digest, text, origin)
-        end.kept.append(row)
+        end.kept.append(
+            (
+                tenant_id,
+                seq,
+                t_hlc,
+                *hlc,
+                job_id,
+                action,
+                version,
+                prev,
+                chain_link,
+                hashlib.sha256(payload).hexdigest(),
+                payload.decode(),
+                origin,
+            )
+        )
         self._note_end(tenant_id, job_id, action)
         self._appended.links.setdefault(tenant_id, []).append(LinkRow(seq, t_hlc, chain_link))
         end.head = ChainHead(seq, chain_link, t_hlc)
@@ -151,16 +163,14 @@ class ChainAppender:
         """Make a piece of the rows that are kept as they are."""
         rows, end.kept = end.kept, []
         if rows:
-            first_seq = end.head.seq + 1 - len(rows)
-            self._appended.log_rows.pieces.append(Piece(tenant_id, first_seq, len(rows), rows))
+            self._appended.log_rows.pieces.append(Piece(tenant_id, end.head.seq + 1 - len(rows), len(rows), rows))
 
     def _link(self, tenant_id: str, end: _End) -> None:
         appended, entries, end.entries = self._appended, end.entries, []
         if entries:
             self._put(tenant_id, end)
         for first in range(0, len(entries), ROWS_A_PIECE):
-            of_piece = entries[first : first + ROWS_A_PIECE]
-            rows, places = new_rows(end.linker, end.head, of_piece)
+            rows, places = new_rows(end.linker, end.head, entries[first : first + ROWS_A_PIECE])
             appended.log_rows.pieces.append(Piece(tenant_id, places[0].seq, len(places), rows))
             appended.links.setdefault(tenant_id, []).extend(places)
             end.head = head_of(places)
@@ -168,9 +178,15 @@ class ChainAppender:
 
 def new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> tuple[bytes | list[Row], list[LinkRow]]:
     """The rows of entries that follow one another on ``head``, linked, as a ``Piece`` keeps them."""
-    head_link = bytes.fromhex(head.chain_link or "")
-    known = (linker.tenant_id, linker.prefix, head.seq + 1, head.chain_link, head_link, entries)
-    rows: tuple[bytes, list[LinkRow]] | None = native.new_rows(*known, LinkRow)
+    rows: tuple[bytes, list[LinkRow]] | None = native.new_rows(
+        linker.tenant_id,
+        linker.prefix,
+        head.seq + 1,
+        head.chain_link,
+        bytes.fromhex(head.chain_link or ""),
+        entries,
+        LinkRow,
+    )
     return _new_rows(linker, head, entries) if rows is None else rows
 
 

@@ -180,8 +180,7 @@ class PostgresChainReader:
 
     def entries(self, from_seq: int | None, to_seq: int | None) -> Batches:
         """Batches of entries by seq."""
-        bounds = _bounds(from_seq, to_seq)
-        return self._in_turns(_PAYLOAD, ENTRIES_A_BATCH, _ENTRIES, *bounds)
+        return self._in_turns(_PAYLOAD, ENTRIES_A_BATCH, _ENTRIES, *_bounds(from_seq, to_seq))
 
     async def copied(self, from_seq: int | None, to_seq: int | None, take: Callable[[CopiedEntries], None]) -> bool:
         """Pass the entries of a range to ``take`` by seq, some at a time; False, and none is passed, where
@@ -196,8 +195,9 @@ class PostgresChainReader:
             async def told(data: bytes) -> None:  # A bytearray, in truth.
                 take(CopiedEntries(_rows_in(data)))
 
-            query = self._copied.format(first=first, last=last)
-            await self._connection.copy_from_query(query, output=told, format="binary", timeout=FETCH_TIMEOUT_S)
+            await self._connection.copy_from_query(
+                self._copied.format(first=first, last=last), output=told, format="binary", timeout=FETCH_TIMEOUT_S
+            )
         return True
 
     async def _statement_of_copies(self) -> str:

@@ -147,8 +147,9 @@ async def head(connection: Connection, tenant_id: str) -> HeadRow:
 
 async def stored_checkpoint(connection: Connection, tenant_id: str) -> str:
     """The stored note of the tenant, whatever it is; empty where there is none."""
-    query = "SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = $1"
-    note: str | None = await connection.fetchval(query, tenant_id)
+    note: str | None = await connection.fetchval(
+        "SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = $1", tenant_id
+    )
     return note or ""
 
 
@@ -182,8 +183,9 @@ async def list_entries(
     connection: Connection, tenant_id: str, from_seq: int, limit: int
 ) -> tuple[list[ListedEntry], bool]:
     """Entries from ``from_seq`` on in seq order, and whether more follow."""
-    may_be_null = ("prev_chain_link", "origin")
-    return await fetch_page(connection, ListedEntry, _ENTRIES, tenant_id, from_seq, limit, nullable=may_be_null)
+    return await fetch_page(
+        connection, ListedEntry, _ENTRIES, tenant_id, from_seq, limit, nullable=("prev_chain_link", "origin")
+    )
 
 
 async def last_seq_of_job(connection: Connection, tenant_id: str, job_id: str) -> int | None:

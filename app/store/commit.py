@@ -324,13 +324,18 @@ async def _store(connection: Connection, batch: Batch) -> Answer:
 
 async def _run(connection: Connection, batch: Batch, rows: Sequence[str | None] | None = None) -> asyncpg.Record:
     """Run the statement; with ``rows``, their columns, it stores them too and fails where not all of it is stored."""
-    heads = turned([(tenant_id, *old, *new) for tenant_id, old, new in batch.moves], 7)
-    given = [*batch.step, *heads, *_lines(_keyed(batch.keyed)), batch.are_keys_checked]
+    given = [
+        *batch.step,
+        *turned([(tenant_id, *old, *new) for tenant_id, old, new in batch.moves], 7),
+        *_lines(_keyed(batch.keyed)),
+        batch.are_keys_checked,
+    ]
     if rows is None:
         found = await connection.fetchrow(_COMMIT_BESIDE_COPY, *given)
     else:
-        columns = rows or [""] * len(LOG_COLUMNS)
-        found = await connection.fetchrow(_COMMIT_ROWS, *given, *columns, len(batch.rows), len(batch.keyed))
+        found = await connection.fetchrow(
+            _COMMIT_ROWS, *given, *(rows or [""] * len(LOG_COLUMNS)), len(batch.rows), len(batch.keyed)
+        )
     assert found is not None
     return found
 

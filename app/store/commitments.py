@@ -170,8 +170,7 @@ async def entries(
 
 async def head_seq(connection: Connection, tenant_id: str) -> int:
     """Where the chain of the tenant ends, 0 where it has none."""
-    query = "SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1"
-    return await connection.fetchval(query, tenant_id) or 0
+    return await connection.fetchval("SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id) or 0
 
 
 async def page(
@@ -285,8 +284,7 @@ class PromiseCheck:
         began_s = monotonic()
         if began_s < self._counts_until_s.get(tenant_id, 0.0):
             return
-        to_seq = await followed_seq(connection, tenant_id)
-        found = await first_false(connection, tenant_id, to_seq)
+        found = await first_false(connection, tenant_id, await followed_seq(connection, tenant_id))
         if found is not None:
             self._begin_again(tenant_id)
             raise not_as_chained(tenant_id, found)

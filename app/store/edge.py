@@ -126,12 +126,17 @@ class EdgeLookups:
             lines = await idempotency.find_lines(connection, tenants, route, key)
         for line in lines:
             if line[_ENTRY_COLUMN:] == (None,) * (len(line) - _ENTRY_COLUMN):
-                what = f"names seq {line.seq}, and no entry stands there"
-                raise idempotency.key_row_error(line.tenant_id, key, line.seq, what)
+                raise idempotency.key_row_error(
+                    line.tenant_id, key, line.seq, f"names seq {line.seq}, and no entry stands there"
+                )
         return [whole(line.tenant_id, line, ("prev_chain_link",)) for line in lines]
 
 
 def _chained_job(state: JobState) -> ChainedJob:
     created = state.created
-    creation = None if created is None else creation_of(created.spec, created.assigned_dcs)
-    return ChainedJob(state.fence, jobs.ended_text(jobs.status(state), state.refused), creation, state.last_seq)
+    return ChainedJob(
+        state.fence,
+        jobs.ended_text(jobs.status(state), state.refused),
+        None if created is None else creation_of(created.spec, created.assigned_dcs),
+        state.last_seq,
+    )

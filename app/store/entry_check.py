@@ -99,8 +99,9 @@ class EntryCheck:
     ) -> Break | None:
         if not wanted:
             return None
-        asked = {at for number in wanted for at in _tiles_for(number, kept.size)}
-        stored = await read_tiles(connection, tenant_id, asked)
+        stored = await read_tiles(
+            connection, tenant_id, {at for number in wanted for at in _tiles_for(number, kept.size)}
+        )
         for number, of_tile in sorted(wanted.items()):
             hashes = _proved(number, kept, stored)
             if hashes is None:
@@ -140,8 +141,7 @@ def not_as_chained(tenant_id: str, found: Break) -> ChainDamagedError:
 
 
 def _not_signed(index: int, leaf: bytes) -> Break:
-    detail = f"the link of seq {index + 1} is not the one that was signed"
-    return Break(index + 1, "tree", detail, None, leaf.hex())
+    return Break(index + 1, "tree", f"the link of seq {index + 1} is not the one that was signed", None, leaf.hex())
 
 
 def _leaves(links: Sequence[LinkRow]) -> bytes:

@@ -88,8 +88,9 @@ async def behind(connection: Connection, follower: str) -> dict[str, int | None]
 
 async def followed(connection: Connection, follower: str) -> list[str]:
     """Tenants in whose chains the follower has a position."""
-    query = "SELECT tenant_id FROM scheduler.follower_positions WHERE follower = $1 AND seq > 0"
-    return await fetch_column(connection, query, follower)
+    return await fetch_column(
+        connection, "SELECT tenant_id FROM scheduler.follower_positions WHERE follower = $1 AND seq > 0", follower
+    )
 
 
 async def lock_places(connection: Connection, follower: str, tenant_ids: Sequence[str]) -> dict[str, Place]:
@@ -113,8 +114,8 @@ async def move(
 ) -> set[str]:
     """Move each tenant's position from its old seq to its new one; returns the tenants whose position was not moved."""
     moving = [(name, old_seqs[name], seq) for name, seq in new_seqs.items() if seq != old_seqs[name]]
-    rows = await connection.fetch(_MOVE, follower, *turned(moving, 3))
-    return {name for name, *_ in moving} - {row["tenant_id"] for row in rows}
+    moved = await fetch_column(connection, _MOVE, follower, *turned(moving, 3))
+    return {name for name, *_ in moving}.difference(moved)
 
 
 async def entries_behind(

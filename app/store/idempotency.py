@@ -110,8 +110,10 @@ async def find_claims(
     connection: Connection, keys: Sequence[tuple[str, int, str]]
 ) -> list[tuple[tuple[str, int, str], ChainedLine]]:
     """The rows of these (tenant, route, key), with the entries that they name as in ``find_lines``."""
-    rows = await connection.fetch(_CLAIMS, *zip(*keys, strict=True))
-    return [((line[0], route, key), ChainedLine(*line)) for route, key, *line in rows]
+    return [
+        ((line[0], route, key), ChainedLine(*line))
+        for route, key, *line in await connection.fetch(_CLAIMS, *zip(*keys, strict=True))
+    ]
 
 
 async def newest_keyed(connection: Connection, tenant_id: str) -> list[KeyedEntry]:

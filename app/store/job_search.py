@@ -112,9 +112,14 @@ async def candidates(
     jobs the first ``limit``. With a ``term`` these are the jobs that have it."""
     bounds = (*(below or EVER), limit, *(since or OLDEST))
     query = (_JOBS, _JOBS_OF_ACTOR) if term is None else (_JOBS_OF_TERM, _JOBS_OF_ACTOR_AND_TERM)
-    by = tuple(each for each in (actor, term) if each is not None)
     rows = await connection.fetch(
-        query[actor is not None], tenant_id, *bounds, statuses or STATUSES, fragments, looked_at_max, *by
+        query[actor is not None],
+        tenant_id,
+        *bounds,
+        statuses or STATUSES,
+        fragments,
+        looked_at_max,
+        *(each for each in (actor, term) if each is not None),
     )
     if not rows:
         return Candidates([], 0, None)

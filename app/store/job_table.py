@@ -157,8 +157,9 @@ def _not_of_entries(job_id: str, seq: int | None, column: str | None, values: tu
     if column is None or values is None:
         return Break(seq or 1, "projection", f"job {job_id} is stored but has no entries")
     expected, actual = (None if value is None else str(value) for value in values)
-    detail = f"column {column} of job {job_id} is not what its entries give"
-    return Break(seq or 1, "projection", detail, expected, actual)
+    return Break(
+        seq or 1, "projection", f"column {column} of job {job_id} is not what its entries give", expected, actual
+    )
 
 
 async def mentioned(connection: Connection, wanted: Sequence[JobKey]) -> tuple[list[JobKey], list[JobKey]]:
@@ -375,8 +376,7 @@ class JobFolds:
         """What is to be folded of these jobs, up to ``to_seq``; ``ENTRIES_MAX`` + 1 entries of each at most."""
         known = [self.remembered(*job) for job in wanted]
         spans = [JobSpan(*job, each.seq, to_seq) for job, each in zip(wanted, known, strict=True)]
-        entries = await entries_of(connection, spans) if spans else []
-        return list(map(ReadJob, spans, known, entries))
+        return list(map(ReadJob, spans, known, await entries_of(connection, spans) if spans else []))
 
     async def fold(
         self, connection: Connection, job: ReadJob, *, are_checked: bool = False, as_of: Hlc | None = None

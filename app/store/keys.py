@@ -104,8 +104,16 @@ async def write_rows(connection: Connection, said: Iterable[tuple[PublicKey, str
     """Let the rows of these keys, each with why it was revoked, be those keys and say how long they count."""
     rows = []
     for key, reason in said:
-        revoked_from = None if key.revoked_from_hlc is None else key.revoked_from_hlc.text()
-        rows.append((key.key_id, key.algorithm, key.public_key_pem, key.not_after, revoked_from, reason))
+        rows.append(
+            (
+                key.key_id,
+                key.algorithm,
+                key.public_key_pem,
+                key.not_after,
+                None if key.revoked_from_hlc is None else key.revoked_from_hlc.text(),
+                reason,
+            )
+        )
     await connection.executemany(
         """
         UPDATE scheduler.signing_keys
@@ -138,9 +146,19 @@ async def list_rows(connection: Connection) -> list[KeyRow]:
 
 async def list_entries(connection: Connection) -> list[EntryRow]:
     """The entries of ``_system`` about keys, tokens and forks, all ``ENTRY_COLUMNS``, in seq order."""
-    tokens = issued_tokens.SUBJECT_PREFIX, issued_tokens.AFTER_SUBJECTS
-    about = (SUBJECT_PREFIX, AFTER_SUBJECTS, FORK_PREFIX, AFTER_FORKS, *tokens)
-    return [*await fetch_tuples(connection, _ENTRIES, SYSTEM_TENANT, *about)]
+    return list(
+        await fetch_tuples(
+            connection,
+            _ENTRIES,
+            SYSTEM_TENANT,
+            SUBJECT_PREFIX,
+            AFTER_SUBJECTS,
+            FORK_PREFIX,
+            AFTER_FORKS,
+            issued_tokens.SUBJECT_PREFIX,
+            issued_tokens.AFTER_SUBJECTS,
+        )
+    )
 
 
 async def system_head(connection: Connection) -> SystemHead:

@@ -52,8 +52,14 @@ async def take_epoch(
 
     ``ends`` gives the last LSN of each past epoch that the WAL still knows.
     """
-    found = (expected.epoch, expected.chained_lsn) if expected else (None, None)
-    if not await connection.fetchval(_TAKE_EPOCH, node_id, wal_id, epoch, chained_lsn, *found):
+    if not await connection.fetchval(
+        _TAKE_EPOCH,
+        node_id,
+        wal_id,
+        epoch,
+        chained_lsn,
+        *((expected.epoch, expected.chained_lsn) if expected else (None, None)),
+    ):
         return False
     await connection.executemany(
         """

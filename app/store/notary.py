@@ -171,8 +171,7 @@ async def read_tiles(
     connection: Connection, tenant_id: str, coordinates: Iterable[TileCoordinates]
 ) -> dict[TileCoordinates, bytes]:
     """Hashes of the tenant's stored tiles at ``coordinates``."""
-    found = await read_tiles_of(connection, [(tenant_id, at) for at in coordinates])
-    return found.get(tenant_id, {})
+    return (await read_tiles_of(connection, [(tenant_id, at) for at in coordinates])).get(tenant_id, {})
 
 
 async def read_tiles_of(

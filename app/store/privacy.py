@@ -143,8 +143,7 @@ async def _damage(
 
 
 async def _first(connection: Connection, check: EntryCheck, query: str, *asked: object) -> PrivacyEntry | None:
-    rows = await fetch_tuples(connection, query, *asked)
-    for tenant_id, *row in rows:
+    for tenant_id, *row in await fetch_tuples(connection, query, *asked):
         await check.require(connection, tenant_id, [tuple(row)])
         return _entry_of(tenant_id, row)
     return None
@@ -474,8 +473,7 @@ async def rewrap(connection: Connection, keys: Sequence[tuple[str, str, bytes]])
 
 async def add_record(connection: Connection, record: PrivacyRecord, node_id: str) -> None:
     """Note what the tenant's chain must say; ``node_id`` sees to it should this process end first."""
-    facts = orjson.dumps(record.facts).decode()
-    said = (record.tenant_id, record.revision, record.action, facts)
+    said = (record.tenant_id, record.revision, record.action, orjson.dumps(record.facts).decode())
     await connection.execute(
         """
         INSERT INTO scheduler.privacy_records (tenant_id, revision, action, facts, node_id, created_at)
@@ -500,8 +498,8 @@ async def check_noted(connection: Connection, declared: DeclaredFields) -> None:
         PrivacyDamagedError: it is not: somebody changed one of the rows.
     """
     record = await read_record(connection, declared.tenant_id, declared.revision)
-    noted = None if record is None else (record.facts.get("fields"), record.facts.get("subject"))
-    if noted != (declared.fields, declared.subject):
+    facts = {} if record is None else record.facts
+    if (facts.get("fields"), facts.get("subject")) != (declared.fields, declared.subject):
         raise PrivacyDamagedError(
             f"what tenant {declared.tenant_id} should have declared at {declared.revision} is not what was noted"
         )

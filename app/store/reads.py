@@ -261,8 +261,9 @@ async def job_and_seen(
 ) -> tuple[JobRows, Seen]:
     """What there is of the job, its entries from behind ``after_seq`` on, and ``seen`` of the same snapshot: one
     statement."""
-    asked = (*_columns(tokens), node_id, tenant_id, job_id, refused_job_id(job_id), after_seq)
-    rows = await connection.fetch(_JOB_AND_SEEN, *asked)
+    rows = await connection.fetch(
+        _JOB_AND_SEEN, *_columns(tokens), node_id, tenant_id, job_id, refused_job_id(job_id), after_seq
+    )
     first = rows[0]
     claim = JobClaim._make(first[_CLAIM_AT:_ENTRY_AT]) if first["is_stored"] else None
     entries = [row[_ENTRY_AT:] for row in rows if row["seq"] is not None]
@@ -285,8 +286,9 @@ def _columns(tokens: Sequence[tuple[str, Epoch]]) -> tuple[list[str], list[int]]
 
 
 def _seen_in(row: asyncpg.Record) -> Seen:
-    found = [TokenPosition(*position) for position in orjson.loads(row["positions"] or "[]")]
-    return Seen(found, row["epoch"], row["beat_at"])
+    return Seen(
+        [TokenPosition(*position) for position in orjson.loads(row["positions"] or "[]")], row["epoch"], row["beat_at"]
+    )
 
 
 async def list_jobs(

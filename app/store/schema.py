@@ -78,8 +78,7 @@ def newest_revision() -> str:
 
 async def check_schema(connection: Connection) -> None:
     """Raises StartRefusedError unless the server is fit and the database has exactly the schema this version knows."""
-    settings = connection.get_settings()
-    check_server(int(connection.get_server_version().major) * 10_000, settings.server_encoding)
+    check_server(int(connection.get_server_version().major) * 10_000, connection.get_settings().server_encoding)
     await _check_revision(connection)
     await _check_guards(connection)
 
@@ -102,8 +101,7 @@ async def is_newest(url: str) -> bool:
 
 async def catalog(connection: Connection) -> list[str]:
     """What the database has, in the lines of ``migrations/schema.txt``."""
-    question = (MIGRATIONS / "catalog.sql").read_text(encoding="utf-8")
-    return await fetch_column(connection, question)
+    return await fetch_column(connection, (MIGRATIONS / "catalog.sql").read_text(encoding="utf-8"))
 
 
 async def _check_revision(connection: Connection) -> None:

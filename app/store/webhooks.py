@@ -245,9 +245,17 @@ async def entries(
         ChainDamagedError: one is not what was chained, or an entry up to that seq is missing from the log.
     """
     upto_seq = min(upto_seq, after_seq + SCANNED_MAX)
-    asked = (after_seq, upto_seq, limit, webhook.actions, webhook.job)
     page, more = await fetch_page(
-        connection, ListedEntry, _ENTRIES, webhook.tenant_id, *asked, nullable=("prev_chain_link", "origin")
+        connection,
+        ListedEntry,
+        _ENTRIES,
+        webhook.tenant_id,
+        after_seq,
+        upto_seq,
+        limit,
+        webhook.actions,
+        webhook.job,
+        nullable=("prev_chain_link", "origin"),
     )
     await check.require(connection, webhook.tenant_id, [entry.columns for entry in page])
     end_seq = page[-1].seq if more else upto_seq
@@ -258,8 +266,12 @@ async def entries(
         end_seq,
     )
     if stored != max(0, end_seq - after_seq):
-        detail = f"of the entries from seq {after_seq + 1} to {end_seq} the log has {stored}"
-        raise damaged(webhook.tenant_id, "gap", after_seq + 1, detail)
+        raise damaged(
+            webhook.tenant_id,
+            "gap",
+            after_seq + 1,
+            f"of the entries from seq {after_seq + 1} to {end_seq} the log has {stored}",
+        )
     return page, end_seq
 
 

@@ -128,8 +128,7 @@ class AccessLog:
 
     def _lines(self) -> Iterator[Line]:
         """All that are kept, oldest first."""
-        names = [*(f"{NAME}.{number}" for number in range(FILES_MAX - 1, 0, -1)), NAME]
-        for name in names:
+        for name in [*(f"{NAME}.{number}" for number in range(FILES_MAX - 1, 0, -1)), NAME]:
             path = self._path.with_name(name)
             if path.exists():
                 with path.open("rb") as file:

@@ -246,9 +246,10 @@ class KnownTokens:
                     self._strange.add(token.token_id)
                     log.warning("token_not_understood", token_id=token.token_id, error=str(error))
                 continue
-            principal = Principal(token.name, "token", grants, token.expires_at, token.token_id)
-            expires_s = float("inf") if token.expires_at is None else token.expires_at.timestamp()
-            known[token.digest] = _Known(principal, expires_s)
+            known[token.digest] = _Known(
+                Principal(token.name, "token", grants, token.expires_at, token.token_id),
+                float("inf") if token.expires_at is None else token.expires_at.timestamp(),
+            )
         if not self._known.keys() <= known.keys():
             self.narrowed_s = time.perf_counter()
         self._known = known

@@ -82,8 +82,7 @@ class ConsoleSessions:
     """Seals and opens the sessions of one ledger, whose ``secret`` binds them. Belongs to one event loop."""
 
     def __init__(self, secret: bytes, life: timedelta) -> None:
-        derived = HKDF(SHA256(), 32, salt=None, info=b"tallystick console session").derive(secret)
-        self._sealed = AESGCM(derived)
+        self._sealed = AESGCM(HKDF(SHA256(), 32, salt=None, info=b"tallystick console session").derive(secret))
         self._life_s = int(life.total_seconds())
         self._ended: dict[bytes, int] = {}
 
@@ -264,18 +263,22 @@ class CodeFlow:
             names = (self._client_id, await asyncio.to_thread(_client_secret_in, secret))
             pair = ":".join(quote(name, safe="") for name in names)
             headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-        endpoint = await self._endpoint("token_endpoint")
-        answer = await ask_json(self._tls, "POST", endpoint, headers=headers, slots=self._asking, data=form)
-        found = [answer.get(name) for name in ("access_token", "id_token")]
-        return [each.encode() for each in found if isinstance(each, str) and each.isascii() and each]
+        answer = await ask_json(
+            self._tls, "POST", await self._endpoint("token_endpoint"), headers=headers, slots=self._asking, data=form
+        )
+        return [
+            each.encode()
+            for each in (answer.get("access_token"), answer.get("id_token"))
+            if isinstance(each, str) and each.isascii() and each
+        ]
 
     async def _endpoint(self, name: str) -> str:
         """The endpoint of this name, as the issuer says."""
         async with self._discovering:
             if time.monotonic() >= self._places_until_s:
                 try:
-                    discovered = await ask_json(self._tls, "GET", discovery_of(self._issuer), slots=self._asking)
-                    self._places, life_s = discovered, PLACES_LIFE_S
+                    self._places = await ask_json(self._tls, "GET", discovery_of(self._issuer), slots=self._asking)
+                    life_s = PLACES_LIFE_S
                 except NoAnswerError as error:
                     self._places, life_s = error, AWAY_PAUSE_S
                 self._places_until_s = time.monotonic() + life_s

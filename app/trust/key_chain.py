@@ -180,8 +180,11 @@ class KeyChain:
         counting = await self.keys.narrowed(self._counting(history))
         order = [key_id for key_id in rows if key_id in counting]
         order += [key_id for key_id in counting if key_id not in rows]
-        admitted = [_published(counting[key_id], rows.get(key_id), history) for key_id in order]
-        return PublishedKeys(admitted, list(history.waiting.values()), self.keys.root_key_id or history.root_key_id)
+        return PublishedKeys(
+            [_published(counting[key_id], rows.get(key_id), history) for key_id in order],
+            list(history.waiting.values()),
+            self.keys.root_key_id or history.root_key_id,
+        )
 
     # --- following it -----------------------------------------------------------------------------
 
@@ -191,9 +194,8 @@ class KeyChain:
             # The checkpoint first, so that it is never newer than the rows it is compared with.
             kept = self._kept()
         except (LedgerError, UnicodeDecodeError) as error:
-            revoked = _revocations(await store.list_entries(connection))
             unread = f"the checkpoint of {SYSTEM_TENANT} beside the WAL cannot be read: {error}"
-            return (*self._proved.events, *revoked), unread
+            return (*self._proved.events, *_revocations(await store.list_entries(connection))), unread
         was_ahead = self._read.size > self._proved.size
         fault = await self._follow(connection, kept)
         if fault is not None and was_ahead and time.monotonic() >= self._read_again_s:
@@ -225,8 +227,12 @@ class KeyChain:
         head = await store.system_head(connection)
         if head.strays != self._strays:
             self._strays = head.strays
-            wrong = "entries about keys beyond the head"
-            log.error("chain_break_found", tenant_id=SYSTEM_TENANT, seqs=head.strays, error=wrong)
+            log.error(
+                "chain_break_found",
+                tenant_id=SYSTEM_TENANT,
+                seqs=head.strays,
+                error="entries about keys beyond the head",
+            )
         if kept is not None and head.seq < kept.size:
             return f"the chain of {SYSTEM_TENANT} ends at seq {head.seq}, this node signed it up to {kept.size}"
         if kept is not None and kept.size > self._proved.size:
@@ -247,8 +253,9 @@ class KeyChain:
     async def _read_to(self, connection: Connection, to_seq: int) -> str | None:
         """Read on up to ``to_seq``; why not so far."""
         while (at := self._read).size < to_seq:
-            wanted = min(ENTRIES_A_READ, to_seq - at.size)
-            rows = await notary_store.read_entries(connection, SYSTEM_TENANT, at.size + 1, wanted)
+            rows = await notary_store.read_entries(
+                connection, SYSTEM_TENANT, at.size + 1, min(ENTRIES_A_READ, to_seq - at.size)
+            )
             if not rows:
                 return f"seq {at.size + 1} of {SYSTEM_TENANT} is missing"
             found = first_break_in(
@@ -282,8 +289,11 @@ class KeyChain:
         rows = [
             row for row in entries if self._proved.size < row[_SEQ] <= kept.size and holds_together(SYSTEM_TENANT, row)
         ]
-        wanted = {each for row in rows for each in tiles.inclusion_tiles(row[_SEQ] - 1, kept.size)}
-        stored = await notary_store.read_tiles(connection, SYSTEM_TENANT, wanted)
+        stored = await notary_store.read_tiles(
+            connection,
+            SYSTEM_TENANT,
+            {each for row in rows for each in tiles.inclusion_tiles(row[_SEQ] - 1, kept.size)},
+        )
         proved = [row for row in rows if tiles.has_leaf(row[_SEQ] - 1, kept.size, kept.root, row[_LINK], stored)]
         return [event for event in map(event_of, proved) if event is not None]
 
@@ -293,9 +303,11 @@ def _revocations(entries: Iterable[EntryRow]) -> Iterator[KeyEvent]:
     it, and what only narrows needs no proof."""
     for row in entries:
         if row[_ACTION] == SystemAction.TOKEN_REVOKED:
-            token_id = row[_JOB].removeprefix(issued_tokens.SUBJECT_PREFIX)
             yield KeyEvent(
-                Anchor(row[_SEQ], ""), Hlc(0, 0, "damaged"), SystemAction.TOKEN_REVOKED, {"token_id": token_id}
+                Anchor(row[_SEQ], ""),
+                Hlc(0, 0, "damaged"),
+                SystemAction.TOKEN_REVOKED,
+                {"token_id": row[_JOB].removeprefix(issued_tokens.SUBJECT_PREFIX)},
             )
 
 
@@ -309,8 +321,14 @@ def _published(key: PublicKey, row: KeyRow | None, history: KeyHistory) -> Publi
         introduced = None if known is None else time_of(known.introduced.hlc.physical_ms)
         latest = [time for time in (key.not_after, introduced) if time is not None]
         key = replace(key, not_before=min((row.not_before, *latest)))
-    node_id = row.node_id if known is None else known.node_id
-    return PublishedKey(key, node_id, bool(row.signs_snapshots), bool(row.signs_checkpoints), reason, *entered)
+    return PublishedKey(
+        key,
+        row.node_id if known is None else known.node_id,
+        bool(row.signs_snapshots),
+        bool(row.signs_checkpoints),
+        reason,
+        *entered,
+    )
 
 
 @dataclass(eq=False)
@@ -343,9 +361,10 @@ class Trust:
     async def signing_now(self) -> Keyring:
         """The keys that may sign checkpoints now: those that have neither ended nor been revoked."""
         now = datetime.now(UTC)
-        ring = await self.keyring()
         return Keyring(
-            key for key in ring if key.revoked_from_hlc is None and (key.not_after is None or key.not_after > now)
+            key
+            for key in await self.keyring()
+            if key.revoked_from_hlc is None and (key.not_after is None or key.not_after > now)
         )
 
     async def keys_of(self, tenant_id: str) -> Keyring:
@@ -373,8 +392,11 @@ class Trust:
                 return []
             origin = self.origin(tenant_id)
             # The folder is the node's: what it signed itself it may compare with, admitted or not.
-            own = [signer.public_key for signer in self.chain.keys.signers()]
-            found = checkpoint.open_checkpoint(text, _of_log(origin, (*own, *ring)), origin=origin)
+            found = checkpoint.open_checkpoint(
+                text,
+                _of_log(origin, (*(signer.public_key for signer in self.chain.keys.signers()), *ring)),
+                origin=origin,
+            )
         except SignatureError as error:
             log.error("checkpoint_unreadable", tenant_id=tenant_id, error=str(error))
             return [TreeHead(0, b"", "node", str(error))]

@@ -199,8 +199,9 @@ class KeyChanges:
         self._counted = counting.keys()
         if self._revoked_at_s and self._revoked_at_s[0] <= now_s:
             del self._revoked_at_s[0]
-            ring = [key for key in counting.values() if key.algorithm == ED25519]
-            await self.until_stored(partial(self.sign_uncounted_again, ring))
+            await self.until_stored(
+                partial(self.sign_uncounted_again, [key for key in counting.values() if key.algorithm == ED25519])
+            )
 
     async def _write_rows(self) -> None:
         async with reading(self.pool) as connection, connection.transaction():
@@ -287,8 +288,9 @@ class KeyChanges:
 
     async def vouched(self, item: Retired, history: KeyHistory, signers: Sequence[Signer]) -> Retired:
         """``item`` with the word of a key that may give it, if there is one."""
-        stated = await self.stated(SystemAction.KEY_ROTATED, self._facts_of(item), history, signers)
-        statement = stated.get(key_statement.FIELD)
+        statement = (await self.stated(SystemAction.KEY_ROTATED, self._facts_of(item), history, signers)).get(
+            key_statement.FIELD
+        )
         return structs.replace(item, statement=statement if isinstance(statement, dict) else None)
 
     async def stated(self, action: SystemAction, facts: Facts, history: KeyHistory, signers: Sequence[Signer]) -> Facts:
@@ -298,8 +300,9 @@ class KeyChanges:
             if root_id is None or after is None or signer.key_id not in history.authorities:
                 continue
             try:
-                work = partial(key_statement.sign, action, facts, root_id, after, signer)
-                return await self.keys.sign_with(signer, work)
+                return await self.keys.sign_with(
+                    signer, partial(key_statement.sign, action, facts, root_id, after, signer)
+                )
             except SigningUnavailableError as error:
                 log.warning("signing_delayed", error=str(error))
         return facts
@@ -479,8 +482,13 @@ class KeyChanges:
             raise KeyConflictError(f"key {key_id} is admitted already")
         if key_id not in history.waiting:
             raise NotFoundError(f"no entry of _system introduces key {key_id}; start the node that signs with it first")
-        late = f"key {key_id} will be admitted once Postgres answers"
-        await self._change(SystemAction.KEY_ADMITTED, history.waiting[key_id].facts, history, statement, late)
+        await self._change(
+            SystemAction.KEY_ADMITTED,
+            history.waiting[key_id].facts,
+            history,
+            statement,
+            f"key {key_id} will be admitted once Postgres answers",
+        )
 
     async def revoke(
         self, key_id: str, from_hlc: Hlc | None, reason: str | None, statement: Mapping[str, object] | None
@@ -512,8 +520,13 @@ class KeyChanges:
         if key.revoked_from_hlc is not None and key.revoked_from_hlc <= start:
             raise KeyConflictError(f"key {key_id} is revoked from HLC {key.revoked_from_hlc} on already")
         facts = revoked_facts(key_id, self.node.node_id, start, reason)
-        late = f"key {key_id} will be revoked from HLC {start} on once Postgres answers"
-        await self._change(SystemAction.KEY_REVOKED, facts, history, statement, late)
+        await self._change(
+            SystemAction.KEY_REVOKED,
+            facts,
+            history,
+            statement,
+            f"key {key_id} will be revoked from HLC {start} on once Postgres answers",
+        )
         return start
 
     async def vouched_here(self, action: SystemAction, facts: Facts, history: KeyHistory) -> Facts:

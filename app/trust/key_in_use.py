@@ -162,8 +162,9 @@ class KeyInUse:
         """
         key = (await self._chain.counting(connection)).get(signer.key_id)
         if key is None and (self._chain.fault is None or self._chain.is_of_another_root):
-            reason = f"key {signer.key_id} is not admitted to the ledger; see tally keys list"
-            raise self._failed(reason, is_of_window=True)
+            raise self._failed(
+                f"key {signer.key_id} is not admitted to the ledger; see tally keys list", is_of_window=True
+            )
         window = key or self.node_keys.bounded(signer.public_key)
         for refusal in filter(None, map(window.refusal, hlcs)):
             raise self._failed(f"{refusal}; take another with: tally keys rotate", is_of_window=True)

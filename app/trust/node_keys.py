@@ -410,8 +410,7 @@ def new_key_path(configured: str) -> Path:
 def log_key_beside(configured: str, settings: Settings) -> Path:
     """A file for a new log key: beside the configured key, else below ``data_dir``."""
     if private_keys.is_remote(configured):
-        folder = settings.data_dir / "keys"
-        return folder / f"{LOG_KEY_NAME}-{time.time_ns() // 1_000_000}.pem"
+        return settings.data_dir / "keys" / f"{LOG_KEY_NAME}-{time.time_ns() // 1_000_000}.pem"
     path = path_of(configured)
     return path.with_name(f"{path.stem}.{LOG_KEY_NAME}-{time.time_ns() // 1_000_000}.pem")
 

@@ -255,8 +255,12 @@ class _Verified(NamedTuple):
 def issuer_of(settings: OidcSettings) -> OidcIssuer:
     """The issuer that the settings name, which has been asked for nothing yet."""
     assert settings.issuer is not None
-    interval_s = settings.refresh_interval.total_seconds()
-    return OidcIssuer(settings, IssuerKeys(issuer=settings.issuer, jwks_uri=settings.jwks_uri, interval_s=interval_s))
+    return OidcIssuer(
+        settings,
+        IssuerKeys(
+            issuer=settings.issuer, jwks_uri=settings.jwks_uri, interval_s=settings.refresh_interval.total_seconds()
+        ),
+    )
 
 
 class OidcIssuer:

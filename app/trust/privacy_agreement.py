@@ -144,8 +144,11 @@ async def _destroy(connection: Connection, keys: SubjectKeys, entries: Iterable[
             revision = await _revision(connection)
             await store.destroy_erased(connection, tenant_id, key_ids, revision)
             if revision != NO_REVISION:
-                record = PrivacyRecord(tenant_id, revision, SystemAction.SUBJECT_ERASED, facts, entry.seq, at)
-                await _note(connection, record, node_id)
+                await _note(
+                    connection,
+                    PrivacyRecord(tenant_id, revision, SystemAction.SUBJECT_ERASED, facts, entry.seq, at),
+                    node_id,
+                )
             log.warning("erased_keys_destroyed_again", tenant_id=tenant_id, seq=entry.seq, key_ids=key_ids)
     return doubts
 
@@ -180,8 +183,12 @@ async def _compared(connection: Connection, check: EntryCheck, unchained: Sequen
     damaged = {error.tenant_id for error in declarations.damaged}
     for tenant_id in {*chained, *noted, *(fault.tenant_id for fault in faults)} - damaged:
         try:
-            broken = [fault for fault in faults if fault.tenant_id == tenant_id]
-            newest = _newest(tenant_id, chained[tenant_id], noted[tenant_id], broken)
+            newest = _newest(
+                tenant_id,
+                chained[tenant_id],
+                noted[tenant_id],
+                [fault for fault in faults if fault.tenant_id == tenant_id],
+            )
             said = _said_last(chained[tenant_id])
         except InvalidInputError as error:
             compared.doubts[tenant_id] = str(error)
@@ -218,14 +225,14 @@ def _newest(
     if unknown and (last_place is None or place[unknown[-1].name] > last_place):
         entry = unknown[-1]
         try:
-            facts = _facts(entry, SystemAction.PRIVACY_DECLARED)
-            return _Newest(tenant_id, None, facts, entry.seq, _time(entry))
+            return _Newest(tenant_id, None, _facts(entry, SystemAction.PRIVACY_DECLARED), entry.seq, _time(entry))
         except InvalidInputError as error:
             raise InvalidInputError(f"its entry {entry.name} does not say what is private: {error}") from error
     if last is None:
         return None
-    seq = None if last_place is None else chained[last_place].seq
-    return _Newest(tenant_id, last.revision, last.facts, seq, last.created_at)
+    return _Newest(
+        tenant_id, last.revision, last.facts, None if last_place is None else chained[last_place].seq, last.created_at
+    )
 
 
 def _said_last(chained: Sequence[PrivacyEntry]) -> Declaration | None:
@@ -251,8 +258,11 @@ async def _declare_again(connection: Connection, newest: _Newest, node_id: str) 
     tenant_id, facts = newest.tenant_id, newest.facts
     fields, subject = _fields_and_subject(facts)
     await store.declare(connection, DeclaredFields(tenant_id, fields, subject, revision))
-    record = PrivacyRecord(tenant_id, revision, SystemAction.PRIVACY_DECLARED, facts, newest.seq, newest.at)
-    await _note(connection, record, node_id)
+    await _note(
+        connection,
+        PrivacyRecord(tenant_id, revision, SystemAction.PRIVACY_DECLARED, facts, newest.seq, newest.at),
+        node_id,
+    )
     log.warning("privacy_declared_again", tenant_id=tenant_id, revision=revision, seq=newest.seq, fields=fields)
 
 

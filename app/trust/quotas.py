@@ -114,8 +114,7 @@ class Rate:
 
     def _owed(self, key: Key) -> int:
         """How far the bucket of ``key`` is from full, in units of ``_token``."""
-        now = self._clock_ns() * self._count
-        return max(self._full_at.get(self._key_of(key), 0) - now, 0)
+        return max(self._full_at.get(self._key_of(key), 0) - self._clock_ns() * self._count, 0)
 
     def _key_of(self, key: Key) -> Key:
         """The bucket that ``key`` has: its own as long as there are some left."""

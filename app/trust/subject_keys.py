@@ -103,8 +103,9 @@ class SubjectKeys:
                 master = data_keys.load_or_generate(self._uri)
             except ConfigurationError as error:
                 raise PrivacyUnavailableError(f"privacy.master_key_uri: {error}") from error
-            secret = self._secret or new_secret()
-            state = await store.begin(connection, master.master_key_id, master.wrap(secret, context_of_secret()))
+            state = await store.begin(
+                connection, master.master_key_id, master.wrap(self._secret or new_secret(), context_of_secret())
+            )
         self.use(state)
         self.check_usable()
 
@@ -361,6 +362,7 @@ async def rotate_master(connection: Connection, old: MasterKey, new: MasterKey) 
             await store.rewrap(connection, wrapped)
             rewrapped, last = rewrapped + len(keys), keys[-1][:2]
         context = context_of_secret()
-        secret = new.wrap(old.unwrap(state.wrapped_secret, context), context)
-        await store.replace_master(connection, new.master_key_id, secret)
+        await store.replace_master(
+            connection, new.master_key_id, new.wrap(old.unwrap(state.wrapped_secret, context), context)
+        )
     return rewrapped

@@ -32,6 +32,7 @@ FOLLOW_INTERVAL_S: Final = 1.0
 """Pause between two looks at the chain."""
 FIRST_ID: Final = "first"
 """Id of the first token, until the ledger has issued it."""
+_NOT_ISSUED: Final = Hlc(0, 0, "new")
 
 log = structlog.get_logger()
 
@@ -151,7 +152,9 @@ class Tokens:
             raise ForbiddenError(f"somebody whose tenants {by.name} does not administer is called {name}")
         made = callers.new_token()
         ordered = tuple(str(right) for right in Right if right in grant.rights)
-        token = _token(name, made.digest, ordered, grant.tenants, expires_at, by.id)
+        token = IssuedToken(
+            secrets.token_hex(8), name, made.digest, ordered, grant.tenants, _NOT_ISSUED, expires_at, by.id
+        )
         await self.keys.check_recorded()
         await self._issue_first()
         await self._enter_issued(token)
@@ -183,14 +186,15 @@ class Tokens:
         return token._replace(is_revoked=True)
 
     async def _enter_issued(self, token: IssuedToken) -> None:
-        history = await self.keys.history()
-        facts = await self.keys.vouched_here(SystemAction.TOKEN_ISSUED, token.facts(), history)
+        facts = await self.keys.vouched_here(SystemAction.TOKEN_ISSUED, token.facts(), await self.keys.history())
         await self._enter(SystemAction.TOKEN_ISSUED, token.token_id, facts)
         log.info("token_issued", token_id=token.token_id, name=token.name, by=token.issued_by)
 
     async def _enter(self, action: SystemAction, token_id: str, facts: Facts) -> None:
-        late = f"{action} of token {token_id} is in this node's log, and not in the chain yet"
-        await self.keys.in_time(self.keys.write_entry(action, f"{SUBJECT_PREFIX}{token_id}", facts), late)
+        await self.keys.in_time(
+            self.keys.write_entry(action, f"{SUBJECT_PREFIX}{token_id}", facts),
+            f"{action} of token {token_id} is in this node's log, and not in the chain yet",
+        )
         await self.refresh()
 
     def _first(self) -> IssuedToken | None:
@@ -199,8 +203,9 @@ class Tokens:
         if first is None:
             return None
         digest = bytes.fromhex(first.digest)
-        token = _token(first.name, digest, tuple(map(str, Right)), (EVERY_TENANT,), None, None)
-        return token._replace(token_id=FIRST_ID)
+        return IssuedToken(
+            FIRST_ID, first.name, digest, tuple(map(str, Right)), (EVERY_TENANT,), _NOT_ISSUED, None, None
+        )
 
     async def _issue_first(self) -> None:
         """Issue the first token that somebody made beside the data, unless the ledger has tokens."""
@@ -210,7 +215,7 @@ class Tokens:
                 return
             if not self._is_issued(first):
                 if not self.counting():
-                    await self._enter_issued(first._replace(token_id=_new_id()))
+                    await self._enter_issued(first._replace(token_id=secrets.token_hex(8)))
                 else:
                     log.error("first_token_refused", error="the ledger has tokens; whoever holds one may issue more")
             try:
@@ -225,18 +230,3 @@ class Tokens:
 
 def _may_issue(by: Principal, tenants: Collection[str]) -> bool:
     return all(by.may(Right.ADMIN, pattern) for pattern in tenants)
-
-
-def _new_id() -> str:
-    return secrets.token_hex(8)
-
-
-def _token(
-    name: str,
-    digest: bytes,
-    rights: tuple[str, ...],
-    tenants: tuple[str, ...],
-    expires_at: datetime | None,
-    issued_by: str | None,
-) -> IssuedToken:
-    return IssuedToken(_new_id(), name, digest, rights, tenants, Hlc(0, 0, "new"), expires_at, issued_by)

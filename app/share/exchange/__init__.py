@@ -67,8 +67,7 @@ class Regions:
 
     def _is_spread(self, tenant_id: str, seq: int, since_s: float) -> bool:
         fresh = [peer.held for peer in self.peers if peer.held_asked_s >= since_s]
-        holding = 1 + sum(held.get(tenant_id, 0) >= seq for held in fresh)
-        return holding > (1 + len(self.peers)) // 2
+        return 1 + sum(held.get(tenant_id, 0) >= seq for held in fresh) > (1 + len(self.peers)) // 2
 
     def values(self) -> Values:
         """The metrics of each peer, by its address."""
@@ -80,5 +79,4 @@ class Regions:
 
     def fault(self) -> str | None:
         """Which peers are not imported from, and why; None when all are."""
-        faults = [f"{peer.settings.url}: {peer.fault}" for peer in self.peers if peer.fault is not None]
-        return "; ".join(faults) or None
+        return "; ".join(f"{peer.settings.url}: {peer.fault}" for peer in self.peers if peer.fault is not None) or None

@@ -214,8 +214,12 @@ class Peer:
             # It reads the certificate authorities, which takes longer than a turn of the event loop may.
             self._context = await asyncio.to_thread(_context_of, ca)
         token = None if token_file is None else await asyncio.to_thread(_token_in, token_file)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return client_of(self._context, timeout_s=TIMEOUT_S, base_url=self.settings.url, headers=headers)
+        return client_of(
+            self._context,
+            timeout_s=TIMEOUT_S,
+            base_url=self.settings.url,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+        )
 
     async def _turn(self, client: PeerClient) -> None:
         async with self.turns.turn(self.settings.url) as is_ours:
@@ -245,8 +249,9 @@ class Peer:
         if any(chain.went_back for chain in self._chains.values()):
             return
         # 4. What is lacking of it.
-        due = [chain for chain in seen if monotonic() >= chain.paused_until_s]
-        await self._each(due, lambda chain: self._import(client, chain))
+        await self._each(
+            [chain for chain in seen if monotonic() >= chain.paused_until_s], lambda chain: self._import(client, chain)
+        )
 
     async def _kept(self) -> list[str]:
         """The tenants that were seen of its ledger. Once an operator has removed all, the peer may show another one."""
@@ -359,8 +364,11 @@ class Peer:
             try:
                 is_last = to_seq == chain.size
                 proof = [] if is_last else await client.consistency(chain.tenant_id, to_seq, chain.size)
-                admit = partial(_admit, chain, from_seq, to_seq, proof)
-                await self.take(name, client.bundle(chain.tenant_id, from_seq, to_seq), admit)
+                await self.take(
+                    name,
+                    client.bundle(chain.tenant_id, from_seq, to_seq),
+                    partial(_admit, chain, from_seq, to_seq, proof),
+                )
             except LedgerError:
                 chain.paused_until_s = monotonic() + chain.pause_s
                 raise

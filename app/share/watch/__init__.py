@@ -225,8 +225,7 @@ class Watcher:
     def _lagged(self) -> bytes:
         self._is_over = True
         self._metrics.count("watch_lagged")
-        where = {"from_seq": self.seq + 1, "head_seq": self._tail.head_seq}
-        return b"event: lagged\ndata: %b\n\n" % json_bytes(where)
+        return b"event: lagged\ndata: %b\n\n" % json_bytes({"from_seq": self.seq + 1, "head_seq": self._tail.head_seq})
 
 
 class Watchers:
@@ -261,9 +260,14 @@ class Watchers:
             if after_seq is None:
                 after_seq = await self._tails.head_seq(tenant_id)
             self._check_room()  # others have come meanwhile, or the stop
-            end = NO_END if to_seq is None else to_seq
             watcher = Watcher(
-                self._tails, tail, wanted, after_seq=after_seq, to_seq=end, may_watch=may_watch, metrics=self._metrics
+                self._tails,
+                tail,
+                wanted,
+                after_seq=after_seq,
+                to_seq=NO_END if to_seq is None else to_seq,
+                may_watch=may_watch,
+                metrics=self._metrics,
             )
             self._open.add(watcher)
             try:

@@ -154,8 +154,7 @@ def _joined(entries: Iterable[WatchedEntry]) -> Chosen:
 
 
 def _watched(entry: ListedEntry, dcs_of_jobs: DcsOfJobs | None) -> WatchedEntry:
-    data = json_bytes(entry.as_listed())
-    event = b"id: %d\nevent: %b\ndata: %b\n\n" % (entry.seq, _one_line(entry.action), data)
+    event = b"id: %d\nevent: %b\ndata: %b\n\n" % (entry.seq, _one_line(entry.action), json_bytes(entry.as_listed()))
     dcs = None if dcs_of_jobs is None else _dcs_of(entry, dcs_of_jobs)
     return WatchedEntry(entry.seq, entry.action, entry.job_id, event, dcs)
 

@@ -276,8 +276,7 @@ class Tails:
     def _begin(self, tenant_id: str, head_seq: int) -> Tail:
         tail = self._tails[tenant_id] = Tail(tenant_id, max(0, head_seq - ENTRIES_BEFORE))
         tail.hear(head_seq)
-        following = kept_running(partial(self._follow, tail))
-        self._following[tenant_id] = asyncio.get_running_loop().create_task(following)
+        self._following[tenant_id] = asyncio.get_running_loop().create_task(kept_running(partial(self._follow, tail)))
         self._watched.set()
         return tail
 
@@ -351,8 +350,7 @@ class Tails:
     async def _dcs(self, connection: Connection, tenant_id: str, listed: Sequence[ListedEntry]) -> DcsOfJobs:
         """The data centres of the jobs that must be asked for it."""
         found: dict[str, frozenset[str] | None] = {}
-        asked = [(tenant_id, job_id) for job_id in jobs_in_question(listed)]
-        for job in await self._folds.read(connection, asked):
+        for job in await self._folds.read(connection, [(tenant_id, job_id) for job_id in jobs_in_question(listed)]):
             try:
                 state, _ = await self._folds.fold(connection, job)
                 found[job.span.job_id] = frozenset() if state is None else jobs.dcs_of(state)

@@ -63,8 +63,10 @@ class WebhookRegistry:
     async def listed(self, tenant_id: str) -> list[ShownWebhook]:
         """The tenant's webhooks, the first one first."""
         async with reading(self._services.pool) as connection:
-            found = await store.listed(connection, tenant_id)
-            return [ShownWebhook(each, await store.dead_letters(connection, each.webhook_id)) for each in found]
+            return [
+                ShownWebhook(each, await store.dead_letters(connection, each.webhook_id))
+                for each in await store.listed(connection, tenant_id)
+            ]
 
     async def find(self, webhook_id: str, by: Principal) -> ShownWebhook:
         """One webhook.

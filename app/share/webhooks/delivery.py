@@ -110,8 +110,9 @@ class WebhookServices:
             LedgerError: as ``SystemEntries.note``.
         """
         facts = {ACTOR: actor, "webhook_id": webhook.webhook_id, "tenant_id": webhook.tenant_id, **more}
-        given = {name: value for name, value in facts.items() if value is not None}
-        await self.note(action, f"webhook:{webhook.webhook_id}", given)
+        await self.note(
+            action, f"webhook:{webhook.webhook_id}", {name: value for name, value in facts.items() if value is not None}
+        )
 
 
 @dataclass(eq=False)
@@ -180,8 +181,9 @@ class Delivery:
             await self._send_again(place.again_seq)
             return True
         is_begun = place.sending_seq > place.delivered_seq
-        upto_seq = place.sending_seq if is_begun else place.head_seq
-        entries, end_seq = await self._read(place.delivered_seq, upto_seq, self._entries_max)
+        entries, end_seq = await self._read(
+            place.delivered_seq, place.sending_seq if is_begun else place.head_seq, self._entries_max
+        )
         if entries:
             if not is_begun:
                 await self._ask(store.begin_batch, entries[-1].seq)
@@ -240,8 +242,7 @@ class Delivery:
             return
         refusal = answer.said if answer.outcome is Outcome.REFUSED else None
         if refusal is not None:
-            action = SystemAction.WEBHOOK_DEAD_LETTERED
-            await self._services.record(action, self.webhook, None, seq=seq, reason=refusal)
+            await self._services.record(SystemAction.WEBHOOK_DEAD_LETTERED, self.webhook, None, seq=seq, reason=refusal)
         await self._ask(store.settle, seq, refusal)
         self._services.metrics.count("webhook_dead_letters", refusal is not None)
         self._succeeded(refusal is None)

@@ -118,8 +118,9 @@ class Names:
 def _look_up(loop: asyncio.AbstractEventLoop, found: asyncio.Future[list[str]], host: str) -> None:
     tell: Callable[[], None]
     try:
-        addresses = [str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
-        tell = partial(found.set_result, addresses)
+        tell = partial(
+            found.set_result, [str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        )
     except (OSError, UnicodeError) as error:
         tell = partial(found.set_exception, error)
     with suppress(RuntimeError):  # the loop is closed
@@ -180,10 +181,9 @@ async def attempt(
     }
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            address = await address_of(host, names, networks)
             request = client.build_request(
                 "POST",
-                target.copy_with(host=address),
+                target.copy_with(host=await address_of(host, names, networks)),
                 headers=headers,
                 content=message.body,
                 extensions={"sni_hostname": host},
@@ -236,8 +236,9 @@ def _judged(answer: httpx.Response) -> Answer:
         return Answer(Outcome.GONE, said)
     if status == FAILED or (answer.is_client_error and status not in TRANSIENT):
         return Answer(Outcome.REFUSED, said)
-    wait_s = retry_after_s(answer.headers.get("Retry-After"), time.time())
-    return Answer(Outcome.AWAY, said, min(wait_s, RETRY_AFTER_MAX_S))
+    return Answer(
+        Outcome.AWAY, said, min(retry_after_s(answer.headers.get("Retry-After"), time.time()), RETRY_AFTER_MAX_S)
+    )
 
 
 async def _leave(answer: httpx.Response) -> None:
