@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from app.read.folded_jobs import DamagedJob, FoldedJobs
     from app.read.revealing import Revealing
     from app.store import Connection
+    from app.store.chain_reads import ListedEntry
     from app.store.following import Place
     from app.store.job_table import ListedRow
     from app.store.reading import Pool
@@ -108,7 +109,7 @@ class JobReader:
         """
         of_tenant = tenant_id or await self._tenant_of(job_id, tenants, promise)
 
-        async def look(pool: Pool, judge: Judge) -> tuple[State, Refusal | None, list[reads.EventRow]]:
+        async def look(pool: Pool, judge: Judge) -> tuple[State, Refusal | None, list[ListedEntry]]:
             async with reading(pool, snapshot=as_of is not None) as connection:
                 if as_of is not None:
                     await self._copies.judged(connection, promise, judge)
@@ -271,9 +272,10 @@ class JobReader:
         if found is None:
             raise JobNotFoundError(f"tenant {tenant_id} has no job {job_id}{_behind(source)}")
         events, more = found
-        payloads = await self._revealing.payloads(tenant_id, events)
+        payloads = await self._revealing.payloads(tenant_id, [event.entry for event in events])
         items = [_event_item(event, payload) for event, payload in zip(events, payloads, strict=True)]
-        last = (events[-1].hlc_physical, events[-1].hlc_logical, events[-1].hlc_node) if more else None
+        end = events[-1].entry if more else None
+        last = None if end is None else (end.hlc_physical, end.hlc_logical, end.hlc_node)
         return Page(items, last, _kept(promise, source))
 
     async def _searched(
@@ -314,7 +316,7 @@ class JobReader:
                 return _Found(found, damaged, below)
 
     async def _other_creations(
-        self, tenant_id: str, view: dict[str, Any], events: Sequence[reads.EventRow]
+        self, tenant_id: str, view: dict[str, Any], events: Sequence[ListedEntry]
     ) -> Sequence[dict[str, Any]]:
         """Those of ``events``, creations of one job, that say something else of it than ``view`` shows."""
         items = []
@@ -378,17 +380,18 @@ def _kept(promise: Promise, source: Source) -> dict[str, Any]:
 
 
 def _event_item(event: reads.EventRow, shown: object) -> dict[str, Any]:
-    payload = json_in(event.payload)
+    entry = event.entry
+    payload = json_in(entry.payload)
     return {
-        "seq": event.seq,
-        "hlc": event.t_hlc,
-        "at": rfc3339.time_of(event.t_hlc),
+        "seq": entry.seq,
+        "hlc": entry.t_hlc,
+        "at": rfc3339.time_of(entry.t_hlc),
         "type": payload.get("type") if isinstance(payload, dict) else None,
-        "action": event.action,
+        "action": entry.action,
         "actor": (shown if isinstance(shown, dict) else payload).get(ACTOR) if isinstance(payload, dict) else None,
-        "payload": event.payload if payload is None else shown,
-        "payload_digest": event.payload_digest,
-        "chain_link": event.chain_link,
+        "payload": entry.payload if payload is None else shown,
+        "payload_digest": entry.payload_digest,
+        "chain_link": entry.chain_link,
         "state": event.state,
     }
 

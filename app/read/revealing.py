@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 import structlog
 
+from app.store.chain_reads import ListedEntry
 from app.store.reading import json_in
-from app.store.reads import EventRow
 from app.trust.privacy_knowledge import PrivacyKnowledge
 from ledger import private_fields
 from ledger.errors import DatabaseUnavailableError, PrivateValueError
@@ -40,7 +40,7 @@ class Revealing:
         keys = await self._keys(tenant_id, [part for state in states for part in _free_parts(state)])
         return [_state(state, tenant_id, keys) for state in states]
 
-    async def payloads(self, tenant_id: str, events: Sequence[EventRow]) -> list[Any]:
+    async def payloads(self, tenant_id: str, events: Sequence[ListedEntry]) -> list[Any]:
         """The payloads of the events as the tenant may see them; made for orjson."""
         if tenant_id not in self._knowledge.declarations:
             return [orjson.Fragment(event.payload) for event in events]

@@ -356,10 +356,6 @@ class Piece(NamedTuple):
         assert rows is not None
         return rows
 
-    def encoded(self) -> bytes | None:
-        """The rows as COPY takes them; None where that is left to the driver."""
-        return self.kept if isinstance(self.kept, bytes) else None
-
 
 class LogRows:
     """New rows; those of one tenant in seq order."""
@@ -378,9 +374,9 @@ class LogRows:
         where that is left to the driver."""
         of_tenants: dict[str, list[bytes]] = {}
         for piece in self.pieces:
-            if (encoded := piece.encoded()) is None:
+            if not isinstance(piece.kept, bytes):
                 return None
-            of_tenants.setdefault(piece.tenant_id, []).append(encoded)
+            of_tenants.setdefault(piece.tenant_id, []).append(piece.kept)
         return b"".join((_HEADER, *chain.from_iterable(of_tenants.values()), _TRAILER))
 
     def sent(self) -> list[tuple[str, int, int, int]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
+from app.store.chain_reads import ListedEntry
 from app.store.job_table import (
     ENTRIES_MAX,
     ENTRY,
@@ -86,26 +87,11 @@ class JobPage(NamedTuple):
 
 
 class EventRow(NamedTuple):
-    """One event of a job: ``ENTRY_COLUMNS``, and how far it has come. ``state`` is GLOBAL: chained; APPLIED: the job
-    table has followed the chain that far; COMPACTED: a snapshot covers it."""
+    """One event of a job, and how far it has come. ``state`` is GLOBAL: chained; APPLIED: the job table has followed
+    the chain that far; COMPACTED: a snapshot covers it."""
 
-    seq: int
-    t_hlc: str
-    hlc_physical: int
-    hlc_logical: int
-    hlc_node: str
-    job_id: str
-    action: str
-    link_version: int
-    prev_chain_link: str | None
-    chain_link: str
-    payload_digest: str
-    payload: str
-    origin: str | None
+    entry: ListedEntry
     state: str
-
-
-assert EventRow._fields == (*ENTRY_COLUMNS, "state")
 
 
 # The arrays stand in subqueries so that no plan depends on them: one is made for all calls, not one for each.
@@ -201,7 +187,7 @@ _STATE = f"""
                     WHERE follower = '{FOLLOWER}' AND tenant_id = $1) THEN 'APPLIED'
       ELSE 'GLOBAL' END) AS state
 """
-_EVENT = f"{', '.join(ENTRY_COLUMNS)}, {_STATE}"
+_EVENT = f"{columns(ListedEntry, ('created_at',))}, {_STATE}"
 
 
 def _listed_events(which: str = "") -> str:
@@ -211,7 +197,7 @@ SELECT {_EVENT}, {PAYLOAD_BYTES} FROM scheduler.scheduler_log
  ORDER BY hlc_physical, hlc_logical, hlc_node LIMIT $6 + 1
 """
     return f"""
-SELECT {columns(EventRow)}, found
+SELECT {columns(ListedEntry)}, state, found
   FROM {page_of(events, "hlc_physical, hlc_logical, hlc_node", limit="$6")} AS page ORDER BY number
 """
 
@@ -352,31 +338,32 @@ async def _page_of_events(
     limit: int,
 ) -> tuple[list[EventRow], bool]:
     rows = await connection.fetch(query, tenant_id, job_id, *(after or OLDEST), limit)
-    await check.require(connection, tenant_id, [row[: len(ENTRY_COLUMNS)] for row in rows])
-    return [EventRow._make(row[:-1]) for row in rows], bool(rows) and rows[-1]["found"] > len(rows)
+    events = [EventRow(ListedEntry._make(row[:-2]), row[-2]) for row in rows]
+    await check.require(connection, tenant_id, [event.entry.columns for event in events])
+    return events, bool(rows) and rows[-1]["found"] > len(rows)
 
 
 async def creations(
     connection: Connection, check: EntryCheck, tenant_id: str, job_id: str, seqs: Sequence[int]
-) -> list[EventRow]:
+) -> list[ListedEntry]:
     """Creations of a job that have these seqs, ascending.
 
     Raises:
         ChainDamagedError: one of them is not what was chained.
     """
-    found = await fetch_as(
+    entries = await fetch_as(
         connection,
-        EventRow,
+        ListedEntry,
         f"""
-        SELECT {_EVENT} FROM scheduler.scheduler_log
+        SELECT {columns(ListedEntry, ("created_at",))} FROM scheduler.scheduler_log
          WHERE tenant_id = $1 AND seq = ANY($3::bigint[]) AND job_id = $2 AND action = 'ENQUEUE' ORDER BY seq
         """,
         tenant_id,
         job_id,
         seqs,
     )
-    await check.require(connection, tenant_id, [event[: len(ENTRY_COLUMNS)] for event in found])
-    return found
+    await check.require(connection, tenant_id, [entry.columns for entry in entries])
+    return entries
 
 
 async def tenants_of_job(connection: Connection, job_id: str, patterns: Sequence[str]) -> list[str]:

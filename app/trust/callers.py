@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Set
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
@@ -210,16 +210,11 @@ def _digest(credentials: bytes) -> bytes:
     return hashlib.sha256(credentials).digest()
 
 
-class _Known(NamedTuple):
-    principal: Principal
-    expires_s: float
-
-
 class KnownTokens:
     """The tokens that count on this node, by digest. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, _Known] = {}
+        self._known: dict[bytes, Principal] = {}
         self.narrowed_s = float("-inf")
         """When one ceased to count, by ``time.perf_counter``."""
         self._strange: set[str] = set()
@@ -235,7 +230,7 @@ class KnownTokens:
             if token.is_revoked or token.token_id in revoked:
                 continue
             before = self._known.get(token.digest)
-            if before is not None and before.principal.token_id == token.token_id:
+            if before is not None and before.token_id == token.token_id:
                 known[token.digest] = before
                 continue
             try:
@@ -246,10 +241,7 @@ class KnownTokens:
                     self._strange.add(token.token_id)
                     log.warning("token_not_understood", token_id=token.token_id, error=str(error))
                 continue
-            known[token.digest] = _Known(
-                Principal(token.name, "token", grants, token.expires_at, token.token_id),
-                float("inf") if token.expires_at is None else token.expires_at.timestamp(),
-            )
+            known[token.digest] = Principal(token.name, "token", grants, token.expires_at, token.token_id)
         if not self._known.keys() <= known.keys():
             self.narrowed_s = time.perf_counter()
         self._known = known
@@ -265,10 +257,7 @@ class KnownTokens:
             if _TOKEN.fullmatch(credentials) is None:
                 raise UnauthenticatedError("what Authorization says is no token of this ledger")
             raise UnauthenticatedError("the token is not known here, or was revoked")
-        if now_s >= found.expires_s:
-            raise UnauthenticatedError(f"the token expired at {_text(found.expires_s)}")
-        return found.principal
-
-
-def _text(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        if found.expires_at is not None and now_s >= found.expires_at.timestamp():
+            expired_at = found.expires_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+            raise UnauthenticatedError(f"the token expired at {expired_at}")
+        return found

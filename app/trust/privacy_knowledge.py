@@ -73,7 +73,8 @@ class PrivacyKnowledge:
         """What ``report`` was not told yet."""
         self._node_id = node_id
         self.keys = keys
-        self._declarations: dict[str, Declaration] = {}
+        self.declarations: dict[str, Declaration] = {}
+        """Every tenant that ever declared something, with what counts now."""
         self._learned: dict[str, int] = {}
         """Revision of each declaration: an answer that was overtaken must not bring an older one back."""
         self._doubts: dict[str, str] = {}
@@ -85,20 +86,11 @@ class PrivacyKnowledge:
         """Declarations of others that no chain says last: until it does, what was private before stays so."""
         self._new_doubts: set[str] = set()
         """Tenants that came into doubt since the chains were read last."""
-        self._revision = 0
+        self.revision = 0
+        """All changes up to this one have been taken in."""
         self._unchained = Unchained()
         self._agreed_s = 0.0
         self._turn = asyncio.Lock()
-
-    @property
-    def declarations(self) -> Mapping[str, Declaration]:
-        """Every tenant that ever declared something, with what counts now."""
-        return self._declarations
-
-    @property
-    def revision(self) -> int:
-        """All changes up to this one have been taken in."""
-        return self._revision
 
     @property
     def doubts(self) -> Mapping[str, str]:
@@ -172,9 +164,9 @@ class PrivacyKnowledge:
             if state is None:
                 return
             self.keys.use(state)
-            if state.revision < self._revision:
+            if state.revision < self.revision:
                 await self._read_again(connection)
-            elif state.revision > self._revision:
+            elif state.revision > self.revision:
                 await self._read_new(connection)
             for declared in [*self._unsaid.values()]:
                 is_newest = self._learned.get(declared.tenant_id) == declared.revision
@@ -182,8 +174,8 @@ class PrivacyKnowledge:
                     continue
                 del self._unsaid[declared.tenant_id]
                 if is_newest:
-                    self._declarations[declared.tenant_id] = declaration_of(declared.fields, declared.subject)
-            self._revision = state.revision
+                    self.declarations[declared.tenant_id] = declaration_of(declared.fields, declared.subject)
+            self.revision = state.revision
             self.keys.trust(asked_s)
 
     async def _is_said_last(self, connection: Connection, declared: store.DeclaredFields) -> bool:
@@ -194,11 +186,11 @@ class PrivacyKnowledge:
             return False
 
     async def _read_new(self, connection: Connection) -> None:
-        declared, faults = await store.declared_since(connection, self._revision)
+        declared, faults = await store.declared_since(connection, self.revision)
         for each in declared:
             try:
                 await store.check_noted(connection, each)
-                known, learned = self._declarations.get(each.tenant_id), self._learned.get(each.tenant_id, 0)
+                known, learned = self.declarations.get(each.tenant_id), self._learned.get(each.tenant_id, 0)
                 self.learn(each)
                 if known is not None and learned < self._learned.get(each.tenant_id, 0):
                     self._keep_until_said(each, known)
@@ -206,7 +198,7 @@ class PrivacyKnowledge:
                 self._doubt(each.tenant_id, str(error))
         for fault in faults:
             self._doubt(fault.tenant_id, fault.reason)
-        erased = await store.erased_since(connection, self._revision)
+        erased = await store.erased_since(connection, self.revision)
         if erased is None:
             self.keys.forget_all()
         for tenant_id, key_id, tag in erased or ():
@@ -214,14 +206,14 @@ class PrivacyKnowledge:
 
     async def _read_again(self, connection: Connection) -> None:
         """Postgres is not the one that it was, or somebody changed it: take what it has beside what was known."""
-        log.error("privacy_went_back", known_revision=self._revision)
+        log.error("privacy_went_back", known_revision=self.revision)
         declared, faults = await store.declared_since(connection, 0)
         for each in declared:
-            known = self._declarations.get(each.tenant_id)
+            known = self.declarations.get(each.tenant_id)
             self._learned.pop(each.tenant_id, None)
             self.learn(each)
             if known is not None:
-                self._declarations[each.tenant_id] = private_in_either(self._declarations[each.tenant_id], known)
+                self.declarations[each.tenant_id] = private_in_either(self.declarations[each.tenant_id], known)
         for fault in faults:
             self._doubt(fault.tenant_id, fault.reason)
         self.keys.forget_all()
@@ -247,7 +239,7 @@ class PrivacyKnowledge:
                 self.learn(each)
                 said = agreed.said_last.get(each.tenant_id)
                 is_newest = self._learned.get(each.tenant_id) == each.revision
-                if is_newest and said not in (None, self._declarations[each.tenant_id]):
+                if is_newest and said not in (None, self.declarations[each.tenant_id]):
                     self._keep_until_said(each, said)
             for fault in faults:
                 self._doubt(fault.tenant_id, fault.reason)
@@ -260,7 +252,7 @@ class PrivacyKnowledge:
         if learned is not None and declared.revision <= learned:
             return
         try:
-            self._declarations[declared.tenant_id] = declaration_of(declared.fields, declared.subject)
+            self.declarations[declared.tenant_id] = declaration_of(declared.fields, declared.subject)
             self._learned[declared.tenant_id] = declared.revision
             self._doubts.pop(declared.tenant_id, None)
         except InvalidInputError as error:
@@ -271,7 +263,7 @@ class PrivacyKnowledge:
         """Have private what was ``before``, too, until the chain says what was declared: who edits the tables alone
         makes nothing public."""
         tenant_id = declared.tenant_id
-        self._declarations[tenant_id] = private_in_either(self._declarations[tenant_id], before)
+        self.declarations[tenant_id] = private_in_either(self.declarations[tenant_id], before)
         self._unsaid[tenant_id] = declared
 
     def _take_damage(self, met: Sequence[ChainDamagedError]) -> None:

@@ -72,7 +72,8 @@ class SubjectKeys:
         self._uri = master_key_uri
         self._master: MasterKey | None = None
         self._secret: bytes | None = None
-        self._fault: str | None = None
+        self.fault: str | None = None
+        """Why this node can use no key; None while it can, or need not."""
         self._by_tag: OrderedDict[tuple[str, Tag], DataKey] = OrderedDict()
         self._by_id: OrderedDict[tuple[str, str], DataKey | None] = OrderedDict()
         """None: the key was destroyed."""
@@ -121,16 +122,16 @@ class SubjectKeys:
                     f"by {state.master_key_id}: bring that one here, or name it in privacy.master_key_uri"
                 )
             self._secret = master.unwrap(state.wrapped_secret, context_of_secret())
-            self._master, self._fault = master, None
+            self._master, self.fault = master, None
         except (ConfigurationError, PrivateValueError) as error:
             self.lose(str(error))
         self.forget_all()
 
     def lose(self, fault: str) -> None:
         """Have no master key: what says which one the ledger uses cannot be trusted."""
-        if self._fault != fault:
+        if self.fault != fault:
             log.error("privacy_keys_unavailable", error=fault)
-        self._master, self._fault = None, fault
+        self._master, self.fault = None, fault
         self.forget_all()
 
     def check_usable(self) -> None:
@@ -140,17 +141,12 @@ class SubjectKeys:
             PrivacyUnavailableError: it has not; nothing private is taken.
         """
         if self._master is None:
-            raise PrivacyUnavailableError(f"private fields cannot be encrypted on this node: {self._fault}")
+            raise PrivacyUnavailableError(f"private fields cannot be encrypted on this node: {self.fault}")
 
     @property
     def is_usable(self) -> bool:
         """Whether the ledger has a master key, and this node too."""
         return self._master is not None
-
-    @property
-    def fault(self) -> str | None:
-        """Why this node can use no key; None while it can, or need not."""
-        return self._fault
 
     # --- keyed hashes -----------------------------------------------------------------------------
 
