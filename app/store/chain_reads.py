@@ -363,10 +363,11 @@ async def links_at(connection: Connection, seqs: Mapping[str, int]) -> dict[str,
 
 async def last_seq(connection: Connection, tenant_id: str) -> int:
     """Seq of the tenant's last entry, whatever its head says; 0 when there is none."""
-    end_seq: int = await connection.fetchval(
-        "SELECT coalesce(max(seq), 0) FROM scheduler.scheduler_log WHERE tenant_id = $1", tenant_id
+    return int(
+        await connection.fetchval(
+            "SELECT coalesce(max(seq), 0) FROM scheduler.scheduler_log WHERE tenant_id = $1", tenant_id
+        )
     )
-    return end_seq
 
 
 async def next_seq(connection: Connection, tenant_id: str, seq: int) -> int:

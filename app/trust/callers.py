@@ -5,8 +5,8 @@ session of the console, which holds such a token; else the certificate that the 
 shows is believed or refused, never passed over: a certificate does not make up for a wrong token.
 
 *Tokens* are opaque texts, ``tally_`` and 43 characters of base64url (32 random bytes). The ledger stores the SHA-256 of
-each, and never the text; in memory it has those of its last callers. A token is looked up by its digest, so how long a
-wrong one takes says nothing about a right one.
+each, and never the text. A token is looked up by its digest, so how long a wrong one takes says nothing about a right
+one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -42,7 +41,6 @@ AUTHORIZATION: Final = "tally.authorization"
 TENANT_PARAMETERS: Final = frozenset({"tenant_id", "tenantId"})
 """What a query calls the tenant that it is about."""
 CREDENTIALS_BYTES_MAX: Final = 16 * 1024
-BEARERS_REMEMBERED: Final = 256
 _SEND_BEARER = "Authorization: send it once, as Bearer and a token"
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+)", re.IGNORECASE)
 
@@ -171,7 +169,6 @@ def _credentials(scope: Scope) -> bytes | None:
     return _bearer(found[0]) if found else None
 
 
-@lru_cache(BEARERS_REMEMBERED)
 def _bearer(authorization: bytes) -> bytes:
     """The token in such a header.
 
@@ -186,7 +183,6 @@ def _bearer(authorization: bytes) -> bytes:
 
 TOKEN_PREFIX = "tally_"  # noqa: S105 (says what follows)
 SECRET_BYTES = 32
-DIGESTS_REMEMBERED = 256
 _TOKEN = re.compile(rb"tally_[A-Za-z0-9_-]{43}")
 
 log = structlog.get_logger()
@@ -203,11 +199,6 @@ def new_token() -> NewToken:
     """A new token, of the system's randomness."""
     text = TOKEN_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     return NewToken(text, hashlib.sha256(text.encode()).digest())
-
-
-@lru_cache(DIGESTS_REMEMBERED)
-def _digest(credentials: bytes) -> bytes:
-    return hashlib.sha256(credentials).digest()
 
 
 class KnownTokens:
@@ -252,7 +243,7 @@ class KnownTokens:
         Raises:
             UnauthenticatedError: nobody; it is no token, was revoked, or has expired.
         """
-        found = self._known.get(_digest(credentials))
+        found = self._known.get(hashlib.sha256(credentials).digest())
         if found is None:
             if _TOKEN.fullmatch(credentials) is None:
                 raise UnauthenticatedError("what Authorization says is no token of this ledger")

@@ -173,13 +173,9 @@ class KeyChanges:
                     await self._follow(history)
             await asyncio.sleep(FOLLOW_INTERVAL_S)
 
-    def judge(self, history: KeyHistory) -> None:
-        """Let the node sign, or not, as ``history`` says."""
-        self.keys.not_admitted = self.chain.admission_fault(history)
-
     async def _follow(self, history: KeyHistory) -> None:
         before = self.keys.not_admitted
-        self.judge(history)
+        self.keys.not_admitted = self.chain.admission_fault(history)
         if self.keys.not_admitted is None and before is not None:
             log.info("keys_admitted", key_ids=[key.key_id for key in self.keys.own()])
             await self.until_stored(self.sign_checkpoints_again)
@@ -390,7 +386,11 @@ class KeyChanges:
             raise KeyConflictError(f"key {signer.key_id} was used in this ledger before; give another one")
         log_signer = keys.log_signer
         if log_key or is_one_key:
-            log_signer = await asyncio.to_thread(self._new_log_signer, signer)
+            log_signer = (
+                signer
+                if isinstance(signer, FileSigner) and signer.algorithm == ED25519
+                else await asyncio.to_thread(self._new_log_key)
+            )
         # 2. Its row.
         now_ms = self.node.wall.now_ms()
         async with reading(self.pool) as connection, connection.transaction():
@@ -413,7 +413,7 @@ class KeyChanges:
                 keys.signer, keys.log_signer, keys.retired = before
                 file = keys.folder / node_keys.NAME
                 raise SigningUnavailableError(f"{file} cannot be written: {error.strerror}") from error
-            self.judge(history)
+            self.keys.not_admitted = self.chain.admission_fault(history)
             log.info("key_rotated", key_id=signer.key_id, previous_key_id=old.key_id)
             # 4. The entry.
             recording = asyncio.ensure_future(self.record())
@@ -444,12 +444,6 @@ class KeyChanges:
         if log_key and signer.algorithm != ED25519:
             raise InvalidInputError(f"new_key_uri: checkpoints are signed with {ED25519}", ("new_key_uri",))
         return signer
-
-    def _new_log_signer(self, signer: LocalOrRemote) -> FileSigner:
-        """The key of checkpoints that goes with a new ``signer``. Blocks."""
-        if isinstance(signer, FileSigner) and signer.algorithm == ED25519:
-            return signer
-        return self._new_log_key()
 
     def _new_log_key(self) -> FileSigner:
         return _generated(log_key_beside(self._held.configured_uri, self.settings), ED25519)
