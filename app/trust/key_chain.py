@@ -192,7 +192,8 @@ class KeyChain:
         """What the chain says of keys, in its order, and why it cannot be said whether that is all."""
         try:
             # The checkpoint first, so that it is never newer than the rows it is compared with.
-            kept = self._kept()
+            text = self.load_checkpoint(SYSTEM_TENANT)
+            kept = None if text is None else checkpoint.read(text)
         except (LedgerError, UnicodeDecodeError) as error:
             unread = f"the checkpoint of {SYSTEM_TENANT} beside the WAL cannot be read: {error}"
             return (*self._proved.events, *_revocations(await store.list_entries(connection))), unread
@@ -209,10 +210,6 @@ class KeyChain:
         if kept is not None and self._proved.size < kept.size:
             found = (*self._proved.events, *await self._proved_singly(connection, kept, entries))
         return (*found, *_revocations(entries)), fault
-
-    def _kept(self) -> Checkpoint | None:
-        text = self.load_checkpoint(SYSTEM_TENANT)
-        return None if text is None else checkpoint.read(text)
 
     def _found(self, fault: str | None) -> None:
         if fault != self.fault:

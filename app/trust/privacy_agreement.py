@@ -193,7 +193,8 @@ async def _compared(connection: Connection, check: EntryCheck, unchained: Sequen
         except InvalidInputError as error:
             compared.doubts[tenant_id] = str(error)
             continue
-        if newest is not None and not _says(declared.get(tenant_id), newest):
+        row = declared.get(tenant_id)
+        if newest is not None and (row is None or row[1:] != (*_fields_and_subject(newest.facts), newest.revision)):
             compared.behind.append(newest)
         if said is not None:
             compared.said_last[tenant_id] = said
@@ -247,10 +248,6 @@ def _said_last(chained: Sequence[PrivacyEntry]) -> Declaration | None:
 
 def _fields_and_subject(facts: dict[str, Any]) -> tuple[list[str], str | None]:
     return facts["fields"], facts.get("subject")
-
-
-def _says(row: DeclaredFields | None, newest: _Newest) -> bool:
-    return row is not None and row[1:] == (*_fields_and_subject(newest.facts), newest.revision)
 
 
 async def _declare_again(connection: Connection, newest: _Newest, node_id: str) -> None:

@@ -244,7 +244,14 @@ class Peer:
         # 3. Which are no longer listed.
         missing = {each: before.get(each) or _Chain(each) for each in await self._kept() if each not in listed}
         for chain in missing.values():
-            self._failed(chain, self._is_missing(chain.tenant_id))
+            self._failed(
+                chain,
+                PeerWentBackError(
+                    f"{self.settings.url} no longer lists the tenant, whose log {self._log_origin}/{chain.tenant_id} "
+                    "was seen: the peer was restored from before or hides it, or its token no longer has the right "
+                    "audit for it"
+                ),
+            )
         self._chains = listed | missing
         if any(chain.went_back for chain in self._chains.values()):
             return
@@ -261,12 +268,6 @@ class Peer:
         if not kept:
             self._log_origin = ""
         return [tenant_id for tenant_id, _ in kept]
-
-    def _is_missing(self, tenant_id: str) -> PeerWentBackError:
-        return PeerWentBackError(
-            f"{self.settings.url} no longer lists the tenant, whose log {self._log_origin}/{tenant_id} was seen: the "
-            "peer was restored from before or hides it, or its token no longer has the right audit for it"
-        )
 
     def _is_wanted(self, tenant_id: str) -> bool:
         return tenant_id != SYSTEM_TENANT and any(covers(pattern, tenant_id) for pattern in self.settings.tenants)

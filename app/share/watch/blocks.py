@@ -154,14 +154,11 @@ def _joined(entries: Iterable[WatchedEntry]) -> Chosen:
 
 
 def _watched(entry: ListedEntry, dcs_of_jobs: DcsOfJobs | None) -> WatchedEntry:
-    event = b"id: %d\nevent: %b\ndata: %b\n\n" % (entry.seq, _one_line(entry.action), json_bytes(entry.as_listed()))
+    # An action that somebody edited into several lines is still one line.
+    name = entry.action.encode() if entry.action.isprintable() else orjson.dumps(entry.action)
+    event = b"id: %d\nevent: %b\ndata: %b\n\n" % (entry.seq, name, json_bytes(entry.as_listed()))
     dcs = None if dcs_of_jobs is None else _dcs_of(entry, dcs_of_jobs)
     return WatchedEntry(entry.seq, entry.action, entry.job_id, event, dcs)
-
-
-def _one_line(action: str) -> bytes:
-    """An action as the name of an event, also one that somebody edited into several lines."""
-    return action.encode() if action.isprintable() else orjson.dumps(action)
 
 
 def _dcs_of(entry: ListedEntry, dcs_of_jobs: DcsOfJobs) -> frozenset[str] | None:
