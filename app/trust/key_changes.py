@@ -67,6 +67,7 @@ from ledger.errors import (
     EventRefusedError,
     InvalidInputError,
     KeyConflictError,
+    LedgerError,
     NotFoundError,
     NotReadyError,
     SigningUnavailableError,
@@ -311,17 +312,14 @@ class KeyChanges:
         await self.write_entry(action, f"{SUBJECT_PREFIX}{facts['key_id']}", facts)
         log.info("key_entry_chained", action=action.value, key_id=facts["key_id"])
 
-    async def in_time(self, entering: Awaitable[object], late: str) -> None:
-        """Wait for an entry as long as a write may. It is in the WAL by then, and chained whoever waits.
-
-        Raises:
-            DurabilityTimeoutError: ``late``, it is not chained yet.
-        """
+    async def in_time(self, waited: Awaitable[object], late: LedgerError) -> None:
+        """Wait as long as a write may; then raise ``late``. An entry is in the WAL by then, and is chained all the
+        same."""
         try:
             async with asyncio.timeout(self._wait_s):
-                await entering
+                await waited
         except TimeoutError:
-            raise DurabilityTimeoutError(late) from None
+            raise late from None
 
     async def check_recorded(self) -> None:
         """Return once the chain names the keys that the node started with.
@@ -329,11 +327,8 @@ class KeyChanges:
         Raises:
             NotReadyError: not in time.
         """
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await self.recorded.wait()
-        except TimeoutError:
-            raise NotReadyError("the chain does not name the keys of this node yet; try again") from None
+        late = NotReadyError("the chain does not name the keys of this node yet; try again")
+        await self.in_time(self.recorded.wait(), late)
 
     # --- rotation ---------------------------------------------------------------------------------
 
@@ -555,7 +550,7 @@ class KeyChanges:
                 )
         else:
             vouched = await self.vouched_here(action, facts, history)
-        await self.in_time(self.enter(action, vouched), late)
+        await self.in_time(self.enter(action, vouched), DurabilityTimeoutError(late))
 
 
 def _generated(path: Path, algorithm: str) -> FileSigner:

@@ -220,8 +220,8 @@ class SubjectKeys:
             raise PrivacyUnavailableError("the keys of these subjects are being replaced; try again")
         if erasures == self._erasures:
             for tag, key in found.items():
-                _hold(self._by_tag, (tenant_id, tag), key)
-                _hold(self._by_id, (tenant_id, key.key_id), key)
+                _remember(self._by_tag, (tenant_id, tag), key)
+                _remember(self._by_id, (tenant_id, key.key_id), key)
         return found
 
     async def _make(self, connection: Connection, tenant_id: str, tags: Sequence[Tag]) -> None:
@@ -259,7 +259,7 @@ class SubjectKeys:
                     continue
                 found[row.key_id] = key
                 if key is None or erasures == self._erasures:
-                    _hold(self._by_id, (tenant_id, row.key_id), key)
+                    _remember(self._by_id, (tenant_id, row.key_id), key)
         return found
 
     def _opened(self, tenant_id: str, row: SubjectKey) -> DataKey | None:
@@ -323,11 +323,7 @@ def _back(tenant_id: str, key_id: str) -> str:
     return f"key {key_id} of tenant {tenant_id} was destroyed, and somebody brought its row in subject_keys back"
 
 
-def _hold(held: OrderedDict[Name, Held], name: Name, key: Held) -> None:
-    _remember(held, name, key, KEYS_HELD_MAX)
-
-
-def _remember(held: OrderedDict[Name, Held], name: Name, value: Held, most: int) -> None:
+def _remember(held: OrderedDict[Name, Held], name: Name, value: Held, most: int = KEYS_HELD_MAX) -> None:
     held[name] = value
     if len(held) > most:
         held.popitem(last=False)

@@ -23,7 +23,7 @@ from app.runtime.state.kept_files import FIRST_TOKEN, KEPT_TOKENS, KeptTokens
 from app.trust import callers
 from app.trust.callers import KnownTokens
 from app.trust.key_changes import TRY_AGAIN, Facts, KeyChanges
-from ledger.errors import ForbiddenError, LedgerError, NotFoundError
+from ledger.errors import DurabilityTimeoutError, ForbiddenError, LedgerError, NotFoundError
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
 from signing.issued_tokens import SUBJECT_PREFIX, IssuedToken
@@ -193,7 +193,7 @@ class Tokens:
     async def _enter(self, action: SystemAction, token_id: str, facts: Facts) -> None:
         await self.keys.in_time(
             self.keys.write_entry(action, f"{SUBJECT_PREFIX}{token_id}", facts),
-            f"{action} of token {token_id} is in this node's log, and not in the chain yet",
+            DurabilityTimeoutError(f"{action} of token {token_id} is in this node's log, and not in the chain yet"),
         )
         await self.refresh()
 
