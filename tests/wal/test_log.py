@@ -33,7 +33,7 @@ def append(log: Log, first_lsn: int, last_lsn: int) -> None:
     log.append(*batch_of(first_lsn, last_lsn))
 
 
-def test_a_batch_encoded_in_one_pass_has_the_bytes_of_the_format() -> None:
+def test_a_batch_has_the_bytes_of_the_format() -> None:
     _, body = batch_of(5, 40)
     assert body == naive_batch(list(range(5, 41)))[BATCH_RECORD_BYTES:]
 

@@ -82,9 +82,9 @@ class Election:
     """One attempt of the run ``run`` to write the log of ``node_id``.
 
     ``own`` is what the proposer's copy holds; ``wal_id`` is empty where it has none. The epoch is to be higher than
-    ``above``, and than all that the copies know. ``wants_quorum`` is false for one to whom
-    the members are to keep copies. With ``accept_loss_in``, a region, those members who answer are taken for all there
-    are, and those of that region vote from now on: what was committed and only others hold is given up.
+    ``above``, and than all that the copies know. ``wants_quorum`` is false where the members keep copies. With
+    ``accept_loss_in``, a region, the members that answer are taken for all there are, and those of that region vote
+    from now on: what was committed and only others hold is given up.
 
     ``outcome`` becomes a Plan, or the reason why there is none; then the election is over.
     """

@@ -194,9 +194,9 @@ class Shipper:
         link = self.proposer.links[address]
         if link.fault != reason:
             self._report("wal_replication_append_reject", {"member": address, "error": reason})
-        if dropped is Dropped.DAMAGED_ON_THE_WAY:
+        if dropped == "damaged-on-the-way":
             self._count_damaged(link)
-        is_last = dropped is Dropped.DAMAGED_AT_REST and not self._keeps_damaged
+        is_last = dropped == "damaged-at-rest" and not self._keeps_damaged
         self._wires.close_one(address, reason, is_last=is_last)
 
     def reports(self) -> list[Link]:

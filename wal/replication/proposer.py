@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum, auto
+from typing import Literal
 
 from ledger.errors import WalCorruptError, WalError
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
@@ -45,15 +45,13 @@ CHUNK_BYTES = 1 << 20
 WHEN_DAMAGED_AT_REST = "docs/replication-runbook.md says what to do (A log is damaged)"
 
 
-class Dropped(StrEnum):
-    """Why the connection to a member is given up."""
+Dropped = Literal["refused", "damaged-on-the-way", "damaged-at-rest"]
+"""Why the connection to a member is given up:
 
-    REFUSED = auto()
-    """The member refused a message, or answered what was not asked for."""
-    DAMAGED_ON_THE_WAY = auto()
-    """The member received damaged bytes. The node's log is read again, and what is whole there is sent again."""
-    DAMAGED_AT_REST = auto()
-    """What the member lacks is damaged in the node's own log."""
+refused               the member refused a message, or answered what was not asked for
+damaged-on-the-way    it received damaged bytes; the node's log is read again, and what is whole there is sent again
+damaged-at-rest       what it lacks is damaged in the node's own log
+"""
 
 
 @dataclass(slots=True)
@@ -259,11 +257,11 @@ class Proposer:
             case Refusal() if message.reason == "fenced" and message.promised_epoch >= self.epoch:
                 self.fenced_by = f"{link.member_id or address} follows epoch {message.promised_epoch}: {message.detail}"
             case Refusal():
-                dropped = Dropped.DAMAGED_ON_THE_WAY if message.reason == "damaged" else Dropped.REFUSED
+                dropped: Dropped = "damaged-on-the-way" if message.reason == "damaged" else "refused"
                 self._drop(address, f"{message.reason}: {message.detail}", dropped)
             case _:
                 detail = f"an answer that was not asked for: {type(message).__name__}"
-                self._drop(address, detail, Dropped.REFUSED)
+                self._drop(address, detail, "refused")
 
     def _greeted(self, link: Link, greeting: Greeting) -> None:
         theirs, newest = greeting.configuration, self._pending or self.configuration
@@ -271,9 +269,9 @@ class Proposer:
             self.fenced_by = f"{greeting.member_id} follows epoch {max(greeting.promised_epoch, theirs.epoch)}"
         elif theirs.order > newest.order:
             detail = "it holds a list of members that never counted, and waits for the next"
-            self._drop(link.address, detail, Dropped.REFUSED)
+            self._drop(link.address, detail, "refused")
         elif any(other.member_id == greeting.member_id for other in self.links.values() if other is not link):
-            self._drop(link.address, f"member {greeting.member_id} answers at another address, too", Dropped.REFUSED)
+            self._drop(link.address, f"member {greeting.member_id} answers at another address, too", "refused")
         else:
             if link.member_id != greeting.member_id:
                 link.member_id, link.replicated_lsn = greeting.member_id, BEFORE_FIRST
@@ -299,10 +297,10 @@ class Proposer:
             except WalCorruptError as error:
                 place = f"segment {error.segment} at byte {error.offset}: {error.reason}"
                 detail = f"what it lacks is damaged in this node's own log, {place}; {WHEN_DAMAGED_AT_REST}"
-                self._drop(link.address, detail, Dropped.DAMAGED_AT_REST)
+                self._drop(link.address, detail, "damaged-at-rest")
                 return
             except WalError as error:
-                self._drop(link.address, str(error), Dropped.REFUSED)
+                self._drop(link.address, str(error), "refused")
                 return
             if not chunk.batches:
                 return

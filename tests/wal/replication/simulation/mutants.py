@@ -113,7 +113,7 @@ MUTANTS = {
         "proposer", (("message.promised_epoch >= self.epoch:", "message.promised_epoch > self.epoch:"),), (62,)
     ),
     "a member that received a damaged frame is not connected to again": Mutant(
-        "proposer", (("Dropped.DAMAGED_ON_THE_WAY if", "Dropped.DAMAGED_AT_REST if"),), (0,), DAMAGE
+        "proposer", (('"damaged-on-the-way" if', '"damaged-at-rest" if'),), (0,), DAMAGE
     ),
 }
 

@@ -234,7 +234,7 @@ class Site(Process):
         self.proposer.tell_committed()
         for address, connection in list(self._connections.items()):
             if connection.is_open and self.world.now_s - connection.heard_at_s > SILENT_S:
-                self._drop(address, "silent", Dropped.REFUSED)
+                self._drop(address, "silent", "refused")
         self._timer(BEAT_S, self._beat)
 
     def _chain(self) -> None:
@@ -324,7 +324,7 @@ class Site(Process):
         self._connections[address].forget()
         assert self.proposer is not None
         self.proposer.lost(address)
-        if dropped != Dropped.DAMAGED_AT_REST:
+        if dropped != "damaged-at-rest":
             self._reconnect(address)
 
     def _reconnect(self, address: str) -> None:
