@@ -156,10 +156,15 @@ class CommitmentMemory:
             del self._reading[tenant_id]
 
     def _fold(self, tenant_id: str, machine: Commitments, entry: PromiseEntry, *, is_judged: bool = False) -> None:
-        """Take one entry, or forget the tenant. What was accepted is judged where it is new to this node."""
+        """Take one entry, or forget the tenant. What another node accepted is judged where it is new to this node, and
+        reported where it was to be rejected."""
         try:
             if is_judged and entry.action == CommitmentAction.PROPOSE_ACCEPTED:
-                self._judge(tenant_id, machine, entry.seq, entry.payload)
+                if (rejection := machine.judge(read_proposal(entry.payload))) is not None:
+                    detail = (
+                        f"the verdict of seq {entry.seq} is not what judging its proposal gives: {rejection.detail}"
+                    )
+                    self._on_break(tenant_id, Break(entry.seq, "projection", detail, rejection.reason, "accepted"))
             elif _ends_nothing(machine, entry):
                 # Accepted falsely: verification names it. Nothing else that was accepted changes by it.
                 return
@@ -169,14 +174,6 @@ class CommitmentMemory:
             raise ChainDamagedError(
                 tenant_id, f"its commitments cannot be made out at seq {entry.seq}: {error}"
             ) from None
-
-    def _judge(self, tenant_id: str, machine: Commitments, seq: int, payload: str) -> None:
-        """Report an entry that another node accepted and that was to be rejected."""
-        rejection = machine.judge(read_proposal(payload))
-        if rejection is not None:
-            detail = f"the verdict of seq {seq} is not what judging its proposal gives: {rejection.detail}"
-            found = Break(seq, "projection", detail, rejection.reason, "accepted")
-            self._on_break(tenant_id, found)
 
     def chained(self, linked: LinkedBatch) -> None:
         """The batch is committed: its decisions count, and the heads are where it left them."""
@@ -200,7 +197,6 @@ def _ends_nothing(machine: Commitments, entry: PromiseEntry) -> bool:
     Raises:
         InvalidInputError: its payload is none of a proposal.
     """
-    if entry.action != CommitmentAction.PROPOSE_ACCEPTED:
-        return False
-    commitment = read_proposal(entry.payload).commitment
+    is_accepted = entry.action == CommitmentAction.PROPOSE_ACCEPTED
+    commitment = read_proposal(entry.payload).commitment if is_accepted else None
     return isinstance(commitment, Revocation) and commitment.index not in machine.state.active

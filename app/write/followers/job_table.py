@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -116,12 +116,7 @@ class JobTable:
             await store.store(
                 connection, [(job[0], *stored_form(state)[:_STORED]) for job, state in self._states.items()]
             )
-        if declared := await terms_store.declared(connection, turn.after):
-            await _follow_terms(connection, declared, states, before)
-            for fields in declared.values():
-                if fields.built_to is not None:
-                    built = await _next_built(connection, fields, turn.places[fields.tenant_id])
-                    await _build_terms(connection, turn, fields, built)
+        await _follow_terms(connection, turn, states, before)
 
     def taken(self, turn: Turn) -> None:
         """Remember the states."""
@@ -221,43 +216,34 @@ class _StateCache:
 
 
 async def _follow_terms(
-    connection: Connection,
-    declared: Mapping[str, SearchFields],
-    states: Mapping[JobKey, JobState],
-    before: Mapping[JobKey, JobState],
+    connection: Connection, turn: Turn, states: Mapping[JobKey, JobState], before: Mapping[JobKey, JobState]
 ) -> None:
-    """Keep the terms of these jobs, whose states were ``before`` what they are now; only those that are others."""
+    """Keep the terms of the jobs whose states were ``before`` what they are now, of those that are others; and of the
+    jobs behind ``built_to``, which were there before the fields were declared: all, or ``BUILT_AT_ONCE``."""
+    declared = await terms_store.declared(connection, turn.after)
     changed: dict[JobKey, list[JobTerm]] = {}
-    for number, (job, state) in enumerate(states.items(), 1):
-        fields = declared.get(job[0])
-        if fields is None:
-            continue
-        now = list(_terms(job, state, fields))
-        if job not in before or list(_terms(job, before[job], fields)) != now:
-            changed[job] = now
+    for number, (job, state) in enumerate(states.items() if declared else (), 1):
+        if (fields := declared.get(job[0])) is not None:
+            now = _terms(job, state, fields)
+            if job not in before or _terms(job, before[job], fields) != now:
+                changed[job] = now
         if number % JOBS_A_STEP == 0:
             await asyncio.sleep(0)
-    await _store_terms(connection, changed)
-
-
-async def _build_terms(
-    connection: Connection, turn: Turn, fields: SearchFields, states: Mapping[JobKey, JobState]
-) -> None:
-    """Keep the terms of ``states``, the jobs that come behind ``built_to``: all of them, or ``BUILT_AT_ONCE``."""
-    await _store_terms(connection, {job: list(_terms(job, state, fields)) for job, state in states.items()})
-    is_done = len(states) < BUILT_AT_ONCE
-    await terms_store.advance_terms(connection, fields, None if is_done else max(job_id for _, job_id in states))
-    if not is_done:
-        turn.unfinished.add(fields.tenant_id)
-
-
-async def _store_terms(connection: Connection, changed: Mapping[JobKey, list[JobTerm]]) -> None:
+    for tenant_id, fields in declared.items():
+        if fields.built_to is None:
+            continue
+        built = await _next_built(connection, fields, turn.places[tenant_id])
+        changed |= {job: _terms(job, state, fields) for job, state in built.items()}
+        is_done = len(built) < BUILT_AT_ONCE
+        await terms_store.advance_terms(connection, fields, None if is_done else max(job_id for _, job_id in built))
+        if not is_done:
+            turn.unfinished.add(tenant_id)
     if changed:
         await terms_store.store_terms(connection, list(changed), (term for terms in changed.values() for term in terms))
 
 
-def _terms(job: JobKey, state: JobState, fields: SearchFields) -> Iterator[JobTerm]:
-    if state.created is not None:
-        physical, logical, node, *_ = state.created.order
-        for term in sorted(terms_of(state, fields.fields)):
-            yield JobTerm(*job, term, physical, logical, node)
+def _terms(job: JobKey, state: JobState, fields: SearchFields) -> list[JobTerm]:
+    if state.created is None:
+        return []
+    physical, logical, node, *_ = state.created.order
+    return [JobTerm(*job, term, physical, logical, node) for term in sorted(terms_of(state, fields.fields))]

@@ -25,6 +25,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -299,12 +300,11 @@ class LedgerWatch:
         for chain in chains:
             watched, name = self._watched[chain.tenant_id], chain.tenant_id
             checked_at_s, watched.checked_at_s = watched.checked_at_s, now_s
-            if _end_of(chain) <= watched.kept_size:
-                watched.uncovered_s = 0.0
-            if watched.uncovered_s == 0.0:
+            is_covered = _end_of(chain) <= watched.kept_size
+            if is_covered or watched.uncovered_s == 0.0:
                 unfollowed.pop(name, None)
-            if _end_of(chain) > watched.kept_size:
-                watched.uncovered_s += min(now_s - checked_at_s, UNFOLLOWED_AFTER_S / 2)
+            added_s = min(now_s - checked_at_s, UNFOLLOWED_AFTER_S / 2)
+            watched.uncovered_s = 0.0 if is_covered else watched.uncovered_s + added_s
             if watched.uncovered_s >= UNFOLLOWED_AFTER_S and name not in unfollowed:
                 new.append(chain)
         self._take_own([chain.tenant_id for chain in new])
@@ -352,9 +352,8 @@ def _extends(anchor: Checkpoint | None, head: Checkpoint, stored: dict[TileCoord
     """Whether the tiles prove that the tree of ``head`` begins with that of ``anchor``."""
     if anchor is None or not anchor.size:
         return True
-    try:
+    with suppress(LedgerError, KeyError, ValueError, TypeError):
         proof = tiles.consistency_proof(anchor.size, head.size, lambda level, index: stored[level, index])
         merkle.verify_consistency(anchor.size, head.size, anchor.root, head.root, proof)
-    except (LedgerError, KeyError, ValueError, TypeError):
-        return False
-    return True
+        return True
+    return False

@@ -159,8 +159,7 @@ class Notary:
             tenant.head_seq = max(tenant.head_seq, rows[-1].seq)
             # Another node may sign this first; here a checkpoint that covers it is kept all the same.
             tenant.is_kept = False
-            if tenant.unsigned_since_s is None:
-                tenant.unsigned_since_s = now_s
+            tenant.unsigned_since_s = tenant.unsigned_since_s or now_s
             self._due.add(tenant_id)
         self._wake.set()
 
@@ -224,9 +223,9 @@ class Notary:
             tenant.head_seq = max(tenant.head_seq, behind[tenant_id])
             tenant.unsigned_since_s = time.monotonic()
             self._due.add(tenant_id)
-        for tenant_id in tree_sizes.keys() - unreadable:
-            if not self._trees.is_kept(tenant_id, tree_sizes[tenant_id]):
-                self._sign_again(tenant_id, tree_sizes[tenant_id])
+        kept = {name for name in tree_sizes.keys() - unreadable if self._trees.is_kept(name, tree_sizes[name])}
+        for tenant_id in tree_sizes.keys() - unreadable - kept:
+            self._sign_again(tenant_id, tree_sizes[tenant_id])
 
     def _sign_again(self, tenant_id: str, tree_size: int) -> None:
         tenant = self._tenants[tenant_id]
@@ -293,7 +292,7 @@ class Notary:
         due, self._due = (self._due | overdue) - self._retry_at_s.keys(), set()
         damaged = sorted(name for name in due if self._tenants[name].is_tree_damaged)
         if damaged and self._rebuilding is None:
-            self._rebuilding = asyncio.get_running_loop().create_task(self._rebuild_trees(damaged))
+            self._rebuilding = asyncio.create_task(self._rebuild_trees(damaged))
         return due.difference(damaged)
 
     def rebuild(self, tenant_id: str) -> None:
@@ -515,9 +514,8 @@ class Notary:
 
     def _is_snapshot_due(self, tenant: FollowedTenant) -> bool:
         """Whether a batch is full, or it must be looked up how far the tenant is signed."""
-        if not self.sign_snapshots:
-            return False
-        return tenant.signed_seq is None or tenant.head_seq - tenant.signed_seq >= self.batch_size
+        is_due = tenant.signed_seq is None or tenant.head_seq - tenant.signed_seq >= self.batch_size
+        return self.sign_snapshots and is_due
 
     def _overdue(self) -> set[str]:
         """Tenants that have waited for a snapshot for too long; a sample where they are many."""
@@ -560,10 +558,9 @@ class Notary:
 
 
 def _is_signed_by_any(note: str, origin: str, keys: Sequence[PublicKey]) -> bool:
-    try:
+    with contextlib.suppress(SignatureError):
         return any(is_signed_by(note, origin, key) for key in keys)
-    except SignatureError:
-        return False
+    return False
 
 
 def _sample(names: set[str]) -> set[str]:

@@ -82,9 +82,8 @@ class Snapshotter:
 
     def has_full_batch(self, tenant: FollowedTenant) -> bool:
         """Whether ``sign_next`` can sign a full batch of it without asking for anything first."""
-        if tenant.tree is None or tenant.signed_seq is None:
-            return False
-        return tenant.tree.size - tenant.signed_seq >= self.batch_size
+        tree, signed_seq = tenant.tree, tenant.signed_seq
+        return tree is not None and signed_seq is not None and tree.size - signed_seq >= self.batch_size
 
     async def sign_next(
         self, connection: Connection, tenants: Mapping[str, FollowedTenant]

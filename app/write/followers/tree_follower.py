@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -92,9 +93,8 @@ class FollowedTenant:
 
     def leaves_of(self, from_seq: int, to_seq: int) -> list[bytes]:
         """Leaf hashes of these entries, as far as they are remembered."""
-        if from_seq < self.first_leaf_seq:
-            return []
-        return self.leaves[from_seq - self.first_leaf_seq : to_seq - self.first_leaf_seq + 1]
+        start, end = from_seq - self.first_leaf_seq, to_seq - self.first_leaf_seq + 1
+        return self.leaves[start:end] if start >= 0 else []
 
     def forget_leaves(self, upto_seq: int | None = None) -> None:
         """Drop leaf hashes and roots up to ``upto_seq``, or all."""
@@ -229,15 +229,14 @@ class TreeFollower:
 
     def is_kept(self, tenant_id: str, tree_size: int) -> bool:
         """Whether the checkpoint beside the WAL is of that size and by the key that signs now."""
-        try:
-            kept = self.checkpoints.load(tenant_id)
+        kept = self.checkpoints.load(tenant_id)
+        with suppress(SignatureError):
             return (
                 kept is not None
                 and self.checkpoints.size(tenant_id) >= tree_size
                 and is_signed_by(kept, self.origin(tenant_id), self.keys.log_signer.public_key)
             )
-        except SignatureError:
-            return False
+        return False
 
     async def keep_followed(self, connection: Connection, notes: Mapping[str, str]) -> dict[str, LedgerError]:
         """Keep these checkpoints of other nodes beside the WAL, each signed by a key that counts and proved to extend
@@ -317,13 +316,10 @@ class TreeFollower:
 
     def _covers(self, note: str | None, tenant_id: str, tree: tiles.TileTree) -> bool:
         """Whether ``note`` is a checkpoint of just this tree, by whichever node's key."""
-        if note is None:
-            return False
-        try:
-            head = checkpoint.read(note)
-        except LedgerError:
-            return False
-        return head == Checkpoint(self.origin(tenant_id), tree.size, tree.root())
+        with suppress(LedgerError):
+            head = Checkpoint(self.origin(tenant_id), tree.size, tree.root())
+            return note is not None and checkpoint.read(note) == head
+        return False
 
     def _append(self, tenant: FollowedTenant, tree: tiles.TileTree, links: Sequence[LinkRow]) -> None:
         """Append ``links``; of those that this node chained, the snapshots will need leaf hashes and roots again."""
@@ -352,10 +348,9 @@ class TreeFollower:
                 self.checkpoint_fault = f"checkpoints cannot be written beside the WAL: {error}"
                 raise
             self.checkpoint_fault = None
-        log_key = self.keys.log_signer.public_key
         for name, note in unkept.items():
             tenant = self.memory.tenants[name]
             tenant.unkept = None
             self.own.forget(name, checkpoint.read(note).size)
             covers = tenant.tree is not None and tenant.tree.size >= tenant.head_seq
-            tenant.is_kept = covers and is_signed_by(note, self.origin(name), log_key)
+            tenant.is_kept = covers and is_signed_by(note, self.origin(name), self.keys.log_signer.public_key)

@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
 import orjson
@@ -29,8 +28,6 @@ from app.write.pending.requests import CREATED, BatchReceipt, Draft, EventLines,
 from ledger.errors import NO_QUORUM, DurabilityTimeoutError, EventRefusedError
 from ledger.facts.events import ACTIONS, Durability, SystemAction
 from ledger.positions import BEFORE_FIRST, Lsn
-
-_REFUSAL = attrgetter("refusal")
 
 SURVIVES = ("process", "node", "region")
 
@@ -251,8 +248,7 @@ class Answers:
         outcomes = [pending.outcome for pending in recovered if pending.outcome is not None]
         _, waiting = await asyncio.wait(outcomes, timeout=self._write_timeout_s) if outcomes else ((), ())
         if waiting:
-            why = f"not chained within {self._write_timeout_s:g} s"
-            raise self.late(Durability.GLOBAL, why, recovered[-1].lsn, recovered[-1])
+            raise self.late(Durability.GLOBAL, f"not chained within {self._write_timeout_s:g} s", None, recovered[-1])
 
     async def unlocked(self, quarantine: Quarantine, tenant_ids: Iterable[str], last: Pending | None) -> None:
         """Return once none of these tenants is passed over: records of theirs were passed over when others were
@@ -262,11 +258,8 @@ class Answers:
             DurabilityTimeoutError: one still waits; names ``last``.
         """
         if not await quarantine.waited(tenant_ids, self._write_timeout_s):
-            lsn = last.lsn if last else self._node.durable.lsn
-            why = next(
-                (quarantine.waiting[each] for each in tenant_ids if each in quarantine.waiting), "it had to wait"
-            )
-            raise self.late(Durability.GLOBAL, why, lsn, last, tenant_ids)
+            reasons = (quarantine.waiting[each] for each in tenant_ids if each in quarantine.waiting)
+            raise self.late(Durability.GLOBAL, next(reasons, "it had to wait"), None, last, tenant_ids)
 
     async def spread(self, tenant_ids: Iterable[str], level: Durability, last: Pending | None) -> None:
         """Return once a majority of the regions holds all that is chained of these tenants, where GLOBAL asks that.
@@ -280,7 +273,7 @@ class Answers:
         try:
             await self._in_regions(heads, self._write_timeout_s)
         except DurabilityTimeoutError as error:
-            raise self.late(level, str(error), last.lsn if last else self._node.durable.lsn, last, heads) from None
+            raise self.late(level, str(error), None, last, heads) from None
 
     async def shown(self, lines: Sequence[ChainedLine], level: Durability) -> None:
         """Return once it is shown that these lines, which are chained, have reached ``level`` by now.
@@ -294,11 +287,13 @@ class Answers:
             raise self._node.failure.with_traceback(None)
 
     def late(
-        self, level: Durability, why: str, lsn: Lsn, pending: Pending | None, tenant_ids: Iterable[str] = ()
+        self, level: Durability, why: str, lsn: Lsn | None, pending: Pending | None, tenant_ids: Iterable[str] = ()
     ) -> DurabilityTimeoutError:
-        """The error that says how far an event has come, and how to learn what becomes of it. ``tenant_ids`` are those
-        of all events of its request, where they are more than its own."""
+        """The error that says how far an event has come, and how to learn what becomes of it. ``lsn`` may be left out
+        where it is that of ``pending``; ``tenant_ids`` are those of all events of its request, where they are more than
+        its own."""
         node = self._node
+        lsn = lsn or (pending.lsn if pending else node.durable.lsn)
         away = self._no_quorum() if self._is_replicated and node.committed.lsn < lsn else None
         return DurabilityTimeoutError(
             f"{level.name} was not reached: {why if away is None else away.why}. The event is in the log of this node "
@@ -498,6 +493,6 @@ def refused(line: ChainedLine) -> EventRefusedError:
 
 def raise_refusal(entered: Sequence[Pending]) -> None:
     """Raise the refusal of the first line, if any, in whose place a REFUSED entry was chained."""
-    for number, refusal in enumerate(map(_REFUSAL, entered), 1):
-        if isinstance(refusal, EventRefusedError):
-            raise refusal.at_line(number)
+    for number, pending in enumerate(entered, 1):
+        if isinstance(pending.refusal, EventRefusedError):
+            raise pending.refusal.at_line(number)

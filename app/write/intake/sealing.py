@@ -89,9 +89,8 @@ class Sealing:
         keyed = None if key is None else self._knowledge.keys.body_digest(key.body_digest)
         if key is None or keyed is None:
             return key
-        if is_sealed:
-            return key._replace(body_digest=keyed, other_digest=key.body_digest)
-        return key._replace(other_digest=keyed)
+        digest, other_digest = (keyed, key.body_digest) if is_sealed else (key.body_digest, keyed)
+        return key._replace(body_digest=digest, other_digest=other_digest)
 
     def _examine(self, draft: Draft) -> tuple[Tag, list[tuple[Path, bytes]]] | None:
         """Whose private values the event has, and which in canonical form; None when it has none."""

@@ -145,9 +145,8 @@ class Submitter:
         Raises:
             as ``submit``: nothing was taken.
         """
-        if not self._checks.is_known(draft):
-            return None
-        return Entered(self.answers, draft, *self._enter_one(draft, None))
+        is_known = self._checks.is_known(draft)
+        return Entered(self.answers, draft, *self._enter_one(draft, None)) if is_known else None
 
     async def submit_lines(
         self, lines: EventLines, *, durability: Durability | None, key: RequestKey | None

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Final, NamedTuple
 
@@ -48,6 +49,8 @@ FOLLOWED_WITHIN_MS: Final = 3_600_000
 """How old an entry is at most when it is followed: older ones may have been restored."""
 
 _MARK: Final = f'"{keyed.MEMBER}":"'
+_UNREADABLE: Final = (LedgerError, ValueError, TypeError, KeyError, AttributeError)
+"""What an entry raises that somebody edited."""
 assert ENTRIES_READ <= KEYED_MAX
 
 Load = Callable[[str], Awaitable[Sequence[KeyedEntry]]]
@@ -124,10 +127,9 @@ def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
         ProblemError: it may be, but does not say with which key it came.
         KeyRowError: it is another, or the row says what no row of this service can.
     """
-    try:
+    event = None
+    with suppress(*_UNREADABLE):
         event = _event_of(line, draft, key)
-    except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
-        event = None
     if event is None:
         what = f"names seq {line.seq}, whose entry is not the event of this request"
         raise key_row_error(line.tenant_id, key.key, line.seq, what)
@@ -183,7 +185,7 @@ def is_bound(line: ChainedLine, key: RequestName, of_request: Mapping[int, Pendi
         if pending is not None:
             return _is_same_fact(event, Hlc.parse(line.t_hlc), pending)
         return all(keyed.digest_in(orjson.loads(each.payload)) is None for each in of_request.values())
-    except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
+    except _UNREADABLE:
         return False
 
 
@@ -235,7 +237,7 @@ def _said_by(entry: ChainedLine | NamedEntry) -> str | None:
     try:
         event = keyed.kept_event(entry.job_id, entry.action, entry.payload)
         return None if event is None else keyed.digest_in(orjson.loads(event.payload))
-    except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
+    except _UNREADABLE:
         return None
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -184,14 +185,12 @@ class Quarantine:
 
     async def waited(self, tenant_ids: Iterable[str], timeout_s: float) -> bool:
         """Wait until none of these tenants has to wait; False when that takes longer."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                for tenant_id in tenant_ids:
-                    if (event := self._ends_of_wait.get(tenant_id)) is not None:
-                        await event.wait()
-        except TimeoutError:
-            return False
-        return True
+                for event in [self._ends_of_wait[each] for each in tenant_ids if each in self._ends_of_wait]:
+                    await event.wait()
+            return True
+        return False
 
     def begin(self, tenant_id: str, reason: str, seen: ChainHead | None, backlog: Iterable[Pending]) -> None:
         """Quarantine the tenant, with all its records in ``backlog``."""

@@ -266,16 +266,14 @@ def payload_of(draft: Draft, fence_token: int, key: IdempotencyKey | None, hlc: 
 def creation_of(draft: Draft) -> str | None:
     """The ``creation_digest`` of what ``draft`` says of its job, where it creates one under an id that others may use
     too; None where sealed values are part of it."""
-    if draft.job_id is None or draft.event.record_type != CREATED or draft.seal is not None:
-        return None
-    return _digest_of(draft.fields)
+    is_comparable = draft.job_id is not None and draft.event.record_type == CREATED and draft.seal is None
+    return _digest_of(draft.fields) if is_comparable else None
 
 
 def creation_in(payload: bytes) -> str | None:
     """As ``creation_of``, of a creation that waits in the WAL."""
-    if f'"{PRIVATE_MARK}"'.encode() in payload:
-        return None
-    return _digest_of(orjson.loads(payload))
+    is_sealed = f'"{PRIVATE_MARK}"'.encode() in payload
+    return None if is_sealed else _digest_of(orjson.loads(payload))
 
 
 def _digest_of(fields: Mapping[str, Any]) -> str:
