@@ -180,8 +180,7 @@ class Appender:
 
     def head_seq(self, tenant_id: str) -> int:
         """The seq at which the tenant's chain ends, as far as this node has seen; 0 where it has not."""
-        head = self.heads.seen.get(tenant_id)
-        return 0 if head is None else head.seq
+        return self.heads.seen.get(tenant_id, EMPTY_HEAD).seq
 
     def wake(self) -> None:
         """There may be newly committed records, or a request waits for one. A request that waits, a full batch and a
@@ -414,8 +413,7 @@ class Appender:
         self._expects_existing = linked.has_existing
         for tenant_id, t_hlc, lsn in linked.conflicts:
             log.error("hlc_conflict", tenant_id=tenant_id, hlc=t_hlc, lsn=lsn)
-        for tenant_id, links in linked.links.items():
-            self.heads.seen[tenant_id] = head_of(links)
+        self.heads.seen.update((tenant_id, head_of(links)) for tenant_id, links in linked.links.items())
         self.commitments.chained(linked)
         self._metrics.count("scheduler_chain_entries", len(linked.log_rows))
         self._on_chained(linked)

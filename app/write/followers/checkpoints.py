@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import chain, count
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
@@ -106,9 +108,8 @@ class CheckpointJournal:
 
     def set_aside(self) -> None:
         """Keep all notes in a file of their own, and begin with none; nothing is deleted."""
-        number = 1
-        while (aside := self._path.with_name(f"checkpoints-{number}.journal")).exists():
-            number += 1
+        names = (self._path.with_name(f"checkpoints-{number}.journal") for number in count(1))
+        aside = next(path for path in names if not path.exists())
         self.store({})
         self._path.rename(aside)
         sync_folder(self._path.parent)
@@ -116,19 +117,14 @@ class CheckpointJournal:
 
     def _append(self, left: _Left, line: bytes) -> bool:
         """Whether the journal is as it was ``left`` and took the line: if not, somebody moved or changed it."""
-        try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            if _Left.of(os.fstat(descriptor)) != left:
+        with suppress(FileNotFoundError), self._path.open("r+b", buffering=0) as file:
+            if _Left.of(os.fstat(file.fileno())) != left:
                 return False
-            write_fully(descriptor, (line,), left.size)
-            os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
-        self._left = left._replace(size=left.size + len(line))
-        return True
+            write_fully(file.fileno(), (line,), left.size)
+            os.fdatasync(file.fileno())
+            self._left = left._replace(size=left.size + len(line))
+            return True
+        return False
 
     def _write_anew(self, notes: Mapping[str, str]) -> None:
         lines = [_line({"version": VERSION, "tenants": len(notes)})]
@@ -166,15 +162,12 @@ def _read(path: Path) -> dict[str, str]:
     head = values[0] if values else None
     if head is None or head.get("version") != VERSION or type(head.get("tenants")) is not int:
         raise StartRefusedError(f"{path} is no journal of checkpoints of version {VERSION}; {_WHAT_TO_DO}")
-    notes: dict[str, str] = {}
     whole = [value for value in values if value is not None]
     # A crash tears the last line alone, and none of those that were written with the first.
     if len(whole) < head["tenants"] + 1 or values[: len(whole)] != whole or len(values) > len(whole) + 1:
         at = next((number for number, value in enumerate(values, 1) if value is None), len(values))
         raise StartRefusedError(f"{path} is damaged at line {at}; {_WHAT_TO_DO}")
-    for value in whole[1:]:
-        notes.update(_of_tenants(value))
-    return notes
+    return dict(chain.from_iterable(map(_of_tenants, whole[1:])))
 
 
 def _value(line: bytes) -> dict[str, Any] | None:

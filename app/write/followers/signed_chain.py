@@ -293,7 +293,7 @@ class OwnEntries:
         for at, row in enumerate(rows):
             if row[_NODE] != self.node_id or row[_ORIGIN] is not None:
                 continue
-            if self._is_earlier(tenant_id, row[_SEQ]):
+            if tenant_id in self.quarantined or row[_SEQ] <= self.head_seqs.get(tenant_id, 0):
                 earlier.append(row)
             elif row[_SEQ] > self._newest.get(tenant_id, 0):
                 count = at
@@ -305,9 +305,6 @@ class OwnEntries:
             if forged is not None:
                 raise _forged(tenant_id, forged, "of which its WAL holds no record")
         return count
-
-    def _is_earlier(self, tenant_id: str, seq: int) -> bool:
-        return tenant_id in self.quarantined or seq <= self.head_seqs.get(tenant_id, 0)
 
     def _is_chained(self, tenant_id: str, seq: int) -> bool:
         runs = self._runs.get(tenant_id, ())

@@ -180,15 +180,12 @@ class TreeFollower:
         The caller holds the tenants' locks. What is wrong with one tenant keeps none of the others: returns the faults.
         A tree that another session keeps locked, as a node that makes it again, is one, unless it is waited for.
         """
-        faults: dict[str, LedgerError] = {}
         grown: dict[str, GrownTree] = {}
         async with connection.transaction():
             if new := [name for name in names if self.memory.tenants[name].tree is None]:
                 await store.begin_trees(connection, new)
             locked = await store.lock_trees(connection, names, waits=waits)
-            faults.update(await self._not_had(connection, set(names).difference(tree.tenant_id for tree in locked)))
-            for name in faults:
-                self.memory.tenants[name].tree = None
+            faults = await self._not_had(connection, set(names).difference(tree.tenant_id for tree in locked))
             for stored in locked:
                 tenant = self.memory.tenants[stored.tenant_id]
                 try:
@@ -198,12 +195,12 @@ class TreeFollower:
                 except Exception as error:
                     name = stored.tenant_id
                     faults[name] = error if isinstance(error, LedgerError) else unforeseen(name, error)
-                    tenant.tree = None
             signed = [tree for tree in grown.values() if tree.checkpoint is not None]
             for name in await store.store_trees(connection, signed):
                 faults[name] = not_stored(name, "its Merkle tree")
-                self.memory.tenants[name].tree = None
                 del grown[name]
+        for name in faults:
+            self.memory.tenants[name].tree = None
         for name, tree in grown.items():
             tenant = self.memory.tenants[name]
             tree.tree.forget_changed()

@@ -88,8 +88,7 @@ class AccessRecords:
             return
         actor, route, path, _ = request
         facts: dict[str, object] = {"actor": actor, "right": right, "route": route, "path": path}
-        if tenant_id is not None:
-            facts["tenant_id"] = tenant_id
+        facts |= {} if tenant_id is None else {"tenant_id": tenant_id}
         self._add("act", request, tenant_id or SYSTEM_TENANT, {"right": right})
         await self._entries.note(SystemAction.ACT_ALLOWED, _subject("act", request.actor), facts)
 
@@ -106,8 +105,7 @@ class AccessRecords:
             self._add("read", request, tenant_id, what)
         if any(covers(pattern, tenant_id) for pattern in self._log_reads):
             facts: dict[str, object] = {"route": request.route, **what}
-            if request.actor is not None:
-                facts["actor"] = request.actor
+            facts |= {} if request.actor is None else {"actor": request.actor}
             subject = _subject("read", request.actor or "nobody")
             if tenant_id not in self._entries.tenants:
                 self._entries.charge_new(request.actor, 1)
@@ -146,8 +144,7 @@ class AccessRecords:
             for refusal, count in refusals.items()
         ]
         facts: dict[str, object] = {"from": first, "to": rfc3339.text_of(self._now_ms()), "refusals": listed}
-        if others:
-            facts["others"] = others
+        facts |= {"others": others} if others else {}
         self._refusals, self._others, self._from = Counter(), 0, None
         self._was_refused.clear()
         try:

@@ -109,7 +109,8 @@ class KeyedRequests:
         """
         self._prune()
         names = [(tenant_id, key.route, key.key) for tenant_id in tenants]
-        while (earlier := self._first_in_flight(names)) is not None:
+        # Any that shares a name will do: this is asked again.
+        while (earlier := next((self._in_flight[name] for name in names if name in self._in_flight), None)) is not None:
             await earlier.settled.wait()
             if earlier.last_lsn:
                 # Only now: a request that came to nothing leaves the key to whoever came after it.
@@ -214,10 +215,6 @@ class KeyedRequests:
                 self._passed_over.append(request)
             else:
                 self._forget(request)
-
-    def _first_in_flight(self, names: Sequence[RequestName]) -> KeyedRequest | None:
-        """A request that shares a name with those; any will do, the caller asks again."""
-        return next((self._in_flight[name] for name in names if name in self._in_flight), None)
 
     def _forget(self, request: KeyedRequest) -> None:
         for name in request.names:

@@ -128,9 +128,7 @@ class Proposals:
         return (await EnteredProposal(self.answers, pending).settled()).recorded()
 
     def _encoded(self, facts: dict[str, object], actor: str | None) -> bytes:
-        if actor is not None:
-            facts[ACTOR] = actor
-        payload = canonical.encode(facts)
+        payload = canonical.encode(facts if actor is None else {**facts, ACTOR: actor})
         if len(payload) > self.record_bytes_max - 1024:
             raise RecordTooLargeError(
                 f"this takes {len(payload)} bytes; wal.record_bytes_max is {self.record_bytes_max}"
@@ -153,8 +151,10 @@ def _first_answer(chained: list[ChainedLine], pending: Pending, key: RequestKey)
         raise refused(line)
     try:
         event = keyed.kept_event(line.job_id, line.action, line.payload)
-        is_ours = event is not None and (event.job_id, event.action) == (pending.job_id, CommitmentAction.PROPOSED)
-        is_ours = is_ours and event is not None and _without_actor(event.payload) == _without_actor(pending.payload)
+        is_ours = event is not None and (
+            (event.job_id, event.action) == (pending.job_id, CommitmentAction.PROPOSED)
+            and _without_actor(event.payload) == _without_actor(pending.payload)
+        )
         if is_ours and line.action == CommitmentAction.PROPOSE_ACCEPTED:
             return Recorded(line.seq, line.t_hlc, line.epoch, line.lsn, replayed=True)
         rejection = read_proposal(line.payload).rejection if is_ours else None

@@ -83,12 +83,11 @@ class Returning:
         if not (returned.ends or self.asides.keys() - {CUT}):
             return returned
         in_backlog = {(each.tenant_id, each.hlc, each.payload) for each in self.waiting}
-        for name, aside in self.asides.items():
-            if name != CUT:
-                await self._bring_back(name, self._below(name), aside, in_backlog, returned)
         cut = self.asides.get(CUT, Aside(0, is_known=False))
-        for path in returned.ends:
-            await self._bring_back(path.name, records_in(path, self.node.node_id), cut, in_backlog, returned)
+        sources = [(name, self._below(name), aside) for name, aside in self.asides.items() if name != CUT]
+        sources += [(path.name, records_in(path, self.node.node_id), cut) for path in returned.ends]
+        for source in sources:
+            await self._bring_back(*source, in_backlog, returned)
         returned.found = merged(returned.found)
         return returned
 
@@ -116,7 +115,7 @@ class Returning:
         returned: Returned,
     ) -> None:
         last_lsn, appended, read, gaps = Lsn(0), 0, 0, len(returned.gaps)
-        while group := await asyncio.to_thread(_next, found):
+        while group := await asyncio.to_thread(list, islice(found, ENTRIES_AT_ONCE)):
             records = [each for each in group if isinstance(each, Record)]
             read += len(records)
             if aside.is_known:
@@ -193,7 +192,3 @@ class Returning:
             self.recovered(pending)
         self.node.chained.want(entered[-1].lsn)
         return entered[-1].lsn
-
-
-def _next(found: Iterator[Record | Gap]) -> list[Record | Gap]:
-    return list(islice(found, ENTRIES_AT_ONCE))

@@ -100,8 +100,7 @@ class SystemEntries:
         node = self.node
         assert self.wal.next_lsn == lsn
         facts: dict[str, object] = {"epoch": node.epoch, "first_lsn": lsn, "node_id": node.node_id}
-        if accepted_loss:
-            facts["accepted_loss"] = True
+        facts |= {"accepted_loss": True} if accepted_loss else {}
         self._enter(SystemAction.EPOCH_START, f"wal:{node.node_id}", facts)
 
     def charge_new(self, principal: str | None, count: int) -> None:

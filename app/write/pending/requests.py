@@ -72,17 +72,15 @@ def draft_of(given: dict[str, Any], event: EventType | None, job_id: str | None,
         given[ACTOR] = actor
     if event is None:
         event = JOB_EVENTS[given.pop("type")]
-    tenant_id = given.pop("tenant_id")
     level = given.pop("durability", None)
-    subject = given.pop("subject", None)
     return Draft(
-        tenant_id,
+        given.pop("tenant_id"),
         job_id or given.pop("job_id", None),
         event,
         given,
         given.pop("fence_token", None),
         event.durability if level is None else Durability[level],
-        subject,
+        given.pop("subject", None),
     )
 
 
