@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.reading import clamped_columns, fetch_as
+from app.store.reading import clamped_columns, fetch_as, fetch_column
 from ledger.errors import SignatureError
 from signing import checkpoint as checkpoints
 from signing.anchors import ANCHORS_MAX, Unproven, cosignature, rfc_3339, timestamp
@@ -136,7 +136,8 @@ async def newest_cosigned_sizes(
     connection: Connection, tenant_id: str, witnesses: Sequence[str], limit: int
 ) -> list[int]:
     """The largest sizes that any of these witnesses has cosigned, the largest first."""
-    rows = await connection.fetch(
+    return await fetch_column(
+        connection,
         """
         SELECT DISTINCT tree_size FROM scheduler.checkpoint_cosignature
          WHERE tenant_id = $1 AND witness = ANY($2::text[]) ORDER BY tree_size DESC LIMIT $3
@@ -145,7 +146,6 @@ async def newest_cosigned_sizes(
         witnesses,
         limit,
     )
-    return [row["tree_size"] for row in rows]
 
 
 async def newest_cosignatures(

@@ -147,10 +147,12 @@ async def head(connection: Connection, tenant_id: str) -> HeadRow:
 
 async def stored_checkpoint(connection: Connection, tenant_id: str) -> str:
     """The stored note of the tenant, whatever it is; empty where there is none."""
-    note: str | None = await connection.fetchval(
-        "SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = $1", tenant_id
+    return (
+        await fetch_value(
+            connection, str, "SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = $1", tenant_id
+        )
+        or ""
     )
-    return note or ""
 
 
 async def require_tenant(connection: Connection, tenant_id: str) -> None:
@@ -372,10 +374,8 @@ async def last_seq(connection: Connection, tenant_id: str) -> int:
 
 async def next_seq(connection: Connection, tenant_id: str, seq: int) -> int:
     """Seq of the tenant's first entry behind ``seq``; ``seq + 1`` when there is none."""
-    next_seq: int | None = await connection.fetchval(
-        "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2", tenant_id, seq
-    )
-    return seq + 1 if next_seq is None else next_seq
+    query = "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2"
+    return await fetch_value(connection, int, query, tenant_id, seq) or seq + 1
 
 
 class ChainedEntry(NamedTuple):

@@ -100,8 +100,7 @@ async def log_origin(connection: Connection) -> str | None:
 
 async def database_ms(connection: Connection) -> int:
     """What the clock of Postgres says, milliseconds since 1970."""
-    said: int = await connection.fetchval("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
-    return said
+    return int(await connection.fetchval("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"))
 
 
 async def beat(connection: Connection) -> datetime:
