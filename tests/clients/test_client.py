@@ -45,11 +45,10 @@ from tallystick_client import (
     UnreachableError,
     WriteLostError,
 )
-from tallystick_client.core import Core
+from tallystick_client.core import Core, Event, Events
 from tallystick_client.errors import FinalError
 from tallystick_client.errors import problem as problem_error
 from tallystick_client.transport import Reply
-from tallystick_client.watch import Event, Events
 from tests.clients.way import LOST, Answer, Way, problem, way_to
 
 ROOT = Path(__file__).parents[2]
@@ -367,6 +366,18 @@ def test_the_login_of_an_address_is_in_no_message(way: Way) -> None:
 def test_what_is_no_address_is_refused(nodes: list[str]) -> None:
     with pytest.raises(ValueError, match="not an address"):
         Client(nodes)
+
+
+def test_a_blocking_client_works_where_an_event_loop_runs(ledger: str) -> None:
+    async def listed() -> list[str]:
+        with Client(ledger) as client:
+            client.create_job("in-a-loop", {})
+            jobs = client.list_jobs("in-a-loop")
+            first = next(jobs)["status"]
+            jobs.close()
+            return [first, *(job["status"] for job in client.list_jobs("in-a-loop"))]
+
+    assert asyncio.run(listed()) == ["SUBMITTED", "SUBMITTED"]
 
 
 # --- jobs ---------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tallystick_client.answers import (
     ListedJob,
     Recorded,
 )
-from tallystick_client.core import JSON, NDJSON, Core, OnWait, bearer, json_of, new_key, value_of
+from tallystick_client.core import JSON, NDJSON, Core, OnWait, bearer, json_of, new_key, value_of, watched
 from tallystick_client.facts import EventName, Level, Status
 from tallystick_client.jobs import AsyncJob, Job, JobId, Spec, job_path
 from tallystick_client.outbox import Outbox, SpoolReport
@@ -39,7 +39,6 @@ from tallystick_client.transport import (
     listing,
     operation,
 )
-from tallystick_client.watch import watched
 
 BATCH_LINES_MAX, BATCH_BYTES_MAX = 1000, 4 << 20
 """Of one request; longer batches go in several, each of which is taken whole or not at all."""
@@ -80,9 +79,14 @@ class LedgerMethods(Generic[J]):
         spool = spool or os.environ.get("TALLY_SPOOL") or None
         named = nodes.split(",") if isinstance(nodes, str) else nodes
         place, given = ("token", token) if token else ("TALLY_TOKEN", os.environ.get("TALLY_TOKEN"))
-        authorization = bearer(given, place)
-        transport = self._transport_type(_trusted(named, ca or os.environ.get("TALLY_CA") or None))
-        self._core = Core(named, authorization, patience_s, timeout_s, transport, on_wait)
+        self._core = Core(
+            named,
+            bearer(given, place),
+            patience_s,
+            timeout_s,
+            self._transport_type(_trusted(named, ca or os.environ.get("TALLY_CA") or None)),
+            on_wait,
+        )
         self._outbox = Outbox(self._core, None if spool is None else Spool(Path(spool)))
 
     @property
@@ -129,16 +133,18 @@ class LedgerMethods(Generic[J]):
         **fields: Any,
     ) -> Answer[Recorded]:
         """Record an event of a job: JobAccepted, JobCompleted and the others of docs/events.md, with its fields."""
-        body = {"tenant_id": tenant_id, "type": type, "durability": durability, **fields}
-        return self._write(job_path(job_id, "/events"), body, key)
+        return self._write(
+            job_path(job_id, "/events"), {"tenant_id": tenant_id, "type": type, "durability": durability, **fields}, key
+        )
 
     @operation
     def cancel_job(
         self, tenant_id: str, job_id: str, *, reason: str, requestor: str | None = None, key: str | None = None
     ) -> Answer[Recorded]:
         """Ask for the cancellation of a job."""
-        body = {"tenant_id": tenant_id, "reason": reason, "requestor": requestor}
-        return self._write(job_path(job_id, "/cancel"), body, key)
+        return self._write(
+            job_path(job_id, "/cancel"), {"tenant_id": tenant_id, "reason": reason, "requestor": requestor}, key
+        )
 
     @operation
     async def send_batch(
@@ -174,8 +180,9 @@ class LedgerMethods(Generic[J]):
         Raises:
             ConflictError: it was rejected, and that is on record.
         """
-        body = {"tenant_id": tenant_id, "commitment": commitment, "precondition": precondition}
-        return self._write("/v1/commitments", body, key)
+        return self._write(
+            "/v1/commitments", {"tenant_id": tenant_id, "commitment": commitment, "precondition": precondition}, key
+        )
 
     def job(
         self,
@@ -194,8 +201,13 @@ class LedgerMethods(Generic[J]):
         arguments as ``spec`` and ``job_id``.
         """
         common = {"tenant_id": tenant_id, "durability": durability, "subject": subject}
-        given = {name: value for name, value in common.items() if value is not None}
-        return self._job_type((self._core, self._outbox), given, spec, job_id, dc_id)
+        return self._job_type(
+            (self._core, self._outbox),
+            {name: value for name, value in common.items() if value is not None},
+            spec,
+            job_id,
+            dc_id,
+        )
 
     @operation
     async def flush(self) -> int:
@@ -221,13 +233,18 @@ class LedgerMethods(Generic[J]):
         as_of: str | None = None,
     ) -> Answer[JobState]:
         """A job, now or as of an HLC or an RFC 3339 time; by default this client's own writes are seen."""
-        params = {
-            "tenant_id": tenant_id,
-            "consistency": consistency,
-            "max_staleness_ms": max_staleness_ms,
-            "as_of": as_of,
-        }
-        return self._value(self._core.ask("GET", job_path(job_id), params=params))
+        return self._value(
+            self._core.ask(
+                "GET",
+                job_path(job_id),
+                params={
+                    "tenant_id": tenant_id,
+                    "consistency": consistency,
+                    "max_staleness_ms": max_staleness_ms,
+                    "as_of": as_of,
+                },
+            )
+        )
 
     @listing
     def list_jobs(
@@ -277,8 +294,9 @@ class LedgerMethods(Generic[J]):
         key: str | None = None,
     ) -> Answer[dict[str, Any]]:
         """Anything else that the API has. A POST is repeated only with a ``key``."""
-        sent = None if body is None else json_of(body)
-        return self._value(self._core.ask(method, path, params=params, content=sent, key=key))
+        return self._value(
+            self._core.ask(method, path, params=params, content=None if body is None else json_of(body), key=key)
+        )
 
     @operation
     async def ask(
@@ -324,15 +342,24 @@ class LedgerMethods(Generic[J]):
     ) -> dict[str, Any]:
         """Have the ledger verify and merge bundles. ``advance`` is called with the size of each piece that is sent."""
         with ExitStack() as opened:
-            parts = [("file", (file.name, opened.enter_context(_CountedFile(file, advance)), TAR)) for file in files]
-            params = {"dry_run": "true" if dry_run else None}
-            asked = self._core.ask("POST", "/v1/bundles/import", params=params, files=parts)
+            asked = self._core.ask(
+                "POST",
+                "/v1/bundles/import",
+                params={"dry_run": "true" if dry_run else None},
+                files=[("file", (file.name, opened.enter_context(_CountedFile(file, advance)), TAR)) for file in files],
+            )
             merged: dict[str, Any] = await self._value(asked)
             return merged
 
     def _write(self, path: str, body: Mapping[str, Any], key: str | None) -> Answer[Any]:
-        given = {name: value for name, value in body.items() if value is not None}
-        return self._value(self._core.ask("POST", path, content=json_of(given), key=key or new_key()))
+        return self._value(
+            self._core.ask(
+                "POST",
+                path,
+                content=json_of({name: value for name, value in body.items() if value is not None}),
+                key=key or new_key(),
+            )
+        )
 
     async def _value(self, asked: Answer[Reply]) -> Any:
         return value_of(await asked)

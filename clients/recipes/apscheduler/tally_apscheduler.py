@@ -26,8 +26,11 @@ def record(scheduler: Any, ledger: Client, tenant_id: str) -> None:
     """Put every run of ``scheduler`` on record from now on. APScheduler logs errors of ours, which stop no run."""
 
     def run(event: Any, at: Any) -> Job:
-        job_id = re.sub(r"[^A-Za-z0-9._:-]", "_", f"{event.job_id}.{at:%Y-%m-%dT%H:%M:%S.%f}")[-128:]
-        return ledger.job(tenant_id, {"job": event.job_id, "scheduled_at": at.isoformat()}, job_id=job_id)
+        return ledger.job(
+            tenant_id,
+            {"job": event.job_id, "scheduled_at": at.isoformat()},
+            job_id=re.sub(r"[^A-Za-z0-9._:-]", "_", f"{event.job_id}.{at:%Y-%m-%dT%H:%M:%S.%f}")[-128:],
+        )
 
     def begun(event: Any) -> None:
         for at in event.scheduled_run_times:

@@ -43,8 +43,12 @@ class Recorder:
         """Put on record what is new about a Job."""
         meta, status, uid = job["metadata"], job.get("status", {}), job["metadata"]["uid"]
         containers = job["spec"]["template"]["spec"]["containers"]
-        spec = {"namespace": meta["namespace"], "name": meta["name"], "images": [each["image"] for each in containers]}
-        record = self._ledger.job(self._tenant_id, spec, job_id=f"k8s.{uid}", dc_id=self._cluster)
+        record = self._ledger.job(
+            self._tenant_id,
+            {"namespace": meta["namespace"], "name": meta["name"], "images": [each["image"] for each in containers]},
+            job_id=f"k8s.{uid}",
+            dc_id=self._cluster,
+        )
         ended = {each["type"]: each for each in status.get("conditions", []) if each["status"] == "True"}
         is_over = deleted or bool(ended.keys() & {"Complete", "Failed"})
         try:
