@@ -71,26 +71,15 @@ class Account(NamedTuple):
 
     def reaches(self, folder: Path) -> bool:
         """Whether the account can enter ``folder``."""
-        return self._succeeds(["/bin/sh", "-c", 'cd -- "$1"', "sh", str(folder)])
-
-    def executes(self, program: Path) -> bool:
-        """Whether the account can run ``program``, its libraries included."""
-        return self._succeeds([str(program), "--version"])
+        return self.can(["/bin/sh", "-c", 'cd -- "$1"', "sh", str(folder)])
 
     def own(self, path: Path) -> None:
         """Give the account ``path``, which we made."""
         if self.uid is not None and self.gid is not None:
             os.chown(path, self.uid, self.gid)
 
-    def write(self, path: Path, content: str) -> None:
-        """Write a file that only the account and root can read."""
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(content)
-        self.own(path)
-
-    def _succeeds(self, command: list[str]) -> bool:
+    def can(self, command: list[str]) -> bool:
+        """Whether ``command`` succeeds, with all that it loads."""
         try:
             self.run(command)
         except StartRefusedError:
@@ -171,7 +160,7 @@ def reachable_binaries(account: Account) -> Path:
     """
     package = find_package()
     programs = package / "pginstall18" / "bin"
-    if account.executes(programs / "postgres"):
+    if account.can([str(programs / "postgres"), "--version"]):
         return programs
     if account.uid is not None:
         status = (programs / "postgres").stat()

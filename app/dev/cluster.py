@@ -174,7 +174,8 @@ def _place(data_dir: Path) -> Path:
 
 def _initdb(binaries: Path, data: Path, account: Account, password: str) -> None:
     password_file = data.with_name("password")
-    account.write(password_file, f"{password}\n")
+    store_file(password_file, f"{password}\n".encode())
+    account.own(password_file)
     try:
         account.run(
             [

@@ -176,7 +176,9 @@ class EmbeddedPostgres:
         deadline = time.monotonic() + PORT_WAIT_S
         while not is_free(port) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        log_path = self._turn_log()
+        log_path = self.data_dir / "postgresql.log"
+        if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:
+            log_path.rename(log_path.with_suffix(".log.1"))
         said = ""
         for _ in range(LAUNCHES_MAX):
             if not is_free(port):
@@ -185,7 +187,9 @@ class EmbeddedPostgres:
             _remove_misleading_pid_file(cluster.data)
             with open(log_path, "ab", opener=_open_private) as log:
                 said_from = log.tell()
-                self._process = cluster.account.spawn(_server_command(cluster, port), log)
+                command = [str(cluster.binaries / "postgres"), "-D", str(cluster.data), "-p", str(port)]
+                command += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
+                self._process = cluster.account.spawn(command, log)
             if self._wait_until_ready(cluster.data):
                 return
             said = log_path.read_bytes()[said_from:].decode(errors="replace").strip()
@@ -197,12 +201,6 @@ class EmbeddedPostgres:
         raise StartRefusedError(
             f"the embedded PostgreSQL does not start; {log_path} says:\n{said[-_LOG_TAIL_CHARACTERS:]}"
         )
-
-    def _turn_log(self) -> Path:
-        path = self.data_dir / "postgresql.log"
-        if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
-            path.rename(path.with_suffix(".log.1"))
-        return path
 
     def _wait_until_ready(self, data: Path) -> bool:
         """True once the server takes connections, False if it ended before."""
@@ -257,14 +255,6 @@ def _open_private(path: str, flags: int) -> int:
     descriptor = os.open(path, flags, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor
-
-
-def _server_command(cluster: Cluster, port: int) -> list[str]:
-    return [
-        str(cluster.binaries / "postgres"),
-        *("-D", str(cluster.data), "-p", str(port)),
-        *("-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="),
-    ]
 
 
 def _pid_file_lines(data: Path | None) -> list[str]:
