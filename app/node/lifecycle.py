@@ -94,15 +94,14 @@ class Lifecycle:
         if isinstance(error, FencedError):
             self._metrics.count("wal_fencing_rejects")
             count_fenced(self._wal_folder)
-        event = "wal_sync_failure" if isinstance(error, WalPoisonedError) else "node_failed"
-        log.critical(event, error=str(error), kind=type(error).__name__)
+        log.critical(
+            "wal_sync_failure" if isinstance(error, WalPoisonedError) else "node_failed",
+            error=str(error),
+            kind=type(error).__name__,
+        )
         for watermark in self._node.watermarks:
             watermark.fail(error)
-        for pending in self._backlog:
-            if pending.outcome is not None and not pending.outcome.done():
-                pending.outcome.set_exception(error)
-                pending.outcome.exception()
-        self._give_up()
+        self._end_waiting(lambda outcome: outcome.set_exception(error))
         self.stop_requested.set()
 
     def begin_stop(self) -> None:
@@ -116,9 +115,13 @@ class Lifecycle:
         message = "the service stops"
         for watermark in self._node.watermarks:
             watermark.give_up(message)
+        self._end_waiting(lambda outcome: expire(outcome, message))
+
+    def _end_waiting(self, end: Callable[[asyncio.Future[Any]], object]) -> None:
+        """``end`` what writes wait for, each of its futures in the backlog, and what safekeepers and regions say."""
         for pending in self._backlog:
             if pending.outcome is not None and not pending.outcome.done():
-                expire(pending.outcome, message)
+                end(pending.outcome)
                 pending.outcome.exception()
         self._give_up()
 

@@ -15,13 +15,12 @@ import structlog
 
 from app.node.leadership import Leadership
 from app.node.lifecycle import Lifecycle
-from app.node.log_scrub import LogScrub
 from app.node.start.checks import StoredTree
 from app.node.start.kept_copies import OtherLogs
 from app.node.start.procedure import StartedNode
 from app.node.start.quorum import quorum_survives, regions_of
 from app.node.start_entries import record_losses, record_start
-from app.node.upkeep import Upkeep
+from app.node.upkeep import LogScrub, Upkeep
 from app.runtime.metrics import Metrics, node_values
 from app.runtime.settings.config import Settings
 from app.runtime.sharing import FairTurns, Share
@@ -42,7 +41,7 @@ from app.store.edge import EdgeLookups
 from app.store.entry_check import EntryCheck
 from app.store.job_table import JobFolds
 from app.store.reading import reading
-from app.store.sessions import STATEMENT_TIMEOUT_S, NodeConnection
+from app.store.sessions import STATEMENT_TIMEOUT_S
 from app.trust.access_log import AccessLog
 from app.trust.callers import KnownTokens
 from app.trust.key_chain import Trust
@@ -128,7 +127,15 @@ class Service:
         )
         self.line_turns = FairTurns()
         self.stats = StatsIntake(settings.stats.queue_bytes)
-        self._stats_writer = self._make_stats_writer()
+        files = StatsFiles(
+            settings.stats_dir / self.node.node_id,
+            epoch=self.node.epoch,
+            file_bytes_max=settings.stats.file_bytes,
+            file_age_max_s=settings.stats.file_age.total_seconds(),
+            bytes_max=settings.stats.bytes_max,
+            on_removed=self._stats_removed,
+        )
+        self._stats_writer = StatsWriter(self.stats, files, self.metrics)
         self.job_index = JobIndex()
         self._wire_log(started)
         self._wire_chain(started)
@@ -138,11 +145,22 @@ class Service:
     def _wire_log(self, started: StartedNode) -> None:
         """The log of this node, and what looks after it."""
         settings, pool = self.settings, self._pool
-        members = None if started.lead is None else started.lead.members
-        self.other_logs = OtherLogs(self.node.node_id, settings.wal_dir, members, pool)
+        self.other_logs = OtherLogs(
+            self.node.node_id, settings.wal_dir, None if started.lead is None else started.lead.members, pool
+        )
         self.losses = Losses(started.folder, self.node.node_id)
         self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.waiting)
-        self.leadership = self._lead(started)
+        self.leadership: Leadership | None = None
+        if started.lead is not None:
+            self.leadership = Leadership(
+                settings,
+                started,
+                started.lead,
+                self.metrics,
+                on_committed=self._committed,
+                on_over=self.lifecycle.fail,
+                on_quorum_lost=lambda: self.submitter.answers.quorum_lost(),
+            )
         self._durable_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.writer = self._open_writer(started)
         self._loop.add_reader(self._durable_fd, self._take_durable)
@@ -167,7 +185,27 @@ class Service:
         """What chains, signs and checks entries."""
         settings, pool = self.settings, self._pool
         self.keys = KeyInUse(started.key_chain, self.metrics, started.not_admitted)
-        self.notary = self._make_notary(started)
+        self.notary = Notary(
+            node=self.node,
+            pool=pool,
+            checkpoints=started.checkpoints,
+            own=OwnEntries(
+                started.folder,
+                self.node.node_id,
+                last_lsn=started.previous_lsn,
+                head_seqs={tenant_id: head.seq for tenant_id, head in started.heads.items()},
+                quarantined=tuple(self.node.damaged),
+                believes_earlier=started.accepted_loss,
+            ),
+            keys=self.keys,
+            breaks=self.breaks,
+            log_origin=started.log_origin,
+            batch_size=settings.chain.batch_size,
+            batch_interval_s=settings.chain.batch_interval.total_seconds(),
+            checkpoint_interval_s=settings.chain.checkpoint_interval.total_seconds(),
+            sign_snapshots=settings.chain.sign_snapshots,
+            metrics=self.metrics,
+        )
         self.entry_check = EntryCheck(started.checkpoints.newest, self.notary.rebuild)
         self.job_folds = JobFolds(self.entry_check)
         self.metrics.read(
@@ -180,7 +218,7 @@ class Service:
         self.appender = Appender(
             node=self.node,
             backlog=self.backlog,
-            connect=self._connect_appender,
+            connect=partial(chaining.connect, self.database_url, STATEMENT_TIMEOUT_S, FENCE_HELD_IDLE_MAX_S),
             pool=pool,
             heads=dict(started.heads),
             quarantine=self.quarantine,
@@ -226,7 +264,11 @@ class Service:
             metrics=self.metrics,
             disk_reserve_bytes=settings.bundle.disk_reserve_bytes,
         )
-        self.regions = self._make_regions(started)
+        self.regions = Regions([])
+        """The peers of this ledger, each asked by a task."""
+        if (trusted := settings.bundle.trusted_keys) is not None:
+            keyring = partial(Keyring.load, trusted)
+            self.regions = Regions.of(settings.exchange, started.log_origin, pool, keyring, self._take_bundle)
         self.submitter = self._make_submitter(lookups)
 
     def _wire_followers(self, started: StartedNode) -> None:
@@ -234,7 +276,7 @@ class Service:
         settings, pool = self.settings, self._pool
         self.job_table = TableFollower(
             JobTable(self.submitter.followed),
-            self._connect_follower,
+            partial(following.connect, self.database_url, STATEMENT_TIMEOUT_S),
             chained_lsn=self.node.chained_lsn_of,
             report=self.breaks.report_error,
             observe=self._keyed_entries.followed,
@@ -257,30 +299,6 @@ class Service:
         self.tokens = Tokens(known=KnownTokens(), keys=self.key_changes, folder=settings.data_dir)
 
     # --- parts that need care ---------------------------------------------------------------------
-
-    def _make_notary(self, started: StartedNode) -> Notary:
-        chain = self.settings.chain
-        return Notary(
-            node=self.node,
-            pool=self._pool,
-            checkpoints=started.checkpoints,
-            own=OwnEntries(
-                started.folder,
-                self.node.node_id,
-                last_lsn=started.previous_lsn,
-                head_seqs={tenant_id: head.seq for tenant_id, head in started.heads.items()},
-                quarantined=tuple(self.node.damaged),
-                believes_earlier=started.accepted_loss,
-            ),
-            keys=self.keys,
-            breaks=self.breaks,
-            log_origin=started.log_origin,
-            batch_size=chain.batch_size,
-            batch_interval_s=chain.batch_interval.total_seconds(),
-            checkpoint_interval_s=chain.checkpoint_interval.total_seconds(),
-            sign_snapshots=chain.sign_snapshots,
-            metrics=self.metrics,
-        )
 
     def _make_submitter(self, lookups: EdgeLookups) -> Submitter:
         settings = self.settings
@@ -310,14 +328,6 @@ class Service:
             homes={peer.region: str(peer.url) for peer in settings.exchange.peers},
         )
 
-    def _make_regions(self, started: StartedNode) -> Regions:
-        """The peers of this ledger, each to be asked by a task."""
-        trusted = self.settings.bundle.trusted_keys
-        if trusted is None:
-            return Regions([])
-        keyring = partial(Keyring.load, trusted)
-        return Regions.of(self.settings.exchange, started.log_origin, self._pool, keyring, self._take_bundle)
-
     async def _take_bundle(self, name: str, pieces: AsyncGenerator[bytes, None], admit: Admit) -> None:
         """Import a bundle that a peer sends."""
         async with self.staging.fetched(name, pieces) as files:
@@ -345,46 +355,16 @@ class Service:
             queue_max_bytes=self.backlog.bytes_max + self.backlog.kept_bytes,
             shipper_fd=self.leadership.shipper.wake_fd if self.leadership else NO_FD,
             durable_fd=self._durable_fd,
-            on_failure=self._writer_failed,
+            on_failure=called_in(self._loop, self._writer_failed),
         )
-
-    def _lead(self, started: StartedNode) -> Leadership | None:
-        if started.lead is None:
-            return None
-        return Leadership(
-            self.settings,
-            started,
-            started.lead,
-            self.metrics,
-            on_committed=self._committed,
-            on_over=self.lifecycle.fail,
-            on_quorum_lost=lambda: self.submitter.answers.quorum_lost(),
-        )
-
-    def _make_stats_writer(self) -> StatsWriter:
-        stats = self.settings.stats
-        files = StatsFiles(
-            self.settings.stats_dir / self.node.node_id,
-            epoch=self.node.epoch,
-            file_bytes_max=stats.file_bytes,
-            file_age_max_s=stats.file_age.total_seconds(),
-            bytes_max=stats.bytes_max,
-            on_removed=self._stats_removed,
-        )
-        return StatsWriter(self.stats, files, self.metrics)
 
     def _stats_removed(self, file_bytes: int) -> None:
         self.metrics.count("stats_removed_files")
         self.metrics.count("stats_removed_bytes", file_bytes)
 
     def _writer_failed(self, error: WalPoisonedError) -> None:
-        """Called on the writer thread."""
-
-        def take_in(error: WalPoisonedError) -> None:
-            self._drain_durable()  # what it made durable before
-            self.lifecycle.fail(error)
-
-        called_in(self._loop, take_in)(error)
+        self._drain_durable()  # what it made durable before
+        self.lifecycle.fail(error)
 
     def _take_durable(self) -> None:
         os.eventfd_read(self._durable_fd)
@@ -433,12 +413,6 @@ class Service:
     def _committed(self, lsn: Lsn) -> None:
         self.node.committed.advance(lsn)
         self.appender.wake()
-
-    async def _connect_appender(self) -> asyncpg.Connection[asyncpg.Record]:
-        return await chaining.connect(self.database_url, STATEMENT_TIMEOUT_S, FENCE_HELD_IDLE_MAX_S)
-
-    async def _connect_follower(self) -> NodeConnection:
-        return await following.connect(self.database_url, STATEMENT_TIMEOUT_S)
 
     def backlog_fault(self) -> str | None:
         """Whether writes are refused because too much waits to be chained."""

@@ -65,8 +65,9 @@ async def serve(
 
     stop_signals.handle(asked_to_stop)
     async with contextlib.AsyncExitStack() as stack:
-        start = running(settings, database_url, accept_lost_wal=accept_lost_wal)
-        entered = await stop_signals.unless(signalled, stack.enter_async_context(start))
+        entered = await stop_signals.unless(
+            signalled, stack.enter_async_context(running(settings, database_url, accept_lost_wal=accept_lost_wal))
+        )
         if entered is None:
             log.info("stopped_while_starting")
             return 0

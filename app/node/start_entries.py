@@ -73,8 +73,7 @@ async def record_losses(
     if started.lost or started.asides or returned.ends:
         jobs = jobs_of(each for gap in returned.gaps for each in gap.payloads)
         gaps: list[LsnRange] = [(gap.first_lsn, gap.last_lsn) for gap in returned.gaps]
-        missing = [*without(started.lost, returned.found), *gaps]
-        lost = losses_of(merged(missing), jobs)
+        lost = losses_of(merged([*without(started.lost, returned.found), *gaps]), jobs)
         for loss in lost:
             log.error("wal_records_lost", node_id=node_id, what=loss.text)
         # What was given up is on record also where all of it came back, or where nobody knows what it held.

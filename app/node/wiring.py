@@ -16,12 +16,12 @@ from app.edge.connection.deadlines import ConnectionBounds
 from app.edge.library_internals import check_libraries
 from app.edge.listener import connection_bounds
 from app.edge.writes import EventWrites, ProposalWrites
-from app.node import wall_clock
 from app.node.readiness import readiness_checks, reported_checks
 from app.node.service import Service
 from app.node.start.connecting import went_away
 from app.node.start.procedure import StartedNode, start_node
 from app.node.start.quorum import Takeover
+from app.node.upkeep import compare_clocks
 from app.read.commitments import CommitmentReader
 from app.read.consistency import Consistency
 from app.read.copies import Copies, Replicas, replicas_at
@@ -148,7 +148,7 @@ def _keep_running(
     verify = service.settings.verify
     works = [
         services[LedgerWatch].run,
-        partial(wall_clock.watch, service.node.wall, services[NodePool]),
+        partial(compare_clocks, service.node.wall, services[NodePool]),
         knowledge.run,
         services[PrivacyChanges].finish,
         service.tokens.run,

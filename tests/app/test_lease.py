@@ -14,8 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.dev.cluster import free_port
-from app.node.etcd_leases import EtcdLeases
-from app.node.lease import Lease, Leases, holder_of
+from app.node.lease import EtcdLeases, Lease, Leases, holder_of
 from app.runtime.metrics import Metrics
 from app.runtime.postgres import DATABASE_FAULTS
 from app.store.node import PostgresLeases

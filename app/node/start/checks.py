@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum, auto
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ import structlog
 
 from app.runtime.settings.config import Settings
 from app.runtime.state.losses import ASIDE, Aside
+from app.runtime.state.wall_clock import read_clocks
+from app.store import node as node_store
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead, WalPosition
 from app.store.schema import powers_of_login
@@ -172,9 +175,7 @@ def set_aside(folder: Path, position: WalPosition | None, *, is_replaced: bool =
 
     ``is_replaced``: a member gives the same log, in which what the quarantine lists is found again.
     """
-    number = 1
-    while (lost := folder / f"lost-{number}").exists():
-        number += 1
+    lost = next(path for number in count(1) if not (path := folder / f"lost-{number}").exists())
     segments = list_segments(folder)
     if segments:
         ASIDE.store(folder, ASIDE.load(folder) | {lost.name: _aside(folder, position)})
@@ -294,3 +295,18 @@ def _readable(tenant_id: str) -> Iterator[None]:
             "it, or move it away once tally verify has found the chain whole. If another node has forked the log, run "
             "tally restore --fork here too"
         ) from error
+
+
+async def refuse_ahead(connection: Connection, max_skew_ms: int) -> None:
+    """Return unless the wall clock is ahead of that of Postgres by more than ``max_skew_ms``.
+
+    Raises:
+        StartRefusedError: it is; times that were issued could never be taken back.
+    """
+    before = read_clocks()
+    ahead_ms = before.wall_ms - await node_store.database_ms(connection)
+    if ahead_ms > max_skew_ms:
+        raise StartRefusedError(
+            f"this machine's clock is {ahead_ms} ms ahead of that of Postgres, more than the {max_skew_ms} ms of "
+            "hlc.max_clock_skew. Set the wrong one right: times from the future cannot be taken back once chained"
+        )

@@ -140,13 +140,10 @@ def went_away(error: Exception) -> StartRefusedError:
 def remedy(error: BaseException) -> str:
     """What to do about a fault of the database, or about what caused it: "start again" where it may pass."""
     said = _said_of(error)
-    for fault in said:
-        for kind, what_to_do in _REMEDIES.items():
-            if isinstance(fault, kind):
-                return what_to_do
-    if said and not isinstance(said[0], _PASSING):
-        return "mend what it says, then start again"
-    return "start again"
+    for kind, what_to_do in _REMEDIES.items():
+        if any(isinstance(fault, kind) for fault in said):
+            return what_to_do
+    return "mend what it says, then start again" if said and not isinstance(said[0], _PASSING) else "start again"
 
 
 def _said_of(error: BaseException) -> list[asyncpg.PostgresError]:

@@ -46,10 +46,6 @@ class Asked(NamedTuple):
     keepers: Mapping[str, StatusReport]
     faults: Mapping[str, str]
 
-    def node_ids(self) -> set[str]:
-        """The nodes whose logs the members that answered keep."""
-        return {wal.node_id for keeper in self.keepers.values() for wal in keeper.wals}
-
 
 async def ask_members(members: Members) -> Asked:
     """Ask every member which logs it keeps; each answer is waited for ``members.timeout_s``."""
@@ -82,7 +78,7 @@ async def refuse_unknown(settings: Settings, database_url: str, node_id: str) ->
         return
     members = members_of(settings)
     asked = await ask_members(members) if members is not None else Asked({}, {})
-    known |= asked.node_ids()
+    known |= {wal.node_id for keeper in asked.keepers.values() for wal in keeper.wals}
     if node_id in known:
         return
     named = first_of(sorted(known), NAMED_MAX) or "none"
@@ -94,38 +90,28 @@ async def refuse_unknown(settings: Settings, database_url: str, node_id: str) ->
 
 
 class LeftLog(NamedTuple):
-    """A log of another node with records above what is chained of it; ``remedy`` says how they come to the chain."""
+    """A log of another node that was left, or cannot be read, so that nobody knows; ``text`` says what it holds, where,
+    and what to do."""
 
     node_id: str
-    where: str
-    last_lsn: Lsn
-    chained_lsn: Lsn
-    remedy: str
-
-    @property
-    def text(self) -> str:
-        """What it holds, and where."""
-        unchained = self.last_lsn - self.chained_lsn
-        return (
-            f"the log of node {self.node_id}, kept at {self.where}, ends with LSN {self.last_lsn}, {unchained} above "
-            f"what is chained of it: if that node does not run any more, {self.remedy}"
-        )
+    text: str
 
 
-class UnreadLog(NamedTuple):
-    """A log of another node that cannot be read, so that nobody knows whether it was left."""
+def _left(node_id: str, where: str, last_lsn: int, chained_lsn: Lsn, remedy: str) -> LeftLog:
+    """A log with records above what is chained of it; ``remedy`` says how they come to the chain."""
+    return LeftLog(
+        node_id,
+        f"the log of node {node_id}, kept at {where}, ends with LSN {last_lsn}, {last_lsn - chained_lsn} above what is "
+        f"chained of it: if that node does not run any more, {remedy}",
+    )
 
-    node_id: str
-    where: str
-    reason: str
 
-    @property
-    def text(self) -> str:
-        """What is wrong with it, and where."""
-        return (
-            f"the log of node {self.node_id}, kept at {self.where}, cannot be read, and may hold records that are not "
-            f"chained: {self.reason}"
-        )
+def _unread(node_id: str, where: str, reason: str) -> LeftLog:
+    return LeftLog(
+        node_id,
+        f"the log of node {node_id}, kept at {where}, cannot be read, and may hold records that are not chained: "
+        f"{reason}",
+    )
 
 
 class OtherLogs:
@@ -136,7 +122,7 @@ class OtherLogs:
 
     def __init__(self, node_id: str, wal_dir: Path, members: Members | None, pool: Pool) -> None:
         self._node_id, self._wal_dir, self._members, self._pool = node_id, wal_dir, members, pool
-        self._left: frozenset[LeftLog | UnreadLog] = frozenset()
+        self._left: frozenset[LeftLog] = frozenset()
 
     def fault(self) -> str | None:
         """What ``/readyz`` says, None where no log was left."""
@@ -145,28 +131,28 @@ class OtherLogs:
     async def run(self) -> None:
         """Look at start, and then now and then, for ever."""
         while True:
-            first = await self._look()
-            if first - self._left:
+            found = await self._find()
+            if found - self._left:
                 await asyncio.sleep(CONFIRM_S)
-                first &= await self._look()
-            for each in sorted(first - self._left, key=lambda each: each.text):
+                found &= await self._find()
+            for each in sorted(found - self._left):
                 log.warning("wal_left_unchained", node_id=each.node_id, what=each.text)
-            self._left = first
-            await asyncio.sleep(LOOK_AGAIN_S if first else LOOK_INTERVAL_S)
+            self._left = found
+            await asyncio.sleep(LOOK_AGAIN_S if found else LOOK_INTERVAL_S)
 
-    async def _look(self) -> frozenset[LeftLog | UnreadLog]:
+    async def _find(self) -> frozenset[LeftLog]:
         async with reading(self._pool) as connection:
             positions = await node_store.positions(connection)
         positions.pop(self._node_id, None)
         if not positions:
             return frozenset()
-        left: set[LeftLog | UnreadLog] = set(await asyncio.to_thread(lambda: list(self._in_folders(positions))))
+        left: set[LeftLog] = set(await asyncio.to_thread(lambda: list(self._in_folders(positions))))
         if self._members is not None:
             asked = await ask_members(self._members)
             left |= {*_at_members(asked, positions), *_unread_at_members(asked, positions)}
         return frozenset(left)
 
-    def _in_folders(self, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog | UnreadLog]:
+    def _in_folders(self, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
         for node_id, position in positions.items():
             folder = self._wal_dir / node_id
             try:
@@ -174,11 +160,16 @@ class OtherLogs:
                 last_lsn = _end_of(folder, node_id) if control is not None else BEFORE_FIRST
             except (OSError, LedgerError) as error:
                 reason = error.damage if isinstance(error, WalFilesError) else str(error)
-                yield UnreadLog(node_id, str(folder), f"{reason}. The start of that node says what to do")
+                yield _unread(node_id, str(folder), f"{reason}. The start of that node says what to do")
                 continue
             if control is not None and control.wal_id == position.wal_id and last_lsn > position.chained_lsn:
-                remedy = f"start it once more, TALLY_NODE_ID={node_id} tally serve, with this wal.dir"
-                yield LeftLog(node_id, str(folder), last_lsn, position.chained_lsn, remedy)
+                yield _left(
+                    node_id,
+                    str(folder),
+                    last_lsn,
+                    position.chained_lsn,
+                    f"start it once more, TALLY_NODE_ID={node_id} tally serve, with this wal.dir",
+                )
 
 
 def _at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
@@ -194,10 +185,10 @@ def _at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[
         remedy = f"take its log over: tally failover --node {node_id}"
         if not wal.configuration.is_quorum:
             remedy = f"bring its records in by a bundle: tally bundle export --from-wal, in the folder {node_id} there"
-        yield LeftLog(node_id, address, Lsn(last_lsn), positions[node_id].chained_lsn, remedy)
+        yield _left(node_id, address, last_lsn, positions[node_id].chained_lsn, remedy)
 
 
-def _unread_at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[UnreadLog]:
+def _unread_at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
     """The logs of which members keep no more copies that can be read than others: these need not be up to the end."""
     copies = [
         (wal, address) for address, keeper in asked.keepers.items() for wal in keeper.wals if wal.node_id in positions
@@ -205,7 +196,7 @@ def _unread_at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> It
     for node_id in {wal.node_id for wal, _ in copies}:
         failed = [(address, wal.detail) for wal, address in copies if wal.node_id == node_id and wal.state == "failed"]
         if 2 * len(failed) >= sum(wal.node_id == node_id for wal, _ in copies):
-            yield UnreadLog(node_id, ", ".join(address for address, _ in failed), "; ".join(why for _, why in failed))
+            yield _unread(node_id, ", ".join(address for address, _ in failed), "; ".join(why for _, why in failed))
 
 
 def _end_of(folder: Path, node_id: str) -> Lsn:

@@ -10,7 +10,7 @@ In this order, each step refused with what to do when it does not hold::
     5. the WAL is the one Postgres knows, and Postgres is not older than the WAL       (judge_wal); recovery: the torn
        tail cut, the rest checked and fsynced
     6. the WAL ends at or above all that is known durable; --accept-lost-wal records what is gone. What Postgres
-       claims to be chained is compared with WAL and chain (app.node.start.claims)
+       claims to be chained is compared with WAL and chain
     7. the origin is the ledger's, and that of the checkpoints beside the WAL; no chain is shorter than, or differs
        from, its checkpoint there; the ledger began with the key that this node knows
     8. the clock starts from the highest of wall clock, control file, WAL and Postgres, and learns from the heads
@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from app.node import wall_clock
 from app.node.lease import Lease
 from app.node.start.checks import (
     StoredTree,
@@ -45,12 +44,12 @@ from app.node.start.checks import (
     check_role,
     files_usable,
     kept_origin,
+    refuse_ahead,
     report_folders_of_others,
 )
-from app.node.start.claims import check_chained
 from app.node.start.connecting import connected_for_now, connected_to_keep, remedy
 from app.node.start.quorum import Lead, Takeover, lease_of, members_of, take_lead
-from app.node.start.wal import FoundWal, find_wal, to_its_end
+from app.node.start.wal import FoundWal, check_chained, find_wal, to_its_end
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.config import Settings
 from app.runtime.state import kept_files
@@ -161,8 +160,12 @@ async def start_node(
                 )
                 started.lease = lease
                 # 11. the keys
-                first_recovered_ms = next((pending.hlc.physical_ms for pending in started.recovered), None)
-                await publish_at_start(connection, started.node, started.key_chain, first_recovered_ms)
+                await publish_at_start(
+                    connection,
+                    started.node,
+                    started.key_chain,
+                    next((pending.hlc.physical_ms for pending in started.recovered), None),
+                )
                 return started
         except BaseException:
             lock.release()
@@ -241,8 +244,10 @@ async def _start_locked(
     lead = None
     if members is not None:
         accept_loss = takeover is Takeover.ACCEPTS_LOSS
-        elect = partial(take_lead, settings, members, folder, who.node_id, position, lock, accept_loss=accept_loss)
-        lead = await to_its_end(elect, members.given_up.set)
+        lead = await to_its_end(
+            partial(take_lead, settings, members, folder, who.node_id, position, lock, accept_loss=accept_loss),
+            members.given_up.set,
+        )
 
     # 5. the WAL  6. what is gone from it, what Postgres claims of it
     accepted_loss = lead is not None and lead.accepted_loss
@@ -273,7 +278,7 @@ async def _start_locked(
     not_admitted = await _check_keys(connection, key_chain)
 
     # 8. the clock
-    await wall_clock.refuse_ahead(connection, settings.hlc.max_clock_skew_ms)
+    await refuse_ahead(connection, settings.hlc.max_clock_skew_ms)
     clock = await _start_clock(connection, settings, wal, heads, ends, accept_lost_wal=accept_lost_wal)
 
     # 9. a higher epoch

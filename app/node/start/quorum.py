@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import structlog
 
-from app.node.etcd_leases import EtcdLeases
-from app.node.lease import Lease, Leases, holder_of
+from app.node.lease import EtcdLeases, Lease, Leases, holder_of
 from app.node.start.checks import set_aside
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.config import Settings
@@ -75,9 +74,12 @@ def members_of(settings: Settings) -> Members | None:
     if not replication.members:
         return None
     addresses: Mapping[str, str] = {each.address: each.region or settings.region for each in replication.members}
-    timeout_s = replication.timeout.total_seconds()
-    tls = _tls(replication.tls_ca, replication.tls_cert, replication.tls_key)
-    return Members(addresses, secrets.token_hex(WAL_ID_BYTES), timeout_s, tls)
+    return Members(
+        addresses,
+        secrets.token_hex(WAL_ID_BYTES),
+        replication.timeout.total_seconds(),
+        _tls(replication.tls_ca, replication.tls_cert, replication.tls_key),
+    )
 
 
 def _tls(ca: Path | None, cert: Path | None, key: Path | None) -> PeerTls | None:
@@ -190,8 +192,14 @@ def _take_lead(
             "wal_loss_accepted", epoch=plan.epoch, kept_lsn=plan.tail.lsn, members=len(plan.configuration.members)
         )
     votes = settings.wal.ack_mode.is_replicated or plan.configuration.is_quorum
-    committed_lsn = plan.committed_lsn if votes else Lsn(LSN_LIMIT)
-    return Lead(members, plan.epoch, plan.wal_id, plan.configuration, committed_lsn, accept_loss)
+    return Lead(
+        members,
+        plan.epoch,
+        plan.wal_id,
+        plan.configuration,
+        plan.committed_lsn if votes else Lsn(LSN_LIMIT),
+        accept_loss,
+    )
 
 
 def _open(

@@ -29,9 +29,8 @@ import structlog
 
 from app.node.start import procedure
 from app.node.start.checks import accepting, check_chain, files_usable, kept_origin
-from app.node.start.claims import check_chained
 from app.node.start.connecting import connected_for_now
-from app.node.start.wal import FoundWal, find_wal
+from app.node.start.wal import FoundWal, check_chained, find_wal
 from app.read import verification
 from app.runtime.metrics import Metrics
 from app.runtime.settings.config import Settings
@@ -133,12 +132,9 @@ async def restore_from_wal(
 
 
 def _grown(before: dict[str, ChainHead], after: dict[str, ChainHead]) -> list[Grown]:
-    grown = []
-    for tenant_id, head in sorted(after.items()):
-        entries = head.seq - (before[tenant_id].seq if tenant_id in before else 0)
-        if entries:
-            grown.append(Grown(tenant_id, entries, head.seq))
-    return grown
+    before_seqs = {tenant_id: head.seq for tenant_id, head in before.items()}
+    grown = (Grown(name, head.seq - before_seqs.get(name, 0), head.seq) for name, head in sorted(after.items()))
+    return [each for each in grown if each.entries]
 
 
 async def _lower_chained(locked: _Locked) -> None:
@@ -362,8 +358,7 @@ async def _begin_fork(
     to_origin = settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
     if to_origin == origin:
         raise StartRefusedError(f"log.origin is {origin} as before; set it to the name that the log is to go on as")
-    listed = lacking[:DIFFERING_LISTED_MAX]
-    return Fork(origin, to_origin, reason, locked.who.node_id, listed, len(lacking))
+    return Fork(origin, to_origin, reason, locked.who.node_id, lacking[:DIFFERING_LISTED_MAX], len(lacking))
 
 
 async def _give_up_what_is_gone(locked: _Locked, *, accept_lost_wal: bool) -> None:

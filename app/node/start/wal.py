@@ -9,23 +9,26 @@ listed in ``held.json`` (``app.write.pending.quarantine``) and stay in the WAL.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
 from app.node.start.checks import accepting, judge_wal, load_control, set_aside
 from app.runtime.state.losses import ASIDE, CUT, LOST, Aside, LsnRange, merged
 from app.store.chaining import WalPosition
+from app.write.chain import view
 from app.write.pending import quarantine
 from app.write.pending.backlog import Pending, pending_of
+from app.write.pending.linking import tenant_begun_by, tenants_begun_by
 from app.write.pending.quarantine import TenantDamage
 from ledger.chain import record
-from ledger.errors import StartRefusedError, WalCorruptError
+from ledger.errors import ChainDamagedError, StartRefusedError, WalCorruptError
 from ledger.hlc import Hlc
 from ledger.positions import BEFORE_FIRST, Lsn, after, before
 from wal import control as wal_control
@@ -34,6 +37,9 @@ from wal import recovery as wal_recovery
 from wal import truncation
 from wal.control import Control, History, history_since, history_up_to
 from wal.recovery import Survey
+
+if TYPE_CHECKING:
+    from app.store import Connection
 
 Value = TypeVar("Value")
 
@@ -129,12 +135,7 @@ async def find_wal(
         damage.lsns = {lsn for lsn in damage.lsns if lsn <= chained_lsn}
     if is_given_up:
         lost += _not_found(held, range(0), chained_lsn)
-        # Who was quarantined stays so, without records: a start refuses other chains that do not hold.
-        held = {
-            tenant_id: TenantDamage(damage.reason, damage.seen)
-            for tenant_id, damage in held.items()
-            if damage.from_lsn is None or damage.seen is not None
-        }
+        held = _without_records(held)
         LOST.store(folder, lost)
         set_aside(folder, position)
         quarantine.store(folder, held)
@@ -146,31 +147,15 @@ async def find_wal(
     if accept_lost_wal:
         ASIDE.store(folder, ASIDE.load(folder) | {CUT: Aside(chained_lsn, is_known=True)})
     must_hold_lsn = BEFORE_FIRST if may_end_early else durable_lsn
-    recover = partial(wal_recovery.recover, folder, node_id, must_hold_lsn, accept_lost=accept_lost_wal)
-    try:
-        recovered = await to_its_end(recover)
-    except OSError as error:
-        raise StartRefusedError(
-            f"the WAL in {folder} cannot be recovered: {error}. Free space where the disk is full, make that file "
-            "readable, or put it back; move it away only if it is no segment of this WAL. Nothing acknowledged "
-            "is lost by trying again"
-        ) from error
-    if recovered.cut is not None:
-        log.warning("wal_recovery_cut_torn_tail", **recovered.cut)
+    recovered = await _recover(folder, node_id, must_hold_lsn, accept_lost=accept_lost_wal)
 
     # 6. what is gone, and was accepted as gone
     how_to_accept = None if accept_lost_wal else accepting(restoring=restoring)
     lost += _give_up_held(held, recovered, chained_lsn, node_id, how_to_accept)
     _list_waiting(folder, node_id, held, recovered, chained_lsn)
     if recovered.first_lsn > chained_lsn + 1:
-        if not accept_lost_wal and not restoring:
-            raise StartRefusedError(
-                f"Postgres has chained up to LSN {chained_lsn}, but the WAL of node {node_id} begins with "
-                f"{recovered.first_lsn}: segments were removed, or the database went back. Bring them or the newer "
-                "database back, or start once with --accept-lost-wal: what is between is given up and named in _system"
-            )
         if not restoring:
-            lost.append((chained_lsn + 1, recovered.first_lsn - 1))
+            lost.append(_gap(node_id, chained_lsn, recovered.first_lsn, accept_lost_wal=accept_lost_wal))
         chained_lsn = before(recovered.first_lsn)
     kept_lsn = max(recovered.last_lsn, chained_lsn)
     last_lsn = max(kept_lsn, durable_lsn)
@@ -182,6 +167,43 @@ async def find_wal(
     return FoundWal(
         folder, node_id, known, is_given_up, recovered, chained_lsn, kept_lsn, last_lsn, lost, held, aside_hlc
     )
+
+
+def _gap(node_id: str, chained_lsn: Lsn, first_lsn: Lsn, *, accept_lost_wal: bool) -> LsnRange:
+    """The range between what is chained and the first record of the WAL, if it is accepted as lost."""
+    if not accept_lost_wal:
+        raise StartRefusedError(
+            f"Postgres has chained up to LSN {chained_lsn}, but the WAL of node {node_id} begins with {first_lsn}: "
+            "segments were removed, or the database went back. Bring them or the newer database back, or start once "
+            "with --accept-lost-wal: what is between is given up and named in _system"
+        )
+    return chained_lsn + 1, first_lsn - 1
+
+
+def _without_records(held: dict[str, TenantDamage]) -> dict[str, TenantDamage]:
+    """The tenants that stay quarantined where their records are given up: a start refuses other chains that do not
+    hold."""
+    return {
+        tenant_id: TenantDamage(damage.reason, damage.seen)
+        for tenant_id, damage in held.items()
+        if damage.from_lsn is None or damage.seen is not None
+    }
+
+
+async def _recover(folder: Path, node_id: str, must_hold_lsn: Lsn, *, accept_lost: bool) -> Survey:
+    try:
+        recovered = await to_its_end(
+            partial(wal_recovery.recover, folder, node_id, must_hold_lsn, accept_lost=accept_lost)
+        )
+    except OSError as error:
+        raise StartRefusedError(
+            f"the WAL in {folder} cannot be recovered: {error}. Free space where the disk is full, make that file "
+            "readable, or put it back; move it away only if it is no segment of this WAL. Nothing acknowledged "
+            "is lost by trying again"
+        ) from error
+    if recovered.cut is not None:
+        log.warning("wal_recovery_cut_torn_tail", **recovered.cut)
+    return recovered
 
 
 def _aside_hlc(folder: Path, node_id: str) -> Hlc | None:
@@ -260,3 +282,72 @@ async def to_its_end(work: Callable[[], Value], give_up: Callable[[], object] = 
         give_up()
         await asyncio.gather(working, return_exceptions=True)  # nobody is left to hear what became of it
         raise
+
+
+# --- what PostgreSQL claims -----------------------------------------------------------------------
+
+RECORDS_A_LOOKUP = 1000
+
+
+async def check_chained(connection: Connection, wal: FoundWal, *, trusted_lsn: Lsn) -> None:
+    """Lower ``wal.chained_lsn`` to the last record below which every one above ``trusted_lsn`` is in the chain.
+
+    ``wal_positions.chained_lsn`` can be edited by an administrator of the database. The control file beside the WAL
+    cannot: it says up to where this node has seen its records chained, and lags by at most
+    ``hlc.persistence_interval``. So only the records between the two are looked up, by HLC and digest. One of them is
+    chained when the chain has
+
+    - the event itself, or a REFUSED or CONFLICT entry that keeps it;
+    - for the beginning of a tenant, the entry by which another node recorded it;
+    - for a keyed line that was not to be acknowledged before it was chained, the line that came first.
+
+    From the first record on of which none of that holds, records are chained again, or found in the chain by the
+    appender.
+    """
+    held = {lsn for damage in wal.held.values() for lsn in damage.lsns}
+    records = wal.records(
+        max(after(trusted_lsn), wal.recovered.first_lsn), min(wal.chained_lsn, wal.recovered.last_lsn)
+    )
+    while batch := list(islice(records, RECORDS_A_LOOKUP)):
+        missing = await _first_missing(connection, [pending for pending in batch if pending.lsn not in held])
+        if missing is not None:
+            log.error(
+                "chained_position_not_borne_out",
+                claimed_lsn=wal.chained_lsn,
+                chained_lsn=missing.lsn - 1,
+                tenant_id=missing.tenant_id,
+                hlc=missing.hlc.text(),
+                done="what the chain lacks is chained from the WAL; somebody edited scheduler.wal_positions, or rows",
+            )
+            wal.chained_lsn = before(missing.lsn)
+            return
+
+
+async def _first_missing(connection: Connection, batch: Sequence[Pending]) -> Pending | None:
+    absent = await view.unchained(connection, batch)
+    if not absent:
+        return None
+    unrecorded = await view.unrecorded(connection, tenants_begun_by(absent))
+    decided = await _lost_to_another(connection, [each for each in absent if not each.answered_early])
+    for pending in absent:
+        begun = tenant_begun_by(pending)
+        if pending.lsn not in decided and (begun is None or begun in unrecorded):
+            return pending
+    return None
+
+
+async def _lost_to_another(connection: Connection, keyed: Sequence[Pending]) -> set[Lsn]:
+    """LSNs of those that the chain has another event for, which came with the same key."""
+    try:
+        keys = await view.read_keys(connection, keyed)
+    except ChainDamagedError:
+        # The appender meets the same row, and quarantines the tenant.
+        return set()
+    lsns = set()
+    for pending in keyed:
+        assert pending.idempotency is not None
+        route, key, line, body_digest = pending.idempotency
+        lines = keys.get((pending.tenant_id, route, key), {})
+        if line in lines or any(winner.body_digest != body_digest for winner in lines.values()):
+            lsns.add(pending.lsn)
+    return lsns
