@@ -72,7 +72,7 @@ class Commands(TyperGroup):
         return [*self.ENTRY_POINTS, *_lab_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name, None when there is none."""
+        """The command of that name, None when there is none. One that asks the service has an option for the token."""
         entry = self.ENTRY_POINTS.get(cmd_name) or _lab_commands().get(cmd_name)
         if entry is None:
             # A misspelt name is answered with those it is near to.
@@ -81,16 +81,18 @@ class Commands(TyperGroup):
         module = import_module(entry.module)
         found = getattr(module, entry.attribute)
         if isinstance(found, typer.Typer):
-            group = typer.main.get_group(found)
-            group.name = cmd_name
-            for command in group.commands.values():
-                _let_client_say_who(command)
-            return group
-        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-        parsing = None if entry.command_class is None else getattr(module, entry.command_class)
-        alone.command(cmd_name, cls=parsing, context_settings=entry.context_settings)(found)
-        command = typer.main.get_command(alone)
-        _let_client_say_who(command)
+            command: Any = typer.main.get_group(found)
+            command.name = cmd_name
+        else:
+            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+            parsing = None if entry.command_class is None else getattr(module, entry.command_class)
+            alone.command(cmd_name, cls=parsing, context_settings=entry.context_settings)(found)
+            command = typer.main.get_command(alone)
+        for each in getattr(command, "commands", {cmd_name: command}).values():
+            if any("--url" in parameter.opts for parameter in each.params):
+                from cli.client import token_option
+
+                each.params.append(token_option())
         return command
 
 
@@ -101,14 +103,6 @@ def _lab_commands() -> Mapping[str, EntryPoint]:
     except ModuleNotFoundError:
         return {}
     return found
-
-
-def _let_client_say_who(command: Any) -> None:
-    """Give a command that asks the service an option for the token it shows."""
-    if any(parameter.name == "url" for parameter in command.params):
-        from cli.client import token_option
-
-        command.params.append(token_option())
 
 
 tally = typer.Typer(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -14,7 +13,7 @@ from app.runtime.answers.chain import ImportAnswer
 from app.runtime.settings.config import load_settings
 from app.share.bundle.from_wal import export_from_wal, survey
 from app.trust import node_keys
-from cli.client import LedgerClient
+from cli.client import LedgerClient, Service
 from cli.options import Tenant, Url
 from ledger.errors import BundleInvalidError, ConfigurationError, InvalidInputError
 from ledger.exit_code import ExitCode
@@ -113,7 +112,7 @@ def export(
 @bundle.command("import")
 def import_(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles, in any order.", dir_okay=False)],
-    url: Url,
+    client: Service,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Verify and merge, but store nothing.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -140,7 +139,7 @@ def import_(
             raise InvalidInputError(f"{readable(path)} is no bundle; it looks like {looks_like(head)}")
     total = sum(file.stat().st_size for file in files)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, disable=as_json) as progress, LedgerClient(url) as client:
+    with Progress(*columns, console=err, disable=as_json) as progress:
         task = progress.add_task("sending", total=total)
 
         def advance(count: int) -> None:
@@ -158,20 +157,22 @@ def import_(
 _CODES = {"bundle-invalid": ExitCode.TAMPERED, "untrusted-key": ExitCode.UNKNOWN_KEY}
 
 
-def _of_import(told: dict[str, Any]) -> Iterator[str]:
+def _of_import(told: dict[str, Any]) -> list[str]:
     would = "would be " if told["dry_run"] else ""
-    read = f"{counted(told['bundles'], 'bundle')}, {counted(told['entries'], 'entry', 'entries')}"
-    yield (
-        f"{read}: {told['imported']:,} {would}imported, "
-        f"{told['duplicates']:,} there already; {counted(told['jobs_changed'], 'job')} {would}changed"
-    )
-    for conflict in told["conflicts"]:
-        yield (
-            f"conflict: two events of tenant {conflict['tenant_id']} have HLC {conflict['hlc']}; job "
-            f"{conflict['job_id']} has one, kept under {conflict['conflict_hlc']}"
-        )
-    for tenant, head in told["new_heads"].items():
-        yield f"tenant {tenant}: head at seq {head['seq']:,}, link {head['chain_link']}"
+    return [
+        f"{counted(told['bundles'], 'bundle')}, {counted(told['entries'], 'entry', 'entries')}: "
+        f"{told['imported']:,} {would}imported, {told['duplicates']:,} there already; "
+        f"{counted(told['jobs_changed'], 'job')} {would}changed",
+        *(
+            f"conflict: two events of tenant {each['tenant_id']} have HLC {each['hlc']}; job {each['job_id']} has one, "
+            f"kept under {each['conflict_hlc']}"
+            for each in told["conflicts"]
+        ),
+        *(
+            f"tenant {tenant}: head at seq {head['seq']:,}, link {head['chain_link']}"
+            for tenant, head in told["new_heads"].items()
+        ),
+    ]
 
 
 def _export_from_wal(folder: Path, tenant: str, key: str | None, file: BinaryIO) -> None:
@@ -181,8 +182,9 @@ def _export_from_wal(folder: Path, tenant: str, key: str | None, file: BinaryIO)
     wal_folder, settings = Path(report.folder), load_settings()
     if key is None and (wal_folder / node_keys.NAME).exists():
         # What the node itself would sign with, after rotations too.
-        uri = settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=False))
-        signer, log_signer = node_keys.key_files(wal_folder, uri)
+        signer, log_signer = node_keys.key_files(
+            wal_folder, settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=False))
+        )
     else:
         signer = private_keys.load(key or settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=True)))
         log_signer = private_keys.log_signer(signer, may_generate=False)

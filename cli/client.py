@@ -10,7 +10,7 @@ machine can read those.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -19,11 +19,13 @@ import msgspec
 import orjson
 import typer
 
+from cli.options import local_url
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.secret_text import secret_text, token_in, token_text, without_login
 from signing import files
 from tallystick_client import Client, NotTheLedgerError, ProblemError, Reply, TallystickError, UnreachableError
 from tallystick_client.core import OnWait, json_in, no_ledger
+from tallystick_client.transport import listing
 from terminal.outcome import err
 
 Value = TypeVar("Value")
@@ -73,14 +75,7 @@ class LedgerClient(Client):
             UnreachableError: no answer within the patience.
             NotTheLedgerError: the answer is not of ``shape``, or no ledger sent it.
         """
-        return self._json(self.ask("GET", path, params=params), shape)
-
-    def get_file(self, path: str, **params: str | int | None) -> bytes:
-        """The file in JSON that ``GET path`` answers, byte for byte; errors as ``get``."""
-        reply = self.ask("GET", path, params=params)
-        if json_in(reply) is None:
-            raise no_ledger(reply)
-        return reply.content
+        return self.json(self.ask("GET", path, params=params), shape)
 
     def get_text(self, path: str) -> str:
         """The text that ``GET path`` answers; errors as ``get``."""
@@ -89,30 +84,36 @@ class LedgerClient(Client):
             raise no_ledger(reply)
         return reply.content.decode("utf-8", "replace")
 
-    def post(
-        self, path: str, body: Mapping[str, Any], shape: Any = dict, *, key: str | None = None, repeatable: bool = False
+    def post(self, path: str, body: Mapping[str, Any], shape: Any = dict, /, **how: Any) -> Any:
+        """The JSON that ``POST path`` answers, as ``send``."""
+        return self.send("POST", path, body, shape, **how)
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        shape: Any = dict,
+        *,
+        key: str | None = None,
+        repeatable: bool | None = None,
     ) -> Any:
-        """The JSON that ``POST path`` answers; errors as ``get``. Repeated on failure with an Idempotency-Key ``key``,
-        or if it is ``repeatable``: twice is once."""
-        return self._json(self._send("POST", path, body, key=key, repeatable=repeatable or key is not None), shape)
+        """The JSON that a request with this body is answered with; errors as ``get``. A POST is repeated on failure
+        with an Idempotency-Key ``key``, or if it is ``repeatable``: twice is once."""
+        content = None if body is None else orjson.dumps(body)
+        return self.json(self.ask(method, path, content=content, key=key, repeatable=repeatable), shape)
 
-    def post_once(self, path: str, body: Mapping[str, Any], shape: Any, *, repeatable: bool) -> tuple[Any, bool]:
-        """The JSON that ``POST path`` answers, and whether something was made (201), as it was not there already; as
-        ``post``."""
-        reply = self._send("POST", path, body, repeatable=repeatable)
-        return self._json(reply, shape), reply.status == HTTPStatus.CREATED
+    @listing
+    async def pages(self, path: str, shape: Any, /, **params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """The pages of a list, each of ``shape``; errors as ``get``."""
+        async for page in self._core.pages(path, params):
+            yield self.checked(page, shape)
 
-    def post_text(self, path: str, text: bytes, shape: Any = dict) -> Any:
-        """The JSON that ``POST path`` answers to a body of text; errors as ``get``. Never repeated."""
-        return self._json(self.ask("POST", path, content=text, content_type=_TEXT), shape)
-
-    def put(self, path: str, body: Mapping[str, Any], shape: Any = dict) -> Any:
-        """The JSON that ``PUT path`` answers; errors as ``get``."""
-        return self._json(self._send("PUT", path, body, repeatable=True), shape)
-
-    def delete(self, path: str, shape: Any = dict) -> Any:
-        """The JSON that ``DELETE path`` answers; errors as ``get``."""
-        return self._json(self.ask("DELETE", path), shape)
+    def json(self, reply: Reply, shape: Any) -> Any:
+        """The JSON of an answer; errors as ``get``."""
+        if (value := json_in(reply)) is None:
+            raise no_ledger(reply)
+        return self.checked(value, shape)
 
     def checked(self, value: Any, shape: Any) -> Any:
         """``value``, of an answer.
@@ -126,13 +127,25 @@ class LedgerClient(Client):
             raise NotTheLedgerError(f"{self.url} does not answer as a Tallystick does: {error}") from None
         return value
 
-    def _json(self, reply: Reply, shape: Any) -> Any:
-        if (value := json_in(reply)) is None:
-            raise no_ledger(reply)
-        return self.checked(value, shape)
 
-    def _send(self, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Reply:
-        return self.ask(method, path, content=orjson.dumps(body), **how)
+def _connected(context: typer.Context, url: str) -> LedgerClient:
+    """The service at ``url``, until the command ends."""
+    return context.with_resource(LedgerClient(url))
+
+
+Service = Annotated[
+    LedgerClient,
+    typer.Option(
+        "--url",
+        envvar="TALLY_URL",
+        default_factory=local_url,
+        parser=str,
+        metavar="TEXT",
+        callback=_connected,
+        show_default="the local service",
+        help="Address of the service.",
+    ),
+]
 
 
 def said(error: Exception) -> str | None:
@@ -198,6 +211,7 @@ def _with_token_file(
         typer.Option(
             "--token-file",
             callback=_read_token,
+            is_eager=True,
             expose_value=False,
             help=f"File with the token to show the service; else {TOKEN_VARIABLE} holds it.",
         ),

@@ -15,13 +15,13 @@ import typer
 from app.edge.forms import lists
 from app.runtime.answers.chain import EntryAnswer
 from app.runtime.answers.jobs import JobAnswer, JobEventList, JobList
-from cli.client import LedgerClient, print_wait
+from cli.client import LedgerClient, Service, print_wait
 from cli.options import Tenant, Url
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.printable import printable
 from tallystick_client import Entry
-from terminal.outcome import CommandExit, err, out, print_json
+from terminal.outcome import CommandExit, err, out, tell
 from terminal.program import Json
 
 SHOWN = 50
@@ -33,10 +33,19 @@ TEXT_CHARACTERS = 60
 _SAID_ELSEWHERE: Final = frozenset({"type", "actor", "fence_token", "idempotency"})
 """Members of a payload that a line of a timeline has elsewhere, or not at all."""
 
+Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="FIELD=VALUE", help="A field of the spec has this value; given again, and that."),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, max=LIMIT_MAX, help="Most jobs.", show_default=f"{SHOWN}; with --json or --csv all"),
+]
+
 
 def jobs(
     tenant: Tenant,
-    url: Url,
+    client: Service,
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Show this job, and what happened to it.")] = None,
     status: Annotated[list[str] | None, typer.Option("--status", help="Of this status; again, or that.")] = None,
     since: Annotated[
@@ -45,19 +54,9 @@ def jobs(
     until: Annotated[str | None, typer.Option("--until", metavar="T", help="Created before.")] = None,
     dc: Annotated[str | None, typer.Option("--dc", help="Assigned to this data centre, or accepted by it.")] = None,
     actor: Annotated[str | None, typer.Option("--actor", help="Created by this principal.")] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--where", metavar="FIELD=VALUE", help="A field of the spec has this value; given again, and that."
-        ),
-    ] = None,
+    where: Where = None,
     error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="The error contains this.")] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit", min=1, max=LIMIT_MAX, help="Most jobs.", show_default=f"{SHOWN}; with --json or --csv all"
-        ),
-    ] = None,
+    limit: Limit = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a table as CSV.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -86,20 +85,19 @@ def jobs(
         raise InvalidInputError("a job is shown by its name and tenant alone; the other options are of lists")
     if as_csv and as_json:
         raise InvalidInputError("say --csv or --json, not both")
-    with LedgerClient(url) as client:
-        if job is not None:
-            _show(client, tenant, job, as_json)
-            return
-        damaged: list[dict[str, str]] = []
-        found = _found(client, {"tenant_id": tenant, **asked}, limit, damaged)
-        if as_csv:
-            _print_csv(found if limit is None else islice(found, limit))
-        elif as_json:
-            _print_items(found if limit is None else islice(found, limit), damaged)
-        else:
-            _print_lines(list(islice(found, (limit or SHOWN) + 1)), limit or SHOWN)
-        for each in damaged:
-            err.print(printable(f"job {each['job_id']} is left out, it is damaged: {each['detail']}"), markup=False)
+    if job is not None:
+        _show(client, tenant, job, as_json)
+        return
+    damaged: list[dict[str, str]] = []
+    found = _found(client, {"tenant_id": tenant, **asked}, limit, damaged)
+    if as_csv:
+        _print_csv(found if limit is None else islice(found, limit))
+    elif as_json:
+        _print_items(found if limit is None else islice(found, limit), damaged)
+    else:
+        _print_lines(list(islice(found, (limit or SHOWN) + 1)), limit or SHOWN)
+    for each in damaged:
+        err.print(printable(f"job {each['job_id']} is left out, it is damaged: {each['detail']}"), markup=False)
 
 
 def _condition(text: str) -> str:
@@ -113,13 +111,9 @@ def _found(
     client: LedgerClient, asked: Mapping[str, Any], limit: int | None, damaged: list[dict[str, str]]
 ) -> Iterator[dict[str, Any]]:
     """The jobs of all pages; those that are damaged are added to ``damaged``."""
-    cursor: str | None = None
-    while True:
-        page = client.get("/v1/jobs", JobList, **asked, limit=min(limit or PAGE, PAGE), cursor=cursor)
+    for page in client.pages("/v1/jobs", JobList, **asked, limit=min(limit or PAGE, PAGE)):
         damaged += page["damaged"]
         yield from page["items"]
-        if (cursor := page["next_cursor"]) is None:
-            return
 
 
 def _print_csv(found: Iterator[dict[str, Any]]) -> None:
@@ -170,19 +164,11 @@ def _print_lines(found: Sequence[Mapping[str, Any]], limit: int) -> None:
 def _show(client: LedgerClient, tenant: str, job_id: str, as_json: bool) -> None:
     path = f"/v1/jobs/{quote(job_id, safe='')}"
     job = client.get(path, JobAnswer, tenant_id=tenant)
-    events: list[dict[str, Any]] = []
-    cursor: str | None = None
-    while not events or cursor is not None:
-        page = client.get(f"{path}/events", JobEventList, tenant_id=tenant, cursor=cursor)
-        events += page["items"]
-        cursor = page["next_cursor"]
-        if not page["items"]:
-            break
-    if as_json:
-        print_json({**job, "events": events})
-        return
+    pages = client.pages(f"{path}/events", JobEventList, tenant_id=tenant)
+    events: list[dict[str, Any]] = [event for page in pages for event in page["items"]]
     ended = "" if job["error"] is None else f": {_short(job['error'])}"
-    lines = [
+    tell(
+        {**job, "events": events},
         f"{job['job_id']} of {tenant} is {job['status']}{ended}",
         f"  spec      {orjson.dumps(job['spec']).decode()}",
         *([f"  for       {' '.join(job['assigned_dcs'])}"] if job["assigned_dcs"] else ()),
@@ -190,10 +176,9 @@ def _show(client: LedgerClient, tenant: str, job_id: str, as_json: bool) -> None
         *([f"  by        {_short(job['actor'])}"] if job["actor"] is not None else ()),
         f"  times are of {_zone()}",
         "",
-        *(_event_line(event) for event in events),
-    ]
-    for line in lines:
-        out.print(printable(line), markup=False)
+        *map(_event_line, events),
+        as_json=as_json,
+    )
 
 
 def _event_line(event: Mapping[str, Any]) -> str:
@@ -210,10 +195,8 @@ def _short(value: object) -> str:
 
 
 def _local(at: str | None) -> str:
-    """A time of RFC 3339 in the zone of whoever looks."""
-    if at is None:
-        return "-"
-    return datetime.fromisoformat(at).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    """A time of RFC 3339 in the zone of this machine."""
+    return "-" if at is None else datetime.fromisoformat(at).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def _zone() -> str:
@@ -258,8 +241,7 @@ def watch(
         with LedgerClient(url, on_wait=print_wait) as client:
             for entry in client.watch(tenant, actions=wanted, job=job, dc=dc, from_seq=from_seq):
                 client.checked(entry, EntryAnswer)
-                line = orjson.dumps(entry).decode() if as_json else _line(entry)
-                print(line, file=out.file, flush=True)
+                print(orjson.dumps(entry).decode() if as_json else _line(entry), file=out.file, flush=True)
     except KeyboardInterrupt:
         raise CommandExit(ExitCode.FINE) from None
 

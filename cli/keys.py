@@ -11,8 +11,7 @@ from urllib.parse import quote
 import typer
 
 from app.runtime.answers.node import KeyAnswer, KeyList, NodeAnswer, RotationAnswer
-from cli.client import LedgerClient, given
-from cli.options import Url
+from cli.client import LedgerClient, Service, given
 from ledger.errors import SignatureError
 from ledger.hlc import Hlc
 from signing import key_statement
@@ -74,7 +73,7 @@ def new(
 
 
 @keys.command("list")
-def list_keys(url: Url, as_json: Json = False) -> None:
+def list_keys(client: Service, as_json: Json = False) -> None:
     """List the public keys of the ledger, when they count and where they sign. --json prints what --keys takes.
 
     Those that nobody has admitted yet come last; nothing that they sign counts.
@@ -86,17 +85,19 @@ def list_keys(url: Url, as_json: Json = False) -> None:
       tally keys list
       tally keys list --json > trusted-keys.json
     """
-    with LedgerClient(url) as client:
-        answer = client.get("/v1/keys", KeyList)
-    admitted = [_told(key, answer["root_key_id"]) for key in answer["keys"]]
-    waiting = [_told_waiting(key) for key in answer["not_admitted"]]
-    checkpoints = [f"checkpoints: {verifier_key}" for verifier_key in answer["log_verifier_keys"]]
-    tell(answer, *admitted, *waiting, *checkpoints, as_json=as_json)
+    answer = client.get("/v1/keys", KeyList)
+    tell(
+        answer,
+        *[_told(key, answer["root_key_id"]) for key in answer["keys"]],
+        *[_told_waiting(key) for key in answer["not_admitted"]],
+        *[f"checkpoints: {verifier_key}" for verifier_key in answer["log_verifier_keys"]],
+        as_json=as_json,
+    )
 
 
 @keys.command("rotate")
 def rotate(
-    url: Url,
+    client: Service,
     new_key_uri: Annotated[
         str | None,
         typer.Option(
@@ -124,9 +125,9 @@ def rotate(
       tally keys rotate --new-key-uri file:/etc/tallystick/2027.pem
       tally keys rotate --new-key-uri "hsm:2?label=ledger" --json
     """
-    body = given({"new_key_uri": new_key_uri, "log_key": log_key or None})
-    with LedgerClient(url) as client:
-        answer = client.post("/v1/keys/rotate", body, RotationAnswer)
+    answer = client.post(
+        "/v1/keys/rotate", given({"new_key_uri": new_key_uri, "log_key": log_key or None}), RotationAnswer
+    )
     key, previous = answer["key"], answer["previous"]
     tell(
         answer,
@@ -140,7 +141,7 @@ def rotate(
 @keys.command("revoke")
 def revoke(
     key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="The key, as tally keys list names it.")],
-    url: Url,
+    client: Service,
     from_hlc: Annotated[
         str | None,
         typer.Option(
@@ -166,10 +167,9 @@ def revoke(
       tally keys revoke 06e3fd8fda29bb60 --from-hlc 1704931200000:0:node-7f3a --json
     """
     body: dict[str, object] = {"from_hlc": from_hlc, "reason": reason}
-    with LedgerClient(url) as client:
-        if root_key is not None:
-            body |= _revocation(client, key_id, from_hlc, reason, root_key)
-        key = client.post(f"/v1/keys/{quote(key_id, safe='')}/revoke", given(body), KeyAnswer)
+    if root_key is not None:
+        body |= _revocation(client, key_id, from_hlc, reason, root_key)
+    key = client.post(f"/v1/keys/{quote(key_id, safe='')}/revoke", given(body), KeyAnswer)
     tell(key, f"key {key['key_id']} is revoked from HLC {key['revoked_from_hlc']} on", as_json=as_json)
 
 
@@ -192,7 +192,7 @@ def _revocation(
 
 @keys.command("admit")
 def admit(
-    url: Url,
+    client: Service,
     key_id: Annotated[
         str | None, typer.Argument(metavar="KEY_ID", help="The key, as the new node and tally keys list name it.")
     ] = None,
@@ -222,26 +222,28 @@ def admit(
     """
     if (key_id is None) != all_known:
         raise fail("name one KEY_ID, or --all-known")
-    with LedgerClient(url) as client:
-        listed = client.get("/v1/keys", KeyList)
-        known = [key for key in listed["not_admitted"] if key["is_old_form"]]
-        wanted = known if all_known else [_listed(listed, str(key_id))]
-        admitted = [_admitted(client, listed, key, root_key) for key in wanted]
-    lines = [f"key {key['key_id']} of node {key['node_id']} is admitted by {key['admitted_by']}" for key in admitted]
-    if admitted:
-        lines.append(_NEW_LIST)
-    else:
-        lines.append("no key of an earlier version waits to be admitted")
-        for key in listed["not_admitted"]:
-            named = f"key {key['key_id']} of node {key['node_id']} came later and waits"
-            lines.append(f"{named}; if it is yours: tally keys admit {key['key_id']}")
-    tell({"admitted": admitted}, *lines, as_json=as_json)
+    listed = client.get("/v1/keys", KeyList)
+    known = [key for key in listed["not_admitted"] if key["is_old_form"]]
+    wanted = known if all_known else [_listed(listed, str(key_id))]
+    admitted = [_admitted(client, listed, key, root_key) for key in wanted]
+    later = [
+        f"key {key['key_id']} of node {key['node_id']} came later and waits; if it is yours: tally keys admit "
+        f"{key['key_id']}"
+        for key in listed["not_admitted"]
+    ]
+    tell(
+        {"admitted": admitted},
+        *(f"key {key['key_id']} of node {key['node_id']} is admitted by {key['admitted_by']}" for key in admitted),
+        *([_NEW_LIST] if admitted else ["no key of an earlier version waits to be admitted", *later]),
+        as_json=as_json,
+    )
 
 
 def _listed(listed: Mapping[str, Any], key_id: str) -> dict[str, Any]:
     """What is listed of the key, or that it has this id alone: the service then says what is wrong."""
-    found = (key for key in (*listed["not_admitted"], *listed["keys"]) if key["key_id"] == key_id)
-    return next(found, {"key_id": key_id})
+    return next(
+        (key for key in (*listed["not_admitted"], *listed["keys"]) if key["key_id"] == key_id), {"key_id": key_id}
+    )
 
 
 def _admitted(
@@ -277,30 +279,33 @@ def _statement(
     root_key: Path,
 ) -> object:
     """The envelope by which the key in the file ``root_key`` vouches for a change."""
-    signer = load(str(root_key))
-    after = key_statement.Anchor(introduced_by["seq"], introduced_by["chain_link"])
-    return key_statement.sign(action, facts, listed["root_key_id"], after, signer)[key_statement.FIELD]
+    return key_statement.sign(
+        action,
+        facts,
+        listed["root_key_id"],
+        key_statement.Anchor(introduced_by["seq"], introduced_by["chain_link"]),
+        load(str(root_key)),
+    )[key_statement.FIELD]
 
 
 def _told(key: Mapping[str, Any], root_key_id: str | None) -> str:
     """One key in two lines: who signs what with it, who admitted it, and when it counts."""
     signs = " and ".join(name for name in ("snapshots", "checkpoints") if key[f"signs_{name}"])
-    use = f"signs {signs}" if signs else "signs no more"
-    if key["key_id"] == root_key_id:
-        use += ", root of the ledger"
-    elif key["admitted_by"]:
-        use += f", admitted by {key['admitted_by']}"
-    bounds = [f"from {key['not_before']} on" if key["not_before"] else "of any time"]
-    if key["not_after"]:
-        bounds.append(f"up to {key['not_after']}")
-    if key["revoked_from_hlc"]:
-        bounds.append(
-            f"revoked from HLC {key['revoked_from_hlc']} on ({key['revocation_reason'] or 'no reason given'})"
-        )
+    admitted = f", admitted by {key['admitted_by']}" if key["admitted_by"] else ""
+    role = ", root of the ledger" if key["key_id"] == root_key_id else admitted
+    reason = key["revocation_reason"] or "no reason given"
+    bounds = [
+        f"from {key['not_before']} on" if key["not_before"] else "of any time",
+        *([f"up to {key['not_after']}"] if key["not_after"] else ()),
+        *([f"revoked from HLC {key['revoked_from_hlc']} on ({reason})"] if key["revoked_from_hlc"] else ()),
+    ]
     entry = key["introduced_by"]
     made = f"introduced at seq {entry['seq']} of _system, " if entry else ""
-    counts = f"{made}counts for entries {', '.join(bounds)}"
-    return f"{key['key_id']} {key['algorithm']}, node {key['node_id'] or '-'}, {use}\n  {counts}"
+    return (
+        f"{key['key_id']} {key['algorithm']}, node {key['node_id'] or '-'}, "
+        f"{f'signs {signs}' if signs else 'signs no more'}{role}\n"
+        f"  {made}counts for entries {', '.join(bounds)}"
+    )
 
 
 def _told_waiting(key: Mapping[str, Any]) -> str:

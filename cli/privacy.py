@@ -11,8 +11,8 @@ import typer
 
 from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer
 from app.runtime.settings.config import load_settings
-from cli.client import LedgerClient, given
-from cli.options import Tenant, Url
+from cli.client import Service, given
+from cli.options import Tenant
 from ledger.errors import DatabaseUnavailableError, InvalidInputError
 from ledger.secret_text import secret_text
 from terminal.outcome import tell
@@ -29,7 +29,7 @@ privacy = typer.Typer(no_args_is_help=True, help="Private fields: encrypted in t
 @privacy.command("set")
 def set_fields(
     tenant: Tenant,
-    url: Url,
+    client: Service,
     fields: Annotated[
         list[str] | None,
         typer.Option("--field", "-f", help="A field of payloads, such as spec.user; again for each. None: no more."),
@@ -48,29 +48,28 @@ def set_fields(
       tally privacy set -t acme -f spec.user -f requestor --subject-field spec.user
     """
     body: dict[str, Any] = {"fields": fields or [], "subject": subject}
-    with LedgerClient(url) as client:
-        _show(client.put(f"/v1/tenants/{tenant}/privacy", body, PrivacyAnswer), as_json)
+    _show(client.send("PUT", f"/v1/tenants/{tenant}/privacy", body, PrivacyAnswer), as_json)
 
 
 @privacy.command("show")
-def show(tenant: Tenant, url: Url, as_json: Json = False) -> None:
+def show(tenant: Tenant, client: Service, as_json: Json = False) -> None:
     """Show a tenant's private fields.
 
     \b
     Examples:
       tally privacy show -t acme --json
     """
-    with LedgerClient(url) as client:
-        _show(client.get(f"/v1/tenants/{tenant}/privacy", PrivacyAnswer), as_json)
+    _show(client.get(f"/v1/tenants/{tenant}/privacy", PrivacyAnswer), as_json)
 
 
 def _show(answer: dict[str, Any], as_json: bool) -> None:
-    lines = [f"private fields of tenant {answer['tenant_id']}: {', '.join(answer['fields']) or 'none'}"]
-    if answer["subject"] is not None:
-        lines.append(f"the person is named by {answer['subject']}")
-    if answer["seq"] is not None:
-        lines.append(f"on record at seq {answer['seq']}; {answer['covers']}")
-    tell(answer, *lines, as_json=as_json)
+    tell(
+        answer,
+        f"private fields of tenant {answer['tenant_id']}: {', '.join(answer['fields']) or 'none'}",
+        *([f"the person is named by {answer['subject']}"] if answer["subject"] is not None else ()),
+        *([f"on record at seq {answer['seq']}; {answer['covers']}"] if answer["seq"] is not None else ()),
+        as_json=as_json,
+    )
 
 
 @privacy.command("rotate-master")
@@ -127,7 +126,7 @@ async def _rotate(url: str, old_uri: str, new_uri: str) -> tuple[int, str, str]:
 
 def erase(
     tenant: Tenant,
-    url: Url,
+    client: Service,
     subject: Annotated[
         str, typer.Option("--subject", help="The person, as events name them; - reads one line of standard input.")
     ],
@@ -146,8 +145,8 @@ def erase(
     """
     if subject == FROM_STANDARD_INPUT:
         subject = sys.stdin.readline(SUBJECT_CHARACTERS_MAX).rstrip("\r\n")
-    body = given({"subject": subject, "reason": reason})
-    with LedgerClient(url) as client:
-        answer = client.post(f"/v1/tenants/{tenant}/erasures", body, ErasureAnswer, repeatable=True)
+    answer = client.post(
+        f"/v1/tenants/{tenant}/erasures", given({"subject": subject, "reason": reason}), ErasureAnswer, repeatable=True
+    )
     where = f"on record at seq {answer['seq']} of tenant {answer['tenant_id']}"
     tell(answer, f"erased: {', '.join(answer['key_ids'])}, {where}", as_json=as_json)

@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 import typer
 
-from cli.client import LedgerClient
-from cli.options import CheckpointFile, Tenant, Url
-from cli.verify_proof import print_subject
+from cli.client import Service
+from cli.options import CheckpointFile, Tenant
+from cli.verify_proof import subject_of
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, exit_code_of_receipt
 from ledger.machines.refusals import refused_job_id
@@ -21,7 +21,7 @@ from signing.memory import Memory, memory_of
 from signing.receipt.form import ENTRY, JOB, Receipt
 from signing.receipt.judging import ReceiptVerdict, judged
 from tallystick_client import NotTheLedgerError, ProblemError
-from terminal.outcome import fail, out, print_json
+from terminal.outcome import fail, tell
 from terminal.program import Json, NoState, State
 
 _WRITTEN: Final = (ExitCode.FINE, ExitCode.INCOMPLETE)
@@ -30,7 +30,7 @@ _WRITTEN: Final = (ExitCode.FINE, ExitCode.INCOMPLETE)
 
 def prove(
     tenant: Tenant,
-    url: Url,
+    client: Service,
     output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the receipt goes.")],
     job: Annotated[str | None, typer.Option("--job", "-j", help="Prove all that was recorded of this job.")] = None,
     seq: Annotated[int | None, typer.Option("--seq", min=1, help="Prove this one entry of the chain.")] = None,
@@ -59,21 +59,19 @@ def prove(
     if (job is None) is (seq is None):
         raise InvalidInputError("say what to prove: --job J, or --seq N")
     memory = memory_of(state, is_off=no_state)
-    with LedgerClient(url) as client:
-        keyring = Keyring.from_json(client.get("/v1/keys"))
-        kept = judge_checkpoint(read_kept(checkpoint), keyring) if checkpoint is not None else None
-        extends = kept.checkpoint.size if kept is not None else _remembered(memory, tenant, keyring)
-        path = "/v1/chain/receipt" if job is None else f"/v1/jobs/{quote(job, safe='')}/receipt"
-        try:
-            file = client.get_file(path, tenant_id=tenant, seq=seq, extends=extends or None)
-        except ProblemError as error:
-            if error.kind == "seq-out-of-range" and error.members.get("path") == "extends":
-                known = "given" if kept is not None else "remembered"
-                raise fail(
-                    f"the log went back behind the checkpoint {known}: {error.detail}", ExitCode.TAMPERED
-                ) from error
-            raise
-    outcome = judged(file, keyring, kept, memory)
+    keyring = Keyring.from_json(client.get("/v1/keys"))
+    kept = judge_checkpoint(read_kept(checkpoint), keyring) if checkpoint is not None else None
+    extends = kept.checkpoint.size if kept is not None else _remembered(memory, tenant, keyring)
+    path = "/v1/chain/receipt" if job is None else f"/v1/jobs/{quote(job, safe='')}/receipt"
+    try:
+        reply = client.ask("GET", path, params={"tenant_id": tenant, "seq": seq, "extends": extends or None})
+    except ProblemError as error:
+        if error.kind == "seq-out-of-range" and error.members.get("path") == "extends":
+            known = "given" if kept is not None else "remembered"
+            raise fail(f"the log went back behind the checkpoint {known}: {error.detail}", ExitCode.TAMPERED) from error
+        raise
+    client.json(reply, Any)
+    outcome = judged(reply.content, keyring, kept, memory)
     code = exit_code_of_receipt(outcome.verdict)
     if code not in _WRITTEN:
         first = outcome.verdict["first_break"]
@@ -84,7 +82,7 @@ def prove(
     if not _is_asked(outcome.receipt, tenant, job, seq):
         raise NotTheLedgerError(f"{client.url} sent a receipt of something else than was asked for")
     with whole_file(output) as written:
-        written.write(file)
+        written.write(reply.content)
     _tell(outcome, output, as_json=as_json)
 
 
@@ -106,14 +104,16 @@ def _tell(outcome: ReceiptVerdict, output: Path, *, as_json: bool) -> None:
     receipt, own = outcome.receipt, outcome.checkpoint
     assert receipt is not None
     assert own is not None
-    if as_json:
-        told: dict[str, Any] = {**outcome.to_json(), "file": str(output)}
-        print_json(told)
-        return
-    print_subject(receipt, own.size)
-    for anchor in outcome.verdict["anchors"]:
-        out.print(f"carries the word of {anchor['kind']} {anchor['by']} to seq {anchor['to_seq']}", markup=False)
-    if outcome.verdict["compared_with"] is not None:
-        out.print("the log begins with the checkpoint that you had")
-    out.print(f"{output}: {outcome.size_bytes:,} bytes, SHA-256 {outcome.digest}", markup=False)
-    out.print("verify it with: tally verify-proof FILE --keys K, of keys that you trust", markup=False)
+    is_compared = outcome.verdict["compared_with"] is not None
+    tell(
+        {**outcome.to_json(), "file": str(output)},
+        *subject_of(receipt, own.size),
+        *(
+            f"carries the word of {each['kind']} {each['by']} to seq {each['to_seq']}"
+            for each in outcome.verdict["anchors"]
+        ),
+        *(["the log begins with the checkpoint that you had"] if is_compared else ()),
+        f"{output}: {outcome.size_bytes:,} bytes, SHA-256 {outcome.digest}",
+        "verify it with: tally verify-proof FILE --keys K, of keys that you trust",
+        as_json=as_json,
+    )

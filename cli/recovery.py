@@ -25,6 +25,14 @@ from ledger.errors import ConfigurationError, InvalidInputError
 from terminal.outcome import CommandExit, counted, err, tell
 from terminal.program import Json
 
+AcceptLostWal = Annotated[
+    bool,
+    typer.Option(
+        "--accept-lost-wal",
+        help="With --from wal or --fork: although the WAL is lost, short or damaged. Gives up what cannot be read.",
+    ),
+]
+
 
 class RestoreSource(StrEnum):
     """What rows are brought back from."""
@@ -45,13 +53,7 @@ def restore(
         bool, typer.Option("--fork", help="Go on without what is lost, as a new log; recorded in _system.")
     ] = False,
     reason: Annotated[str | None, typer.Option("--reason", help="With --fork: why, for whoever audits.")] = None,
-    accept_lost_wal: Annotated[
-        bool,
-        typer.Option(
-            "--accept-lost-wal",
-            help="With --from wal or --fork: although the WAL is lost, short or damaged. Gives up what cannot be read.",
-        ),
-    ] = False,
+    accept_lost_wal: AcceptLostWal = False,
     as_json: Json = False,
 ) -> None:
     """Bring back rows that PostgreSQL lost, the same rows with the same links; the service must not run.
@@ -135,10 +137,7 @@ def _from_wal(settings: Settings, url: str, as_json: bool, *, accept_lost_wal: b
         "that back from the WALs of other nodes, or from bundles; every start is refused until then"
         for head in left_behind
     ]
-    if not ends:
-        ends = ["every chain has all that this node signed; the service can start" if grown else "nothing was missing"]
-    if accept_lost_wal:
-        ends.append(_START_ACCEPTING)
+    whole = "every chain has all that this node signed; the service can start" if grown else "nothing was missing"
     tell(
         {
             "tenants": [each._asdict() for each in grown],
@@ -148,7 +147,8 @@ def _from_wal(settings: Settings, url: str, as_json: bool, *, accept_lost_wal: b
             f"{each.tenant_id}: {counted(each.entries, 'entry', 'entries')} back, up to seq {each.to_seq}"
             for each in grown
         ),
-        *ends,
+        *(ends or [whole]),
+        *([_START_ACCEPTING] if accept_lost_wal else ()),
         as_json=as_json,
     )
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import signal
+import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import orjson
@@ -18,15 +21,15 @@ import typer
 from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
-from cli import process
 from cli.client import CALL_ERRORS, LedgerClient, print_wait, said
 from cli.options import Durability, Level, Url
 from ledger.errors import InvalidInputError, LedgerError
 from ledger.exit_code import ExitCode
-from tallystick_client import Job, NotAllowedError, SpoolError, SpoolReport, TallystickError
+from tallystick_client import Job, NotAllowedError, SpoolError, TallystickError
 from tallystick_client.answers import Recorded
 from tallystick_client.errors import FinalError
-from terminal.outcome import CommandExit, counted, err, fail, lose, out, print_json, readable
+from terminal import program
+from terminal.outcome import CommandExit, counted, err, fail, lose, out, readable, tell
 from terminal.program import Json
 
 START_PATIENCE_S = 15.0
@@ -104,7 +107,9 @@ def run(
     client_log = logging.getLogger("tallystick_client")
     client_log.handlers = [logging.NullHandler() if flush else _Warnings(logging.WARNING)]
     if flush:
-        _flush(url, spool, command, as_json)
+        if spool is None or command:
+            raise InvalidInputError("--flush goes with --spool DIR (or TALLY_SPOOL), and with no command")
+        raise CommandExit(ExitCode.FINE if flush_spool(url, spool, as_json=as_json) else ExitCode.COULD_NOT_RUN)
     try:
         if tenant is None or not command:
             raise InvalidInputError("name a tenant and a command: tally run --tenant T -- CMD")
@@ -118,11 +123,11 @@ def run(
         err.print(f"warning: {job.problem}", style="yellow", markup=False)
     err.print(f"job {job.job_id} {job.how_begun}", markup=False)
     try:
-        ended = process.run(command)
+        ended = run_command(command)
     except OSError as error:
         err.print(f"{command[0]}: {error.strerror}", markup=False)
         is_missing = isinstance(error, FileNotFoundError)
-        ended = process.Ended(ExitCode.NOT_FOUND if is_missing else ExitCode.CANNOT_EXECUTE, None, 0.0)
+        ended = Ended(ExitCode.NOT_FOUND if is_missing else ExitCode.CANNOT_EXECUTE, None, 0.0)
     _report(job, ended, spool, as_json)
     raise CommandExit(ended.exit_code)
 
@@ -155,22 +160,25 @@ class RecordedJob:
             waits = {"patience_s": START_PATIENCE_S}
         self._client = LedgerClient(url, spool=spool, **waits)
         self._has_spool = spool is not None
-        spec = {
-            "command": [_text(part) for part in command],
-            "directory": _text(_directory()),
-            "began_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        }
-        place = dc or platform.node() or "localhost"
-        self._job: Job = self._client.job(tenant, spec, dc_id=place, durability=durability, subject=subject)
+        self._job: Job = self._client.job(
+            tenant,
+            {
+                "command": [_text(part) for part in command],
+                "directory": _text(_directory()),
+                "began_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            },
+            dc_id=dc or platform.node() or "localhost",
+            durability=durability,
+            subject=subject,
+        )
         self.job_id = self._job.job_id
         self.problem: str | None = None
-        self.is_unrecorded = False
-        """Whether neither the ledger nor the spool has the beginning."""
+        """Why neither the ledger nor the spool has the beginning."""
 
     @property
     def how_begun(self) -> str:
         """What became of the beginning, in words."""
-        if self.is_unrecorded:
+        if self.problem is not None:
             return "is not on record yet"
         return "spooled: the ledger is away" if self._job.is_spooled else "accepted"
 
@@ -185,9 +193,9 @@ class RecordedJob:
         except TallystickError as error:
             if not self._has_spool or isinstance(error, (FinalError, NotAllowedError)):
                 raise
-            self.problem, self.is_unrecorded = said(error), True
+            self.problem = said(error)
 
-    def end(self, ended: process.Ended) -> Recorded | None:
+    def end(self, ended: Ended) -> Recorded | None:
         """JobCompleted or JobFailed: what the ledger answered, None when the spool keeps it.
 
         Raises:
@@ -195,9 +203,9 @@ class RecordedJob:
         """
         if not self._has_spool:
             self._client.patience_s = END_PATIENCE_S
-        if self.is_unrecorded:
+        if self.problem is not None:
             self._job.begin()
-            self.is_unrecorded = False
+            self.problem = None
         if ended.exit_code == 0:
             return self._job.complete("exit code 0", {"exit_code": 0, "duration_s": round(ended.duration_s, 3)})
         how = f"killed by {ended.killed_by}, " if ended.killed_by else ""
@@ -221,7 +229,7 @@ def _not_run(error: Exception) -> CommandExit:
     return fail(f"the command was not run: {said(error)}", ExitCode.JOB_REFUSED)
 
 
-def _report(job: RecordedJob, ended: process.Ended, spool: Path | None, as_json: bool) -> None:
+def _report(job: RecordedJob, ended: Ended, spool: Path | None, as_json: bool) -> None:
     """Record the end and say so; what the ledger refuses now is said too, and changes no exit code."""
     report: dict[str, Any] = {
         "job_id": job.job_id,
@@ -259,12 +267,6 @@ def _report(job: RecordedJob, ended: process.Ended, spool: Path | None, as_json:
 # --- sending what waits -------------------------------------------------------------------------------
 
 
-def _flush(url: str, spool: Path | None, command: list[str] | None, as_json: bool) -> None:
-    if spool is None or command:
-        raise InvalidInputError("--flush goes with --spool DIR (or TALLY_SPOOL), and with no command")
-    raise CommandExit(ExitCode.FINE if flush_spool(url, spool, as_json=as_json) else ExitCode.COULD_NOT_RUN)
-
-
 def flush_spool(url: str, folder: Path, *, as_json: bool, patience_s: float = FLUSH_PATIENCE_S) -> bool:
     """Send what waits in ``folder``; returns whether nothing is left and nothing was refused.
 
@@ -275,17 +277,70 @@ def flush_spool(url: str, folder: Path, *, as_json: bool, patience_s: float = FL
         raise SpoolError(f"spool {folder}: there is no such folder")
     with LedgerClient(url, spool=folder, patience_s=patience_s, on_wait=print_wait) as client:
         report = client.flush_spool()
-    if as_json:
-        print_json({**msgspec.to_builtins(report), "jobs": len(report.jobs)})
-    else:
-        _print_flushed(report, folder)
+    sent = f"{counted(report.events, 'event')} of {counted(len(report.jobs), 'job')} sent from {folder}"
+    tell(
+        {**msgspec.to_builtins(report), "jobs": len(report.jobs)},
+        f"{sent}, {counted(report.waiting, 'file')} left",
+        *(f"refused: job {item['job']}, now in {item['file']}: {item['why']}" for item in report.refused),
+        as_json=as_json,
+    )
+    if report.problem is not None and not as_json:
+        err.print(f"the rest waits: {report.problem}", style="bold red", markup=False)
     return not report.waiting and not report.refused
 
 
-def _print_flushed(report: SpoolReport, folder: Path) -> None:
-    sent = f"{counted(report.events, 'event')} of {counted(len(report.jobs), 'job')} sent from {folder}"
-    out.print(f"{sent}, {counted(report.waiting, 'file')} left", markup=False)
-    for item in report.refused:
-        out.print(f"refused: job {item['job']}, now in {item['file']}: {item['why']}", markup=False)
-    if report.problem is not None:
-        err.print(f"the rest waits: {report.problem}", style="bold red", markup=False)
+# --- the command itself ---------------------------------------------------------------------------
+
+PASSED_ON = frozenset(
+    {
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    }
+)
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_SENT_BY_KERNEL = 0x80
+"""``si_code`` SI_KERNEL: the terminal sent it, and to the whole foreground process group."""
+
+
+class Ended(NamedTuple):
+    """How the command ended: its exit code, or 128 + the signal that killed it, and how long it ran."""
+
+    exit_code: int
+    killed_by: str | None
+    duration_s: float
+
+
+def run_command(command: Sequence[str]) -> Ended:
+    """Run ``command`` to its end.
+
+    Afterwards the signals in ``PASSED_ON`` stay blocked in this process, so that one that comes too late for
+    the command does not interrupt what is still to be recorded.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    waited_for = PASSED_ON | {signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
+    program.restore_umask()
+    started = time.monotonic()
+    pid = os.posix_spawnp(command[0], list(command), os.environ, setsigmask=(), setsigdef=_IGNORED_BY_PYTHON)
+    status = _status_at_end(pid, waited_for)
+    duration_s = time.monotonic() - started
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return Ended(code, None, duration_s)
+    return Ended(128 - code, signal.Signals(-code).name, duration_s)
+
+
+def _status_at_end(pid: int, waited_for: frozenset[signal.Signals]) -> int:
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        got = signal.sigwaitinfo(waited_for)
+        if got.si_signo != signal.SIGCHLD and got.si_code != _SENT_BY_KERNEL:
+            os.kill(pid, got.si_signo)

@@ -8,17 +8,19 @@ import gc
 import re
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import structlog
 import typer
-from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, MetricsHandler, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -59,6 +61,8 @@ TlsCa = Annotated[
     Path | None,
     typer.Option("--tls-ca", exists=True, dir_okay=False, help="The authority whose certificates peers show, in PEM."),
 ]
+log = structlog.get_logger()
+
 _IS_ALARMING = re.compile(r"reject|fail|refused|torn|damage").search
 
 
@@ -68,17 +72,13 @@ def serve(
     listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen.")],
     region: Annotated[str, typer.Option("--region", help="The region in which this safekeeper stands.")] = "local",
     archive: Annotated[
-        str | None,
-        typer.Option(
-            "--archive", metavar="URL", help="Where committed segments go before they are removed: a folder, s3://, ..."
-        ),
+        str | None, typer.Option("--archive", metavar="URL", help="Where committed segments go: a folder, s3://, ...")
     ] = None,
     scrub_interval: Annotated[
         str, typer.Option("--scrub-interval", metavar="DURATION", help="Read all that is kept again in so long.")
     ] = "7d",
     metrics_listen: Annotated[
-        str | None,
-        typer.Option("--metrics-listen", metavar="HOST:PORT", help="Serve GET /metrics there, over plain HTTP."),
+        str | None, typer.Option("--metrics-listen", metavar="HOST:PORT", help="Serve GET /metrics there, without TLS.")
     ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -102,19 +102,13 @@ def serve(
     scrub_interval_s = _duration_s("--scrub-interval", scrub_interval, SCRUB_INTERVALS)
     configure_logs()
     err.wait_max_s = DRAIN_S
-    log = structlog.get_logger()
     metrics = KeeperMetrics()
-
-    def tell_event(event: str, facts: Mapping[str, object]) -> None:
-        metrics.count(event)
-        (log.warning if _IS_ALARMING(event) else log.info)(event, **facts)
-
     tls = _tls(tls_cert, tls_key, tls_ca, server_side=True)
     host, port = split_address(listen)
     listener = server.listen(host, port, is_secured=tls is not None)
-    metrics_listener = None if metrics_listen is None else listen_for_scrapes(*split_address(metrics_listen))
-    keeper = Safekeeper(folder, region, tell_event, _store(archive), scrub_interval_s)
-    try:
+    metrics_address = None if metrics_listen is None else metrics.serve(*split_address(metrics_listen))
+    keeper = Safekeeper(folder, region, metrics.tell, _store(archive), scrub_interval_s)
+    with contextlib.closing(keeper):
         served = server.Server(keeper, listener, tls)
         stop_signals.take(lambda *_: served.stop())
         metrics.watch(keeper, served, scrub_interval_s)
@@ -123,13 +117,11 @@ def serve(
         gc.collect()
         gc.freeze()
         ready = {"address": f"{host}:{port}", "region": region, "dir": str(folder)}
-        if metrics_listener is not None:
-            ready["metrics"] = serve_metrics(metrics, metrics_listener)
-        tell_event("safekeeper_ready", ready)
+        if metrics_address is not None:
+            ready["metrics"] = metrics_address
+        metrics.tell("safekeeper_ready", ready)
         served.run()
-    finally:
-        keeper.close()
-    tell_event("safekeeper_stopped", {})
+    metrics.tell("safekeeper_stopped", {})
 
 
 @safekeeper.command("restore")
@@ -154,9 +146,11 @@ def restore(
 
     configure_logs()
     wal_id, first_lsn, tail = restore_log(ArchiveStore(archive), node, wal_id, folder / node)
-    said = {"node_id": node, "wal_id": wal_id, "first_lsn": first_lsn, "last_lsn": tail.lsn}
-    line = f"the log {wal_id} of {node} is in {folder / node}: LSN {first_lsn} to {tail.lsn}"
-    tell(said, line, as_json=as_json)
+    tell(
+        {"node_id": node, "wal_id": wal_id, "first_lsn": first_lsn, "last_lsn": tail.lsn},
+        f"the log {wal_id} of {node} is in {folder / node}: LSN {first_lsn} to {tail.lsn}",
+        as_json=as_json,
+    )
 
 
 @safekeeper.command("status")
@@ -368,6 +362,11 @@ class KeeperMetrics:
         """Count an event that was logged; there are as many names as the code has."""
         self._events.labels(event).inc()
 
+    def tell(self, event: str, facts: Mapping[str, object]) -> None:
+        """Log an event, and count it."""
+        self.count(event)
+        (log.warning if _IS_ALARMING(event) else log.info)(event, **facts)
+
     def watch(self, keeper: Safekeeper, server: Server, scrub_interval_s: float) -> None:
         """Report how its logs stand from now on."""
         self._registry.register(_KeeperCollector(keeper, server, scrub_interval_s))
@@ -376,19 +375,33 @@ class KeeperMetrics:
         """Everything in the text format of Prometheus."""
         return generate_latest(self._registry)
 
+    def serve(self, host: str, port: int) -> str:
+        """Answer scrapes there, on a thread that ends with the process; the address.
 
+        Raises:
+            OSError: the address cannot be had.
+        """
+        handler = type("Scrape", (MetricsHandler,), {"registry": self._registry, "timeout": REQUEST_TIMEOUT_S})
+        server = _ScrapeServer((host, port), handler, bind_and_activate=False)
+        server.socket.close()
+        server.socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+        return f"{host}:{server.socket.getsockname()[1]}"
+
+
+@dataclass(frozen=True)
 class _KeeperCollector(Collector):
-    def __init__(self, keeper: Safekeeper, server: Server, scrub_interval_s: float) -> None:
-        self._keeper = keeper
-        self._server = server
-        self._scrub_interval_s = scrub_interval_s
+    keeper: Safekeeper
+    server: Server
+    scrub_interval_s: float
 
     def collect(self) -> Iterator[Metric]:
-        keeper = self._keeper
+        keeper = self.keeper
         wals = list(keeper.statuses([kept for kept in keeper.logs.all() if kept.folder.is_dir()]))
         yield GaugeMetricFamily("safekeeper_logs", "Logs that are kept", len(wals))
-        yield GaugeMetricFamily("safekeeper_connections", "Connections now", self._server.connections())
-        yield _by_node("safekeeper_log_failed", "Whether a log cannot be opened, or is damaged", wals, _is_failed)
+        yield GaugeMetricFamily("safekeeper_connections", "Connections now", self.server.connections())
+        failed = "Whether a log cannot be opened, or is damaged"
+        yield _by_node("safekeeper_log_failed", failed, wals, lambda wal: wal.state == "failed")
         opened = [wal for wal in wals if wal.state == "open"]
         for name, what in (
             ("durable_lsn", "Last durable position of a log"),
@@ -397,26 +410,25 @@ class _KeeperCollector(Collector):
             ("promised_epoch", "Epoch of a log that is followed"),
             ("disk_bytes", "Bytes of a log on disk"),
         ):
-            yield _by_node(f"safekeeper_log_{name}", what, opened, lambda wal, name=name: getattr(wal, name))
+            yield _by_node(f"safekeeper_log_{name}", what, opened, attrgetter(name))
         if keeper.archiver is not None:
-            failing = bool(keeper.archiver.fault) or any(wal.archive_fault for wal in wals)
-            yield GaugeMetricFamily("safekeeper_archive_failing", "Whether segments cannot be archived", failing)
+            yield GaugeMetricFamily(
+                "safekeeper_archive_failing",
+                "Whether segments cannot be archived",
+                bool(keeper.archiver.fault) or any(wal.archive_fault for wal in wals),
+            )
         yield GaugeMetricFamily(
-            "safekeeper_scrub_interval_seconds", "In so long all logs are read again", self._scrub_interval_s
+            "safekeeper_scrub_interval_seconds", "In so long all logs are read again", self.scrub_interval_s
         )
         yield _by_node(
             "safekeeper_scrub_round_end_seconds",
             "When all of a log had been read again, in seconds since 1970",
             [wal for wal in opened if wal.scrubbed_s],
-            lambda wal: wal.scrubbed_s,
+            attrgetter("scrubbed_s"),
         )
 
 
-def _is_failed(wal: WalStatus) -> bool:
-    return wal.state == "failed"
-
-
-def _by_node(name: str, what: str, wals: list[WalStatus], value_of: Any) -> GaugeMetricFamily:
+def _by_node(name: str, what: str, wals: list[WalStatus], value_of: Callable[[WalStatus], float]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, what, labels=["node"])
     for wal in wals:
         family.add_metric([wal.node_id], value_of(wal))
@@ -426,38 +438,3 @@ def _by_node(name: str, what: str, wals: list[WalStatus], value_of: Any) -> Gaug
 class _ScrapeServer(HTTPServer):
     def handle_error(self, *_: object) -> None:
         """A client that hung up, or took too long, is no event."""
-
-
-def listen_for_scrapes(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
-
-    Raises:
-        OSError: the address cannot be had.
-    """
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-
-
-def serve_metrics(metrics: KeeperMetrics, listener: socket.socket) -> str:
-    """Answer ``GET /metrics`` on ``listener``, which is taken over, on a thread that ends with the process; where."""
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = REQUEST_TIMEOUT_S
-
-        def do_GET(self) -> None:
-            is_known = self.path.partition("?")[0] == "/metrics"
-            content = metrics.render() if is_known else b"GET /metrics\n"
-            self.send_response(200 if is_known else 404)
-            self.send_header("Content-Type", CONTENT_TYPE_LATEST if is_known else "text/plain")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            """A scrape is no event."""
-
-    host, port, *_ = listener.getsockname()
-    server = _ScrapeServer((host, port), Handler, bind_and_activate=False)
-    server.socket.close()
-    server.socket = listener
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-    return f"{host}:{port}"

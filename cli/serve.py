@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import structlog
 import typer
@@ -76,9 +76,7 @@ def dev(accept_lost_wal: AcceptLostWal = False) -> None:
             from app.node import serving  # noqa: F401 - a second of imports, which a signal may still cut short
 
             stop_signals.hold()
-        with _stop_deadline(settings) as deadline:
-            code = uvloop.run(_serve_and_watch(settings, postgres, accept_lost_wal, deadline))
-    raise CommandExit(code)
+        _run(settings, partial(_serve_and_watch, settings, postgres, accept_lost_wal))
 
 
 def serve(
@@ -117,9 +115,7 @@ def serve(
         from app.node import serving  # noqa: F401 - a second of imports, which a signal may still cut short
 
         stop_signals.hold()
-    with _stop_deadline(settings) as deadline:
-        code = uvloop.run(_serve(settings, settings.database_url, accept_lost_wal, parent, own_port, deadline))
-    raise CommandExit(code)
+    _run(settings, partial(_serve, settings, settings.database_url, accept_lost_wal, parent, own_port))
 
 
 def migrate(as_json: Json = False) -> None:
@@ -194,8 +190,10 @@ def _child_of(descriptor: int) -> Iterator[Callable[[], None]]:
             loop.remove_reader(parent)
 
 
-def _stop_deadline(settings: Settings) -> StopDeadline:
-    return StopDeadline(settings.shutdown_grace.total_seconds() + STOP_MARGIN_S, drain_logs)
+def _run(settings: Settings, serving: Callable[[StopDeadline], Coroutine[Any, Any, int]]) -> NoReturn:
+    """Serve to the end, which comes within the time for a stop; exits with the code that ``serving`` returns."""
+    with StopDeadline(settings.shutdown_grace.total_seconds() + STOP_MARGIN_S, drain_logs) as deadline:
+        raise CommandExit(uvloop.run(serving(deadline)))
 
 
 async def _serve(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Annotated, Any
 
+import orjson
 import typer
 
 from app.runtime.answers.chain import ListedSnapshot, TenantList
-from cli.client import LedgerClient
-from cli.options import Url
+from cli.client import LedgerClient, Service
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.facts.events import SYSTEM_TENANT
@@ -24,7 +25,7 @@ TENANTS_NAMED = 10
 
 
 def snapshot(
-    url: Url,
+    client: Service,
     tenant: Annotated[str | None, typer.Option("--tenant", "-t", help="Tenant whose chain is signed.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Sign the chains of all tenants, and of _system.")] = False,
     as_json: Json = False,
@@ -42,11 +43,10 @@ def snapshot(
     """
     if (tenant is None) is not every:
         raise InvalidInputError("say which chains: --tenant T, or --all")
-    with LedgerClient(url) as client:
-        if tenant is not None:
-            _told(_sign(client, tenant), as_json)
-            return
-        made, problems = _sign_all(client, as_json)
+    if tenant is not None:
+        _told(_sign(client, tenant), as_json)
+        return
+    made, problems = _sign_all(client, as_json)
     if as_json:
         print_json({"snapshots": made, "problems": problems})
     if problems:
@@ -58,7 +58,9 @@ def _sign_all(client: LedgerClient, as_json: bool) -> tuple[list[dict[str, Any]]
     refused: dict[str, list[str]] = {}
     is_patient = True
     # The ledger's own chain last: what the others cause in it is signed too.
-    for tenant in sorted(_tenants(client), key=lambda name: (name == SYSTEM_TENANT, name)):
+    pages = client.pages("/v1/tenants", TenantList, limit=PAGE_TENANTS)
+    tenants = [item["tenant_id"] for page in pages for item in page["items"]]
+    for tenant in sorted(tenants, key=lambda name: (name == SYSTEM_TENANT, name)):
         try:
             made.append(_sign(client, tenant, is_patient=is_patient))
         except ProblemError as error:
@@ -78,26 +80,18 @@ def _named(tenants: Sequence[str]) -> str:
     return f"{'tenant' if len(tenants) == 1 else 'tenants'} {named}" + (f" and {more:,} more" if more > 0 else "")
 
 
-def _tenants(client: LedgerClient) -> Iterator[str]:
-    cursor = None
-    while True:
-        page = client.get("/v1/tenants", TenantList, limit=PAGE_TENANTS, cursor=cursor)
-        yield from (item["tenant_id"] for item in page["items"])
-        cursor = page["next_cursor"]
-        if cursor is None or not page["items"]:
-            return
-
-
 def _sign(client: LedgerClient, tenant: str, *, is_patient: bool = True) -> dict[str, Any]:
-    answer, is_new = client.post_once("/v1/snapshots", {"tenant_id": tenant}, ListedSnapshot, repeatable=is_patient)
-    return {**answer, "is_new": is_new}
+    reply = client.ask("POST", "/v1/snapshots", content=orjson.dumps({"tenant_id": tenant}), repeatable=is_patient)
+    return {**client.json(reply, ListedSnapshot), "is_new": reply.status == HTTPStatus.CREATED}
 
 
 def _told(answer: dict[str, Any], as_json: bool) -> None:
     signed = f"seq {answer['from_seq']} to {answer['to_seq']}, {counted(answer['entry_count'], 'entry', 'entries')}"
-    if answer["is_new"]:
-        came_to = f"snapshot {answer['id']} of tenant {answer['tenant_id']} signs {signed}"
-    else:
-        newest = f"newest is snapshot {answer['id']}, which signs {signed}"
-        came_to = f"tenant {answer['tenant_id']}: nothing new to sign; {newest}"
-    tell(answer, came_to, f"Merkle root {answer['merkle_root']}, HLC {answer['snapshot_hlc']}", as_json=as_json)
+    made = f"snapshot {answer['id']} of tenant {answer['tenant_id']} signs {signed}"
+    newest = f"newest is snapshot {answer['id']}, which signs {signed}"
+    tell(
+        answer,
+        made if answer["is_new"] else f"tenant {answer['tenant_id']}: nothing new to sign; {newest}",
+        f"Merkle root {answer['merkle_root']}, HLC {answer['snapshot_hlc']}",
+        as_json=as_json,
+    )

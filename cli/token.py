@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,10 +13,10 @@ from app.runtime.principals import Right
 from app.runtime.settings.config import load_settings
 from app.runtime.state.kept_files import FIRST_TOKEN, KEPT_TOKENS, FirstToken
 from app.trust import callers
-from cli.client import LedgerClient
+from cli.client import LedgerClient, Service, given
 from cli.options import Url
 from ledger import names
-from terminal.outcome import err, fail, out, print_json, tell
+from terminal.outcome import err, fail, tell
 from terminal.program import Json
 
 token = typer.Typer(no_args_is_help=True, help="Tokens: who may call the service, and for what.")
@@ -54,17 +54,14 @@ def new(
     if first:
         if right or tenant or expires:
             raise fail("--first makes a token with all rights for all tenants; leave --right, --tenant and --expires")
-        made = _first(name)
-        print_json({"name": name, "token": made}) if as_json else out.print(made, markup=False, soft_wrap=True)
-        return
-    if not right or not tenant:
+        answer = {"name": name, "token": _first(name)}
+    elif not right or not tenant:
         raise fail("say what it allows and for which tenants: --right R --tenant PATTERN, each as often as needed")
-    body: dict[str, Any] = {"name": name, "rights": right, "tenants": tenant}
-    if expires is not None:
-        body["expires_in"] = expires
-    with LedgerClient(url) as client:
-        answer = client.post("/v1/tokens", body, NewTokenAnswer)
-    print_json(answer) if as_json else out.print(answer["token"], markup=False, soft_wrap=True)
+    else:
+        body = given({"name": name, "rights": right, "tenants": tenant, "expires_in": expires})
+        with LedgerClient(url) as client:
+            answer = client.post("/v1/tokens", body, NewTokenAnswer)
+    tell(answer, answer["token"], as_json=as_json)
 
 
 def _first(name: str) -> str:
@@ -80,21 +77,20 @@ def _first(name: str) -> str:
 
 
 @token.command("list")
-def list_tokens(url: Url, as_json: Json = False) -> None:
+def list_tokens(client: Service, as_json: Json = False) -> None:
     """List the tokens for tenants that the caller administers, newest first.
 
     \b
     Examples:
       tally token list
     """
-    with LedgerClient(url) as client:
-        answer = client.get("/v1/tokens", TokenList)
+    answer = client.get("/v1/tokens", TokenList)
     tell(answer, *(map(_told, answer["items"]) if answer["items"] else ("no token was issued",)), as_json=as_json)
 
 
 @token.command("revoke")
 def revoke(
-    token_id: Annotated[str, typer.Argument(help="As tally token list has it.")], url: Url, as_json: Json = False
+    token_id: Annotated[str, typer.Argument(help="As tally token list has it.")], client: Service, as_json: Json = False
 ) -> None:
     """Let a token count no more.
 
@@ -102,8 +98,7 @@ def revoke(
     Examples:
       tally token revoke 0fd1c3a2b4e59687
     """
-    with LedgerClient(url) as client:
-        answer = client.delete(f"/v1/tokens/{token_id}", TokenAnswer)
+    answer = client.send("DELETE", f"/v1/tokens/{token_id}", None, TokenAnswer)
     tell(answer, f"{_told(answer)}; it counts no more", as_json=as_json)
 
 

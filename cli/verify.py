@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from rich.console import RenderableType
 
 from app.runtime.answers.chain import (
     AcknowledgeAnswer,
@@ -35,16 +36,7 @@ from signing.keys import Keyring
 from signing.memory import MEMORY, Memory, Observation, memory_of, remembering
 from signing.note import WitnessKey, cosignatures_of
 from tallystick_client import NotTheLedgerError, ProblemError
-from terminal.outcome import (
-    CommandExit,
-    counted,
-    err,
-    out,
-    print_findings,
-    print_json,
-    print_verdicts,
-    print_why_incomplete,
-)
+from terminal.outcome import CommandExit, counted, err, findings, marked, print_why_incomplete, tell, verdict_table
 from terminal.program import Json, NoState, State
 
 FILE = "file"
@@ -119,10 +111,7 @@ def verify(
     )
     verdict = _verify_by_rows(dsn, request) if dsn is not None else verify_by_service(url, request)
     with remembering(request.memory, [verdict.get("memory")]):
-        if as_json:
-            print_json(verdict)
-        else:
-            _print(verdict)
+        tell(verdict, *_lines(verdict), as_json=as_json)
         if acknowledge is not None:
             _acknowledge(url, tenant, acknowledge)
     code = exit_code_of_verdict(verdict)
@@ -302,30 +291,29 @@ def _verify_by_rows(dsn: str, request: Request) -> dict[str, Any]:
 # --- what was found -------------------------------------------------------------------------------------
 
 
-def _print(verdict: dict[str, Any]) -> None:
+def _lines(verdict: dict[str, Any]) -> list[RenderableType]:
     state = "[bold green]valid[/]" if verdict["valid"] else "[bold red]NOT VALID[/]"
     if exit_code_of_verdict(verdict) is ExitCode.INCOMPLETE:
         state = "[bold yellow]incomplete[/], nothing wrong found"
     not_mended = verdict.get("not_mended", [])
     if not_mended:
         state = "[bold red]the chain is valid, rows beside it are damaged[/]"
-    out.print(
-        f"tenant {verdict['tenant_id']}: {state}, {counted(verdict['entries_checked'], 'entry', 'entries')} "
-        f"(seq {verdict['from_seq']} to {verdict['to_seq']}) in {verdict['duration_ms']:.0f} ms"
-    )
-    print_verdicts(verdict["verdicts"])
-    head = verdict["head"]
-    if head["seq"]:
-        out.print(f"head: seq {head['seq']}, link {head['chain_link']}, HLC {head['hlc']}", markup=False)
-    unsigned = counted(verdict["unsigned_entries"], "entry", "entries")
-    out.print(f"signed to seq {verdict['signed_to_seq']}, {unsigned} after it unsigned")
-    if verdict["compared_with"] is None:
-        out.print("compared with no checkpoint, so a tail cut without trace would not be seen; see --checkpoint")
-    else:
-        out.print(f"compared with the checkpoint kept by: {verdict['compared_with']}", markup=False)
-    print_findings(verdict, verdict.get("memory"))
-    for each in not_mended:
-        out.print(f"not mended: {each['kind']} at seq {each['seq']}: {each['detail']}", markup=False)
+    head, source = verdict["head"], verdict["compared_with"]
+    return [
+        marked(
+            f"tenant {verdict['tenant_id']}: {state}, {counted(verdict['entries_checked'], 'entry', 'entries')} "
+            f"(seq {verdict['from_seq']} to {verdict['to_seq']}) in {verdict['duration_ms']:.0f} ms"
+        ),
+        verdict_table(verdict["verdicts"]),
+        *([f"head: seq {head['seq']}, link {head['chain_link']}, HLC {head['hlc']}"] if head["seq"] else ()),
+        f"signed to seq {verdict['signed_to_seq']}, "
+        f"{counted(verdict['unsigned_entries'], 'entry', 'entries')} after it unsigned",
+        "compared with no checkpoint, so a tail cut without trace would not be seen; see --checkpoint"
+        if source is None
+        else f"compared with the checkpoint kept by: {source}",
+        *findings(verdict, verdict.get("memory")),
+        *(f"not mended: {each['kind']} at seq {each['seq']}: {each['detail']}" for each in not_mended),
+    ]
 
 
 # --- what outsiders said ----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import orjson
 import typer
+from rich.console import RenderableType
 from rich.markup import escape
 
 from app.share.bundle import report
@@ -28,7 +29,7 @@ from signing.keys import Keyring
 from signing.manifest import REPORT_ENVELOPE_BYTES_MAX, REPORT_SUFFIX, SignedReport, open_report
 from signing.memory import Memory, remember_observed
 from signing.private_keys import FileSigner
-from terminal.outcome import CommandExit, counted, fail, out, print_findings, print_json, print_verdicts, readable
+from terminal.outcome import CommandExit, counted, fail, findings, marked, readable, tell, verdict_table
 from terminal.program import Json, NoState, State
 
 _CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow", 4: "bold magenta"}
@@ -103,11 +104,7 @@ def verify_bundle(
     document = report.to_json(verified, against, now, tool)
     if report_to is not None:
         _store(report_to, _written(report_to, verified, against, now, tool, signer), document, signer)
-    if as_json:
-        print_json(document)
-    else:
-        for file in verified:
-            _print(file)
+    tell(document, *(line for file in verified for line in _lines(file)), as_json=as_json)
     raise CommandExit(gravest(ExitCode(file.exit_code) for file in verified))
 
 
@@ -146,8 +143,9 @@ def _written(
 ) -> bytes:
     """The report of the kind that its name asks for."""
     if path.suffix == ".json":
-        document = report.to_json(files, against, now, tool)
-        return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(
+            report.to_json(files, against, now, tool), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        )
     if path.suffix == ".md":
         return report.to_markdown(files, against, now, tool).encode()
     name = readable(Path(path.name))
@@ -160,30 +158,26 @@ def _store(path: Path, content: bytes, document: dict[str, Any], signer: FileSig
     with whole_file(path) as file:
         file.write(content)
     if signer is not None:
-        about = manifest.findings_of(document)
-        signature = manifest.seal_report(readable(Path(path.name)), content, about, signer)
+        signature = manifest.seal_report(readable(Path(path.name)), content, manifest.findings_of(document), signer)
         with whole_file(path.with_name(path.name + manifest.REPORT_SUFFIX)) as file:
             file.write(signature)
 
 
-def _print(file: VerifiedFile) -> None:
+def _lines(file: VerifiedFile) -> list[RenderableType]:
     summary = f"[{_CODE_COLOURS[file.exit_code]}]{report.OUTCOMES[file.exit_code]}[/]"
-    out.print(f"{escape(file.name)}: {summary}")
+    lines = [marked(f"{escape(file.name)}: {summary}")]
     outcome = file.outcome
     if outcome is None:
-        out.print(f"  {file.error}", markup=False)
-        return
+        return [*lines, f"  {file.error}"]
     verdict, manifest = outcome.verdict, outcome.manifest
-    out.print(f"SHA-256 {outcome.digest}")
+    lines.append(f"SHA-256 {outcome.digest}")
     if manifest is not None:
-        out.print(
+        lines.append(
             f"tenant {manifest.tenant_id} of log {manifest.origin}: "
             f"{counted(manifest.entry_count, 'entry', 'entries')} (seq {manifest.from_seq} to {manifest.to_seq}), "
-            f"signed to seq {verdict['signed_to_seq']}",
-            markup=False,
+            f"signed to seq {verdict['signed_to_seq']}"
         )
-    print_verdicts(verdict["verdicts"])
-    print_findings(verdict, outcome.memory, outcome.not_checked)
+    return [*lines, verdict_table(verdict["verdicts"]), *findings(verdict, outcome.memory, outcome.not_checked)]
 
 
 # --- the signature of a report ----------------------------------------------------------------------
@@ -228,10 +222,7 @@ def verify_report(
     except SignatureError as error:
         raise fail(f"{report} is not what was signed: {error}", ExitCode.TAMPERED) from error
     code = _SIGNED_CODES[found.signed.verdict]
-    if as_json:
-        print_json(_signed_json(found, report, code))
-    else:
-        _print_signed(found, report)
+    tell(_signed_json(found, report, code), *_signed_lines(found, report), as_json=as_json)
     raise CommandExit(code)
 
 
@@ -252,14 +243,15 @@ def _signed_json(found: SignedReport, report: Path, code: ExitCode) -> dict[str,
     }
 
 
-def _print_signed(found: SignedReport, report: Path) -> None:
+def _signed_lines(found: SignedReport, report: Path) -> list[str]:
     signed, said = found.signed, found.findings
-    if signed.verdict == "ok":
-        out.print(f"{report} is as {', '.join(signed.key_ids)} signed it", markup=False)
-    elif signed.verdict == "unknown_key":
-        out.print(f"{report} is as somebody signed it, and nobody trusted did: {signed.detail}", markup=False)
-    else:
-        out.print(f"{report} is as somebody signed it; no key was given to say who", markup=False)
-    out.print(f"verified {said.verified_at} by {said.verified_by}: {OUTCOMES[said.exit_code]}", markup=False)
-    for bundle in said.bundles:
-        out.print(f"  {bundle.file}: exit code {bundle.exit_code}, SHA-256 {bundle.sha256}", markup=False)
+    by_verdict = {
+        "ok": f"{report} is as {', '.join(signed.key_ids)} signed it",
+        "unknown_key": f"{report} is as somebody signed it, and nobody trusted did: {signed.detail}",
+        "not_checked": f"{report} is as somebody signed it; no key was given to say who",
+    }
+    return [
+        by_verdict[signed.verdict],
+        f"verified {said.verified_at} by {said.verified_by}: {OUTCOMES[said.exit_code]}",
+        *(f"  {bundle.file}: exit code {bundle.exit_code}, SHA-256 {bundle.sha256}" for bundle in said.bundles),
+    ]

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import orjson
 import typer
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -24,7 +25,7 @@ from signing.keys import Keyring
 from signing.memory import Memory, memory_of
 from signing.receipt.form import FILE_BYTES_MAX, JOB, Receipt
 from signing.receipt.judging import LIMITS, ReceiptVerdict, judged
-from terminal.outcome import CommandExit, counted, out, print_findings, print_json, print_verdicts, readable
+from terminal.outcome import CommandExit, counted, findings, marked, out, readable, tell, verdict_table
 from terminal.program import Json, NoState, State
 
 OUTCOMES = {
@@ -65,9 +66,12 @@ class Trusted(NamedTuple):
             OSError: a file cannot be read.
         """
         keyring = Keyring.load(keys) if keys is not None else None
-        kept = judge_checkpoint(read_kept(checkpoint), keyring) if checkpoint is not None else None
-        memory = memory_of(state, is_off=no_state or keyring is None)
-        return cls(keyring, kept, memory, ExternalWitnesses.load(witness_keys or [], tsa_ca))
+        return cls(
+            keyring,
+            judge_checkpoint(read_kept(checkpoint), keyring) if checkpoint is not None else None,
+            memory_of(state, is_off=no_state or keyring is None),
+            ExternalWitnesses.load(witness_keys or [], tsa_ca),
+        )
 
 
 class Verified(NamedTuple):
@@ -124,55 +128,57 @@ def verify_proof(
             verified.append(Verified(name, ExitCode.COULD_NOT_RUN, error=error.strerror or readable(error)))
             continue
         if not is_like_receipt(data):
-            error_text = f"it is no receipt; it looks like {looks_like(data[:HEAD_BYTES])}"
-            verified.append(Verified(name, ExitCode.COULD_NOT_RUN, error=error_text))
+            verified.append(
+                Verified(
+                    name,
+                    ExitCode.COULD_NOT_RUN,
+                    error=f"it is no receipt; it looks like {looks_like(data[:HEAD_BYTES])}",
+                )
+            )
             continue
         outcome = judged(data, *trusted)
         verified.append(Verified(name, exit_code_of_receipt(outcome.verdict), outcome))
-    if as_json:
-        items = [each.to_json() for each in verified]
-        print_json({**(items[0] if len(items) == 1 else {}), "receipts": items})
-    else:
-        for each in verified:
-            _print(each)
+    items = [each.to_json() for each in verified]
+    told = {**(items[0] if len(items) == 1 else {}), "receipts": items}
+    tell(told, *(line for each in verified for line in _lines(each)), as_json=as_json)
     raise CommandExit(gravest(each.exit_code for each in verified))
 
 
-def _print(verified: Verified) -> None:
-    out.print(f"{escape(verified.name)}: {OUTCOMES[verified.exit_code]}")
+def _lines(verified: Verified) -> list[RenderableType]:
+    lines = [marked(f"{escape(verified.name)}: {OUTCOMES[verified.exit_code]}")]
     outcome = verified.outcome
     if outcome is None:
-        out.print(f"  {verified.error}", markup=False)
-        return
+        return [*lines, f"  {verified.error}"]
     if outcome.receipt is not None and outcome.checkpoint is not None:
-        print_subject(outcome.receipt, outcome.checkpoint.size)
-        _print_entries(outcome.receipt)
-    print_verdicts(outcome.verdict["verdicts"])
-    print_findings(outcome.verdict, outcome.memory, outcome.not_checked)
-    if outcome.verdict["valid"]:
-        for text in LIMITS:
-            out.print(f"never shown by a receipt: {text}", markup=False)
+        lines += [*subject_of(outcome.receipt, outcome.checkpoint.size), *_entries_of(outcome.receipt)]
+    limits = LIMITS if outcome.verdict["valid"] else ()
+    return [
+        *lines,
+        verdict_table(outcome.verdict["verdicts"]),
+        *findings(outcome.verdict, outcome.memory, outcome.not_checked),
+        *(f"never shown by a receipt: {text}" for text in limits),
+    ]
 
 
-def print_subject(receipt: Receipt, size: int) -> None:
+def subject_of(receipt: Receipt, size: int) -> list[str]:
     """What the receipt is about, in two lines."""
     count = counted(len(receipt.entries), "entry", "entries")
     what = f"all {count} of job" if receipt.covers == JOB else "one entry of job"
-    out.print(f"{what} {receipt.job_id} of tenant {receipt.tenant_id}", markup=False)
-    out.print(f"in log {receipt.origin}, up to its checkpoint of {size} entries, says {receipt.node_id}", markup=False)
+    return [
+        f"{what} {receipt.job_id} of tenant {receipt.tenant_id}",
+        f"in log {receipt.origin}, up to its checkpoint of {size} entries, says {receipt.node_id}",
+    ]
 
 
-def _print_entries(receipt: Receipt) -> None:
+def _entries_of(receipt: Receipt) -> list[RenderableType]:
     table = Table("seq", "time (UTC, of the node)", "what")
     for entry in receipt.entries[:ENTRIES_SHOWN_MAX]:
         row = entry.row
         table.add_row(
             str(row.seq), rfc3339.time_of(row.t_hlc) or row.t_hlc, escape(_type_of(row.payload) or row.action)
         )
-    out.print(table)
     more = len(receipt.entries) - ENTRIES_SHOWN_MAX
-    if more > 0:
-        out.print(f"and {counted(more, 'entry', 'entries')} more")
+    return [table, f"and {counted(more, 'entry', 'entries')} more"] if more > 0 else [table]
 
 
 def _type_of(payload: str) -> str | None:

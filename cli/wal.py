@@ -60,8 +60,11 @@ def verify(folder: Folder, as_json: Json = False) -> None:
       tally wal verify /srv/tally/wal/node-7f3a --json
     """
     reports = inspect.verify(folder)
-    lines = [line for report in reports for line in _told(report)]
-    tell({"logs": [asdict(report) for report in reports]}, *lines, as_json=as_json)
+    tell(
+        {"logs": [asdict(report) for report in reports]},
+        *[line for report in reports for line in _told(report)],
+        as_json=as_json,
+    )
     raise CommandExit(gravest(_CODES[report.verdict] for report in reports))
 
 

@@ -9,13 +9,13 @@ import typer
 from rich.table import Table
 
 from app.runtime.answers.chain import CosignatureList, CosignedAnswer
-from cli.client import LedgerClient
-from cli.options import Tenant, Url
+from cli.client import Service
+from cli.options import Tenant
 from ledger.errors import UnknownKeyError
 from signing import note as notes
 from signing.files import open_regular
 from signing.note import WitnessKey, cosignatures_of
-from terminal.outcome import out, print_json, tell
+from terminal.outcome import tell
 from terminal.program import Json
 
 NOTE_BYTES_MAX = 1 << 20
@@ -30,7 +30,7 @@ def add(
     verifier_key: Annotated[
         str, typer.Option("--verifier-key", help="The witness's key, name+hash+base64, as it published it.")
     ],
-    url: Url,
+    client: Service,
     as_json: Json = False,
 ) -> None:
     """Hand in a checkpoint that a witness cosigned, once its cosignature is found to hold.
@@ -46,26 +46,23 @@ def add(
     key = WitnessKey.parse(verifier_key)
     if not cosignatures_of(notes.parse(content), [key]):
         raise UnknownKeyError(f"{note} has no cosignature by {key.name}+{key.key_hash.hex()}; nothing was sent")
-    with LedgerClient(url) as client:
-        answer = client.post_text(f"/v1/log/{tenant}/cosignatures", content, CosignedAnswer)
+    answer = client.json(
+        client.ask("POST", f"/v1/log/{tenant}/cosignatures", content=content, content_type="text/plain"), CosignedAnswer
+    )
     names = ", ".join(WitnessKey.parse(each["witness"]).name for each in answer["added"])
     tell(answer, f"checkpoint of size {answer['tree_size']} of tenant {tenant} is cosigned by {names}", as_json=as_json)
 
 
 @witness.command("list")
-def list_cosignatures(tenant: Tenant, url: Url, as_json: Json = False) -> None:
+def list_cosignatures(tenant: Tenant, client: Service, as_json: Json = False) -> None:
     """List the newest cosignatures on a tenant's checkpoints, and whether each holds.
 
     \b
     Examples:
       tally witness list --tenant acme
     """
-    with LedgerClient(url) as client:
-        answer = client.get(f"/v1/log/{tenant}/cosignatures", CosignatureList)
-    if as_json:
-        print_json(answer)
-        return
+    answer = client.get(f"/v1/log/{tenant}/cosignatures", CosignatureList)
     table = Table("entries", "time", "holds", "witness")
     for each in answer["items"]:
         table.add_row(str(each["tree_size"]), each["time"], each["status"], each["witness"].partition("+")[0])
-    out.print(table)
+    tell(answer, table, as_json=as_json)

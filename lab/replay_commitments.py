@@ -101,7 +101,7 @@ def _propose(client: LedgerClient, proposed: Proposed, key: str) -> Verdict:
 
 def _set_capacity(client: LedgerClient, tenant_id: str, node: str, has: Resources) -> None:
     body = {"tenant_id": tenant_id, "capacity": msgspec.to_builtins(has)}
-    client.put(f"/v1/nodes/{node}/capacity", body, CapacityAnswer)
+    client.send("PUT", f"/v1/nodes/{node}/capacity", body, CapacityAnswer)
 
 
 def _seq(client: LedgerClient, tenant_id: str) -> int:
@@ -119,9 +119,6 @@ def _seq(client: LedgerClient, tenant_id: str) -> int:
 def _known(client: LedgerClient, tenant_id: str) -> dict[str, Resources]:
     """By node, the capacity that is recorded."""
     found: dict[str, Resources] = {}
-    cursor: str | None = None
-    while True:
-        page = client.get("/v1/nodes", NodeList, tenant_id=tenant_id, limit=1000, cursor=cursor)
+    for page in client.pages("/v1/nodes", NodeList, tenant_id=tenant_id):
         found |= {item["node"]: msgspec.convert(item["capacity"], Resources) for item in page["items"]}
-        if (cursor := page["next_cursor"]) is None:
-            return found
+    return found

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import orjson
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
@@ -104,8 +104,8 @@ def _readable_within(value: Any) -> Any:
     return [_readable_within(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def tell(value: object, *lines: str, as_json: bool) -> None:
-    """What a command came to: ``value`` as one JSON document, else ``lines`` for people, as they are."""
+def tell(value: object, *lines: RenderableType, as_json: bool) -> None:
+    """Print what a command came to: ``value`` as one JSON document, else ``lines`` for people; texts as they are."""
     if as_json:
         print_json(value)
         return
@@ -136,34 +136,36 @@ def coloured(verdict: str) -> str:
     return f"[{_COLOURS[verdict]}]{verdict}[/]"
 
 
-def print_verdicts(verdicts: Mapping[str, str]) -> None:
+def marked(text: str) -> RenderableType:
+    """A line whose markup is obeyed."""
+    return out.render_str(text, markup=True)
+
+
+def verdict_table(verdicts: Mapping[str, str]) -> RenderableType:
     """One row for each aspect that was checked."""
     from rich.table import Table  # 15 ms, which most commands do without
 
     table = Table("checked", "verdict")
     for aspect, result in verdicts.items():
         table.add_row(aspect, coloured(result))
-    out.print(table)
+    return table
 
 
-def print_findings(
+def findings(
     verdict: Mapping[str, Any], memory: Mapping[str, Any] | None, not_checked: Sequence[str] = ()
-) -> None:
+) -> list[RenderableType]:
     """What was compared and said from outside, what was left out, and where the first break is."""
-    if memory is not None:
-        out.print(f"memory: {memory['says']}", markup=False)
+    lines: list[RenderableType] = [] if memory is None else [f"memory: {memory['says']}"]
     for anchor in verdict["anchors"]:
         said = f"anchored to seq {anchor['to_seq']} by {anchor['kind']} {anchor['by']} at {anchor['time']}: "
-        out.print(said + " ".join(filter(None, (anchor["status"], anchor["detail"]))), markup=False)
-    for text in not_checked:
-        out.print(f"not checked: {text}", markup=False)
-    first = verdict["first_break"]
-    if first is None:
-        return
-    place = f"seq {first['seq']}, " if first["seq"] else ""
-    out.print(f"[bold red]first break:[/] {place}{first['kind']}: {escape(first['detail'])}")
-    if (first["expected"], first["actual"]) != (None, None):
-        out.print(f"  expected {first['expected']}\n  actual   {first['actual']}", markup=False)
+        lines.append(said + " ".join(filter(None, (anchor["status"], anchor["detail"]))))
+    lines += [f"not checked: {text}" for text in not_checked]
+    if (first := verdict["first_break"]) is not None:
+        place = f"seq {first['seq']}, " if first["seq"] else ""
+        lines.append(marked(f"[bold red]first break:[/] {place}{first['kind']}: {escape(first['detail'])}"))
+        if (first["expected"], first["actual"]) != (None, None):
+            lines.append(f"  expected {first['expected']}\n  actual   {first['actual']}")
+    return lines
 
 
 def print_why_incomplete(verdicts: Sequence[Mapping[str, Any]], *, is_any_key: bool) -> None:
@@ -176,11 +178,9 @@ def _reasons(verdicts: Sequence[Mapping[str, Any]], is_any_key: bool) -> list[st
     unsigned = [each.unsigned_entries for each in left if each.unsigned_entries]
     late = [each.entries_before for each in left if each.entries_before]
     aspects = dict.fromkeys(aspect for each in left for aspect in each.aspects)
-    reasons = []
+    reasons = [f"not checked: {', '.join(aspects)}"] if aspects else []
     if not is_any_key:
-        reasons.append("no --keys are given, so no signature is judged")
-    elif aspects:
-        reasons.append(f"not checked: {', '.join(aspects)}")
+        reasons = ["no --keys are given, so no signature is judged"]
     for found, where in ((unsigned, "that no snapshot signs yet"), (late, "before the first one here")):
         if found:
             entries, ledgers = counted(sum(found), "entry", "entries"), counted(len(found), "ledger")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-RUN = "import sys; from cli import process; print(*process.run(sys.argv[1:])[:2])"
+RUN = "import sys; from cli.run import run_command; print(*run_command(sys.argv[1:])[:2])"
 
 WAIT = """
 import signal, sys

@@ -95,7 +95,7 @@ def test_a_node_that_signs_nothing_says_so_once_for_all_tenants_and_is_waited_fo
         for tenant in TENANTS:
             httpx.post(f"{url}/v1/jobs", json={"tenant_id": tenant}, timeout=60).raise_for_status()
         patience_s = 2.0
-        monkeypatch.setattr(snapshot, "LedgerClient", partial(LedgerClient, patience_s=patience_s))
+        monkeypatch.setattr("cli.client.LedgerClient", partial(LedgerClient, patience_s=patience_s))
         monkeypatch.setattr(sys, "argv", ["tally", "snapshot", "--url", url, "--all"])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:

@@ -18,8 +18,7 @@ import pytest
 
 from app.dev.embedded import EmbeddedPostgres
 from cli import run as command
-from cli.process import Ended
-from cli.run import RecordedJob
+from cli.run import Ended, RecordedJob
 from cli.run import flush_spool as flush
 from tallystick_client import JobEndedError, UnreachableError, spool
 from tests.app.service_thread import serving
@@ -298,7 +297,7 @@ def test_what_neither_took_at_first_is_sent_whole_at_the_end(ledger: str, way: L
     way.passes = 0
     made = job(way.url, folder, "late")
     made.begin()
-    assert made.is_unrecorded
+    assert made.problem is not None
     way.passes = -1
 
     made.end(Ended(0, None, 1.5))
