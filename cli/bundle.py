@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -201,21 +201,14 @@ def _key_beside(folder: Path, *, must_exist: bool) -> Path:
 
 def _export_evidence(url: str, tenant: str, wanted: tuple[int | None, int | None], output: Path, as_json: bool) -> None:
     """Save what is stored of a broken chain."""
-    digest, size = sha256(), 0
     with whole_file(output) as file, LedgerClient(url) as client:
-
-        def keep(piece: bytes) -> int:
-            nonlocal size
-            digest.update(piece)
-            size += len(piece)
-            return file.write(piece)
-
-        client.export_bundle(tenant, keep, from_seq=wanted[0], to_seq=wanted[1], evidence=True)
-    told = {"file": str(output), "tenant_id": tenant, "bytes": size, "sha256": digest.hexdigest()}
+        client.export_bundle(tenant, file.write, from_seq=wanted[0], to_seq=wanted[1], evidence=True)
+    with output.open("rb") as written:
+        digest, size = file_digest(written, "sha256").hexdigest(), written.tell()
     tell(
-        told,
+        {"file": str(output), "tenant_id": tenant, "bytes": size, "sha256": digest},
         f"{output}: evidence of the broken chain of tenant {tenant}, {size:,} bytes; verifiers refuse it",
-        f"SHA-256 {told['sha256']}",
+        f"SHA-256 {digest}",
         as_json=as_json,
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -135,7 +135,7 @@ class LogScrub:
         self._copies = copies
         self._damaged: dict[str, str] = {}
         """What is wrong, by the name of the segment."""
-        self._scrubber = Scrubber(self._own_copy, interval_s, self._read, self._tell)
+        self._scrubber = Scrubber(self._own_copy, interval_s, self._read, lambda event, facts: log.info(event, **facts))
         self._thread = threading.Thread(target=self._scrubber.run, name="wal-scrub", daemon=True)
 
     def start(self) -> None:
@@ -174,9 +174,6 @@ class LogScrub:
         elif segment.path.exists():
             self._damaged[segment.name] = f"at byte {error.offset}: {error.reason}"
             log.error("wal_scrub_damage", segment=segment.name, offset=error.offset, reason=error.reason)
-
-    def _tell(self, event: str, facts: Mapping[str, object]) -> None:
-        log.info(event, **facts)
 
 
 # --- the wall clock ---------------------------------------------------------------------------------
