@@ -854,7 +854,7 @@ async def test_who_follows_and_who_keeps_checkpoints_of_others_do_not_wait_for_e
     for tenant_id in tenants:
         await write(service, tenant_id, 1)
     notary, kept = service.notary, service.notary.checkpoints
-    locks = [notary._memory.of(each).lock for each in tenants]
+    locks = [notary._memory.tenants[each].lock for each in tenants]
     await until(lambda: all(map(kept.load, tenants)) and not any(each.locked() for each in locks), "all are signed")
     lock, notes = locks[1], {name: kept.load(name) or "" for name in ("c", "b")}
     await lock.acquire()
