@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 
 from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SystemAction
@@ -25,14 +24,14 @@ from pipeline.arrow import ddl_of, rows_of
 from pipeline.report.facts import SHOWN, shown_count, shown_text
 from pipeline.report.folder import in_order, table, write_table
 from pipeline.report.period import Asked, Clock, Period
-from pipeline.report.summaries import moment
+from pipeline.report.tables import moment, within
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TABLES: Final = ("actors", "readers", "acts", "refusals")
 ENDS: Final = ("complete", "fail", "timeout")
-_ACTIONS: Final = tuple(EVENTS_BY_ACTION)
+_WHO: Final = ("actor.text AS actor", "coalesce(actor.is_private, false) AS is_private")
 _TEXTS: Final = ("right", "route", "problem", "tenant_id")
 _RECORDED: Final = pa.schema(
     [
@@ -61,91 +60,73 @@ def write(
     write_table(actors(known, timed, period), folder, "actors")
     write_table(readers(known, asked), folder, "readers")
     recorded = _recorded(known.sparkSession, system, tenants, asked).persist()
-    write_table(acts(recorded), folder, "acts")
-    write_table(refusals(recorded), folder, "refusals")
-    others = recorded.agg(F.sum("others")).first()
+    for kind, name, by in (("act", "acts", ("right", "route")), ("refusal", "refusals", ("route", "problem"))):
+        write_table(counted(recorded.where(F.col("kind") == kind), name, *by), folder, name)
+    others = recorded.agg(F.coalesce(F.sum("others"), F.lit(0)).alias("count")).collect()[0]["count"]
     recorded.unpersist()
-    assert others is not None
     read = table(folder, "readers").to_table(columns=["tenant_id", "reads"])
-    is_known = system is not None
+    is_known, is_private = system is not None, pc.field("is_private")
     return {
-        "events_without_actor": _total(
-            folder, "actors", "events", pc.field("actor").is_null() & ~pc.field("is_private")
-        ),
-        "events_of_private_actors": _total(folder, "actors", "events", pc.field("is_private")),
+        "events_without_actor": _total(folder, "actors", "events", pc.field("actor").is_null() & ~is_private),
+        "events_of_private_actors": _total(folder, "actors", "events", is_private),
         "reads": pc.sum(read["reads"]).as_py() or 0,
         "tenants_with_reads": len(pc.unique(read["tenant_id"])),
         "acts": _total(folder, "acts", "acts") if is_known else None,
         "refusals": _total(folder, "refusals", "refusals") if is_known else None,
-        "refusals_not_listed": (others[0] or 0) if is_known else None,
+        "refusals_not_listed": others if is_known else None,
     }
 
 
 def _total(folder: Path, name: str, column: str, where: pc.Expression | None = None) -> int:
-    found: int | None = pc.sum(table(folder, name).to_table(columns=[column], filter=where)[column]).as_py()
-    return found or 0
+    return pc.sum(table(folder, name).to_table(columns=[column], filter=where)[column]).as_py() or 0
 
 
 def actors(known: DataFrame, timed: DataFrame, period: Period) -> DataFrame:
     """One row a tenant and actor, most events first: events by action, and the jobs whose first creation is of him."""
-    at_ms = F.col("trace_ms" if period.clock is Clock.TRACE else "event_ms")
-    sent = known.where(F.col("action").isNotNull() & _within(at_ms, period)).select("tenant_id", *_who(), "action")
-    is_private = F.array_contains(F.split("private_fields", " "), "created_by")
-    created = timed.where(_within(F.col("created_ms"), period)).select(
-        "tenant_id", F.col("created_by").alias("actor"), is_private.alias("is_private"), F.lit(None).alias("action")
-    )
-    counted = sent.unionByName(created).groupBy("tenant_id", "actor", "is_private")
-    rows = counted.agg(
-        F.count("action").alias("events"),
-        F.count_if(F.col("action").isNull()).alias("jobs_created"),
-        *(F.count_if(F.col("action") == action).alias(action.lower()) for action in _ACTIONS),
+    at_ms = "trace_ms" if period.clock is Clock.TRACE else "event_ms"
+    rows = known.sparkSession.sql(
+        f"""
+        SELECT tenant_id, actor, is_private, count(action) AS events, count_if(action IS NULL) AS jobs_created,
+               {", ".join(f"count_if(action = '{action}') AS `{action.lower()}`" for action in EVENTS_BY_ACTION)}
+          FROM (SELECT tenant_id, {", ".join(_WHO)}, action FROM {{known}}
+                 WHERE action IS NOT NULL AND {within(at_ms, period)}
+                 UNION ALL
+                SELECT tenant_id, created_by, array_contains(split(private_fields, ' '), 'created_by'), NULL
+                  FROM {{timed}} WHERE {within("created_ms", period)})
+         GROUP BY tenant_id, actor, is_private
+        """,
+        known=known,
+        timed=timed,
     )
     return in_order(rows, F.desc("events"), F.desc("jobs_created"), "tenant_id", "actor", "is_private")
 
 
 def readers(known: DataFrame, asked: Asked) -> DataFrame:
     """One row a tenant, reader and way to read, most reads first; a read of one job counts as one job."""
-    read = known.where(F.col("read").isNotNull() & _within_asked(F.col("at.physical_ms"), asked))
-    grouped = read.groupBy("tenant_id", *_who(), F.col("read.route").alias("route"))
-    rows = grouped.agg(
-        F.count("*").alias("reads"),
-        *(F.sum(F.col("read")[name]).alias(name) for name in ("jobs", "events", "entries")),
-        F.max("at.physical_ms").alias("last_ms"),
+    rows = known.sparkSession.sql(
+        f"""
+        SELECT tenant_id, {", ".join(_WHO)}, read.route AS route, count(*) AS reads, sum(read.jobs) AS jobs,
+               sum(read.events) AS events, sum(read.entries) AS entries, max(at.physical_ms) AS last_ms
+          FROM {{known}} WHERE read IS NOT NULL AND {_within_asked("at.physical_ms", asked)} GROUP BY ALL
+        """,
+        known=known,
     )
     ordered = in_order(rows, F.desc("reads"), "tenant_id", "actor", "route")
-    return ordered.withColumn("last", moment("last_ms", Clock.HLC)).drop("last_ms")
+    return ordered.withColumn("last", F.expr(moment("last_ms", Clock.HLC))).drop("last_ms")
 
 
-def acts(recorded: DataFrame) -> DataFrame:
-    """One row an actor, right, route and tenant: how often that was allowed, most first."""
-    return _counted(recorded.where("kind = 'act'"), "acts", "right", "route")
-
-
-def refusals(recorded: DataFrame) -> DataFrame:
-    """One row an actor, route, problem and tenant: how often that was refused, most first."""
-    return _counted(recorded.where("kind = 'refusal'"), "refusals", "route", "problem")
-
-
-def _counted(rows: DataFrame, name: str, *by: str) -> DataFrame:
+def counted(rows: DataFrame, name: str, *by: str) -> DataFrame:
+    """One row an actor, tenant and what they did ``by``: how often that was allowed, or refused, most first."""
     keys = ("actor", *by, "tenant_id")
-    grouped = rows.groupBy(*_who(), *by, "tenant_id")
-    counted = grouped.agg(F.sum("count").alias(name), F.max("at_ms").alias("last_ms"))
-    ordered = in_order(counted, F.desc(name), *keys, "is_private")
-    return ordered.select(*keys, "is_private", name, moment("last_ms", Clock.HLC).alias("last"))
+    grouped = rows.selectExpr(*_WHO, *by, "tenant_id", "count", "at_ms").groupBy(*keys, "is_private")
+    each = grouped.agg(F.sum("count").alias(name), F.max("at_ms").alias("last_ms"))
+    ordered = in_order(each, F.desc(name), *keys, "is_private")
+    return ordered.selectExpr(*keys, "is_private", name, f"{moment('last_ms', Clock.HLC)} AS last")
 
 
-def _who() -> list[Column]:
-    return [F.col("actor.text").alias("actor"), F.coalesce("actor.is_private", F.lit(False)).alias("is_private")]
-
-
-def _within(at_ms: Column, period: Period) -> Column:
-    return (at_ms >= period.start_ms) & (at_ms < period.end_ms)
-
-
-def _within_asked(at_ms: Column, asked: Asked) -> Column:
-    start_ms, end_ms = (None, None) if asked.clock is Clock.TRACE else (asked.start_ms, asked.end_ms)
-    is_late_enough = F.lit(True) if start_ms is None else at_ms >= start_ms
-    return is_late_enough if end_ms is None else is_late_enough & (at_ms < end_ms)
+def _within_asked(name: str, asked: Asked) -> str:
+    bounds = ((">=", asked.start_ms), ("<", asked.end_ms)) if asked.clock is not Clock.TRACE else ()
+    return " AND ".join(["true", *(f"{name} {sign} {at_ms}" for sign, at_ms in bounds if at_ms is not None)])
 
 
 def _recorded(spark: SparkSession, system: DataFrame | None, tenants: Sequence[str], asked: Asked) -> DataFrame:
@@ -153,7 +134,7 @@ def _recorded(spark: SparkSession, system: DataFrame | None, tenants: Sequence[s
     if system is None:
         return spark.createDataFrame([], ddl_of(_RECORDED))
     actions = [str(SystemAction.ACT_ALLOWED), str(SystemAction.ACCESS_REFUSED)]
-    those = system.where(F.col("action").isin(actions) & _within_asked(F.col("hlc_physical"), asked))
+    those = system.where(F.col("action").isin(actions) & F.expr(_within_asked("hlc_physical", asked)))
     rows = those.select("action", "hlc_physical", "payload").mapInArrow(_told, ddl_of(_RECORDED))
     return rows.where((F.col("kind") == "others") | F.col("tenant_id").isin(*tenants)) if tenants else rows
 

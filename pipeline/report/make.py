@@ -19,19 +19,19 @@ from pyspark import StorageLevel
 
 from ledger.errors import InvalidInputError
 from ledger.facts.statuses import STATUSES
-from pipeline.report import access, lists, summaries
+from pipeline.report import access, tables
 from pipeline.report import folder as files
 from pipeline.report.facts import before_end, facts
 from pipeline.report.jobs import fold
 from pipeline.report.page import write_page
 from pipeline.report.period import Asked, Clock, Period, choose_clock, choose_period, moment_text
-from pipeline.report.summaries import OUTCOMES, PERCENTILES, SPANS
+from pipeline.report.tables import OUTCOMES, PERCENTILES, SPANS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FORMAT: Final = "tallystick.report.v1"
-TABLES = (*(name for name in summaries.TABLES), "open", *lists.TABLES, *access.TABLES, "ledger")
+TABLES: Final = (*tables.COUNTS, "open", *tables.LISTS, *access.TABLES, "ledger")
 
 
 class Made(NamedTuple):
@@ -72,23 +72,23 @@ def make(
     with files.replaced(dest) as fresh:
         known = before_end(facts(entries, made.by), asked.clock, asked.end_ms).persist(StorageLevel.DISK_ONLY)
         try:
-            overall = summaries.overall(known).first()
+            overall = tables.overall(known).first()
             assert overall is not None
             read = overall.asDict()
             period = _period(asked, read, round(made.made_at.timestamp() * 1000))
-            files.write_table(summaries.by_tenant(known), fresh, "ledger")
+            files.write_table(tables.by_tenant(known), fresh, "ledger")
             timed = fold(known, period.clock).persist(StorageLevel.DISK_ONLY)
             numbers = _write_tables(timed, period, stuck_after_ms, fresh)
             if made.by:
-                files.write_table(summaries.by_label(timed, period, made.by), fresh, "labels")
-            before = None if asked.start_ms is None else summaries.before(timed, period).first()
+                files.write_table(tables.by_label(timed, period, made.by), fresh, "labels")
+            before = None if asked.start_ms is None else tables.before(timed, period).first()
             who = access.write(known, timed, system, made.tenants, asked, period, fresh)
             timed.unpersist()
             if stats is not None:
-                summaries.write_measures(stats, made.tenants, period, fresh)
+                tables.write_measures(stats, made.tenants, period, fresh)
         finally:
             known.unpersist()
-        measures = () if stats is None else summaries.MEASURE_TABLES
+        measures = () if stats is None else tables.MEASURES
         for name in (*TABLES, *(["labels"] if made.by else ()), *measures):
             files.write_csv(fresh, name)
         report = _headline(period, made, read, numbers, who, None if before is None else before.asDict(), fresh)
@@ -114,18 +114,17 @@ def _nothing(asked: Asked) -> str:
 
 
 def _write_tables(timed: DataFrame, period: Period, stuck_after_ms: int | None, fresh: Path) -> dict[str, Any]:
-    """Write all tables; returns numbers that are in none of them."""
-    files.write_table(summaries.job_table(timed, period.clock), fresh, "jobs")
-    counted = summaries.summarise(summaries.happenings(timed, period)).persist(StorageLevel.DISK_ONLY)
-    for name in summaries.TABLES:
-        files.write_table(summaries.of(counted, name, period), fresh, name)
+    """Write all tables of jobs; returns numbers that are in none of them."""
+    counted = tables.summarise(tables.happenings(timed, period)).persist(StorageLevel.DISK_ONLY)
+    for name in tables.COUNTS:
+        files.write_table(tables.of(counted, name, period), fresh, name)
     counted.unpersist()
-    files.write_table(summaries.openings(timed, period), fresh, "open")
+    files.write_table(tables.openings(timed, period), fresh, "open")
     whole = files.rows_of(fresh, "all")[0]
-    after_ms = lists.stuck_after_ms(stuck_after_ms, whole["total_jobs"], whole["total_p99_s"])
-    for name, rows in lists.lists(timed, period, after_ms).items():
-        files.write_table(rows, fresh, name)
-    totals = lists.totals(timed, period, after_ms).first()
+    after_ms = tables.stuck_after_ms(stuck_after_ms, whole["total_jobs"], whole["total_p99_s"])
+    for name, query in {"jobs": tables.JOBS, **tables.LISTS}.items():
+        files.write_table(tables.of_jobs(query, timed, period, after_ms), fresh, name)
+    totals = tables.of_jobs(tables.TOTALS, timed, period, after_ms).first()
     assert totals is not None
     return {**totals.asDict(), "stuck_after_ms": after_ms, "stuck_after_is_asked": stuck_after_ms is not None}
 

@@ -13,9 +13,8 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Page
 
-from pipeline.report.page import page, templates
-from pipeline.report.page.contents import Some, folded, largest
-from pipeline.report.summaries import OUTCOMES, PERCENTILES, SPANS
+from pipeline.report.page import Some, folded, largest, page, templates
+from pipeline.report.tables import OUTCOMES, PERCENTILES, SPANS
 from tests.browser import browsing
 
 WIDTHS = (1280, 400)

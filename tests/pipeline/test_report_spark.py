@@ -21,7 +21,7 @@ from ledger.errors import ConfigurationError
 from ledger.facts.events import JOB_EVENTS
 from ledger.machines.jobs import JobFold, status
 from ledger.private_fields import PRIVATE_MARK
-from pipeline.report import summaries
+from pipeline.report import tables
 from pipeline.report.facts import COLUMNS, facts
 from pipeline.report.folder import rows_of
 from pipeline.report.jobs import fold
@@ -213,12 +213,12 @@ def test_the_period_before_is_as_long_and_ends_where_this_one_begins(spark: Spar
         choose_period(Asked(Clock.HLC, start, start + day, day), Clock.HLC, BEGIN_MS, BEGIN_MS + 2 * day, 0)
         for start in (middle, BEGIN_MS)
     )
-    then = summaries.of(summaries.summarise(summaries.happenings(timed, last)), "all", last).first()
-    assert summaries.before(timed, period).first() == then
+    then = tables.of(tables.summarise(tables.happenings(timed, last)), "all", last).first()
+    assert tables.before(timed, period).first() == then
     assert then is not None
     assert then["created"] > 0
     # Jobs of before that are still open count.
-    (*_, at_end) = summaries.openings(timed, period).collect()
+    (*_, at_end) = tables.openings(timed, period).collect()
     ((count,),) = (
         timed.where(F.col("created_ms") < middle + day)
         .selectExpr(f"count_if(ended_ms IS NULL OR ended_ms >= {middle + day})")
@@ -228,16 +228,16 @@ def test_the_period_before_is_as_long_and_ends_where_this_one_begins(spark: Spar
 
 
 def test_percentiles_of_up_to_ten_thousand_jobs_are_those_at_their_rank(spark: SparkSession) -> None:
-    count, period = summaries.EXACT_JOBS_MAX, choose_period(Asked(), Clock.HLC, 0, 0, 0)
+    count, period = tables.EXACT_JOBS_MAX, choose_period(Asked(), Clock.HLC, 0, 0, 0)
     nothing = ("at_ms", "run_ms", "total_ms", "window_ms", "hour")
     rows = spark.range(0, count, 1, 3).selectExpr(
         *("'accepted' AS kind", "id * 7919 % 10007 AS queue_ms", "'acme' AS tenant_id", "'use1' AS dc"),
         *("string(null) AS status", *(f"bigint(null) AS {name}" for name in nothing)),
     )
-    found = summaries.of(summaries.summarise(rows), "all", period).first()
+    found = tables.of(tables.summarise(rows), "all", period).first()
     ordered = sorted(at * 7919 % 10007 for at in range(count))
     assert found is not None
-    for share in summaries.PERCENTILES:
+    for share in tables.PERCENTILES:
         assert found[f"queue_p{share}_s"] == ordered[-(-share * count // 100) - 1] / 1000
 
 
@@ -331,7 +331,7 @@ def test_counts_of_running_jobs_are_summed_by_window(spark: SparkSession) -> Non
     values = ", ".join(f"({at}, '{tenant}', 'use1', 'count', '{name}', {sum_})" for at, tenant, name, sum_ in rows)
     given = spark.sql(f"SELECT * FROM VALUES {values} AS v(window_start, tenant_id, dc_id, what, name, sum)")
     assert set(given.columns) <= set(WINDOW_SCHEMA.replace(",", " ").split())
-    (found,) = summaries.measures(summaries.by_window(given, [], period), period).collect()
+    (found,) = tables.measures(tables.by_window(given, [], period), period).collect()
     assert found.asDict() == {
         "what": "count",
         "name": "requests",

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import base64
+from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipeline.report import access
-from pipeline.report.folder import Row, visible
-from pipeline.report.lists import ENDED_JOBS_MIN
-from pipeline.report.page.contents import Contents, contents, figures, outcome_bar
-from pipeline.report.page.plots import HEIGHT, VIEW
+from pipeline.report.folder import Row, rows_of, table, visible
+from pipeline.report.page.plots import BAR_SHARE, HEIGHT, OUTCOME_LABELS, VIEW, figures, outcome_shares
 from pipeline.report.period import (
     NOTHING,
     Clock,
@@ -28,6 +30,7 @@ from pipeline.report.period import (
     width_text,
     window_text,
 )
+from pipeline.report.tables import ENDED_JOBS_MIN, OUTCOMES, PERCENTILES, SPANS
 
 TEXT_MAX: Final = 120
 COMMAND_MAX: Final = 4_000
@@ -59,7 +62,8 @@ def templates(period: dict[str, Any]) -> Environment:
         text=_text,
         command=lambda value: _text(value, COMMAND_MAX),
     )
-    environment.globals.update(plot_height=HEIGHT, plot_view=VIEW)
+    environment.globals.update(plot_height=HEIGHT, plot_view=VIEW, bar_share=BAR_SHARE)
+    environment.globals.update(outcomes=OUTCOME_LABELS, outcome_shares=outcome_shares)
     return environment
 
 
@@ -73,7 +77,6 @@ def page(report: dict[str, Any], shown: Contents) -> str:
             report=report,
             shown=shown,
             figures=figures(report, shown),
-            outcome_bar=outcome_bar,
             on_trace=report["period"]["clock"] == Clock.TRACE,
             job_url=partial(_job_url, report["console"]),
             ended_jobs_min=ENDED_JOBS_MIN,
@@ -104,3 +107,110 @@ def _text(value: str | None, characters_max: int = TEXT_MAX) -> str:
         return NOTHING
     shown = visible(value)
     return shown if len(shown) <= characters_max else f"{shown[: characters_max - 1]}…"
+
+
+# --- what it shows of the tables ------------------------------------------------------------------
+
+GROUPS_MAX: Final = 20
+ROWS_MAX: Final = 15
+TENANTS_PLOTTED: Final = 5
+EMPTY_WINDOWS_MIN: Final = 4
+"""So many windows in a row in which nothing happened are shown as one."""
+
+_COUNTS: Final = ("created", "accepted", "ended", *OUTCOMES, *(f"{span}_jobs" for span in SPANS))
+_RATES: Final = {"failure_rate": "failed", "cancellation_rate": "cancelled", "timeout_rate": "timed_out"}
+
+
+class Some(NamedTuple):
+    """The first rows of a table, how many it has, and, where that is known, all others as one row."""
+
+    rows: list[Row]
+    all: int
+    rest: Row | None = None
+
+
+Contents = dict[str, Any]
+"""The tables as the page shows them, by name; moments are in milliseconds."""
+
+
+def contents(report: dict[str, Any], folder: Path) -> Contents:
+    """What the page on ``report`` shows of the tables in ``folder``.
+
+    ``windows`` are in order; each row says how many ``windows`` it stands for, more than 1 where nothing happened in
+    any of them, and how many jobs were ``open`` when it ended. ``by_tenant`` are the jobs created in each window by the
+    largest tenants; the last, of tenant None, by all others. ``measures`` are empty where no stats were given.
+    """
+    opened = [row["open"] for row in rows_of(folder, "open")]
+    every = [{**row, "open": opened[at]} for at, row in enumerate(_in_ms(rows_of(folder, "windows")))]
+    windows = folded(every)
+    tenants = largest(rows_of(folder, "tenants"), "tenant_id", "created")
+    labels = rows_of(folder, "labels") if report["by"] else []
+    by_field = {name: [row for row in labels if row["field"] == name] for name in report["by"]}
+    return {
+        "windows": windows,
+        "tenants": tenants,
+        "dcs": largest(rows_of(folder, "dcs"), "dc", "ended"),
+        "hours": rows_of(folder, "hours"),
+        "by_tenant": _by_tenant(folder, windows, [row["tenant_id"] for row in tenants.rows[:TENANTS_PLOTTED]]),
+        **{name: _in_ms(rows_of(folder, name, ROWS_MAX)) for name in ("longest", "stuck", "cancelled", "cancellers")},
+        "reasons": _some(folder, "reasons"),
+        "labels": [(name, Some(rows[:GROUPS_MAX], len(rows))) for name, rows in by_field.items()],
+        "who": {name: _some(folder, name) for name in access.TABLES},
+        "ledger": Some(rows_of(folder, "ledger", GROUPS_MAX), report["read"]["tenants"]),
+        "measures": rows_of(folder, "measures", ROWS_MAX) if (folder / "parquet" / "measures").is_dir() else [],
+    }
+
+
+def _some(folder: Path, name: str) -> Some:
+    return Some(_in_ms(rows_of(folder, name, ROWS_MAX)), table(folder, name).count_rows())
+
+
+def folded(windows: list[Row]) -> list[Row]:
+    """``windows`` with each stretch of ``EMPTY_WINDOWS_MIN`` or more in which nothing happened as one."""
+    made: list[Row] = []
+    for is_empty, stretch in groupby(windows, lambda row: not (row["created"] or row["accepted"] or row["ended"])):
+        rows = list(stretch)
+        if is_empty and len(rows) >= EMPTY_WINDOWS_MIN:
+            made.append({**rows[0], "windows": len(rows)})
+        else:
+            made += ({**row, "windows": 1} for row in rows)
+    return made
+
+
+def largest(rows: list[Row], key: str, by: str) -> Some:
+    """The ``GROUPS_MAX`` groups with most ``by``; counts of the others are added, their percentiles are not known."""
+    ordered = sorted(rows, key=lambda row: (-row[by], row[key] is None, row[key] or ""))
+    kept, others = ordered[:GROUPS_MAX], ordered[GROUPS_MAX:]
+    if not others:
+        return Some(kept, len(kept))
+    rest: Row = {name: sum(row[name] for row in others) for name in _COUNTS}
+    for rate, count in _RATES.items():
+        rest[rate] = rest[count] / rest["ended"] if rest["ended"] else None
+    rest |= {f"{span}_p{each}_s": None for span in SPANS for each in PERCENTILES}
+    return Some(kept, len(ordered), rest)
+
+
+def _by_tenant(folder: Path, windows: list[Row], names: list[str]) -> list[tuple[str | None, list[int]]]:
+    """One row of counts for each of ``names``, and one for what they leave of each window."""
+    found = table(folder, "tenant_windows").to_table(
+        columns=["window", "tenant_id", "created"], filter=pc.field("tenant_id").isin(pa.array(names, pa.string()))
+    )
+    counts = {(row["tenant_id"], row["window"]): row["created"] for row in _in_ms(found.to_pylist())}
+    of_names = {name: [counts.get((name, window["window"]), 0) for window in windows] for name in names}
+    rest = [window["created"] - sum(created[at] for created in of_names.values()) for at, window in enumerate(windows)]
+    return [*of_names.items(), *([(None, rest)] if any(rest) else [])]
+
+
+def _in_ms(rows: list[Row]) -> list[Row]:
+    """``rows`` with moments in milliseconds, whichever clock they are of."""
+    return [{name: _ms(name, value) for name, value in row.items()} for row in rows]
+
+
+_MOMENTS: Final = frozenset(("window", "created", "accepted", "ended", "last_event", "cancel_requested"))
+
+
+def _ms(name: str, value: Any) -> Any:
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        return round(moment.timestamp() * 1000)
+    return round(value * 1000) if name in _MOMENTS and isinstance(value, float) else value

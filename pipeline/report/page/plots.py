@@ -1,4 +1,4 @@
-"""Where the marks of plots stand: bars that are stacked, and lines of percentiles.
+"""The plots of the page: their axes, and the values that bars and lines show of each slot.
 
 ``plots.j2`` draws them as inline SVG, without script.
 
@@ -10,11 +10,26 @@ paper are the style sheet's: a series is known by its class alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from pipeline.report.period import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, WEEK_MS, Clock
+from pipeline.report.folder import Row, visible
+from pipeline.report.period import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    SECOND_MS,
+    WEEK_MS,
+    Clock,
+    count_text,
+    duration_text,
+    moment_text,
+    rate_text,
+    width_text,
+)
+from pipeline.report.tables import PERCENTILES
 
 HEIGHT: Final = 220
 BAR_SHARE: Final = 0.82
@@ -32,25 +47,6 @@ class Series(NamedTuple):
     values: Sequence[Any]
 
 
-class Box(NamedTuple):
-    """A rectangle: percent across, pixels down."""
-
-    left: float
-    width: float
-    top: float = 0
-    height: float = HEIGHT
-
-
-class Line(NamedTuple):
-    """One series as a path of ``VIEW`` by ``HEIGHT``, with a dot for each value that has no neighbour."""
-
-    series: Series
-    path: str
-    dots: Sequence[tuple[float, float]]
-    end_y: float | None
-    """Where its name stands at its end, None where it has none."""
-
-
 class Plot(NamedTuple):
     """One plot: what stands around it, its axes, the text of each slot under the pointer, and its bars or lines."""
 
@@ -65,53 +61,30 @@ class Plot(NamedTuple):
     """Slots that stand for a stretch in which nothing happened."""
     legend: Sequence[tuple[str, str]] = ()
     """Class and label of each series."""
-    bars: Sequence[tuple[str, Sequence[Box]]] = ()
-    lines: Sequence[Line] = ()
-
-    def slot(self, at: int) -> Box:
-        """The whole of a slot."""
-        width = 100 / len(self.tips)
-        return Box(at * width, width)
+    bars: Sequence[tuple[str, Sequence[tuple[float, float]]]] = ()
+    """Class of each series, and between which values its bar stands in each slot."""
+    lines: Sequence[tuple[Series, float | None]] = ()
+    """Each series, and where its name stands at its end."""
 
 
-def stacked(plot: Plot, series: Sequence[Series]) -> Plot:
-    """``plot`` with bars in each slot, one series on the other, the first at the bottom."""
-    below, bars = [0.0] * len(plot.tips), []
+def _stacked(series: Sequence[Series]) -> Iterator[tuple[str, list[tuple[float, float]]]]:
+    """Bars, one series on the other, the first at the bottom."""
+    below = [0.0] * len(series[0].values)
     for each in series:
-        boxes = []
-        for at, value in enumerate(each.values):
-            if value:
-                slot = plot.slot(at)
-                bottom, top = (HEIGHT * (1 - plot.y.share(total)) for total in (below[at], below[at] + value))
-                left, width = slot.left + slot.width * (1 - BAR_SHARE) / 2, slot.width * BAR_SHARE
-                boxes.append(Box(left, width, top, bottom - top))
-                below[at] += value
-        bars.append((each.style, boxes))
-    return plot._replace(bars=bars)
+        above = [start + (value or 0) for start, value in zip(below, each.values, strict=True)]
+        yield each.style, [*zip(below, above, strict=True)]
+        below = above
 
 
-def lines(plot: Plot, series: Sequence[Series]) -> Plot:
-    """``plot`` with a line for each series through the middles of the slots, broken where there is no value, named at
-    its end: names are moved apart so that none stands on another."""
-    drawn, lowest = [_line(plot.y, each) for each in series], HEIGHT + float(_LABEL_PX)
-    for at, line in sorted(enumerate(drawn), key=lambda each: -(each[1].end_y or 0)):
-        if line.end_y is not None:
-            lowest = min(line.end_y, lowest - _LABEL_PX)
-            drawn[at] = line._replace(end_y=lowest)
-    return plot._replace(lines=drawn)
-
-
-def _line(y: Axis, series: Series) -> Line:
-    values, steps, dots, end_y = series.values, [], [], None
-    for at, value in enumerate(values):
-        if value is None:
-            continue
-        x, end_y = (at + 0.5) / len(values), HEIGHT * (1 - y.share(value))
-        is_joined = at > 0 and values[at - 1] is not None
-        steps.append(f"{'L' if is_joined else 'M'}{x * VIEW:.0f} {end_y:.2f}")
-        if not is_joined and (at + 1 == len(values) or values[at + 1] is None):
-            dots.append((x * 100, end_y))
-    return Line(series, "".join(steps), dots, end_y)
+def _named_at_end(series: Sequence[Series], y: Axis) -> list[tuple[Series, float | None]]:
+    """Lines with the places of their names, which are moved apart so that none stands on another."""
+    known = ([value for value in each.values if value is not None] for each in series)
+    ends = [HEIGHT * (1 - y.share(values[-1])) if values else None for values in known]
+    lowest = HEIGHT + float(_LABEL_PX)
+    for at, end in sorted(enumerate(ends), key=lambda each: -(each[1] or 0)):
+        if end is not None:
+            lowest = ends[at] = min(end, lowest - _LABEL_PX)
+    return [*zip(series, ends, strict=True)]
 
 
 # --- axes -----------------------------------------------------------------------------------------
@@ -182,8 +155,9 @@ def linear_axis(largest: float, is_share: bool = False) -> Axis:
     if is_share:
         count = min(count, round(1 / step)) if step * count > 1 else count
     top = step * count
-    text = _percent if is_share else _thousands
-    return Axis(top, [Tick(at / count, text(step * at)) for at in range(count + 1)])
+    text = "{:.3g} %".format if is_share else _thousands
+    scale = 100 if is_share else 1
+    return Axis(top, [Tick(at / count, text(step * at * scale)) for at in range(count + 1)])
 
 
 def duration_axis(largest_s: float) -> Axis:
@@ -237,10 +211,182 @@ def _time(at_ms: int, step_ms: int, clock: Clock) -> str:
 
 
 def _thousands(value: float) -> str:
-    if value >= 1_000_000:
-        return f"{value / 1_000_000:g} M"
-    return f"{value:,.0f}"
+    return f"{value / 1_000_000:g} M" if value >= 1_000_000 else f"{value:,.0f}"
 
 
-def _percent(value: float) -> str:
-    return f"{value * 100:.3g} %"
+# --- what they show ---------------------------------------------------------------------------------
+
+
+OUTCOME_LABELS: Final = {
+    "completed": "Completed",
+    "cancelled": "Cancelled",
+    "timed_out": "Timed out",
+    "failed": "Failed",
+}
+"""From the bottom of a bar to its top: what went wrong is what varies at the top."""
+Legend = Sequence[tuple[str, str]]
+_RATE_OF: Final = {"cancelled": "cancellation_rate", "timed_out": "timeout_rate", "failed": "failure_rate"}
+_NAME_MAX: Final = 24
+_TICKS_APART_MIN: Final = 0.045
+"""Ticks that are closer would stand on one another."""
+
+
+def outcome_shares(row: Row) -> dict[str, float]:
+    """How the jobs of a group ended, in shares of those that did; nothing where none did."""
+    return {name: row[name] / row["ended"] for name in OUTCOME_LABELS if row["ended"] and row[name]}
+
+
+class _Time(NamedTuple):
+    """The axis of time that most plots share."""
+
+    windows: list[Row]
+    width_ms: int
+    clock: Clock
+
+    @property
+    def per(self) -> str:
+        """``per day``, ``per 6 hours``."""
+        return f"per {width_text(self.width_ms).removeprefix('1 ')}"
+
+    def plot(
+        self, title: str, note: str, label: str, y: Axis, texts: Sequence[Sequence[str]], legend: Legend = ()
+    ) -> Plot:
+        """A plot without marks; ``texts`` are the lines that each window shows under the pointer."""
+        gaps = [at for at, row in enumerate(self.windows) if row["windows"] > 1]
+        tips = [
+            "\n".join([moment_text(row["window"], self.clock), *(self._empty(row) or texts[at])])
+            for at, row in enumerate(self.windows)
+        ]
+        return Plot(title, note, label, _ticks(self.windows, self.width_ms, self.clock), y, tips, gaps, legend)
+
+    def _empty(self, row: Row) -> list[str]:
+        if row["windows"] == 1:
+            return []
+        end = moment_text(row["window"] + row["windows"] * self.width_ms, self.clock)
+        return [f"until {end}", f"nothing happened, {count_text(row['open'])} jobs open"]
+
+
+def _ticks(windows: list[Row], width_ms: int, clock: Clock) -> list[Tick]:
+    """Ticks of the time that ``windows`` cover; none within a stretch that is shown as one."""
+    start_ms, count = windows[0]["window"], len(windows)
+    first = [(row["window"] - start_ms) // width_ms for row in windows]
+    total = first[-1] + windows[-1]["windows"]
+    ticks: list[Tick] = []
+    for tick in time_ticks(start_ms, start_ms + total * width_ms, clock):
+        slot = bisect_right(first, tick.at * total + 1e-9) - 1
+        within = tick.at * total - first[slot]
+        at = (slot + (within if windows[slot]["windows"] == 1 else 0)) / count
+        is_apart = not ticks or at - ticks[-1].at >= _TICKS_APART_MIN
+        if is_apart and (windows[slot]["windows"] == 1 or within < 1e-9):
+            ticks.append(tick._replace(at=at))
+    return ticks
+
+
+def figures(report: dict[str, Any], shown: dict[str, Any]) -> dict[str, Plot]:
+    """The plots by name; ``tenants`` only where there is more than one."""
+    period, windows = report["period"], shown["windows"]
+    time = _Time(windows, period["window_ms"], Clock(period["clock"]))
+    created, is_open = ([row[name] for row in windows] for name in ("created", "open"))
+    most, every = count_text(max(created)), count_text(sum(created))
+    totals = {name: sum(row[name] for row in windows) for name in OUTCOME_LABELS}
+    outcomes = ", ".join(f"{count_text(totals[name])} {text.lower()}" for name, text in OUTCOME_LABELS.items())
+    made = {
+        "created": _bars(
+            time,
+            ("Jobs created", time.per),
+            f"Bar chart: jobs created {time.per}, at most {most}, {every} in all",
+            [Series("created", "s-created", created)],
+        ),
+        "ended": _bars(
+            time,
+            ("Jobs ended, by outcome", time.per),
+            f"Stacked bar chart: jobs that ended {time.per}, by outcome; in all {outcomes}",
+            [
+                Series(text.lower(), f"s-{name}", [row[name] for row in windows])
+                for name, text in OUTCOME_LABELS.items()
+            ],
+            legend=[(f"s-{name}", text) for name, text in OUTCOME_LABELS.items() if totals[name]],
+        ),
+        "open": _bars(
+            time,
+            ("Jobs open", "at the end of each window: created, and not ended"),
+            f"Bar chart: jobs open at the end of each window, at most {count_text(max(is_open))}",
+            [Series("open at its end", "s-created", is_open)],
+        ),
+        "queue": _percentiles(time, "queue", "Queue time", "from creation to acceptance"),
+        "run": _percentiles(time, "run", "Run time", "from acceptance to end"),
+        "hours": _hours(shown["hours"], time.clock),
+    }
+    if len(shown["by_tenant"]) > 1:
+        tenants = [
+            Series("all others" if tenant is None else _short(tenant), "t-rest" if tenant is None else f"t{at}", counts)
+            for at, (tenant, counts) in enumerate(shown["by_tenant"])
+        ]
+        told = ", ".join(f"{each.label} {count_text(sum(each.values))}" for each in tenants)
+        label = f"Stacked bar chart: jobs created {time.per}, by tenant: {told}"
+        legend = [(each.style, each.label) for each in tenants]
+        made["tenants"] = _bars(time, ("Jobs created, by tenant", time.per), label, tenants, "{1}: {0}", legend)
+    return made
+
+
+def _bars(
+    time: _Time, heading: tuple[str, str], label: str, series: Sequence[Series], tip: str = "{} {}", legend: Legend = ()
+) -> Plot:
+    """Stacked counts by window; ``heading`` is title and note, ``tip`` the form of a count and the name it is of."""
+    by_window = [*zip(*(each.values for each in series), strict=True)]
+    names = [each.label for each in series]
+    texts = [
+        [tip.format(count_text(count), name) for name, count in zip(names, counts, strict=True)][::-1]
+        for counts in by_window
+    ]
+    plot = time.plot(*heading, label, linear_axis(max(map(sum, by_window))), texts, legend)
+    return plot._replace(bars=[*_stacked(series)])
+
+
+def _percentiles(time: _Time, span: str, title: str, what: str) -> Plot:
+    names = {each: f"{span}_p{each}_s" for each in PERCENTILES}
+    known = [row[name] for row in time.windows for name in names.values() if row[name] is not None]
+    label = f"Line chart: {title.lower()} {time.per}, median, 90th and 99th percentile, on a logarithmic scale"
+    texts = [
+        [
+            *(f"p{each}: {duration_text(row[name])}" for each, name in reversed(names.items())),
+            f"{count_text(row[f'{span}_jobs'])} jobs",
+        ]
+        for row in time.windows
+    ]
+    series = [Series(f"p{each}", f"p{each}", [row[name] for row in time.windows]) for each, name in names.items()]
+    legend = (("p50", "p50: half of the jobs are quicker"), ("p90", "p90: 9 of 10"), ("p99", "p99: 99 of 100"))
+    plot = time.plot(
+        title, f"{what}, {time.per}, logarithmic scale", label, duration_axis(max(known, default=1)), texts, legend
+    )
+    return plot._replace(lines=_named_at_end(series, plot.y))
+
+
+def _hours(hours: list[Row], clock: Clock) -> Plot:
+    shares = [sum(row[rate] or 0 for rate in _RATE_OF.values()) for row in hours]
+    tips = [
+        "\n".join(
+            [
+                f"{row['hour']:02}:00 to {row['hour'] + 1:02}:00",
+                *(f"{rate_text(row[rate])} {OUTCOME_LABELS[name].lower()}" for name, rate in _RATE_OF.items()),
+                f"of {count_text(row['ended'])} jobs that ended",
+            ]
+        )
+        for row in hours
+    ]
+    label = "Stacked bar chart: share of ended jobs that failed, timed out or were cancelled, by hour of the day"
+    day = "of the trace's day" if clock is Clock.TRACE else "of the day, UTC"
+    note = f"share of those that ended, by hour {day}"
+    legend = [(f"s-{name}", OUTCOME_LABELS[name]) for name, rate in _RATE_OF.items() if any(row[rate] for row in hours)]
+    y = linear_axis(max(shares), is_share=True)
+    series = [
+        Series(OUTCOME_LABELS[name], f"s-{name}", [row[rate] for row in hours]) for name, rate in _RATE_OF.items()
+    ]
+    return Plot(
+        "Jobs that did not complete", note, label, hour_ticks(), y, tips, legend=legend, bars=[*_stacked(series)]
+    )
+
+
+def _short(name: str) -> str:
+    shown = visible(name)
+    return shown if len(shown) <= _NAME_MAX else f"{shown[: _NAME_MAX - 1]}…"
