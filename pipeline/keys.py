@@ -1,19 +1,14 @@
-"""The keys that a pipeline command signs with: as the service's, a file or a signer of an HSM, Vault or cloud; and a
-keyring on its way to tasks, as the JSON that ``/v1/keys`` answers.
-"""
+"""The keys that a pipeline command signs with: as the service's, a file or a signer of an HSM, Vault or cloud."""
 
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 from typing import Final, NamedTuple
-
-import orjson
 
 from ledger.errors import ConfigurationError
 from ledger.secret_text import secret_text
 from signing import private_keys
-from signing.keys import ED25519, Keyring, Signer
+from signing.keys import ED25519, Signer
 from signing.private_keys import FileSigner
 
 PIN_VARIABLE: Final = "TALLY_PIPELINE_SIGNING_PIN"
@@ -55,14 +50,3 @@ def _pin() -> str:
     if not pin:  # A token counts wrong PINs, so none is guessed.
         raise ConfigurationError(f"{PIN_VARIABLE} is not set, and the HSM that holds the signing key asks for its PIN")
     return pin
-
-
-def sent(keyring: Keyring | None) -> str | None:
-    """What a task makes the ring from."""
-    return None if keyring is None else orjson.dumps(keyring.to_json()).decode()
-
-
-@lru_cache(maxsize=1)
-def keyring_of(sent: str | None) -> Keyring | None:
-    """The ring that was sent, made once in each worker."""
-    return None if sent is None else Keyring.from_json(orjson.loads(sent))

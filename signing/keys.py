@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -322,6 +322,10 @@ class Keyring:
             self._keys[key.key_id] = key if known is None else known.narrowed(key)
             if len(self._keys) > KEYS_MAX:
                 raise InvalidInputError(f"a keyring holds at most {KEYS_MAX} keys")
+
+    def __reduce__(self) -> tuple[Callable[[object], Keyring], tuple[object]]:
+        """To another process it travels as its JSON."""
+        return Keyring.from_json, (self.to_json(),)
 
     def __iter__(self) -> Iterator[PublicKey]:
         return iter(self._keys.values())

@@ -20,18 +20,15 @@ import pyarrow as pa
 from ledger.bundle.merge import Incoming, encode_incoming, incoming_entries, note_beginning
 from ledger.errors import (
     BundleInvalidError,
-    BundleRefusedError,
     InvalidInputError,
     LedgerError,
     NotABundleError,
-    UntrustedKeyError,
 )
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_error
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.hlc import Hlc
 from ledger.verification import verify
 from pipeline.arrow import batch_of_columns, ddl_of
-from pipeline.keys import keyring_of, sent
 from pipeline.source import over_numbers
 from signing.bundle.judging import BundleVerdict, judged, refuse_unless_trusted, refused
 from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
@@ -104,14 +101,8 @@ def take(
         keyring: the keys that are trusted.
         counter: grows by the entries that tasks which ended have read.
     """
-    names, keys = [os.path.abspath(file) for file in files], sent(keyring)
-
-    def work(number: int) -> Iterator[pa.RecordBatch]:
-        ring = keyring_of(keys)
-        assert ring is not None, "one was sent"
-        return _taken(names[number], number, ring, counter)
-
-    return over_numbers(spark, len(names), work, SCHEMA)
+    names = [os.path.abspath(file) for file in files]
+    return over_numbers(spark, len(names), lambda number: _taken(names[number], number, keyring, counter), SCHEMA)
 
 
 def bundles_of(taken: DataFrame) -> list[TakenBundle]:
@@ -143,19 +134,13 @@ def _taken(file: str, number: int, keyring: Keyring, counter: Accumulator[int] |
                 if counter is not None:
                     counter.add(len(entries))
                 yield _arrow(entries, number)
-    except (BundleRefusedError, UntrustedKeyError) as error:
-        taken = _refused(taken, error)
-    except NotABundleError as error:
-        taken = taken._replace(exit_code=ExitCode.COULD_NOT_RUN, refusal=f"{name}: {error}")
-    except BundleInvalidError as error:
-        if not taken.told:
+    except (LedgerError, OSError) as error:
+        if isinstance(error, BundleInvalidError) and not (taken.told or isinstance(error, NotABundleError)):
             verdict = refused(error, *digest_of(Path(file)), time.perf_counter() - began_s)
             taken = taken._replace(digest=verdict.digest, told=verdict.to_json())
-        taken = _refused(taken, error)
-    except LedgerError as error:
-        taken = _refused(taken, error)
-    except OSError as error:
-        taken = taken._replace(exit_code=ExitCode.COULD_NOT_RUN, refusal=f"{name}: {error.strerror or error}")
+        why = str(error) if isinstance(error, LedgerError) else str(error.strerror or error)
+        code = ExitCode.COULD_NOT_RUN if isinstance(error, NotABundleError | OSError) else exit_code_of_error(error)
+        taken = taken._replace(exit_code=code, refusal=why if name in why else f"{name}: {why}")
     yield pa.RecordBatch.from_pylist([{"file": number, "about": json.dumps(taken._asdict())}], _ARROW)
 
 
@@ -169,12 +154,6 @@ def _about(taken: TakenBundle, reader: BundleReader, found: BundleVerdict) -> Ta
         entries=manifest.entry_count,
         raw_bytes=sum(part.raw_bytes for part in manifest.entry_parts),
     )
-
-
-def _refused(taken: TakenBundle, error: LedgerError) -> TakenBundle:
-    name = taken.file
-    why = str(error) if name in str(error) else f"{name}: {error}"
-    return taken._replace(exit_code=exit_code_of_error(error), refusal=why)
 
 
 def _batches(entries: Iterable[Incoming]) -> Iterator[list[Incoming]]:

@@ -18,7 +18,6 @@ import asyncio
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -39,7 +38,6 @@ from ledger.verification.verdict import KINDS, Break, Verdict
 from pipeline import arrow
 from pipeline.archive.judging import broken
 from pipeline.arrow import ddl_of
-from pipeline.keys import keyring_of, sent
 from pipeline.places import OpenPlace, Piece
 from pipeline.places.protocol import ROWS_A_PIECE
 from pipeline.source import over_numbers, over_pieces, rows_a_task
@@ -55,7 +53,6 @@ from pipeline.verify.tasks import (
     ROWS_FOLDED,
     VERDICT,
     CheckRanges,
-    FoldChains,
     PlannedChain,
     Refusal,
     TaskRow,
@@ -63,6 +60,7 @@ from pipeline.verify.tasks import (
     compare_jobs,
     decode_break,
     encode,
+    fold_chains,
     read_jobs,
     rows_in,
 )
@@ -111,15 +109,27 @@ class Verified:
 
     def breaks(self) -> DataFrame:
         """Every break there is, in no order."""
-        broken = [each for each in self.objects if each["first_break"] is not None]
-        outside = [each for each in broken if each["first_break"]["kind"] not in KINDS]
-        rows = [(each["tenant_id"], *map(_text, each["first_break"].values())) for each in outside]
-        told = self._spark.createDataFrame([(tenant, int(seq or 0), *rest) for tenant, seq, *rest in rows], BREAKS_DDL)
-        # Where the place itself does not hold, or a job's chain, nothing else is said.
-        tell = _TellBreaks(
-            frozenset(each["tenant_id"] for each in outside if not each["entries_checked"]),
-            frozenset(each["tenant_id"] for each in self.objects if _is_chain_whole(each)),
+        outside = [
+            (each["tenant_id"], [_text(value) for value in each["first_break"].values()], not each["entries_checked"])
+            for each in self.objects
+            if each["first_break"] is not None and each["first_break"]["kind"] not in KINDS
+        ]
+        told = self._spark.createDataFrame(
+            [(tenant, int(seq or 0), *rest) for tenant, (seq, *rest), _ in outside], BREAKS_DDL
         )
+        # Where the place itself does not hold, nothing else counts; job states count where the chain is whole.
+        refused = {tenant for tenant, _, is_unread in outside if is_unread}
+        whole = {each["tenant_id"] for each in self.objects if _is_chain_whole(each)}
+
+        def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            found = (
+                (row.tenant_id, decode_break(row.data))
+                for row in rows_in(batches)
+                if row.tenant_id not in refused and (row.kind == BREAK or row.tenant_id in whole)
+            )
+            rows = ((tenant, *each[:3], _text(each.expected), _text(each.actual)) for tenant, each in found)
+            return arrow.batched(rows, _BREAKS_SCHEMA)
+
         for rows_found in self._found:
             kept = rows_found.filter(rows_found.kind.isin(BREAK, CANDIDATE))
             told = told.union(kept.mapInArrow(tell, BREAKS_DDL))
@@ -130,23 +140,6 @@ class Verified:
         """Release what is kept."""
         for each in self._found:
             each.unpersist()
-
-
-@dataclass(frozen=True)
-class _TellBreaks:
-    """Decodes breaks; those of job states count where the chain itself is whole."""
-
-    refused: frozenset[str]
-    whole: frozenset[str]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = (
-            (row.tenant_id, decode_break(row.data))
-            for row in rows_in(batches)
-            if row.tenant_id not in self.refused and (row.kind == BREAK or row.tenant_id in self.whole)
-        )
-        rows = ((tenant, *each[:3], _text(each.expected), _text(each.actual)) for tenant, each in found)
-        return arrow.batched(rows, _BREAKS_SCHEMA)
 
 
 def _text(value: object) -> str | None:
@@ -219,9 +212,8 @@ def check_chains(
     ``with_jobs`` says that job states are compared, where they are stored.
     """
     chains = _planned(pieces, ends)
-    keys = sent(keyring)
     # 1. The ranges. 2. The jobs.
-    check = CheckRanges(_by_piece(pieces, chains), keys, with_jobs, passed=passed)
+    check = CheckRanges(_by_piece(pieces, chains), keyring, with_jobs, passed=passed)
     found = over_pieces(spark, pieces, check, DDL, rows_a_task(pieces, spark.sparkContext.defaultParallelism))
     if with_jobs:
         stored = over_pieces(spark, [piece for piece in pieces if piece.is_first], read_jobs, DDL)
@@ -239,7 +231,7 @@ def check_chains(
             raise AssertionError(f"ranges are to be checked again without end: {sorted(changed)[:3]}")
         for (tenant, number), task in changed.items():
             chains[tenant].tasks[number] = task
-        found = _without(spark, found, changed).union(_again(spark, pieces, chains, changed, keys)).persist()
+        found = _without(spark, found, changed).union(_again(spark, pieces, chains, changed, keyring)).persist()
         folded, verdicts, refused, changed = _fold(found, chains)
         rounds += 1
     return verdicts, refused, (found, folded)
@@ -269,7 +261,7 @@ def _fold(
 ) -> tuple[DataFrame, dict[str, Verdict], dict[str, Refusal], _Changed]:
     """What folding gave, and what is in it: verdicts, refusals, tasks to be done again."""
     of_chains = found.filter(found.kind.isin(*ROWS_FOLDED)).repartition(_partitions(found, len(chains)), "tenant_id")
-    folded = of_chains.sortWithinPartitions(*CHAINS_SORTED_BY).mapInArrow(FoldChains(chains), DDL).persist()
+    folded = of_chains.sortWithinPartitions(*CHAINS_SORTED_BY).mapInArrow(partial(fold_chains, chains), DDL).persist()
     verdicts: dict[str, Verdict] = {}
     refused: dict[str, Refusal] = {}
     changed: _Changed = {}
@@ -302,12 +294,13 @@ def _again(
     pieces: Sequence[Piece],
     chains: Mapping[str, PlannedChain],
     changed: _Changed,
-    keys: str | None,
+    keyring: Keyring | None,
 ) -> DataFrame:
     of_pieces = _by_piece(pieces, chains)
-    numbers = {key: task.number for key, task in of_pieces.items()}
-    concerned = [piece for piece in pieces if (piece.tenant_id, numbers[piece.tenant_id, piece.from_seq]) in changed]
-    return over_pieces(spark, concerned, CheckRanges(of_pieces, keys, False, False), DDL)
+    concerned = [
+        piece for piece in pieces if (piece.tenant_id, of_pieces[piece.tenant_id, piece.from_seq].number) in changed
+    ]
+    return over_pieces(spark, concerned, CheckRanges(of_pieces, keyring, False, False), DDL)
 
 
 def _is_chain_whole(verdict: Mapping[str, Any]) -> bool:
@@ -338,11 +331,10 @@ def verify_bundles(
     """
     if kept is not None:
         judge_checkpoint(kept, keyring)
-    keys = sent(keyring)
     names = [str(file.absolute()) for file in files]
 
     def check(number: int) -> Iterator[pa.RecordBatch]:
-        return batched(_rows(names[number], number, keyring_of(keys), kept, memory, passed))
+        return batched(_rows(names[number], number, keyring, kept, memory, passed))
 
     found = over_numbers(spark, len(files), check, DDL).persist()
     verdicts = found.filter(found.kind == VERDICT).orderBy("number").collect()

@@ -5,10 +5,10 @@ A row of ``number`` belongs to that range of its tenant; ``place`` orders rows o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -25,9 +25,9 @@ from ledger.verification.reader import CommitmentRow, PromisedRow, of_commitment
 from ledger.verification.verdict import Break, Findings, is_number
 from pipeline import arrow
 from pipeline.arrow import ArrowEntries, ddl_of, lists_of, rows_of
-from pipeline.keys import keyring_of
 from pipeline.places import Piece, PieceReader
 from pipeline.places.protocol import SEQ_MIN
+from signing.keys import Keyring
 from signing.snapshot import open_snapshot
 
 if TYPE_CHECKING:
@@ -128,7 +128,6 @@ JOBS_SORTED_BY: Final = ("tenant_id", "job_id", "kind", "number", "place")
 CHAINS_SORTED_BY: Final = ("tenant_id", "kind", "number", "place")
 ROWS_FOLDED: Final = (SUMMARY, JOBS, REFUSED, COMMITMENT)
 """Kinds of rows that are folded."""
-_JOBS_DECODER: Final = msgspec.msgpack.Decoder(JobsFound)
 _JUDGED_DECODER: Final = msgspec.msgpack.Decoder(Judged)
 
 
@@ -138,88 +137,77 @@ class CheckRanges:
 
     tasks: Mapping[tuple[str, int | None], RangeTask]
     """By tenant and first seq of the piece."""
-    keys: str | None
-    """The keyring as JSON; without one signatures are not judged."""
+    keyring: Keyring | None
+    """Without one signatures are not judged."""
     with_jobs: bool
     """Whether to fold the jobs."""
     with_commitments: bool = True
-    """Whether to hand on what verdicts are judged by."""
+    """Whether to pass on what verdicts are judged by."""
     passed: Accumulator[int] | None = None
     """Counts entries."""
 
     def __call__(self, piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
-        return batched(self._told(self.tasks[piece.tenant_id, piece.from_seq], reader))
+        return batched(self._rows(self.tasks[piece.tenant_id, piece.from_seq], reader))
 
-    def _told(self, task: RangeTask, reader: PieceReader) -> Iterator[TaskRow]:
+    def _rows(self, task: RangeTask, reader: PieceReader) -> Iterator[TaskRow]:
+        breaks: list[Break] = []
+        findings = Findings(breaks.append)
         try:
-            yield from self._rows(task, reader)
+            snapshots = [row for batch in reader.snapshots() for row in rows_of(batch)]
+            opened = opened_for(task, snapshots, partial(open_snapshot, keyring=self.keyring), findings)
+            checker = RangeChecker(task, opened, findings)
+            yield from self._entries(checker, task, reader, breaks)
+            for tiles in checker.tiles():
+                stored_tiles = reader.tiles(*tiles)
+                if stored_tiles is None:
+                    break
+                checker.compare_tiles(tiles, stored_tiles)
+            summary = checker.finish().encode()
+            yield from _breaks(task.tenant_id, breaks, number=task.number)
+            yield TaskRow(task.tenant_id, SUMMARY, task.number, 0, None, summary)
         except ArchiveInvalidError as error:
             refusal = Refusal(isinstance(error, ArchiveSignatureError), str(error), error.seq)
             yield TaskRow(task.tenant_id, REFUSED, task.number, 0, None, encode(refusal))
 
-    def _rows(self, task: RangeTask, reader: PieceReader) -> Iterator[TaskRow]:
-        breaks: list[Break] = []
-        opener = partial(open_snapshot, keyring=keyring_of(self.keys))
-        findings = Findings(breaks.append)
-        snapshots = [row for batch in reader.snapshots() for row in rows_of(batch)]
-        checker = RangeChecker(task, opened_for(task, snapshots, opener, findings), findings)
+    def _entries(
+        self, checker: RangeChecker, task: RangeTask, reader: PieceReader, breaks: list[Break]
+    ) -> Iterator[TaskRow]:
         jobs, place = JobParts(reader.followed_seq() if self.with_jobs else 0), 0
         for batch in reader.entries():
             known = checker.commitments
             if checker.check_packed(ArrowEntries(batch)) is None:
                 checker.check([*rows_of(batch)])
             if self.with_commitments and checker.commitments > known:
-                yield from _commitments(task.tenant_id, of_commitments([*rows_of(batch)]))
+                for entry in of_commitments([*rows_of(batch)]):
+                    if is_number(entry.seq):
+                        yield TaskRow(task.tenant_id, COMMITMENT, -1, entry.seq, None, encode(Judged(entry=entry)))
             if self.with_jobs:
                 jobs.add(lists_of(batch))
             if len(jobs) >= JOBS_HELD_MAX:
                 yield from _parts(task, place, jobs)
             if self.passed is not None:
                 self.passed.add(batch.num_rows)
-            yield from _breaks(task, breaks)
+            yield from _breaks(task.tenant_id, breaks, number=task.number)
             place += 1
         yield from _parts(task, place, jobs)
-        for tiles in checker.tiles():
-            stored_tiles = reader.tiles(*tiles)
-            if stored_tiles is None:
-                break
-            checker.compare_tiles(tiles, stored_tiles)
-        summary = checker.finish()
-        yield from _breaks(task, breaks)
-        yield TaskRow(task.tenant_id, SUMMARY, task.number, 0, None, summary.encode())
 
 
 def read_jobs(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
-    """What is stored of jobs and commitments of the tenant whose first piece this is, where its ledger stores any."""
-    return batched(chain(_stored(piece.tenant_id, reader), _promised(piece.tenant_id, reader)))
+    """The stored jobs and commitments of the tenant whose first piece this is, where its ledger stores any."""
+    return batched(_stored(piece.tenant_id, reader))
 
 
 def _stored(tenant_id: str, reader: PieceReader) -> Iterator[TaskRow]:
-    batches = reader.jobs()
-    if batches is None:
-        return
-    yield TaskRow(tenant_id, JOBS, -1, 0, None, encode(JobJudge().outcome()))
-    place = 0
-    for batch in batches:
-        for row in rows_of(batch):
-            job_id = row[0] if isinstance(row[0], str) else None
-            yield TaskRow(tenant_id, STORED, 0, place, job_id, encode(row))
-            place += 1
-
-
-def _promised(tenant_id: str, reader: PieceReader) -> Iterator[TaskRow]:
-    header = Judged(followed_seq=reader.followed_seq())
-    yield TaskRow(tenant_id, COMMITMENT, -1, SEQ_MIN, None, encode(header))
-    for batch in reader.promised():
-        for row in map(PromisedRow._make, rows_of(batch)):
-            place = row.seq if is_number(row.seq) else 0
-            yield TaskRow(tenant_id, COMMITMENT, -1, place, None, encode(Judged(promised=row)))
-
-
-def _commitments(tenant_id: str, entries: Sequence[CommitmentRow]) -> Iterator[TaskRow]:
-    for entry in entries:
-        if is_number(entry.seq):
-            yield TaskRow(tenant_id, COMMITMENT, -1, entry.seq, None, encode(Judged(entry=entry)))
+    jobs = reader.jobs()
+    if jobs is not None:
+        yield TaskRow(tenant_id, JOBS, -1, 0, None, encode(JobJudge().outcome()))
+        for place, row in enumerate(row for batch in jobs for row in rows_of(batch)):
+            yield TaskRow(tenant_id, STORED, 0, place, row[0] if isinstance(row[0], str) else None, encode(row))
+    followed = Judged(followed_seq=reader.followed_seq())
+    yield TaskRow(tenant_id, COMMITMENT, -1, SEQ_MIN, None, encode(followed))
+    for promised in (PromisedRow._make(row) for batch in reader.promised() for row in rows_of(batch)):
+        place = promised.seq if is_number(promised.seq) else 0
+        yield TaskRow(tenant_id, COMMITMENT, -1, place, None, encode(Judged(promised=promised)))
 
 
 def _parts(task: RangeTask, place: int, jobs: JobParts) -> Iterator[TaskRow]:
@@ -227,11 +215,11 @@ def _parts(task: RangeTask, place: int, jobs: JobParts) -> Iterator[TaskRow]:
         yield TaskRow(task.tenant_id, PART, task.number, place, state.job_id, job_parts.encode(state))
 
 
-def _breaks(task: RangeTask, breaks: list[Break]) -> Iterator[TaskRow]:
-    """Those found since the last call."""
+def _breaks(tenant_id: str, breaks: list[Break], kind: str = BREAK, number: int = -1) -> Iterator[TaskRow]:
+    """Those found since the last call. Those of no range stay when a range is checked again."""
     found, breaks[:] = [*breaks], []
     for each in found:
-        yield TaskRow(task.tenant_id, BREAK, task.number, 0, None, encode(each))
+        yield TaskRow(tenant_id, kind, number, 0, None, encode(each))
 
 
 def compare_jobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -241,50 +229,25 @@ def compare_jobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _compared(rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
     for tenant_id, of_tenant in groupby(rows, key=lambda row: row.tenant_id):
-        comparing = _Comparing(tenant_id)
+        breaks, candidates = list[Break](), list[Break]()
+        judge, is_any_compared = JobJudge(breaks.append, candidates.append), False
         for job_id, of_job in groupby(of_tenant, key=lambda row: row.job_id):
-            yield from comparing.compare(job_id, of_job)
-        yield from comparing.finish()
-
-
-class _Comparing:
-    """Compares jobs of one tenant."""
-
-    def __init__(self, tenant_id: str) -> None:
-        self._tenant_id = tenant_id
-        self._breaks: list[Break] = []
-        self._candidates: list[Break] = []
-        self._judge = JobJudge(self._breaks.append, self._candidates.append)
-        self._is_any_compared = False
-
-    def compare(self, job_id: str | None, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
-        parts, stored = [], []
-        for row in rows:
-            if row.kind == PART:
-                parts.append(job_parts.decode(row.data))
-            elif row.kind == STORED:
-                job = StoredJob(*msgspec.msgpack.decode(row.data))
-                if self._judge.has_place(job):
-                    stored.append(job)
-                self._is_any_compared = True
-            else:
-                yield row
-        if job_id is not None:
-            self._judge.compare_all(job_parts.merged(parts), stored)
-            self._is_any_compared = True
-        yield from self._found(BREAK, self._breaks)
-        yield from self._found(CANDIDATE, self._candidates)
-
-    def finish(self) -> Iterator[TaskRow]:
-        """No job of the tenant follows in this partition."""
-        if self._is_any_compared:
-            yield TaskRow(self._tenant_id, JOBS, -1, 0, None, encode(self._judge.outcome()))
-
-    def _found(self, kind: str, breaks: list[Break]) -> Iterator[TaskRow]:
-        for each in breaks:
-            # They belong to no range, so they stay when one is checked again.
-            yield TaskRow(self._tenant_id, kind, -1, 0, None, encode(each))
-        breaks.clear()
+            parts, stored = [], []
+            for row in of_job:
+                if row.kind == PART:
+                    parts.append(job_parts.decode(row.data))
+                elif row.kind == STORED:
+                    stored.append(StoredJob(*msgspec.msgpack.decode(row.data)))
+                else:
+                    yield row
+            placed = [job for job in stored if judge.has_place(job)]
+            if job_id is not None:
+                judge.compare_all(job_parts.merged(parts), placed)
+            is_any_compared |= bool(stored) or job_id is not None
+            yield from _breaks(tenant_id, breaks)
+            yield from _breaks(tenant_id, candidates, CANDIDATE)
+        if is_any_compared:
+            yield TaskRow(tenant_id, JOBS, -1, 0, None, encode(judge.outcome()))
 
 
 class PlannedChain(NamedTuple):
@@ -294,18 +257,10 @@ class PlannedChain(NamedTuple):
     tasks: list[RangeTask]
 
 
-@dataclass(frozen=True)
-class FoldChains:
+def fold_chains(chains: Mapping[str, PlannedChain], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Folds the rows of one partition, which has all of every tenant in it, sorted by ``CHAINS_SORTED_BY``."""
-
-    chains: Mapping[str, PlannedChain]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return batched(self._rows(rows_in(batches)))
-
-    def _rows(self, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
-        for tenant_id, of_tenant in groupby(rows, key=lambda row: row.tenant_id):
-            yield from _folded(self.chains[tenant_id], of_tenant)
+    by_tenant = groupby(rows_in(batches), key=lambda row: row.tenant_id)
+    return batched(row for tenant_id, rows in by_tenant for row in _folded(chains[tenant_id], rows))
 
 
 def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
@@ -319,8 +274,8 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
             jobs = _judged(of_kind, candidates)
             continue
         if kind == JOBS:
-            found = merged(_JOBS_DECODER.decode(row.data) for row in of_kind)
-            jobs = found if jobs is None else merged((jobs, found))
+            found = (msgspec.msgpack.decode(row.data, type=JobsFound) for row in of_kind)
+            jobs = merged(found if jobs is None else (jobs, *found))
             continue
         if kind == REFUSED:
             # What the lowest range met first is what reading from end to end would have met.
@@ -333,10 +288,8 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
             for task in outcome.tasks:
                 yield TaskRow(tenant_id, AGAIN, task.number, 0, None, encode(task))
             return
-        for each in breaks:
-            yield TaskRow(tenant_id, BREAK, -1, 0, None, encode(each))
-        for each in candidates:
-            yield TaskRow(tenant_id, CANDIDATE, -1, 0, None, encode(each))
+        yield from _breaks(tenant_id, breaks)
+        yield from _breaks(tenant_id, candidates, CANDIDATE)
         yield TaskRow(tenant_id, VERDICT, 0, 0, None, encode(outcome))
 
 
