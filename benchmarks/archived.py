@@ -117,10 +117,10 @@ def _archive_tenant(folder: str, key: str, tenant_id: str, entries: int) -> None
 
 
 def _stored(store: ArchiveStore, name: FileName, writer: FileWriter, local: io.BytesIO) -> ArchivedFile:
-    written = writer.finish()
+    file = writer.finish(name.path())
     local.seek(0)
-    store.create(name.path(), local)
-    return ArchivedFile(name.path(), written.sha256, written.bytes, written.rows)
+    store.create(file.name, local)
+    return file
 
 
 def _hlc(seq: int) -> str:

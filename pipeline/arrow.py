@@ -95,8 +95,7 @@ def batched(
     rows: Iterable[Sequence[Any]], schema: pa.Schema, bytes_of: Callable[[Any], int] = lambda row: 0
 ) -> Iterator[pa.RecordBatch]:
     """``rows`` in batches that are bounded in number and, as ``bytes_of`` measures each row, in bytes."""
-    held: list[Sequence[Any]] = []
-    size_bytes = 0
+    held, size_bytes = list[Sequence[Any]](), 0
     for row in rows:
         held.append(row)
         size_bytes += bytes_of(row)

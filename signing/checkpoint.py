@@ -183,6 +183,16 @@ def judge_checkpoint(text: str, keyring: Keyring | None) -> JudgedCheckpoint:
         return JudgedCheckpoint(parsed, str(error))
 
 
+def judge_unvouched(verdict: dict[str, Any], unknown: str | None, keyring: Keyring | None) -> None:
+    """What the verdict object says of a checkpoint that nobody vouches for, if the entries agree with it: ``unknown``
+    is why no key of ``keyring`` does."""
+    aspects = verdict["verdicts"]
+    if aspects["checkpoint"] != "broken" and unknown is not None:
+        aspects["checkpoint"], verdict["valid"] = "unknown_key", False
+    elif aspects["checkpoint"] == "ok" and keyring is None:
+        aspects["checkpoint"] = "not_checked"
+
+
 def _signers(parsed: Note, keyring: Keyring) -> tuple[VerifierKey, ...]:
     """The keys of the ring that signed a checkpoint in its log's name, at least one."""
     origin = parse(parsed.text).origin

@@ -34,6 +34,7 @@ from pipeline.archive.manifest import Manifest
 from pipeline.archive.reader import TenantArchive
 from pipeline.arrow import Row
 from signing.bundle.writer import BundleEnd, BundleWriter
+from signing.checkpoint import judge_unvouched
 from signing.checkpoint import read as read_checkpoint
 from signing.files import whole_file
 from signing.keys import Keyring, Signer
@@ -53,8 +54,7 @@ class ArchiveJudge:
 
     def __init__(self, archive: TenantArchive, keyring: Keyring | None) -> None:
         """Without ``keyring`` no signature is judged, and nothing vouches for what else is found."""
-        self._archive = archive
-        self._keyring = keyring
+        self._archive, self._keyring = archive, keyring
         self._unknown_manifest: tuple[int, str] | None = None
         """Seq and reason of the first manifest that no held key vouches for."""
         self._unknown_checkpoint: str | None = None
@@ -66,20 +66,18 @@ class ArchiveJudge:
         Raises:
             ArchiveInvalidError: one of them does not hold.
         """
-        heads = []
         for sealed in self._archive.sealed:
-            manifest = sealed.manifest
             signed = Manifest.judge(sealed.envelope, self._keyring)
             self._manifest_keys.update(signed.key_ids)
             if signed.verdict == "unknown_key" and self._unknown_manifest is None:
-                self._unknown_manifest = (manifest.from_seq, signed.detail or "")
-            self._judge_checkpoint(manifest)
-            heads.append(TreeHead(manifest.tree_size, bytes.fromhex(manifest.tree_root), ARCHIVE, is_own=True))
-        return heads
+                self._unknown_manifest = (sealed.manifest.from_seq, signed.detail or "")
+            self._judge_checkpoint(sealed.manifest)
+        manifests = (sealed.manifest for sealed in self._archive.sealed)
+        return [TreeHead(each.tree_size, bytes.fromhex(each.tree_root), ARCHIVE, is_own=True) for each in manifests]
 
     def verdict(self, found: dict[str, Any]) -> dict[str, Any]:
         """All of it together; ``found`` is the verdict object on the rows."""
-        verdict = {**found, "verdicts": dict(found["verdicts"])}
+        verdict = {**found}
         own = "ok" if self._keyring is not None else "not_checked"
         if self._unknown_manifest is not None:
             own, (seq, why) = "unknown_key", self._unknown_manifest
@@ -87,11 +85,8 @@ class ArchiveJudge:
             verdict["first_break"] = (
                 verdict["first_break"] or Break(seq, ARCHIVE_SIGNATURE, f"the manifest: {why}")._asdict()
             )
-        verdicts = verdict["verdicts"] = {ARCHIVE: own, **verdict["verdicts"]}
-        if verdicts["checkpoint"] != "broken" and self._unknown_checkpoint is not None:
-            verdicts["checkpoint"], verdict["valid"] = "unknown_key", False
-        elif verdicts["checkpoint"] == "ok" and self._keyring is None:
-            verdicts["checkpoint"] = "not_checked"
+        verdict["verdicts"] = {ARCHIVE: own, **verdict["verdicts"]}
+        judge_unvouched(verdict, self._unknown_checkpoint, self._keyring)
         return {**verdict, "not_checked": self._not_checked(), ARCHIVE: self._about()}
 
     def _judge_checkpoint(self, manifest: Manifest) -> None:
@@ -104,14 +99,14 @@ class ArchiveJudge:
             self._unknown_checkpoint = f"{at}: {unknown}"
 
     def _not_checked(self) -> list[str]:
-        left = []
-        if self._keyring is None:
-            left.append("no key was given, so no signature was checked: whoever made the files may have made it all up")
-        if self._unknown_checkpoint is not None:
-            left.append(self._unknown_checkpoint)
-        left.append("that more was archived once: an archive cut off at its end is whole; compare it with its ledger")
-        left.append("job states: archives hold none, they follow from the entries")
-        return left
+        no_key = "no key was given, so no signature was checked: whoever made the files may have made it all up"
+        left = (
+            no_key if self._keyring is None else None,
+            self._unknown_checkpoint,
+            "that more was archived once: an archive cut off at its end is whole; compare it with its ledger",
+            "job states: archives hold none, they follow from the entries",
+        )
+        return [*filter(None, left)]
 
     def _about(self) -> dict[str, Any]:
         newest, files = self._archive.newest, [file for each in self._archive.sealed for file in each.manifest.files]
@@ -191,7 +186,7 @@ class ArchiveChainReader(RowsAlone):
 
     async def tree(self) -> StoredTree | None:
         """The tree as the newest manifest names it."""
-        return StoredTree(self._archive.newest.tree_size, self._archive.newest.tree_root)
+        return self._archive.newest.tree
 
     async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
         """Batches of ``ENTRY_COLUMNS`` as they stand."""

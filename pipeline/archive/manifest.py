@@ -29,6 +29,7 @@ from ledger.chain.form import Count, Hash, Seq
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, InvalidInputError
 from ledger.merkle import Frontier
 from ledger.names import is_readable_tenant
+from ledger.verification.tree_check import StoredTree
 from ledger.verification.verdict import Head
 from signing.envelope import Envelope
 from signing.keys import Keyring
@@ -222,23 +223,35 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def check(self) -> None:
         """Raises ArchiveInvalidError where it is at odds with itself."""
-        if (self.from_seq == 1) != (self.previous_manifest is None):
-            raise ArchiveInvalidError("only the manifest that begins at seq 1 has none before it")
-        if not self.to_seq - self.from_seq + 1 == self.entry_count:
-            raise ArchiveInvalidError("range and entry_count of a manifest do not agree")
-        if self.tree_size != self.to_seq:
-            raise ArchiveInvalidError("tree_size of a manifest is not its to_seq")
-        if frontier_of(self).root().hex() != self.tree_root:
-            raise ArchiveInvalidError("the frontier of a manifest does not have its tree_root")
         names = [file.parsed for file in self.entry_files]
-        if end_of_files(self.tenant_id, self.from_seq, names) != self.to_seq:
-            raise ArchiveInvalidError("the files of a manifest do not cover its range")
-        for name, file in zip(names, self.entry_files, strict=True):
-            if name.to_seq - name.from_seq + 1 != file.rows:
-                raise ArchiveInvalidError(f"{file.name} is said to have {file.rows} rows")
-        snapshots = FileName(self.tenant_id, self.from_seq, self.to_seq, None)
-        if self.snapshot_file.parsed != snapshots or self.snapshot_file.rows != self.snapshot_count:
-            raise ArchiveInvalidError("the last file of a manifest is not that of its snapshots")
+        odd = [file for file in self.entry_files if file.parsed.to_seq - file.parsed.from_seq + 1 != file.rows]
+        snapshots = (FileName(self.tenant_id, self.from_seq, self.to_seq, None), self.snapshot_count)
+        for is_so, otherwise in (
+            (
+                (self.from_seq == 1) == (self.previous_manifest is None),
+                "only the manifest that begins at seq 1 has none before it",
+            ),
+            (
+                self.to_seq - self.from_seq + 1 == self.entry_count,
+                "range and entry_count of a manifest do not agree",
+            ),
+            (self.tree_size == self.to_seq, "tree_size of a manifest is not its to_seq"),
+            (
+                frontier_of(self).root().hex() == self.tree_root,
+                "the frontier of a manifest does not have its tree_root",
+            ),
+            (
+                end_of_files(self.tenant_id, self.from_seq, names) == self.to_seq,
+                "the files of a manifest do not cover its range",
+            ),
+            (not odd, "".join(f"{file.name} is said to have {file.rows} rows" for file in odd[:1])),
+            (
+                (self.snapshot_file.parsed, self.snapshot_file.rows) == snapshots,
+                "the last file of a manifest is not that of its snapshots",
+            ),
+        ):
+            if not is_so:
+                raise ArchiveInvalidError(otherwise)
 
     @property
     def entry_files(self) -> tuple[ArchivedFile, ...]:
@@ -254,6 +267,11 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
     def last(self) -> Head:
         """The last entry."""
         return Head(self.to_seq, self.to_chain_link, self.last_hlc)
+
+    @property
+    def tree(self) -> StoredTree:
+        """The tree up to the last entry."""
+        return StoredTree(self.tree_size, self.tree_root)
 
 
 class SealedManifest(NamedTuple):

@@ -12,7 +12,8 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Final, NamedTuple
+from functools import reduce
+from typing import IO, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,14 +52,6 @@ def _file_schema(columns: Sequence[str]) -> pa.Schema:
 
 ENTRY_FILE_SCHEMA: Final = _file_schema(ENTRY_COLUMNS)
 SNAPSHOT_FILE_SCHEMA: Final = _file_schema(SNAPSHOT_COLUMNS)
-
-
-class WrittenFile(NamedTuple):
-    """A file that was made: what a manifest says of it."""
-
-    sha256: str
-    bytes: int
-    rows: int
 
 
 class FileWriter:
@@ -107,8 +100,8 @@ class FileWriter:
                 self._write_group()
             batch = batch.slice(count)
 
-    def finish(self) -> WrittenFile:
-        """Write what is left and the end of the file.
+    def finish(self, name: str) -> ArchivedFile:
+        """Write what is left and the end of the file; what a manifest says of it under ``name``.
 
         Raises:
             InvalidInputError: the file became larger than an archive allows.
@@ -119,7 +112,8 @@ class FileWriter:
         if size > FILE_BYTES_MAX:
             raise InvalidInputError(f"a file has {size} bytes, an archive takes {FILE_BYTES_MAX}")
         self._target.seek(0)
-        return WrittenFile(hashlib.file_digest(self._target, "sha256").hexdigest(), size, self.rows)  # type: ignore[arg-type]
+        digest = hashlib.file_digest(self._target, "sha256").hexdigest()  # type: ignore[arg-type]
+        return ArchivedFile(name, digest, size, self.rows)
 
     def close(self) -> None:
         """Write no more; what is not finished is of no use. A second call, or one after ``finish``, does nothing."""
@@ -147,11 +141,7 @@ class FileWriter:
 def _lengths(batch: pa.RecordBatch) -> pa.Array:
     """Bytes of the long columns of each row."""
     columns = [batch.column(name) for name in _LONG if name in batch.schema.names]
-    lengths = [pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in columns]
-    total = lengths[0]
-    for each in lengths[1:]:
-        total = pc.add(total, each)
-    return total
+    return reduce(pc.add, (pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in columns))
 
 
 @contextmanager
@@ -186,11 +176,6 @@ def opened(store: ArchiveStore, file: ArchivedFile, schema: pa.Schema) -> Iterat
             raise ArchiveInvalidError(f"{file.name} is not Parquet: {error}", file.parsed.from_seq) from error
         _check_form(found, file, schema)
         yield found
-
-
-def parsed(local: IO[bytes]) -> pq.ParquetFile:
-    """A file that a ``FileWriter`` has just made."""
-    return pq.ParquetFile(local)
 
 
 def batches(

@@ -8,7 +8,7 @@ has at most ``MANIFEST_BYTES_MAX`` bytes, and about 200 for each file it names; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from ledger.errors import ArchiveInvalidError, TenantNotFoundError, UnknownKeyError
 from ledger.names import is_readable_tenant
+from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.verdict import Head
 from objects.store import ArchiveStore
 from pipeline.archive.manifest import (
@@ -170,41 +171,60 @@ class TenantArchive:
             ArchiveUnavailableError: one cannot be read.
         """
         for _, file in self.files(from_seq, to_seq):
-            with opened(self.store, file, ENTRY_FILE_SCHEMA) as found:
-                for batch in batches(found, file):
-                    check_month(file, batch)
-                    rows = [row for row in rows_of(batch) if _lies_in(row[0], from_seq, to_seq)]
-                    if rows:
-                        yield rows
+            for batch in entries_of(self.store, file, ENTRY_COLUMNS, {"seq": (from_seq, to_seq)}):
+                yield list(rows_of(batch))
 
     def snapshot_batches(self) -> Iterator[list[Row]]:
         """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``; raises as ``entry_batches``."""
         for sealed in self.sealed:
-            file = sealed.manifest.snapshot_file
-            with opened(self.store, file, SNAPSHOT_FILE_SCHEMA) as found:
-                for batch in batches(found, file):
-                    yield list(rows_of(batch))
+            for batch in snapshots_of(self.store, sealed.manifest.snapshot_file):
+                yield list(rows_of(batch))
 
     def last_entry(self) -> Head:
         """The last entry there is; raises as ``entry_batches``."""
         file = self.newest.entry_files[-1]
-        columns = ("seq", "chain_link", "t_hlc")
         with opened(self.store, file, ENTRY_FILE_SCHEMA) as found:
-            *_, last = batches(found, file, columns)
-        return Head(*(last.column(name)[-1].as_py() for name in columns))
+            *_, last = batches(found, file, ("seq", "chain_link", "t_hlc"))
+        return Head(*(last.column(name)[-1].as_py() for name in ("seq", "chain_link", "t_hlc")))
 
 
-def check_month(file: ArchivedFile, batch: pa.RecordBatch) -> None:
-    """Refuse entries that are later than the month of their file: who looks for a time passes over earlier months.
+# --- the rows of one file -----------------------------------------------------------------------------
+
+Bounds = Mapping[str, tuple[int | None, int | None]]
+"""Lowest and highest value of columns, both included; None is no bound."""
+
+
+def entries_of(
+    store: ArchiveStore, file: ArchivedFile, columns: Sequence[str], bounds: Bounds
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file of entries as they stand, those within ``bounds``; no batch is empty.
 
     Raises:
-        ArchiveInvalidError: there is one.
+        ArchiveInvalidError: it is not what its manifest says, or holds an entry later than its month: a reader that
+            looks for a time passes over files of earlier months.
+        ArchiveUnavailableError: it cannot be read.
     """
-    _, seq, _, month = file.parsed
-    latest = pc.max(batch.column("hlc_physical")).as_py()
-    if month_order(month_of(latest)) > month_order(month or ""):
-        raise ArchiveInvalidError(f"{file.name} holds an entry of a later month", seq)
+    with opened(store, file, ENTRY_FILE_SCHEMA) as found:
+        for batch in batches(found, file, columns):
+            latest = pc.max(batch.column("hlc_physical")).as_py()
+            if month_order(month_of(latest)) > month_order(file.parsed.month or ""):
+                raise ArchiveInvalidError(f"{file.name} holds an entry of a later month", file.parsed.from_seq)
+            wanted = within(batch, bounds)
+            if wanted.num_rows:
+                yield wanted
 
 
-def _lies_in(seq: int, from_seq: int | None, to_seq: int | None) -> bool:
-    return (from_seq is None or seq >= from_seq) and (to_seq is None or seq <= to_seq)
+def snapshots_of(store: ArchiveStore, file: ArchivedFile) -> Iterator[pa.RecordBatch]:
+    """The rows of a file of snapshots as they stand; raises as ``entries_of``."""
+    with opened(store, file, SNAPSHOT_FILE_SCHEMA) as found:
+        yield from batches(found, file)
+
+
+def within(batch: pa.RecordBatch, bounds: Bounds) -> pa.RecordBatch:
+    """The rows of ``batch`` within ``bounds``."""
+    for name, (low, high) in bounds.items():
+        if low is not None:
+            batch = batch.filter(pc.greater_equal(batch.column(name), low))
+        if high is not None:
+            batch = batch.filter(pc.less_equal(batch.column(name), high))
+    return batch

@@ -25,7 +25,6 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
-import pyarrow as pa
 
 from ledger.errors import (
     ArchiveConflictError,
@@ -36,10 +35,10 @@ from ledger.errors import (
     TenantNotFoundError,
     UnknownKeyError,
 )
-from ledger.merkle import Frontier, tiles, verify_consistency
+from ledger.merkle import tiles, verify_consistency
 from ledger.verification.range_fold import ChainBounds, Fold
-from ledger.verification.snapshot_check import open_row
-from ledger.verification.verdict import Break, Findings, Head
+from ledger.verification.snapshot_check import OpenedRow, open_row
+from ledger.verification.verdict import Break, Findings
 from objects.store import ArchiveStore
 from pipeline.archive.manifest import (
     MANIFEST_BYTES_MAX,
@@ -135,12 +134,12 @@ class Run:
         for tenant_id, last_seq in unsigned.items():
             self._done.setdefault(tenant_id, Archived(tenant_id, 1, 0, 0, 0, None))
             last_seqs.setdefault(tenant_id, last_seq)
-        return [self._with_unsigned(each, last_seqs.get(name, 0)) for name, each in sorted(self._done.items())]
-
-    @staticmethod
-    def _with_unsigned(done: Archived, last_seq: int) -> Archived:
-        is_sound = done.first_break is None
-        return done._replace(unsigned=max(0, last_seq - done.to_seq)) if is_sound else done
+        return [
+            done
+            if done.first_break is not None
+            else done._replace(unsigned=max(0, last_seqs.get(name, 0) - done.to_seq))
+            for name, done in sorted(self._done.items())
+        ]
 
     def _round(self, waiting: dict[str, SignedEnd]) -> None:
         """The next range of each tenant; those that are done are not waiting any more."""
@@ -168,9 +167,7 @@ class Run:
         if found:
             raise BrokenRangeError(min(found, key=lambda each: (isinstance(each, UnjudgedBreak), each.seq)))
         entries = [each for each in filed if isinstance(each, FiledEntries)]
-        last = self._last[plan.tenant_id]
-        found_whole = whole(self._ledger, self._store, plan, last, entries, self._keyring)
-        manifest = manifest_of(self._ledger, self._store, found_whole, self._keyring)
+        manifest = manifest_of(self._ledger, self._store, plan, self._last[plan.tenant_id], entries, self._keyring)
         self._last[plan.tenant_id] = write_manifest(self._store, manifest, self._signer, self._keyring)
         done, size = self._done[plan.tenant_id], sum(file.bytes for file in manifest.files)
         self._done[plan.tenant_id] = done._replace(
@@ -220,50 +217,79 @@ def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyr
 # --- a range as a whole ---------------------------------------------------------------------------
 
 
-class Whole(NamedTuple):
-    """A range whose entries and snapshots were found to hold, and to follow on what is archived."""
-
-    plan: Plan
-    entries: Sequence[FiledEntries]
-    snapshots: Sequence[pa.RecordBatch]
-    node_id: str
-    """Of the last snapshot."""
-    last: Head
-    highest_physical_ms: int
-    """Of all entries up to the last, those before the range too."""
-    tree: Frontier
-    """Right edge of the tree up to the last entry."""
-
-
-def whole(
+def manifest_of(
     ledger: Ledger,
     store: ArchiveStore,
     plan: Plan,
     before: SealedManifest | None,
     entries: Sequence[FiledEntries],
     keyring: Keyring,
-) -> Whole:
-    """The range of ``plan``, which follows on ``before``, folded of its files; ``keyring`` has the keys that may have
-    signed its snapshots.
+) -> Manifest:
+    """The manifest of the range of ``plan``, which follows on ``before`` and is folded of its files; its snapshots are
+    in the archive on return. ``keyring`` has the keys that may have signed them.
 
     Raises:
-        BrokenRangeError: an entry or a snapshot does not hold, or they do not go all the way.
-        ArchiveConflictError: the plan is not one of these entries.
+        BrokenRangeError: an entry or a snapshot does not hold, they do not go all the way, or the newest checkpoint
+            does not extend their tree.
+        ArchiveConflictError: the plan is not one of these entries, or another file is where the snapshots are to go.
         ArchiveInvalidError: what is archived before is not what its manifest says.
+        InvalidInputError: a snapshot holds what it never may.
     """
-    ends, highest = ChainBounds(plan.tenant_id, None, None, first_seq=plan.from_seq, is_to_end=False), 0
-    if before is not None:
-        manifest, highest = before.manifest, before.manifest.highest_physical_ms
-        ends = ends._replace(
-            expected_prev=manifest.to_chain_link,
-            expected_snapshot=last_snapshot(store, manifest),
-            expected_frontier=tuple(map(bytes.fromhex, manifest.frontier)),
-        )
     # 1. The snapshots, few enough to be held: what is judged is what will be written.
     batches = list(ledger.snapshots(plan.tenant_id, plan.from_seq, plan.to_seq))
     findings, opener = Findings(), partial(open_snapshot, keyring=keyring)
-    snapshots = [open_row(row, opener, findings) for batch in batches for row in rows_of(batch)]
+    opened = [open_row(row, opener, findings) for batch in batches for row in rows_of(batch)]
     # 2. All of it together.
+    fold = _folded(store, plan, before, entries, opened, findings)
+    # 3. The months.
+    highest = _highest_time(plan, before, entries)
+    # 4. The newest checkpoint.
+    claim, tree, last = opened[-1].claim, fold.frontier, fold.verdict().head
+    assert claim is not None
+    assert tree is not None
+    checkpoint, proof = _checkpoint(ledger, plan, tree.root(), keyring)
+    # 5. The file of snapshots.
+    files = [each.file for each in entries if each.file is not None]
+    assert len(files) == len(entries), "what holds was written"
+    snapshots = file_snapshots(store, plan.snapshot_file, batches)
+    return Manifest(
+        node_id=claim.node_id,
+        log_origin=plan.log_origin,
+        tenant_id=plan.tenant_id,
+        from_seq=plan.from_seq,
+        to_seq=plan.to_seq,
+        from_chain_link=entries[0].first["chain_link"],
+        to_chain_link=str(last.chain_link),
+        first_hlc=entries[0].first["t_hlc"],
+        last_hlc=str(last.hlc),
+        highest_physical_ms=highest,
+        entry_count=plan.to_seq - plan.from_seq + 1,
+        snapshot_count=snapshots.rows,
+        tree_size=plan.to_seq,
+        tree_root=tree.root().hex(),
+        frontier=tuple(each.hex() for each in tree.hashes),
+        checkpoint=checkpoint,
+        consistency=tuple(each.hex() for each in proof),
+        previous_manifest=plan.previous_manifest,
+        files=(*files, snapshots),
+    )
+
+
+def _folded(
+    store: ArchiveStore,
+    plan: Plan,
+    before: SealedManifest | None,
+    entries: Sequence[FiledEntries],
+    snapshots: Sequence[OpenedRow],
+    findings: Findings,
+) -> Fold:
+    ends = ChainBounds(plan.tenant_id, None, None, first_seq=plan.from_seq, is_to_end=False)
+    if before is not None:
+        ends = ends._replace(
+            expected_prev=before.manifest.to_chain_link,
+            expected_snapshot=last_snapshot(store, before.manifest),
+            expected_frontier=tuple(map(bytes.fromhex, before.manifest.frontier)),
+        )
     fold = Fold(ends, findings)
     for name, filed in zip(plan.entry_files, entries, strict=True):
         findings.merge(filed.summary.found)
@@ -273,16 +299,18 @@ def whole(
     found = worst(findings) or _end_missing(plan, fold)
     if found is not None:
         raise BrokenRangeError(found)
-    # 3. The months.
+    return fold
+
+
+def _highest_time(plan: Plan, before: SealedManifest | None, entries: Sequence[FiledEntries]) -> int:
+    """The highest hlc_physical of all entries up to the last, those before the range too; each file is of its month."""
+    highest = 0 if before is None else before.manifest.highest_physical_ms
     for name, filed in zip(plan.entry_files, entries, strict=True):
         months = {month_of(max(highest, each)) for each in (filed.first["hlc_physical"], filed.highest_physical_ms)}
         if months != {name.month}:
             raise ArchiveConflictError(f"the plan of {name.path()} does not fit the entries: {sorted(months)}")
         highest = max(highest, filed.highest_physical_ms)
-    claim, tree = snapshots[-1].claim, fold.frontier
-    assert claim is not None
-    assert tree is not None
-    return Whole(plan, entries, batches, claim.node_id, fold.verdict().head, highest, tree)
+    return highest
 
 
 def worst(findings: Findings) -> Break | None:
@@ -306,48 +334,11 @@ def _end_missing(plan: Plan, fold: Fold) -> Break | None:
     return None
 
 
-def manifest_of(ledger: Ledger, store: ArchiveStore, found: Whole, keyring: Keyring) -> Manifest:
-    """The manifest of a range, whose snapshots are in the archive on return, once its newest checkpoint is found to
-    extend its tree.
-
-    Raises:
-        BrokenRangeError: the checkpoint does not.
-        ArchiveConflictError: something else stands where the snapshots are to go.
-        InvalidInputError: a snapshot holds what it never may.
-    """
-    plan, entries, root = found.plan, found.entries, found.tree.root()
-    files = [each.file for each in entries if each.file is not None]
-    assert len(files) == len(entries), "what holds was written"
-    checkpoint, proof = _checkpoint(ledger, plan, root, keyring)
-    snapshots = file_snapshots(store, plan.snapshot_file, found.snapshots)
-    return Manifest(
-        node_id=found.node_id,
-        log_origin=plan.log_origin,
-        tenant_id=plan.tenant_id,
-        from_seq=plan.from_seq,
-        to_seq=plan.to_seq,
-        from_chain_link=entries[0].first["chain_link"],
-        to_chain_link=str(found.last.chain_link),
-        first_hlc=entries[0].first["t_hlc"],
-        last_hlc=str(found.last.hlc),
-        highest_physical_ms=found.highest_physical_ms,
-        entry_count=plan.to_seq - plan.from_seq + 1,
-        snapshot_count=snapshots.rows,
-        tree_size=plan.to_seq,
-        tree_root=root.hex(),
-        frontier=tuple(each.hex() for each in found.tree.hashes),
-        checkpoint=checkpoint,
-        consistency=tuple(each.hex() for each in proof),
-        previous_manifest=plan.previous_manifest,
-        files=(*files, snapshots),
-    )
-
-
 def _checkpoint(ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring) -> tuple[str, list[bytes]]:
     """The newest checkpoint, and the proof that it extends the tree under ``root``, which ends with the range."""
     tenant_id, size = plan.tenant_id, plan.to_seq
     with ledger.at_one_time():
-        text = ledger.checkpoint(tenant_id)
+        text = next((each.checkpoint for each in ledger.sealed(tenant_id)), None)
         checkpoint = None if text is None else checkpoint_of(plan.log_origin, tenant_id, text, keyring)
         if text is None or checkpoint is None or checkpoint.size < size:
             raise BrokenRangeError(Break(size, "tree", f"the newest checkpoint does not cover seq {size} any more"))

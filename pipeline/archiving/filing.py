@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ledger.errors import (
     ArchiveConflictError,
@@ -38,7 +39,7 @@ from ledger.verification.verdict import Break, Findings
 from objects.store import ArchiveStore
 from pipeline.archive import parquet
 from pipeline.archive.manifest import ArchivedFile, FileName
-from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter, WrittenFile
+from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter
 from pipeline.archiving.postgres import Ledger
 from pipeline.arrow import ArrowEntries, lists_of
 
@@ -100,14 +101,14 @@ def file_entries(ledger: Ledger, store: ArchiveStore, task: FileTask) -> FiledEn
         to_seq,
         task.first_seq,
         intervals=ledger.intervals(tenant_id, from_seq, to_seq),
-        may_be_v1=ledger.entry_before(tenant_id, from_seq).link_version in (None, 1),
+        may_be_v1=ledger.entry_before(tenant_id, from_seq)[1] in (None, 1),
     )
     findings = Findings()
     checker = RangeChecker(checked, [], findings)
     first: dict[str, Any] = {}
     highest, file = 0, None
     with tempfile.TemporaryFile() as local, closing(FileWriter(local, ENTRY_FILE_SCHEMA)) as writer:
-        for batch in ledger.entries(tenant_id, from_seq, to_seq):
+        for batch in ledger.range_reader(tenant_id, from_seq, to_seq).entries():
             columns = lists_of(batch)
             if checker.check_packed(ArrowEntries(batch)) is None:
                 checker.check([*zip(*columns, strict=True)])
@@ -116,7 +117,7 @@ def file_entries(ledger: Ledger, store: ArchiveStore, task: FileTask) -> FiledEn
                 highest = max(highest, max(columns[_PHYSICAL]))
                 writer.add(batch)
         if first and findings.first_break() is None:
-            file = _put(store, task.name, local, writer.finish(), ENTRY_FILE_SCHEMA)
+            file = _put(store, writer.finish(task.name.path()), local, ENTRY_FILE_SCHEMA)
     return FiledEntries(file, checker.finish(), first, highest)
 
 
@@ -129,15 +130,14 @@ def file_snapshots(store: ArchiveStore, name: FileName, batches: Iterable[pa.Rec
     with tempfile.TemporaryFile() as local, closing(FileWriter(local, SNAPSHOT_FILE_SCHEMA)) as writer:
         for batch in batches:
             writer.add(batch)
-        return _put(store, name, local, writer.finish(), SNAPSHOT_FILE_SCHEMA)
+        return _put(store, writer.finish(name.path()), local, SNAPSHOT_FILE_SCHEMA)
 
 
-def _put(store: ArchiveStore, name: FileName, local: Any, written: WrittenFile, schema: pa.Schema) -> ArchivedFile:
-    file = ArchivedFile(name.path(), *written)
+def _put(store: ArchiveStore, file: ArchivedFile, local: Any, schema: pa.Schema) -> ArchivedFile:
     if store.create(file.name, local):
         return file
     digest, size = store.digest(file.name)
-    if digest == written.sha256:
+    if digest == file.sha256:
         return file
     standing = msgspec.structs.replace(file, sha256=digest, bytes=size)
     local.seek(0)
@@ -150,10 +150,10 @@ def _put(store: ArchiveStore, name: FileName, local: Any, written: WrittenFile, 
 
 
 def _has_rows_of(store: ArchiveStore, standing: ArchivedFile, local: Any, schema: pa.Schema) -> bool:
-    """Whether the file that stands in the archive has the rows of ``local``."""
+    """Whether the file in the archive has the rows of ``local``."""
     try:
         with parquet.opened(store, standing, schema) as there:
-            both = zip_longest(parquet.batches(there, standing), parquet.batches(parquet.parsed(local), standing))
+            both = zip_longest(parquet.batches(there, standing), parquet.batches(pq.ParquetFile(local), standing))
             return all(theirs is not None and theirs.equals(ours) for theirs, ours in both)
     except (ArchiveInvalidError, InvalidInputError):
         return False
@@ -173,10 +173,7 @@ def file_on(spark: SparkSession, dsn: str, url: str, rows: Accumulator[int]) -> 
                 yield outcome
 
     def file_all(names: Sequence[FileTask]) -> Sequence[Outcome]:
-        if not names:
-            return []
-        each = spark.sparkContext.parallelize(names, len(names))
-        return each.mapPartitions(task).collect()
+        return spark.sparkContext.parallelize(names, len(names)).mapPartitions(task).collect()
 
     return file_all
 

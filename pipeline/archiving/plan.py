@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Annotated, Literal
 
@@ -43,7 +44,7 @@ from pipeline.archive.manifest import (
     month_of,
     plan_path,
 )
-from pipeline.archive.parquet import SNAPSHOT_FILE_SCHEMA, batches, opened
+from pipeline.archive.reader import snapshots_of
 from pipeline.archiving.filing import UnjudgedBreak
 from pipeline.archiving.postgres import Ledger, SignedEnd, Stretch
 from signing import checkpoint as checkpoints
@@ -187,8 +188,7 @@ def last_snapshot(store: ArchiveStore, manifest: Manifest) -> str:
     Raises:
         ArchiveInvalidError: the file of snapshots is not what its manifest says.
     """
-    with opened(store, manifest.snapshot_file, SNAPSHOT_FILE_SCHEMA) as found:
-        *_, batch = batches(found, manifest.snapshot_file)
+    *_, batch = snapshots_of(store, manifest.snapshot_file)
     try:
         return open_snapshot(batch.column("dsse_envelope")[-1].as_py(), None).payload_sha256
     except SignatureError as error:
@@ -240,7 +240,7 @@ def _check_follows(ledger: Ledger, log_origin: str, last: SealedManifest) -> Non
             f"what is archived of tenant {manifest.tenant_id} is of the log {manifest.log_origin}, and this "
             f"ledger's is {log_origin}: archive to another place"
         )
-    link = ledger.entry_before(manifest.tenant_id, manifest.to_seq + 1).chain_link
+    link, _ = ledger.entry_before(manifest.tenant_id, manifest.to_seq + 1)
     if link != manifest.to_chain_link:
         detail = f"the archive has the link {manifest.to_chain_link} at seq {manifest.to_seq}, the chain {link}"
         raise BrokenRangeError(Break(manifest.to_seq, "rollback", detail))
@@ -250,12 +250,12 @@ def _new_plan(
     ledger: Ledger, log_origin: str, tenant_id: str, from_seq: int, limit: int, last: SealedManifest | None
 ) -> Plan | None:
     with ledger.at_one_time():
-        to_seq = _range_end(ledger, tenant_id, from_seq, min(limit, from_seq - 1 + RANGE_ROWS_MAX))
+        to_seq = ledger.range_end(tenant_id, from_seq, min(limit, from_seq - 1 + RANGE_ROWS_MAX))
         if to_seq is None or to_seq > limit:
             return None
         files = _cut(ledger, tenant_id, from_seq, to_seq, last, RANGE_FILES)
         if len(files) == RANGE_FILES and files[-1].to_seq < to_seq:
-            to_seq = _range_end(ledger, tenant_id, from_seq, files[-1].to_seq) or to_seq
+            to_seq = ledger.range_end(tenant_id, from_seq, files[-1].to_seq) or to_seq
             files = _cut(ledger, tenant_id, from_seq, to_seq, last, FILES_MAX - 1)
     if len(files) == FILES_MAX - 1 and files[-1].to_seq < to_seq:
         raise InvalidInputError(f"a snapshot of {tenant_id} up to seq {to_seq} needs over {FILES_MAX} files")
@@ -272,23 +272,13 @@ def _new_plan(
     )
 
 
-def _range_end(ledger: Ledger, tenant_id: str, from_seq: int, to_seq: int) -> int | None:
-    """Where a range ends that is to end at about ``to_seq``: with a snapshot, behind it if none ends before."""
-    end = ledger.snapshot_end(tenant_id, from_seq, to_seq)
-    return end if end is not None else ledger.next_snapshot_end(tenant_id, from_seq)
-
-
 def _cut(
     ledger: Ledger, tenant_id: str, from_seq: int, to_seq: int, last: SealedManifest | None, files_max: int
 ) -> list[FileName]:
-    def first_at_or_after(first_seq: int, last_seq: int, physical_ms: int) -> tuple[int, int]:
-        found = ledger.first_at_or_after(tenant_id, first_seq, last_seq, physical_ms)
-        assert found is not None
-        return found
-
     stretches = map(_checked, ledger.stretches(tenant_id, from_seq, to_seq))
     highest = None if last is None else last.manifest.highest_physical_ms
-    return list(islice(cut(tenant_id, stretches, highest, first_at_or_after), files_max))
+    cuts = cut(tenant_id, stretches, highest, partial(ledger.first_at_or_after, tenant_id))
+    return list(islice(cuts, files_max))
 
 
 def _checked(stretch: Stretch) -> Stretch:

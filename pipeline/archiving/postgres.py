@@ -7,7 +7,7 @@ Values are put into statements as literals, as ``pipeline.places.statements`` ha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
@@ -16,12 +16,11 @@ import pyarrow as pa
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.hlc import Hlc
 from ledger.names import is_readable_tenant
-from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from pipeline.archive.manifest import FILE_STORED_BYTES, GROUP_ROWS, RANGE_SNAPSHOTS
 from pipeline.places import statements
-from pipeline.places.connection import Connection, Dsn, connected
-from pipeline.places.postgres import PostgresPieceReader, PostgresState, state_of
+from pipeline.places.connection import Dsn, connected
+from pipeline.places.postgres import OpenPostgres, PostgresPieceReader, state_of
 from pipeline.places.protocol import Piece
 from pipeline.places.statements import HEADS, LOG, SNAPSHOTS, TREES, literal, select_list, tenants_in, wanted
 from signing.keys import PublicKey
@@ -42,13 +41,6 @@ class SignedEnd(NamedTuple):
     checkpoint: str | None
 
 
-class LastRow(NamedTuple):
-    """The entry before a range: its link and link version; None at the start of a chain."""
-
-    chain_link: str | None
-    link_version: int | None
-
-
 class Stretch(NamedTuple):
     """Entries ``from_seq..to_seq``, what their payloads take in the database, and their highest hlc_physical."""
 
@@ -58,11 +50,8 @@ class Stretch(NamedTuple):
     highest_physical_ms: int
 
 
-class Ledger:
-    """One connection to a ledger. Belongs to one thread at a time. What its methods raise is as ``connected`` says."""
-
-    def __init__(self, connection: Connection, state: PostgresState) -> None:
-        self._connection, self._state = connection, state
+class Ledger(OpenPostgres):
+    """One connection to a ledger. Belongs to one thread at a time. Its methods raise as ``connected`` does."""
 
     @classmethod
     @contextmanager
@@ -88,30 +77,30 @@ class Ledger:
     @contextmanager
     def at_one_time(self) -> Iterator[None]:
         """Everything read meanwhile is of one state of the database."""
-        self._connection.run(statements.BEGIN)
+        self.connection.run(statements.BEGIN)
         try:
             yield
         finally:
-            self._connection.run("ROLLBACK")
+            self.connection.run("ROLLBACK")
 
     # --- the ledger as a whole ------------------------------------------------------------------------
 
-    def log_origin(self) -> str:
-        """What the origins of its logs begin with.
+    def log_origin(self, tenant_id: str | None = None) -> str:
+        """The part that the origins of all its logs begin with.
 
         Raises:
             ConfigurationError: the database does not say.
         """
-        rows = self._connection.rows(statements.LOG_ORIGIN)
-        if not rows:
+        origin = super().log_origin(tenant_id)
+        if origin is None:
             raise ConfigurationError("the database names no log in scheduler.ledger_identity, so it is no whole ledger")
-        return str(rows[0][0])
+        return origin
 
     def published_keys(self) -> list[PublicKey]:
         """Every key that signed for this ledger, by its own word, while it held; rows without a key are left out."""
         keys = []
         query = "SELECT public_key_pem, not_before, not_after, revoked_from_hlc FROM scheduler.signing_keys"
-        for pem, begin, end, revoked in self._connection.rows(query):
+        for pem, begin, end, revoked in self.connection.rows(query):
             with suppress(InvalidInputError):
                 until = None if revoked is None else Hlc.parse(str(revoked))
                 keys.append(PublicKey.of(str(pem), not_before=begin, not_after=end, revoked_from_hlc=until))
@@ -120,7 +109,7 @@ class Ledger:
     def signed(self, tenants: Collection[str] | None = None) -> list[SignedEnd]:
         """Every tenant that has a snapshot, by name, or those of these that do."""
         among = f"({tenants_in(SNAPSHOTS)}) AS wanted" if tenants is None else wanted(tenants)
-        rows = self._connection.rows(f"""
+        rows = self.connection.rows(f"""
             SELECT wanted.tenant_id, s.signed_seq,
                    coalesce((SELECT max(seq) FROM {LOG} l WHERE l.tenant_id = wanted.tenant_id), 0) AS last_seq,
                    m.tenant_id IS NOT NULL AS has_tree, m.checkpoint
@@ -135,7 +124,7 @@ class Ledger:
 
     def unsigned(self) -> dict[str, int]:
         """The last seq of every tenant that has entries and no snapshot at all."""
-        rows = self._connection.rows(f"""
+        rows = self.connection.rows(f"""
             SELECT h.tenant_id, h.head_seq FROM {HEADS} h
              WHERE h.head_seq > 0 AND NOT EXISTS (SELECT FROM {SNAPSHOTS} s WHERE s.tenant_id = h.tenant_id)
              ORDER BY h.tenant_id COLLATE "C"
@@ -144,45 +133,50 @@ class Ledger:
 
     # --- one tenant -----------------------------------------------------------------------------------
 
-    def checkpoint(self, tenant_id: str) -> str | None:
-        """The newest signed note of the tenant's log."""
-        rows = self._connection.rows(statements.checkpoint(tenant_id))
-        return rows[0][0] if rows else None
-
     def tile(self, tenant_id: str, level: int, index: int) -> bytes:
         """The hashes of a stored tile; none where it is not there."""
-        return self._reader(tenant_id, 1, 1).tiles(level, index, index).get(index, b"")
+        return self.range_reader(tenant_id, 1, 1).tiles(level, index, index).get(index, b"")
 
-    def snapshot_end(self, tenant_id: str, from_seq: int, to_seq: int) -> int | None:
-        """Where the last snapshot ends of the first ``RANGE_SNAPSHOTS`` that end in the range; None when none does."""
-        return self._snapshot_end("max", tenant_id, f"to_seq BETWEEN {from_seq:d} AND {to_seq:d}")
+    def range_end(self, tenant_id: str, from_seq: int, to_seq: int) -> int | None:
+        """Where a range ends that is to end at about ``to_seq``: with the last snapshot of the first
+        ``RANGE_SNAPSHOTS`` that end in it, with the first one behind it if none does. None when there is none."""
 
-    def next_snapshot_end(self, tenant_id: str, seq: int) -> int | None:
-        """Where the first snapshot ends that ends at ``seq`` or behind it."""
-        return self._snapshot_end("min", tenant_id, f"to_seq >= {seq:d}")
+        def end(which: str, condition: str) -> str:
+            return f"""
+                (SELECT {which}(to_seq)
+                   FROM (SELECT to_seq FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)} AND {condition}
+                          ORDER BY from_seq LIMIT {RANGE_SNAPSHOTS}) AS first)
+            """
+
+        within, behind = (
+            end("max", f"to_seq BETWEEN {from_seq:d} AND {to_seq:d}"),
+            end("min", f"to_seq >= {from_seq:d}"),
+        )
+        ((seq,),) = self.connection.rows(f"SELECT coalesce({within}, {behind})")
+        return None if seq is None else int(seq)
 
     def intervals(self, tenant_id: str, from_seq: int, to_seq: int) -> tuple[tuple[int, int], ...]:
         """Where the snapshots begin and end whose entries are partly in the range."""
-        rows = self._connection.rows(
+        rows = self.connection.rows(
             f"SELECT from_seq, to_seq FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)}"
             f" AND from_seq <= {to_seq:d} AND to_seq >= {from_seq:d} ORDER BY from_seq"
         )
         return tuple((row[0], row[1]) for row in rows)
 
-    def entry_before(self, tenant_id: str, seq: int) -> LastRow:
-        """The entry right before ``seq``."""
-        rows = self._connection.rows(
+    def entry_before(self, tenant_id: str, seq: int) -> tuple[str | None, int | None]:
+        """Link and link version of the entry right before ``seq``; None at the start of a chain."""
+        rows = self.connection.rows(
             f"SELECT chain_link, link_version::bigint FROM {_entries(tenant_id, seq - 1, seq - 1)}"
         )
-        return LastRow(*rows[0]) if rows else LastRow(None, None)
+        return rows[0][:2] if rows else (None, None)
 
-    def first_at_or_after(self, tenant_id: str, from_seq: int, to_seq: int, physical_ms: int) -> tuple[int, int] | None:
+    def first_at_or_after(self, tenant_id: str, from_seq: int, to_seq: int, physical_ms: int) -> tuple[int, int]:
         """Seq and hlc_physical of the first entry of the range whose hlc_physical is at least so much."""
-        rows = self._connection.rows(
+        ((seq, physical),) = self.connection.rows(
             f"SELECT seq, hlc_physical FROM {_entries(tenant_id, from_seq, to_seq)} AND hlc_physical >= {physical_ms:d}"
             " ORDER BY seq LIMIT 1"
         )
-        return (rows[0][0], rows[0][1]) if rows else None
+        return seq, physical
 
     def stretches(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[Stretch]:
         """The entries of the range by ``STRETCH_ROWS``, or one by one where those are too long for one file.
@@ -197,38 +191,24 @@ class Ledger:
 
     # --- rows -----------------------------------------------------------------------------------------
 
-    def entries(
-        self, tenant_id: str, from_seq: int, to_seq: int, columns: Sequence[str] = ENTRY_COLUMNS
-    ) -> Iterator[pa.RecordBatch]:
-        """Batches of these columns by seq."""
-        return self._reader(tenant_id, from_seq, to_seq).entries(columns)
-
     def snapshots(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[pa.RecordBatch]:
         """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``, of snapshots that end in the range."""
-        return self._connection.batches(
+        return self.connection.batches(
             f"SELECT {select_list({}, SNAPSHOTS, SNAPSHOT_COLUMNS)} FROM {SNAPSHOTS} s"
             f" WHERE s.tenant_id = {literal(tenant_id)} AND s.to_seq BETWEEN {from_seq:d} AND {to_seq:d}"
             " ORDER BY s.from_seq"
         )
 
-    def _snapshot_end(self, which: str, tenant_id: str, where: str) -> int | None:
-        end: int | None = self._connection.value(f"""
-            SELECT {which}(to_seq)
-              FROM (SELECT to_seq FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)} AND {where}
-                     ORDER BY from_seq LIMIT {RANGE_SNAPSHOTS}) AS first
-        """)
-        return end
-
     def _stretches(self, tenant_id: str, from_seq: int, to_seq: int, rows: int) -> Iterator[Stretch]:
-        found = self._connection.rows(
+        found = self.connection.rows(
             f"SELECT min(seq), max(seq), sum({_STORED_BYTES})::bigint, max(hlc_physical)"
             f" FROM {_entries(tenant_id, from_seq, to_seq)} GROUP BY (seq - 1) / {rows:d} ORDER BY 1"
         )
         return (Stretch(*row) for row in found)
 
-    def _reader(self, tenant_id: str, from_seq: int, to_seq: int) -> PostgresPieceReader:
-        piece = Piece(tenant_id, from_seq, to_seq, to_seq - from_seq + 1, False, self._state)
-        return PostgresPieceReader(self._connection, {}, piece)
+    def range_reader(self, tenant_id: str, from_seq: int, to_seq: int) -> PostgresPieceReader:
+        """Reads the entries of a range."""
+        return self.reader(Piece(tenant_id, from_seq, to_seq, to_seq - from_seq + 1, False, self.state))
 
 
 def _entries(tenant_id: str, from_seq: int, to_seq: int) -> str:

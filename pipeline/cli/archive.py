@@ -6,7 +6,7 @@ import asyncio
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,7 +27,7 @@ from pipeline.cli.options import (
 from pipeline.cli.running import running, shown
 from pipeline.keys import open_signer
 from signing.keys import Keyring
-from terminal.outcome import CommandExit, counted, err, fail, out, print_json, tell
+from terminal.outcome import CommandExit, counted, err, fail, out, print_json
 from terminal.program import Json
 
 if TYPE_CHECKING:
@@ -109,8 +109,11 @@ def archive(
             return file_on(spark, dsn, dest, filed)
 
         done = Run(ledger, store, signer, keyring, lambda names: file_all()(names)).archive(tenants)
-    tell({"archive": dest, "tenants": [_to_json(each) for each in done]}, as_json=as_json)
-    if not as_json:
+    if as_json:
+        broken = [None if each.first_break is None else each.first_break._asdict() for each in done]
+        tenants_done = [{**each._asdict(), "first_break": first} for each, first in zip(done, broken, strict=True)]
+        print_json({"archive": dest, "tenants": tenants_done})
+    else:
         _print(done)
     raise CommandExit(gravest(_exit_code(each.first_break) for each in done))
 
@@ -121,11 +124,6 @@ def _exit_code(found: Break | None) -> ExitCode:
     if found is None:
         return ExitCode.FINE
     return ExitCode.UNKNOWN_KEY if isinstance(found, UnjudgedBreak) else ExitCode.TAMPERED
-
-
-def _to_json(done: Archived) -> dict[str, Any]:
-    broken = done.first_break
-    return {**done._asdict(), "first_break": None if broken is None else broken._asdict()}
 
 
 def _print(done: list[Archived]) -> None:

@@ -12,16 +12,14 @@ from functools import partial
 from typing import ClassVar, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ledger.errors import ArchiveInvalidError
-from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, StoredTree
+from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.range_fold import ChainBounds
 from objects.store import ArchiveStore
 from pipeline.archive.judging import ArchiveJudge
 from pipeline.archive.manifest import ArchivedFile, month_of, month_order
-from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, batches, opened
-from pipeline.archive.reader import TenantArchive, check_month, tenants_of
+from pipeline.archive.reader import TenantArchive, entries_of, snapshots_of, tenants_of, within
 from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA
 from pipeline.places.protocol import (
     Facts,
@@ -33,7 +31,7 @@ from pipeline.places.protocol import (
     Place,
     ReaderOf,
     Sealed,
-    Wanted,
+    Times,
 )
 from signing.keys import Keyring
 
@@ -50,7 +48,7 @@ class ArchivePlace(Place):
 
     @contextmanager
     def open(self, keyring: Keyring | None = None) -> Iterator[OpenArchive]:
-        """Look which tenants there are; manifests are read once they are asked for.
+        """List its tenants; manifests are read once they are asked for.
 
         Raises:
             ConfigurationError: the URL names no place of an archive.
@@ -88,41 +86,25 @@ class ArchivePieceReader(PieceReader):
         Raises:
             ArchiveInvalidError: it is not the file that its manifest names, or none of an archive.
         """
-        where, (low_ms, high_ms), wanted = self._where, self._piece.times, list(columns)
-        read = [name for name in ENTRY_COLUMNS if name in {*wanted, "seq", "hlc_physical"}]
-        with opened(self._store, where.file, ENTRY_FILE_SCHEMA) as found:
-            for batch in batches(found, where.file, read):
-                check_month(where.file, batch)
-                for name, low, high in (
-                    ("seq", where.from_seq, where.to_seq),
-                    ("hlc_physical", low_ms, high_ms),
-                ):
-                    if low is not None:
-                        batch = batch.filter(pc.greater_equal(batch.column(name), low))
-                    if high is not None:
-                        batch = batch.filter(pc.less_equal(batch.column(name), high))
-                if batch.num_rows:
-                    yield _as(ENTRY_SCHEMA, batch, wanted)
+        bounds = {"seq": (self._where.from_seq, self._where.to_seq), "hlc_physical": self._piece.times}
+        read = [name for name in ENTRY_COLUMNS if name in {*columns, *bounds}]
+        for batch in entries_of(self._store, self._where.file, read, bounds):
+            yield _as(ENTRY_SCHEMA, batch, columns)
 
     def snapshots(self) -> Iterator[pa.RecordBatch]:
         """The snapshots that touch it; raises as ``entries``."""
         first, last = self._piece.bounds
-        with opened(self._store, self._where.snapshots, SNAPSHOT_FILE_SCHEMA) as found:
-            for batch in batches(found, self._where.snapshots):
-                touches = pc.and_(
-                    pc.less_equal(batch.column("from_seq"), last), pc.greater_equal(batch.column("to_seq"), first)
-                )
-                batch = batch.filter(touches)
-                if batch.num_rows:
-                    yield _as(SNAPSHOT_SCHEMA, batch, SNAPSHOT_COLUMNS)
+        for batch in snapshots_of(self._store, self._where.snapshots):
+            touching = within(batch, {"from_seq": (None, last), "to_seq": (first, None)})
+            if touching.num_rows:
+                yield _as(SNAPSHOT_SCHEMA, touching, SNAPSHOT_COLUMNS)
 
 
 class OpenArchive(OpenPlace):
     """An archive; what its manifests say is what their makers say."""
 
     def __init__(self, store: ArchiveStore, keyring: Keyring | None) -> None:
-        self._store = store
-        self._keyring = keyring
+        self._store, self._keyring = store, keyring
         self._tenants = tenants_of(store)
         self._read: dict[str, TenantArchive] = {}
 
@@ -133,12 +115,28 @@ class OpenArchive(OpenPlace):
         """Every tenant that it has manifests of."""
         return list(self._tenants)
 
-    def pieces_of(self, tenants: Sequence[str], wanted: Wanted) -> list[Piece]:
+    def pieces_of(
+        self, tenants: Sequence[str], rows_a_piece: int, from_seq: int | None, to_seq: int | None, times: Times
+    ) -> list[Piece]:
         """One piece a file, however many rows it has: a file is fetched and compared whole.
 
         Files of months before ``times`` are passed over; those behind are not, as entries of any time may be there.
         """
-        return [piece for tenant_id in tenants for piece in self._pieces_of(tenant_id, wanted)]
+        earliest = month_order("" if times.from_ms is None else month_of(times.from_ms))
+        found: list[Piece] = []
+        for tenant_id in tenants:
+            files = list(self._archive(tenant_id).files(from_seq, to_seq))
+            pieces: list[Piece] = []
+            for at, (manifest, file) in enumerate(files):
+                _, first, last, month = file.parsed
+                if month_order(month or "") < earliest:
+                    continue
+                where = FileOfArchive(self._store.url, file, manifest.snapshot_file, from_seq, to_seq)
+                begin = from_seq if at == 0 else max(first, from_seq or first)
+                end = to_seq if at == len(files) - 1 else min(last, to_seq or last)
+                pieces.append(Piece(tenant_id, begin, end, file.rows, not pieces, where, times))
+            found += pieces
+        return found
 
     def reader(self, piece: Piece) -> PieceReader:
         """As in a task."""
@@ -149,8 +147,7 @@ class OpenArchive(OpenPlace):
         if tenant_id not in self._tenants:
             return Facts(tenant_id, None, None, None)
         archive = self._archive(tenant_id)
-        newest = archive.newest
-        return Facts(tenant_id, newest.last, archive.last_entry(), StoredTree(newest.tree_size, newest.tree_root))
+        return Facts(tenant_id, archive.newest.last, archive.last_entry(), archive.newest.tree)
 
     def log_origin(self, tenant_id: str) -> str:
         """As the newest manifest names it."""
@@ -171,13 +168,10 @@ class OpenArchive(OpenPlace):
             try:
                 archive = self._archive(tenant_id, keyring)
                 judge = ArchiveJudge(archive, keyring)
-                heads = judge.judge()
+                bounds = ChainBounds(tenant_id, archive.newest.last, archive.newest.tree, judge.judge())
+                judged[tenant_id] = Judged(bounds, judge.verdict)
             except ArchiveInvalidError as error:
                 broken[tenant_id] = error
-                continue
-            newest = archive.newest
-            ends = ChainBounds(tenant_id, newest.last, StoredTree(newest.tree_size, newest.tree_root), heads)
-            judged[tenant_id] = Judged(ends, judge.verdict)
         return judged, broken
 
     def _archive(self, tenant_id: str, keyring: Keyring | None = None) -> TenantArchive:
@@ -192,21 +186,6 @@ class OpenArchive(OpenPlace):
         if tenant_id not in self._read:
             self._read[tenant_id] = TenantArchive.read(self._store, tenant_id, keyring or self._keyring)
         return self._read[tenant_id]
-
-    def _pieces_of(self, tenant_id: str, wanted: Wanted) -> list[Piece]:
-        _, from_seq, to_seq, times = wanted
-        files = list(self._archive(tenant_id).files(from_seq, to_seq))
-        earliest = ("" if times.from_ms is None else month_of(times.from_ms)) or "0"
-        pieces: list[Piece] = []
-        for at, (manifest, file) in enumerate(files):
-            _, first, last, month = file.parsed
-            if month_order(month or "") < month_order(earliest):
-                continue
-            where = FileOfArchive(self._store.url, file, manifest.snapshot_file, from_seq, to_seq)
-            begin = from_seq if at == 0 else max(first, from_seq or first)
-            end = to_seq if at == len(files) - 1 else min(last, to_seq or last)
-            pieces.append(Piece(tenant_id, begin, end, file.rows, not pieces, where, times))
-        return pieces
 
 
 def _as(schema: pa.Schema, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:

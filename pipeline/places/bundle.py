@@ -28,7 +28,7 @@ from pipeline.places.protocol import (
     Place,
     ReaderOf,
     Sealed,
-    Wanted,
+    Times,
 )
 from signing.bundle.reader import BundleReader, Scanned
 from signing.keys import Keyring
@@ -122,12 +122,13 @@ class OpenBundle(OpenPlace):
         """The one tenant it is of."""
         return [self._bundle.manifest.tenant_id]
 
-    def pieces_of(self, tenants: Sequence[str], wanted: Wanted) -> list[Piece]:
+    def pieces_of(
+        self, tenants: Sequence[str], rows_a_piece: int, from_seq: int | None, to_seq: int | None, times: Times
+    ) -> list[Piece]:
         """Runs of entry parts with at most ``rows_a_piece`` rows, or one part, in the range of the manifest."""
         if not tenants:
             return []
         manifest = self._bundle.manifest
-        rows_a_piece, from_seq, to_seq, times = wanted
         where = BundleFile(str(self._path.absolute()), self._bundle.scanned, from_seq, to_seq)
         pieces: list[Piece] = []
         rows, seq = 0, manifest.from_seq

@@ -4,11 +4,11 @@ faults of the database as errors of ours."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import unquote
 
 import adbc_driver_manager
@@ -103,26 +103,19 @@ class Connection:
         self.run(statements.PREPARE_SESSION)
         self.run(statements.BEGIN)
         if snapshot_id is not None:
-            self.run(statements.import_snapshot(snapshot_id), imports=True)
+            self.run(f"SET TRANSACTION SNAPSHOT {statements.literal(snapshot_id)}", imports=True)
 
     def rows(self, query: str) -> list[Row]:
         """All rows of what is known to be short."""
         return [row for batch in self.batches(query) for row in rows_of(batch)]
 
-    def row(self, query: str) -> Row:
-        """The one row there is."""
-        (row,) = self.rows(query)
-        return row
-
-    def value(self, query: str) -> Any:
-        """The one value there is."""
-        (value,) = self.row(query)
-        return value
-
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
         """What ``query`` gives, streamed; batches are bounded and not empty."""
-        with self._cursor() as cursor:
-            yield from _sliced(self._streamed(cursor, query))
+        options = {StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES_HINT)}
+        with self._raw.cursor(adbc_stmt_kwargs=options) as cursor:
+            for batch in self._streamed(cursor, query):
+                for at in range(0, batch.num_rows, BATCH_ROWS_MAX):
+                    yield batch.slice(at, BATCH_ROWS_MAX)
 
     def _streamed(self, cursor: dbapi.Cursor, query: str) -> Iterator[pa.RecordBatch]:
         try:
@@ -133,24 +126,11 @@ class Connection:
 
     def run(self, statement: str, *, imports: bool = False) -> None:
         """Run what gives no rows; ``imports`` for what asks for a snapshot that may be gone."""
-        with self._cursor() as cursor:
+        with self._raw.cursor() as cursor:
             try:
                 cursor.execute(statement)
             except _DATABASE_ERROR as error:
                 raise _told(error, self._dsn, imports=imports) from None
-
-    @contextmanager
-    def _cursor(self) -> Iterator[dbapi.Cursor]:
-        options = {StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES_HINT)}
-        with self._raw.cursor(adbc_stmt_kwargs=options) as cursor:
-            yield cursor
-
-
-def _sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches that are not empty and of bounded length."""
-    for batch in batches:
-        for at in range(0, batch.num_rows, BATCH_ROWS_MAX):
-            yield batch.slice(at, BATCH_ROWS_MAX)
 
 
 @contextmanager

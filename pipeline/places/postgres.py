@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from ledger.errors import ConfigurationError
-from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
+from ledger.facts.events import SYSTEM_TENANT
+from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, PROMISED_COLUMNS, SNAPSHOT_COLUMNS, Head, StoredTree
 from ledger.verification.range_fold import ChainBounds
 from pipeline.places import statements
 from pipeline.places.connection import Connection, Dsn, connected
@@ -31,10 +32,22 @@ from pipeline.places.protocol import (
     Place,
     ReaderOf,
     Sealed,
-    Wanted,
+    Times,
     cut,
 )
-from signing.key_history import named_keys, without_trust
+from pipeline.places.statements import (
+    COMMITMENTS,
+    FOLLOWERS,
+    JOBS,
+    LOG,
+    SNAPSHOTS,
+    TILES,
+    TREES,
+    literal,
+    select_list,
+    within,
+)
+from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX, named_keys, without_trust
 from signing.keys import Keyring
 
 TIMED_ROWS_MAX: Final = 4 * ROWS_A_PIECE
@@ -66,32 +79,62 @@ class PostgresPieceReader(PieceReader):
 
     def __init__(self, connection: Connection, types: statements.Types, piece: Piece) -> None:
         self._connection, self._types, self._piece = connection, types, piece
+        self._tenant = literal(piece.tenant_id)
 
     def entries(self, columns: Sequence[str] = ENTRY_COLUMNS) -> Iterator[pa.RecordBatch]:
-        """The piece's entries by seq."""
-        return self._connection.batches(statements.entries(self._types, self._piece, columns))
+        """The piece's entries by seq, in order of storage where seqs repeat."""
+        first, last = self._piece.bounds
+        return self._connection.batches(
+            f"SELECT {select_list(self._types, LOG, columns)} FROM {LOG} WHERE tenant_id = {self._tenant}"
+            f" AND {LOG}.seq >= {first} AND {LOG}.seq <= {last}{within(self._piece.times)}"
+            f" ORDER BY {LOG}.seq, {LOG}.ctid"
+        )
 
     def snapshots(self) -> Iterator[pa.RecordBatch]:
-        """The snapshots that touch it."""
-        return self._connection.batches(statements.snapshots(self._types, self._piece))
+        """The snapshots that touch the piece, and with the first one those that lack a bound."""
+        first, last = self._piece.bounds
+        lacking = " OR s.from_seq IS NULL OR s.to_seq IS NULL" if self._piece.is_first else ""
+        return self._connection.batches(
+            f"SELECT {select_list(self._types, SNAPSHOTS, SNAPSHOT_COLUMNS)} FROM {SNAPSHOTS} s"
+            f" WHERE tenant_id = {self._tenant} AND (s.from_seq IS NOT NULL AND s.to_seq IS NOT NULL"
+            f" AND least(s.from_seq, s.to_seq) <= {last} AND greatest(s.from_seq, s.to_seq) >= {first}{lacking})"
+            " ORDER BY s.from_seq, s.to_seq, s.id"
+        )
 
     def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
         """Stored tiles."""
-        rows = self._connection.rows(statements.tiles(self._types, self._piece.tenant_id, level, first, last))
+        rows = self._connection.rows(
+            f"SELECT {select_list(self._types, TILES, ('tile_index', 'hashes'))} FROM {TILES} t"
+            f" WHERE tenant_id = {self._tenant} AND t.level = {level} AND t.tile_index BETWEEN {first} AND {last}"
+            " ORDER BY t.ctid"
+        )
         return dict(rows)
 
     def followed_seq(self) -> int:
         """How far the stored jobs follow the chain of the tenant."""
-        rows = self._connection.rows(statements.followed_seq(self._types, self._piece.tenant_id))
+        rows = self._connection.rows(self._followed)
         return rows[0][0] if rows and isinstance(rows[0][0], int) else 0
 
     def jobs(self) -> Iterator[pa.RecordBatch]:
-        """Stored jobs of the tenant."""
-        return self._connection.batches(statements.jobs(self._types, self._piece.tenant_id))
+        """Stored jobs of the tenant by job id; none where the table has not begun to follow."""
+        return self._following(JOBS, JOB_COLUMNS, "job_id")
 
     def promised(self) -> Iterator[pa.RecordBatch]:
-        """The table of commitments of the tenant."""
-        return self._connection.batches(statements.promised(self._types, self._piece.tenant_id))
+        """The table of commitments of the tenant by seq; nothing where it has not begun to follow."""
+        return self._following(COMMITMENTS, PROMISED_COLUMNS, "seq")
+
+    @property
+    def _followed(self) -> str:
+        return (
+            f"SELECT {select_list(self._types, FOLLOWERS, ('seq',))} FROM {FOLLOWERS} p"
+            f" WHERE tenant_id = {self._tenant} AND p.follower = 'jobs' ORDER BY p.ctid LIMIT 1"
+        )
+
+    def _following(self, table: str, columns: Sequence[str], order: str) -> Iterator[pa.RecordBatch]:
+        return self._connection.batches(
+            f"SELECT {select_list(self._types, table, columns)} FROM {table} t WHERE tenant_id = {self._tenant}"
+            f" AND EXISTS ({self._followed}) ORDER BY t.{order}, t.ctid"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +157,8 @@ class PostgresPlace(Place):
         """
         with connected(self.dsn) as connection:
             connection.begin(None)
-            snapshot_id = str(connection.value(statements.EXPORT_SNAPSHOT))
-            yield OpenPostgres(connection, state_of(connection, self.dsn, snapshot_id))
+            ((snapshot_id,),) = connection.rows(statements.EXPORT_SNAPSHOT)
+            yield OpenPostgres(connection, state_of(connection, self.dsn, str(snapshot_id)))
 
     @contextmanager
     def planned(self) -> Iterator[OpenPostgres]:
@@ -131,7 +174,7 @@ class OpenPostgres(OpenPlace):
     is_copy: ClassVar[bool] = False
 
     def __init__(self, connection: Connection, state: PostgresState) -> None:
-        self._connection = connection
+        self.connection = connection
         self.state = state
         self._types = dict(state.altered)
         self._facts: dict[str, Facts] = {}
@@ -141,16 +184,17 @@ class OpenPostgres(OpenPlace):
 
     def tenants(self) -> list[str]:
         """Every tenant that any table names."""
-        return [row[0] for row in self._connection.rows(statements.TENANTS)]
+        return [row[0] for row in self.connection.rows(statements.TENANTS)]
 
-    def pieces_of(self, tenants: Sequence[str], wanted: Wanted) -> list[Piece]:
+    def pieces_of(
+        self, tenants: Sequence[str], rows_a_piece: int, from_seq: int | None, to_seq: int | None, times: Times
+    ) -> list[Piece]:
         """Borders are multiples of ``rows_a_piece``."""
-        rows_a_piece, from_seq, to_seq, times = wanted
         pieces: list[Piece] = []
         for at in range(0, len(tenants), TENANTS_AT_ONCE):
             some = tenants[at : at + TENANTS_AT_ONCE]
             occupied: dict[str, list[int]] = {tenant: [] for tenant in some}
-            for tenant, seq in self._connection.rows(statements.occupied(some, rows_a_piece, from_seq, to_seq)):
+            for tenant, seq in self.connection.rows(statements.occupied(some, rows_a_piece, from_seq, to_seq)):
                 occupied[tenant].append(seq)
             self.read_facts(some)
             for tenant in some:
@@ -158,28 +202,37 @@ class OpenPostgres(OpenPlace):
                 pieces += self._cut(whole, occupied[tenant], rows_a_piece)
         return pieces
 
-    def reader(self, piece: Piece) -> PieceReader:
+    def reader(self, piece: Piece) -> PostgresPieceReader:
         """Through the connection that holds the state."""
-        return PostgresPieceReader(self._connection, self._types, piece)
+        return PostgresPieceReader(self.connection, self._types, piece)
 
     def facts(self, tenant_id: str) -> Facts:
         """Head, last entry and stored tree."""
         self.read_facts([tenant_id])
         return self._facts[tenant_id]
 
-    def log_origin(self, tenant_id: str) -> str | None:
+    def log_origin(self, tenant_id: str | None = None) -> str | None:
         """What this ledger says of all its logs; None when it never said it."""
-        rows = self._connection.rows(statements.LOG_ORIGIN)
+        rows = self.connection.rows(statements.LOG_ORIGIN)
         return rows[0][0] if rows else None
 
     def sealed(self, tenant_id: str) -> list[Sealed]:
         """The newest checkpoint that was signed for the tenant's log, as stored; none before the first."""
-        rows = self._connection.rows(statements.checkpoint(tenant_id))
-        return [Sealed(None, row[0], ()) for row in rows if row[0] is not None]
+        query = f"SELECT checkpoint::text FROM {TREES} WHERE tenant_id = {literal(tenant_id)} ORDER BY ctid LIMIT 1"
+        return [Sealed(None, row[0], ()) for row in self.connection.rows(query) if row[0] is not None]
 
     def named_keys(self) -> Keyring | None:
         """The keys that the chain of ``_system`` names, with which no signature is good; None without a root."""
-        return named_keys(self._connection.rows(statements.about_keys(self._types)))
+        job_id = f'{LOG}.job_id::text COLLATE "C"'
+        about = " OR ".join(
+            f"{job_id} >= {literal(first)} AND {job_id} < {literal(after)}"
+            for first, after in ((SUBJECT_PREFIX, AFTER_SUBJECTS), (FORK_PREFIX, AFTER_FORKS))
+        )
+        rows = self.connection.rows(
+            f"SELECT {select_list(self._types, LOG, ENTRY_COLUMNS)} FROM {LOG}"
+            f" WHERE tenant_id = {literal(SYSTEM_TENANT)} AND ({about}) ORDER BY {LOG}.seq, {LOG}.ctid"
+        )
+        return named_keys(rows)
 
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
         """Heads and trees; a tenant that has neither head nor entries, and that a table still names, is left over.
@@ -198,26 +251,28 @@ class OpenPostgres(OpenPlace):
         unread = [tenant for tenant in tenants if tenant not in self._facts]
         for at in range(0, len(unread), TENANTS_AT_ONCE):
             some = unread[at : at + TENANTS_AT_ONCE]
-            for tenant, *row in self._connection.rows(statements.facts(self._types, some)):
-                self._facts[tenant] = _facts(tenant, row)
+            for tenant, *row in self.connection.rows(statements.facts(self._types, some)):
+                parts = zip((Head, Head, StoredTree), (row[:4], row[4:8], row[8:]), strict=True)
+                head, last, tree = (of(*values) if is_there else None for of, (is_there, *values) in parts)
+                self._facts[tenant] = Facts(tenant, head, last, tree)
 
     def tenants_among(self, tenants: Sequence[str]) -> list[str]:
         """Those of ``tenants`` that any table names."""
-        return [row[0] for row in self._connection.rows(statements.tenants_among(tenants))] if tenants else []
+        return [row[0] for row in self.connection.rows(statements.tenants_among(tenants))] if tenants else []
 
     def _cut(self, whole: Piece, occupied: Sequence[int], rows_a_piece: int) -> list[Piece]:
         last = self._facts[whole.tenant_id].last
         last_seq = 0 if last is None else last.seq
         if self.state.snapshot_id is None and whole.to_seq is None:
             whole = replace(whole, to_seq=last_seq)
-        if not occupied:
-            return [whole]
         pieces = cut(whole, occupied, last_seq if whole.to_seq is None else min(whole.to_seq, last_seq), rows_a_piece)
-        if whole.times == EVER:
+        if whole.times == EVER or not occupied:
             return pieces
-        lowest, highest, count = self._connection.row(
-            statements.seqs_in(whole.tenant_id, whole.times, TIMED_ROWS_MAX + 1)
-        )
+        ((lowest, highest, count),) = self.connection.rows(f"""
+            SELECT min(seq), max(seq), count(*)
+              FROM (SELECT seq FROM {LOG} WHERE tenant_id = {literal(whole.tenant_id)} AND seq IS NOT NULL
+                    {within(whole.times)} LIMIT {TIMED_ROWS_MAX + 1}) AS found
+        """)
         if count > TIMED_ROWS_MAX:
             return pieces
         return [piece for piece in pieces if count and piece.bounds[0] <= highest and piece.bounds[1] >= lowest]
@@ -239,13 +294,3 @@ def state_of(connection: Connection, dsn: Dsn, snapshot_id: str | None) -> Postg
     if problem is not None:
         raise ConfigurationError(f"the ledger in {dsn} cannot be read: {problem}")
     return PostgresState(dsn, snapshot_id, tuple(statements.altered(found).items()))
-
-
-def _facts(tenant_id: str, row: Sequence[Any]) -> Facts:
-    has_head, head, has_last, last, has_tree, tree = row[0], row[1:4], row[4], row[5:8], row[8], row[9:11]
-    return Facts(
-        tenant_id,
-        Head(*head) if has_head else None,
-        Head(*last) if has_last else None,
-        StoredTree(*tree) if has_tree else None,
-    )

@@ -137,15 +137,6 @@ class Piece:
         return (SEQ_MIN if self.from_seq is None else self.from_seq, SEQ_MAX if self.to_seq is None else self.to_seq)
 
 
-class Wanted(NamedTuple):
-    """Which pieces of a tenant are asked for, and of about how many rows each."""
-
-    rows_a_piece: int
-    from_seq: int | None
-    to_seq: int | None
-    times: Times
-
-
 class OpenPlace(Protocol):
     """A place held in one state, on the driver. ``str()`` of it tells no password.
 
@@ -176,9 +167,11 @@ class OpenPlace(Protocol):
             TenantNotFoundError: there is nothing of a tenant that was named.
         """
         named = self.tenants() if tenants is None else self.existing(tenants)
-        return self.pieces_of(named, Wanted(rows_a_piece, from_seq, to_seq, times))
+        return self.pieces_of(named, rows_a_piece, from_seq, to_seq, times)
 
-    def pieces_of(self, tenants: Sequence[str], wanted: Wanted) -> list[Piece]:
+    def pieces_of(
+        self, tenants: Sequence[str], rows_a_piece: int, from_seq: int | None, to_seq: int | None, times: Times
+    ) -> list[Piece]:
         """As ``pieces``, of tenants that are there."""
 
     def existing(self, tenants: Collection[str]) -> list[str]:
@@ -241,12 +234,7 @@ class Place(Protocol):
         return self.open()
 
 
-def cut(
-    whole: Piece,
-    occupied: Sequence[int],
-    last_seq: int,
-    rows_a_piece: int,
-) -> list[Piece]:
+def cut(whole: Piece, occupied: Sequence[int], last_seq: int, rows_a_piece: int) -> list[Piece]:
     """``whole``, all that is asked for of a tenant, as pieces of at most ``rows_a_piece`` seqs that hold rows.
 
     ``occupied`` has the lowest stored seq of each stretch of that many seqs that holds any, ascending: a forged seq far
@@ -254,7 +242,8 @@ def cut(
     """
     if not occupied:
         return [whole]
-    starts = [start_of(seq, rows_a_piece) for seq in occupied[1:]]
+    # Stretches begin at 1; the first reaches down to all there is.
+    starts = [max(seq - 1, 0) // rows_a_piece * rows_a_piece + 1 for seq in occupied[1:]]
     ends = [start - 1 for start in starts]
     bounds = zip([whole.from_seq, *starts], [*ends, whole.to_seq], strict=True)
     rows = [min(rows_a_piece, last - seq + 1) for seq, last in zip(occupied, [*ends, last_seq], strict=True)]
@@ -262,8 +251,3 @@ def cut(
         replace(whole, from_seq=start, to_seq=end, rows=rows[at], is_first=at == 0)
         for at, (start, end) in enumerate(bounds)
     ]
-
-
-def start_of(seq: int, rows_a_piece: int) -> int:
-    """First seq of the stretch that ``seq`` lies in. Stretches begin at 1; the first reaches down to all there is."""
-    return max(seq - 1, 0) // rows_a_piece * rows_a_piece + 1

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from ledger.facts.events import SYSTEM_TENANT
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, PROMISED_COLUMNS, SNAPSHOT_COLUMNS
 from pipeline.arrow import INTEGERS
-from pipeline.places.protocol import SEQ_MAX, SEQ_MIN, Piece, Times
-from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
+from pipeline.places.protocol import SEQ_MAX, SEQ_MIN, Times
 
 LOG, SNAPSHOTS, JOBS = "scheduler.scheduler_log", "scheduler.batch_snapshot", "scheduler.jobs"
 HEADS, TREES, TILES = "scheduler.chain_heads", "scheduler.merkle_head", "scheduler.merkle_tile"
@@ -95,11 +93,6 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def import_snapshot(snapshot_id: str) -> str:
-    """Read in the state that ``snapshot_id`` names."""
-    return f"SET TRANSACTION SNAPSHOT {literal(snapshot_id)}"
-
-
 def select_list(types: Types, table: str, columns: Iterable[str]) -> str:
     """``columns`` of ``table``, each of the Arrow type that its declared type has, or binary."""
     return ", ".join(f"{_given(types.get((table, column)), column)} AS {column}" for column in columns)
@@ -167,8 +160,7 @@ SELECT tenant_id FROM (
 
 def tenants_among(tenants: Iterable[str]) -> str:
     """Those of ``tenants`` that there is anything of."""
-    tables = COLUMNS
-    held = " OR ".join(f"EXISTS (SELECT FROM {table} t WHERE t.tenant_id = wanted.tenant_id)" for table in tables)
+    held = " OR ".join(f"EXISTS (SELECT FROM {table} t WHERE t.tenant_id = wanted.tenant_id)" for table in COLUMNS)
     return f'SELECT tenant_id FROM {wanted(tenants)} WHERE {held} ORDER BY tenant_id COLLATE "C"'
 
 
@@ -195,115 +187,28 @@ def occupied(tenants: Iterable[str], rows_a_piece: int, from_seq: int | None, to
 
 def facts(types: Types, tenants: Iterable[str]) -> str:
     """Head, tree and last entry of each of ``tenants``, each with whether there is one."""
-    last_columns = ("seq", "chain_link", "t_hlc")
-    parts = [
-        f"(SELECT {select_list(types, HEADS, HEAD_COLUMNS)}, true AS is_there FROM {HEADS}"
-        " WHERE tenant_id = wanted.tenant_id ORDER BY ctid LIMIT 1) AS h",
-        f"(SELECT {select_list(types, LOG, last_columns)}, true AS is_there FROM {LOG}"
-        f" WHERE tenant_id = wanted.tenant_id AND {LOG}.seq IS NOT NULL"
-        f" ORDER BY {LOG}.seq DESC, {LOG}.ctid DESC LIMIT 1) AS l",
-        f"(SELECT {select_list(types, TREES, TREE_COLUMNS)}, true AS is_there FROM {TREES}"
-        " WHERE tenant_id = wanted.tenant_id ORDER BY ctid LIMIT 1) AS m",
-    ]
-    joins = " ".join(f"LEFT JOIN LATERAL {part} ON true" for part in parts)
-    heads, last = ", ".join(f"h.{name}" for name in HEAD_COLUMNS), ", ".join(f"l.{name}" for name in last_columns)
-    tree = ", ".join(f"m.{name}" for name in TREE_COLUMNS)
-    return (
-        f"SELECT wanted.tenant_id, h.is_there, {heads}, l.is_there, {last}, m.is_there, {tree}"
-        f" FROM {wanted(tenants)} {joins}"
-    )
+    return f"""
+    SELECT wanted.tenant_id, h.*, l.*, m.*
+      FROM {wanted(tenants)}
+      LEFT JOIN LATERAL (SELECT true, {select_list(types, HEADS, HEAD_COLUMNS)} FROM {HEADS}
+                          WHERE tenant_id = wanted.tenant_id ORDER BY ctid LIMIT 1) AS h ON true
+      LEFT JOIN LATERAL (SELECT true, {select_list(types, LOG, ("seq", "chain_link", "t_hlc"))} FROM {LOG}
+                          WHERE tenant_id = wanted.tenant_id AND {LOG}.seq IS NOT NULL
+                          ORDER BY {LOG}.seq DESC, {LOG}.ctid DESC LIMIT 1) AS l ON true
+      LEFT JOIN LATERAL (SELECT true, {select_list(types, TREES, TREE_COLUMNS)} FROM {TREES}
+                          WHERE tenant_id = wanted.tenant_id ORDER BY ctid LIMIT 1) AS m ON true
+    """
 
 
 LOG_ORIGIN: Final = "SELECT log_origin::text FROM scheduler.ledger_identity LIMIT 1"
 
 
-def checkpoint(tenant_id: str) -> str:
-    """The newest checkpoint of a tenant's log."""
-    return f"SELECT checkpoint::text FROM {TREES} WHERE tenant_id = {literal(tenant_id)} ORDER BY ctid LIMIT 1"
-
-
-def seqs_in(tenant_id: str, times: Times, rows_max: int) -> str:
-    """Lowest and highest seq and number of the entries of ``times``; no more than ``rows_max`` are looked at."""
-    return f"""
-    SELECT min(seq), max(seq), count(*)
-      FROM (SELECT seq FROM {LOG} WHERE tenant_id = {literal(tenant_id)} AND seq IS NOT NULL{_within(times)}
-             LIMIT {rows_max}) AS found
-    """
-
-
-# --- rows -----------------------------------------------------------------------------------------
-
-
-def entries(types: Types, piece: Piece, columns: Sequence[str]) -> str:
-    """The piece's entries by seq, in order of storage where seqs repeat."""
-    first, last = piece.bounds
-    return (
-        f"SELECT {select_list(types, LOG, columns)} FROM {LOG} WHERE tenant_id = {literal(piece.tenant_id)}"
-        f" AND {LOG}.seq >= {first} AND {LOG}.seq <= {last}{_within(piece.times)} ORDER BY {LOG}.seq, {LOG}.ctid"
-    )
-
-
-def about_keys(types: Types) -> str:
-    """The entries of ``_system`` about keys and forks, by seq."""
-    job_id = f'{LOG}.job_id::text COLLATE "C"'
-    return (
-        f"SELECT {select_list(types, LOG, ENTRY_COLUMNS)} FROM {LOG} WHERE tenant_id = {literal(SYSTEM_TENANT)}"
-        f" AND ({job_id} >= {literal(SUBJECT_PREFIX)} AND {job_id} < {literal(AFTER_SUBJECTS)}"
-        f" OR {job_id} >= {literal(FORK_PREFIX)} AND {job_id} < {literal(AFTER_FORKS)}) ORDER BY {LOG}.seq, {LOG}.ctid"
-    )
-
-
-def snapshots(types: Types, piece: Piece) -> str:
-    """The snapshots that touch the piece, and with the first one those that lack a bound."""
-    first, last = piece.bounds
-    lacking = " OR s.from_seq IS NULL OR s.to_seq IS NULL" if piece.is_first else ""
-    return (
-        f"SELECT {select_list(types, SNAPSHOTS, SNAPSHOT_COLUMNS)} FROM {SNAPSHOTS} s"
-        f" WHERE tenant_id = {literal(piece.tenant_id)} AND (s.from_seq IS NOT NULL AND s.to_seq IS NOT NULL"
-        f" AND least(s.from_seq, s.to_seq) <= {last} AND greatest(s.from_seq, s.to_seq) >= {first}{lacking})"
-        " ORDER BY s.from_seq, s.to_seq, s.id"
-    )
-
-
-def followed_seq(types: Types, tenant_id: str) -> str:
-    """How far the job table follows the chain of a tenant; no row where it has not begun."""
-    return (
-        f"SELECT {select_list(types, FOLLOWERS, ('seq',))} FROM {FOLLOWERS} p"
-        f" WHERE tenant_id = {literal(tenant_id)} AND p.follower = 'jobs' ORDER BY p.ctid LIMIT 1"
-    )
-
-
-def jobs(types: Types, tenant_id: str) -> str:
-    """All stored jobs of a tenant by job id; none where the table has not begun to follow."""
-    return (
-        f"SELECT {select_list(types, JOBS, JOB_COLUMNS)} FROM {JOBS} j WHERE tenant_id = {literal(tenant_id)}"
-        f" AND EXISTS ({followed_seq(types, tenant_id)}) ORDER BY j.job_id, j.ctid"
-    )
-
-
-def promised(types: Types, tenant_id: str) -> str:
-    """The table of commitments of a tenant by seq; nothing where it has not begun to follow."""
-    return (
-        f"SELECT {select_list(types, COMMITMENTS, PROMISED_COLUMNS)} FROM {COMMITMENTS} c"
-        f" WHERE tenant_id = {literal(tenant_id)} AND EXISTS ({followed_seq(types, tenant_id)}) ORDER BY c.seq, c.ctid"
-    )
-
-
-def tiles(types: Types, tenant_id: str, level: int, first: int, last: int) -> str:
-    """Stored tiles of a level."""
-    return (
-        f"SELECT {select_list(types, TILES, ('tile_index', 'hashes'))} FROM {TILES} t"
-        f" WHERE tenant_id = {literal(tenant_id)} AND t.level = {level} AND t.tile_index BETWEEN {first} AND {last}"
-        " ORDER BY t.ctid"
-    )
-
-
 def wanted(tenants: Iterable[str]) -> str:
     """``tenants`` as a table of that name."""
-    listed = ", ".join(map(literal, tenants))
-    return f"unnest(ARRAY[{listed}]::text[]) AS wanted(tenant_id)"
+    return f"unnest(ARRAY[{', '.join(map(literal, tenants))}]::text[]) AS wanted(tenant_id)"
 
 
-def _within(times: Times) -> str:
+def within(times: Times) -> str:
+    """The condition that entries are of ``times``, behind others."""
     lower = "" if times.from_ms is None else f" AND hlc_physical >= {times.from_ms}"
     return lower + ("" if times.to_ms is None else f" AND hlc_physical <= {times.to_ms}")

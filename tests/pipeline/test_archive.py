@@ -165,7 +165,7 @@ def test_the_same_rows_give_the_same_bytes_however_they_arrive(
         writer = FileWriter(local, ENTRY_FILE_SCHEMA)
         for batch in table.to_batches(max_chunksize=batch_rows):
             writer.add(batch)
-        written = writer.finish()
+        written = writer.finish("a")
         assert (written.sha256, written.rows) == (sha256(local.getvalue()).hexdigest(), 190)
         made.add(local.getvalue())
     assert len(made) == 1
@@ -197,7 +197,7 @@ async def test_rows_come_from_the_database_a_few_at_a_time(database: Database, m
     await store(database, ledger_of("acme", days(100)))
     monkeypatch.setattr("pipeline.places.connection.BATCH_BYTES_HINT", 4000)
     with PostgresLedger.connected(database.service_url) as ledger:
-        counts = [batch.num_rows for batch in ledger.entries("acme", 5, 90)]
+        counts = [batch.num_rows for batch in ledger.range_reader("acme", 5, 90).entries()]
         assert (sum(counts), max(counts) < 20) == (86, True)
 
 

@@ -106,7 +106,7 @@ def rewrite(folder: Path, number: int, edit: Callable[[list[dict[str, Any]]], No
     writer = FileWriter(local, ENTRY_FILE_SCHEMA)
     for batch in pa.Table.from_pylist(rows, schema).to_batches():
         writer.add(batch)
-    writer.finish()
+    writer.finish("a")
     replace(folder, file, local.getvalue())
 
 
@@ -200,7 +200,7 @@ def no_utf8(folder: Path) -> None:
     (batch,) = table.set_column(11, table.schema.field(11), payloads).combine_chunks().to_batches()
     writer = FileWriter(local, ENTRY_FILE_SCHEMA)
     writer.add(batch)
-    writer.finish()
+    writer.finish("a")
     replace(folder, file, local.getvalue())
 
 
