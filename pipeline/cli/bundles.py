@@ -144,7 +144,7 @@ def diff(
     from pipeline.diff import diff as compare
     from pipeline.places import parse_place
 
-    signers = None if output is None else open_signers(signing_key)
+    signer = None if output is None else open_signers(signing_key).signer
     places = parse_place(a), parse_place(b)
     with running("diff", master) as spark, places[0].open() as of_a, places[1].open() as of_b:
         found = compare(
@@ -154,7 +154,7 @@ def diff(
             tenants=tenants or (),
             by_rows=rows,
             output=output,
-            signers=signers,
+            signer=signer,
             stage=lambda what: shown(spark, what),
         )
     told = {"a": str(places[0]), "b": str(places[1]), **found.to_json()}

@@ -28,8 +28,8 @@ from ledger.facts.events import SYSTEM_TENANT
 from pipeline.diff.chains import Chain, Meeting, chains_of, forked_log, meet, overlap, parting
 from pipeline.diff.events import conflicts, differences, events, first_differences
 from pipeline.diff.repair import GAP_MAX, SeqRange, WrittenBundle, cover, write_bundles
-from pipeline.keys import Signers
 from pipeline.places import OpenPlace, Piece
+from signing.keys import Signer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,7 +120,7 @@ def diff(
     tenants: Collection[str] = (),
     by_rows: bool = False,
     output: Path | None = None,
-    signers: Signers | None = None,
+    signer: Signer | None = None,
     stage: Stage = lambda what: nullcontext(),
 ) -> Diff:
     """Compare two ledgers, and write what each side lacks as bundles into ``output``, when that is given.
@@ -132,13 +132,13 @@ def diff(
         tenants: those to compare; all that one of them has when there are none.
         by_rows: do not believe stored links and digests: compute them from the rows.
         output: a folder; ``to-a`` and ``to-b`` are made in it, and may hold nothing before.
-        signers: who signs the bundles; needed with ``output``.
+        signer: who signs the bundles; needed with ``output``.
         stage: shows the work.
 
     Raises:
         NotFoundError: one is an archive of nothing.
         TenantNotFoundError: neither has a tenant that was named.
-        InvalidInputError: ``to-a`` or ``to-b`` holds something already, or there are no ``signers``.
+        InvalidInputError: ``to-a`` or ``to-b`` holds something already, or there is no ``signer``.
         ChainDamagedError: rows of which a bundle was to be made do not hold.
         SigningUnavailableError: the signer cannot be reached.
         OSError: a file cannot be written.
@@ -149,7 +149,7 @@ def diff(
             raise NotFoundError(f"there is no archive in {place}")
     if output is not None:
         _refuse_used(output)
-        if signers is None:
+        if signer is None:
             raise InvalidInputError("bundles need a key to be signed with")
     names = _names(a, b, tenants)
     chains = {"a": chains_of(a, names), "b": chains_of(b, names)}
@@ -160,9 +160,9 @@ def diff(
             _by_events(spark, a, b, apart, by_rows=by_rows)
     tenants_found = sorted([*found, *(each for each, _ in apart.values())], key=lambda each: each.tenant_id)
     written: list[WrittenBundle] = []
-    if output is not None and signers is not None:
+    if output is not None and signer is not None:
         with stage("writing bundles"):
-            written = _write(tenants_found, chains, output, signers)
+            written = _write(tenants_found, chains, output, signer)
     return Diff(tenants_found, written)
 
 
@@ -211,11 +211,10 @@ def _by_links(chains: Chains, met: Mapping[str, Meeting], names: Sequence[str]) 
         tenant = TenantDiff(name, "merkle")
         if a is None or b is None:
             # Each ledger has a chain of its own of what happens to itself.
-            if name != SYSTEM_TENANT:
-                side, chain = ("a", a) if a is not None else ("b", b)
-                assert chain is not None
-                _note_rest(tenant, side, chain, [])
-                found.append(tenant)
+            for side, chain in (("a", a), ("b", b)):
+                if chain is not None and name != SYSTEM_TENANT:
+                    _note_rest(tenant, side, chain, None)
+                    found.append(tenant)
             continue
         meeting = met[name]
         if meeting.first_difference is not None:
@@ -223,7 +222,10 @@ def _by_links(chains: Chains, met: Mapping[str, Meeting], names: Sequence[str]) 
             tenant.first_difference = {"seq": seq, "a": a.link_at(seq), "b": b.link_at(seq)}
         if meeting.is_one or name == SYSTEM_TENANT:
             if meeting.is_one or meeting.common:
-                _note_rests(tenant, a, b, meeting)
+                # Of one history each holds a range; else what both hold is the same up to where they part.
+                for side, chain, other in (("a", a, b), ("b", b, a)):
+                    one = SeqRange(other.first_seq, other.last_seq)
+                    _note_rest(tenant, side, chain, one if meeting.is_one else SeqRange(1, meeting.common))
                 found.append(tenant)
         else:
             tenant.compared = "hlc-ranges"
@@ -232,24 +234,15 @@ def _by_links(chains: Chains, met: Mapping[str, Meeting], names: Sequence[str]) 
     return found, apart
 
 
-def _note_rests(tenant: TenantDiff, a: Chain, b: Chain, meeting: Meeting) -> None:
-    """Note what each has beyond the other, where their entries are the same wherever both have some."""
-    if not meeting.is_one:
-        for side, chain in (("a", a), ("b", b)):
-            _note_rest(tenant, side, chain, [SeqRange(1, meeting.common)])
-        return
-    _note_rest(tenant, "a", a, [SeqRange(b.first_seq, b.last_seq)])
-    _note_rest(tenant, "b", b, [SeqRange(a.first_seq, a.last_seq)])
-
-
-def _note_rest(tenant: TenantDiff, side: str, chain: Chain, held: Sequence[SeqRange]) -> None:
-    """Note the entries of ``chain`` outside of ``held``, at most one range, as those that only ``side`` has."""
-    low, high = held[0] if held else (chain.last_seq + 1, chain.last_seq)
-    rests = [
-        SeqRange(chain.first_seq, min(chain.last_seq, low - 1)),
-        SeqRange(max(chain.first_seq, high + 1), chain.last_seq),
-    ]
-    rests = [rest for rest in (rests if held else rests[:1]) if 1 <= rest.from_seq <= rest.to_seq]
+def _note_rest(tenant: TenantDiff, side: str, chain: Chain, held: SeqRange | None) -> None:
+    """Note the entries of ``chain`` outside of ``held``, which the other side has, as those that only ``side`` has."""
+    rests = [SeqRange(chain.first_seq, chain.last_seq)]
+    if held is not None:
+        rests = [
+            SeqRange(chain.first_seq, min(chain.last_seq, held.from_seq - 1)),
+            SeqRange(max(chain.first_seq, held.to_seq + 1), chain.last_seq),
+        ]
+    rests = [rest for rest in rests if 1 <= rest.from_seq <= rest.to_seq]
     tenant.only_in[side] = sum(rest.to_seq - rest.from_seq + 1 for rest in rests)
     tenant.missing[side] = cover(rests)
 
@@ -284,13 +277,14 @@ def _note_conflicts(found: DataFrame, apart: Apart) -> None:
 
 def _pieces(place: OpenPlace, apart: Apart) -> list[Piece]:
     """The pieces of these tenants behind what is known to be the same."""
-    names: dict[int, list[str]] = {}
-    for name, (_, common) in apart.items():
-        names.setdefault(common, []).append(name)
-    return [piece for common, some in names.items() for piece in place.pieces(some, from_seq=common + 1)]
+    return [
+        piece
+        for common in dict.fromkeys(common for _, common in apart.values())
+        for piece in place.pieces([name for name in apart if apart[name][1] == common], from_seq=common + 1)
+    ]
 
 
-def _write(tenants: Sequence[TenantDiff], chains: Chains, output: Path, signers: Signers) -> list[WrittenBundle]:
+def _write(tenants: Sequence[TenantDiff], chains: Chains, output: Path, signer: Signer) -> list[WrittenBundle]:
     written: list[WrittenBundle] = []
     for tenant in tenants:
         if tenant.tenant_id == SYSTEM_TENANT or tenant.forked_log is not None:
@@ -298,7 +292,7 @@ def _write(tenants: Sequence[TenantDiff], chains: Chains, output: Path, signers:
         for side, lacking in (("a", "b"), ("b", "a")):
             if tenant.missing[side]:
                 chain, folder = chains[side][tenant.tenant_id], output / f"to-{lacking}"
-                made, left = write_bundles(chain, tenant.missing[side], lacking, folder, signers)
+                made, left = write_bundles(chain, tenant.missing[side], lacking, folder, signer)
                 written += made
                 tenant.left += left
     return written

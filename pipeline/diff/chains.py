@@ -43,15 +43,11 @@ class Chain:
 
     def __init__(self, place: OpenPlace, tenant_id: str, first: Piece | None) -> None:
         """``first`` is the piece of seq 1; None when the place holds a later range."""
-        self.place = place
-        self.tenant_id = tenant_id
-        self.has_beginning = first is not None
-        self.first_seq = 1
+        self.place, self.tenant_id = place, tenant_id
+        self.has_beginning, self._first_piece = first is not None, first
+        self.first_seq = 1 if first is not None else min(piece.bounds[0] for piece in place.pieces([tenant_id]))
         self._last = place.facts(tenant_id).last
         self.last_seq = 0 if self._last is None else self._last.seq
-        self._first_piece = first
-        if first is None:
-            self.first_seq = min(piece.bounds[0] for piece in place.pieces([tenant_id]))
 
     def link_at(self, seq: int) -> str | None:
         """The stored link of the entry at ``seq``, None when there is none."""

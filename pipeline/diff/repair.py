@@ -29,7 +29,6 @@ from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings
 from pipeline.arrow import Row, rows_of
 from pipeline.diff.chains import Chain
-from pipeline.keys import Signers
 from pipeline.places.protocol import Sealed
 from pipeline.source import open_pieces
 from signing import checkpoint as checkpoints
@@ -37,7 +36,7 @@ from signing.bundle.reader import digest_of
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import Checkpoint
 from signing.files import open_regular, whole_file
-from signing.keys import Keyring
+from signing.keys import Keyring, Signer
 from signing.snapshot import FROM_SEQ, TO_SEQ
 
 NODE_ID: Final = "diff"
@@ -75,25 +74,11 @@ def cover(wanted: Iterable[SeqRange], *, gap_max: int = GAP_MAX, ranges_max: int
     return [SeqRange(joined[start].from_seq, joined[end - 1].to_seq) for start, end in zip(starts, ends, strict=True)]
 
 
-class Ending(NamedTuple):
-    """The end of a range."""
-
-    to_seq: int
-    log_origin: str
-    """The checkpoint's origin but for ``/`` and the tenant."""
-    root: bytes
-    """Root of the tree over the entries up to ``to_seq``."""
-    leaf: bytes
-    """The leaf of that tree that the last entry must be."""
-    checkpoint: str
-    consistency: Sequence[bytes]
-
-
 class Endings:
     """The ends that ranges of one chain may have."""
 
-    def __init__(self, chain: Chain) -> None:
-        self._chain = chain
+    def __init__(self, chain: Chain, signer: Signer) -> None:
+        self._chain, self._signer = chain, signer
         self._sealed = {each.to_seq: each for each in chain.place.sealed(chain.tenant_id)}
         self._tree = merkle.Frontier()
         """Over the entries that ``_of_rows`` has passed."""
@@ -105,8 +90,9 @@ class Endings:
             return min(to_seq, self._head(self._sealed[None]).size) if self._sealed else 0
         return min((end for end in ends if end >= to_seq), default=max(ends))
 
-    def ending(self, to_seq: int) -> Ending:
-        """The end at a seq that ``reach`` gave; asked for in ascending order.
+    def ending(self, to_seq: int) -> tuple[str, bytes, BundleEnd]:
+        """The end at a seq that ``reach`` gave: the log's origin without the tenant, the leaf that the last entry must
+        be, and what a bundle ends with. Asked for in ascending order.
 
         Raises:
             ChainDamagedError: the tree does not lead to the checkpoint.
@@ -125,7 +111,7 @@ class Endings:
                 self._chain.tenant_id, f"its tree does not lead to its checkpoint, {error}"
             ) from error
         log_origin = head.origin.removesuffix(f"/{self._chain.tenant_id}")
-        return Ending(to_seq, log_origin, root, leaf, sealed.checkpoint, proof)
+        return log_origin, leaf, BundleEnd(root.hex(), sealed.checkpoint, proof, Keyring([self._signer.public_key]))
 
     def _of_tiles(self, to_seq: int) -> tuple[bytes, bytes]:
         """Root and last leaf of the stored tree up to ``to_seq``."""
@@ -167,10 +153,10 @@ class WrittenBundle(NamedTuple):
 
 
 def write_bundles(
-    chain: Chain, ranges: Sequence[SeqRange], lacking: str, folder: Path, signers: Signers
+    chain: Chain, ranges: Sequence[SeqRange], lacking: str, folder: Path, signer: Signer
 ) -> tuple[list[WrittenBundle], int]:
-    """Bundles of ``ranges``, which ``lacking`` lacks, in ``folder``; and how many entries stay behind, because no
-    checkpoint covers them yet.
+    """Bundles of ``ranges``, at least one, which ``lacking`` lacks, in ``folder``; and how many entries stay behind,
+    because no checkpoint covers them yet.
 
     Raises:
         ChainDamagedError: rows do not hold together, or are not those of the signed tree; nothing of that range is
@@ -179,35 +165,36 @@ def write_bundles(
         OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = chain.place.file
-    if file is not None:
-        return [_copied(chain, file, lacking, folder)] if ranges else [], 0
-    endings = Endings(chain)
+    if chain.place.file is not None:
+        return [_copied(chain, chain.place.file, lacking, folder)], 0
+    endings = Endings(chain, signer)
     reached = [SeqRange(each.from_seq, endings.reach(each.to_seq)) for each in ranges]
     left = sum(
-        each.to_seq - max(end.to_seq, each.from_seq - 1)
-        for each, end in zip(ranges, reached, strict=True)
-        if end.to_seq < each.to_seq
+        max(0, each.to_seq - max(end.to_seq, each.from_seq - 1)) for each, end in zip(ranges, reached, strict=True)
     )
     covered = cover((each for each in reached if each.from_seq <= each.to_seq), gap_max=0)
-    return [_made(chain, within, endings.ending(within.to_seq), lacking, folder, signers) for within in covered], left
+    return [_made(chain, within, endings, lacking, folder, signer) for within in covered], left
 
 
 def _made(
-    chain: Chain, within: SeqRange, ending: Ending, lacking: str, folder: Path, signers: Signers
+    chain: Chain, within: SeqRange, endings: Endings, lacking: str, folder: Path, signer: Signer
 ) -> WrittenBundle:
-    tenant_id, path = chain.tenant_id, folder / _name(chain.tenant_id, within)
-    end = BundleEnd(ending.root.hex(), ending.checkpoint, ending.consistency, Keyring([signers.signer.public_key]))
-    writer = BundleWriter(tenant_id=tenant_id, node_id=NODE_ID, log_origin=ending.log_origin)
+    path = folder / _name(chain.tenant_id, within)
+    log_origin, leaf, end = endings.ending(within.to_seq)
+    writer = BundleWriter(tenant_id=chain.tenant_id, node_id=NODE_ID, log_origin=log_origin)
     with closing(writer), whole_file(path) as file:
-        for rows in _checked(chain, within, ending.leaf):
+        for rows in _checked(chain, within, leaf):
             file.write(writer.add_entries(rows))
         for row in _snapshots(chain, within):
-            _add_snapshot(writer, tenant_id, row)
-        for piece in writer.finish(end, signers.signer):
+            try:
+                writer.add_snapshots((row,))
+            except (LedgerError, TypeError, ValueError) as error:
+                reason = f"its snapshot from seq {row[FROM_SEQ]} to {row[TO_SEQ]} cannot be read: {error}"
+                raise ChainDamagedError(chain.tenant_id, reason) from error
+        for piece in writer.finish(end, signer):
             file.write(piece)
     digest, size = digest_of(path)
-    return WrittenBundle(path, tenant_id, lacking, *within, size, digest)
+    return WrittenBundle(path, chain.tenant_id, lacking, *within, size, digest)
 
 
 def _copied(chain: Chain, file: Path, lacking: str, folder: Path) -> WrittenBundle:
@@ -276,11 +263,3 @@ def _snapshots(chain: Chain, within: SeqRange) -> Iterator[Row]:
                 if after_seq < row[FROM_SEQ] and row[TO_SEQ] <= within.to_seq:
                     after_seq = row[FROM_SEQ]
                     yield row
-
-
-def _add_snapshot(writer: BundleWriter, tenant_id: str, row: Row) -> None:
-    try:
-        writer.add_snapshots((row,))
-    except (LedgerError, TypeError, ValueError) as error:
-        reason = f"its snapshot from seq {row[FROM_SEQ]} to {row[TO_SEQ]} cannot be read: {error}"
-        raise ChainDamagedError(tenant_id, reason) from error

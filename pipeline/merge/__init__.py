@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +111,7 @@ def merge(
         raise MergeRefusedError(refused)
     tenants = _tenants(bundles)
     paths = _paths(output, sorted(tenants), files, is_folder=is_folder)
-    refuse_unless_files_can_be(list(paths.values()))
+    refuse_unless_files_can_be(paths.values())
     with workplace(next(iter(paths.values())).parent) as work:
         # 2. What becomes of each entry.
         raw_bytes = sum(bundle.raw_bytes for bundle in bundles)
@@ -133,7 +133,7 @@ def merge(
 
 def _named(merged: Sequence[MergedBundle], paths: Mapping[str, Path]) -> list[MergedBundle]:
     """The bundles under the names they are to have; nobody may have taken one since it was looked at."""
-    refuse_unless_files_can_be(list(paths.values()))
+    refuse_unless_files_can_be(paths.values())
     for bundle in merged:
         bundle.file.replace(paths[bundle.tenant_id])
     return [bundle._replace(file=paths[bundle.tenant_id]) for bundle in merged]
@@ -178,7 +178,7 @@ def _paths(output: Path, tenants: Sequence[str], files: Sequence[str], *, is_fol
 
 
 def refuse_unless_a_folder_can_be(output: Path) -> None:
-    """Look for a file that stands where a folder above ``output`` is or has to be made.
+    """Check for a file that is where a folder above ``output`` is or has to be made.
 
     Raises:
         InvalidInputError: there is one.
@@ -188,8 +188,8 @@ def refuse_unless_a_folder_can_be(output: Path) -> None:
         raise InvalidInputError(f"{there} is no folder, so {output} cannot be made")
 
 
-def refuse_unless_files_can_be(paths: list[Path]) -> None:
-    """Look for what cannot be replaced by a file.
+def refuse_unless_files_can_be(paths: Iterable[Path]) -> None:
+    """Check for what cannot be replaced by a file.
 
     Raises:
         InvalidInputError: there is something.
@@ -207,15 +207,9 @@ def workplace(folder: Path) -> Iterator[Path]:
         OSError: nothing can be written there; it names ``folder``, whatever file it was.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with _told_of(folder), own_folder(folder, PREFIX) as work:
-        yield work
-
-
-@contextmanager
-def _told_of(folder: Path) -> Iterator[None]:
-    """What goes wrong with a file in the work folder is said of ``folder``, which is what the user named."""
     try:
-        yield
+        with own_folder(folder, PREFIX) as work:
+            yield work
     except OSError as error:
         begin = str(folder / PREFIX)
         if str(error.filename or "").startswith(begin) or (error.filename is None and error.errno in _FULL):

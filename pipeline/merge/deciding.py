@@ -93,8 +93,7 @@ def _decide(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             found = list(of_tenant)
             if time != found[0][:3]:
                 standing = {}
-            entries = [decode_incoming(row[3]) for row in found]
-            outcome = decide(entries, {tenant_id: standing})
+            outcome = decide([decode_incoming(row[3]) for row in found], {tenant_id: standing})
             yield pa.RecordBatch.from_pylist(list(_rows(tenant_id, outcome)), _ARROW)
             time = found[-1][:3]
             standing = _of_time(standing, *time[1:])
@@ -110,21 +109,15 @@ def _of_time(standing: dict[str, Event], physical_ms: int, logical: int) -> dict
 
 
 def _rows(tenant_id: str, outcome: Decided) -> Iterator[dict[str, Any]]:
+    row = {"tenant_id": tenant_id, "duplicates": 0, "conflicts": []}
     for entry, kept_digest in outcome.placed:
         if entry.key.rank == 0:
-            yield {
-                **_row(tenant_id, 0, [(entry, kept_digest)]),
-                "log": entry.key.log,
-                "seq": entry.key.seq,
-                "bundle_digest": entry.key.bundle_digest,
-            }
-    rest = _row(tenant_id, 1, [placed for placed in outcome.placed if placed[0].key.rank])
-    yield {**rest, "duplicates": outcome.duplicates, "conflicts": outcome.conflicts}
-
-
-def _row(tenant_id: str, rank: int, placed: Sequence[Placed]) -> dict[str, Any]:
-    row = {"tenant_id": tenant_id, "rank": rank, "placed": _encode(placed), "placed_count": len(placed)}
-    return {**row, "duplicates": 0, "conflicts": []}
+            rank, _, _, _, *order = entry.key
+            key = dict(zip(("log", "seq", "bundle_digest"), order, strict=True))
+            yield {**row, **key, "rank": rank, "placed": _encode([(entry, kept_digest)]), "placed_count": 1}
+    rest = [placed for placed in outcome.placed if placed[0].key.rank]
+    found = {"duplicates": outcome.duplicates, "conflicts": outcome.conflicts}
+    yield {**row, **found, "rank": 1, "placed": _encode(rest), "placed_count": len(rest)}
 
 
 # --- linking --------------------------------------------------------------------------------------
@@ -219,14 +212,15 @@ def _told(rows: Iterable[Row], found: MergeCounts) -> Iterator[list[Placed]]:
 
 def _append(bundle: OwnChainBundle, placed: Sequence[Placed], tenant_id: str) -> bytes:
     if placed[0][0].key.rank:
-        return bundle.append([_own_entry(*each) for each in placed])
+        return bundle.append(
+            [
+                OwnEntry(hlc, entry.job_id, action, payload, entry.origin)
+                for entry, kept_digest in placed
+                for hlc, action, payload in (chained_as(entry, kept_digest),)
+            ]
+        )
     check_beginnings(placed, {tenant_id: bundle.end})
     return bundle.keep([_kept_row(entry) for entry, _ in placed])
-
-
-def _own_entry(entry: Incoming, kept_digest: str | None) -> OwnEntry:
-    hlc, action, payload = chained_as(entry, kept_digest)
-    return OwnEntry(hlc, entry.job_id, action, payload, entry.origin)
 
 
 def _kept_row(entry: Incoming) -> tuple[Any, ...]:
