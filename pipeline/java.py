@@ -83,7 +83,8 @@ def is_submitted() -> bool:
 
 
 def run_in_thread(work: Callable[[], Value]) -> Future[Value]:
-    """Call ``work`` in a thread of its own, which the end of the process does not wait for."""
+    """Call ``work`` in a thread, and so over a py4j connection, of its own, which the end of the process does not wait
+    for."""
     future: Future[Value] = Future()
 
     def run() -> None:
@@ -96,11 +97,6 @@ def run_in_thread(work: Callable[[], Value]) -> Future[Value]:
 
     threading.Thread(target=run, name=CALLER, daemon=True).start()
     return future
-
-
-def call_in_thread(work: Callable[[], Value]) -> Value:
-    """The result of ``work``, called in a thread, and so over a py4j connection, of its own."""
-    return run_in_thread(work).result()
 
 
 @contextmanager
@@ -300,8 +296,7 @@ def size_file(archive: Path) -> Path:
 
 def quoted(option: str) -> str:
     """``option`` as one word among those that Spark splits for Java."""
-    escaped = option.replace("\\", r"\\").replace('"', r"\"")
-    return f'"{escaped}"'
+    return '"' + option.replace("\\", r"\\").replace('"', r"\"") + '"'
 
 
 def java_version(java: Path) -> int:

@@ -8,7 +8,7 @@ print goes to the log file, and what they keep on the driver's disk to a folder 
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import re
 import socket
@@ -26,7 +26,7 @@ from pipeline.java import class_archive_options, find_java_home, is_submitted, j
 from pipeline.own_folder import own_folder
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 
@@ -158,7 +158,8 @@ def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapp
     # A Java that ends is told of by what it is asked next, and not by what takes in accumulators too.
     vars(context)["_accumulatorServer"].handle_error = lambda *_: None
     if is_local(master):
-        run_in_thread(lambda: _load_workers(context))
+        # Have the process that workers are forked from load what tasks use, while Java plans the first of them.
+        run_in_thread(context.parallelize([0], 1).map(bool).count)
     spark = SparkSession.builder.getOrCreate()
     # Or each function of a plan asks Java what its name is, which looks for it as a class in one archive after another.
     for name in _OF_ALL_PLANS:
@@ -169,11 +170,6 @@ def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapp
         if partitions is not None:
             spark.conf.set(_SHUFFLE_PARTITIONS, str(partitions))
     return spark
-
-
-def _load_workers(context: SparkContext) -> None:
-    """Have the process that Python workers are forked from load what tasks use, while Java plans the first of them."""
-    context.parallelize([0], 1).map(bool).count()
 
 
 def _stop(spark: SparkSession, log_file: Path) -> None:
@@ -260,18 +256,11 @@ def pack(folder: Path) -> Path:
     archive = folder / "tallystick.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for package in PACKAGES:
-            root = _root_of(package)
+            root = Path(importlib.import_module(package).__path__[0])
             for path in sorted(root.rglob("*")):
                 if path.is_file() and "__pycache__" not in path.parts:
                     packed.write(path, f"{package}/{path.relative_to(root)}")
     return archive
-
-
-def _root_of(package: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    assert spec is not None, f"{package} is part of this program"
-    assert spec.origin is not None, f"{package} has an __init__.py"
-    return Path(spec.origin).parent
 
 
 # --- the master -----------------------------------------------------------------------------------
@@ -288,7 +277,7 @@ _OTHER: Final = re.compile(r"k8s://\S+|yarn|local-cluster\[\d+,\d+,\d+\]")
 
 
 def refuse_unless_master(master: str) -> None:
-    """Look at how ``master`` is spelled.
+    """Check how ``master`` is spelled.
 
     Raises:
         ConfigurationError: it is none.

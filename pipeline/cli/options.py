@@ -68,8 +68,7 @@ def load_keys(paths: Sequence[Path]) -> Keyring:
     Raises:
         ConfigurationError: one cannot be read, or holds no key.
     """
-    rings = [Keyring.load(path) for path in paths]
-    return Keyring.merged(rings)
+    return Keyring.merged([Keyring.load(path) for path in paths])
 
 
 class NamedPlace(NamedTuple):

@@ -5,6 +5,7 @@ cluster, and how a failure of Spark is told.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import select
 import signal
@@ -15,7 +16,7 @@ import termios
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -157,42 +158,57 @@ def _cancel_jobs(spark: SparkSession) -> None:
 
 
 @contextmanager
-def _waits_reported(master: str | None) -> Iterator[threading.Event]:
-    """Say each wait once, from a thread of its own, until the event is set, as Spark is about to stop; none where the
-    work is done on this machine."""
+def _watching(name: str, watch: Callable[[], None], interval_s: float) -> Iterator[threading.Event]:
+    """Call ``watch`` every so often, in a thread of its own, until the event is set or the context is left."""
+    from py4j.protocol import Py4JError
+
     ended = threading.Event()
 
     def follow() -> None:
-        what, since_s, is_told = None, 0.0, False
-        while not ended.wait(WAIT_INTERVAL_S):
-            now, now_s = _waits_for(_interruption.spark, master), time.monotonic()
-            if now != what:
-                what, since_s, is_told = now, now_s, False
-            elif what is not None and not is_told and now_s - since_s >= TOLD_AFTER_S:
-                err.print(f"waiting for {what} ...", markup=False)
-                is_told = True
+        with suppress(Py4JError, OSError):  # Java is gone; the command itself will say so.
+            while not ended.wait(interval_s):
+                watch()
 
-    if is_submitted() or (master is not None and not is_local(master)):
-        threading.Thread(target=follow, name="pipeline-waiting", daemon=True).start()
+    threading.Thread(target=follow, name=name, daemon=True).start()
     try:
         yield ended
     finally:
         ended.set()
 
 
-def _waits_for(spark: SparkSession | None, master: str | None) -> str | None:
-    from py4j.protocol import Py4JError
+@contextmanager
+def _waits_reported(master: str | None) -> Iterator[threading.Event]:
+    """Report each wait once, until the event is set, as Spark is about to stop; none where the work is done on this
+    machine."""
+    since_s: dict[str | None, float] = {}
+    """When the wait under way began; a wait that was reported began never."""
 
+    def watch() -> None:
+        what, now_s = _waits_for(_interruption.spark, master), time.monotonic()
+        if what not in since_s:
+            since_s.clear()
+        if what is not None and now_s - since_s.setdefault(what, now_s) >= TOLD_AFTER_S:
+            err.print(f"waiting for {what} ...", markup=False)
+            since_s[what] = math.inf
+
+    if is_submitted() or (master is not None and not is_local(master)):
+        with _watching("pipeline-waiting", watch, WAIT_INTERVAL_S) as ended:
+            yield ended
+    else:
+        yield threading.Event()
+
+
+def _waits_for(spark: SparkSession | None, master: str | None) -> str | None:
     if spark is None:
         return "Spark to start" if master is None else f"Spark to start on {master}"
     context = spark.sparkContext
-    if is_local(context.master or ""):
-        return None
-    with suppress(Py4JError, OSError):  # Java is ending; the command itself will say so.
-        # The driver is among those that are listed.
-        if context.statusTracker().getActiveStageIds() and len(context._jsc.statusTracker().getExecutorInfos()) < 2:
-            return f"{context.master} to give the application an executor"
-    return None
+    # The driver is among the executors that are listed.
+    is_waiting = (
+        not is_local(context.master or "")
+        and context.statusTracker().getActiveStageIds()
+        and len(context._jsc.statusTracker().getExecutorInfos()) < 2
+    )
+    return f"{context.master} to give the application an executor" if is_waiting else None
 
 
 def log_file(command: str) -> Path:
@@ -202,11 +218,10 @@ def log_file(command: str) -> Path:
     """
     folder = Path(os.environ.get(FOLDER_VARIABLE) or "logs").absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    old = sorted((_written_ns(file), file) for file in folder.glob("pipeline-*.log"))
-    ended = [file for _, file in old if not _is_running(file)]
+    old = sorted(folder.glob("pipeline-*.log"), key=_written_ns)
+    ended = [file for file in old if not _is_running(file)]
     for file in ended[: max(0, len(old) - LOG_FILES_MAX + 1)]:
-        with suppress(FileNotFoundError):  # Another run was faster.
-            file.unlink()
+        file.unlink(missing_ok=True)
     return folder / f"pipeline-{command}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.log"
 
 
@@ -244,30 +259,22 @@ def shown(spark: SparkSession, what: str, rows: Accumulator[int] | None = None) 
         yield
         return
     # Imported here: most commands end without a terminal, and options should not wait for it.
-    from py4j.protocol import Py4JError
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"))
     with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as progress:
-        task, ended = progress.add_task(what, total=None, told=""), threading.Event()
+        task = progress.add_task(what, total=None, told="")
 
-        def follow() -> None:
-            with suppress(Py4JError, OSError):  # Java is gone; the work itself will say so.
-                while not ended.wait(PROGRESS_INTERVAL_S):
-                    done, total, stages = _tasks(spark.sparkContext)
-                    told = f"stage {stages}, {done}/{total} tasks" if total else "planning"
-                    if rows is not None and rows.value:
-                        elapsed_s = progress.tasks[task].elapsed or 1
-                        told += f", {rows.value:,} rows, {rows.value / elapsed_s:,.0f} rows/s"
-                    progress.update(task, total=total or None, completed=done, told=told)
+        def watch() -> None:
+            done, total, stages = _tasks(spark.sparkContext)
+            told = f"stage {stages}, {done}/{total} tasks" if total else "planning"
+            if rows is not None and rows.value:
+                elapsed_s = progress.tasks[task].elapsed or 1
+                told += f", {rows.value:,} rows, {rows.value / elapsed_s:,.0f} rows/s"
+            progress.update(task, total=total or None, completed=done, told=told)
 
-        follower = threading.Thread(target=follow, name="pipeline-progress", daemon=True)
-        follower.start()
-        try:
+        with _watching("pipeline-progress", watch, PROGRESS_INTERVAL_S):
             yield
-        finally:
-            ended.set()
-            follower.join()
 
 
 def _tasks(context: SparkContext) -> tuple[int, int, str]:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -32,7 +33,7 @@ from pipeline.cli.options import (
 from pipeline.cli.running import is_interrupted, running, shown
 from pipeline.java import error_line
 from pipeline.places import OpenPlace
-from signing.checkpoint import judge_checkpoint, read_kept
+from signing.checkpoint import JudgedCheckpoint, judge_checkpoint, judge_unvouched, read_kept
 from signing.keys import Keyring
 from signing.memory import Memory, Observation, Seen, memory_of, remembering
 from terminal.outcome import CommandExit, coloured, counted, err, fail, out, print_json, print_why_incomplete
@@ -91,43 +92,41 @@ def verify(
     """
     where = named_place(context, dsn, archive, bundles, more_bundles, tenants)
     keyring = load_keys(keys) if keys else None
-    request = _Request(
-        tenants,
-        keyring,
-        read_kept(checkpoint) if checkpoint is not None else None,
-        None if breaks is None else BreaksFolder.named(breaks),
-        master,
-        memory_of(state, is_off=no_state or keyring is None),
-    )
-    told, codes = (_verify_bundles if where.option == "--bundle" else _verify_place)(where, request)
-    with remembering(request.memory, [verdict.get("memory") for verdict in told["tenants"]]):
+    kept = read_kept(checkpoint) if checkpoint is not None else None
+    memory = memory_of(state, is_off=no_state or keyring is None)
+    run = partial(_worked, master, None if breaks is None else BreaksFolder.named(breaks))
+    if where.option == "--bundle":
+        told, codes = _verify_bundles([*map(Path, where.names)], keyring, kept, memory, run)
+    else:
+        told, codes = _verify_place(where, tenants, keyring, kept, memory, run)
+    with remembering(memory, [verdict.get("memory") for verdict in told["tenants"]]):
         if as_json:
             print_json(told)
         else:
             _print(told)
         if gravest(codes) is ExitCode.INCOMPLETE:
-            print_why_incomplete(told["tenants"], is_any_key=request.keyring is not None)
+            print_why_incomplete(told["tenants"], is_any_key=keyring is not None)
     raise CommandExit(gravest(codes))
 
 
-class _Request(NamedTuple):
-    """What is asked for, wherever the ledgers are."""
-
-    tenants: Sequence[str] | None
-    keyring: Keyring | None
-    kept: str | None
-    """The text of a checkpoint kept elsewhere."""
-    breaks: BreaksFolder | None
-    master: str | None
-    memory: Memory | None
-    """What was verified before, None when nothing is to be remembered."""
+Told = tuple[dict[str, Any], list[ExitCode]]
+"""What is reported of a verification, and the exit codes that it means."""
+Work = Callable[["SparkSession", "Accumulator[int]"], "Verified"]
+Run = Callable[[Work], tuple[dict[str, Any], ExitCode]]
 
 
 # --- where the ledgers are ----------------------------------------------------------------------------
 
 
-def _verify_place(where: NamedPlace, request: _Request) -> tuple[dict[str, Any], list[ExitCode]]:
-    """A database or an archive: what is told of it, and the exit codes that it means.
+def _verify_place(
+    where: NamedPlace,
+    wanted: Sequence[str] | None,
+    keyring: Keyring | None,
+    kept: str | None,
+    memory: Memory | None,
+    run: Run,
+) -> Told:
+    """Verify a database or an archive.
 
     Raises:
         TenantNotFoundError: there is nothing to verify.
@@ -136,30 +135,29 @@ def _verify_place(where: NamedPlace, request: _Request) -> tuple[dict[str, Any],
     from pipeline.verify import verify as verify_ledgers
 
     place = place_of(where.option, where.names[0])
-    with place.open(request.keyring) as opened:
+    with place.open(keyring) as opened:
         held = opened.tenants()
-        tenants = held if request.tenants is None else [each for each in request.tenants if each in held]
-        missing = sorted({*(request.tenants or ())} - {*held})
+        tenants = held if wanted is None else [each for each in wanted if each in held]
+        missing = sorted({*(wanted or ())} - {*held})
         if not tenants:
             said = f"no tenant {', '.join(map(repr, missing))}" if missing else "nothing to verify"
             raise TenantNotFoundError(f"there is {said} in {place}")
-        with running("verify", request.master) as spark:
-            kept = None if request.kept is None else _Kept.of(request.kept, tenants, request.keyring)
-            observations = Observations(opened, tenants, request.keyring, request.memory)
-
-            def work(passed: Accumulator[int]) -> Verified:
-                heads = {tenant: observations.heads(tenant) for tenant in tenants}
-                if kept is not None and kept.unknown is None:
-                    heads[kept.tenant] = [kept.head, *heads[kept.tenant]]
-                return verify_ledgers(
-                    spark, opened, tenants=tenants, keyring=request.keyring, checkpoints=heads, passed=passed
-                )
-
-            told, written = _worked(spark, request, work)
-    if kept is not None:
-        kept.judge(told["tenants"], request.keyring)
+        of_log = None if kept is None else _kept_of_tenant(kept, tenants, keyring)
+        observations = Observations(opened, tenants, keyring, memory)
+        heads = {tenant: observations.heads(tenant) for tenant in tenants}
+        if of_log is not None and of_log[1].unknown is None:
+            tenant, (head, _) = of_log
+            heads[tenant] = [TreeHead(head.size, head.root, SOURCE), *heads[tenant]]
+        told, written = run(
+            lambda spark, passed: verify_ledgers(
+                spark, opened, tenants=tenants, keyring=keyring, checkpoints=heads, passed=passed
+            )
+        )
+    for verdict in told["tenants"]:
+        if of_log is not None and verdict["tenant_id"] == of_log[0]:
+            judge_unvouched(verdict, of_log[1].unknown, keyring)
     told["tenants"] = [observations.told(verdict) for verdict in told["tenants"]]
-    gone = observations.gone(held) if request.tenants is None and not opened.is_copy else []
+    gone = observations.gone({*held}) if wanted is None and not opened.is_copy else []
     told["gone"] = [{"log": seen.checkpoint.origin, **seen.to_json()} for seen in gone]
     for seen in gone:
         what = f"{seen.checkpoint.size} entries of log {seen.checkpoint.origin}, verified {seen.seen_at}"
@@ -171,88 +169,55 @@ def _verify_place(where: NamedPlace, request: _Request) -> tuple[dict[str, Any],
     return told, [*codes, *(ExitCode.TAMPERED for _ in gone)]
 
 
-def _verify_bundles(where: NamedPlace, request: _Request) -> tuple[dict[str, Any], list[ExitCode]]:
+def _kept_of_tenant(text: str, tenants: Sequence[str], keyring: Keyring | None) -> tuple[str, JudgedCheckpoint]:
+    """The checkpoint in ``text``, kept elsewhere, and the one of ``tenants`` whose log it is of.
+
+    Raises:
+        SignatureError: malformed, not signed by the key it names, or of another log.
+    """
+    found = judge_checkpoint(text, keyring)
+    if found.unknown is not None:
+        err.print(f"the checkpoint proves nothing: {found.unknown}", markup=False)
+    origin = found.checkpoint.origin
+    if origin.rpartition("/")[2] not in tenants:
+        raise SignatureError(f"the checkpoint is of log {origin!r}, of none of the tenants to be verified")
+    return origin.rpartition("/")[2], found
+
+
+def _verify_bundles(
+    files: Sequence[Path], keyring: Keyring | None, kept: str | None, memory: Memory | None, run: Run
+) -> Told:
     from pipeline.verify import verify_bundles
 
-    files = [*map(Path, where.names)]
-    with running("verify", request.master) as spark:
-        told, written = _worked(
-            spark,
-            request,
-            lambda passed: verify_bundles(
-                spark,
-                files,
-                keyring=request.keyring,
-                kept=request.kept,
-                memory=request.memory,
-                passed=passed,
-            ),
-        )
-    return told, [*map(_exit_code_of_file, told["tenants"]), written]
+    told, written = run(
+        lambda spark, passed: verify_bundles(spark, files, keyring=keyring, kept=kept, memory=memory, passed=passed)
+    )
+    # There may be no verdict on a file.
+    codes = (
+        ExitCode.COULD_NOT_RUN if "error" in verdict else exit_code_of_bundle(verdict) for verdict in told["tenants"]
+    )
+    return told, [*codes, written]
 
 
-def _exit_code_of_file(verdict: Mapping[str, Any]) -> ExitCode:
-    """As ``exit_code_of_bundle``; there may be no verdict on a file."""
-    return ExitCode.COULD_NOT_RUN if "error" in verdict else exit_code_of_bundle(verdict)
-
-
-def _worked(
-    spark: SparkSession, request: _Request, work: Callable[[Accumulator[int]], Verified]
-) -> tuple[dict[str, Any], ExitCode]:
-    """What is told of a verification: verdict objects, rows, rate. And the exit code that writing the breaks means."""
-
-    began_s = time.perf_counter()
-    passed = spark.sparkContext.accumulator(0)
-    with shown(spark, "verifying", passed):
-        verified = work(passed)
-        seconds = time.perf_counter() - began_s
-        written = ExitCode.FINE if request.breaks is None else request.breaks.write(verified.breaks())
-        if written is ExitCode.FINE:  # Otherwise Spark may have ended.
-            verified.close()
+def _worked(master: str | None, breaks: BreaksFolder | None, work: Work) -> tuple[dict[str, Any], ExitCode]:
+    """What a verification reports: verdict objects, rows, rate. And the exit code that writing the breaks means."""
+    with running("verify", master) as spark:
+        began_s, passed = time.perf_counter(), spark.sparkContext.accumulator(0)
+        with shown(spark, "verifying", passed):
+            verified = work(spark, passed)
+            seconds = time.perf_counter() - began_s
+            written = ExitCode.FINE if breaks is None else breaks.write(verified.breaks())
+            if written is ExitCode.FINE:  # Otherwise Spark may have ended.
+                verified.close()
     entries = sum(each["entries_checked"] for each in verified.objects)
     told = {
         "tenants": verified.objects,
         "entries_checked": entries,
         "seconds": round(seconds, 3),
         "rows_per_second": round(entries / seconds),
-        "breaks_written": request.breaks.shown if request.breaks is not None and written is ExitCode.FINE else None,
+        "breaks_written": breaks.shown if breaks is not None and written is ExitCode.FINE else None,
     }
     return told, written
-
-
-class _Kept(NamedTuple):
-    """A checkpoint kept elsewhere, and the tenant whose log it names."""
-
-    tenant: str
-    head: TreeHead
-    unknown: str | None
-    """Why no key that was given vouches for it, None when one does or none was given."""
-
-    @classmethod
-    def of(cls, text: str, tenants: Sequence[str], keyring: Keyring | None) -> _Kept:
-        """The checkpoint in ``text``, of the log of one of ``tenants``.
-
-        Raises:
-            SignatureError: malformed, not signed by the key it names, or of another log.
-        """
-        found, unknown = judge_checkpoint(text, keyring)
-        if unknown is not None:
-            err.print(f"the checkpoint proves nothing: {unknown}", markup=False)
-        tenant = found.origin.rpartition("/")[2]
-        if tenant not in tenants:
-            raise SignatureError(f"the checkpoint is of log {found.origin!r}, of none of the tenants to be verified")
-        return cls(tenant, TreeHead(found.size, found.root, SOURCE), unknown)
-
-    def judge(self, verdicts: Sequence[dict[str, Any]], keyring: Keyring | None) -> None:
-        """Say in the verdict on the tenant what the checkpoint is worth."""
-        verdict = next(each for each in verdicts if each["tenant_id"] == self.tenant)
-        aspects = verdict["verdicts"]
-        if aspects["checkpoint"] == "broken":
-            return
-        if self.unknown is not None:
-            aspects["checkpoint"], verdict["valid"] = "unknown_key", False
-        elif keyring is None and aspects["checkpoint"] == "ok":
-            aspects["checkpoint"] = "not_checked"
 
 
 # --- what was found -----------------------------------------------------------------------------------
@@ -273,7 +238,8 @@ def _print(told: dict[str, Any]) -> None:
         table.add_row(escape(name), f"{verdict['entries_checked']:,}", unsigned, state, ", ".join(rest))
     out.print(table)
     for verdict in verdicts:
-        _print_first_break(verdict)
+        if verdict["first_break"] is not None:
+            _print_first_break(verdict)
     _print_memory([verdict["memory"] for verdict in verdicts if "memory" in verdict])
     out.print(
         f"{counted(told['entries_checked'], 'entry', 'entries')} of {counted(len(verdicts), 'ledger')} "
@@ -285,9 +251,9 @@ def _print(told: dict[str, Any]) -> None:
 
 
 def _print_memory(observations: Sequence[Mapping[str, Any]]) -> None:
-    first = sum(observed["first_look"] for observed in observations)
-    compared = sum(bool(observed["compared"]) for observed in observations)
     if observations:
+        first = sum(observed["first_look"] for observed in observations)
+        compared = sum(bool(observed["compared"]) for observed in observations)
         out.print(
             f"memory: {counted(compared, 'log')} compared with what was verified before, "
             f"{first:,} looked at for the first time; kept in {observations[0]['state']}",
@@ -296,10 +262,7 @@ def _print_memory(observations: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_first_break(verdict: dict[str, Any]) -> None:
-    first = verdict["first_break"]
-    if first is None:
-        return
-    name, counts = verdict.get("file") or verdict["tenant_id"], verdict["breaks"]
+    first, name, counts = verdict["first_break"], verdict.get("file") or verdict["tenant_id"], verdict["breaks"]
     out.print("[bold red]broken:[/] ", end="")
     out.print(f"{name}: {first['kind']} at seq {first['seq']:,}: {first['detail']}", markup=False)
     out.print(f"  all breaks: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}", markup=False)
@@ -396,12 +359,11 @@ class Observations:
         bases = {each.checkpoint.origin.rpartition("/")[0] for each in seen}
         if self._keyring is None or self._memory is None:
             return []
-        present = {*held}
         return [
             each
             for (origin, _), each in sorted(self._memory.logs.items())
             if origin.rpartition("/")[0] in bases
-            and origin.rpartition("/")[2] not in present
+            and origin.rpartition("/")[2] not in held
             and judge_checkpoint(each.note, self._keyring).unknown is None
         ]
 

@@ -21,7 +21,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ledger.errors import ConfigurationError
-from pipeline.java import call_in_thread
+from pipeline.java import run_in_thread
 from pipeline.stats.destination import (
     PARTITIONS,
     Destination,
@@ -32,7 +32,7 @@ from pipeline.stats.destination import (
     rejected,
     together,
 )
-from pipeline.stats.reports import accepted, judged, lines_of, rejected_lines, windows_of
+from pipeline.stats.reports import judged, lines_of, rejected_lines, windows_of
 
 __all__ = ["Summary", "committed_files", "read", "rejected", "run"]
 
@@ -142,7 +142,7 @@ def _take(rows: DataFrame, destination: Destination, total: Summary, on_batch: C
     try:
         return _follow(query, total, on_batch)
     finally:
-        call_in_thread(query.stop)
+        run_in_thread(query.stop).result()
 
 
 def _folder_of(source: str) -> str:
@@ -167,16 +167,12 @@ def _rows(
         *(fn.count_if(fn.col("reason") == reason).alias(reason) for reason in ("bad", "ahead", "late")),
         fn.max(fn.when(fn.col("reason").isNull(), fn.unix_millis("report.time"))).alias("newest_ms"),
     )
-    reports = accepted(found).unionByName(_clock_of(spark, ticks), allowMissingColumns=True)
-    closed = windows_of(reports, window_s, watermark_s)
-    closed = closed.observe("written", fn.count(fn.lit(1)).alias("rows"))
+    # How late it is comes as reports of no tenant that have a time and nothing else.
+    clock = spark.readStream.text(ticks).selectExpr("timestamp_millis(bigint(value)) AS time")
+    accepted = found.where("reason IS NULL").select("report.*").unionByName(clock, allowMissingColumns=True)
+    closed = windows_of(accepted, window_s, watermark_s).observe("written", fn.count(fn.lit(1)).alias("rows"))
     # One file a partition and batch.
     return together(closed, rejected_lines(observed)).repartition(*PARTITIONS)
-
-
-def _clock_of(spark: SparkSession, ticks: str) -> DataFrame:
-    """How late it is, as reports of no tenant that have a ``time`` and nothing else."""
-    return spark.readStream.text(ticks).select(fn.timestamp_millis(fn.col("value").cast("bigint")).alias("time"))
 
 
 def _follow(query: StreamingQuery, total: Summary, on_batch: Callable[[Summary], None]) -> int:

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
@@ -51,8 +50,8 @@ _LOG_VERSION: Final = "v1"
 
 def together(windows: DataFrame, rejected_lines: DataFrame) -> DataFrame:
     """Rows of both kinds with where they go: one stream, so that one commit covers both."""
-    rows = windows.select(fn.lit("window").alias("kind"), fn.to_date("window_start").alias("date"), "*")
-    others = rejected_lines.select(fn.lit("rejected").alias("kind"), fn.to_date("closed").alias("date"), "*")
+    rows = windows.selectExpr("'window' AS kind", "to_date(window_start) AS date", "*")
+    others = rejected_lines.selectExpr("'rejected' AS kind", "to_date(closed) AS date", "*")
     return rows.unionByName(others, allowMissingColumns=True)
 
 
@@ -172,7 +171,7 @@ class Destination:
         self.ticks = f"{self.checkpoint}/{_TICKS}"
         jvm: Any = spark._jvm
         self._jvm = jvm
-        path = self._jvm.org.apache.hadoop.fs.Path(self.checkpoint)
+        path = jvm.org.apache.hadoop.fs.Path(self.checkpoint)
         try:
             self._files = path.getFileSystem(spark._jsc.hadoopConfiguration())
         except Py4JJavaError:
@@ -194,15 +193,12 @@ class Destination:
             yield
             return
         Path(self.checkpoint).mkdir(parents=True, exist_ok=True)
-        lock = os.open(Path(self.checkpoint) / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
+        with (Path(self.checkpoint) / ".lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigurationError(f"another run writes to {self.url}; let it end first") from None
             yield
-        finally:
-            os.close(lock)
 
     def check_whole(self) -> None:
         """See that what is here fits together.
@@ -264,11 +260,8 @@ class Destination:
 
     def _text(self, path: Any) -> str:
         try:
-            stream = self._files.open(path)
-            try:
+            with closing(self._files.open(path)) as stream:
                 return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-            finally:
-                stream.close()
         except Py4JJavaError as error:
             reason = str(error.java_exception).splitlines()[0]
             raise ConfigurationError(f"{path} cannot be read ({reason}): write elsewhere") from None
@@ -276,9 +269,8 @@ class Destination:
     def _write(self, path: Any, content: bytes) -> None:
         """Whole or not at all."""
         beside = self._path("unfinished.tmp")
-        stream = self._files.create(beside, True)
-        stream.write(bytearray(content))
-        stream.close()
+        with closing(self._files.create(beside, True)) as stream:
+            stream.write(bytearray(content))
         self._files.rename(beside, path)
 
 

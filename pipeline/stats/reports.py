@@ -133,11 +133,6 @@ def judged(lines: DataFrame, watermark_s: int) -> DataFrame:
     return read.withColumn("reason", reason)
 
 
-def accepted(judged_lines: DataFrame) -> DataFrame:
-    """The reports that were not rejected, one a row."""
-    return judged_lines.where("reason IS NULL").select("report.*")
-
-
 def rejected_lines(judged_lines: DataFrame) -> DataFrame:
     """The lines that were, with their ``time`` where they have one; bytes that are no UTF-8 as U+FFFD."""
     return judged_lines.where("reason IS NOT NULL").select(
@@ -161,7 +156,7 @@ def windows_of(reports: DataFrame, window_s: int, watermark_s: int) -> DataFrame
     """One row a (window, tenant, data centre, what, name), once the window is closed.
 
     The columns are ``pipeline.stats.destination.WINDOW_SCHEMA``. ``reports`` is a stream of
-    ``pipeline.stats.reports.accepted``; the result is one for append mode.
+    accepted ones; the result is one for append mode.
     """
     window = f"{window_s} seconds"
     measures = _measures(reports.withWatermark("time", f"{2 * watermark_s} seconds"))

@@ -27,7 +27,7 @@ from ledger.exit_code import ExitCode
 from ledger.verification.verdict import Break
 from pipeline import java
 from pipeline.cli import running
-from pipeline.java import _readable_error, call_in_thread, error_line
+from pipeline.java import _readable_error, error_line, run_in_thread
 from pipeline.spark import SHUFFLE_PARTITIONS_MIN, _java_options, refuse_unless_there, shuffle_partitions, spark_session
 
 SPARK_FLAG = "--add-modules=jdk.incubator.vector"
@@ -133,11 +133,11 @@ def test_a_call_that_a_signal_cuts_short_leaves_its_answer_to_no_other(
             sleep(60_000)
             pytest.fail("the signal did not come")
         except CutShortError:
-            assert call_in_thread(lambda: spark.range(3).count()) == 3
+            assert run_in_thread(lambda: spark.range(3).count()).result() == 3
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, usual)
-        call_in_thread(caller.interrupt)
+        run_in_thread(caller.interrupt).result()
 
 
 def test_without_any_java_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
