@@ -75,13 +75,9 @@ def refuse_unfit(folder: Path) -> None:
     above = next(parent for parent in folder.parents if os.path.lexists(parent))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ConfigurationError(f"--dest {folder}: {above} is no folder that can be written to")
-    if folder.exists() and not (folder.is_dir() and (is_report(folder) or not any(folder.iterdir()))):
+    is_report = all((folder / name).is_file() for name in ("report.json", "report.html"))
+    if folder.exists() and not (folder.is_dir() and (is_report or not any(folder.iterdir()))):
         raise ConfigurationError(f"--dest {folder} holds something that is no report: name another folder")
-
-
-def is_report(folder: Path) -> bool:
-    """Whether ``folder`` holds a report."""
-    return (folder / "report.json").is_file() and (folder / "report.html").is_file()
 
 
 def in_order(rows: DataFrame, *keys: Column | str) -> DataFrame:

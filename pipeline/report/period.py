@@ -56,11 +56,8 @@ class Clock(StrEnum):
     TRACE = "trace"
 
 
-class Bound(NamedTuple):
-    """A bound of the period that was asked for."""
-
-    clock: Clock
-    at_ms: int
+Bound = tuple[Clock, int]
+"""A bound of the period that was asked for, in milliseconds of its clock."""
 
 
 class Asked(NamedTuple):
@@ -94,20 +91,17 @@ def parse_bound(option: str, text: str) -> Bound:
         InvalidInputError: it is none of them, or too far away; the text names ``option``.
     """
     if _NUMBER.fullmatch(text):
-        return Bound(Clock.TRACE, round(float(text) * SECOND_MS))
+        return Clock.TRACE, round(float(text) * SECOND_MS)
     try:
-        at_ms = Hlc.parse(text).physical_ms if _is_hlc_like(text) else _rfc3339_ms(text)
+        is_hlc = ":" in text and "-" not in text[:5]
+        at_ms = Hlc.parse(text).physical_ms if is_hlc else _rfc3339_ms(text)
     except (ValueError, InvalidInputError):
         raise InvalidInputError(
             f"{option} {text[:100]!r} is no time: write 2026-01-31T00:00:00Z, an HLC, or seconds of a trace"
         ) from None
     if at_ms > _MOMENT_MAX:
         raise InvalidInputError(f"{option} {text[:100]} lies millions of years away")
-    return Bound(Clock.HLC, at_ms)
-
-
-def _is_hlc_like(text: str) -> bool:
-    return ":" in text and "-" not in text[:5]
+    return Clock.HLC, at_ms
 
 
 def _rfc3339_ms(text: str) -> int:
@@ -141,13 +135,13 @@ def asked(clock: Clock | None, start: str | None, end: str | None, window: str |
             far apart that the windows would be too many.
     """
     bounds = [None if text is None else parse_bound(name, text) for name, text in (("--from", start), ("--to", end))]
-    clocks = {bound.clock for bound in bounds if bound is not None} | ({clock} if clock is not None else set())
+    clocks = {bound[0] for bound in bounds if bound is not None} | ({clock} if clock is not None else set())
     if len(clocks) > 1:
         raise InvalidInputError(
             "--from, --to and --time must be of one clock: RFC 3339 times and HLCs are of --time hlc, plain seconds "
             "of --time trace"
         )
-    start_ms, end_ms = (None if bound is None else bound.at_ms for bound in bounds)
+    start_ms, end_ms = (None if bound is None else bound[1] for bound in bounds)
     if start_ms is not None and end_ms is not None and start_ms >= end_ms:
         raise InvalidInputError("--from must lie before --to")
     window_ms = None if window is None else parse_duration("--window", window)
@@ -176,7 +170,8 @@ def choose_period(asked: Asked, clock: Clock, first_ms: int, last_ms: int, now_m
     start_ms = first_ms if asked.start_ms is None else asked.start_ms
     end_ms = last_ms + 1 if asked.end_ms is None else asked.end_ms
     if start_ms >= end_ms:
-        raise InvalidInputError(_outside(asked))
+        after, before = "--from lies after the last", "--to lies before the first"
+        raise InvalidInputError(f"{after if asked.end_ms is None else before} job event there is")
     if max(abs(start_ms), abs(end_ms)) > _MOMENT_MAX:
         raise InvalidInputError("an event's time is millions of years away; bound the report with --from and --to")
     window_ms = asked.window_ms or _width_for(end_ms - start_ms)
@@ -191,17 +186,9 @@ def choose_period(asked: Asked, clock: Clock, first_ms: int, last_ms: int, now_m
     return Period(clock, start_ms, end_ms, window_ms, first_window_ms, min(end_ms, heard_ms))
 
 
-def _outside(asked: Asked) -> str:
-    if asked.end_ms is None:
-        return "--from lies after the last job event there is"
-    return "--to lies before the first job event there is"
-
-
 def _width_for(span_ms: int) -> int:
-    for width_ms in _WIDTHS_MS:
-        if span_ms <= width_ms * WINDOWS_AIMED:
-            return width_ms
-    return -(-span_ms // (_WIDTHS_MS[-1] * WINDOWS_AIMED)) * _WIDTHS_MS[-1]
+    longest_ms = -(-span_ms // (_WIDTHS_MS[-1] * WINDOWS_AIMED)) * _WIDTHS_MS[-1]
+    return next((width_ms for width_ms in _WIDTHS_MS if span_ms <= width_ms * WINDOWS_AIMED), longest_ms)
 
 
 # --- in words -------------------------------------------------------------------------------------

@@ -122,8 +122,7 @@ def _spare_the_collector() -> None:
 
 def in_tasks(pieces: Iterable[Piece], rows_a_task: int = ROWS_A_PIECE) -> list[list[Piece]]:
     """The pieces of each task: small ones together, while they have at most ``rows_a_task`` rows in all."""
-    groups: list[list[Piece]] = []
-    rows = 0
+    groups, rows = list[list[Piece]](), 0
     for piece in pieces:
         if not groups or rows + piece.rows > rows_a_task or len(groups[-1]) == PIECES_A_TASK_MAX:
             groups.append([])

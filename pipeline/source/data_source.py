@@ -20,8 +20,8 @@ evaluated by Spark, on all that the options leave.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -34,7 +34,7 @@ from pipeline.arrow import INTEGERS
 from pipeline.places import NAMED_BY, place_of
 from pipeline.places.connection import Dsn
 from pipeline.places.postgres import OpenPostgres, PostgresPlace
-from pipeline.places.protocol import ROWS_A_PIECE, Facts, Place, Times
+from pipeline.places.protocol import ROWS_A_PIECE, Facts, Piece, Place, Times
 from pipeline.source import ROW_COLUMNS, ddl, entry_rows, in_tasks, open_pieces
 
 if TYPE_CHECKING:
@@ -67,7 +67,26 @@ class TallystickSource(DataSource):
         return LedgerReader(self.options, schema)
 
 
-class LedgerReader(DataSourceReader):
+class _Entries:
+    """The entries that options ask for, which tasks read."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        refuse_unknown(options)
+        self._places, self._tenants = places_of(options), tenants_of(options)
+        self._rows_a_piece = number_of(options, "rows_a_piece") or ROWS_A_PIECE
+        self._columns = columns_of(schema)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The entries of its pieces."""
+        for piece, reader in open_pieces(partition.value or ()):
+            yield from entry_rows(piece, reader, self._columns)
+
+    def _partitions(self, pieces: Iterable[Piece]) -> list[InputPartition]:
+        """One for each piece, or for several small ones."""
+        return [InputPartition(group) for group in in_tasks(pieces, self._rows_a_piece)]
+
+
+class LedgerReader(_Entries, DataSourceReader):
     """One read of a ledger: the entries that it had when it was planned.
 
     Spark plans in a process that has ended when tasks run, so no transaction of its own is left to share. None is
@@ -75,21 +94,13 @@ class LedgerReader(DataSourceReader):
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        refuse_unknown(options)
-        self._places, self._tenants = places_of(options), tenants_of(options)
+        super().__init__(options, schema)
         self._from_seq, self._to_seq = number_of(options, "from_seq"), number_of(options, "to_seq")
         self._times = times_of(options)
-        self._rows_a_piece = number_of(options, "rows_a_piece") or ROWS_A_PIECE
-        self._columns = columns_of(schema)
 
     def partitions(self) -> list[InputPartition]:
-        """One for each piece, or for several small ones."""
+        """Those of all places."""
         return [partition for place in self._places for partition in self._partitions_of(place)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The entries of its pieces."""
-        for piece, reader in open_pieces(partition.value or ()):
-            yield from entry_rows(piece, reader, self._columns)
 
     def _partitions_of(self, place: Place) -> list[InputPartition]:
         with place.planned() as opened:
@@ -103,7 +114,7 @@ class LedgerReader(DataSourceReader):
                 to_seq=self._to_seq,
                 times=self._times,
             )
-        return [InputPartition(group) for group in in_tasks(pieces, self._rows_a_piece)]
+        return self._partitions(pieces)
 
 
 def register(spark: SparkSession) -> None:
@@ -120,21 +131,16 @@ Offset = dict[str, int]
 """Tenant to the last seq read."""
 
 
-class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LedgerStreamReader(_Entries, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows a ledger in PostgreSQL. Spark's driver has one at work, and tasks copies that only ``read``."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        refuse_unknown(options)
-        if [place.kind for place in places_of(options)] != [PostgresPlace.kind]:
+        super().__init__(options, schema)
+        if [place.kind for place in self._places] != [PostgresPlace.kind]:
             raise ConfigurationError("only a ledger in PostgreSQL, option dsn, can be read as a stream")
         self._dsn = Dsn(options["dsn"].strip())
-        self._tenants = tenants_of(options)
-        self._rows_a_piece = number_of(options, "rows_a_piece") or ROWS_A_PIECE
         self._rows_a_batch = number_of(options, "rows_a_batch") or ROWS_A_BATCH
-        self._columns = columns_of(schema)
         self._target: Offset | None = None
-
-    # --- on the driver ----------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:  # noqa: N802 (Spark's name)
         """Before the first entry of every tenant."""
@@ -155,8 +161,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             DatabaseWentBackError: a tenant ends before what was read of it.
         """
         ends = self._target if self._target is not None else self._ends()
-        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return next_offset(start, ends, rows_max)
+        return next_offset(start, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The pieces of one batch."""
@@ -171,14 +176,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     [tenant], rows_a_piece=self._rows_a_piece, from_seq=start.get(tenant, 0) + 1, to_seq=seq
                 )
             ]
-        return [InputPartition(group) for group in in_tasks(pieces, self._rows_a_piece)]
-
-    # --- in tasks -----------------------------------------------------------------------------------
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The entries of its pieces."""
-        for piece, reader in open_pieces(partition.value):
-            yield from entry_rows(piece, reader, self._columns)
+        return self._partitions(pieces)
 
     def _ends(self) -> Offset:
         with self._opened() as opened:
@@ -295,10 +293,9 @@ def _milliseconds(options: Mapping[str, str], name: str) -> int | None:
     text = options.get(name)
     if text is None:
         return None
-    try:
+    moment = None
+    with suppress(ValueError):
         moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
     if moment is None or moment.tzinfo is None:
         raise ConfigurationError(f"option {name} must be a time such as 2026-01-31T00:00:00Z, and is {text!r}")
     return (moment - _EPOCH) // timedelta(milliseconds=1)

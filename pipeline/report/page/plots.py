@@ -182,8 +182,7 @@ def time_ticks(start_ms: int, end_ms: int, clock: Clock) -> list[Tick]:
     step_ms = next(
         (step for step in _TIME_STEPS_MS if step >= rough_ms), -(-span_ms // (TICKS_AIMED * DAY_MS)) * DAY_MS
     )
-    first_ms = -(-start_ms // step_ms) * step_ms
-    moments = range(first_ms, end_ms, step_ms)
+    moments = range(-(-start_ms // step_ms) * step_ms, end_ms, step_ms)
     return [
         Tick((at_ms - start_ms) / span_ms, _time(at_ms, step_ms, clock), is_minor=index % 2 == 1)
         for index, at_ms in enumerate(moments)
