@@ -24,7 +24,7 @@ from ledger.facts.events import JOB_EVENTS
 from ledger.merkle import Frontier
 from ledger.verification.snapshot_check import SnapshotClaim
 from objects.store import ArchiveStore
-from pipeline.archive.manifest import FILE_ROWS_MAX, ArchivedFile, FileName, Manifest, manifest_path, month_of
+from pipeline.archive import FILE_ROWS_MAX, ArchivedFile, FileName, Manifest, manifest_path, month_of
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter
 from pipeline.arrow import batch_of_columns
 from signing import private_keys

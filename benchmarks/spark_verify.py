@@ -21,8 +21,7 @@ from benchmarks.chains import build_chain
 from benchmarks.row import RUNS_OF_LIKE, Outcome, Row, interleave
 from benchmarks.spark_command import SparkRun, expect_whole, verify_on_spark
 from objects.store import ArchiveStore
-from pipeline.archive.judging import verify_tenant
-from pipeline.archive.reader import tenants_of
+from pipeline.archive.reader import tenants_of, verify_tenant
 from signing import private_keys
 from signing.keys import Keyring
 

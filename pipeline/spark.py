@@ -4,13 +4,19 @@ By default Spark runs in this process tree, ``local[*]``; ``--master`` names any
 packages are sent, and under ``spark-submit`` its settings hold. Packages of others MUST be on the workers already: a
 virtual environment under the same path as the driver's, or one that ``PYSPARK_PYTHON`` names. What Spark and its Java
 print goes to the log file, and what they keep on the driver's disk to a folder of the command.
+
+That folder is removed at the command's end, and by a later run where the command was killed. A run holds a lock (flock)
+on its folder for as long as it lives, and once it has the lock it puts a file there that says whose the folder is. So a
+folder with that file whose lock is free is one of a run that was killed. A folder without it is left alone.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import os
 import re
+import shutil
 import socket
 import sys
 import tempfile
@@ -23,12 +29,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ledger.errors import ConfigurationError
 from pipeline.java import class_archive_options, find_java_home, is_submitted, java, quoted, run_in_thread
-from pipeline.own_folder import own_folder
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
-
 
 FOLDER_PREFIX: Final = "tally-run-"
 SHUFFLE_PARTITIONS_A_CORE: Final = 2
@@ -324,3 +328,65 @@ def local_cores(master: str) -> int:
     assert local is not None, f"{master} is local"
     named = local[1] or "1"
     return len(os.sched_getaffinity(0)) if named == "*" else int(named)
+
+
+# --- the folder of one run ------------------------------------------------------------------------
+
+
+MARKER: Final = ".tallystick-run"
+"""The file in every folder of a run."""
+_SAID: Final = (
+    "Temporary files of one run of tally pipeline: a later run removes this folder when that one has ended.\n"
+)
+_RANDOM: Final = re.compile(r"[a-z0-9_]{8}")
+"""What tempfile puts after a prefix."""
+
+
+@contextmanager
+def own_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A folder in ``parent`` whose name begins with ``prefix``; those of this user's dead runs are removed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for left in parent.glob(f"{prefix}*"):
+        if _RANDOM.fullmatch(left.name.removeprefix(prefix)):
+            _remove_if_dead(left)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    lock = _open(folder)
+    try:
+        with suppress(OSError):  # A file system without locks: nobody can find the folder dead either.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / MARKER).write_text(_SAID)
+        yield folder
+    finally:
+        _remove(folder)
+        os.close(lock)
+
+
+def _remove_if_dead(folder: Path) -> None:
+    with suppress(OSError):  # It is gone by itself, no folder, or somebody else's.
+        if folder.lstat().st_uid != os.geteuid():
+            return
+        lock = _open(folder)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (folder / MARKER).is_file():
+                _remove(folder)
+        finally:
+            os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """Remove ``folder``, its marker last: so that a later run goes on where this one is cut short."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != MARKER:
+                path.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,312 @@
 """Archives: chained, signed ranges of a ledger as Parquet files under signed manifests, written once and for all.
 
-The format is described in docs/formats/archive.md.
+Here are names, bounds and manifests. The format is described in docs/formats/archive.md. In short::
+
+    entries/tenant_id=acme/month=2026-11/<from>-<to>.parquet     entries from..to, 20 digits each
+    snapshots/tenant_id=acme/<from>-<to>.parquet                 the snapshots that cover from..to without gap
+    manifests/acme/<from>-<to>.dsse.json                         signed: what the range from..to is made of
+    plans/acme/<from>.json                                       what a run that begins at from was to write
+
+Invariants, of one tenant::
+
+    manifests cover 1..n without gap; each names the digest of the one before
+    the entry files of a manifest cover its range without gap; none crosses a multiple of FILE_ROWS_MAX or a month
+    the month of an entry is that of the highest hlc_physical up to it, so months never go back
 """
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from ledger.chain.form import Count, Hash, Seq
+from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, InvalidInputError
+from ledger.merkle import Frontier
+from ledger.names import is_readable_tenant
+from ledger.verification.tree_check import StoredTree
+from ledger.verification.verdict import Head
+from signing.envelope import Envelope
+from signing.keys import Keyring
+from signing.manifest import RangeManifest
+
+FORMAT_VERSION: Final = 1
+
+FILE_ROWS_MAX: Final = 262_144
+"""An entry file ends at the next multiple of it, at the latest."""
+GROUP_ROWS: Final = 8_192
+"""Row groups end at multiples of it, so that a range is read without what lies around it."""
+GROUP_BYTES_MAX: Final = 32 << 20
+"""A row group ends with the entry whose payload, or origin, takes it over this many bytes."""
+FILE_STORED_BYTES: Final = 128 << 20
+"""An entry file ends before its payloads take more than this in the database, unless it has one row."""
+FILE_BYTES_MAX: Final = 1 << 30
+"""No file of an archive is larger; one is sent whole."""
+FILES_MAX: Final = 4_096
+"""Most files of one manifest."""
+RANGE_ROWS_MAX: Final = 64 * FILE_ROWS_MAX
+"""Most entries that a run puts under one manifest, unless a single snapshot has more."""
+RANGE_FILES: Final = 256
+"""Most files that a run puts under one manifest, unless a single snapshot needs more."""
+RANGE_SNAPSHOTS: Final = 4_096
+"""Most snapshots that a run puts under one manifest: they are held until their entries are read."""
+MANIFEST_BYTES_MAX: Final = 4 << 20
+PLAN_BYTES_MAX: Final = 2 << 20
+CHECKPOINT_CHARACTERS_MAX: Final = 1 << 20
+FRONTIER_HASHES_MAX: Final = 64
+SEQ_DIGITS: Final = 20
+
+MANIFESTS: Final = "manifests"
+
+assert FILE_ROWS_MAX % GROUP_ROWS == 0
+assert RANGE_FILES < FILES_MAX
+
+_ENTRY_FILE = re.compile(
+    rf"entries/tenant_id=([a-z0-9_-]{{1,64}})/month=([0-9]{{4,9}}-[0-9]{{2}})/([0-9]{{{SEQ_DIGITS}}})-([0-9]{{{SEQ_DIGITS}}})\.parquet"
+)
+_SNAPSHOT_FILE = re.compile(
+    rf"snapshots/tenant_id=([a-z0-9_-]{{1,64}})/([0-9]{{{SEQ_DIGITS}}})-([0-9]{{{SEQ_DIGITS}}})\.parquet"
+)
+_MANIFEST = re.compile(rf"([0-9]{{{SEQ_DIGITS}}})-([0-9]{{{SEQ_DIGITS}}})\.dsse\.json")
+
+
+class FileName(NamedTuple):
+    """What the name of a file says. ``month`` is None of a file of snapshots."""
+
+    tenant_id: str
+    from_seq: int
+    to_seq: int
+    month: str | None
+
+    def path(self) -> str:
+        """The name itself."""
+        span = _span(self.from_seq, self.to_seq)
+        if self.month is None:
+            return f"snapshots/tenant_id={self.tenant_id}/{span}.parquet"
+        return f"entries/tenant_id={self.tenant_id}/month={self.month}/{span}.parquet"
+
+    def is_over(self) -> bool:
+        """Whether the range is none, or crosses a multiple of ``FILE_ROWS_MAX``."""
+        return not self.from_seq <= self.to_seq <= -(-self.from_seq // FILE_ROWS_MAX) * FILE_ROWS_MAX
+
+    @classmethod
+    def parse(cls, path: str) -> FileName:
+        """What ``path`` says.
+
+        Raises:
+            ArchiveInvalidError: no file of an archive is called that.
+        """
+        entries, snapshots = _ENTRY_FILE.fullmatch(path), _SNAPSHOT_FILE.fullmatch(path)
+        if entries is not None:
+            name = cls(entries[1], int(entries[3]), int(entries[4]), entries[2])
+        elif snapshots is not None:
+            name = cls(snapshots[1], int(snapshots[2]), int(snapshots[3]), None)
+        else:
+            raise ArchiveInvalidError(f"{path[:200]!r} is no name of a file of an archive")
+        if not is_readable_tenant(name.tenant_id):
+            raise ArchiveInvalidError(f"{name.tenant_id[:200]!r} can be no tenant")
+        return name
+
+
+def end_of_files(tenant_id: str, from_seq: int, names: Iterable[FileName]) -> int:
+    """The last seq of entry files that follow one another from ``from_seq`` on.
+
+    Raises:
+        ArchiveInvalidError: one does not follow, or is of an earlier month than the one before.
+    """
+    end_seq, month = from_seq - 1, ""
+    for name in names:
+        if (name.tenant_id, name.from_seq) != (tenant_id, end_seq + 1) or name.month is None or name.is_over():
+            raise ArchiveInvalidError(f"{name.path()[:200]} is listed where a file of seq {end_seq + 1} on must be")
+        if month_order(name.month) < month_order(month):
+            raise ArchiveInvalidError(f"{name.path()} is of an earlier month than the file before it")
+        end_seq, month = name.to_seq, name.month
+    return end_seq
+
+
+def manifest_path(tenant_id: str, from_seq: int, to_seq: int) -> str:
+    """Where the manifest of a range stands."""
+    return f"{manifests_of(tenant_id)}/{_span(from_seq, to_seq)}.dsse.json"
+
+
+def manifests_of(tenant_id: str) -> str:
+    """Where the manifests of a tenant stand."""
+    return f"{MANIFESTS}/{tenant_id}"
+
+
+def manifest_range(name: str) -> tuple[int, int]:
+    """First and last seq that the name of a manifest, without its folder, says.
+
+    Raises:
+        ArchiveInvalidError: no manifest is called that.
+    """
+    found = _MANIFEST.fullmatch(name)
+    if found is None:
+        raise ArchiveInvalidError(f"{name[:200]!r} stands among the manifests and is no name of one")
+    return int(found[1]), int(found[2])
+
+
+def plan_path(tenant_id: str, from_seq: int) -> str:
+    """Where it stands what a run that begins at ``from_seq`` was to write."""
+    return f"plans/{tenant_id}/{from_seq:0{SEQ_DIGITS}d}.json"
+
+
+def month_of(physical_ms: int) -> str:
+    """The month, in UTC, of a time in milliseconds since 1970, such as ``2026-11``."""
+    return str(np.datetime64(physical_ms, "ms").astype("datetime64[M]"))
+
+
+def month_order(month: str) -> tuple[int, str]:
+    """What months are in order by, years beyond 9999 too."""
+    return len(month), month
+
+
+def month_after(physical_ms: int) -> int:
+    """When, in milliseconds since 1970, the month after that of ``physical_ms`` begins."""
+    following = np.datetime64(physical_ms, "ms").astype("datetime64[M]") + 1
+    return int(following.astype("datetime64[ms]").astype(np.int64))
+
+
+def _span(from_seq: int, to_seq: int) -> str:
+    return f"{from_seq:0{SEQ_DIGITS}d}-{to_seq:0{SEQ_DIGITS}d}"
+
+
+# --- manifests ------------------------------------------------------------------------------------
+
+
+PREDICATE_TYPE: Final = "https://tallystick.dev/archive/v1"
+
+
+class ArchivedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a manifest. ``sha256`` is hex; ``rows`` are entries, or snapshots."""
+
+    name: Annotated[str, Meta(max_length=200)]
+    sha256: Hash
+    bytes: Annotated[int, Meta(ge=1, le=FILE_BYTES_MAX)]
+    rows: Seq
+
+    @property
+    def parsed(self) -> FileName:
+        """What its name says."""
+        return FileName.parse(self.name)
+
+
+class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an archived range is."""
+
+    PREDICATE_TYPE = PREDICATE_TYPE
+    INVALID = ArchiveInvalidError
+    FORGED = ArchiveSignatureError
+
+    from_chain_link: Hash
+    """Chain link of the first entry."""
+    highest_physical_ms: Count
+    """Highest hlc_physical of all entries up to the last, those before the range too."""
+    snapshot_count: Seq
+    frontier: Annotated[tuple[Hash, ...], Meta(min_length=1, max_length=FRONTIER_HASHES_MAX)]
+    """Roots of the perfect subtrees of its tree, the largest first: what the next range is appended to."""
+    checkpoint: Annotated[str, Meta(max_length=CHECKPOINT_CHARACTERS_MAX)]
+    """The newest signed note there was, of size ``to_seq`` or more."""
+    previous_manifest: Hash | None
+    """SHA-256 of the payload of the manifest before."""
+    files: Annotated[tuple[ArchivedFile, ...], Meta(min_length=2, max_length=FILES_MAX)]
+    format_version: Literal[1] = FORMAT_VERSION
+
+    def digests(self) -> Iterator[str]:
+        """Those of all files."""
+        return (file.sha256 for file in self.files)
+
+    def check(self) -> None:
+        """Raises ArchiveInvalidError where it is at odds with itself."""
+        names = [file.parsed for file in self.entry_files]
+        odd = [file for file in self.entry_files if file.parsed.to_seq - file.parsed.from_seq + 1 != file.rows]
+        snapshots = (FileName(self.tenant_id, self.from_seq, self.to_seq, None), self.snapshot_count)
+        for is_so, otherwise in (
+            (
+                (self.from_seq == 1) == (self.previous_manifest is None),
+                "only the manifest that begins at seq 1 has none before it",
+            ),
+            (
+                self.to_seq - self.from_seq + 1 == self.entry_count,
+                "range and entry_count of a manifest do not agree",
+            ),
+            (self.tree_size == self.to_seq, "tree_size of a manifest is not its to_seq"),
+            (
+                frontier_of(self).root().hex() == self.tree_root,
+                "the frontier of a manifest does not have its tree_root",
+            ),
+            (
+                end_of_files(self.tenant_id, self.from_seq, names) == self.to_seq,
+                "the files of a manifest do not cover its range",
+            ),
+            (not odd, "".join(f"{file.name} is said to have {file.rows} rows" for file in odd[:1])),
+            (
+                (self.snapshot_file.parsed, self.snapshot_file.rows) == snapshots,
+                "the last file of a manifest is not that of its snapshots",
+            ),
+        ):
+            if not is_so:
+                raise ArchiveInvalidError(otherwise)
+
+    @property
+    def entry_files(self) -> tuple[ArchivedFile, ...]:
+        """The files that hold entries."""
+        return self.files[:-1]
+
+    @property
+    def snapshot_file(self) -> ArchivedFile:
+        """The file that holds the snapshots."""
+        return self.files[-1]
+
+    @property
+    def last(self) -> Head:
+        """The last entry."""
+        return Head(self.to_seq, self.to_chain_link, self.last_hlc)
+
+    @property
+    def tree(self) -> StoredTree:
+        """The tree up to the last entry."""
+        return StoredTree(self.tree_size, self.tree_root)
+
+
+class SealedManifest(NamedTuple):
+    """A manifest as it was read; who signed it is not judged."""
+
+    manifest: Manifest
+    envelope: Envelope
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its payload, hex: what the manifest behind it names."""
+        return sha256(self.envelope.payload).hexdigest()
+
+
+def open_manifest(data: bytes, keyring: Keyring | None = None) -> SealedManifest:
+    """The manifest in an object; with ``keyring`` one that a key of it is named for and did not sign is not parsed.
+
+    Raises:
+        ArchiveInvalidError: malformed, at odds with itself, or of another version.
+        ArchiveSignatureError: the signature does not hold.
+    """
+    if len(data) > MANIFEST_BYTES_MAX:
+        raise ArchiveInvalidError(f"a manifest is over {MANIFEST_BYTES_MAX} bytes")
+    opened = Manifest.open_envelope(data)
+    Manifest.judge(opened, keyring)
+    return SealedManifest(Manifest.read(opened.payload), opened)
+
+
+def frontier_of(manifest: Manifest) -> Frontier:
+    """The right edge of the tree at the end of the range.
+
+    Raises:
+        ArchiveInvalidError: there are not as many hashes as a tree of that size has.
+    """
+    try:
+        return Frontier.restore(manifest.tree_size, [bytes.fromhex(each) for each in manifest.frontier])
+    except InvalidInputError as error:
+        raise ArchiveInvalidError(f"the frontier of a manifest is none of its tree: {error}") from error

@@ -23,7 +23,7 @@ from ledger.errors import ArchiveInvalidError, InvalidInputError
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from objects.store import ArchiveStore
-from pipeline.archive.manifest import FILE_BYTES_MAX, FILE_ROWS_MAX, GROUP_BYTES_MAX, GROUP_ROWS, ArchivedFile
+from pipeline.archive import FILE_BYTES_MAX, FILE_ROWS_MAX, GROUP_BYTES_MAX, GROUP_ROWS, ArchivedFile
 from pipeline.arrow import schema_of
 
 ZSTD_LEVEL: Final = 3

@@ -4,22 +4,44 @@ Nothing is parsed before its digest, or its signature, was compared; what nobody
 says where to look. Memory holds one row group of a file, and all manifests of a tenant with what was signed: each file
 has at most ``MANIFEST_BYTES_MAX`` bytes, and about 200 for each file it names; a run makes one, and one more for every
 ``RANGE_ROWS_MAX`` entries.
+
+A verification of one tenant begins with ``ArchiveJudge.judge``, verifies the rows as ``ledger.verification`` does, and
+ends with ``ArchiveJudge.verdict``. The verdict object is that of a chain with one aspect more, ``archive``: manifests,
+digests, files and checkpoints. Where that is broken nothing else is checked. Keys come from the caller alone; there are
+none in an archive. ``verify_tenant`` is that verification in one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledger.errors import ArchiveInvalidError, TenantNotFoundError, UnknownKeyError
+from ledger.errors import (
+    ArchiveInvalidError,
+    ArchiveSignatureError,
+    LedgerError,
+    ProofError,
+    SignatureError,
+    TenantNotFoundError,
+    UnknownKeyError,
+)
 from ledger.names import is_readable_tenant
+from ledger.verification import verify
 from ledger.verification.entry_check import ENTRY_COLUMNS
-from ledger.verification.verdict import Head
+from ledger.verification.reader import RowsAlone
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
+from ledger.verification.tree_check import StoredTree, TreeHead
+from ledger.verification.verdict import ASPECTS, Break, Head
 from objects.store import ArchiveStore
-from pipeline.archive.manifest import (
+from pipeline.archive import (
     MANIFEST_BYTES_MAX,
     MANIFESTS,
     ArchivedFile,
@@ -34,7 +56,13 @@ from pipeline.archive.manifest import (
 )
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.arrow import Row, rows_of
-from signing.keys import Keyring
+from signing.bundle.writer import BundleEnd, BundleWriter
+from signing.checkpoint import judge_unvouched
+from signing.checkpoint import read as read_checkpoint
+from signing.files import whole_file
+from signing.keys import Keyring, Signer
+from signing.manifest import judge_own_checkpoint
+from signing.snapshot import open_snapshot
 
 
 def tenants_of(store: ArchiveStore) -> list[str]:
@@ -228,3 +256,224 @@ def within(batch: pa.RecordBatch, bounds: Bounds) -> pa.RecordBatch:
         if high is not None:
             batch = batch.filter(pc.less_equal(batch.column(name), high))
     return batch
+
+
+# --- judging --------------------------------------------------------------------------------------
+
+
+ARCHIVE: Final = "archive"
+"""The aspect that archives have besides those of a chain, the kind of a break in it, and what ``compared_with`` calls
+the tree heads of the manifests."""
+ARCHIVE_SIGNATURE: Final = "archive-signature"
+"""The kind of a break in a manifest's signature."""
+_FROM_SEQ, _TO_SEQ = map(SNAPSHOT_COLUMNS.index, ("from_seq", "to_seq"))
+
+
+class ArchiveJudge:
+    """The verification of one tenant of an archive, around that of its rows."""
+
+    def __init__(self, archive: TenantArchive, keyring: Keyring | None) -> None:
+        """Without ``keyring`` no signature is judged, and nothing vouches for what else is found."""
+        self._archive, self._keyring = archive, keyring
+        self._unknown_manifest: tuple[int, str] | None = None
+        """Seq and reason of the first manifest that no held key vouches for."""
+        self._unknown_checkpoint: str | None = None
+        self._manifest_keys: set[str] = set()
+
+    def judge(self) -> list[TreeHead]:
+        """Judge signatures and checkpoints; returns the tree heads that the rows must agree with, one a manifest.
+
+        Raises:
+            ArchiveInvalidError: one of them does not hold.
+        """
+        for sealed in self._archive.sealed:
+            signed = Manifest.judge(sealed.envelope, self._keyring)
+            self._manifest_keys.update(signed.key_ids)
+            if signed.verdict == "unknown_key" and self._unknown_manifest is None:
+                self._unknown_manifest = (sealed.manifest.from_seq, signed.detail or "")
+            self._judge_checkpoint(sealed.manifest)
+        manifests = (sealed.manifest for sealed in self._archive.sealed)
+        return [TreeHead(each.tree_size, bytes.fromhex(each.tree_root), ARCHIVE, is_own=True) for each in manifests]
+
+    def verdict(self, found: dict[str, Any]) -> dict[str, Any]:
+        """All of it together; ``found`` is the verdict object on the rows."""
+        verdict = {**found}
+        own = "ok" if self._keyring is not None else "not_checked"
+        if self._unknown_manifest is not None:
+            own, (seq, why) = "unknown_key", self._unknown_manifest
+            verdict["valid"] = False
+            verdict["first_break"] = (
+                verdict["first_break"] or Break(seq, ARCHIVE_SIGNATURE, f"the manifest: {why}")._asdict()
+            )
+        verdict["verdicts"] = {ARCHIVE: own, **verdict["verdicts"]}
+        judge_unvouched(verdict, self._unknown_checkpoint, self._keyring)
+        return {**verdict, "not_checked": self._not_checked(), ARCHIVE: self._about()}
+
+    def _judge_checkpoint(self, manifest: Manifest) -> None:
+        at = f"the checkpoint in the manifest of seq {manifest.from_seq} to {manifest.to_seq}"
+        try:
+            _, unknown = judge_own_checkpoint(manifest, manifest.checkpoint, self._keyring)
+        except (SignatureError, ProofError) as error:
+            raise ArchiveInvalidError(f"{at} does not hold: {error}", manifest.to_seq) from error
+        if unknown is not None and self._unknown_checkpoint is None:
+            self._unknown_checkpoint = f"{at}: {unknown}"
+
+    def _not_checked(self) -> list[str]:
+        no_key = "no key was given, so no signature was checked: whoever made the files may have made it all up"
+        left = (
+            no_key if self._keyring is None else None,
+            self._unknown_checkpoint,
+            "that more was archived once: an archive cut off at its end is whole; compare it with its ledger",
+            "job states: archives hold none, they follow from the entries",
+        )
+        return [*filter(None, left)]
+
+    def _about(self) -> dict[str, Any]:
+        newest, files = self._archive.newest, [file for each in self._archive.sealed for file in each.manifest.files]
+        return {
+            "url": self._archive.store.url,
+            "log_origin": newest.log_origin,
+            "to_seq": newest.to_seq,
+            "tree_root": newest.tree_root,
+            "manifests": len(self._archive.sealed),
+            "newest_manifest": self._archive.sealed[-1].digest,
+            "files": len(files),
+            "bytes": sum(file.bytes for file in files),
+            "manifest_key_ids": sorted(self._manifest_keys),
+            "checkpoint": read_checkpoint(newest.checkpoint).to_json(),
+        }
+
+
+def broken(tenant_id: str, error: LedgerError, seconds: float) -> dict[str, Any]:
+    """The verdict object on a tenant whose archive does not hold, for the reason given."""
+    kind = ARCHIVE_SIGNATURE if isinstance(error, ArchiveSignatureError) else ARCHIVE
+    seq = error.seq if isinstance(error, ArchiveInvalidError) else 0
+    return {
+        "tenant_id": tenant_id,
+        "valid": False,
+        "entries_checked": 0,
+        "from_seq": 0,
+        "to_seq": 0,
+        "head": Head(0, None, None)._asdict(),
+        "verdicts": {ARCHIVE: "broken"} | dict.fromkeys(ASPECTS, "not_checked"),
+        "first_break": Break(seq, kind, str(error))._asdict(),
+        "breaks": {kind: 1},
+        "compared_with": None,
+        "anchors": [],
+        "signed_to_seq": 0,
+        "unsigned_entries": 0,
+        "duration_ms": round(seconds * 1000, 1),
+        "not_checked": ["the rows: the archive itself does not hold, so nothing in it says anything"],
+    }
+
+
+async def verify_tenant(store: ArchiveStore, tenant_id: str, keyring: Keyring | None) -> dict[str, Any]:
+    """The verdict object on a tenant of an archive, against the keys of ``keyring``.
+
+    Raises:
+        TenantNotFoundError: there is nothing of it in the archive.
+        ArchiveUnavailableError: the archive cannot be read.
+    """
+    began_s = time.perf_counter()
+    try:
+        archive = TenantArchive.read(store, tenant_id, keyring)
+        judge = ArchiveJudge(archive, keyring)
+        found = await verify(
+            ArchiveChainReader(archive),
+            tenant_id=tenant_id,
+            open_snapshot=partial(open_snapshot, keyring=keyring),
+            checkpoints=judge.judge(),
+            projection=False,
+        )
+    except ArchiveInvalidError as error:
+        return broken(tenant_id, error, time.perf_counter() - began_s)
+    return judge.verdict(found.to_json((time.perf_counter() - began_s) * 1000))
+
+
+class ArchiveChainReader(RowsAlone):
+    """One tenant of an archive as a ``ledger.verification.ChainReader``; belongs to one task at a time."""
+
+    def __init__(self, archive: TenantArchive) -> None:
+        self._archive = archive
+
+    async def head(self) -> Head | None:
+        """The end of the chain as the newest manifest names it."""
+        return self._archive.newest.last
+
+    async def last_entry(self) -> Head | None:
+        """The last entry there is."""
+        return self._archive.last_entry()
+
+    async def tree(self) -> StoredTree | None:
+        """The tree as the newest manifest names it."""
+        return self._archive.newest.tree
+
+    async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
+        """Batches of ``ENTRY_COLUMNS`` as they stand."""
+        for rows in self._archive.entry_batches(from_seq, to_seq):
+            yield rows
+
+    async def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
+        """Batches of ``SNAPSHOT_COLUMNS``, those wholly in the range."""
+        for rows in self._archive.snapshot_batches():
+            wanted = [row for row in rows if row[_FROM_SEQ] >= from_seq and (to_seq is None or row[_TO_SEQ] <= to_seq)]
+            if wanted:
+                yield wanted
+
+
+# --- as bundles -----------------------------------------------------------------------------------
+
+
+class Unpacked(NamedTuple):
+    """One bundle that was written: entries 1 to ``to_seq``."""
+
+    tenant_id: str
+    file: Path
+    to_seq: int
+    snapshots: int
+
+
+async def unpack(store: ArchiveStore, tenant_id: str, folder: Path, keyring: Keyring, signer: Signer) -> Unpacked:
+    """Write ``TENANT.bundle.tar`` into ``folder``, signed by ``signer``.
+
+    Raises:
+        TenantNotFoundError: there is nothing of the tenant in the archive.
+        ArchiveInvalidError: what is archived of it does not hold.
+        UnknownKeyError: a key that signed it is not in ``keyring``.
+        ArchiveUnavailableError, SigningUnavailableError, OSError: it cannot be read, signed or written.
+    """
+    refuse_unless_trusted(await verify_tenant(store, tenant_id, keyring))
+    archive = TenantArchive.read(store, tenant_id, keyring)
+    file = folder / f"{tenant_id}.bundle.tar"
+    with whole_file(file) as target:
+        for piece in _pieces(archive, keyring, signer):
+            target.write(piece)
+    snapshots = sum(each.manifest.snapshot_count for each in archive.sealed)
+    return Unpacked(tenant_id, file, archive.newest.to_seq, snapshots)
+
+
+def refuse_unless_trusted(verdict: dict[str, Any]) -> None:
+    """Refuse what is broken, and what no held key signed.
+
+    Raises:
+        ArchiveInvalidError, UnknownKeyError: it is.
+    """
+    results, first = verdict["verdicts"].values(), verdict["first_break"]
+    name = f"tenant {verdict['tenant_id']} of the archive"
+    if "broken" in results:
+        raise ArchiveInvalidError(f"{name} does not hold: {first['kind']} at seq {first['seq']}: {first['detail']}")
+    if "unknown_key" in results:
+        why = first["detail"] if first is not None else verdict["not_checked"][0]
+        raise UnknownKeyError(f"{name}: {why}; name the keys you trust with --keys")
+
+
+def _pieces(archive: TenantArchive, keyring: Keyring, signer: Signer) -> Iterator[bytes]:
+    newest = archive.newest
+    writer = BundleWriter(tenant_id=archive.tenant_id, node_id=newest.node_id, log_origin=newest.log_origin)
+    with closing(writer):
+        for rows in archive.entry_batches():
+            yield writer.add_entries(rows)
+        for rows in archive.snapshot_batches():
+            writer.add_snapshots(rows)
+        proof = [bytes.fromhex(each) for each in newest.consistency]
+        yield from writer.finish(BundleEnd(newest.tree_root, newest.checkpoint, proof, keyring), signer)

@@ -40,7 +40,7 @@ from ledger.verification.range_fold import ChainBounds, Fold
 from ledger.verification.snapshot_check import OpenedRow, open_row
 from ledger.verification.verdict import Break, Findings
 from objects.store import ArchiveStore
-from pipeline.archive.manifest import (
+from pipeline.archive import (
     MANIFEST_BYTES_MAX,
     Manifest,
     SealedManifest,
@@ -53,13 +53,14 @@ from pipeline.archiving.filing import (
     FileAll,
     FiledEntries,
     FileTask,
+    Ledger,
     Outcome,
+    SignedEnd,
     UnjudgedBreak,
     file_snapshots,
     found_in,
 )
 from pipeline.archiving.plan import Plan, checkpoint_of, last_snapshot, next_plan
-from pipeline.archiving.postgres import Ledger, SignedEnd
 from pipeline.arrow import rows_of
 from signing.keys import Keyring, Signer
 from signing.snapshot import open_snapshot

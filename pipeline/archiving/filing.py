@@ -1,25 +1,30 @@
-"""Making the files of an archive: rows are read, checked, written to a local file, and put under their name.
+"""The ledger that is archived, and the files that are made of it: rows are read, checked, written to a local file, and
+put under their name.
 
 Each file of entries is made by a task, ``file_on`` Spark, alone and in bounded memory. In order::
 
     1. rows are read in batches, checked as one range of the chain, and written
     2. rows that do not hold end it: nothing is put into the archive, and what is wrong is the outcome
-    3. the file is put under its name; where the name is taken, what stands there must have the same rows
+    3. the file is put under its name; where the name is taken, the file there must have the same rows
 
 What a file says of the chain beyond itself is left to the fold of all ranges (``ledger.verification.range_fold``): a
 range is judged on its way into an archive by the algorithm that verifies it later.
 
 Step 3 takes another file with the same rows for the one it would write: the writer of Parquet may have become another
 one between a run that was killed and the one that carries on.
+
+Rows up to the end of the last snapshot never change, so tasks need no common snapshot of the database: one that does
+change is found by its links. What must agree with one another is read in one transaction, ``Ledger.at_one_time``.
+Values are put into statements as literals, as ``pipeline.places.statements`` has it.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -29,19 +34,26 @@ from ledger.errors import (
     ArchiveConflictError,
     ArchiveInvalidError,
     ArchiveSignatureError,
+    ConfigurationError,
     InvalidInputError,
     LedgerError,
     UnknownKeyError,
 )
+from ledger.hlc import Hlc
+from ledger.names import is_readable_tenant
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from ledger.verification.verdict import Break, Findings
 from objects.store import ArchiveStore
-from pipeline.archive import parquet
-from pipeline.archive.manifest import ArchivedFile, FileName
+from pipeline.archive import FILE_STORED_BYTES, GROUP_ROWS, RANGE_SNAPSHOTS, ArchivedFile, FileName, parquet
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter
-from pipeline.archiving.postgres import Ledger
 from pipeline.arrow import ArrowEntries, lists_of
+from pipeline.places import statements
+from pipeline.places.postgres import Dsn, OpenPostgres, PostgresPieceReader, connected, state_of
+from pipeline.places.protocol import Piece
+from pipeline.places.statements import HEADS, LOG, SNAPSHOTS, TREES, literal, select_list, tenants_in, wanted
+from signing.keys import PublicKey
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -189,3 +201,196 @@ def file_each(tasks: Iterable[FileTask], ledger: Ledger, store: ArchiveStore) ->
             yield file_entries(ledger, store, task)
         except (ArchiveConflictError, ArchiveInvalidError, InvalidInputError) as error:
             yield found_in(error, task.name.from_seq)
+
+
+# --- the ledger -----------------------------------------------------------------------------------
+
+
+STRETCH_ROWS: Final = 256
+assert GROUP_ROWS % STRETCH_ROWS == 0
+_STORED_BYTES: Final = "pg_column_size(payload)::bigint + coalesce(pg_column_size(origin), 0)"
+
+
+class SignedEnd(NamedTuple):
+    """How far a tenant's chain is signed, and its newest checkpoint, None before the first."""
+
+    tenant_id: str
+    signed_seq: int
+    last_seq: int
+    """Of the last entry, 0 when there is none."""
+    has_tree: bool
+    checkpoint: str | None
+
+
+class Stretch(NamedTuple):
+    """Entries ``from_seq..to_seq``, what their payloads take in the database, and their highest hlc_physical."""
+
+    from_seq: int
+    to_seq: int
+    stored_bytes: int
+    highest_physical_ms: int
+
+
+class Ledger(OpenPostgres):
+    """One connection to a ledger. Belongs to one thread at a time. Its methods raise as ``connected`` does."""
+
+    @classmethod
+    @contextmanager
+    def connected(cls, dsn: str) -> Iterator[Ledger]:
+        """A connection that only reads, closed at the end.
+
+        Raises:
+            DatabaseUnavailableError: PostgreSQL does not answer.
+            ConfigurationError: ``dsn`` names no database, it refuses the login, or it holds no ledger as it was made.
+        """
+        place = Dsn.parse(dsn)
+        with connected(place) as connection:
+            connection.run(statements.PREPARE_SESSION)
+            connection.run("SET default_transaction_read_only = on")
+            state = state_of(connection, place, None)
+            for (table, column), kind in state.altered:
+                raise ConfigurationError(
+                    f"the ledger in {place} cannot be archived: column {column} of {table} was made type {kind}; what "
+                    "that did to its rows is said by tally pipeline verify"
+                )
+            yield cls(connection, state)
+
+    @contextmanager
+    def at_one_time(self) -> Iterator[None]:
+        """Everything read meanwhile is of one state of the database."""
+        self.connection.run(statements.BEGIN)
+        try:
+            yield
+        finally:
+            self.connection.run("ROLLBACK")
+
+    # --- the ledger as a whole ------------------------------------------------------------------------
+
+    def log_origin(self, tenant_id: str | None = None) -> str:
+        """The part that the origins of all its logs begin with.
+
+        Raises:
+            ConfigurationError: the database does not say.
+        """
+        origin = super().log_origin(tenant_id)
+        if origin is None:
+            raise ConfigurationError("the database names no log in scheduler.ledger_identity, so it is no whole ledger")
+        return origin
+
+    def published_keys(self) -> list[PublicKey]:
+        """Every key that signed for this ledger, by its own word, while it held; rows without a key are left out."""
+        keys = []
+        query = "SELECT public_key_pem, not_before, not_after, revoked_from_hlc FROM scheduler.signing_keys"
+        for pem, begin, end, revoked in self.connection.rows(query):
+            with suppress(InvalidInputError):
+                until = None if revoked is None else Hlc.parse(str(revoked))
+                keys.append(PublicKey.of(str(pem), not_before=begin, not_after=end, revoked_from_hlc=until))
+        return keys
+
+    def signed(self, tenants: Collection[str] | None = None) -> list[SignedEnd]:
+        """Every tenant that has a snapshot, by name, or those of these that do."""
+        among = f"({tenants_in(SNAPSHOTS)}) AS wanted" if tenants is None else wanted(tenants)
+        rows = self.connection.rows(f"""
+            SELECT wanted.tenant_id, s.signed_seq,
+                   coalesce((SELECT max(seq) FROM {LOG} l WHERE l.tenant_id = wanted.tenant_id), 0) AS last_seq,
+                   m.tenant_id IS NOT NULL AS has_tree, m.checkpoint
+              FROM {among}
+             CROSS JOIN LATERAL
+                   (SELECT max(to_seq) AS signed_seq FROM {SNAPSHOTS} WHERE tenant_id = wanted.tenant_id) AS s
+              LEFT JOIN {TREES} m ON m.tenant_id = wanted.tenant_id
+             WHERE s.signed_seq IS NOT NULL
+             ORDER BY wanted.tenant_id COLLATE "C"
+        """)
+        return [SignedEnd(*row) for row in rows if is_readable_tenant(row[0])]
+
+    def unsigned(self) -> dict[str, int]:
+        """The last seq of every tenant that has entries and no snapshot at all."""
+        rows = self.connection.rows(f"""
+            SELECT h.tenant_id, h.head_seq FROM {HEADS} h
+             WHERE h.head_seq > 0 AND NOT EXISTS (SELECT FROM {SNAPSHOTS} s WHERE s.tenant_id = h.tenant_id)
+             ORDER BY h.tenant_id COLLATE "C"
+        """)
+        return {tenant_id: last_seq for tenant_id, last_seq in rows if is_readable_tenant(tenant_id)}
+
+    # --- one tenant -----------------------------------------------------------------------------------
+
+    def tile(self, tenant_id: str, level: int, index: int) -> bytes:
+        """The hashes of a stored tile; none where it is not there."""
+        return self.range_reader(tenant_id, 1, 1).tiles(level, index, index).get(index, b"")
+
+    def range_end(self, tenant_id: str, from_seq: int, to_seq: int) -> int | None:
+        """Where a range ends that is to end at about ``to_seq``: with the last snapshot of the first
+        ``RANGE_SNAPSHOTS`` that end in it, with the first one behind it if none does. None when there is none."""
+
+        def end(which: str, condition: str) -> str:
+            return f"""
+                (SELECT {which}(to_seq)
+                   FROM (SELECT to_seq FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)} AND {condition}
+                          ORDER BY from_seq LIMIT {RANGE_SNAPSHOTS}) AS first)
+            """
+
+        within, behind = (
+            end("max", f"to_seq BETWEEN {from_seq:d} AND {to_seq:d}"),
+            end("min", f"to_seq >= {from_seq:d}"),
+        )
+        ((seq,),) = self.connection.rows(f"SELECT coalesce({within}, {behind})")
+        return None if seq is None else int(seq)
+
+    def intervals(self, tenant_id: str, from_seq: int, to_seq: int) -> tuple[tuple[int, int], ...]:
+        """Where the snapshots begin and end whose entries are partly in the range."""
+        rows = self.connection.rows(
+            f"SELECT from_seq, to_seq FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)}"
+            f" AND from_seq <= {to_seq:d} AND to_seq >= {from_seq:d} ORDER BY from_seq"
+        )
+        return tuple((row[0], row[1]) for row in rows)
+
+    def entry_before(self, tenant_id: str, seq: int) -> tuple[str | None, int | None]:
+        """Link and link version of the entry right before ``seq``; None at the start of a chain."""
+        rows = self.connection.rows(
+            f"SELECT chain_link, link_version::bigint FROM {_entries(tenant_id, seq - 1, seq - 1)}"
+        )
+        return rows[0][:2] if rows else (None, None)
+
+    def first_at_or_after(self, tenant_id: str, from_seq: int, to_seq: int, physical_ms: int) -> tuple[int, int]:
+        """Seq and hlc_physical of the first entry of the range whose hlc_physical is at least so much."""
+        ((seq, physical),) = self.connection.rows(
+            f"SELECT seq, hlc_physical FROM {_entries(tenant_id, from_seq, to_seq)} AND hlc_physical >= {physical_ms:d}"
+            " ORDER BY seq LIMIT 1"
+        )
+        return seq, physical
+
+    def stretches(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[Stretch]:
+        """The entries of the range by ``STRETCH_ROWS``, or one by one where those are too long for one file.
+
+        Where guards are gone and a column is NULL in all of a stretch, so is what is said of it.
+        """
+        for stretch in self._stretches(tenant_id, from_seq, to_seq, STRETCH_ROWS):
+            if stretch.stored_bytes is None or stretch.stored_bytes <= FILE_STORED_BYTES:
+                yield stretch
+            else:
+                yield from self._stretches(tenant_id, stretch.from_seq, stretch.to_seq, 1)
+
+    # --- rows -----------------------------------------------------------------------------------------
+
+    def snapshots(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[pa.RecordBatch]:
+        """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``, of snapshots that end in the range."""
+        return self.connection.batches(
+            f"SELECT {select_list({}, SNAPSHOTS, SNAPSHOT_COLUMNS)} FROM {SNAPSHOTS} s"
+            f" WHERE s.tenant_id = {literal(tenant_id)} AND s.to_seq BETWEEN {from_seq:d} AND {to_seq:d}"
+            " ORDER BY s.from_seq"
+        )
+
+    def _stretches(self, tenant_id: str, from_seq: int, to_seq: int, rows: int) -> Iterator[Stretch]:
+        found = self.connection.rows(
+            f"SELECT min(seq), max(seq), sum({_STORED_BYTES})::bigint, max(hlc_physical)"
+            f" FROM {_entries(tenant_id, from_seq, to_seq)} GROUP BY (seq - 1) / {rows:d} ORDER BY 1"
+        )
+        return (Stretch(*row) for row in found)
+
+    def range_reader(self, tenant_id: str, from_seq: int, to_seq: int) -> PostgresPieceReader:
+        """Reads the entries of a range."""
+        return self.reader(Piece(tenant_id, from_seq, to_seq, to_seq - from_seq + 1, False, self.state))
+
+
+def _entries(tenant_id: str, from_seq: int, to_seq: int) -> str:
+    return f"{LOG} WHERE tenant_id = {literal(tenant_id)} AND seq BETWEEN {from_seq:d} AND {to_seq:d}"

@@ -28,7 +28,7 @@ from ledger.errors import (
 )
 from ledger.verification.verdict import Break, is_number
 from objects.store import ArchiveStore
-from pipeline.archive.manifest import (
+from pipeline.archive import (
     FILE_ROWS_MAX,
     FILE_STORED_BYTES,
     FILES_MAX,
@@ -45,8 +45,7 @@ from pipeline.archive.manifest import (
     plan_path,
 )
 from pipeline.archive.reader import snapshots_of
-from pipeline.archiving.filing import UnjudgedBreak
-from pipeline.archiving.postgres import Ledger, SignedEnd, Stretch
+from pipeline.archiving.filing import Ledger, SignedEnd, Stretch, UnjudgedBreak
 from signing import checkpoint as checkpoints
 from signing.checkpoint import Checkpoint
 from signing.keys import Keyring

@@ -11,8 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from pipeline.cli.archive import archive, unpack
-from pipeline.cli.bundles import diff, merge
+from pipeline.cli.copies import archive, diff, merge, unpack
 from pipeline.cli.report import report, stats
 from pipeline.cli.running import unwind_on_signals, wait_until_printed, write_past_java
 from pipeline.cli.verify import verify

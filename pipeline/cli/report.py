@@ -124,8 +124,8 @@ def _make(
     master: str | None,
 ) -> dict[str, Any]:
     from pipeline.places import place_of
-    from pipeline.report.facts import entries, log_origins, system_entries
     from pipeline.report.folder import refuse_unfit
+    from pipeline.report.jobs import entries, log_origins, system_entries
     from pipeline.report.make import make
     from pipeline.stats import read as read_stats
 

@@ -2,7 +2,7 @@
 
 ::
 
-    chains    the driver    are both one history? stored links are compared, a few of each     pipeline.diff.chains
+    chains    the driver    are both one history? stored links are compared, a few of each     pipeline.diff.events
     links     Spark         the same by links that are computed from every row                 pipeline.diff.events
     events    Spark         sets of events, joined by their ids                                pipeline.diff.events
     cover     the driver    ranges of seqs that hold what the other lacks                      pipeline.diff.repair
@@ -25,8 +25,19 @@ from typing import TYPE_CHECKING, Any, Final
 from ledger.errors import InvalidInputError, NotFoundError, TenantNotFoundError
 from ledger.exit_code import ExitCode
 from ledger.facts.events import SYSTEM_TENANT
-from pipeline.diff.chains import Chain, Meeting, chains_of, forked_log, meet, overlap, parting
-from pipeline.diff.events import conflicts, differences, events, first_differences
+from pipeline.diff.events import (
+    Chain,
+    Meeting,
+    chains_of,
+    conflicts,
+    differences,
+    events,
+    first_differences,
+    forked_log,
+    meet,
+    overlap,
+    parting,
+)
 from pipeline.diff.repair import GAP_MAX, SeqRange, WrittenBundle, cover, write_bundles
 from pipeline.places import OpenPlace, Piece
 from signing.keys import Signer

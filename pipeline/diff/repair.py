@@ -28,7 +28,7 @@ from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings
 from pipeline.arrow import Row, rows_of
-from pipeline.diff.chains import Chain
+from pipeline.diff.events import Chain
 from pipeline.places.protocol import Sealed
 from pipeline.source import open_pieces
 from signing import checkpoint as checkpoints

@@ -26,7 +26,7 @@ from ledger.errors import InvalidInputError, MergeRefusedError
 from pipeline.keys import Signers
 from pipeline.merge.deciding import MergeCounts, MergedBundle, decided, link, partitions_of
 from pipeline.merge.taking import TakenBundle, bundles_of, take
-from pipeline.own_folder import own_folder
+from pipeline.spark import own_folder
 from signing.keys import Keyring
 from signing.manifest import LOG_ORIGIN
 

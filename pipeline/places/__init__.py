@@ -14,8 +14,7 @@ from ledger.errors import ConfigurationError
 from objects.store import BUCKET_SCHEMES
 from pipeline.places.archive import ArchivePlace
 from pipeline.places.bundle import BundlePlace
-from pipeline.places.connection import SCHEMES, Dsn
-from pipeline.places.postgres import PostgresPlace
+from pipeline.places.postgres import SCHEMES, Dsn, PostgresPlace
 from pipeline.places.protocol import Facts, OpenPlace, Piece, PieceReader, Place, Times
 
 __all__ = ["Facts", "OpenPlace", "Piece", "PieceReader", "Place", "Times", "parse_place", "place_of"]

@@ -17,9 +17,8 @@ from ledger.errors import ArchiveInvalidError
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.range_fold import ChainBounds
 from objects.store import ArchiveStore
-from pipeline.archive.judging import ArchiveJudge
-from pipeline.archive.manifest import ArchivedFile, month_of, month_order
-from pipeline.archive.reader import TenantArchive, entries_of, snapshots_of, tenants_of, within
+from pipeline.archive import ArchivedFile, month_of, month_order
+from pipeline.archive.reader import ArchiveJudge, TenantArchive, entries_of, snapshots_of, tenants_of, within
 from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA
 from pipeline.places.protocol import (
     Facts,

@@ -21,8 +21,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SystemAction
 from ledger.machines.jobs import payload_of
 from pipeline.arrow import ddl_of, rows_of
-from pipeline.report.facts import SHOWN, shown_count, shown_text
 from pipeline.report.folder import in_order, table, write_table
+from pipeline.report.jobs import SHOWN, shown_count, shown_text
 from pipeline.report.period import Asked, Clock, Period
 from pipeline.report.tables import moment, within
 
@@ -53,7 +53,7 @@ def write(
 ) -> dict[str, Any]:
     """Write the tables; returns their headline numbers.
 
-    ``known`` are rows of ``pipeline.report.facts``, ``timed`` the jobs on the clock of the report, ``system`` the
+    ``known`` are rows of ``pipeline.report.jobs``, ``timed`` the jobs on the clock of the report, ``system`` the
     entries of ``_system``, None where they are not known. Of these are told those that name one of ``tenants``, all
     when empty.
     """

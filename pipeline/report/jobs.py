@@ -1,4 +1,8 @@
-"""One row a job: its state as ``ledger.machines.job_fold`` folds it, and when it came how far on the clock of a report.
+"""The facts that entries state of jobs, one row an entry, and the jobs that they make, one row a job.
+
+Tasks ask ``ledger.machines.jobs.said_of_row`` what an entry states, as every fold of jobs does: a fact counts whatever
+its payload holds, a field of the wrong type counts as not given, and a CONFLICT entry states what the event states that
+it holds. An entry that records a read of payloads names who read what.
 
 Spark brings the facts of a job together in one task, which folds them as the service does. A time that lies before the
 one it should follow (two nodes' clocks, a trace with slips) makes no duration: the job is marked ``is_backwards`` and
@@ -7,24 +11,260 @@ left out of the percentiles.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+import orjson
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from ledger.facts.statuses import ENDED, FAILED, STATUSES
+from ledger.canonical import INTEGER_MAX
+from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SYSTEM_TENANT, SystemAction
+from ledger.facts.statuses import ENDED, FAILED
 from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import HlcParts
+from ledger.machines.jobs import payload_of, said_of_row
+from ledger.private_fields import PRIVATE_MARK
 from pipeline.arrow import batched, ddl_of, rows_of
-from pipeline.report.facts import SHOWN, JobFact, decode_fact
+from pipeline.places import OpenPlace
+from pipeline.places.protocol import Times
 from pipeline.report.period import Clock
+from pipeline.source import entries as entries_of
 
-OPEN_STATUSES: Final = tuple(status for status in STATUSES if status not in ENDED)
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TENANTS_ASKED_MAX: Final = 20
+"""Tenants whose log origin is read; all tenants of one ledger share it nearly always."""
+TEXT_CHARACTERS_MAX: Final = 500
+"""Longest text, such as an error, that a table holds; the ledger holds the rest."""
+COUNT_MAX: Final = 10**9
+"""A larger count, which no entry of a service has, counts as not given: sums stay within 64 bits."""
+TRACE_SECONDS_MAX: Final = 10**11
+"""Times of a trace beyond this, some 3,000 years, count as not given."""
+COLUMNS: Final = (
+    *("tenant_id", "seq", "job_id", "hlc_physical", "hlc_logical", "hlc_node"),
+    *("action", "payload", "payload_digest"),
+)
+"""Columns of an entry that a report reads."""
+_EVENT: Final = [name for name in COLUMNS if name not in ("seq", "payload")]
+"""Columns in which two entries of different bundles agree when they hold the same event."""
+
+_PRIVATE_BEGIN: Final = f'{{"{PRIVATE_MARK}":{{'
+"""How a private value begins in canonical JSON. Inside a string the quotes would be escaped."""
+_COUNTS_OF_READ: Final = ("jobs", "events", "entries")
+_READ: Final = pa.struct([("route", pa.string()), *((name, pa.int64()) for name in _COUNTS_OF_READ)])
+_HLC: Final = pa.struct([("physical_ms", pa.int64()), ("logical", pa.int64()), ("node", pa.string())])
+
+Shown = tuple[str | None, bool]
+"""A text as a table shows it, and whether it is private; the text of a private one is None."""
+SHOWN: Final = pa.struct([("text", pa.string()), ("is_private", pa.bool_())])
+
+_FACTS: Final = pa.schema(
+    [
+        *(("tenant_id", pa.string()), ("seq", pa.int64()), ("job_id", pa.string()), ("at", _HLC)),
+        *(("action", pa.string()), ("event_ms", pa.int64()), ("trace_ms", pa.int64()), ("private", pa.int64())),
+        *(("actor", SHOWN), ("read", _READ), ("fact", pa.binary())),
+    ]
+)
+
+
+class JobFact(NamedTuple):
+    """What one event states about its job, as far as a report shows it."""
+
+    action: str
+    hlc: HlcParts
+    digest: str
+    fields: dict[str, Any]
+    """The fields of the payload that the fold of jobs reads."""
+    trace_ms: int | None
+    requestor: Shown | None
+    reason: Shown | None
+    error: Shown | None
+    failed_dc: str | None
+    actor: Shown | None
+    labels: list[Shown | None]
+
+
+decode_fact: Final = msgspec.msgpack.Decoder(JobFact).decode
+
+
+# --- which entries --------------------------------------------------------------------------------
+
+
+def entries(
+    spark: SparkSession, places: Sequence[OpenPlace], tenants: Collection[str] | None, before_ms: int | None
+) -> DataFrame:
+    """The entries of all ``places`` with an HLC before ``before_ms``; an event that several places hold comes once."""
+    return _union(spark, [(place, _tenants_of(place, tenants)) for place in places], before_ms)
+
+
+def system_entries(spark: SparkSession, places: Sequence[OpenPlace], before_ms: int | None) -> DataFrame | None:
+    """The entries of ``_system``, likewise; None where no place has its chain."""
+    wanted = [(place, [SYSTEM_TENANT]) for place in places if SYSTEM_TENANT in place.tenants()]
+    return _union(spark, wanted, before_ms) if wanted else None
+
+
+def _union(spark: SparkSession, wanted: Sequence[tuple[OpenPlace, list[str]]], before_ms: int | None) -> DataFrame:
+    times = Times(to_ms=None if before_ms is None else before_ms - 1)
+    each = [entries_of(spark, place, tenants=names, columns=COLUMNS, times=times) for place, names in wanted]
+    union = reduce(DataFrame.unionByName, each)
+    return union if len(each) == 1 else union.dropDuplicates(_EVENT)
+
+
+def _tenants_of(place: OpenPlace, tenants: Collection[str] | None) -> list[str]:
+    """The tenants of ``place`` that a report covers: those asked for, else all but the ledger's own."""
+    return sorted(tenants or (name for name in place.tenants() if name != SYSTEM_TENANT))
+
+
+def log_origins(places: Sequence[OpenPlace], tenants: Collection[str] | None) -> list[str]:
+    """The origins of the logs in ``places``, without the tenant, as the first tenants of each place have them."""
+    asked = [(place, tenant_id) for place in places for tenant_id in _tenants_of(place, tenants)[:TENANTS_ASKED_MAX]]
+    found = {place.log_origin(tenant_id) for place, tenant_id in asked}
+    return sorted(origin for origin in found if origin is not None)
+
+
+# --- what they state ------------------------------------------------------------------------------
+
+
+def facts(entries: DataFrame, by: Sequence[str] = ()) -> DataFrame:
+    """One row an entry: ``tenant_id, seq, job_id``, its own HLC as ``at``, and the ``fact`` it states about its job.
+
+    ``entries`` has ``COLUMNS``. ``action`` is None when the entry is no job event, and with it ``event_ms`` and
+    ``trace_ms``, the time of the event on either clock, and ``fact``, an encoded ``JobFact``. ``private`` counts the
+    private values of the payload. ``actor`` sent the event, or did the read that ``read`` records: its route, and how
+    many jobs, events and entries. The labels of a fact are the values of the fields ``by``, such as ``spec.image``,
+    where a job was created.
+    """
+    return entries.select(*COLUMNS).mapInArrow(partial(_facts, [name.split(".") for name in by]), ddl_of(_FACTS))
+
+
+def before_end(facts: DataFrame, clock: Clock | None, end_ms: int | None) -> DataFrame:
+    """The rows of ``facts`` that a report ending at ``end_ms`` covers."""
+    if end_ms is None:
+        return facts
+    if clock is Clock.TRACE:
+        return facts.where(f"action IS NULL OR trace_ms < {end_ms:d}")
+    return facts.where(f"at.physical_ms < {end_ms:d}")
+
+
+def _facts(paths: Sequence[Sequence[str]], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.RecordBatch.from_pylist([_row(paths, *row) for row in rows_of(batch)], _FACTS)
+
+
+def _row(
+    paths: Sequence[Sequence[str]],
+    tenant_id: str,
+    seq: Any,
+    job_id: Any,
+    physical_ms: Any,
+    logical: Any,
+    node: Any,
+    own_action: Any,
+    payload: Any,
+    own_digest: Any,
+) -> dict[str, Any]:
+    own_hlc = (physical_ms, logical, node)
+    row = {"tenant_id": tenant_id, "seq": seq, "job_id": job_id, "at": own_hlc, "private": 0}
+    found = said_of_row(job_id, seq, *own_hlc, own_action, own_digest, payload)
+    if found is None or found[0] not in EVENTS_BY_ACTION:
+        return row | _read(payload) if own_action == SystemAction.PAYLOADS_READ else row
+    action, given, hlc, digest = found
+    text = _json(given) if action != own_action else payload if isinstance(payload, str) else ""
+    fact = JobFact(
+        action,
+        hlc,
+        digest,
+        _fields(given),
+        _trace_ms(given.get("trace_time")),
+        shown_text(given, "requestor"),
+        shown_text(given, "reason"),
+        shown_text(given, {"FAIL": "error", "TIMEOUT": "timeout_type"}.get(action, "")),
+        _string(given, "failed_dc"),
+        shown_text(given, ACTOR),
+        [_label(given, path) for path in paths] if action == "ENQUEUE" else [],
+    )
+    return row | {
+        "action": action,
+        "event_ms": hlc[0],
+        "trace_ms": fact.trace_ms,
+        "private": text.count(_PRIVATE_BEGIN),
+        "actor": fact.actor,
+        "fact": msgspec.msgpack.encode(fact),
+    }
+
+
+def _fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a payload that decide a job's status, those that are of the right type."""
+    fence, dc, assigned = given.get("fence_token"), given.get("dc_id"), given.get("assigned_dcs")
+    fields: dict[str, Any] = {}
+    if type(fence) is int and 0 <= fence <= INTEGER_MAX:
+        fields["fence_token"] = fence
+    if isinstance(dc, str):
+        fields["dc_id"] = dc
+    if isinstance(assigned, list) and all(isinstance(name, str) for name in assigned):
+        fields["assigned_dcs"] = assigned
+    return fields
+
+
+def _label(given: Mapping[str, Any], path: Sequence[str]) -> Shown | None:
+    for name in path[:-1]:
+        inner = given.get(name)
+        if not isinstance(inner, dict):
+            return None
+        if PRIVATE_MARK in inner:
+            return None, True
+        given = inner
+    return shown_text(given, path[-1])
+
+
+def _read(payload: Any) -> dict[str, Any]:
+    given = payload_of(payload)
+    counts = {name: shown_count(given, name) for name in _COUNTS_OF_READ}
+    if "job_id" in given and "events" not in given:
+        counts["jobs"] = 1
+    return {"actor": shown_text(given, ACTOR), "read": {"route": _string(given, "route"), **counts}}
+
+
+def _trace_ms(seconds: Any) -> int | None:
+    is_time = type(seconds) in (int, float) and abs(seconds) <= TRACE_SECONDS_MAX
+    return int(seconds * 1000 + (0.5 if seconds > 0 else -0.5)) if is_time else None
+
+
+def _string(given: Mapping[str, Any], name: str) -> str | None:
+    value = given.get(name)
+    return value[:TEXT_CHARACTERS_MAX] if isinstance(value, str) else None
+
+
+def shown_text(given: Mapping[str, Any], name: str) -> Shown | None:
+    """What a table shows of a value: a string as it is, another value as JSON, nothing of a private one."""
+    value = given.get(name)
+    if value is None:
+        return None
+    shown = value if isinstance(value, str) else _json(value)
+    is_private = isinstance(value, dict) and _PRIVATE_BEGIN in shown
+    return None if is_private else shown[:TEXT_CHARACTERS_MAX], is_private
+
+
+def shown_count(given: Mapping[str, Any], name: str) -> int:
+    """What a table adds up of a value: a count up to ``COUNT_MAX``, of anything else nothing."""
+    value = given.get(name)
+    return value if type(value) is int and 0 <= value <= COUNT_MAX else 0
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
 _SPANS: Final = {"queue": ("created", "accepted"), "run": ("accepted", "ended"), "total": ("created", "ended")}
 """Durations of a job, and the moments that each lies between."""
 _OF_WORK: Final = frozenset(("EXECUTE", "DISPATCH", "WORKFLOW_COMPLETE"))
@@ -43,7 +283,7 @@ _JOB: Final = pa.schema(
 
 
 def fold(facts: DataFrame, clock: Clock) -> DataFrame:
-    """One row a job of ``pipeline.report.facts``, with moments and durations in milliseconds of ``clock``."""
+    """One row a job of ``pipeline.report.jobs``, with moments and durations in milliseconds of ``clock``."""
     by_job = facts.select("tenant_id", "job_id", "seq", "fact").repartition("tenant_id", "job_id")
     return by_job.sortWithinPartitions("tenant_id", "job_id").mapInArrow(partial(_folded, clock), ddl_of(_JOB))
 

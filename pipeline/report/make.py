@@ -21,8 +21,7 @@ from ledger.errors import InvalidInputError
 from ledger.facts.statuses import STATUSES
 from pipeline.report import access, tables
 from pipeline.report import folder as files
-from pipeline.report.facts import before_end, facts
-from pipeline.report.jobs import fold
+from pipeline.report.jobs import before_end, facts, fold
 from pipeline.report.page import write_page
 from pipeline.report.period import Asked, Clock, Period, choose_clock, choose_period, moment_text
 from pipeline.report.tables import OUTCOMES, PERCENTILES, SPANS

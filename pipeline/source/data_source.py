@@ -32,8 +32,7 @@ from ledger.errors import ConfigurationError, DatabaseWentBackError
 from ledger.verification.verdict import is_number
 from pipeline.arrow import INTEGERS
 from pipeline.places import NAMED_BY, place_of
-from pipeline.places.connection import Dsn
-from pipeline.places.postgres import OpenPostgres, PostgresPlace
+from pipeline.places.postgres import Dsn, OpenPostgres, PostgresPlace
 from pipeline.places.protocol import ROWS_A_PIECE, Facts, Piece, Place, Times
 from pipeline.source import ROW_COLUMNS, ddl, entry_rows, in_tasks, open_pieces
 

@@ -36,7 +36,7 @@ from ledger.verification.range_fold import tasks as tasks_of
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import KINDS, Break, Verdict
 from pipeline import arrow
-from pipeline.archive.judging import broken
+from pipeline.archive.reader import broken
 from pipeline.arrow import ddl_of
 from pipeline.places import OpenPlace, Piece
 from pipeline.places.protocol import ROWS_A_PIECE

@@ -16,7 +16,7 @@ from app.runtime.settings.config import Settings
 from ledger.exit_code import ExitCode
 from objects.store import ArchiveStore
 from pipeline.archiving import Archived, Run
-from pipeline.archiving.postgres import Ledger
+from pipeline.archiving.filing import Ledger
 from signing import private_keys
 from signing.keys import Keyring
 from tests.app.chains import Chains, until

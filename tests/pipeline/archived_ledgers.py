@@ -10,7 +10,7 @@ from typing import Any
 from objects.store import ArchiveStore
 from pipeline.archiving import Archived, FileAll, Run
 from pipeline.archiving.filing import FileTask, Outcome, file_each
-from pipeline.archiving.postgres import Ledger as PostgresLedger
+from pipeline.archiving.filing import Ledger as PostgresLedger
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring
 from signing.private_keys import FileSigner

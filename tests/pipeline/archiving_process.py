@@ -12,7 +12,7 @@ from typing import Any
 
 from objects.store import ArchiveStore
 from pipeline.archiving import Run
-from pipeline.archiving.postgres import Ledger
+from pipeline.archiving.filing import Ledger
 from signing.keys import Keyring
 from tests.ledger.ledger_in_memory import SIGNER
 from tests.pipeline.archived_ledgers import file_here

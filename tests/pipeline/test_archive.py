@@ -23,13 +23,12 @@ from ledger.errors import ArchiveUnavailableError, ConfigurationError
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from objects.store import ArchiveStore
-from pipeline.archive import parquet
-from pipeline.archive.manifest import FileName, Manifest, month_after, month_of, open_manifest
+from pipeline.archive import FileName, Manifest, month_after, month_of, open_manifest, parquet
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
 from pipeline.archiving import Run, plan
 from pipeline.archiving.filing import FileTask, Outcome, UnjudgedBreak, file_each
+from pipeline.archiving.filing import Ledger as PostgresLedger
 from pipeline.archiving.plan import Stretch, cut
-from pipeline.archiving.postgres import Ledger as PostgresLedger
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring
 from tests.conftest import Database
@@ -195,7 +194,7 @@ async def test_a_ledger_whose_columns_were_altered_is_not_archived(database: Dat
 
 async def test_rows_come_from_the_database_a_few_at_a_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     await store(database, ledger_of("acme", days(100)))
-    monkeypatch.setattr("pipeline.places.connection.BATCH_BYTES_HINT", 4000)
+    monkeypatch.setattr("pipeline.places.postgres.BATCH_BYTES_HINT", 4000)
     with PostgresLedger.connected(database.service_url) as ledger:
         counts = [batch.num_rows for batch in ledger.range_reader("acme", 5, 90).entries()]
         assert (sum(counts), max(counts) < 20) == (86, True)

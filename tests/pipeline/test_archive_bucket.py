@@ -9,8 +9,7 @@ import pytest
 
 from ledger.errors import ArchiveUnavailableError
 from objects.store import ArchiveStore
-from pipeline.archive.judging import verify_tenant
-from pipeline.archive.reader import tenants_of
+from pipeline.archive.reader import tenants_of, verify_tenant
 from tests.conftest import Database
 from tests.pipeline.archived_ledgers import RING, archive_at, archive_here, content_of, days, ledger_of, store
 from tests.pipeline.bucket_server import BucketServer, bucket_server

@@ -21,9 +21,8 @@ from ledger.exit_code import ExitCode, exit_code_of_bundle
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.verdict import Head
 from objects.store import ArchiveStore
-from pipeline.archive.judging import verify_tenant
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
-from pipeline.archive.reader import tenants_of
+from pipeline.archive.reader import tenants_of, verify_tenant
 from pipeline.places import parse_place
 from pipeline.places.protocol import Times
 from pipeline.source import open_pieces

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from objects.store import ArchiveStore
 from pipeline.archiving import Run
+from pipeline.archiving.filing import Ledger as PostgresLedger
 from pipeline.archiving.filing import file_on
-from pipeline.archiving.postgres import Ledger as PostgresLedger
 from signing import private_keys
 from signing.keys import Keyring
 from tests.app.chains import until

@@ -19,11 +19,11 @@ from ledger.errors import ChainDamagedError, InvalidInputError, LedgerError, Not
 from ledger.exit_code import ExitCode, exit_code_of_error
 from objects.store import ArchiveStore
 from pipeline.archiving import Run
-from pipeline.archiving.postgres import Ledger as PostgresLedger
+from pipeline.archiving.filing import Ledger as PostgresLedger
 from pipeline.diff import Diff, diff
 from pipeline.keys import Signers
 from pipeline.places import parse_place
-from pipeline.places.connection import Connection
+from pipeline.places.postgres import Connection
 from signing import private_keys
 from signing.keys import Keyring
 from tests.app.bundles import bundle_of, checkpoint_of, store

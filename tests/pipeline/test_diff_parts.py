@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.chain.conflict import Event, conflict_hlc
-from pipeline.diff.chains import Meeting, chains_of, meet
-from pipeline.diff.events import event_id
+from pipeline.diff.events import Meeting, chains_of, event_id, meet
 from pipeline.diff.repair import SeqRange, cover
 from pipeline.places import parse_place
 from tests.app.bundles import bundle_of, store
@@ -35,7 +34,7 @@ def met(folder: Path, one: Ledger, other: Ledger) -> Meeting:
 def test_the_first_entry_in_which_two_chains_differ_is_found_by_halving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seq: int, links_at_once: int
 ) -> None:
-    monkeypatch.setattr("pipeline.diff.chains.LINKS_AT_ONCE", links_at_once)
+    monkeypatch.setattr("pipeline.diff.events.LINKS_AT_ONCE", links_at_once)
     rewritten = build(120)
     rewritten.entry(seq)["payload"] = rewritten.entry(seq)["payload"][:-1] + ',"zz":"rewritten"}'
     rewritten.relink()

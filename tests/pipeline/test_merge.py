@@ -28,12 +28,12 @@ from ledger.errors import (
 )
 from ledger.exit_code import ExitCode, exit_code_of_bundle
 from ledger.hlc import Hlc
-from pipeline.cli.bundles import _print_refused
+from pipeline.cli.copies import _print_refused
 from pipeline.keys import Signers
 from pipeline.merge import SETTINGS, Merged, merge, workplace
 from pipeline.merge.deciding import decided
 from pipeline.merge.taking import TakenBundle, _taken, take
-from pipeline.own_folder import MARKER
+from pipeline.spark import MARKER
 from signing.bundle.judging import refuse_unless_trusted
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import own_folder as module
-from pipeline.own_folder import MARKER, own_folder
+from pipeline import spark as module
+from pipeline.spark import MARKER, own_folder
 
 PREFIX = "tally-run-"
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from pipeline.own_folder import own_folder
+from pipeline.spark import own_folder
 
 with own_folder(Path(sys.argv[1]), sys.argv[2]) as folder:
     (folder / "large").mkdir()

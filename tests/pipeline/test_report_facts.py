@@ -11,7 +11,7 @@ import pytest
 from ledger import canonical
 from ledger.chain.conflict import Event, conflict_hlc, conflict_payload
 from ledger.private_fields import PRIVATE_MARK
-from pipeline.report.facts import COLUMNS, TEXT_CHARACTERS_MAX, _facts, decode_fact
+from pipeline.report.jobs import COLUMNS, TEXT_CHARACTERS_MAX, _facts, decode_fact
 
 HLC = (1_795_000_000_000, 2, "node-1")
 SEALED = {PRIVATE_MARK: {"key": "k1", "sealed": "c2VjcmV0"}}

@@ -22,9 +22,8 @@ from ledger.facts.events import JOB_EVENTS
 from ledger.machines.jobs import JobFold, status
 from ledger.private_fields import PRIVATE_MARK
 from pipeline.report import tables
-from pipeline.report.facts import COLUMNS, facts
 from pipeline.report.folder import rows_of
-from pipeline.report.jobs import fold
+from pipeline.report.jobs import COLUMNS, facts, fold
 from pipeline.report.make import Made, make
 from pipeline.report.period import Asked, Clock, Period, choose_period
 from pipeline.source import ddl

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from app.store.chain_reader import consistent_reader
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS
-from pipeline.archiving.postgres import Ledger
+from pipeline.archiving.filing import Ledger
 from pipeline.places import OpenPlace, Piece, Times, parse_place
-from pipeline.places.connection import Dsn
+from pipeline.places.postgres import Dsn
 from pipeline.places.protocol import SEQ_MAX, SEQ_MIN
 from pipeline.source import ROW_COLUMNS, entries, in_tasks, open_pieces
 from tests.app.chain_builder import insert

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from app.store.chain_reader import consistent_reader
 from ledger.verification import verify as verify_here
 from objects.store import ArchiveStore
-from pipeline.archive.judging import verify_tenant
+from pipeline.archive.reader import verify_tenant
 from pipeline.places import parse_place
 from pipeline.places.archive import ArchivePlace
 from pipeline.verify import verify

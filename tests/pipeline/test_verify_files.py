@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from app.share.bundle.verify import verify_file
 from ledger.errors import InvalidInputError, SignatureError
 from objects.store import ArchiveStore
-from pipeline.archive.judging import verify_tenant
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA
+from pipeline.archive.reader import verify_tenant
 from pipeline.places import parse_place
 from pipeline.places.archive import ArchivePlace
 from pipeline.verify import Verified, verify, verify_bundles

@@ -1,0 +1,387 @@
+"""``tally pipeline archive``, ``unpack``, ``merge`` and ``diff``: archives and bundles that are made of ledgers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from ledger.errors import (
+    ArchiveInvalidError,
+    InvalidInputError,
+    MergeRefusedError,
+    TenantNotFoundError,
+    UnknownKeyError,
+)
+from ledger.exit_code import ExitCode, exit_code_of_error, gravest
+from pipeline.cli.options import (
+    ARCHIVE_HELP,
+    ARCHIVE_VARIABLE,
+    Archive,
+    Dsn,
+    Keys,
+    Master,
+    RequiredKeys,
+    SigningKey,
+    Tenants,
+    load_keys,
+    no_dsn,
+)
+from pipeline.cli.running import running, shown
+from pipeline.keys import open_signer, open_signers
+from signing.keys import Keyring
+from terminal.outcome import CommandExit, counted, err, fail, out, print_json, tell
+from terminal.program import Json
+
+if TYPE_CHECKING:
+    from ledger.verification.verdict import Break
+    from pipeline.archiving import Archived
+    from pipeline.archiving.filing import FileAll
+
+Destination = Annotated[
+    str | None,
+    typer.Option("--dest", metavar="URL", envvar=ARCHIVE_VARIABLE, show_default="archive.url", help=ARCHIVE_HELP),
+]
+
+
+def named_archive(option: str, url: str | None) -> str:
+    """The URL that an option, or the setting ``archive.url``, names.
+
+    Raises:
+        InvalidInputError: neither does.
+    """
+    if not url:
+        raise InvalidInputError(f"name the place of the archive: {option} URL, or the setting archive.url")
+    return url
+
+
+def archive(
+    dest: Destination = None,
+    dsn: Dsn = None,
+    tenants: Tenants = None,
+    keys: Keys = None,
+    signing_key: SigningKey = None,
+    master: Master = None,
+    as_json: Json = False,
+) -> None:
+    """Archive what is chained and signed, and not archived yet.
+
+    Entries go to Parquet files by tenant and month, snapshots beside them; a
+    manifest, signed with --signing-key, names the digest of every file. Rows
+    are checked on their way: a tenant whose rows do not hold gets no manifest.
+    Nothing is ever overwritten. A run that was killed is finished by the next.
+    What no snapshot signs yet is left for the next run, and counted.
+
+    Credentials of a bucket come from the environment, such as
+    AWS_ACCESS_KEY_ID. Snapshots and checkpoints must be signed by a key of
+    --keys or --signing-key; without --keys, by one that the ledger publishes.
+
+    \b
+    Exit codes: 0 all is archived; 2 rows, or the archive, do not hold;
+    4 something was signed by a key that is not known; 1 anything else.
+
+    \b
+    Examples:
+      tally pipeline archive --dest /backup/ledger
+      tally pipeline archive --dest s3://ledger-archive/prod --tenant acme
+    """
+    dest = named_archive("--dest", dest)
+    if not dsn:
+        raise no_dsn("name the ledger: --dsn postgresql://...")
+    from objects.store import ArchiveStore
+    from pipeline.archiving import Run
+    from pipeline.archiving.filing import Ledger, file_on
+    from pipeline.places import place_of
+
+    place_of("--dsn", dsn)
+    signer = open_signer(signing_key)
+    held = load_keys(keys) if keys else None
+    store = ArchiveStore(dest)
+    with Ledger.connected(dsn) as ledger, ExitStack() as stack:
+        # Whoever names keys believes no other: those in the database may be anybody's who can write there.
+        trusted = held if held is not None else ledger.published_keys()
+        keyring = Keyring([signer.public_key, *trusted], () if held is None else held.log_verifier_keys)
+
+        @cache
+        def file_all() -> FileAll:  # Spark starts once there is a file to be made.
+            spark = stack.enter_context(running("archive", master))
+            filed = spark.sparkContext.accumulator(0)
+            stack.enter_context(shown(spark, "archiving", filed))
+            return file_on(spark, dsn, dest, filed)
+
+        done = Run(ledger, store, signer, keyring, lambda names: file_all()(names)).archive(tenants)
+    if as_json:
+        broken = [None if each.first_break is None else each.first_break._asdict() for each in done]
+        tenants_done = [{**each._asdict(), "first_break": first} for each, first in zip(done, broken, strict=True)]
+        print_json({"archive": dest, "tenants": tenants_done})
+    else:
+        _print(done)
+    raise CommandExit(gravest(_exit_code(each.first_break) for each in done))
+
+
+def _exit_code(found: Break | None) -> ExitCode:
+    from pipeline.archiving.filing import UnjudgedBreak
+
+    if found is None:
+        return ExitCode.FINE
+    return ExitCode.UNKNOWN_KEY if isinstance(found, UnjudgedBreak) else ExitCode.TAMPERED
+
+
+def _print(done: list[Archived]) -> None:
+    for each in done:
+        if each.to_seq >= each.from_seq:
+            out.print(
+                f"{each.tenant_id}: {counted(each.to_seq - each.from_seq + 1, 'entry', 'entries')} archived, "
+                f"seq {each.from_seq:,} to {each.to_seq:,}, in {counted(each.files, 'file')} of {each.bytes:,} bytes",
+                markup=False,
+            )
+        elif each.first_break is None:
+            out.print(f"{each.tenant_id}: nothing new, archived up to seq {each.to_seq:,}", markup=False)
+        if each.unsigned:
+            left = counted(each.unsigned, "entry", "entries")
+            out.print(f"{each.tenant_id}: {left} left, which no snapshot signs yet: see tally snapshot", markup=False)
+        if each.first_break is not None:
+            err.print("[bold red]broken:[/] ", end="")
+            err.print(
+                f"{each.tenant_id}: {each.first_break.kind} at seq {each.first_break.seq:,}, "
+                f"{each.first_break.detail}; nothing behind seq {each.to_seq:,} is archived",
+                markup=False,
+            )
+
+
+def unpack(
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder that the bundles go to.")],
+    url: Archive = None,
+    tenants: Tenants = None,
+    keys: Keys = None,
+    signing_key: SigningKey = None,
+    as_json: Json = False,
+) -> None:
+    """Turn an archive into bundles, TENANT.bundle.tar each.
+
+    Every tenant is verified first, against --keys and --signing-key; what does
+    not hold, or was signed by another key, is named and not written; the others
+    are. A bundle has the rows, links and snapshots of the archive, and a
+    manifest that --signing-key signs. It needs no Spark.
+
+    \b
+    Exit codes: 0 written; 2 the archive does not hold; 4 a key that signed it
+    is not known; 1 anything else.
+
+    \b
+    Examples:
+      tally pipeline unpack --archive s3://ledger-archive/prod --out bundles/
+      tally pipeline unpack --archive /backup/ledger --out . --tenant acme --keys trusted/
+    """
+    url = named_archive("--archive", url)
+    from objects.store import ArchiveStore
+    from pipeline.archive.reader import tenants_of
+    from pipeline.archive.reader import unpack as unpack_tenant
+
+    signer, store = open_signer(signing_key), ArchiveStore(url)
+    held = load_keys(keys or ())
+    keyring = Keyring([signer.public_key, *held], held.log_verifier_keys)
+    wanted = tenants or tenants_of(store)
+    if not wanted:
+        raise TenantNotFoundError(f"there is no archive at {url}")
+    output.mkdir(parents=True, exist_ok=True)
+    written, codes = [], [ExitCode.FINE]
+    for tenant_id in wanted:
+        try:
+            each = asyncio.run(unpack_tenant(store, tenant_id, output, keyring, signer))
+        except (ArchiveInvalidError, TenantNotFoundError, UnknownKeyError) as error:
+            codes.append(exit_code_of_error(error))
+            fail(str(error))
+            continue
+        written.append(each)
+        if not as_json:
+            entries, snapshots = counted(each.to_seq, "entry", "entries"), counted(each.snapshots, "snapshot")
+            out.print(f"{each.file}: {entries} and {snapshots} of {tenant_id}", markup=False)
+    if as_json:
+        print_json({"bundles": [{**each._asdict(), "file": str(each.file)} for each in written]})
+    raise CommandExit(gravest(codes))
+
+
+_OUT_HELP: Final = "Where the merged bundle goes; a folder when it is one, ends in /, or there are several bundles."
+_ORIGIN_DEFAULT: Final = "merge/ and the digest of what went in"
+_ORIGIN_HELP: Final = "Name of the log that the merged chain is of, without the tenant."
+
+
+def merge(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles, in any order.")],
+    output: Annotated[str, typer.Option("--out", "-o", metavar="FILE|DIR", help=_OUT_HELP)],
+    keys: RequiredKeys,
+    signing_key: SigningKey = None,
+    log_origin: Annotated[
+        str | None,
+        typer.Option("--log-origin", metavar="ORIGIN", show_default=_ORIGIN_DEFAULT, help=_ORIGIN_HELP),
+    ] = None,
+    master: Master = None,
+    as_json: Json = False,
+) -> None:
+    """Merge bundles into one a tenant: what an import of all of them would leave in an empty ledger.
+
+    Every bundle is verified wholly first; if one of them does not hold, or
+    was signed by a key that --keys does not name, nothing is written. Events
+    that are in several bundles are kept once, in the order of their HLCs;
+    of two that claim one HLC both are kept, and listed. Each entry keeps the
+    place where it was chained first. The same bundles named in any order
+    give the same file.
+
+    \b
+    Exit codes: 0 merged; 2 a bundle does not hold; 4 it was not signed by a
+    key in --keys; 1 anything else.
+
+    \b
+    Examples:
+      tally pipeline merge sites/*.tar --keys trusted/ -o merged/
+      tally pipeline merge acme/*.tar --keys trusted/ -o acme.bundle.tar --json
+    """
+    from pipeline.merge import SETTINGS
+    from pipeline.merge import merge as merge_bundles
+
+    keyring, signers = load_keys(keys), open_signers(signing_key)
+    with running("merge", master, SETTINGS) as spark:
+        try:
+            merged = merge_bundles(
+                spark,
+                [os.path.abspath(file) for file in files],
+                keyring,
+                Path(output),
+                signers,
+                is_folder=output.endswith(os.sep),
+                log_origin=log_origin,
+                stage=lambda what, counter: shown(spark, what, counter),
+            )
+        except MergeRefusedError as error:
+            _print_refused(error, as_json=as_json)
+            raise CommandExit(gravest(ExitCode(bundle["exit_code"]) for bundle in error.bundles)) from None
+    told = merged.to_json()
+    tell(told, *_lines_of_merge(told), as_json=as_json)
+
+
+def _print_refused(error: MergeRefusedError, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"refused": list(error.bundles)})
+    for bundle in error.bundles:
+        err.print("[bold red]refused:[/] ", end="")
+        err.print(bundle["error"], markup=False)
+    err.print("nothing was written")
+
+
+def _lines_of_merge(told: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"{counted(len(told['inputs']), 'bundle')}, {counted(told['entries'], 'entry', 'entries')}: "
+        f"{told['merged']:,} merged, {told['duplicates']:,} in more than one bundle, "
+        f"{counted(told['conflict_count'], 'conflict')}"
+    )
+    for conflict in told["conflicts"]:
+        yield (
+            f"conflict: two events of tenant {conflict['tenant_id']} have HLC {conflict['hlc']}; job "
+            f"{conflict['job_id']} has one, kept under {conflict['conflict_hlc']}"
+        )
+    if unlisted := told["conflict_count"] - len(told["conflicts"]):
+        yield f"and {counted(unlisted, 'conflict')} more"
+    for bundle in told["bundles"]:
+        yield (
+            f"{bundle['file']}: tenant {bundle['tenant_id']} of log {bundle['log_origin']}, "
+            f"{counted(bundle['entry_count'], 'entry', 'entries')}, {bundle['bytes']:,} bytes"
+        )
+        yield f"SHA-256 {bundle['sha256']}"
+
+
+A_LEDGER = "postgresql://..., an archive or a bundle file."
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help=A_LEDGER)],
+    b: Annotated[str, typer.Argument(metavar="B", help=A_LEDGER)],
+    tenants: Tenants = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Write what each side lacks as bundles: DIR/to-a, DIR/to-b."),
+    ] = None,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="Believe no stored tree or digest: compute them from the rows, all of them.")
+    ] = False,
+    signing_key: SigningKey = None,
+    master: Master = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two ledgers: regions, a ledger and its archive, a ledger and a bundle.
+
+    Where the stored trees say that both are one history, that is all that is
+    read. Chains of different logs are compared as sets of events, by digests
+    of time ranges first. With --out, what each side lacks is written as
+    bundles: imported there, the two have the same events.
+
+    \b
+    Exit codes: 0 the same events; 3 one side lacks some; 2 both are one log
+    and part all the same, or rows that were to leave as a bundle are damaged;
+    1 anything else.
+
+    \b
+    Examples:
+      tally pipeline diff postgresql://eu/tallystick postgresql://us/tallystick
+      tally pipeline diff postgresql://eu/tallystick acme.bundle.tar -t acme
+      tally pipeline diff postgresql://eu/tallystick postgresql://us/tallystick --out repair/
+    """
+    from pipeline.diff import diff as compare
+    from pipeline.places import parse_place
+
+    signer = None if output is None else open_signers(signing_key).signer
+    places = parse_place(a), parse_place(b)
+    with running("diff", master) as spark, places[0].open() as of_a, places[1].open() as of_b:
+        found = compare(
+            spark,
+            of_a,
+            of_b,
+            tenants=tenants or (),
+            by_rows=rows,
+            output=output,
+            signer=signer,
+            stage=lambda what: shown(spark, what),
+        )
+    told = {"a": str(places[0]), "b": str(places[1]), **found.to_json()}
+    tell(told, *_lines_of_diff(told), as_json=as_json)
+    raise CommandExit(found.exit_code)
+
+
+def _lines_of_diff(told: dict[str, Any]) -> Iterator[str]:
+    for tenant in told["tenants"]:
+        yield from _lines_of_tenant(tenant)
+    for bundle in told["bundles"]:
+        yield (
+            f"{bundle['file']}: for {bundle['lacking']}, seq {bundle['from_seq']:,} to {bundle['to_seq']:,} of tenant "
+            f"{bundle['tenant_id']}, {bundle['bytes']:,} bytes"
+        )
+    yield "the same events" if told["equal"] else "not the same events"
+
+
+def _lines_of_tenant(tenant: dict[str, Any]) -> Iterator[str]:
+    by = "by its tree" if tenant["compared"] == "merkle" else "by ranges of time"
+    only = f"{tenant['only_in_a']:,} only in a, {tenant['only_in_b']:,} only in b"
+    yield f"{tenant['tenant_id']}: {'the same events' if tenant['equal'] else only}, {by}"
+    first = tenant["first_difference"]
+    if first is not None and first["seq"] > 1:
+        yield f"  the chains are the same up to seq {first['seq'] - 1:,}, and differ from there on"
+    if tenant["forked_log"] is not None:
+        yield (
+            f"  both are the log {tenant['forked_log']}: one of the two was rewritten or went on from a copy, which no "
+            "import mends, so no bundle is written"
+        )
+    for conflict in tenant["conflicts"]:
+        yield (
+            f"  conflict: two events have HLC {conflict['hlc']}, seq {conflict['seq_a']:,} of a and "
+            f"{conflict['seq_b']:,} of b"
+        )
+    if unlisted := tenant["conflict_count"] - len(tenant["conflicts"]):
+        yield f"  and {counted(unlisted, 'conflict')} more"
+    if tenant["unsigned"]:
+        yield f"  {counted(tenant['unsigned'], 'entry is', 'entries are')} not signed yet, and in no bundle"
