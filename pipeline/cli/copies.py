@@ -32,9 +32,10 @@ from pipeline.cli.options import (
     Tenants,
     load_keys,
     no_dsn,
+    open_signer,
+    open_signers,
 )
 from pipeline.cli.running import running, shown
-from pipeline.keys import open_signer, open_signers
 from signing.keys import Keyring
 from terminal.outcome import CommandExit, counted, err, fail, out, print_json, tell
 from terminal.program import Json

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from os import environ
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
-from ledger.errors import InvalidInputError
-from signing.keys import Keyring
+from ledger.errors import ConfigurationError, InvalidInputError
+from ledger.secret_text import secret_text
+from signing import private_keys
+from signing.keys import ED25519, Keyring, Signer
+from signing.private_keys import FileSigner
 from terminal.program import KEYS_HELP
+
+if TYPE_CHECKING:
+    from pipeline.merge.deciding import Signers
+
 
 DSN_VARIABLE: Final = "TALLY_PIPELINE_DSN"
 """``tally pipeline`` puts the local service's database here."""
@@ -71,6 +78,42 @@ def load_keys(paths: Sequence[Path]) -> Keyring:
     return Keyring.merged([Keyring.load(path) for path in paths])
 
 
+PIN_VARIABLE: Final = "TALLY_PIPELINE_SIGNING_PIN"
+"""Where the PIN of an HSM comes from."""
+
+
+def open_signers(uri: str | None) -> Signers:
+    """The signers that ``uri`` names, as ``signing.key_uri`` does. None is made; of a P-256 key in a file the Ed25519
+    key beside it signs checkpoints.
+
+    Raises:
+        ConfigurationError: there is none, or it cannot be used for checkpoints.
+        SigningUnavailableError: a signer outside of files does not answer.
+    """
+    from pipeline.merge.deciding import Signers
+
+    signer = open_signer(uri)
+    if signer.public_key.algorithm == ED25519:
+        return Signers(signer, signer)
+    if not isinstance(signer, FileSigner):
+        raise ConfigurationError(f"checkpoints are signed with {ED25519}, and {uri} is another kind of key")
+    return Signers(signer, private_keys.log_signer(signer, may_generate=False))
+
+
+def open_signer(uri: str | None) -> Signer:
+    """The signer that ``uri`` names, for statements alone; raises as ``open_signers``."""
+    if not uri:
+        raise ConfigurationError("name the key to sign with: --signing-key file:PATH")
+    return private_keys.fetch(uri, _pin) if private_keys.is_remote(uri) else private_keys.load(uri)
+
+
+def _pin() -> str:
+    pin = secret_text(os.environ.get(PIN_VARIABLE, ""), PIN_VARIABLE)
+    if not pin:  # A token counts wrong PINs, so none is guessed.
+        raise ConfigurationError(f"{PIN_VARIABLE} is not set, and the HSM that holds the signing key asks for its PIN")
+    return pin
+
+
 class NamedPlace(NamedTuple):
     """Where a command reads from, as its options say."""
 
@@ -112,5 +155,5 @@ def named_place(
 
 def no_dsn(asked: str) -> InvalidInputError:
     """The error to raise where no database is named; with what is known of why the local service has none."""
-    reason = environ.get(NO_DSN_VARIABLE)
+    reason = os.environ.get(NO_DSN_VARIABLE)
     return InvalidInputError(f"{asked} ({reason})" if reason else asked)

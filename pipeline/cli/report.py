@@ -17,7 +17,7 @@ import typer
 from ledger.errors import ConfigurationError, InvalidInputError, NotFoundError
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Master, MoreBundles, NamedPlace, Tenants, named_place
 from pipeline.cli.running import InterruptedBySignalError, running, shown
-from pipeline.report.period import Asked, Clock, asked, duration_text, parse_duration, width_text
+from pipeline.report import Asked, Clock, asked, duration_text, parse_duration, width_text
 from terminal.outcome import counted, err, tell
 from terminal.program import Json
 

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ledger.bundle.merge import set_digest
 from ledger.errors import InvalidInputError, MergeRefusedError
-from pipeline.keys import Signers
-from pipeline.merge.deciding import MergeCounts, MergedBundle, decided, link, partitions_of
+from pipeline.merge.deciding import MergeCounts, MergedBundle, Signers, decided, link, partitions_of
 from pipeline.merge.taking import TakenBundle, bundles_of, take
 from pipeline.spark import own_folder
 from signing.keys import Keyring

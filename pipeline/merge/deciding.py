@@ -27,11 +27,10 @@ from ledger.chain.conflict import Event
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
 from pipeline.arrow import ddl_of, rows_of, schema_of
-from pipeline.keys import Signers
 from signing.bundle.reader import BundleReader
 from signing.bundle.writer import OwnChainBundle, OwnEntry
 from signing.files import whole_file
-from signing.keys import Keyring
+from signing.keys import Keyring, Signer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -127,6 +126,13 @@ NODE_ID: Final = "merge"
 """What merged bundles name as the node that exported them: none did."""
 CONFLICTS_LISTED_MAX: Final = 1000
 """Conflicts that are listed; all are counted and kept."""
+
+
+class Signers(NamedTuple):
+    """``signer`` signs statements, ``log_signer``, which is of Ed25519, checkpoints."""
+
+    signer: Signer
+    log_signer: Signer
 
 
 class MergedBundle(NamedTuple):

@@ -1,7 +1,285 @@
 """Job analytics over a period: tables, headline numbers and one page, from the entries of any number of tenants.
 
-Entries are read once. What they say of jobs becomes one row a job (``said``, ``fold``), that with the clock of the
-report what happened to it and when (``jobs``), and that the tables (``tables``). Who sent them, and what
-the ledger recorded of reads, acts and refusals, becomes tables too (``access``). The tables are written as Parquet; the
-CSV files, the headline numbers and the page are made from what was written, without Spark.
+Entries are read once. What they say of jobs becomes one row a job, that with the clock of the report what happened to
+it and when (``jobs``), and that the tables (``tables``). Who sent them, and what the ledger recorded of reads, acts and
+refusals, becomes tables too (``access``). The tables are written as Parquet; the CSV files, the headline numbers and
+the page are made from what was written, without Spark.
+
+Here is the period that a report is about: its clock, its bounds and the windows it is cut into. Pure.
+
+Two clocks can tell when a thing happened. ``hlc`` is the ledger's own: when an event was recorded. ``trace`` is that of
+a trace that was replayed: ``trace_time`` in the payload, in seconds since the trace began; the ledger's clock then only
+says how fast the replay was. They cannot be mixed on one axis, so a report is wholly on one of them:
+
+- a bound says which: an RFC 3339 time or an HLC is one of the ledger, a plain number one of the trace;
+- else the trace's is taken if every job event carries one, since then nothing was recorded as it happened.
+
+Invariants::
+
+    start_ms < end_ms        1 <= (end_ms - first_window_ms) / window_ms <= WINDOWS_MAX        known_ms <= end_ms
 """
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from ledger.errors import InvalidInputError
+from ledger.hlc import Hlc
+
+WINDOWS_MAX: Final = 400
+"""Most windows of a report; a plot of more cannot be read."""
+WINDOWS_AIMED: Final = 60
+"""About how many windows are made when the width is not given."""
+
+SECOND_MS: Final = 1000
+MINUTE_MS: Final = 60 * SECOND_MS
+HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
+WEEK_MS: Final = 7 * DAY_MS
+
+_WIDTHS_MS: Final = (
+    *(SECOND_MS * n for n in (1, 2, 5, 10, 30)),
+    *(MINUTE_MS * n for n in (1, 2, 5, 10, 30)),
+    *(HOUR_MS * n for n in (1, 2, 6, 12)),
+    *(DAY_MS * n for n in (1, 2)),
+    *(WEEK_MS * n for n in (1, 2, 4, 13, 52)),
+)
+_MONDAY_MS: Final = 4 * DAY_MS
+"""1970-01-05 was a Monday: windows of whole weeks begin on one."""
+_UNITS_MS: Final = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS, "w": WEEK_MS}
+_DURATION: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(ms|s|m|h|d|w)")
+_NUMBER: Final = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,6})?")
+_MOMENT_MAX: Final = 10**17
+"""In milliseconds; no report reaches further, so that widths and sums stay small."""
+
+
+class Clock(StrEnum):
+    """The clock a report is on."""
+
+    HLC = "hlc"
+    TRACE = "trace"
+
+
+Bound = tuple[Clock, int]
+"""A bound of the period that was asked for, in milliseconds of its clock."""
+
+
+class Asked(NamedTuple):
+    """What of the period was asked for; the rest follows from the data."""
+
+    clock: Clock | None = None
+    start_ms: int | None = None
+    end_ms: int | None = None
+    window_ms: int | None = None
+
+
+class Period(NamedTuple):
+    """``start_ms <= t < end_ms``, in milliseconds since 1970 or since the trace began; windows lie end to end.
+
+    The first window may begin before the period, the last end after it. ``known_ms`` is how far the report knows: the
+    end, or where that lies ahead, the moment it was made. Jobs that are open are judged as of then.
+    """
+
+    clock: Clock
+    start_ms: int
+    end_ms: int
+    window_ms: int
+    first_window_ms: int
+    known_ms: int
+
+
+def parse_bound(option: str, text: str) -> Bound:
+    """The moment that ``text`` names: an RFC 3339 time, an HLC, or a number of seconds since the trace began.
+
+    Raises:
+        InvalidInputError: it is none of them, or too far away; the text names ``option``.
+    """
+    if _NUMBER.fullmatch(text):
+        return Clock.TRACE, round(float(text) * SECOND_MS)
+    try:
+        is_hlc = ":" in text and "-" not in text[:5]
+        at_ms = Hlc.parse(text).physical_ms if is_hlc else _rfc3339_ms(text)
+    except (ValueError, InvalidInputError):
+        raise InvalidInputError(
+            f"{option} {text[:100]!r} is no time: write 2026-01-31T00:00:00Z, an HLC, or seconds of a trace"
+        ) from None
+    if at_ms > _MOMENT_MAX:
+        raise InvalidInputError(f"{option} {text[:100]} lies millions of years away")
+    return Clock.HLC, at_ms
+
+
+def _rfc3339_ms(text: str) -> int:
+    moment = datetime.fromisoformat(text)
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * SECOND_MS)
+
+
+def parse_duration(option: str, text: str) -> int:
+    """Milliseconds of ``text``, such as 90s, 15m, 6h, 1d or 1w.
+
+    Raises:
+        InvalidInputError: it is no duration, or shorter than a millisecond; the text names ``option``.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise InvalidInputError(f"{option} {text[:100]!r} is no duration: write it as 90s, 15m, 6h, 1d or 1w")
+    duration_ms = round(float(match[1]) * _UNITS_MS[match[2]])
+    if duration_ms == 0:
+        raise InvalidInputError(f"{option} {text} is no time at all: the shortest is 1ms")
+    if duration_ms > _MOMENT_MAX:
+        raise InvalidInputError(f"{option} {text} reaches further than any report")
+    return duration_ms
+
+
+def asked(clock: Clock | None, start: str | None, end: str | None, window: str | None) -> Asked:
+    """What the options ask for; ``clock`` None leaves it to the bounds, or to the data.
+
+    Raises:
+        InvalidInputError: a value is malformed, or the bounds are of two clocks, or of another than ``clock``, or so
+            far apart that the windows would be too many.
+    """
+    bounds = [None if text is None else parse_bound(name, text) for name, text in (("--from", start), ("--to", end))]
+    clocks = {bound[0] for bound in bounds if bound is not None} | ({clock} if clock is not None else set())
+    if len(clocks) > 1:
+        raise InvalidInputError(
+            "--from, --to and --time must be of one clock: RFC 3339 times and HLCs are of --time hlc, plain seconds "
+            "of --time trace"
+        )
+    start_ms, end_ms = (None if bound is None else bound[1] for bound in bounds)
+    if start_ms is not None and end_ms is not None and start_ms >= end_ms:
+        raise InvalidInputError("--from must lie before --to")
+    window_ms = None if window is None else parse_duration("--window", window)
+    wanted = Asked(next(iter(clocks), None), start_ms, end_ms, window_ms)
+    if wanted.clock is not None and start_ms is not None and end_ms is not None:
+        choose_period(wanted, wanted.clock, start_ms, end_ms, end_ms)
+    return wanted
+
+
+def choose_clock(asked: Asked, events: int, events_in_trace: int) -> Clock:
+    """The clock asked for, else the trace's if all events carry its time."""
+    if asked.clock is not None:
+        return asked.clock
+    return Clock.TRACE if events and events == events_in_trace else Clock.HLC
+
+
+def choose_period(asked: Asked, clock: Clock, first_ms: int, last_ms: int, now_ms: int) -> Period:
+    """The period of a report on events from ``first_ms`` to ``last_ms``; it ends just after the last event.
+
+    ``now_ms`` is the moment the report is made, on the ledger's clock whichever ``clock`` is.
+
+    Raises:
+        InvalidInputError: the window is so short that there would be more than ``WINDOWS_MAX``, or all events lie
+            outside the bounds.
+    """
+    start_ms = first_ms if asked.start_ms is None else asked.start_ms
+    end_ms = last_ms + 1 if asked.end_ms is None else asked.end_ms
+    if start_ms >= end_ms:
+        after, before = "--from lies after the last", "--to lies before the first"
+        raise InvalidInputError(f"{after if asked.end_ms is None else before} job event there is")
+    if max(abs(start_ms), abs(end_ms)) > _MOMENT_MAX:
+        raise InvalidInputError("an event's time is millions of years away; bound the report with --from and --to")
+    window_ms = asked.window_ms or _width_for(end_ms - start_ms)
+    origin_ms = _MONDAY_MS if clock is Clock.HLC and window_ms % WEEK_MS == 0 else 0
+    first_window_ms = start_ms - (start_ms - origin_ms) % window_ms
+    count = -((first_window_ms - end_ms) // window_ms)
+    if count > WINDOWS_MAX:
+        raise InvalidInputError(
+            f"--window makes {count:,} windows of this period, at most {WINDOWS_MAX} can be shown: make it longer"
+        )
+    heard_ms = last_ms + 1 if clock is Clock.TRACE else max(last_ms + 1, now_ms)
+    return Period(clock, start_ms, end_ms, window_ms, first_window_ms, min(end_ms, heard_ms))
+
+
+def _width_for(span_ms: int) -> int:
+    longest_ms = -(-span_ms // (_WIDTHS_MS[-1] * WINDOWS_AIMED)) * _WIDTHS_MS[-1]
+    return next((width_ms for width_ms in _WIDTHS_MS if span_ms <= width_ms * WINDOWS_AIMED), longest_ms)
+
+
+# --- in words -------------------------------------------------------------------------------------
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS: Final = ((DAY_MS, "d"), (HOUR_MS, "h"), (MINUTE_MS, "min"), (SECOND_MS, "s"))
+_ROUND_FROM_DAYS: Final = 100
+NOTHING: Final = "–"
+
+
+def moment_text(at_ms: int, clock: Clock) -> str:
+    """A moment to the second: ``2026-11-21 13:45:07 UTC``, or ``day 12, 06:00:00`` of a trace."""
+    return _moment(at_ms, clock, "%Y-%m-%d %H:%M:%S UTC", "%H:%M:%S")
+
+
+def short_moment_text(at_ms: int, clock: Clock) -> str:
+    """A moment to the minute, for tables."""
+    return _moment(at_ms, clock, "%Y-%m-%d %H:%M", "%H:%M")
+
+
+def window_text(at_ms: int, width_ms: int, clock: Clock) -> str:
+    """Where a window begins, to the minute, or to the second where windows lie closer than minutes."""
+    if width_ms % MINUTE_MS == 0:
+        return short_moment_text(at_ms, clock)
+    return _moment(at_ms, clock, "%Y-%m-%d %H:%M:%S", "%H:%M:%S")
+
+
+def _moment(at_ms: int, clock: Clock, calendar: str, of_day: str) -> str:
+    if clock is Clock.TRACE:
+        day, rest_ms = divmod(at_ms, DAY_MS)
+        return f"day {day:,}, {(_EPOCH + timedelta(milliseconds=rest_ms)).strftime(of_day)}"
+    try:
+        return (_EPOCH + timedelta(milliseconds=at_ms)).strftime(calendar)
+    except OverflowError:
+        return f"{at_ms:,} ms after 1970"
+
+
+def duration_text(duration_s: float | None) -> str:
+    """A duration in its two largest units, ``3 d 4 h``; under a minute to three digits, ``1.25 s``, ``17 ms``."""
+    if duration_s is None:
+        return NOTHING
+    duration_ms = round(duration_s * 1000)
+    if duration_ms < SECOND_MS:
+        return f"{duration_ms} ms" if duration_ms else "0 s"
+    if duration_ms < MINUTE_MS:
+        return f"{duration_ms / SECOND_MS:.3g} s"
+    for at, (unit_ms, name) in enumerate(_UNITS):
+        if duration_ms < unit_ms:
+            continue
+        smaller_ms, smaller = _UNITS[at + 1]
+        count, rest = divmod(round(duration_ms / smaller_ms), unit_ms // smaller_ms)
+        if unit_ms == DAY_MS and count >= _ROUND_FROM_DAYS:
+            return f"{round(duration_ms / DAY_MS):,} d"
+        return f"{count:,} {name} {rest} {smaller}" if rest else f"{count:,} {name}"
+    raise AssertionError("a minute is longer than a minute")
+
+
+def width_text(width_ms: int) -> str:
+    """The width of a window: ``1 day``, ``6 hours``."""
+    for unit_ms, name in ((7 * DAY_MS, "week"), (DAY_MS, "day"), (HOUR_MS, "hour"), (MINUTE_MS, "minute")):
+        if width_ms % unit_ms == 0:
+            count = width_ms // unit_ms
+            return f"{count:,} {name}s" if count > 1 else f"1 {name}"
+    seconds = width_ms / SECOND_MS
+    return "1 second" if seconds == 1 else f"{seconds:g} seconds"
+
+
+def count_text(count: int | None) -> str:
+    """A count with its thousands apart."""
+    return NOTHING if count is None else f"{count:,}"
+
+
+def amount_text(amount: float) -> str:
+    """A sum or a rate, to three digits below a hundred."""
+    return f"{amount:,.0f}" if amount >= 100 or amount == int(amount) else f"{amount:.3g}"
+
+
+def rate_text(rate: float | None) -> str:
+    """A share in percent; a rate above none never reads 0 %, one below all never 100 %."""
+    if rate is None:
+        return NOTHING
+    if 0 < rate < 0.0005:
+        return "<0.1 %"
+    if 0.9995 <= rate < 1:
+        return ">99.9 %"
+    return f"{rate * 100:.1f} %" if rate not in (0, 1) else f"{rate * 100:.0f} %"

@@ -21,9 +21,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SystemAction
 from ledger.machines.jobs import payload_of
 from pipeline.arrow import ddl_of, rows_of
+from pipeline.report import Asked, Clock, Period
 from pipeline.report.folder import in_order, table, write_table
 from pipeline.report.jobs import SHOWN, shown_count, shown_text
-from pipeline.report.period import Asked, Clock, Period
 from pipeline.report.tables import moment, within
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from ledger.private_fields import PRIVATE_MARK
 from pipeline.arrow import batched, ddl_of, rows_of
 from pipeline.places import OpenPlace
 from pipeline.places.protocol import Times
-from pipeline.report.period import Clock
+from pipeline.report import Clock
 from pipeline.source import entries as entries_of
 
 if TYPE_CHECKING:

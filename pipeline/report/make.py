@@ -19,11 +19,10 @@ from pyspark import StorageLevel
 
 from ledger.errors import InvalidInputError
 from ledger.facts.statuses import STATUSES
-from pipeline.report import access, tables
+from pipeline.report import Asked, Clock, Period, access, choose_clock, choose_period, moment_text, tables
 from pipeline.report import folder as files
 from pipeline.report.jobs import before_end, facts, fold
 from pipeline.report.page import write_page
-from pipeline.report.period import Asked, Clock, Period, choose_clock, choose_period, moment_text
 from pipeline.report.tables import OUTCOMES, PERCENTILES, SPANS
 
 if TYPE_CHECKING:

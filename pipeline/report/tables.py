@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from ledger.facts.statuses import CANCELLED, COMPLETED, ENDED, FAILED, STATUSES, TIMED_OUT
+from pipeline.report import DAY_MS, HOUR_MS, Clock, Period
 from pipeline.report.folder import in_order, write_table
-from pipeline.report.period import DAY_MS, HOUR_MS, Clock, Period
 
 EXACT_JOBS_MAX: Final = 10_000
 PERCENTILE_ACCURACY: Final = 2 * EXACT_JOBS_MAX + 1

@@ -13,7 +13,6 @@ from app.runtime.principals import Grant, Right
 from app.runtime.settings.config import load_settings
 from app.runtime.settings.words import ENV_OF_PIPELINE
 from ledger.errors import ConfigurationError
-from pipeline import keys
 from pipeline.cli import options, running
 
 
@@ -154,10 +153,7 @@ def test_a_wrong_setting_stops_the_start_with_its_name_and_what_is_allowed(
 
 def test_the_variables_of_the_pipeline_are_no_settings_and_all_known(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {
-        value
-        for module in (keys, options, running)
-        for name, value in vars(module).items()
-        if name.endswith("_VARIABLE")
+        value for module in (options, running) for name, value in vars(module).items() if name.endswith("_VARIABLE")
     }
     assert variables == ENV_OF_PIPELINE
     for name in variables:

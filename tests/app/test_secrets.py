@@ -18,7 +18,7 @@ from cli import Commands, client
 from cli import tally as command_line
 from ledger.errors import ConfigurationError
 from ledger.secret_text import without_login
-from pipeline.keys import PIN_VARIABLE, _pin
+from pipeline.cli.options import PIN_VARIABLE, _pin
 from pipeline.places.postgres import Dsn
 from signing import files
 from tallystick_client import Client

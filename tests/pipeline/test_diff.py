@@ -21,7 +21,6 @@ from objects.store import ArchiveStore
 from pipeline.archiving import Run
 from pipeline.archiving.filing import Ledger as PostgresLedger
 from pipeline.diff import Diff, diff
-from pipeline.keys import Signers
 from pipeline.places import parse_place
 from pipeline.places.postgres import Connection
 from signing import private_keys
@@ -38,7 +37,6 @@ from tests.pipeline.archived_ledgers import file_here
 from tests.pipeline.conftest import RunCommand
 
 REPAIRER = signer_of(7)
-SIGNERS = Signers(REPAIRER, REPAIRER)
 LATER_MS = 1_704_931_900_000
 
 
@@ -78,7 +76,7 @@ def stored(postgres: EmbeddedPostgres, *ledgers: Ledger) -> Iterator[tuple[str, 
 def compared(spark: SparkSession, a: str | Path, b: str | Path, **more: Any) -> Diff:
     """``diff`` of the ledgers that two texts name."""
     if "output" in more:
-        more = {"signers": SIGNERS, **more}
+        more = {"signer": REPAIRER, **more}
     with ExitStack() as stack:
         return diff(spark, *(stack.enter_context(parse_place(str(place)).open()) for place in (a, b)), **more)
 
@@ -306,7 +304,7 @@ def test_a_history_made_to_fit_under_an_old_tree_leaves_nowhere(
         with pytest.raises(ChainDamagedError, match="tree does not lead to its checkpoint"):
             compared(spark, a, b, output=tmp_path)
         with pytest.raises(InvalidInputError, match="key"):
-            compared(spark, a, b, output=tmp_path, signers=None)
+            compared(spark, a, b, output=tmp_path, signer=None)
 
 
 def test_entries_that_no_checkpoint_covers_yet_are_told_and_stay_behind(

@@ -29,9 +29,8 @@ from ledger.errors import (
 from ledger.exit_code import ExitCode, exit_code_of_bundle
 from ledger.hlc import Hlc
 from pipeline.cli.copies import _print_refused
-from pipeline.keys import Signers
 from pipeline.merge import SETTINGS, Merged, merge, workplace
-from pipeline.merge.deciding import decided
+from pipeline.merge.deciding import Signers, decided
 from pipeline.merge.taking import TakenBundle, _taken, take
 from pipeline.spark import MARKER
 from signing.bundle.judging import refuse_unless_trusted

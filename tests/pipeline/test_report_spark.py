@@ -21,11 +21,10 @@ from ledger.errors import ConfigurationError
 from ledger.facts.events import JOB_EVENTS
 from ledger.machines.jobs import JobFold, status
 from ledger.private_fields import PRIVATE_MARK
-from pipeline.report import tables
+from pipeline.report import Asked, Clock, Period, choose_period, tables
 from pipeline.report.folder import rows_of
 from pipeline.report.jobs import COLUMNS, facts, fold
 from pipeline.report.make import Made, make
-from pipeline.report.period import Asked, Clock, Period, choose_period
 from pipeline.source import ddl
 from pipeline.stats.destination import WINDOW_SCHEMA
 

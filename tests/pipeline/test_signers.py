@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import ConfigurationError
-from pipeline.keys import open_signers
+from pipeline.cli.options import open_signers
 from signing.keys import ECDSA_P256
 from signing.private_keys import ED25519, LOG_KEY_SUFFIX, generate
 

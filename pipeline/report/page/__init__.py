@@ -16,12 +16,10 @@ import pyarrow.compute as pc
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.report import access
-from pipeline.report.folder import Row, rows_of, table, visible
-from pipeline.report.page.plots import BAR_SHARE, HEIGHT, OUTCOME_LABELS, VIEW, figures, outcome_shares
-from pipeline.report.period import (
+from pipeline.report import (
     NOTHING,
     Clock,
+    access,
     amount_text,
     count_text,
     duration_text,
@@ -30,6 +28,8 @@ from pipeline.report.period import (
     width_text,
     window_text,
 )
+from pipeline.report.folder import Row, rows_of, table, visible
+from pipeline.report.page.plots import BAR_SHARE, HEIGHT, OUTCOME_LABELS, VIEW, figures, outcome_shares
 from pipeline.report.tables import ENDED_JOBS_MIN, OUTCOMES, PERCENTILES, SPANS
 
 TEXT_MAX: Final = 120

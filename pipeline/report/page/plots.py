@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from pipeline.report.folder import Row, visible
-from pipeline.report.period import (
+from pipeline.report import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,
@@ -29,6 +28,7 @@ from pipeline.report.period import (
     rate_text,
     width_text,
 )
+from pipeline.report.folder import Row, visible
 from pipeline.report.tables import PERCENTILES
 
 HEIGHT: Final = 220
