@@ -163,7 +163,7 @@ def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapp
     vars(context)["_accumulatorServer"].handle_error = lambda *_: None
     if is_local(master):
         # Have the process that workers are forked from load what tasks use, while Java plans the first of them.
-        run_in_thread(context.parallelize([0], 1).map(bool).count)
+        run_in_thread(lambda: context.parallelize([0], 1).map(bool).count())
     spark = SparkSession.builder.getOrCreate()
     # Or each function of a plan asks Java what its name is, which looks for it as a class in one archive after another.
     for name in _OF_ALL_PLANS:

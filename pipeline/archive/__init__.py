@@ -66,11 +66,9 @@ MANIFESTS: Final = "manifests"
 assert FILE_ROWS_MAX % GROUP_ROWS == 0
 assert RANGE_FILES < FILES_MAX
 
-_ENTRY_FILE = re.compile(
-    rf"entries/tenant_id=([a-z0-9_-]{{1,64}})/month=([0-9]{{4,9}}-[0-9]{{2}})/([0-9]{{{SEQ_DIGITS}}})-([0-9]{{{SEQ_DIGITS}}})\.parquet"
-)
-_SNAPSHOT_FILE = re.compile(
-    rf"snapshots/tenant_id=([a-z0-9_-]{{1,64}})/([0-9]{{{SEQ_DIGITS}}})-([0-9]{{{SEQ_DIGITS}}})\.parquet"
+_FILE = re.compile(
+    r"(entries|snapshots)/tenant_id=([a-z0-9_-]{1,64})/(?:month=([0-9]{4,9}-[0-9]{2})/)?"
+    rf"([0-9]{{{SEQ_DIGITS}}})-([0-9]{{{SEQ_DIGITS}}})\.parquet"
 )
 _MANIFEST = re.compile(rf"([0-9]{{{SEQ_DIGITS}}})-([0-9]{{{SEQ_DIGITS}}})\.dsse\.json")
 
@@ -85,10 +83,9 @@ class FileName(NamedTuple):
 
     def path(self) -> str:
         """The name itself."""
-        span = _span(self.from_seq, self.to_seq)
-        if self.month is None:
-            return f"snapshots/tenant_id={self.tenant_id}/{span}.parquet"
-        return f"entries/tenant_id={self.tenant_id}/month={self.month}/{span}.parquet"
+        kind = "snapshots" if self.month is None else "entries"
+        month = "" if self.month is None else f"month={self.month}/"
+        return f"{kind}/tenant_id={self.tenant_id}/{month}{_span(self.from_seq, self.to_seq)}.parquet"
 
     def is_over(self) -> bool:
         """Whether the range is none, or crosses a multiple of ``FILE_ROWS_MAX``."""
@@ -101,13 +98,10 @@ class FileName(NamedTuple):
         Raises:
             ArchiveInvalidError: no file of an archive is called that.
         """
-        entries, snapshots = _ENTRY_FILE.fullmatch(path), _SNAPSHOT_FILE.fullmatch(path)
-        if entries is not None:
-            name = cls(entries[1], int(entries[3]), int(entries[4]), entries[2])
-        elif snapshots is not None:
-            name = cls(snapshots[1], int(snapshots[2]), int(snapshots[3]), None)
-        else:
+        found = _FILE.fullmatch(path)
+        if found is None or (found[1] == "entries") != (found[3] is not None):
             raise ArchiveInvalidError(f"{path[:200]!r} is no name of a file of an archive")
+        name = cls(found[2], int(found[4]), int(found[5]), found[3])
         if not is_readable_tenant(name.tenant_id):
             raise ArchiveInvalidError(f"{name.tenant_id[:200]!r} can be no tenant")
         return name

@@ -114,27 +114,16 @@ def newest_manifest(store: ArchiveStore, tenant_id: str, keyring: Keyring) -> Se
     return sealed
 
 
-def manifests(store: ArchiveStore, tenant_id: str, keyring: Keyring | None) -> Iterator[SealedManifest]:
-    """The manifests of the tenant by seq, each naming the one before it; who signed them is not judged.
-
-    Raises:
-        ArchiveInvalidError: one is missing or malformed, or does not follow.
-        ArchiveSignatureError: one names a key of ``keyring`` that did not sign it.
-        ArchiveUnavailableError: one cannot be read.
-    """
-    before: SealedManifest | None = None
-    for from_seq, to_seq in ranges_of(store, tenant_id):
-        sealed = read(store, tenant_id, from_seq, to_seq, keyring)
-        if before is not None:
-            _check_follows(before, sealed)
-        yield sealed
-        before = sealed
-
-
 def read(
     store: ArchiveStore, tenant_id: str, from_seq: int, to_seq: int, keyring: Keyring | None = None
 ) -> SealedManifest:
-    """The manifest of a range; raises as ``manifests`` does."""
+    """The manifest of a range; who signed it is not judged.
+
+    Raises:
+        ArchiveInvalidError: it is missing or malformed, or that of another range.
+        ArchiveSignatureError: it names a key of ``keyring`` that did not sign it.
+        ArchiveUnavailableError: it cannot be read.
+    """
     path = manifest_path(tenant_id, from_seq, to_seq)
     data = store.read(path, MANIFEST_BYTES_MAX)
     if data is None:
@@ -168,12 +157,17 @@ class TenantArchive:
 
     @classmethod
     def read(cls, store: ArchiveStore, tenant_id: str, keyring: Keyring | None) -> TenantArchive:
-        """Read the manifests; raises as ``manifests`` does.
+        """Read the manifests, each of which names the one before it; raises as ``read`` does.
 
         Raises:
             TenantNotFoundError: there are none.
+            ArchiveInvalidError: one does not follow on the one before it.
         """
-        sealed = list(manifests(store, tenant_id, keyring))
+        sealed = list[SealedManifest]()
+        for from_seq, to_seq in ranges_of(store, tenant_id):
+            sealed.append(read(store, tenant_id, from_seq, to_seq, keyring))
+            if len(sealed) > 1:
+                _check_follows(*sealed[-2:])
         if not sealed:
             raise TenantNotFoundError(f"there is no tenant {tenant_id!r} in the archive {store.url}")
         return cls(store, tenant_id, sealed)

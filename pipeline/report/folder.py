@@ -138,6 +138,12 @@ def visible(text: str) -> str:
     return "".join(each if each.isprintable() else f"\\u{{{ord(each):x}}}" for each in text)
 
 
+def cut(text: str, characters_max: int) -> str:
+    """``text`` as it is shown, cut, with nothing in it that could turn or hide what is around it."""
+    shown = visible(text)
+    return shown if len(shown) <= characters_max else f"{shown[: characters_max - 1]}…"
+
+
 def rfc3339(moment: datetime) -> str:
     """A moment of the ledger's clock in RFC 3339."""
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -702,7 +702,7 @@ async def test_keys_that_a_database_publishes_count_while_they_hold_and_garbage_
         ledger.log_origin()
 
 
-@pytest.mark.parametrize(("bound", "value"), [("plan.RANGE_ROWS_MAX", 25), ("postgres.RANGE_SNAPSHOTS", 2)])
+@pytest.mark.parametrize(("bound", "value"), [("plan.RANGE_ROWS_MAX", 25), ("filing.RANGE_SNAPSHOTS", 2)])
 async def test_long_histories_are_archived_range_by_range(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def met(folder: Path, one: Ledger, other: Ledger) -> Meeting:
 def test_the_first_entry_in_which_two_chains_differ_is_found_by_halving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seq: int, links_at_once: int
 ) -> None:
-    monkeypatch.setattr("pipeline.diff.events.LINKS_AT_ONCE", links_at_once)
+    monkeypatch.setattr(import_module("pipeline.diff.events"), "LINKS_AT_ONCE", links_at_once)
     rewritten = build(120)
     rewritten.entry(seq)["payload"] = rewritten.entry(seq)["payload"][:-1] + ',"zz":"rewritten"}'
     rewritten.relink()

@@ -28,7 +28,7 @@ from pipeline.report import (
     width_text,
     window_text,
 )
-from pipeline.report.folder import Row, rows_of, table, visible
+from pipeline.report.folder import Row, cut, rows_of, table
 from pipeline.report.page.plots import BAR_SHARE, HEIGHT, OUTCOME_LABELS, VIEW, figures, outcome_shares
 from pipeline.report.tables import ENDED_JOBS_MIN, OUTCOMES, PERCENTILES, SPANS
 
@@ -59,8 +59,8 @@ def templates(period: dict[str, Any]) -> Environment:
         moment=lambda at_ms: NOTHING if at_ms is None else short_moment_text(at_ms, clock),
         utc=lambda at_ms: NOTHING if at_ms is None else short_moment_text(at_ms, Clock.HLC),
         ends=lambda row: sum(row[name] for name in access.ENDS),
-        text=_text,
-        command=lambda value: _text(value, COMMAND_MAX),
+        text=lambda value: NOTHING if value is None else cut(value, TEXT_MAX),
+        command=lambda value: NOTHING if value is None else cut(value, COMMAND_MAX),
     )
     environment.globals.update(plot_height=HEIGHT, plot_view=VIEW, bar_share=BAR_SHARE)
     environment.globals.update(outcomes=OUTCOME_LABELS, outcome_shares=outcome_shares)
@@ -99,14 +99,6 @@ def _job_url(console: str | None, row: Row) -> str | None:
     if console is None or not all(names):
         return None
     return f"{console}/console#/job/" + "/".join(quote(str(name), safe="") for name in names)
-
-
-def _text(value: str | None, characters_max: int = TEXT_MAX) -> str:
-    """A text from the ledger, cut, with nothing in it that could turn or hide what stands around it."""
-    if value is None:
-        return NOTHING
-    shown = visible(value)
-    return shown if len(shown) <= characters_max else f"{shown[: characters_max - 1]}…"
 
 
 # --- what it shows of the tables ------------------------------------------------------------------

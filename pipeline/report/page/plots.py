@@ -28,7 +28,7 @@ from pipeline.report import (
     rate_text,
     width_text,
 )
-from pipeline.report.folder import Row, visible
+from pipeline.report.folder import Row, cut
 from pipeline.report.tables import PERCENTILES
 
 HEIGHT: Final = 220
@@ -47,24 +47,11 @@ class Series(NamedTuple):
     values: Sequence[Any]
 
 
-class Plot(NamedTuple):
-    """One plot: what stands around it, its axes, the text of each slot under the pointer, and its bars or lines."""
-
-    title: str
-    note: str
-    label: str
-    """What it says to those who cannot see it."""
-    x_ticks: Sequence[Tick]
-    y: Axis
-    tips: Sequence[str]
-    gaps: Sequence[int] = ()
-    """Slots that stand for a stretch in which nothing happened."""
-    legend: Sequence[tuple[str, str]] = ()
-    """Class and label of each series."""
-    bars: Sequence[tuple[str, Sequence[tuple[float, float]]]] = ()
-    """Class of each series, and between which values its bar stands in each slot."""
-    lines: Sequence[tuple[Series, float | None]] = ()
-    """Each series, and where its name stands at its end."""
+Plot = dict[str, Any]
+"""What the template draws: ``title`` and ``note``, ``label`` for those who cannot see it, ``x_ticks``, the axis ``y``,
+``tips``, the text of each slot under the pointer, ``gaps``, the slots that stand for a stretch in which nothing
+happened, ``legend``, class and label of each series, and ``bars`` or ``lines``."""
+Legend = Sequence[tuple[str, str]]
 
 
 def _stacked(series: Sequence[Series]) -> Iterator[tuple[str, list[tuple[float, float]]]]:
@@ -223,7 +210,6 @@ OUTCOME_LABELS: Final = {
     "failed": "Failed",
 }
 """From the bottom of a bar to its top: what went wrong is what varies at the top."""
-Legend = Sequence[tuple[str, str]]
 _RATE_OF: Final = {"cancelled": "cancellation_rate", "timed_out": "timeout_rate", "failed": "failure_rate"}
 _NAME_MAX: Final = 24
 _TICKS_APART_MIN: Final = 0.045
@@ -256,7 +242,18 @@ class _Time(NamedTuple):
             "\n".join([moment_text(row["window"], self.clock), *(self._empty(row) or texts[at])])
             for at, row in enumerate(self.windows)
         ]
-        return Plot(title, note, label, _ticks(self.windows, self.width_ms, self.clock), y, tips, gaps, legend)
+        return {
+            "title": title,
+            "note": note,
+            "label": label,
+            "legend": legend,
+            "tips": tips,
+            "gaps": gaps,
+            "x_ticks": _ticks(self.windows, self.width_ms, self.clock),
+            "y": y,
+            "bars": (),
+            "lines": (),
+        }
 
     def _empty(self, row: Row) -> list[str]:
         if row["windows"] == 1:
@@ -318,7 +315,11 @@ def figures(report: dict[str, Any], shown: dict[str, Any]) -> dict[str, Plot]:
     }
     if len(shown["by_tenant"]) > 1:
         tenants = [
-            Series("all others" if tenant is None else _short(tenant), "t-rest" if tenant is None else f"t{at}", counts)
+            Series(
+                "all others" if tenant is None else cut(tenant, _NAME_MAX),
+                "t-rest" if tenant is None else f"t{at}",
+                counts,
+            )
             for at, (tenant, counts) in enumerate(shown["by_tenant"])
         ]
         told = ", ".join(f"{each.label} {count_text(sum(each.values))}" for each in tenants)
@@ -339,7 +340,7 @@ def _bars(
         for counts in by_window
     ]
     plot = time.plot(*heading, label, linear_axis(max(map(sum, by_window))), texts, legend)
-    return plot._replace(bars=[*_stacked(series)])
+    return {**plot, "bars": [*_stacked(series)]}
 
 
 def _percentiles(time: _Time, span: str, title: str, what: str) -> Plot:
@@ -358,7 +359,7 @@ def _percentiles(time: _Time, span: str, title: str, what: str) -> Plot:
     plot = time.plot(
         title, f"{what}, {time.per}, logarithmic scale", label, duration_axis(max(known, default=1)), texts, legend
     )
-    return plot._replace(lines=_named_at_end(series, plot.y))
+    return {**plot, "lines": _named_at_end(series, plot["y"])}
 
 
 def _hours(hours: list[Row], clock: Clock) -> Plot:
@@ -381,11 +382,15 @@ def _hours(hours: list[Row], clock: Clock) -> Plot:
     series = [
         Series(OUTCOME_LABELS[name], f"s-{name}", [row[rate] for row in hours]) for name, rate in _RATE_OF.items()
     ]
-    return Plot(
-        "Jobs that did not complete", note, label, hour_ticks(), y, tips, legend=legend, bars=[*_stacked(series)]
-    )
-
-
-def _short(name: str) -> str:
-    shown = visible(name)
-    return shown if len(shown) <= _NAME_MAX else f"{shown[: _NAME_MAX - 1]}…"
+    return {
+        "title": "Jobs that did not complete",
+        "note": note,
+        "label": label,
+        "legend": legend,
+        "tips": tips,
+        "x_ticks": hour_ticks(),
+        "y": y,
+        "bars": [*_stacked(series)],
+        "lines": (),
+        "gaps": (),
+    }
