@@ -18,8 +18,8 @@ from signing.checkpoint import judge_checkpoint, read_kept
 from signing.files import whole_file
 from signing.keys import Keyring
 from signing.memory import Memory, memory_of
-from signing.receipt.form import ENTRY, JOB, Receipt
-from signing.receipt.judging import ReceiptVerdict, judged
+from signing.receipt import ENTRY, JOB, Receipt
+from signing.receipt_judging import ReceiptVerdict, judged
 from tallystick_client import NotTheLedgerError, ProblemError
 from terminal.outcome import fail, tell
 from terminal.program import Json, NoState, State

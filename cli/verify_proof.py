@@ -23,8 +23,8 @@ from signing.checkpoint import JudgedCheckpoint, judge_checkpoint, read_kept
 from signing.files import HEAD_BYTES, is_like_receipt, looks_like, open_regular, whole_file
 from signing.keys import Keyring
 from signing.memory import Memory, memory_of
-from signing.receipt.form import FILE_BYTES_MAX, JOB, Receipt
-from signing.receipt.judging import LIMITS, ReceiptVerdict, judged
+from signing.receipt import FILE_BYTES_MAX, JOB, Receipt
+from signing.receipt_judging import LIMITS, ReceiptVerdict, judged
 from terminal.outcome import CommandExit, counted, findings, marked, out, readable, tell, verdict_table
 from terminal.program import Json, NoState, State
 

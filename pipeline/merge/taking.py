@@ -30,8 +30,8 @@ from ledger.hlc import Hlc
 from ledger.verification import verify
 from pipeline.arrow import batch_of_columns, ddl_of
 from pipeline.source import over_numbers
-from signing.bundle.judging import BundleVerdict, judged, refuse_unless_trusted, refused
 from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
+from signing.judging import BundleVerdict, judged, refuse_unless_trusted, refused
 from signing.keys import Keyring
 
 if TYPE_CHECKING:

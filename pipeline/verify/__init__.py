@@ -64,9 +64,9 @@ from pipeline.verify.tasks import (
     read_jobs,
     rows_in,
 )
-from signing.bundle.judging import BundleVerdict, judged, refused
 from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
+from signing.judging import BundleVerdict, judged, refused
 from signing.keys import Keyring
 from signing.memory import Memory
 

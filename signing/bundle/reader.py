@@ -8,7 +8,7 @@ Two passes over one open file::
     2. the rows, as a verification or an import asks for them: each part is read and hashed again before its bytes are
        decompressed, up to the size the manifest names, and its rows parsed.
 
-Who signed the manifest is judged by ``signing.bundle.judging``: until that is done, and the rows are verified, what is
+Who signed the manifest is judged by ``signing.judging``: until that is done, and the rows are verified, what is
 read is what somebody wrote.
 """
 

@@ -20,9 +20,9 @@ from ledger.merkle.tiles import TileTree, consistency_proof
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.verdict import Break
 from signing import envelope
-from signing.bundle.judging import BundleVerdict
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import Checkpoint, sign_checkpoint
+from signing.judging import BundleVerdict
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, Row

@@ -21,7 +21,7 @@ from signing import envelope
 from signing.anchors import Unproven, cosignature, rfc_3339
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
-from signing.receipt.form import STATED, Material, make
+from signing.receipt import STATED, Material, make
 from tests.app.bundles import LOG_ORIGIN, checkpoint_of
 from tests.app.witness import Witness
 from tests.ledger.ledger_in_memory import SIGNER, Ledger

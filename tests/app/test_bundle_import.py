@@ -27,7 +27,7 @@ from ledger import canonical
 from ledger.bundle.format import PAYLOAD_BYTES_MAX
 from ledger.chain.form import ORIGIN_BYTES_MAX
 from ledger.errors import NotReadyError, UploadTooLargeError
-from signing.bundle.judging import BundleVerdict
+from signing.judging import BundleVerdict
 from signing.keys import Keyring
 from tests.app.bundle_cases import cases
 from tests.app.bundles import bundle_of, exit_code, rows_of, statement_of, store

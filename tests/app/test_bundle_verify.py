@@ -18,10 +18,10 @@ from ledger import canonical
 from ledger.errors import NotABundleError, SignatureError
 from ledger.hlc import Hlc
 from signing.anchors import NOBODY, ExternalWitnesses
-from signing.bundle.judging import BundleVerdict
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import judge_checkpoint
 from signing.envelope import PAYLOAD_TYPE
+from signing.judging import BundleVerdict
 from signing.keys import Keyring, PublicKey
 from signing.private_keys import FileSigner
 from signing.snapshot import open_snapshot

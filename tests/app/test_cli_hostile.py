@@ -21,7 +21,7 @@ from cli.client import LedgerClient
 from cli.prove import _is_asked
 from ledger.errors import ConfigurationError
 from ledger.verification.verdict import ASPECTS
-from signing.receipt import form
+from signing import receipt as form
 from tallystick_client import NotTheLedgerError, UnreachableError, transport
 from tests.forked import ROOT
 from tests.tally import COLD

@@ -18,7 +18,7 @@ from signing.anchors import NOBODY, ExternalWitnesses
 from signing.checkpoint import judge_checkpoint
 from signing.keys import Keyring, PublicKey
 from signing.memory import Memory, Seen
-from signing.receipt.judging import ReceiptVerdict, judged
+from signing.receipt_judging import ReceiptVerdict, judged
 from tests.app.bundles import checkpoint_of
 from tests.app.receipt_cases import GOOD, LEDGER, Case, cases, changed
 from tests.app.receipts import DOCUMENTED_WITNESS, opened, receipt_of, sealed

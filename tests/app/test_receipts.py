@@ -23,11 +23,11 @@ from app.share.bundle.receipts import ReceiptMaker
 from ledger.exit_code import exit_code_of_receipt
 from ledger.facts.events import SYSTEM_TENANT
 from signing import envelope, private_keys
+from signing import receipt as form
 from signing.anchors import ExternalWitnesses
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring
-from signing.receipt import form
-from signing.receipt.judging import judged
+from signing.receipt_judging import judged
 from tests.app.chain_builder import edit
 from tests.app.chains import until
 from tests.app.client import Client

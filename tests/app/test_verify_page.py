@@ -32,7 +32,7 @@ from signing.keys import Keyring, PublicKey
 from signing.note import VerifierKey
 from signing.note import sign as sign_note
 from signing.private_keys import FileSigner
-from signing.receipt.judging import judged
+from signing.receipt_judging import judged
 from tests.app import bundle_cases, receipt_cases
 from tests.app.bundle_cases import GOOD, LEDGER, anchored
 from tests.app.bundles import (

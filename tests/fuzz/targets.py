@@ -30,8 +30,8 @@ from ledger.hlc import node_hash
 from ledger.positions import Epoch, Lsn
 from pipeline.arrow import ENTRY_SCHEMA, _buffers, batch_of
 from signing import checkpoint, note
+from signing import receipt as form
 from signing.bundle.reader import BundleReader
-from signing.receipt import form
 from tests.app.test_event_lines import BYTES_MAX, columns_of, plain_members, read_slowly
 from tests.ledger.ledger_in_memory import SIGNER
 from tests.ledger.test_packed_entries import FORMS, WHOLE, by_rows, copied, known_at, lines_of, rows_of

@@ -33,8 +33,8 @@ from pipeline.merge import SETTINGS, Merged, merge, workplace
 from pipeline.merge.deciding import Signers, decided
 from pipeline.merge.taking import TakenBundle, _taken, take
 from pipeline.spark import MARKER
-from signing.bundle.judging import refuse_unless_trusted
 from signing.bundle.reader import BundleReader
+from signing.judging import refuse_unless_trusted
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
 from tests.app.bundle_cases import cases

@@ -9,7 +9,7 @@ from pathlib import Path
 from ledger import canonical
 from ledger.errors import ReceiptSignatureError
 from signing import manifest
-from signing.receipt import form
+from signing import receipt as form
 from tests.app.receipts import example_receipt
 from tests.signing.test_documented_examples import documented_ring, examples
 

@@ -56,8 +56,8 @@ from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import Clock
 from ledger.positions import BEFORE_FIRST, Lsn
 from signing import checkpoint as checkpoints_format
-from signing.bundle.judging import refuse_unless_trusted
 from signing.bundle.reader import BundleReader
+from signing.judging import refuse_unless_trusted
 from signing.keys import Keyring
 from wal import control as wal_control
 from wal.segment import FOLDER_MODE, FolderLock

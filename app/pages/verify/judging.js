@@ -1,4 +1,4 @@
-// Judging a bundle: what signing/bundle/judging.py and ledger/verification do, in their words, by keys that the reader
+// Judging a bundle: what signing/judging.py and ledger/verification do, in their words, by keys that the reader
 // brings. Steps, those of docs/formats/bundle.md:
 //
 //     1. container, digests and the manifest's signature

@@ -1,4 +1,4 @@
-// Judging a receipt (docs/formats/receipt.md): what signing/receipt does, in its words, by keys that the reader brings.
+// Judging a receipt (docs/formats/receipt.md): what signing/receipt_judging.py does, in its words, by keys that the reader brings.
 // Steps, those of the document:
 //
 //     1. form, spelling, bounds; whose entries they are

@@ -45,7 +45,7 @@ from ledger.machines.refusals import refused_job_id
 from ledger.verification.verdict import damaged
 from signing.checkpoint import Checkpoint
 from signing.checkpoint import read as read_checkpoint
-from signing.receipt.form import ENTRIES_MAX, ENTRY, JOB, Material, make
+from signing.receipt import ENTRIES_MAX, ENTRY, JOB, Material, make
 
 if TYPE_CHECKING:
     from app.store import Connection

@@ -28,9 +28,9 @@ from ledger.hlc import Hlc
 from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
 from ledger.verification import ENTRY_COLUMNS, FOLD_COLUMNS
-from signing.bundle.judging import BUNDLE, BundleVerdict
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import JudgedCheckpoint
+from signing.judging import BUNDLE, BundleVerdict
 from signing.keys import Keyring
 from signing.manifest import REPORT_SUFFIX
 from terminal.outcome import counted

@@ -33,8 +33,8 @@ from ledger.errors import (
     NotReadyError,
     UploadTooLargeError,
 )
-from signing.bundle.judging import refused
 from signing.files import close_for_good, is_like_bundle, looks_like
+from signing.judging import refused
 
 FILES_MAX: Final = 100
 UPLOADS_AT_ONCE_MAX: Final = 2

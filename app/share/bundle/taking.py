@@ -30,9 +30,9 @@ from ledger.chain import LINK_VERSION
 from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputError, UntrustedKeyError
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.verification import verify
-from signing.bundle.judging import judged, refuse_unless_trusted, refused
 from signing.bundle.manifest import Manifest
 from signing.bundle.reader import BundleReader
+from signing.judging import judged, refuse_unless_trusted, refused
 from signing.keys import Keyring
 from signing.manifest import RangeManifest
 

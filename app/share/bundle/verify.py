@@ -3,8 +3,8 @@
 Steps, those of docs/formats/bundle.md::
 
     1. container and digests          signing.bundle.reader
-    2. the manifest's signature       signing.bundle.judging
-    3. the checkpoints                signing.bundle.judging
+    2. the manifest's signature       signing.judging
+    3. the checkpoints                signing.judging
     4. entries, snapshots, tree       ledger.verification, over the reader
 
 Where 1 to 3 are broken nothing else is checked. Keys come from the caller alone.
@@ -24,9 +24,9 @@ from ledger.errors import BundleInvalidError, NotABundleError
 from ledger.verification import verify
 from ledger.verification.verdict import Head
 from signing.anchors import NOBODY, ExternalWitnesses
-from signing.bundle.judging import BundleVerdict, judged, refused
 from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
 from signing.checkpoint import JudgedCheckpoint
+from signing.judging import BundleVerdict, judged, refused
 from signing.keys import Keyring
 from signing.memory import Memory
 

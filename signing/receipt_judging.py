@@ -2,7 +2,7 @@
 
 ``judged`` is the whole verification of a file, the steps of docs/formats/receipt.md::
 
-    1. form, spelling, bounds; whose entries they are       signing.receipt.form
+    1. form, spelling, bounds; whose entries they are       signing.receipt
     2. the statement that covers every byte, and its signature
     3. each entry
     4. the checkpoint
@@ -27,6 +27,7 @@ from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
 from ledger.positions import Seq, leaf_index_of
 from ledger.verification.entry_check import check_apart
 from ledger.verification.verdict import Break, Findings, rollback, with_checkpoint
+from signing import receipt as form
 from signing.anchors import NOBODY, ExternalWitnesses, with_anchors
 from signing.checkpoint import Checkpoint, JudgedCheckpoint, judge_checkpoint
 from signing.checkpoint import read as read_checkpoint
@@ -34,8 +35,7 @@ from signing.envelope import Signed
 from signing.keys import Keyring
 from signing.manifest import judge
 from signing.memory import MEMORY, FileVerdict, Memory, Observation
-from signing.receipt import form
-from signing.receipt.form import Receipt
+from signing.receipt import Receipt
 
 RECEIPT: Final = "receipt"
 """The aspect that receipts have besides those of a chain, and the kind of a break in it."""
