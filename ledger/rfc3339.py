@@ -32,6 +32,11 @@ _ABOVE_NODES = "~"
 """Above every node id in the order of HLCs."""
 
 
+def written(time: datetime, timespec: str = "auto") -> str:
+    """``time`` in UTC, ending in Z, as exact as ``timespec`` of ``datetime.isoformat``."""
+    return time.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
 @lru_cache(maxsize=1024)
 def text_of(physical_ms: int) -> str | None:
     """``physical_ms`` since 1970 in UTC, with milliseconds; None for a time that has no such form."""

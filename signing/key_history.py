@@ -6,7 +6,7 @@ The facts, as payloads of entries (docs/formats/keys.md)::
     KEY_ROTATED   the same of the new key, and previous_key_id, not_after: how long the one before it counts
     KEY_ADMITTED  those of KEY_ADDED, of a key which an entry introduced and nobody had admitted
     KEY_REVOKED   key_id, revoked_from_hlc, reason or none, node_id
-    TOKEN_ISSUED, TOKEN_REVOKED  see signing.issued_tokens
+    TOKEN_ISSUED, TOKEN_REVOKED  see signing.key_statement
     LOG_FORKED    whatever it says: from here on the ledger is another than the one that it has its first entries from
 
 and in each but the last ``statement``, the envelope of :mod:`signing.key_statement`. Rules, in the order of the chain::
@@ -35,16 +35,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeVar
 
+from ledger import rfc3339
 from ledger.errors import InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import Hlc
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, holds_together
-from signing import issued_tokens, key_statement
-from signing.issued_tokens import IssuedToken
-from signing.key_statement import Anchor
+from signing import key_statement
+from signing.key_statement import TOKEN_ACTIONS, TOKEN_PREFIX, Anchor, IssuedToken, given, read_token
 from signing.keys import Keyring, PublicKey
 
 SUBJECT_PREFIX = "key:"
@@ -68,34 +69,33 @@ class KeyEvent(NamedTuple):
     facts: Mapping[str, object]
 
 
-class AdmittedKey(NamedTuple):
-    """A key that counts, with its end and its revocation; who admitted it, None for the root; on which node it
-    signs; the entry that introduced it, in the place of the last fork where it comes before that."""
+class KnownKey(NamedTuple):
+    """A key that an entry introduced. One that counts has its end and its revocation; ``facts`` are those of the entry
+    that admits it. One that was introduced before there were statements in the chain is of the old form."""
 
     key: PublicKey
-    admitted_by: str | None
-    node_id: str | None
     introduced: KeyEvent
-
-
-class WaitingKey(NamedTuple):
-    """A key that is introduced and that nobody has admitted; ``facts`` are what is to be admitted. One that was
-    introduced before there were statements in the chain is of the old form."""
-
-    key: PublicKey
-    node_id: str | None
-    introduced: KeyEvent
+    """The entry, in the place of the last fork where it comes before that."""
     facts: dict[str, object]
     is_old_form: bool = False
+    admitted_by: str | None = None
+    """The key that admitted it, None for the root and for one that waits."""
+
+    @property
+    def node_id(self) -> str | None:
+        """The node on which it signs, None where nothing says."""
+        node_id = self.introduced.facts.get("node_id")
+        return node_id if isinstance(node_id, str) else None
 
 
 class KeyHistory(NamedTuple):
     """What the entries about keys add up to."""
 
     root_key_id: str | None
-    admitted: dict[str, AdmittedKey]
-    """By id, in the order in which they were admitted."""
-    waiting: dict[str, WaitingKey]
+    admitted: dict[str, KnownKey]
+    """Keys that count by id, in the order in which they were admitted."""
+    waiting: dict[str, KnownKey]
+    """Keys that nobody has admitted."""
     authorities: frozenset[str]
     """Ids of the keys that may change keys now."""
     reasons: dict[str, str]
@@ -126,7 +126,7 @@ class KeyHistory(NamedTuple):
 
 _PREFIXES: Mapping[str, str] = {
     SystemAction.LOG_FORKED: FORK_PREFIX,
-    **dict.fromkeys(issued_tokens.ACTIONS, issued_tokens.SUBJECT_PREFIX),
+    **dict.fromkeys(TOKEN_ACTIONS, TOKEN_PREFIX),
 }
 """What ``job_id`` begins with, by action; of all other entries that count here it is ``SUBJECT_PREFIX``."""
 
@@ -145,8 +145,7 @@ def time_of(physical_ms: int) -> datetime:
 
 def root_facts(key: PublicKey, node_id: str | None) -> dict[str, object]:
     """Facts of the KEY_ADDED entry of the key that a ledger begins with; one that is offline has no node."""
-    facts = {**_facts(key), "root": True}
-    return facts if node_id is None else {**facts, "node_id": node_id}
+    return given(**_facts(key), root=True, node_id=node_id)
 
 
 def added_facts(key: PublicKey, node_id: str) -> dict[str, object]:
@@ -156,14 +155,13 @@ def added_facts(key: PublicKey, node_id: str) -> dict[str, object]:
 
 def rotated_facts(key: PublicKey, node_id: str, previous_key_id: str, not_after_ms: int) -> dict[str, object]:
     """Facts of a KEY_ROTATED entry: ``key`` takes the place of another, which counts up to ``not_after_ms``."""
-    not_after = time_of(not_after_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    not_after = rfc3339.written(time_of(not_after_ms), "milliseconds")
     return {**added_facts(key, node_id), "previous_key_id": previous_key_id, "not_after": not_after}
 
 
 def revoked_facts(key_id: str, node_id: str, from_hlc: Hlc, reason: str | None) -> dict[str, object]:
     """Facts of a KEY_REVOKED entry."""
-    facts: dict[str, object] = {"key_id": key_id, "revoked_from_hlc": from_hlc.text(), "node_id": node_id}
-    return facts if reason is None else {**facts, "reason": reason}
+    return given(key_id=key_id, revoked_from_hlc=from_hlc.text(), node_id=node_id, reason=reason)
 
 
 def history_of(events: Iterable[KeyEvent]) -> KeyHistory:
@@ -232,8 +230,8 @@ class _Folding:
         self._fork: Anchor | None = None
         self._root: str | None = None
         self._is_old_form = False
+        self._introduced: dict[str, KnownKey] = {}
         self._admitted: dict[str, list[_Admission]] = {}
-        self._waiting: dict[str, WaitingKey] = {}
         self._authorities: set[str] = set()
         self._replaced_ids: set[str] = set()
         """Keys whose place others took, by the word of one that might say so."""
@@ -248,7 +246,7 @@ class _Folding:
 
     def take_event(self, event: KeyEvent) -> None:
         """The next entry."""
-        if event.action in issued_tokens.ACTIONS:
+        if event.action in TOKEN_ACTIONS:
             with suppress(InvalidInputError):
                 self.take_token(event)
             return
@@ -269,10 +267,9 @@ class _Folding:
                 token, signer_id = self._tokens[token_id]
                 self._tokens[token_id] = token._replace(is_revoked=True), signer_id
             return
-        vouching = None if self._root is None else self._signer_of(event)
-        token = issued_tokens.read(event.facts, event.hlc)
-        if vouching is not None and token.token_id not in self._tokens:
-            self._tokens[token.token_id] = token, vouching
+        vouching, token = self._signer_of(event), read_token(event.facts, event.hlc)
+        if vouching is not None:
+            self._tokens.setdefault(token.token_id, (token, vouching))
 
     def take(self, event: KeyEvent) -> None:
         """One entry.
@@ -289,7 +286,7 @@ class _Folding:
             return
         signer_id = self._signer_of(event)
         if event.action in (*_INTRODUCING, SystemAction.KEY_ADMITTED):
-            self._introduced(event, signer_id)
+            self._introduce(event, signer_id)
         if signer_id is None and not self._is_old_form:
             return
         # Ends and revocations: with a statement, or in a chain that has none yet.
@@ -306,7 +303,7 @@ class _Folding:
                 self._replaced_ids.add(previous_id)
         if signer_id is not None:
             self._is_old_form = False
-        self._authorities = self._standing().keys() - self._revoked.keys() - self._replaced_ids
+        self._authorities = self._in_force().keys() - self._revoked.keys() - self._replaced_ids
 
     def _begin(self, event: KeyEvent) -> None:
         if event.action != SystemAction.KEY_ADDED:
@@ -320,51 +317,43 @@ class _Folding:
     def _signer_of(self, event: KeyEvent) -> str | None:
         """Id of the key that vouches for the entry, None when none does that may."""
         statement = key_statement.read(event.facts)
-        assert self._root is not None
         if statement is None or statement.after not in self.anchors or statement.signer_id not in self._authorities:
             return None
-        signer = self._admitted[statement.signer_id][0].key
+        assert self._root is not None, "the root is the first of the authorities"
+        signer = self._introduced[statement.signer_id].key
         return signer.key_id if statement.holds(event.action, event.facts, self._root, signer) else None
 
-    def _introduced(self, event: KeyEvent, signer_id: str | None) -> None:
+    def _introduce(self, event: KeyEvent, signer_id: str | None) -> None:
         key = _key(event)
         if isinstance(previous_id := event.facts.get("previous_key_id"), str):
             self._replaced.add((key.key_id, previous_id))
         if signer_id is not None:
             self._admit(key, event, signer_id)
         elif event.action in _INTRODUCING and key.key_id not in self._admitted:
-            self._waiting[key.key_id] = _waiting(key, event)._replace(is_old_form=self._is_old_form)
+            self._introduced[key.key_id] = _known(key, event)._replace(is_old_form=self._is_old_form)
 
     def _admit(self, key: PublicKey, event: KeyEvent, signer_id: str | None) -> None:
-        waited = self._waiting.pop(key.key_id, None)
-        introduced = waited.introduced if waited is not None else event
+        known = self._introduced.get(key.key_id) or _known(key, event)
+        self._introduced[key.key_id] = known._replace(is_old_form=False)
         admissions = self._admitted.setdefault(key.key_id, [])
         if signer_id not in [admission.signer_id for admission in admissions]:
-            admissions.append(_Admission(key, signer_id, event.hlc, introduced))
+            admissions.append(_Admission(signer_id, event.hlc))
 
     def history(self) -> KeyHistory:
-        """What was taken in."""
-        standing = self._standing()
-        admitted = {}
-        for key_id, admission in standing.items():
-            key = PublicKey.of(
-                admission.key.material, not_after=self._ends.get(key_id), revoked_from_hlc=self._revoked.get(key_id)
-            )
-            introduced = self._as_nameable(admission.introduced)
-            admitted[key_id] = AdmittedKey(key, admission.signer_id, _node(introduced), introduced)
-        undone = {
-            key_id: _waiting(admissions[0].key, admissions[0].introduced)
-            for key_id, admissions in self._admitted.items()
-            if key_id not in standing
-        }
-        waiting = {
+        """The facts of all events."""
+        known = {
             key_id: each._replace(introduced=self._as_nameable(each.introduced))
-            for key_id, each in (self._waiting | undone).items()
+            for key_id, each in self._introduced.items()
+        }
+        admissions = self._in_force()
+        admitted = {
+            key_id: known[key_id]._replace(key=self._bounded(known[key_id].key), admitted_by=admission.signer_id)
+            for key_id, admission in admissions.items()
         }
         return KeyHistory(
             root_key_id=self._root,
             admitted=admitted,
-            waiting=waiting,
+            waiting={key_id: each for key_id, each in known.items() if key_id not in admitted},
             authorities=frozenset(self._authorities),
             reasons=dict(self._reasons),
             replaced=frozenset(self._replaced),
@@ -374,59 +363,58 @@ class _Folding:
             tokens={
                 token_id: token
                 for token_id, (token, signer_id) in self._tokens.items()
-                if signer_id in standing
+                if signer_id in admitted
                 and (signer_id not in self._revoked or token.issued_hlc < self._revoked[signer_id])
             },
         )
+
+    def _bounded(self, key: PublicKey) -> PublicKey:
+        return replace(key, not_after=self._ends.get(key.key_id), revoked_from_hlc=self._revoked.get(key.key_id))
 
     def _as_nameable(self, introduced: KeyEvent) -> KeyEvent:
         """The entry, at a place that a statement may name."""
         return introduced if introduced.at in self.anchors or self._fork is None else introduced._replace(at=self._fork)
 
-    def _standing(self) -> dict[str, _Admission]:
-        """By key the first admission that no revocation undoes: that of the root, and those by keys that stand."""
-        standing: dict[str, _Admission] = {}
-        while True:
-            more = {
-                key_id: admission
-                for key_id, admissions in self._admitted.items()
-                if key_id not in standing
-                for admission in reversed(admissions)
-                if self._stands(key_id, admission, standing)
-            }
-            if not more:
-                return standing
-            standing |= more
+    def _in_force(self) -> dict[str, _Admission]:
+        """By key the first admission that no revocation undoes: that of the root, and those by keys in force."""
+        found: dict[str, _Admission] = {}
+        while more := {
+            key_id: admission
+            for key_id, admissions in self._admitted.items()
+            if key_id not in found
+            for admission in reversed(admissions)
+            if self._is_in_force(key_id, admission, found)
+        }:
+            found |= more
+        return found
 
-    def _stands(self, key_id: str, admission: _Admission, standing: Mapping[str, _Admission]) -> bool:
-        if admission.signer_id is None:
-            return True
-        if admission.signer_id not in standing:
-            return False
-        revoked_from = self._revoked.get(admission.signer_id)
-        return revoked_from is None or admission.hlc < revoked_from or key_id in self._spared[admission.signer_id]
+    def _is_in_force(self, key_id: str, admission: _Admission, found: Mapping[str, _Admission]) -> bool:
+        signer_id, hlc = admission
+        if signer_id is None or signer_id not in found:
+            return signer_id is None
+        is_before = signer_id not in self._revoked or hlc < self._revoked[signer_id]
+        return is_before or key_id in self._spared[signer_id]
 
     def _line_of(self, key_id: str | None) -> set[str]:
         """``key_id`` and the keys by which it was admitted, up to the root."""
-        standing, line = self._standing(), set()
+        admissions, line = self._in_force(), set()
         while key_id is not None and key_id not in line:
             line.add(key_id)
-            key_id = standing[key_id].signer_id if key_id in standing else None
+            key_id = admissions[key_id].signer_id if key_id in admissions else None
         return line
 
 
 class _Admission(NamedTuple):
-    """That a key was admitted, by whom and when, and the entry that introduced it."""
+    """That a key was admitted: by which, None for the root, and when."""
 
-    key: PublicKey
     signer_id: str | None
     hlc: Hlc
-    introduced: KeyEvent
 
 
-def _waiting(key: PublicKey, introduced: KeyEvent) -> WaitingKey:
-    facts = {name: introduced.facts[name] for name in _ADDED_FACTS if name in introduced.facts}
-    return WaitingKey(key, _node(introduced), introduced, facts)
+def _known(key: PublicKey, introduced: KeyEvent) -> KnownKey:
+    return KnownKey(
+        key, introduced, {name: introduced.facts[name] for name in _ADDED_FACTS if name in introduced.facts}
+    )
 
 
 def _facts(key: PublicKey) -> dict[str, object]:
@@ -435,11 +423,6 @@ def _facts(key: PublicKey) -> dict[str, object]:
 
 def _key(event: KeyEvent) -> PublicKey:
     return PublicKey.from_json({name: event.facts.get(name) for name in _KEY_FACTS})
-
-
-def _node(event: KeyEvent) -> str | None:
-    node_id = event.facts.get("node_id")
-    return node_id if isinstance(node_id, str) else None
 
 
 def _time(text: object) -> datetime:

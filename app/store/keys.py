@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.store.reading import ENTRIES, columns, fetch_as, fetch_one_as, fetch_tuples
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.verification.entry_check import EntryRow
-from signing import issued_tokens
 from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
+from signing.key_statement import AFTER_TOKENS, TOKEN_PREFIX
 from signing.keys import PublicKey
 
 if TYPE_CHECKING:
@@ -155,8 +155,8 @@ async def list_entries(connection: Connection) -> list[EntryRow]:
             AFTER_SUBJECTS,
             FORK_PREFIX,
             AFTER_FORKS,
-            issued_tokens.SUBJECT_PREFIX,
-            issued_tokens.AFTER_SUBJECTS,
+            TOKEN_PREFIX,
+            AFTER_TOKENS,
         )
     )
 

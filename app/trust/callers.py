@@ -27,7 +27,7 @@ from app.runtime.principals import EVERY_TENANT, EVERYBODY, Needs, Principal, Ru
 from app.trust.console_sessions import ConsoleSessions, shown_cookie
 from app.trust.oidc import OidcIssuer
 from ledger.errors import InvalidInputError, UnauthenticatedError
-from signing.issued_tokens import IssuedToken
+from signing.key_statement import IssuedToken
 
 Scope = MutableMapping[str, Any]
 

@@ -45,10 +45,10 @@ from ledger.merkle import tiles
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, first_break_in, holds_together
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import damaged
-from signing import checkpoint, issued_tokens
+from signing import checkpoint
 from signing.checkpoint import Checkpoint
-from signing.key_history import KeyEvent, KeyFold, KeyHistory, WaitingKey, event_of, history_of, time_of
-from signing.key_statement import Anchor
+from signing.key_history import KeyEvent, KeyFold, KeyHistory, KnownKey, event_of, history_of, time_of
+from signing.key_statement import TOKEN_PREFIX, Anchor
 from signing.keys import ED25519, Keyring, PublicKey
 from signing.note import VerifierKey
 
@@ -97,7 +97,7 @@ class PublishedKeys(NamedTuple):
     """Keys that may be trusted, oldest first; those that wait to be admitted; the key that the ledger began with."""
 
     admitted: list[PublishedKey]
-    waiting: list[WaitingKey]
+    waiting: list[KnownKey]
     root_key_id: str | None
 
 
@@ -304,7 +304,7 @@ def _revocations(entries: Iterable[EntryRow]) -> Iterator[KeyEvent]:
                 Anchor(row[_SEQ], ""),
                 Hlc(0, 0, "damaged"),
                 SystemAction.TOKEN_REVOKED,
-                {"token_id": row[_JOB].removeprefix(issued_tokens.SUBJECT_PREFIX)},
+                {"token_id": row[_JOB].removeprefix(TOKEN_PREFIX)},
             )
 
 

@@ -26,7 +26,7 @@ from app.trust.key_changes import TRY_AGAIN, Facts, KeyChanges
 from ledger.errors import DurabilityTimeoutError, ForbiddenError, LedgerError, NotFoundError
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
-from signing.issued_tokens import SUBJECT_PREFIX, IssuedToken
+from signing.key_statement import TOKEN_PREFIX, IssuedToken
 
 FOLLOW_INTERVAL_S: Final = 1.0
 """Pause between two looks at the chain."""
@@ -192,7 +192,7 @@ class Tokens:
 
     async def _enter(self, action: SystemAction, token_id: str, facts: Facts) -> None:
         await self.keys.in_time(
-            self.keys.write_entry(action, f"{SUBJECT_PREFIX}{token_id}", facts),
+            self.keys.write_entry(action, f"{TOKEN_PREFIX}{token_id}", facts),
             DurabilityTimeoutError(f"{action} of token {token_id} is in this node's log, and not in the chain yet"),
         )
         await self.refresh()

@@ -31,7 +31,7 @@ from app.trust.tokens import Tokens
 from ledger import canonical
 from ledger.errors import ChainDamagedError, UnauthenticatedError
 from ledger.facts.events import SystemAction
-from signing.issued_tokens import SUBJECT_PREFIX
+from signing.key_statement import TOKEN_PREFIX
 from tests.app.chains import UNTIL_S, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.forging import forge
@@ -276,7 +276,7 @@ async def test_whoever_writes_the_database_issues_no_token(serve: Serve, superus
     )
     for statement in ({}, {"statement": real["statement"]}):
         payload = canonical.encode({**facts, **statement})
-        subject = f"{SUBJECT_PREFIX}{'f' * 16}"
+        subject = f"{TOKEN_PREFIX}{'f' * 16}"
         await forge(superuser, "_system", "node-of-mine", subject, SystemAction.TOKEN_ISSUED, payload)
     async with serve() as served, served.client(forged.text) as intruder:
         assert await status(intruder) == 401

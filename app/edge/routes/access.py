@@ -23,7 +23,7 @@ from app.trust.tokens import Tokens
 from app.write.intake.access_records import AccessRecords
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
-from signing.issued_tokens import IssuedToken
+from signing.key_statement import IssuedToken
 
 router = APIRouter(route_class=StrictRoute, tags=["access"], responses=PROBLEM_RESPONSE)
 

@@ -20,7 +20,7 @@ from app.store.sessions import NodePool
 from app.trust.key_chain import PublishedKey, Trust
 from app.trust.key_changes import KeyChanges
 from ledger.hlc import Hlc
-from signing.key_history import WaitingKey
+from signing.key_history import KnownKey
 
 router = APIRouter(route_class=StrictRoute, tags=["keys"], responses=PROBLEM_RESPONSE)
 
@@ -107,6 +107,6 @@ def _answer(item: PublishedKey) -> dict[str, Any]:
     return {**said.pop("key").to_json(), **said, "admitted": True, "introduced_by": introduced}
 
 
-def _waiting_answer(item: WaitingKey) -> dict[str, Any]:
+def _waiting_answer(item: KnownKey) -> dict[str, Any]:
     key = PublishedKey(item.key, item.node_id, False, False, None, None, item.introduced.at)
     return {**_answer(key), "admitted": False, "facts": item.facts, "is_old_form": item.is_old_form}
