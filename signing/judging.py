@@ -1,6 +1,9 @@
-"""What a bundle says of itself, judged by the keys of whoever verifies it: the manifest and the checkpoints.
+"""What a bundle says of itself, judged by what a verifier brings: keys, a checkpoint kept elsewhere, what it verified
+before, external witnesses and authorities. What the verdicts on bundles and on receipts (``signing.receipt_judging``)
+have in common is here too.
 
-``judged`` is the whole verification of an open bundle, whose container and digests ``signing.bundle.reader`` checked::
+``judge_bundle`` is the whole verification of an open bundle, whose container and digests ``signing.bundle.reader``
+checked (docs/formats/bundle.md)::
 
     1. the manifest's signature
     2. the checkpoints, and what external witnesses said of the log
@@ -9,24 +12,28 @@
     5. all of it together
 
 The verdict object is that of a chain with one aspect more, ``bundle``: container, digests and manifest. Where that
-is broken nothing else is looked at. Keys come from the caller alone; those inside a bundle are never used.
+is broken nothing else is looked at. Keys come from the caller alone; those inside a file are never used.
+Nothing is remembered here: the outcome says what is to be.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from ledger import verification
 from ledger.errors import (
     BundleInvalidError,
     BundleRefusedError,
     BundleSignatureError,
+    NotABundleError,
     ProofError,
     SignatureError,
     UntrustedKeyError,
@@ -34,14 +41,14 @@ from ledger.errors import (
 from ledger.verification.snapshot_check import OpenedSnapshot
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import ASPECTS, Break, Head, Verdict
+from signing import manifest as manifests
 from signing.anchors import NOBODY, ExternalWitnesses, with_anchors
 from signing.bundle.manifest import Manifest
-from signing.bundle.reader import BundleReader
-from signing.checkpoint import JudgedCheckpoint
+from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
+from signing.checkpoint import Checkpoint, JudgedCheckpoint
 from signing.envelope import Signed
 from signing.keys import Keyring
-from signing.manifest import judge_own_checkpoint
-from signing.memory import FileVerdict, Memory, Observation, compared
+from signing.memory import Memory, Observation, compared
 from signing.snapshot import open_snapshot
 
 BUNDLE: Final = "bundle"
@@ -50,6 +57,79 @@ BUNDLE_SIGNATURE: Final = "bundle-signature"
 """The kind of a break in the manifest's signature."""
 OWN, KEPT = "bundle", "file"
 """What ``compared_with`` calls the bundle's own checkpoint and one kept elsewhere."""
+
+NO_KEY: Final = "no key was given, so no signature was checked: whoever made the file may have made it all up"
+NONE_KEPT: Final = "no checkpoint kept elsewhere was given: that the log was longer once would not be seen"
+_UNTOLD: Final = ("to_chain_link", "consistency", "format_version", "parts")
+"""What of a manifest only its reader needs."""
+
+
+@dataclass(kw_only=True)
+class FileVerdict:
+    """What verifying one file came to."""
+
+    digest: str
+    """SHA-256 of the file, hex."""
+    size_bytes: int
+    verdict: dict[str, Any] = field(default_factory=dict)
+    """The verdict object of the interfaces, with an aspect for the file itself."""
+    checkpoint: Checkpoint | None = None
+    """The one in the file; None where the file cannot be read."""
+    not_checked: Sequence[str] = ()
+    """What could not be checked, and why, in words."""
+    memory: dict[str, Any] | None = None
+    """The result of comparing with the memory of the verifier, as ``Observation.report`` gives it."""
+
+    def combined(self, aspect: str, said: dict[str, Any], keys: dict[str, Any], **more: Any) -> dict[str, Any]:
+        """The verdict object with what was not checked, ``more``, the memory, and under ``aspect`` what the file is:
+        what it ``said``, and the ids of ``keys`` that signed."""
+        checkpoint = {} if self.checkpoint is None else {"checkpoint": self.checkpoint.to_json()}
+        memory = {} if self.memory is None else {"memory": self.memory}
+        about = {"sha256": self.digest, "bytes": self.size_bytes, **said, **checkpoint, **keys}
+        return {**self.verdict, "not_checked": [*self.not_checked], **more, **memory, aspect: about}
+
+
+def refused_verdict(
+    tenant_id: str | None, aspects: Sequence[str], kind: str, error: Exception, seqs: tuple[int, int] = (0, 0)
+) -> dict[str, Any]:
+    """The verdict object where the file itself, the first of ``aspects``, does not hold."""
+    return {
+        "tenant_id": tenant_id,
+        "valid": False,
+        "entries_checked": 0,
+        "from_seq": seqs[0],
+        "to_seq": seqs[1],
+        "verdicts": {aspects[0]: "broken"} | dict.fromkeys(aspects[1:], "not_checked"),
+        "first_break": Break(0, kind, str(error))._asdict(),
+        "breaks": {kind: 1},
+        "compared_with": None,
+        "not_compared": [],
+        "anchors": [],
+    }
+
+
+def is_valid(verdicts: Mapping[str, str]) -> bool:
+    return not {"broken", "unknown_key"} & set(verdicts.values())
+
+
+def observed(
+    memory: Memory | None, keyring: Keyring | None, tenant_id: str, note: str, to_seq: int, *, is_file: bool = False
+) -> Observation | None:
+    if memory is None or keyring is None:
+        return None
+    return Observation.at(memory, tenant_id, note, keyring, datetime.now(UTC), to_seq=to_seq, is_file=is_file)
+
+
+def is_compared_elsewhere(kept: JudgedCheckpoint | None, observation: Observation | None) -> bool:
+    """Whether there is a checkpoint that does not come with the file."""
+    return kept is not None or (observation is not None and bool(observation.before))
+
+
+def applying(reasons: Sequence[tuple[bool, str]]) -> list[str]:
+    return [reason for applies, reason in reasons if applies]
+
+
+# --- bundles ----------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -65,37 +145,50 @@ class BundleVerdict(FileVerdict):
 
     def to_json(self) -> dict[str, Any]:
         """The verdict object, and beside it what was verified."""
-        about: dict[str, Any] = {"sha256": self.digest, "bytes": self.size_bytes}
-        if self.manifest is not None:
-            told = msgspec.structs.asdict(self.manifest)
-            about |= {name: value for name, value in told.items() if name not in _UNTOLD}
-        if self.checkpoint is not None:
-            about["checkpoint"] = self.checkpoint.to_json()
-        about["manifest_key_ids"] = list(self.manifest_keys)
-        about["snapshot_key_ids"] = sorted(self.snapshot_keys)
-        return {**self.combined(), "bundle": about}
+        fields = {} if self.manifest is None else msgspec.structs.asdict(self.manifest)
+        said = {name: value for name, value in fields.items() if name not in _UNTOLD}
+        keys = {"manifest_key_ids": list(self.manifest_keys), "snapshot_key_ids": sorted(self.snapshot_keys)}
+        return self.combined(BUNDLE, said, keys)
 
 
-_UNTOLD: Final = ("to_chain_link", "consistency", "format_version", "parts")
-"""What of a manifest only its reader needs."""
-
-
-async def judged(
-    reader: BundleReader,
+async def verify_file(
+    path: Path,
     keyring: Keyring | None,
-    kept: JudgedCheckpoint | None,
-    verify_rows: Callable[..., Awaitable[Verdict]],
+    kept: JudgedCheckpoint | None = None,
     memory: Memory | None = None,
     outsiders: ExternalWitnesses = NOBODY,
 ) -> BundleVerdict:
-    """The verdict on an open bundle, against the keys of ``keyring``, a checkpoint kept elsewhere, what was verified
-    before and what ``outsiders`` said. Nothing is remembered here: the outcome says what is to be.
+    """The verdict on a bundle, whole or damaged.
 
-    Without ``keyring`` no signature is judged, and nothing vouches for what else is found. ``verify_rows`` is
-    ``ledger.verification.verify`` over the bundle's rows.
+    Raises:
+        NotABundleError: the file is something else.
+        OSError: the file cannot be read.
     """
     began_s = time.perf_counter()
-    manifest = reader.manifest
+    try:
+        with BundleReader.open(path, keyring) as reader:
+            return await judge_bundle(BundleChainReader(reader), keyring, kept, memory, outsiders)
+    except NotABundleError:
+        raise
+    except BundleInvalidError as error:
+        return refused(error, *digest_of(path), time.perf_counter() - began_s)
+
+
+async def judge_bundle(
+    rows: BundleChainReader,
+    keyring: Keyring | None,
+    kept: JudgedCheckpoint | None = None,
+    memory: Memory | None = None,
+    outsiders: ExternalWitnesses = NOBODY,
+    on_break: Callable[[Break], object] | None = None,
+) -> BundleVerdict:
+    """The verdict on an open bundle, against the keys of ``keyring``, a checkpoint kept elsewhere, what was verified
+    before and what ``outsiders`` said. ``on_break`` is called with each break of the rows.
+
+    Without ``keyring`` no signature is judged, and nothing vouches for what else is found.
+    """
+    began_s = time.perf_counter()
+    reader, manifest = rows.bundle, rows.bundle.manifest
     result = BundleVerdict(digest=reader.digest, size_bytes=reader.size_bytes, manifest=manifest)
 
     def opened(text: str) -> OpenedSnapshot:
@@ -113,15 +206,17 @@ async def judged(
         heads, undecided = _heads(manifest, own, kept)
         anchors = reader.anchors()
         # 3. What this verifier verified before.
-        observation = _observed(reader, keyring, memory)
+        observation = observed(memory, keyring, manifest.tenant_id, reader.checkpoint(), manifest.to_seq, is_file=True)
         heads += [] if observation is None else observation.heads
         # 4. The rows.
-        found = await verify_rows(
+        found = await verification.verify(
+            rows,
             tenant_id=manifest.tenant_id,
             from_seq=manifest.from_seq if manifest.from_seq > 1 else None,
             open_snapshot=opened,
             checkpoints=heads,
             projection=False,
+            on_break=on_break,
         )
     except BundleInvalidError as error:
         return _broken(result, error, time.perf_counter() - began_s)
@@ -130,20 +225,12 @@ async def judged(
     if kept is not None and kept.unknown is None and kept.checkpoint[:2] == own.checkpoint[:2]:
         verdict = compared(verdict, kept.checkpoint, own.checkpoint, KEPT)
     verdict = verdict if observation is None else observation.compared_with_own(verdict)
-    result.verdict = with_anchors(verdict, anchors, own.checkpoint, keyring, outsiders)
-    _add_manifest(result.verdict, signed)
-    _add_checkpoints(result.verdict, own, kept, keyring, undecided)
+    verdict = with_anchors(verdict, anchors, own.checkpoint, keyring, outsiders)
+    result.verdict = _with_signatures(verdict, signed, own, kept, keyring, undecided)
     if observation is not None:
         result.memory = observation.report(result.verdict)
-    result.not_checked = _left_out(found, result, keyring, _unjudged(own, kept, undecided, observation))
+    result.not_checked = _left_out(found, result.verdict, own, kept, keyring, undecided, observation)
     return result
-
-
-def _observed(reader: BundleReader, keyring: Keyring | None, memory: Memory | None) -> Observation | None:
-    if memory is None or keyring is None:
-        return None
-    tenant_id, note, last = reader.manifest.tenant_id, reader.checkpoint(), reader.manifest.to_seq
-    return Observation.at(memory, tenant_id, note, keyring, datetime.now(UTC), to_seq=last, is_file=True)
 
 
 def refused(error: BundleInvalidError, digest: str, size_bytes: int, seconds: float = 0) -> BundleVerdict:
@@ -174,22 +261,18 @@ def _own_checkpoint(reader: BundleReader, keyring: Keyring | None) -> JudgedChec
         BundleInvalidError: it is none of this log that covers the range.
     """
     try:
-        return judge_own_checkpoint(reader.manifest, reader.checkpoint(), keyring)
-    except SignatureError as error:
-        raise BundleInvalidError(f"the bundle's checkpoint does not hold: {error}") from error
-    except ProofError as error:
-        raise BundleInvalidError(
-            f"the bundle's checkpoint is not of a log that begins with its entries: {error}"
-        ) from error
+        return manifests.judge_own_checkpoint(reader.manifest, reader.checkpoint(), keyring)
+    except (SignatureError, ProofError) as error:
+        what = "is not of a log that begins with its entries" if isinstance(error, ProofError) else "does not hold"
+        raise BundleInvalidError(f"the bundle's checkpoint {what}: {error}") from error
 
 
 def _heads(
     manifest: Manifest, own: JudgedCheckpoint, kept: JudgedCheckpoint | None
 ) -> tuple[list[TreeHead], str | None]:
     """The tree heads that the entries can be compared with, and why the kept one cannot."""
-    heads = []
-    if own.unknown is None:
-        heads.append(TreeHead(manifest.tree_size, bytes.fromhex(manifest.tree_root), OWN, is_own=True))
+    tree_head = TreeHead(manifest.tree_size, bytes.fromhex(manifest.tree_root), OWN, is_own=True)
+    heads = [tree_head] if own.unknown is None else []
     if kept is None or kept.unknown is not None:
         return heads, None
     head = kept.checkpoint
@@ -199,91 +282,80 @@ def _heads(
         return heads, None
     if manifest.to_seq < head.size < own.checkpoint.size:
         return heads, f"the checkpoint given covers {head.size} entries, the bundle ends at seq {manifest.to_seq}"
-    heads.append(TreeHead(head.size, head.root, KEPT))
-    return heads, None
+    return [*heads, TreeHead(head.size, head.root, KEPT)], None
 
 
-# --- the verdict ------------------------------------------------------------------------------------------
-
-
-def _add_manifest(verdict: dict[str, Any], signed: Signed) -> None:
-    verdict["verdicts"] = {BUNDLE: signed.verdict, **verdict["verdicts"]}
-    if signed.verdict == "unknown_key":
-        verdict["valid"] = False
-        why = Break(0, BUNDLE_SIGNATURE, f"the manifest's signature: {signed.detail}")._asdict()
-        verdict["first_break"] = verdict["first_break"] or why
-
-
-def _add_checkpoints(
+def _with_signatures(
     verdict: dict[str, Any],
+    signed: Signed,
     own: JudgedCheckpoint,
     kept: JudgedCheckpoint | None,
     keyring: Keyring | None,
     undecided: str | None,
-) -> None:
-    """The verdict on checkpoints, where more than the comparison of roots decides it. What is broken stays so."""
-    verdict["not_compared"] = [] if undecided is None else [KEPT]
-    verdicts = verdict["verdicts"]
-    if verdicts["checkpoint"] == "broken":
-        return
-    if own.unknown is not None or (kept is not None and kept.unknown is not None):
-        verdicts["checkpoint"] = "unknown_key"
-        verdict["valid"] = False
-    elif keyring is None or undecided is not None:
-        verdicts["checkpoint"] = "not_checked"
+) -> dict[str, Any]:
+    """``verdict`` with that on the manifest's signature, and on checkpoints where more than the comparison of roots
+    decides it. What is broken stays so."""
+    verdicts = {BUNDLE: signed.verdict, **verdict["verdicts"]}
+    if verdicts["checkpoint"] != "broken":
+        if own.unknown is not None or (kept is not None and kept.unknown is not None):
+            verdicts["checkpoint"] = "unknown_key"
+        elif keyring is None or undecided is not None:
+            verdicts["checkpoint"] = "not_checked"
+    first = verdict["first_break"]
+    if first is None and signed.verdict == "unknown_key":
+        first = Break(0, BUNDLE_SIGNATURE, f"the manifest's signature: {signed.detail}")._asdict()
+    is_left = [] if undecided is None else [KEPT]
+    return {
+        **verdict,
+        "verdicts": verdicts,
+        "valid": is_valid(verdicts),
+        "first_break": first,
+        "not_compared": is_left,
+    }
 
 
-def _unjudged(
-    own: JudgedCheckpoint, kept: JudgedCheckpoint | None, undecided: str | None, observation: Observation | None
+def _left_out(
+    found: Verdict,
+    verdict: Mapping[str, Any],
+    own: JudgedCheckpoint,
+    kept: JudgedCheckpoint | None,
+    keyring: Keyring | None,
+    undecided: str | None,
+    observation: Observation | None,
 ) -> list[str]:
-    """Which checkpoints say nothing here, and why."""
-    left = []
-    if own.unknown is not None:
-        left.append(f"the checkpoint inside: {own.unknown}")
-    if observation is not None and observation.why_not is not None:
-        left.append(f"what is remembered of this log: {observation.why_not}")
-    if kept is None and (observation is None or not observation.before):
-        left.append("no checkpoint kept elsewhere was given: that the log was longer once would not be seen")
-    elif kept is not None and kept.unknown is not None:
-        left.append(f"the checkpoint given: {kept.unknown}")
-    return left if undecided is None else [*left, undecided]
-
-
-def _left_out(found: Verdict, result: BundleVerdict, keyring: Keyring | None, unjudged: Sequence[str]) -> list[str]:
-    left = []
-    if keyring is None:
-        left.append("no key was given, so no signature was checked: whoever made the file may have made it all up")
-    if found.from_seq > 1:
-        left.append(
-            f"the range begins at seq {found.from_seq}: what came before, and the tree over all of it, is not here"
+    """What could not be checked, and why."""
+    unsigned, later = verdict["unsigned_entries"], f"the range begins at seq {found.from_seq}"
+    older = None if observation is None else observation.why_not
+    unknown = None if kept is None else kept.unknown
+    return applying(
+        (
+            (keyring is None, NO_KEY),
+            (found.from_seq > 1, f"{later}: what came before, and the tree over all of it, is not here"),
+            (
+                unsigned > 0,
+                f"no snapshot covers the last {unsigned} entries, from seq {found.signed_to.seq + 1} on",
+            ),
+            (own.unknown is not None, f"the checkpoint inside: {own.unknown}"),
+            (older is not None, f"what is remembered of this log: {older}"),
+            (not is_compared_elsewhere(kept, observation), NONE_KEPT),
+            (unknown is not None, f"the checkpoint given: {unknown}"),
+            (undecided is not None, f"{undecided}"),
+            (
+                found.from_seq > 1 and found.commitments > 0,
+                "verdicts on proposals: each hangs on all entries before it, and not all are here",
+            ),
+            (True, "job states: bundles hold none, they follow from the entries"),
         )
-    unsigned = result.verdict["unsigned_entries"]
-    if unsigned > 0:
-        left.append(f"no snapshot covers the last {unsigned} entries, from seq {found.signed_to.seq + 1} on")
-    left += unjudged
-    if found.from_seq > 1 and found.commitments:
-        left.append("verdicts on proposals: each hangs on all entries before it, and not all are here")
-    left.append("job states: bundles hold none, they follow from the entries")
-    return left
+    )
 
 
 def _broken(result: BundleVerdict, error: BundleInvalidError, seconds: float) -> BundleVerdict:
     """The verdict when the bundle itself does not hold."""
     manifest = result.manifest
     kind = BUNDLE_SIGNATURE if isinstance(error, BundleSignatureError) else BUNDLE
-    result.verdict = {
-        "tenant_id": manifest.tenant_id if manifest is not None else None,
-        "valid": False,
-        "entries_checked": 0,
-        "from_seq": manifest.from_seq if manifest is not None else 0,
-        "to_seq": manifest.to_seq if manifest is not None else 0,
+    tenant_id, seqs = (None, (0, 0)) if manifest is None else (manifest.tenant_id, (manifest.from_seq, manifest.to_seq))
+    result.verdict = refused_verdict(tenant_id, (BUNDLE, *ASPECTS), kind, error, seqs) | {
         "head": Head(0, None, None)._asdict(),
-        "verdicts": {BUNDLE: "broken"} | dict.fromkeys(ASPECTS, "not_checked"),
-        "first_break": Break(0, kind, str(error))._asdict(),
-        "breaks": {kind: 1},
-        "compared_with": None,
-        "not_compared": [],
-        "anchors": [],
         "signed_to_seq": 0,
         "unsigned_entries": 0,
         "duration_ms": round(seconds * 1000, 1),

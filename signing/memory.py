@@ -26,8 +26,8 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ledger import canonical
+from ledger import canonical, rfc3339
 from ledger.errors import ConfigurationError, LedgerError, SignatureError
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import rollback, with_checkpoint
@@ -68,14 +68,12 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """RFC 3339."""
 
     @classmethod
-    def of(cls, note: str, root_key: str, seen_at: datetime | str) -> Seen:
+    def of(cls, note: str, root_key: str, seen_at: str) -> Seen:
         """What is to be remembered of a verified ``note``.
 
         Raises:
             SignatureError: it holds no checkpoint.
         """
-        if isinstance(seen_at, datetime):
-            seen_at = seen_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         seen = cls(note, root_key, seen_at)
         assert seen.checkpoint.size >= 0
         return seen
@@ -94,6 +92,9 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         """Those of the keys that signed in the log's name."""
         signatures = notes.parse(self.note).signatures
         return frozenset(each.key_hash for each in signatures if each.name == self.checkpoint.origin)
+
+    def __str__(self) -> str:
+        return f"{self.checkpoint.size} entries of log {self.checkpoint.origin}, verified {self.seen_at}"
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -266,8 +267,7 @@ def _read(path: Path) -> dict[tuple[str, str], Seen]:
 
 def _write(path: Path, logs: Mapping[tuple[str, str], Seen]) -> None:
     items = [each for _, each in sorted(logs.items())]
-    content = _Content(items, _digest(items), _VERSION)
-    data = canonical.encode(msgspec.to_builtins(content))
+    data = canonical.encode(msgspec.to_builtins(_Content(items, _digest(items), _VERSION)))
     if len(data) > FILE_BYTES_MAX:
         raise ConfigurationError(f"{path} would have more than {FILE_BYTES_MAX} bytes: {_WAY_OUT}")
     with whole_file(path, FILE_MODE) as file:
@@ -276,28 +276,6 @@ def _write(path: Path, logs: Mapping[tuple[str, str], Seen]) -> None:
 
 def _digest(items: list[Seen]) -> str:
     return sha256(canonical.encode(msgspec.to_builtins(items))).hexdigest()
-
-
-@dataclass(kw_only=True)
-class FileVerdict:
-    """What verifying one file came to; a bundle and a receipt have more."""
-
-    digest: str
-    """SHA-256 of the file, hex; what a bundle is named by."""
-    size_bytes: int
-    verdict: dict[str, Any] = field(default_factory=dict)
-    """The verdict object of the interfaces, with an aspect for the file itself."""
-    checkpoint: Checkpoint | None = None
-    """The one in the file; None where the file cannot be read."""
-    not_checked: list[str] = field(default_factory=list)
-    """What could not be checked, and why, in words."""
-    memory: dict[str, Any] | None = None
-    """What comparing with the memory of the verifier came to, as ``Observation.report`` gives it."""
-
-    def combined(self, **more: Any) -> dict[str, Any]:
-        """The verdict object with what was not checked, ``more``, and the memory."""
-        memory = {} if self.memory is None else {"memory": self.memory}
-        return {**self.verdict, "not_checked": self.not_checked, **more, **memory}
 
 
 _MUST_HOLD: Final = ("links", "payloads", "head", "snapshots", "signatures", "tree")
@@ -334,10 +312,10 @@ class Observation(NamedTuple):
         Whoever edits a ledger can take its checkpoint away. Then every log of the tenant counts that a key signed.
         """
         own = _opened(tenant_id, note, keyring, now)
-        if own is None and to_seq is None:
-            return cls(memory, memory.seen_of_tenant(tenant_id, keyring), None)
-        before = None if own is None else memory.seen(own)
-        if is_file and before is not None and own is not None and before.checkpoint == own.checkpoint:
+        if own is None:
+            return cls(memory, () if to_seq is not None else memory.seen_of_tenant(tenant_id, keyring), None, to_seq)
+        before = memory.seen(own)
+        if is_file and before is not None and before.checkpoint == own.checkpoint:
             return cls(memory, (), own, to_seq, before)
         return cls(memory, () if before is None else (before,), own, to_seq)
 
@@ -347,13 +325,10 @@ class Observation(NamedTuple):
         one, and no rollback by itself."""
         if self.now is None or self.to_seq is None:
             return None
-        last = self.now.checkpoint.size
-        for seen in self.before:
-            if seen.checkpoint.size > last:
-                return f"what is here is older, and ends at {last} entries: that is no rollback by itself"
-            if self.to_seq < seen.checkpoint.size < last:
-                return f"only the entries up to seq {self.to_seq} are here"
-        return None
+        last, newest = self.now.checkpoint.size, max(map(_size, self.before), default=0)
+        if newest > last:
+            return f"what is here is older, and ends at {last} entries: that is no rollback by itself"
+        return f"only the entries up to seq {self.to_seq} are here" if self.to_seq < newest < last else None
 
     def compared_with_own(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """``verdict`` on such a range; what was verified is compared with its checkpoint, if they are of one size."""
@@ -371,10 +346,9 @@ class Observation(NamedTuple):
     def heads(self) -> list[TreeHead]:
         """Tree heads that the entries must agree with; of a range, those from before that it reaches."""
         heads = [TreeHead(seen.checkpoint.size, seen.checkpoint.root, MEMORY) for seen in self.before]
-        if self.to_seq is not None:
-            return [head for head in heads if head.size <= self.to_seq]
-        own = () if self.now is None else (self.now.checkpoint,)
-        return heads + [TreeHead(each.size, each.root, "", is_own=True) for each in own]
+        if self.to_seq is None and self.now is not None:
+            heads.append(TreeHead(self.now.checkpoint.size, self.now.checkpoint.root, "", is_own=True))
+        return [head for head in heads if self.to_seq is None or head.size <= self.to_seq]
 
     def verified(self, verdict: Mapping[str, Any]) -> Seen | None:
         """What to remember now that the verdict is known: nothing unless all of it holds."""
@@ -399,23 +373,17 @@ class Observation(NamedTuple):
         }
 
     def _sentences(self, is_compared: bool, kept: Seen | None, never_whole: str | None) -> list[str]:
-        said = []
-        for seen in self.before:
-            what = f"{seen.checkpoint.size} entries of log {seen.checkpoint.origin}, verified {seen.seen_at}"
-            said.append(f"compared with {what}" if is_compared else f"not compared with {what}")
-        if self.why_not is not None:
-            said.append(self.why_not)
-        if self.itself is not None:
-            seen = self.itself
-            said.append(
-                f"what is remembered, {seen.checkpoint.size} entries of log {seen.checkpoint.origin}, verified "
-                f"{seen.seen_at}, is the checkpoint that came along: comparing the two would check nothing"
-            )
-        elif not self.before:
-            said.append("this is the first look at this log: there was nothing to compare with")
-        if kept is None:
-            said.append(_NOTHING_NEW + (never_whole or (_NOT_WHOLE if self.now else _NO_CHECKPOINT)))
-        return said
+        compared = "compared with" if is_compared else "not compared with"
+        itself = f"what is remembered, {self.itself}, is the checkpoint that came along"
+        is_first = self.itself is None and not self.before
+        sentences = (
+            *((True, f"{compared} {seen}") for seen in self.before),
+            (self.why_not is not None, f"{self.why_not}"),
+            (self.itself is not None, f"{itself}: comparing the two would check nothing"),
+            (is_first, "this is the first look at this log: there was nothing to compare with"),
+            (kept is None, _NOTHING_NEW + (never_whole or (_NOT_WHOLE if self.now else _NO_CHECKPOINT))),
+        )
+        return [sentence for applies, sentence in sentences if applies]
 
 
 def remember_observed(memory: Memory, observations: Iterable[dict[str, Any] | None]) -> None:
@@ -465,11 +433,10 @@ def compared(verdict: dict[str, Any], kept: Checkpoint, own: Checkpoint, source:
     entries, unless the entries themselves were."""
     if source in (verdict["compared_with"] or "").split(", "):
         return verdict
-    found = None
-    if kept.root != own.root:
-        detail = f"the checkpoint that came along is not that of {source}, of the same {kept.size} entries"
-        found = rollback(kept.size, detail, kept.root.hex(), own.root.hex())
-    return with_checkpoint(verdict, "ok" if found is None else "broken", source, found)
+    if kept.root == own.root:
+        return with_checkpoint(verdict, "ok", source)
+    detail = f"the checkpoint that came along is not that of {source}, of the same {kept.size} entries"
+    return with_checkpoint(verdict, "broken", source, rollback(kept.size, detail, kept.root.hex(), own.root.hex()))
 
 
 _NOTHING_NEW: Final = "nothing new is remembered: "
@@ -485,16 +452,19 @@ def _opened(tenant_id: str, note: str | None, keyring: Keyring, now: datetime) -
         if not checkpoint.origin.endswith(f"/{tenant_id}"):
             return None
         # What nobody vouches for is not remembered: neither names it the log, nor does it make the note too long.
-        return Seen.of(signed_by(note, keyring), keyring.root_key_id or signer_of(note, keyring).key_id, now)
+        return Seen.of(
+            signed_by(note, keyring),
+            keyring.root_key_id or signer_of(note, keyring).key_id,
+            rfc3339.written(now, "seconds"),
+        )
     except SignatureError:
         return None
 
 
 def _is_whole(verdict: Mapping[str, Any]) -> bool:
     """Whether a verdict object says that everything from the first entry on was verified and holds."""
-    verdicts = verdict["verdicts"]
-    is_whole = verdict["valid"] and verdict["from_seq"] == 1
-    return bool(is_whole and all(verdicts.get(aspect) == "ok" for aspect in _MUST_HOLD))
+    holds = all(verdict["verdicts"].get(aspect) == "ok" for aspect in _MUST_HOLD)
+    return bool(holds and verdict["valid"] and verdict["from_seq"] == 1)
 
 
 def _size(seen: Seen) -> int:

@@ -1,7 +1,7 @@
 """Taking bundles: one task a bundle verifies it wholly, with the keys that are trusted, then gives its entries.
 
 Of each bundle comes one row more, behind its entries: what verifying it came to, and why it is refused if it is.
-A task holds one part of its bundle at a time.
+A task holds two parts of its bundle at a time: a thread reads the next one ahead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -27,11 +26,10 @@ from ledger.errors import (
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_error
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.hlc import Hlc
-from ledger.verification import verify
 from pipeline.arrow import batch_of_columns, ddl_of
 from pipeline.source import over_numbers
 from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
-from signing.judging import BundleVerdict, judged, refuse_unless_trusted, refused
+from signing.judging import BundleVerdict, judge_bundle, refuse_unless_trusted, refused
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -119,7 +117,7 @@ def _taken(file: str, number: int, keyring: Keyring, counter: Accumulator[int] |
     began_s = time.perf_counter()
     try:
         with BundleReader.open(file, keyring) as reader:
-            found = asyncio.run(judged(reader, keyring, None, partial(verify, BundleChainReader(reader))))
+            found = asyncio.run(judge_bundle(BundleChainReader(reader), keyring))
             taken = _about(taken, reader, found)
             refuse_unless_trusted(name, found, "--keys")
             if taken.tenant_id == SYSTEM_TENANT:

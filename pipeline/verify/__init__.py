@@ -26,7 +26,6 @@ import msgspec
 import orjson
 import pyarrow as pa
 
-from ledger import verification
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, BundleInvalidError, NotABundleError
 from ledger.exit_code import ExitCode
 from ledger.verification.projection_check import CHAIN_ASPECTS
@@ -66,7 +65,7 @@ from pipeline.verify.tasks import (
 )
 from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
-from signing.judging import BundleVerdict, judged, refused
+from signing.judging import BundleVerdict, judge_bundle, refused
 from signing.keys import Keyring
 from signing.memory import Memory
 
@@ -389,8 +388,8 @@ def _verified(
     began_s = time.perf_counter()
     try:
         with BundleReader.open(file, keyring) as reader:
-            verify_rows = partial(verification.verify, BundleChainReader(reader), on_break=breaks.append)
-            return asyncio.run(judged(reader, keyring, _kept_of_log(reader, kept, keyring), verify_rows, memory))
+            rows, kept_of_log = BundleChainReader(reader), _kept_of_log(reader, kept, keyring)
+            return asyncio.run(judge_bundle(rows, keyring, kept_of_log, memory, on_break=breaks.append))
     except NotABundleError:
         raise
     except BundleInvalidError as error:

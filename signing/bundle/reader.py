@@ -6,7 +6,8 @@ Two passes over one open file::
        manifest, not parsed before a signature was refused that a held key did not make, whose list of parts must be
        the members that are there. No other member is looked into.
     2. the rows, as a verification or an import asks for them: each part is read and hashed again before its bytes are
-       decompressed, up to the size the manifest names, and its rows parsed.
+       decompressed, up to the size the manifest names, and its rows parsed. While the rows of a part are checked a
+       thread reads the next one.
 
 Who signed the manifest is judged by ``signing.judging``: until that is done, and the rows are verified, what is
 read is what somebody wrote.
@@ -17,9 +18,12 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from hashlib import sha256
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from hashlib import file_digest, sha256
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, BinaryIO, Final, NamedTuple, Self
 
 from ledger.bundle.format import (
     ANCHORS,
@@ -50,7 +54,7 @@ from signing.anchors import BundledAnchor, decode_anchors
 from signing.bundle.manifest import Manifest, evidence_refusal
 from signing.files import HEAD_BYTES, is_like_bundle, looks_like, open_regular
 from signing.keys import Keyring
-from signing.snapshot import FROM_SEQ, TO_SEQ, check_ascending, decode_snapshot
+from signing.snapshot import FROM_SEQ, TO_SEQ, decode_snapshot
 
 READ_BYTES: Final = 1 << 20
 _GZIP: Final = 31
@@ -75,21 +79,16 @@ class Scanned(NamedTuple):
     manifest_sha256: str
 
 
-class BundleReader:
+class BundleReader(AbstractContextManager["BundleReader"]):
     """One open bundle. Use as a context; belongs to one thread at a time, but for ``read_part``."""
 
-    def __init__(self, descriptor: int, keyring: Keyring | None, scanned: Scanned | None = None) -> None:
-        """Takes the descriptor over, which MUST be of a regular file; prefer ``open``."""
-        self._descriptor = descriptor
-        if scanned is None:
-            members, self.digest, self.size_bytes = _scan(descriptor)
-        else:
-            members, self.digest, self.size_bytes = _walk(descriptor, scanned), scanned.digest, scanned.size_bytes
+    def __init__(self, file: BinaryIO, keyring: Keyring | None, scanned: Scanned | None = None) -> None:
+        """Takes over the file, which MUST be a regular one; prefer ``open``."""
+        self._file = file
+        members, self.scanned = _scan(file.fileno()) if scanned is None else (_walk(file.fileno(), scanned), scanned)
+        self.digest, self.size_bytes, _ = self.scanned
         manifest = members.pop()
-        self.scanned = Scanned(self.digest, self.size_bytes, manifest.sha256)
-        data = os.pread(descriptor, manifest.size, manifest.offset)
-        _compare(manifest, data)
-        self.envelope = Manifest.open_envelope(data)
+        self.envelope = Manifest.open_envelope(self._read(manifest))
         Manifest.judge(self.envelope, keyring)
         self.manifest: Manifest = Manifest.read(self.envelope.payload)
         _check_members(members, self.manifest)
@@ -97,7 +96,10 @@ class BundleReader:
             member.name: member._replace(sha256=part.sha256)
             for member, part in zip(members, self.manifest.parts, strict=True)
         }
-        self._first_seqs = _first_seqs(self.manifest)
+        self._first_seqs = [
+            *accumulate((part.rows for part in self.manifest.entry_parts), initial=self.manifest.from_seq)
+        ]
+        """Seq with which each entry part should begin, and that behind the last."""
 
     @classmethod
     def open(cls, path: str | Path, keyring: Keyring | None = None, scanned: Scanned | None = None) -> Self:
@@ -113,25 +115,19 @@ class BundleReader:
             BundleSignatureError: its signature does not hold.
             OSError: it cannot be read, or is not a regular file.
         """
-        with open_regular(path) as file:
-            descriptor = os.dup(file.fileno())
+        file = open_regular(path)
         try:
-            head = os.pread(descriptor, HEAD_BYTES, 0)
+            head = os.pread(file.fileno(), HEAD_BYTES, 0)
             if not is_like_bundle(head):
                 raise NotABundleError(f"it is no bundle; it looks like {looks_like(head)}")
-            return cls(descriptor, keyring, scanned)
+            return cls(file, keyring, scanned)
         except BaseException:
-            os.close(descriptor)
+            file.close()
             raise
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
+        self._file.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -151,7 +147,7 @@ class BundleReader:
             BundleInvalidError: it is not text.
         """
         try:
-            return self._small(CHECKPOINT).decode()
+            return self._read(self._members[CHECKPOINT]).decode()
         except UnicodeDecodeError as error:
             raise BundleInvalidError("the checkpoint is not UTF-8") from error
 
@@ -161,12 +157,12 @@ class BundleReader:
         Raises:
             BundleInvalidError: it is malformed.
         """
-        return decode_anchors(self._small(ANCHORS)) if self.manifest.has_anchors else []
+        return decode_anchors(self._read(self._members[ANCHORS])) if self.manifest.has_anchors else []
 
-    def _small(self, name: str) -> bytes:
-        member = self._members[name]
-        data = os.pread(self._descriptor, member.size, member.offset)
-        _compare(member, data)
+    def _read(self, member: Member) -> bytes:
+        data = os.pread(self._file.fileno(), member.size, member.offset)
+        if sha256(data).hexdigest() != member.sha256:
+            raise BundleInvalidError(f"{member.name} changed while it was read")
         return data
 
     # --- rows -----------------------------------------------------------------------------------------
@@ -177,8 +173,14 @@ class BundleReader:
         Raises:
             BundleInvalidError: a part is not what the manifest says.
         """
-        for number in self.parts_of(from_seq, to_seq):
-            yield from self.part_batches(number, self.read_part(number), from_seq, to_seq)
+        numbers = self.parts_of(from_seq, to_seq)
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            ahead = [thread.submit(self.read_part, number) for number in numbers[:1]]
+            for number, following in pairwise((*numbers, None)):
+                assert number is not None
+                raw = ahead.pop().result()
+                ahead += [] if following is None else [thread.submit(self.read_part, following)]
+                yield from self.part_batches(number, raw, from_seq, to_seq)
 
     def snapshot_rows(self) -> Iterator[Row]:
         """``SNAPSHOT_COLUMNS`` of every snapshot, by ``from_seq``; envelopes are text.
@@ -189,8 +191,12 @@ class BundleReader:
         after_seq, count = self.manifest.from_seq - 1, 0
         for line in self._lines(self._members[SNAPSHOTS]):
             row = decode_snapshot(line, self.manifest.tenant_id)
-            after_seq = check_ascending([row], after_seq, self.manifest.to_seq)
-            count += 1
+            first_seq, last_seq = row[FROM_SEQ], row[TO_SEQ]
+            if not after_seq < first_seq <= last_seq <= self.manifest.to_seq:
+                raise BundleInvalidError(
+                    f"the snapshot of {first_seq}..{last_seq} is out of order or outside the range"
+                )
+            after_seq, count = first_seq, count + 1
             yield row
         if count != self.manifest.snapshot_count:
             raise BundleInvalidError(f"there are {count} snapshots, and {self.manifest.snapshot_count} are listed")
@@ -210,12 +216,10 @@ class BundleReader:
 
     def parts_of(self, from_seq: int | None, to_seq: int | None) -> list[int]:
         """Numbers, from 0, of the parts that should hold entries of this range; the open ends take all."""
-        first_seqs, parts = self._first_seqs, self.manifest.entry_parts
         return [
             number
-            for number, part in enumerate(parts)
-            if (from_seq is None or first_seqs[number] + part.rows > from_seq)
-            and (to_seq is None or first_seqs[number] <= to_seq)
+            for number, (first_seq, next_seq) in enumerate(pairwise(self._first_seqs))
+            if (from_seq is None or next_seq > from_seq) and (to_seq is None or first_seq <= to_seq)
         ]
 
     def read_part(self, number: int) -> bytes:
@@ -225,10 +229,7 @@ class BundleReader:
             BundleInvalidError: it is not what the manifest says.
         """
         part = self.manifest.entry_parts[number]
-        member = self._members[part.name]
-        data = os.pread(self._descriptor, member.size, member.offset)
-        _compare(member, data)
-        return _decompressed(part, data)
+        return _decompressed(part, self._read(self._members[part.name]))
 
     def part_batches(
         self, number: int, raw: bytes, from_seq: int | None = None, to_seq: int | None = None
@@ -258,13 +259,10 @@ class BundleReader:
             raise BundleInvalidError("the first entry names none before it, and is not that of a chain")
 
     def _lines(self, member: Member) -> Iterator[bytes]:
-        hashed, rest, at = sha256(), b"", 0
-        while at < member.size:
-            data = os.pread(self._descriptor, min(READ_BYTES, member.size - at), member.offset + at)
-            if not data:
-                break
+        hashed, rest = sha256(), b""
+        for at in range(0, member.size, READ_BYTES):
+            data = os.pread(self._file.fileno(), min(READ_BYTES, member.size - at), member.offset + at)
             hashed.update(data)
-            at += len(data)
             *lines, rest = (rest + data).split(b"\n")
             if max(map(len, (rest, *lines))) > SNAPSHOT_ROW_BYTES_MAX:
                 raise BundleInvalidError(f"a row of {member.name} is longer than {SNAPSHOT_ROW_BYTES_MAX} bytes")
@@ -281,15 +279,11 @@ def digest_of(path: Path) -> tuple[str, int]:
     Raises:
         OSError: it cannot be read.
     """
-    digest, size = sha256(), 0
     with open_regular(path) as file:
-        while data := file.read(READ_BYTES):
-            digest.update(data)
-            size += len(data)
-    return digest.hexdigest(), size
+        return file_digest(file, sha256).hexdigest(), os.fstat(file.fileno()).st_size
 
 
-def _scan(descriptor: int) -> tuple[list[Member], str, int]:
+def _scan(descriptor: int) -> tuple[list[Member], Scanned]:
     """The members of the container, and digest and size of the file, every byte of which is accounted for."""
     whole = sha256()
     members: list[Member] = []
@@ -319,7 +313,7 @@ def _scan(descriptor: int) -> tuple[list[Member], str, int]:
     at += len(END)
     if os.pread(descriptor, 1, at):
         raise BundleInvalidError("there are bytes behind the end of the bundle")
-    return members, whole.hexdigest(), at
+    return members, Scanned(whole.hexdigest(), at, members[-1].sha256)
 
 
 def _walk(descriptor: int, scanned: Scanned) -> list[Member]:
@@ -352,14 +346,9 @@ def _read(descriptor: int, at: int, count: int, whole: Any) -> bytes:
 
 
 def _hash(descriptor: int, offset: int, size: int, whole: Any) -> str:
-    digest, left = sha256(), size
-    while left:
-        data = os.pread(descriptor, min(READ_BYTES, left), offset + size - left)
-        if not data:
-            raise BundleInvalidError(f"the bundle is cut short at byte {offset + size - left}")
-        digest.update(data)
-        whole.update(data)
-        left -= len(data)
+    digest = sha256()
+    for at in range(offset, offset + size, READ_BYTES):
+        digest.update(_read(descriptor, at, min(READ_BYTES, offset + size - at), whole))
     return digest.hexdigest()
 
 
@@ -371,20 +360,6 @@ def _check_members(members: Sequence[Member], manifest: Manifest) -> None:
             raise BundleInvalidError(f"part {part.name[:100]!r} is not of the size that the manifest names")
         if member.sha256 not in (part.sha256, _NOT_HASHED):
             raise BundleInvalidError(f"part {part.name} is not the one that the manifest names: its digest is another")
-
-
-def _first_seqs(manifest: Manifest) -> list[int]:
-    """Seq with which each entry part should begin."""
-    seqs, seq = [], manifest.from_seq
-    for part in manifest.entry_parts:
-        seqs.append(seq)
-        seq += part.rows
-    return seqs
-
-
-def _compare(member: Member, data: bytes) -> None:
-    if sha256(data).hexdigest() != member.sha256:
-        raise BundleInvalidError(f"{member.name} changed while it was read")
 
 
 def _decompressed(part: Part, data: bytes) -> bytes:
@@ -408,34 +383,29 @@ class BundleChainReader(RowsAlone):
     """An open bundle as a ``ledger.verification.ChainReader``; belongs to one task at a time."""
 
     def __init__(self, bundle: BundleReader) -> None:
-        self._bundle = bundle
+        self.bundle = bundle
 
     async def head(self) -> Head | None:
         """The end of the chain as the manifest names it."""
-        manifest = self._bundle.manifest
+        manifest = self.bundle.manifest
         return Head(manifest.to_seq, manifest.to_chain_link, manifest.last_hlc)
 
     async def last_entry(self) -> Head | None:
         """The last entry there is."""
-        return self._bundle.last_entry()
+        return self.bundle.last_entry()
 
     async def tree(self) -> StoredTree | None:
         """The tree as the manifest names it."""
-        return StoredTree(self._bundle.manifest.tree_size, self._bundle.manifest.tree_root)
+        return StoredTree(self.bundle.manifest.tree_size, self.bundle.manifest.tree_root)
 
     async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
         """Batches of ``ENTRY_COLUMNS`` as they stand, of those parts that the range touches."""
-        for batch in self._bundle.entry_batches(from_seq, to_seq):
+        for batch in self.bundle.entry_batches(from_seq, to_seq):
             yield batch
 
     async def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
         """Batches of ``SNAPSHOT_COLUMNS``, those wholly in the range."""
-        batch: list[Row] = []
-        for row in self._bundle.snapshot_rows():
-            if row[FROM_SEQ] >= from_seq and (to_seq is None or row[TO_SEQ] <= to_seq):
-                batch.append(row)
-            if len(batch) == SNAPSHOTS_A_BATCH:
-                yield batch
-                batch = []
-        if batch:
+        rows = self.bundle.snapshot_rows()
+        wanted = (row for row in rows if row[FROM_SEQ] >= from_seq and (to_seq is None or row[TO_SEQ] <= to_seq))
+        while batch := list(islice(wanted, SNAPSHOTS_A_BATCH)):
             yield batch

@@ -137,11 +137,10 @@ class BundleWriter:
             SignatureError: a stored envelope is not JSON with one reading.
             OSError: the temporary file does not take them.
         """
-        for row in rows:
-            line = encode(self.tenant_id, row)
-            self._snapshots.write(line)
-            self._snapshots_digest.update(line)
-            self._snapshot_count += 1
+        lines = [encode(self.tenant_id, row) for row in rows]
+        self._snapshots.writelines(lines)
+        self._snapshots_digest.update(b"".join(lines))
+        self._snapshot_count += len(lines)
         self._snapshots.flush()
 
     def finish(self, end: BundleEnd, signer: Signer) -> Iterator[bytes]:

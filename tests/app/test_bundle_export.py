@@ -19,10 +19,9 @@ import pytest
 
 from app.dev.embedded import EmbeddedPostgres
 from app.share.bundle.export import BundleExporter
-from app.share.bundle.verify import verify_file
 from signing.bundle import writer
 from signing.bundle.reader import BundleReader
-from signing.judging import BundleVerdict
+from signing.judging import BundleVerdict, verify_file
 from signing.keys import Keyring
 from tests.app.bundles import exit_code, store
 from tests.app.client import Client

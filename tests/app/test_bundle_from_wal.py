@@ -11,13 +11,13 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.share.bundle.from_wal import export_from_wal, survey
-from app.share.bundle.verify import verify_file
+from app.share.bundle.recovery import export_from_wal, survey
 from ledger.chain import record
 from ledger.chain.record import EventRecord, IdempotencyKey
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
 from ledger.hlc import Hlc
 from signing.bundle.reader import BundleReader
+from signing.judging import verify_file
 from signing.keys import Keyring
 from signing.private_keys import FileSigner, generate, load
 from tests.app.bundles import exit_code

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.share.bundle.verify import verify_file
 from ledger.bundle.format import END, ENTRY_PARTS_MAX, padding_of, tar_header
 from ledger.errors import BundleInvalidError, NotABundleError
 from signing.bundle.reader import BundleReader
+from signing.judging import verify_file
 from signing.keys import Keyring
 from tests.app.bundle_cases import GOOD, KEYS, MANIFEST, SNAPSHOTS
 from tests.app.bundles import ENTRIES, bundle_of, container, exit_code, members_of, reseal, store, zipped
@@ -102,7 +102,7 @@ def growth_mib(folder: Path, names: list[str]) -> dict[str, tuple[float, int]]:
     script = f"""
         import asyncio, os, re
         from pathlib import Path
-        from app.share.bundle.verify import verify_file
+        from signing.judging import verify_file
         from tests.app.bundles import exit_code
         peak_kib = lambda: int(re.search("VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
         for name in {names!r}:

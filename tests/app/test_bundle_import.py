@@ -20,14 +20,13 @@ import pytest
 
 from app.dev.embedded import EmbeddedPostgres
 from app.edge.forms.body import FRAMING_BYTES_MAX
-from app.share.bundle import sorting
+from app.share.bundle import merging
 from app.share.bundle.staging import Upload
-from app.share.bundle.verify import verify_file
 from ledger import canonical
 from ledger.bundle.format import PAYLOAD_BYTES_MAX
 from ledger.chain.form import ORIGIN_BYTES_MAX
 from ledger.errors import NotReadyError, UploadTooLargeError
-from signing.judging import BundleVerdict
+from signing.judging import BundleVerdict, verify_file
 from signing.keys import Keyring
 from tests.app.bundle_cases import cases
 from tests.app.bundles import bundle_of, exit_code, rows_of, statement_of, store
@@ -452,8 +451,8 @@ def test_an_upload_whose_end_the_disk_does_not_take_is_closed_all_the_same(tmp_p
 def test_an_import_without_room_to_sort_is_told_so_and_not_that_the_database_is_away(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sorting, "HELD_ENTRIES_MAX", 2)
-    monkeypatch.setattr(sorting, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(merging, "HELD_ENTRIES_MAX", 2)
+    monkeypatch.setattr(merging, "BLOCK_BYTES", 2000)
     bundle = bundle_of(build(600, tenant_id="no-room"))
     with monkeypatch.context() as full:
         full.setattr(tempfile, "TemporaryFile", lambda **_: open("/dev/full", "r+b"))  # noqa: SIM115

@@ -11,14 +11,13 @@ from typing import Any, BinaryIO, cast
 
 import pytest
 
-from app.share.bundle import sorting
-from app.share.bundle.sorting import Sorter
+from app.share.bundle import merging
+from app.share.bundle.merging import Sorter
 from app.share.bundle.taking import Born, TakenBundle, Terms, _Taking, take_verified
-from app.share.bundle.verify import ReadingAhead
 from ledger.bundle.merge import ClockBounds, Incoming, incoming_entries
 from ledger.errors import BundleInvalidError, BundleRefusedError, ClockSkewError, NotReadyError, UntrustedKeyError
 from ledger.hlc import Hlc
-from signing.bundle.reader import BundleReader
+from signing.bundle.reader import BundleChainReader, BundleReader
 from signing.keys import Keyring
 from tests.app.bundle_cases import GOOD, cases
 from tests.app.bundles import LOG_ORIGIN, bundle_of, rows_of, store, with_rows
@@ -77,19 +76,19 @@ def test_every_entry_is_taken_once_whatever_range_the_bundle_is_of(tmp_path: Pat
             entries = target.entries()
         with BundleReader.open(path, RING) as reader:
             expected = sorted(incoming_entries(reader.source, reader.entry_batches(), BOUNDS))
-            assert (taken.count, taken.digest) == (reader.manifest.entry_count, reader.digest)
+            assert (taken.count, taken.file.digest) == (reader.manifest.entry_count, reader.digest)
         assert entries == expected
 
 
 def test_what_is_shown_twice_is_taken_once(tmp_path: Path) -> None:
     path = store(tmp_path, GOOD)
 
-    async def read_twice(rows: ReadingAhead) -> None:
+    async def read_twice(rows: BundleChainReader) -> None:
         for _ in range(2):
             assert [row async for batch in rows.entries(None, None) for row in batch]
 
     with taking() as target, BundleReader.open(path, RING) as reader:
-        taken = TakenBundle(staged(path), reader)
+        taken = TakenBundle(staged(path), reader.manifest)
         asyncio.run(read_twice(_Taking(reader, Terms(BOUNDS, None, target.check_born, target.sorter), taken)))
         assert (taken.count, len(target.entries())) == (30, 30)
 
@@ -155,7 +154,7 @@ def test_a_time_that_has_not_come_and_a_disk_that_is_too_full_are_said_behind_th
     def refuse() -> None:
         raise NotReadyError("make room")
 
-    monkeypatch.setattr(sorting, "HELD_ENTRIES_MAX", 2)
+    monkeypatch.setattr(merging, "HELD_ENTRIES_MAX", 2)
     with taking(refuse) as target:
         taken = target.take(path)
     with pytest.raises(NotReadyError, match="make room"):

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from app.share.bundle.verify import verify_file
 from ledger import canonical
 from ledger.errors import NotABundleError, SignatureError
 from ledger.hlc import Hlc
@@ -21,7 +20,7 @@ from signing.anchors import NOBODY, ExternalWitnesses
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import judge_checkpoint
 from signing.envelope import PAYLOAD_TYPE
-from signing.judging import BundleVerdict
+from signing.judging import BundleVerdict, verify_file
 from signing.keys import Keyring, PublicKey
 from signing.private_keys import FileSigner
 from signing.snapshot import open_snapshot

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.share.bundle.verify import verify_file
 from ledger.errors import BundleRefusedError
 from ledger.exit_code import ExitCode, unchecked, without_jobs
-from signing.judging import BundleVerdict, refuse_unless_trusted
+from signing.judging import BundleVerdict, refuse_unless_trusted, verify_file
 from signing.keys import Keyring
 from tests.app.bundles import bundle_of, exit_code, store
 from tests.ledger.committed import RACE, committed, flipped

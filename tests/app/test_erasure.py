@@ -15,14 +15,14 @@ import pytest
 from app.dev.embedded import EmbeddedPostgres
 from app.runtime.settings.config import Settings
 from app.share.bundle.report import counts_of
-from app.share.bundle.verify import verify_file
 from app.store import privacy as store
 from app.trust import subject_keys as keys
 from app.trust.subject_keys import SubjectKeys
 from ledger.errors import PrivacyUnavailableError
-from signing import data_keys
 from signing.bundle.reader import BundleReader
+from signing.judging import verify_file
 from signing.keys import Keyring
+from signing.private_keys import MasterKey
 from tests.app.bundles import exit_code
 from tests.app.chains import Chains, until
 from tests.app.client import Client
@@ -256,7 +256,7 @@ async def test_another_master_key_takes_over_and_the_old_one_can_go(
         wrapped = await superuser.fetchval(
             "SELECT wrapped_key FROM scheduler.subject_keys WHERE wrapped_key IS NOT NULL"
         )
-        old, new = data_keys.load(str(old_file)), data_keys.generate(str(tmp_path / "new.key"))
+        old, new = MasterKey.load(str(old_file)), MasterKey.generate(str(tmp_path / "new.key"))
         with pytest.raises(PrivacyUnavailableError, match="wrapped by master key"):
             await keys.rotate_master(superuser, new, old)
         assert await keys.rotate_master(superuser, old, new) == 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ledger import canonical
+from ledger import canonical, rfc3339
 from ledger.errors import SignatureError
 from ledger.exit_code import ExitCode, exit_code_of_receipt
 from ledger.hlc import Hlc
@@ -238,7 +238,8 @@ def test_what_a_witness_saw_before_a_key_was_revoked_still_counts() -> None:
 
 def remembered(folder: Path, *notes: str) -> Memory:
     memory = Memory.open(folder)
-    memory.remember(Seen.of(note, SIGNER.key_id, datetime.now(UTC) - timedelta(days=1)) for note in notes)
+    yesterday = rfc3339.written(datetime.now(UTC) - timedelta(days=1), "seconds")
+    memory.remember(Seen.of(note, SIGNER.key_id, yesterday) for note in notes)
     return Memory.open(folder)
 
 

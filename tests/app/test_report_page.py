@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,13 +20,13 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
 from app.share.bundle.report import HEADLINES, Actors, Against, SignedWith, VerifiedFile, counts_of, to_html
-from app.share.bundle.verify import verify_file
 from ledger import canonical
 from ledger.exit_code import ExitCode, exit_code_of_bundle
 from signing import private_keys
 from signing.anchors import ExternalWitnesses
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import judge_checkpoint
+from signing.judging import verify_file
 from signing.keys import Keyring
 from signing.manifest import open_report
 from tests.app.bundle_cases import GOOD, LEDGER, anchored, cases
@@ -152,7 +153,7 @@ def test_nothing_from_a_ledger_becomes_markup_or_turns_the_text_around_it(tmp_pa
     file = verified(tmp_path, FULL)
     assert file.counts is not None
     hostile = replace(
-        file, name=HOSTILE, counts=file.counts._replace(senders=Actors({HOSTILE: 3}, 0, 0, 0), jobs={HOSTILE: 1})
+        file, name=HOSTILE, counts=file.counts._replace(senders=Actors(Counter({HOSTILE: 3})), jobs={HOSTILE: 1})
     )
     page = page_of(hostile, hostile)
     assert "<script" not in page

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from playwright.sync_api import Browser, Error, Page, Request, expect
 
 from app.share.bundle.report import OUTCOMES
-from app.share.bundle.verify import verify_file
 from cli.verify_proof import OUTCOMES as RECEIPT_OUTCOMES
 from ledger import canonical
 from ledger.errors import NotABundleError, SignatureError
@@ -28,6 +27,7 @@ from ledger.hlc import Hlc
 from signing import envelope
 from signing.anchors import ExternalWitnesses
 from signing.checkpoint import judge_checkpoint
+from signing.judging import verify_file
 from signing.keys import Keyring, PublicKey
 from signing.note import VerifierKey
 from signing.note import sign as sign_note

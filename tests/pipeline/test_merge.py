@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from pyspark.sql import SparkSession, functions
 
 from app.dev.embedded import EmbeddedPostgres
-from app.share.bundle.verify import verify_file
 from ledger.errors import (
     BundleRefusedError,
     InvalidInputError,
@@ -34,7 +33,7 @@ from pipeline.merge.deciding import Signers, decided
 from pipeline.merge.taking import TakenBundle, _taken, take
 from pipeline.spark import MARKER
 from signing.bundle.reader import BundleReader
-from signing.judging import refuse_unless_trusted
+from signing.judging import refuse_unless_trusted, verify_file
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
 from tests.app.bundle_cases import cases

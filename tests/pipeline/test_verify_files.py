@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from app.share.bundle.verify import verify_file
 from ledger.errors import InvalidInputError, SignatureError
 from objects.store import ArchiveStore
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA
@@ -19,6 +18,7 @@ from pipeline.archive.reader import verify_tenant
 from pipeline.places import parse_place
 from pipeline.places.archive import ArchivePlace
 from pipeline.verify import Verified, verify, verify_bundles
+from signing.judging import verify_file
 from signing.keys import Keyring
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import STRANGER

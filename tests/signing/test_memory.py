@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger import rfc3339
 from ledger.errors import ConfigurationError, SignatureError
 from signing import memory as memories
 from signing.checkpoint import Checkpoint, sign_checkpoint
@@ -27,7 +28,7 @@ RING = Keyring([SIGNER.public_key])
 
 def seen(size: int, *, origin: str = ORIGIN, root_key: str = "root", root: int = 1, signer=SIGNER) -> Seen:
     note = sign_checkpoint(Checkpoint(origin, size, bytes([root]) * 32), signer)
-    return Seen.of(note, root_key, NOW)
+    return Seen.of(note, root_key, rfc3339.written(NOW, "seconds"))
 
 
 def test_the_newest_checkpoint_of_each_log_is_kept_for_this_user_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ From the WAL, in one transaction that is kept only when all of it fits::
     4. every chain that got entries has what the checkpoints beside the WAL say was signed
 
 The appender decides the same again, so where no other node wrote to a chain its rows come back with the same links;
-step 4 tells. Where other nodes wrote, their rows come back first, from bundles (app.share.bundle.restore).
+step 4 tells. Where other nodes wrote, their rows come back first, from bundles (app.share.bundle.recovery).
 
 A fork gives up what is lost: the log goes on under a new origin, the checkpoints of the old one are set aside, and the
 next start records it in ``_system``. Each step may be repeated after a crash.
@@ -39,8 +39,7 @@ from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.kept_files import Identity
 from app.runtime.state.losses import DIFFERING_LISTED_MAX, FORK, Fork, SignedHead, fork_subject
 from app.runtime.state.node import Node
-from app.share.bundle.restore import RestoredRange, restore_bundle
-from app.share.bundle.verify import verify_bundle
+from app.share.bundle.recovery import RestoredRange, restore_bundle
 from app.store import chaining, sessions
 from app.store import node as node_store
 from app.store.chaining import ChainHead, WalPosition
@@ -56,8 +55,8 @@ from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import Clock
 from ledger.positions import BEFORE_FIRST, Lsn
 from signing import checkpoint as checkpoints_format
-from signing.bundle.reader import BundleReader
-from signing.judging import refuse_unless_trusted
+from signing.bundle.reader import BundleChainReader, BundleReader
+from signing.judging import judge_bundle, refuse_unless_trusted
 from signing.keys import Keyring
 from wal import control as wal_control
 from wal.segment import FOLDER_MODE, FolderLock
@@ -277,7 +276,7 @@ async def restore_from_bundles(
             readers = []
             for file in files:
                 reader = stack.enter_context(BundleReader.open(file))
-                refuse_unless_trusted(str(file), await verify_bundle(reader, keyring))
+                refuse_unless_trusted(str(file), await judge_bundle(BundleChainReader(reader), keyring))
                 readers.append((file, reader))
             readers.sort(key=_in_order)
             if may_begin_log and readers:

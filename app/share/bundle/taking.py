@@ -14,25 +14,24 @@ another ledger cannot be looked up here. What is said of this one is compared wi
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import orjson
 
-from app.share.bundle.sorting import Sorter
+from app.share.bundle.merging import Sorter
 from app.share.bundle.staging import StagedFile
-from app.share.bundle.verify import ReadingAhead
 from app.store.chain_reads import ChainedEntry
 from ledger.bundle.merge import ClockBounds, EntryTaker, Incoming, event_of, held_by
 from ledger.bundle.rows import SEQ, Row
 from ledger.chain import LINK_VERSION
 from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputError, UntrustedKeyError
 from ledger.facts.events import SYSTEM_TENANT
-from ledger.verification import verify
 from signing.bundle.manifest import Manifest
-from signing.bundle.reader import BundleReader
-from signing.judging import judged, refuse_unless_trusted, refused
+from signing.bundle.reader import BundleChainReader, BundleReader
+from signing.judging import judge_bundle, refuse_unless_trusted, refused
 from signing.keys import Keyring
 from signing.manifest import RangeManifest
 
@@ -42,10 +41,10 @@ Born = Mapping[int, Sequence[Incoming]]
 
 def born_in(log: str, entries: Sequence[Incoming]) -> Born:
     """The entries that say they were born in ``log``, by their seq there."""
-    born: dict[int, list[Incoming]] = {}
+    born: dict[int, list[Incoming]] = defaultdict(list)
     for entry in entries:
         if entry.key.log == log:
-            born.setdefault(entry.key.seq, []).append(entry)
+            born[entry.key.seq].append(entry)
     return born
 
 
@@ -81,20 +80,18 @@ class Terms(NamedTuple):
     sorter: Sorter
 
 
+@dataclass(slots=True)
 class TakenBundle:
     """A bundle that was verified wholly and holds, and what came of taking its entries."""
 
-    def __init__(self, file: StagedFile, reader: BundleReader) -> None:
-        self.file = file
-        self.digest = reader.digest
-        self.manifest = reader.manifest
-        self.tenant_id = reader.manifest.tenant_id
-        self.count = 0
-        """Entries taken."""
-        self.beginning: Incoming | None = None
-        """The first, where it is of an older link version."""
-        self.problem: Exception | None = None
-        """What was wrong with an entry, so that no more were taken."""
+    file: StagedFile
+    manifest: Manifest
+    count: int = 0
+    """Entries taken."""
+    beginning: Incoming | None = None
+    """The first, where it is of an older link version."""
+    problem: Exception | None = None
+    """What was wrong with an entry, so that no more were taken."""
 
     def refuse_if_wrong(self) -> None:
         """Raise what was wrong with an entry.
@@ -117,12 +114,12 @@ def take_verified(file: StagedFile, keys: Keyring, terms: Terms) -> TakenBundle:
         InvalidInputError: it is of the chain that each ledger has of its own.
     """
     with _opened(file, keys) as reader:
-        taken = TakenBundle(file, reader)
+        taken = TakenBundle(file, reader.manifest)
         is_trusted = Manifest.judge(reader.envelope, keys).verdict == "ok"
-        rows = _Taking(reader, terms, taken) if is_trusted else ReadingAhead(reader)
-        found = asyncio.run(judged(reader, keys, None, partial(verify, rows)))
+        rows = _Taking(reader, terms, taken) if is_trusted else BundleChainReader(reader)
+        found = asyncio.run(judge_bundle(rows, keys))
         refuse_unless_trusted(file.name, found)
-        if taken.tenant_id == SYSTEM_TENANT:
+        if taken.manifest.tenant_id == SYSTEM_TENANT:
             raise InvalidInputError(
                 f"{file.name} is of {SYSTEM_TENANT}: each ledger has that chain of its own, it is never imported"
             )
@@ -139,7 +136,7 @@ def signed_manifest(file: StagedFile, keys: Keyring) -> RangeManifest:
     """
     with _opened(file, keys) as reader:
         signed = Manifest.judge(reader.envelope, keys)
-        if signed.verdict != "ok":
+        if signed.detail is not None:
             raise UntrustedKeyError(f"{file.name}: {signed.detail}; bundle.trusted_keys names who is trusted")
         return reader.manifest
 
@@ -152,7 +149,7 @@ def _opened(file: StagedFile, keys: Keyring) -> BundleReader:
         raise BundleRefusedError(f"{file.name}: {error}", verdict, file.name) from error
 
 
-class _Taking(ReadingAhead):
+class _Taking(BundleChainReader):
     """Shows a bundle to its verification, and takes what it shows."""
 
     def __init__(self, bundle: BundleReader, terms: Terms, taken: TakenBundle) -> None:
@@ -160,14 +157,12 @@ class _Taking(ReadingAhead):
         self._terms = terms
         self._taken = taken
         self._taker = EntryTaker(bundle.source, terms.bounds)
-        self._own_log = None if terms.log_origin is None else f"{terms.log_origin}/{taken.tenant_id}"
-        self._first_seq = bundle.manifest.from_seq
 
     async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
         """Batches of ``ENTRY_COLUMNS`` as they stand, of those parts that the range touches."""
         async for rows in super().entries(from_seq, to_seq):
             # None is shown twice, nor any behind one that could not be taken.
-            if rows[0][SEQ] == self._first_seq + self._taken.count:
+            if rows[0][SEQ] == self._taken.manifest.from_seq + self._taken.count:
                 self._take(rows)
             yield rows
 
@@ -175,8 +170,9 @@ class _Taking(ReadingAhead):
         terms, taken = self._terms, self._taken
         try:
             entries = self._taker.take(rows)
-            if self._own_log is not None and (born := born_in(self._own_log, entries)):
-                terms.check_born(taken.tenant_id, born)
+            tenant_id, log_origin = taken.manifest.tenant_id, terms.log_origin
+            if log_origin is not None and (born := born_in(f"{log_origin}/{tenant_id}", entries)):
+                terms.check_born(tenant_id, born)
             terms.sorter.add(entries)
         except Exception as error:
             # Nobody knows yet whether the bundle holds, which comes first.
